@@ -1,0 +1,73 @@
+"""One tree of errors; each is also the builtin people already catch."""
+
+
+class CarrelError(Exception):
+    """The root: everything carrel raises on purpose is below it."""
+
+    def __str__(self) -> str:
+        # KeyError shows the repr of its argument; a message is for reading.
+        return str(self.args[0]) if self.args else ""
+
+
+class ConfigurationError(CarrelError, ValueError):
+    """A setting or a definition file is wrong; the message names the file, the field and what was expected."""
+
+
+class StorageError(CarrelError):
+    """Something kept could not be read or written."""
+
+
+class StorageReadError(StorageError, OSError):
+    """What is stored is there but cannot be read."""
+
+
+class StorageWriteError(StorageError, OSError):
+    """Nothing was written: the disk is full, read-only, or the connection is gone. What was there before is whole."""
+
+
+class StorageUnavailable(StorageError, ConnectionError):
+    """The server that keeps the data does not answer."""
+
+
+class KeyRefused(StorageError, ValueError):
+    """A key that is no plain relative path; nothing was touched."""
+
+
+class SessionError(CarrelError):
+    """Something about one session."""
+
+
+class SessionNotFound(SessionError, KeyError):
+    """There is no such session (or it was deleted meanwhile)."""
+
+
+class SessionExists(SessionError, FileExistsError):
+    """A session of this id is there already; nothing was changed."""
+
+
+class SessionBusy(SessionError, TimeoutError):
+    """Somebody else holds the session and did not let go in time."""
+
+
+class SessionIdRefused(SessionError, ValueError):
+    """A session id that is no plain name; nothing was touched."""
+
+
+class SessionTooNew(SessionError, ValueError):
+    """Written by a newer version of the format; left untouched."""
+
+
+class MessageRefused(SessionError, ValueError):
+    """A message that cannot be kept as one line of JSON; nothing was written."""
+
+
+class RewindRefused(SessionError, ValueError):
+    """A rewind to a place that is not there; nothing was written."""
+
+
+class CompactRefused(SessionError, ValueError):
+    """Nothing to compact, or the summary is empty; nothing was written."""
+
+
+class ImportRefused(SessionError, ValueError):
+    """A file that is no conversation of a known kind."""

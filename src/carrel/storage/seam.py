@@ -1,0 +1,143 @@
+"""The Store: what every backend promises, and nothing about what is kept in it."""
+
+import os
+import re
+import socket
+from collections.abc import AsyncIterator
+from functools import lru_cache
+from typing import NamedTuple, Protocol, runtime_checkable
+
+from carrel.errors import KeyRefused
+
+MAX_RECORD = 256 * 1024 * 1024
+"""The longest record a log takes, in bytes."""
+
+_PART = re.compile(r"[^\x00-\x1f\x7f/\\]+")
+
+
+class Block(NamedTuple):
+    """Some records of a log that stand one after another."""
+
+    first_seq: int
+    records: list[bytes]
+
+
+class Stamp(NamedTuple):
+    """Which version of a key this is; equal stamps mean unchanged content."""
+
+    size: int
+    modified: float
+    """Seconds since the epoch."""
+    version: int
+    """Whatever the backend tells versions apart by."""
+
+
+class Changes(NamedTuple):
+    """What changed below a prefix since a cursor was handed out."""
+
+    cursor: object
+    """Give it to the next call."""
+    keys: set[str] | None
+    """The keys written or deleted since; None: unknown, look at everything."""
+
+
+class Lock(Protocol):
+    """A lock that is held. It also goes when the process that holds it does."""
+
+    async def release(self) -> None: ...
+
+
+@runtime_checkable
+class Store(Protocol):
+    """Objects and logs under path-like keys (`sessions/a1/meta.json`).
+
+    Every method refuses a key that is no plain relative path with `KeyRefused`, raises `StorageReadError` or
+    `StorageWriteError` when the medium fails and `StorageUnavailable` when a server is gone. A failed write
+    leaves what was there. Safe to use from several tasks, threads with their own loops, and processes at once.
+    """
+
+    async def get(self, key: str) -> bytes | None:
+        """The object's bytes, or None when there is none."""
+
+    async def put(self, key: str, data: bytes, *, only_new: bool = False) -> bool:
+        """Replace the object atomically; a reader sees the old bytes or the new, also after a power cut.
+
+        With `only_new`, False and nothing written when the key is there already."""
+
+    async def delete(self, key: str) -> bool:
+        """Remove the object or log and everything below `key/`; False when there was nothing.
+
+        An append to a log below it that began before never brings it back: it raises `KeyError`."""
+
+    async def list(self, prefix: str = "") -> list[str]:
+        """All keys that are `prefix` or below `prefix/`, sorted."""
+
+    async def folders(self, prefix: str = "") -> list[str]:
+        """The names directly below `prefix/` that have keys below them, sorted."""
+
+    async def stamp(self, key: str) -> Stamp | None:
+        """Which version of the object or log this is, or None."""
+
+    async def stamps(self, keys: list[str]) -> list[Stamp | None]:
+        """The same for many."""
+
+    async def copy(self, source: str, target: str) -> None:
+        """Make `target` an object with the bytes of `source` without moving them through here; KeyError if missing.
+
+        Only for objects that are never replaced (blobs): the two may share their storage."""
+
+    async def append(self, key: str, records: list[bytes], *, sync: bool = False, create: bool = True) -> int:
+        """Add records (no newline inside) after all others; returns the sequence number of the last, from 1.
+
+        All of them or none. When this returns they survive the death of this process, with `sync` a power cut.
+        KeyError when the log was deleted meanwhile, or is missing and `create` is False."""
+
+    def read(self, key: str, from_seq: int = 1) -> AsyncIterator[Block]:
+        """The records from `from_seq` on, oldest first; nothing when there is no such log. Never writes.
+
+        A torn last record (one still being written, or cut by a crash) is not given."""
+
+    def read_back(self, key: str, before_seq: int | None = None) -> AsyncIterator[Block]:
+        """The same from the end (or from just before `before_seq`): newest block first, in order within a block."""
+
+    async def torn(self, key: str) -> bytes:
+        """The bytes of an unfinished last record, b"" when the log ends cleanly."""
+
+    def watch(self, key: str, from_seq: int = 1) -> AsyncIterator[tuple[int, bytes]]:
+        """`read`, and then each record as any process appends it; ends only when the log is deleted or on cancel.
+
+        Waits for a log that is not there yet."""
+
+    async def lock(self, key: str, *, wait: bool = True) -> Lock | None:
+        """Hold `key` alone, among all processes; None when it is held and `wait` is False. Not re-entrant."""
+
+    async def holder(self, key: str) -> str | None:
+        """Who holds the lock: a `process_name()`, or None."""
+
+    async def changed(self, prefix: str, cursor: object = None) -> Changes:
+        """What was written or deleted below `prefix/` since `cursor` (None: the first call; keys is None then)."""
+
+    async def close(self) -> None:
+        """Let go of files, connections and locks; twice is harmless. Usable again afterwards."""
+
+
+def checked_key(key: str) -> str:
+    """The key itself when it is a plain relative path, else `KeyRefused`."""
+    if len(key.encode("utf-8", "surrogatepass")) > 1024:
+        raise KeyRefused(f"the key {key[:40]!r}… is longer than 1024 bytes; use a shorter one")
+    for part in key.split("/"):
+        if part in ("", ".", "..") or not _PART.fullmatch(part):
+            raise KeyRefused(
+                f"{key!r} is no plain relative path: no empty part, '.', '..', backslash or control character"
+            )
+    return key
+
+
+@lru_cache(maxsize=1)
+def _host() -> str:
+    return socket.gethostname()
+
+
+def process_name() -> str:
+    """This process, told apart from all others that may share a store."""
+    return f"{_host()}:{os.getpid()}"
