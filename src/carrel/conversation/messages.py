@@ -53,7 +53,9 @@ def thinking_block(text: str, *, meta: dict[str, Any] | None = None) -> MessageB
     return _block("thinking", meta, text=text)
 
 
-def image_block(data: str, *, mime_type: str, name: str | None = None, meta: dict[str, Any] | None = None) -> MessageBlock:
+def image_block(
+    data: str, *, mime_type: str, name: str | None = None, meta: dict[str, Any] | None = None
+) -> MessageBlock:
     """`data` is base64."""
     return _block("image", meta, data=data, mime_type=mime_type, **({"name": name} if name else {}))
 
@@ -123,7 +125,9 @@ def assistant_message(
         "usage": usage,
         "native": native,
     }
-    return build_message("assistant", blocks, meta={key: value for key, value in known.items() if value not in (None, "", {})})
+    return build_message(
+        "assistant", blocks, meta={key: value for key, value in known.items() if value not in (None, "", {})}
+    )
 
 
 def blocks_of(message: ConversationMessage) -> list[MessageBlock]:

@@ -3,7 +3,7 @@
 import os
 import re
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from functools import lru_cache
 from typing import NamedTuple, Protocol, runtime_checkable
 
@@ -59,6 +59,9 @@ class Store(Protocol):
     async def get(self, key: str) -> bytes | None:
         """The object's bytes, or None when there is none."""
 
+    async def get_many(self, keys: Sequence[str]) -> list[bytes | None]:
+        """The same for many small objects, at the cost of few round trips or threads."""
+
     async def put(self, key: str, data: bytes, *, only_new: bool = False) -> bool:
         """Replace the object atomically; a reader sees the old bytes or the new, also after a power cut.
 
@@ -69,16 +72,13 @@ class Store(Protocol):
 
         An append to a log below it that began before never brings it back: it raises `KeyError`."""
 
-    async def list(self, prefix: str = "") -> list[str]:
-        """All keys that are `prefix` or below `prefix/`, sorted."""
-
     async def folders(self, prefix: str = "") -> list[str]:
         """The names directly below `prefix/` that have keys below them, sorted."""
 
     async def stamp(self, key: str) -> Stamp | None:
         """Which version of the object or log this is, or None."""
 
-    async def stamps(self, keys: list[str]) -> list[Stamp | None]:
+    async def stamps(self, keys: Sequence[str]) -> list[Stamp | None]:
         """The same for many."""
 
     async def copy(self, source: str, target: str) -> None:
@@ -86,7 +86,7 @@ class Store(Protocol):
 
         Only for objects that are never replaced (blobs): the two may share their storage."""
 
-    async def append(self, key: str, records: list[bytes], *, sync: bool = False, create: bool = True) -> int:
+    async def append(self, key: str, records: Sequence[bytes], *, sync: bool = False, create: bool = True) -> int:
         """Add records (no newline inside) after all others; returns the sequence number of the last, from 1.
 
         All of them or none. When this returns they survive the death of this process, with `sync` a power cut.
@@ -119,6 +119,9 @@ class Store(Protocol):
 
     async def close(self) -> None:
         """Let go of files, connections and locks; twice is harmless. Usable again afterwards."""
+
+    async def list(self, prefix: str = "") -> list[str]:
+        """All keys that are `prefix` or below `prefix/`, sorted."""
 
 
 def checked_key(key: str) -> str:

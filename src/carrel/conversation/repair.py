@@ -1,0 +1,159 @@
+"""Pure: a conversation in, one that no provider refuses out: every tool call has its result, right after it."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from carrel.conversation.messages import (
+    ConversationMessage,
+    MessageBlock,
+    blocks_of,
+    build_message,
+    meta_of,
+    text_block,
+    tool_calls_of,
+    tool_result_block,
+    tool_result_text,
+    tool_results_of,
+)
+
+INTERRUPTED = "error: tool call was interrupted"
+
+
+class Mended(NamedTuple):
+    messages: list[ConversationMessage]
+    origins: list[int | None]
+    """For each message, its place in the list that was given; None for one put in."""
+
+
+class _Call:
+    """One tool call, the message that makes it, and the best result found."""
+
+    def __init__(self, tool_use_id: str, asked_at: int) -> None:
+        self.tool_use_id = tool_use_id
+        self.asked_at = asked_at
+        self.answer: MessageBlock | None = None
+        self.answered_at = -1
+
+
+def interrupted_result(tool_use_id: str) -> MessageBlock:
+    return tool_result_block(
+        tool_use_id=tool_use_id,
+        model_text=INTERRUPTED,
+        display_text="The tool call was interrupted before it gave a result",
+        is_error=True,
+        meta={"synthetic": True},
+    )
+
+
+def interrupted_message(tool_use_ids: Sequence[str]) -> ConversationMessage:
+    """The message that stands for the results that never came."""
+    return build_message("user", [interrupted_result(id_) for id_ in tool_use_ids], meta={"synthetic": True})
+
+
+def unanswered(messages: Sequence[ConversationMessage]) -> list[str]:
+    """The calls of the last assistant message with calls that have no result after it."""
+    answered: set[str] = set()
+    for message in reversed(messages):
+        calls = tool_calls_of(message)
+        if calls:
+            return [id_ for id_ in dict.fromkeys(calls) if id_ not in answered]
+        answered.update(tool_results_of(message))
+    return []
+
+
+def is_stand_in(block: MessageBlock) -> bool:
+    """Whether a result only stands for one that never came; another program's are known by their text."""
+    return bool(meta_of(block).get("synthetic")) or (
+        block.get("is_error") is True and tool_result_text(block).startswith(INTERRUPTED)
+    )
+
+
+def mend(messages: Sequence[ConversationMessage]) -> Mended:
+    """Put each result right after its call, a stand-in where there is none, and turn results without a call into text.
+
+    A real result beats a stand-in wherever it comes. Messages are copied when they change, never edited."""
+    calls, misplaced = _match(messages)
+    moved = [call for call in calls if call.answer is None or not _in_place(call, messages)]
+    if not moved and not misplaced:
+        return Mended(list(messages), list(range(len(messages))))
+    return _rebuild(messages, moved, misplaced)
+
+
+def _match(messages: Sequence[ConversationMessage]) -> tuple[list[_Call], dict[tuple[int, int], str]]:
+    """Each call with its result, and the result blocks that must go: doubled or superseded ("drop"), or "orphan"."""
+    calls: list[_Call] = []
+    latest: dict[str, _Call] = {}
+    misplaced: dict[tuple[int, int], str] = {}
+    places: dict[int, tuple[int, int]] = {}
+    for index, message in enumerate(messages):
+        for id_ in tool_calls_of(message):
+            if id_ in latest and latest[id_].asked_at == index:
+                continue
+            latest[id_] = _Call(id_, index)
+            calls.append(latest[id_])
+        if message.get("role") != "user":
+            continue
+        for place, block in enumerate(blocks_of(message)):
+            if block.get("type") != "tool_result":
+                continue
+            call = latest.get(str(block.get("tool_use_id") or ""))
+            if call is None:
+                misplaced[index, place] = "orphan"
+            elif call.answer is None or (is_stand_in(call.answer) and not is_stand_in(block)):
+                if call.answer is not None:
+                    misplaced[places[id(call)]] = "drop"
+                call.answer, call.answered_at = block, index
+                places[id(call)] = (index, place)
+            else:
+                misplaced[index, place] = "drop"
+    for call in calls:
+        if call.answer is not None and not _in_place(call, messages):
+            misplaced[places[id(call)]] = "drop"
+    return calls, misplaced
+
+
+def _in_place(call: _Call, messages: Sequence[ConversationMessage]) -> bool:
+    between = messages[call.asked_at + 1 : call.answered_at]
+    return all(message.get("role") == "user" for message in between)
+
+
+def _rebuild(
+    messages: Sequence[ConversationMessage], moved: list[_Call], misplaced: dict[tuple[int, int], str]
+) -> Mended:
+    wanted: dict[int, list[MessageBlock]] = {}
+    for call in moved:
+        wanted.setdefault(call.asked_at, []).append(call.answer or interrupted_result(call.tool_use_id))
+    mended = Mended([], [])
+    waiting: list[MessageBlock] = []
+    for index, message in enumerate(messages):
+        changed = _without_misplaced(index, message, misplaced)
+        if waiting and message.get("role") == "user":
+            changed = {**changed, "content": [*waiting, *blocks_of(changed)]}
+            waiting = []
+        elif waiting:
+            mended.messages.append(build_message("user", waiting, meta={"synthetic": True}))
+            mended.origins.append(None)
+            waiting = []
+        if changed is message or blocks_of(changed):
+            mended.messages.append(changed)
+            mended.origins.append(index)
+        waiting = waiting + wanted.get(index, [])
+    if waiting:
+        mended.messages.append(build_message("user", waiting, meta={"synthetic": True}))
+        mended.origins.append(None)
+    return mended
+
+
+def _without_misplaced(
+    index: int, message: ConversationMessage, misplaced: dict[tuple[int, int], str]
+) -> ConversationMessage:
+    blocks = blocks_of(message)
+    fates = [misplaced.get((index, place)) for place in range(len(blocks))]
+    if not any(fates):
+        return message
+    kept = [
+        text_block(f"[result of a tool call that is not in view]\n{tool_result_text(block)}") if fate else block
+        for block, fate in zip(blocks, fates, strict=True)
+        if fate != "drop"
+    ]
+    return {**message, "content": kept}
