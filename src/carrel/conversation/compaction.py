@@ -1,0 +1,198 @@
+"""Pure: when to compact, where to cut, and a report of what leaves the context."""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from carrel.conversation.messages import (
+    ConversationMessage,
+    blocks_of,
+    flatten_message_text,
+    meta_of,
+    tool_calls_of,
+    tool_result_text,
+    tool_results_of,
+)
+from carrel.conversation.replay import Numbered
+from carrel.errors import CompactRefused
+
+DEFAULT_COMPACT_THRESHOLD = 0.8
+
+COMPACT_SUMMARY_PROMPT = """\
+The conversation above is about to leave your context. Write the notes with which you, or somebody who has read \
+nothing of it, can go on with the work as if nothing had been lost.
+
+Write these parts, each under its own heading, and leave out a part that would be empty:
+
+1. Asked for: every request and constraint of the user, in order, in the user's own words where the wording matters.
+2. Done: what was finished, with the exact names of files, functions, commands and addresses, and what each change was for.
+3. Found out: facts about the project, the machine and the problem that took effort to learn, errors seen with their \
+exact text, and what turned out not to work and why.
+4. Decided: choices made and the reasons given, so that they are not reopened by accident.
+5. Where things stand: what works, what does not, what was half done at this moment, and which checks were run with what result.
+6. Next: the steps that remain, first the one that was under way.
+
+State facts only; keep names, numbers and quotations exact; add no advice of your own. Be as short as that allows.\
+"""
+
+IMAGE_TOKENS = 1500
+"""What an image or a page of a document is taken to cost a model."""
+
+
+def should_compact(
+    last_usage: dict[str, Any] | None,
+    context_window: int | None,
+    threshold: float = DEFAULT_COMPACT_THRESHOLD,
+    *,
+    request_bytes: int | None = None,
+    byte_limit: int | None = None,
+) -> bool:
+    """Whether the last request came near the model's window, or the next near what the provider takes in one request.
+
+    Images can pass a provider's request size long before its window: give `request_bytes` and `byte_limit` too."""
+    if threshold <= 0:
+        return False
+    if request_bytes and byte_limit and request_bytes >= byte_limit * threshold:
+        return True
+    if not last_usage or not context_window:
+        return False
+    return _input_tokens(last_usage) >= context_window * threshold
+
+
+def _input_tokens(usage: dict[str, Any]) -> int:
+    for name in ("input_tokens", "prompt_tokens", "prompt_token_count"):
+        value = usage.get(name)
+        if isinstance(value, int | float) and value:
+            return int(value)
+    return 0
+
+
+def estimate_tokens(message: ConversationMessage) -> int:
+    """About how many tokens a message costs: four bytes of text each, a fixed sum for an image."""
+    total = 4
+    for block in blocks_of(message):
+        kind = block.get("type")
+        if kind in ("image", "document"):
+            total += IMAGE_TOKENS
+        elif kind == "tool_result":
+            total += _size(tool_result_text(block)) // 4
+            content = block.get("content")
+            total += sum(
+                IMAGE_TOKENS
+                for part in (content if isinstance(content, list) else [])
+                if isinstance(part, dict) and part.get("type") in ("image", "document")
+            )
+        elif kind == "tool_use":
+            total += (_size(str(block.get("name"))) + _size(str(block.get("input")))) // 4
+        else:
+            total += _size(str(block.get("text") or "")) // 4
+    return total
+
+
+def _size(text: str) -> int:
+    return len(text.encode("utf-8", "surrogatepass"))
+
+
+def estimate_bytes(messages: Sequence[ConversationMessage]) -> int:
+    """About how long a request with these messages is, images in base64 included; for `should_compact`."""
+    return sum(_size(str(message.get("content"))) for message in messages)
+
+
+class Cut(NamedTuple):
+    summarized: list[Numbered]
+    kept: list[Numbered]
+
+
+def choose_cut(shown: Sequence[Numbered], *, keep_tokens: int = 20_000, keep_turns: int | None = None) -> Cut:
+    """Part what is visible into what is summarized and what stays; a tool call and its result stay together.
+
+    `keep_turns` counts user messages from the end and goes before `keep_tokens`. `CompactRefused` when nothing
+    would leave that is not a summary already."""
+    places = _places(shown)
+    if keep_turns is not None:
+        turns = [place for place in places if _opens_turn(shown, place)]
+        cut = turns[-keep_turns] if 0 < keep_turns <= len(turns) else (0 if keep_turns else len(shown))
+    else:
+        cut = _cut_by_tokens(shown, places, keep_tokens)
+    summarized = list(shown[:cut])
+    if not any(seq for seq, _ in summarized):
+        raise CompactRefused("there is nothing to compact: all that is visible would be kept, or is a summary already")
+    return Cut(summarized, list(shown[cut:]))
+
+
+def _places(shown: Sequence[Numbered]) -> list[int]:
+    """Where the list may be cut: no call on one side with its result on the other, no kept summary."""
+    places: list[int] = []
+    waiting: set[str] = set()
+    for index, (seq, message) in enumerate(shown):
+        if not waiting and seq:
+            places.append(index)
+        waiting.update(tool_calls_of(message))
+        waiting.difference_update(tool_results_of(message))
+    if not waiting:
+        places.append(len(shown))
+    return places
+
+
+def _opens_turn(shown: Sequence[Numbered], place: int) -> bool:
+    return place < len(shown) and shown[place][1].get("role") == "user" and not tool_results_of(shown[place][1])
+
+
+def _cut_by_tokens(shown: Sequence[Numbered], places: Sequence[int], keep_tokens: int) -> int:
+    sums = [0] * (len(shown) + 1)
+    for index in range(len(shown) - 1, -1, -1):
+        sums[index] = sums[index + 1] + estimate_tokens(shown[index][1])
+    fitting = [place for place in places if sums[place] <= keep_tokens]
+    if not fitting:
+        return places[-1] if places else 0
+    opening = [place for place in fitting if _opens_turn(shown, place)]
+    return opening[0] if opening else fitting[0]
+
+
+def report_of(summarized: Sequence[Numbered]) -> dict[str, Any]:
+    """What leaves the context: counts, tools by name, and the files that the calls named."""
+    tools: dict[str, int] = {}
+    files: dict[str, None] = {}
+    for _, message in summarized:
+        for block in blocks_of(message):
+            if block.get("type") == "tool_use":
+                tools[str(block.get("name"))] = tools.get(str(block.get("name")), 0) + 1
+                files |= dict.fromkeys(_named_files(block.get("input")))
+    messages = [message for _, message in summarized]
+    return {
+        "messages": sum(1 for seq, _ in summarized if seq),
+        "tool_calls": sum(tools.values()),
+        "tools": tools,
+        "files": list(files)[:200],
+        "tokens": sum(map(estimate_tokens, messages)),
+        "bytes": estimate_bytes(messages),
+    }
+
+
+def _named_files(arguments: Any) -> list[str]:
+    if not isinstance(arguments, dict):
+        return []
+    names = ("path", "file_path", "file", "filename", "notebook_path", "target_file")
+    return [arguments[name] for name in names if isinstance(arguments.get(name), str)]
+
+
+def pinned_text(pinned: Sequence[Numbered]) -> str:
+    """What the user pinned, word for word, to stand under the summary: every reader of the log sees it there."""
+    if not pinned:
+        return ""
+    quotes = [f"[{message.get('role')}, entry {seq}]\n{_words(message)}" for seq, message in pinned]
+    return "\n\n## Pinned, word for word\n\n" + "\n\n".join(quotes)
+
+
+def _words(message: ConversationMessage) -> str:
+    results = [tool_result_text(block) for block in blocks_of(message) if block.get("type") == "tool_result"]
+    return "\n".join(part for part in [flatten_message_text(message, include_thinking=False), *results] if part)
+
+
+def summary_and_usage(answer: Any) -> tuple[str, Any]:
+    """What a summarizing function gave back: a text, a text with its usage, or an assistant message."""
+    if isinstance(answer, dict):
+        answer = (flatten_message_text(answer, include_thinking=False), meta_of(answer).get("usage"))
+    text, usage = answer if isinstance(answer, tuple) and len(answer) == 2 else (answer, None)
+    if not isinstance(text, str) or not text.strip():
+        raise CompactRefused("the summary is empty; nothing was written and the conversation is as it was")
+    return text.strip(), usage

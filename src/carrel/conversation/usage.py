@@ -1,0 +1,150 @@
+"""Pure: what a conversation has cost, per model and per turn, each token counted once."""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from pydantic import BaseModel, Field
+
+from carrel.conversation.entries import aside_of
+from carrel.conversation.messages import ConversationMessage, flatten_message_text, meta_of, tool_results_of
+from carrel.conversation.replay import Numbered
+
+_NAMES: dict[str, tuple[str, ...]] = {
+    "input_tokens": ("input_tokens", "prompt_tokens", "prompt_token_count", "promptTokenCount"),
+    "output_tokens": ("output_tokens", "completion_tokens", "candidates_token_count", "candidatesTokenCount"),
+    "cache_read_tokens": (
+        "cache_read_tokens",
+        "cache_read_input_tokens",
+        "cached_tokens",
+        "cached_content_token_count",
+        "cachedContentTokenCount",
+    ),
+    "cache_write_tokens": ("cache_write_tokens", "cache_creation_input_tokens"),
+    "reasoning_tokens": ("reasoning_tokens", "thoughts_token_count", "thoughtsTokenCount"),
+    "total_tokens": ("total_tokens", "total_token_count", "totalTokenCount"),
+}
+_DETAILS = ("prompt_tokens_details", "completion_tokens_details", "input_tokens_details", "output_tokens_details")
+
+
+class Tokens(BaseModel):
+    """Tokens of one answer or of many; what a provider does not say is 0."""
+
+    input_tokens: int = 0
+    output_tokens: int = 0
+    cache_read_tokens: int = 0
+    cache_write_tokens: int = 0
+    reasoning_tokens: int = 0
+    total_tokens: int = 0
+    cost: float | None = None
+    """In the currency of the price table; None where no price is known."""
+
+    def plus(self, other: "Tokens") -> "Tokens":
+        sums = {name: getattr(self, name) + getattr(other, name) for name in _NAMES}
+        costs = [cost for cost in (self.cost, other.cost) if cost is not None]
+        return Tokens(**sums, cost=sum(costs) if costs else None)
+
+
+class Turn(Tokens):
+    """What followed one user message, up to the next."""
+
+    seq: int
+    """The entry of the user message; 0 for what came before any."""
+    text: str = ""
+
+
+class Usage(BaseModel):
+    session_id: str = ""
+    total: Tokens = Field(default_factory=Tokens)
+    models: dict[str, Tokens] = Field(default_factory=dict)
+    turns: list[Turn] = Field(default_factory=list)
+    inherited_through_seq: int = 0
+    """Entries up to here came with a fork and are counted where they were made."""
+    unpriced: list[str] = Field(default_factory=list)
+    """Models with tokens but no entry in the price table."""
+
+
+class Price(BaseModel):
+    """Per million tokens."""
+
+    input: float = 0.0
+    output: float = 0.0
+    cache_read: float | None = None
+    cache_write: float | None = None
+
+
+def tokens_of(usage: Any) -> Tokens:
+    """A provider's usage object, whichever of the known names it uses."""
+    if not isinstance(usage, Mapping):
+        return Tokens()
+    flat: dict[str, Any] = {}
+    for detail in _DETAILS:
+        if isinstance(usage.get(detail), Mapping):
+            flat |= usage[detail]
+    flat |= usage
+    counts = {name: _first_count(flat, keys) for name, keys in _NAMES.items()}
+    if not counts["total_tokens"]:
+        counts["total_tokens"] = counts["input_tokens"] + counts["output_tokens"]
+    return Tokens(**counts)
+
+
+def _first_count(usage: Mapping[str, Any], names: Iterable[str]) -> int:
+    for name in names:
+        value = usage.get(name)
+        if isinstance(value, int | float) and not isinstance(value, bool) and value > 0:
+            return int(value)
+    return 0
+
+
+def priced(tokens: Tokens, price: Price | None) -> Tokens:
+    if price is None:
+        return tokens
+    read = price.input if price.cache_read is None else price.cache_read
+    write = price.input if price.cache_write is None else price.cache_write
+    cost = (
+        tokens.input_tokens * price.input
+        + tokens.output_tokens * price.output
+        + tokens.cache_read_tokens * read
+        + tokens.cache_write_tokens * write
+    ) / 1_000_000
+    return tokens.model_copy(update={"cost": cost})
+
+
+class UsageCount:
+    """Counts a log entry by entry, so that it need not be held."""
+
+    def __init__(self, session_id: str = "", prices: Mapping[str, Price | Mapping[str, float]] | None = None) -> None:
+        self._prices = {name: Price.model_validate(price) for name, price in (prices or {}).items()}
+        self._usage = Usage(session_id=session_id)
+
+    def take(self, seq: int, entry: ConversationMessage) -> None:
+        if aside_of(entry) == "fork":
+            self._usage = Usage(session_id=self._usage.session_id, inherited_through_seq=seq)
+        elif entry.get("role") == "user" and not meta_of(entry).get("synthetic") and not tool_results_of(entry):
+            self._usage.turns.append(Turn(seq=seq, text=flatten_message_text(entry, include_thinking=False)[:80]))
+        elif entry.get("role") in ("assistant", "compact") and meta_of(entry).get("usage"):
+            self._add(entry)
+
+    def _add(self, entry: ConversationMessage) -> None:
+        meta = meta_of(entry)
+        model = str(meta.get("model") or "unknown")
+        price = self._prices.get(model) or self._prices.get(f"{meta.get('provider')}/{model}")
+        spent = priced(tokens_of(meta["usage"]), price)
+        usage = self._usage
+        usage.total = usage.total.plus(spent)
+        usage.models[model] = usage.models.get(model, Tokens()).plus(spent)
+        if not usage.turns:
+            usage.turns.append(Turn(seq=0))
+        turn = usage.turns[-1]
+        usage.turns[-1] = Turn(seq=turn.seq, text=turn.text, **turn.plus(spent).model_dump())
+        if self._prices and price is None and model not in usage.unpriced:
+            usage.unpriced.append(model)
+
+    def result(self) -> Usage:
+        return self._usage
+
+
+def count_usage(entries: Iterable[Numbered], prices: Mapping[str, Price | Mapping[str, float]] | None = None) -> Usage:
+    count = UsageCount(prices=prices)
+    for seq, entry in entries:
+        count.take(seq, entry)
+    return count.result()
