@@ -71,3 +71,7 @@ class CompactRefused(SessionError, ValueError):
 
 class ImportRefused(SessionError, ValueError):
     """A file that is no conversation of a known kind."""
+
+
+class KeyMissing(StorageError, KeyError):
+    """There is nothing under this key, or it was deleted while it was being written; nothing was kept."""
