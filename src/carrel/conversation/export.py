@@ -1,0 +1,124 @@
+"""Pure: a session as JSON lines, as Markdown, or as one page of HTML."""
+
+from collections.abc import Iterable, Sequence
+from functools import lru_cache
+from importlib.resources import files
+from typing import TYPE_CHECKING
+
+from carrel.conversation.entries import PAST_THE_END, UNREADABLE, encode
+from carrel.conversation.inert import inert, inert_line
+from carrel.conversation.messages import (
+    ConversationMessage,
+    MessageBlock,
+    SessionData,
+    blocks_of,
+    meta_of,
+    tool_result_text,
+)
+from carrel.conversation.page import day_and_time, page_of
+from carrel.conversation.page_parts import pretty
+from carrel.conversation.replay import Numbered
+
+if TYPE_CHECKING:
+    from jinja2 import Template
+
+
+def to_jsonl(entries: Iterable[ConversationMessage]) -> str:
+    """The log again, a line for each entry, so that sequence numbers and what refers to them stay true.
+
+    A line that could not be read keeps its place as an aside that says so."""
+    return "".join(f"{_line(entry)}\n" for entry in entries)
+
+
+def _line(entry: ConversationMessage) -> str:
+    if entry.get("role") == UNREADABLE:
+        entry = {"role": "rewind", "meta": {"rewind_to": PAST_THE_END, **meta_of(entry), "aside": UNREADABLE}}
+    return encode(entry).decode()
+
+
+def to_html(data: SessionData, log: Sequence[Numbered] = ()) -> str:
+    """One page that needs nothing else: no script, no file beside it, nothing fetched.
+
+    Of what is visible; with the log, of everything that was said and done, with what was rewound folded away."""
+    return _template().render(page=page_of(data, log))
+
+
+@lru_cache(maxsize=1)
+def _template() -> "Template":
+    from jinja2 import Environment, StrictUndefined  # noqa: PLC0415 -- only a page needs it, `import carrel` does not
+
+    source = files("carrel.conversation").joinpath("page.html.j2").read_text("utf-8")
+    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=False)
+    return environment.from_string(source)
+
+
+def to_markdown(data: SessionData) -> str:
+    """What is visible, for reading, for a wiki, or for handing to a model."""
+    session = data["session"]
+    facts = {
+        "Session": session.get("id"),
+        "Model": " · ".join(str(part) for part in (session.get("model"), session.get("provider")) if part),
+        "Folder": session.get("cwd"),
+        "Begun": day_and_time(session.get("created_at")),
+        "Last written": day_and_time(session.get("updated_at")),
+        "Tags": ", ".join(map(str, session.get("tags") or [])),
+    }
+    pieces = [f"# {inert_line(session.get('title') or 'Untitled')}"]
+    pieces.append("\n".join(f"- {name}: {inert_line(value)}" for name, value in facts.items() if value))
+    for problem in data.get("problems", []):
+        pieces.append(f"> {inert_line(problem)}")
+    for message in data["messages"]:
+        pieces += _said(message)
+    return "\n\n".join(piece for piece in pieces if piece) + "\n"
+
+
+def _said(message: ConversationMessage) -> list[str]:
+    meta = meta_of(message)
+    role = str(message.get("role") or "")
+    blocks = blocks_of(message)
+    who = {"user": "User", "assistant": "Assistant"}.get(role, role)
+    if blocks and all(block.get("type") == "tool_result" for block in blocks):
+        who = "Tool results" if len(blocks) > 1 else "Tool result"
+    when = day_and_time(meta.get("created_at") or meta.get("timestamp"))
+    return [f"## {inert_line(who)}" + (f", {inert_line(when)}" if when else ""), *map(_block, blocks)]
+
+
+def _block(block: MessageBlock) -> str:
+    match block.get("type"):
+        case "text":
+            return inert(block.get("text") or "").strip()
+        case "thinking":
+            text = inert(block.get("text") or "").strip()
+            return (
+                "\n".join(["> *Thinking*", ">", *(f"> {line}".rstrip() for line in text.split("\n"))]) if text else ""
+            )
+        case "tool_use":
+            name = inert_line(block.get("name") or "tool")
+            return f"**{name}** `{_id(block.get('id'))}`\n\n{_fenced(pretty(block.get('input')), 'json')}"
+        case "tool_result":
+            outcome = "error from" if block.get("is_error") else "from"
+            shown = block.get("display_text")
+            text = shown if isinstance(shown, str) and shown.strip() else tool_result_text(block)
+            content = block.get("content")
+            more = [_block(part) for part in content if isinstance(part, dict)] if isinstance(content, list) else []
+            head = f"{outcome} `{_id(block.get('tool_use_id'))}`"
+            return "\n\n".join([head, _fenced(inert(text)), *(piece for piece in more if piece and piece not in text)])
+        case "image" | "document" as kind:
+            name = inert_line(block.get("name") or kind)
+            return f"*[{kind}: {name}, {inert_line(block.get('mime_type') or 'unknown kind')}]*"
+        case _:
+            return _fenced(pretty(block), "json")
+
+
+def _id(given: object) -> str:
+    return inert_line(given or "?").replace("`", "'")
+
+
+def _fenced(text: str, language: str = "") -> str:
+    """A code block whose fence is longer than any run of ticks inside, so that nothing inside can end it."""
+    ticks = longest = 0
+    for letter in text:
+        ticks = ticks + 1 if letter == "`" else 0
+        longest = max(longest, ticks)
+    fence = "`" * max(3, longest + 1)
+    return f"{fence}{language}\n{text.rstrip()}\n{fence}"
