@@ -62,10 +62,11 @@ class Store(Protocol):
     async def get_many(self, keys: Sequence[str]) -> list[bytes | None]:
         """The same for many small objects, at the cost of few round trips or threads."""
 
-    async def put(self, key: str, data: bytes, *, only_new: bool = False) -> bool:
+    async def put(self, key: str, data: bytes, *, only_new: bool = False, only_existing: bool = False) -> bool:
         """Replace the object atomically; a reader sees the old bytes or the new, also after a power cut.
 
-        With `only_new`, False and nothing written when the key is there already."""
+        With `only_new`, False and nothing written when the key is there already. With `only_existing`, False and
+        nothing written when it is not there: a put in flight never brings back what a delete removed meanwhile."""
 
     async def delete(self, key: str) -> bool:
         """Remove the object or log and everything below `key/`; False when there was nothing.
