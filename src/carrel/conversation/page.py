@@ -55,6 +55,9 @@ def page_of(data: SessionData, log: Sequence[Numbered] = ()) -> Page:
     """The page of what is visible; with the log, of everything that was said and done, in its order."""
     entries = list(log) or [(0, message) for message in data["messages"]]
     items = _Layout(entries, _told(log) if log else None, data["session"].get("model")).items()
+    for item in items:
+        if item.kind == "set-aside":
+            item.text = f"{messages(len(item.items))} set aside by a rewind"
     return Page(
         title=inert_line(data["session"].get("title") or "Untitled"),
         facts=_facts(data, entries),
@@ -167,7 +170,7 @@ def _mark(seq: int, entry: ConversationMessage) -> Item | None:
     moment = _moment(meta)
     if role == "compact" or (meta.get("synthetic") and _text_of(entry).startswith(SUMMARY_OPENING)):
         count = meta.get("compacted_count")
-        words = f"{count:,} messages became a summary" if type(count) is int else "Summary of what was said before"
+        words = f"{messages(count)} became a summary" if type(count) is int else "Summary of what was said before"
         summary = _text_of(entry).removeprefix(SUMMARY_OPENING).strip()
         return Item("mark", seq, text=words, moment=moment, html=prose(summary), tone="compact")
     if role == UNREADABLE and meta.get("reason") != "blank":
@@ -175,7 +178,7 @@ def _mark(seq: int, entry: ConversationMessage) -> Item | None:
         return Item("mark", seq, text=f"Line {seq} could not be read: {reason}", tone="error")
     if role == "rewind" and aside_of(entry) is None:
         jump, cut = jump_of(entry), cut_of(entry)
-        words = f"to right after entry {jump}" if jump is not None else f"to the first {cut or 0:,} messages"
+        words = f"to right after entry {jump}" if jump is not None else f"to {messages(cut)}" if cut else "to the start"
         return Item("mark", seq, text=f"Rewound {words}", moment=moment, tone="rewind")
     if aside_of(entry) == "fork":
         parent = inert_line(meta.get("parent_session_id") or "another session")
@@ -243,6 +246,10 @@ def _parsed(given: object) -> datetime | None:
         return when.astimezone(UTC) if when.tzinfo else when.replace(tzinfo=UTC)
     except (ValueError, OverflowError):
         return None
+
+
+def messages(count: int) -> str:
+    return "1 message" if count == 1 else f"{count:,} messages"
 
 
 def day_and_time(given: object) -> str:
