@@ -2,7 +2,7 @@
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo test check soak bench constraints clean run-venv dev-venv
+.PHONY: help demo test check gates soak bench constraints clean run-venv dev-venv
 
 PYTEST = .venv/bin/python -m pytest
 
@@ -21,6 +21,9 @@ check: dev-venv  ## style, types, the order of the rooms, and the examples in th
 	.venv/bin/python -m mypy
 	.venv/bin/lint-imports
 	$(PYTEST) -q -n0 tests/test_docs.py
+
+gates: dev-venv  ## show that each check can fail: plant a violation for each and want a no
+	@scripts/seed-violations
 
 soak: dev-venv  ## the slow tests: crashes, full disks and big logs, many times over
 	@$(PYTEST) -n auto -m slow

@@ -1,0 +1,136 @@
+"""The documentation tells the truth: its examples run, its links lead somewhere, and nothing public is left out."""
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+
+import carrel
+from carrel.cli import app
+
+HOUSE = Path(__file__).parent.parent
+PAGES = [HOUSE / "README.md", HOUSE / "CONTRIBUTING.md", HOUSE / "CHANGELOG.md", *sorted((HOUSE / "docs").glob("*.md"))]
+WITH_EXAMPLES = [
+    page for page in PAGES if re.search(r"^```(python|console)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+]
+RUNNER = Path(__file__).parent / "run_page.py"
+
+
+def name_of(page: Path) -> str:
+    return str(page.relative_to(HOUSE))
+
+
+def run_page(page: Path, folder: Path) -> subprocess.CompletedProcess[str]:
+    """The page's examples in an empty folder, with a home of their own and this Python's `carrel` first on the path."""
+    work, home = folder / "work", folder / "home"
+    work.mkdir()
+    programs = str(Path(sys.executable).parent)
+    return subprocess.run(
+        [sys.executable, RUNNER, page],
+        cwd=work,
+        env=os.environ | {"CARREL_HOME": str(home), "PATH": f"{programs}:{os.environ['PATH']}", "COLUMNS": "120"},
+        capture_output=True,
+        text=True,
+        timeout=110,
+    )
+
+
+@pytest.mark.parametrize("page", WITH_EXAMPLES, ids=name_of)
+def test_the_examples_of_a_page_work(page: Path, tmp_path: Path) -> None:
+    done = run_page(page, tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert int(done.stdout) > 0
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("```python\nassert 1 == 2\n```\n", "AssertionError"),
+        ("```python\nx = 1\n```\n\n```python\nawait y\n```\n", "NameError"),
+        ("```python\nprint('one')\n```\n\n```text\ntwo\n```\n", "line 2: the page says it prints"),
+        ("```console\n$ false\n```\n", "line 2: `false` ended with 1"),
+        ("```console\n$ true\n$ echo one\ntwo\n```\n", "line 3: the page says it prints"),
+    ],
+)
+def test_an_example_that_does_not_do_what_the_page_says_is_found(text: str, complaint: str, tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text(text)
+    done = run_page(page, tmp_path)
+    assert done.returncode != 0
+    assert complaint in done.stderr
+
+
+def test_examples_see_what_came_before_them_on_the_page(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text(
+        "```python\nimport asyncio\nx = 20\nasync def add():\n    return x + 1\nasyncio.run(add())\n```\n"
+        "```python\nx = await add()\nprint('it is', x, 'today')\n```\n\n```text\nit … 21 today\n```\n"
+    )
+    done = run_page(page, tmp_path)
+    assert (done.stdout, done.stderr) == ("2\n", "")
+
+
+def everything_written() -> str:
+    return "\n".join(page.read_text(encoding="utf-8") for page in PAGES)
+
+
+def test_every_public_name_is_in_the_docs() -> None:
+    written = everything_written()
+    assert [name for name in carrel.__all__ if not re.search(rf"\b{re.escape(name)}\b", written)] == []
+
+
+def commands(group: Any, words: tuple[str, ...]) -> Iterator[str]:
+    children = getattr(group, "commands", None)
+    if not children:
+        yield " ".join(words)
+        return
+    for name, command in children.items():
+        if not command.hidden:
+            yield from commands(command, (*words, name))
+
+
+def test_every_command_is_in_the_docs() -> None:
+    written = everything_written()
+    known = list(commands(typer.main.get_command(app), ("carrel",)))
+    assert len(known) > 10
+    assert [command for command in known if not re.search(rf"\b{command}\b", written)] == []
+
+
+def anchor(heading: str) -> str:
+    """The name under which a heading can be linked to."""
+    return re.sub(r"[^\w\- ]", "", heading.strip().lower()).replace(" ", "-")
+
+
+def anchors(page: Path) -> set[str]:
+    text = re.sub(r"^```.*?^```$", "", page.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
+    return {anchor(heading) for heading in re.findall(r"^#+ (.*)$", text, re.MULTILINE)}
+
+
+def local_links(page: Path) -> list[str]:
+    text = page.read_text(encoding="utf-8")
+    found = re.findall(r"\]\(([^)\s]+)\)", text) + re.findall(r'(?:src|href|srcset)="([^"]+)"', text)
+    return [link for link in found if not re.match(r"[a-z]+:", link)]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_links_between_pages_lead_somewhere(page: Path) -> None:
+    broken = []
+    for link in local_links(page):
+        path, _, section = link.partition("#")
+        target = (page.parent / path).resolve() if path else page
+        if not target.exists() or (section and section not in anchors(target)):
+            broken.append(link)
+    assert broken == []
+
+
+def test_every_page_can_be_reached_from_the_index() -> None:
+    listed = {(HOUSE / "docs" / link.partition("#")[0]).resolve() for link in local_links(HOUSE / "docs" / "README.md")}
+    assert [
+        name_of(page) for page in (HOUSE / "docs").glob("*.md") if page.name != "README.md" and page not in listed
+    ] == []

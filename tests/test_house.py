@@ -1,0 +1,148 @@
+"""The shape of the house: rooms in their order, one version, a typed wheel, and an import that costs nothing."""
+
+import ast
+import inspect
+import re
+import subprocess
+import sys
+import tomllib
+import zipfile
+from pathlib import Path
+
+import pytest
+
+import carrel
+from carrel import errors
+
+HOUSE = Path(__file__).parent.parent
+PACKAGE = HOUSE / "src" / "carrel"
+PROJECT = tomllib.loads((HOUSE / "pyproject.toml").read_text(encoding="utf-8"))
+HEAVY = {"numpy", "wordllama", "redis", "jinja2", "rich", "typer", "sqlite3", "pydantic", "orjson", "asyncio"}
+
+
+def rooms() -> set[str]:
+    """What `ls src/carrel` shows."""
+    return {path.stem for path in PACKAGE.iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()} - {
+        "__init__",
+        "__main__",
+    }
+
+
+def layers() -> list[set[str]]:
+    """The same as pyproject.toml lists it, from the top."""
+    contract = next(part for part in PROJECT["tool"]["importlinter"]["contracts"] if part["type"] == "layers")
+    return [set(re.findall(r"carrel\.(\w+)", line)) for line in contract["layers"]]
+
+
+def test_every_room_has_its_place_in_the_order() -> None:
+    assert rooms() == set().union(*layers())
+
+
+def test_every_room_is_in_the_drawing() -> None:
+    drawing = (HOUSE / "docs" / "architecture.md").read_text(encoding="utf-8")
+    assert [room for room in rooms() if not re.search(rf"\b{room}(\.py|/)", drawing)] == []
+
+
+def late_own_imports(path: Path) -> list[ast.ImportFrom | ast.Import]:
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    tops = set(map(id, tree.body)) | {id(part) for node in tree.body if isinstance(node, ast.If) for part in node.body}
+    found = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom | ast.Import) and id(node) not in tops]
+    return [node for node in found if "carrel" in ast.unparse(node)]
+
+
+def test_our_own_code_is_imported_at_the_top_of_a_file() -> None:
+    late = {str(path.relative_to(HOUSE)): late_own_imports(path) for path in PACKAGE.rglob("*.py")}
+    assert [f"{name}:{node.lineno}" for name, nodes in late.items() for node in nodes] == []
+
+
+def loaded_by(statement: str) -> set[str]:
+    """The packages that are in memory after a statement in a fresh Python."""
+    script = f"{statement}\nimport sys\nprint(*{{name.partition('.')[0] for name in sys.modules}})"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60)
+    return set(done.stdout.split())
+
+
+def test_importing_carrel_loads_nothing_heavy() -> None:
+    assert loaded_by("import carrel") & HEAVY == set()
+
+
+def test_keeping_a_conversation_loads_only_what_it_needs() -> None:
+    needless = HEAVY - {"orjson", "pydantic", "asyncio"}
+    assert loaded_by("from carrel import SessionStore, user_text_message") & needless == set()
+
+
+def test_every_public_name_is_there() -> None:
+    assert [name for name in carrel.__all__ if not hasattr(carrel, name)] == []
+    assert set(carrel.__all__) <= set(dir(carrel))
+    assert carrel.__all__ == sorted(set(carrel.__all__))
+
+
+def test_public_names_are_the_same_for_readers_of_types_and_at_run_time() -> None:
+    tree = ast.parse((PACKAGE / "__init__.py").read_text(encoding="utf-8"))
+    guarded = [part for node in tree.body if isinstance(node, ast.If) for part in node.body]
+    typed = {name.name: part.module for part in guarded if isinstance(part, ast.ImportFrom) for name in part.names}
+    assert typed == carrel._ROOM_OF
+    assert {*typed, "__version__"} == set(carrel.__all__)
+
+
+def test_every_error_is_public() -> None:
+    known = {name for name, thing in inspect.getmembers(errors, inspect.isclass) if issubclass(thing, Exception)}
+    assert known <= set(carrel.__all__)
+
+
+def test_a_name_that_does_not_exist_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="has no attribute 'Sesion'"):
+        carrel.Sesion  # noqa: B018  # asking is the test
+    with pytest.raises(ImportError):
+        from carrel import Sesion  # noqa: F401, PLC0415
+
+
+def test_the_version_stands_in_one_place() -> None:
+    assert "version" not in PROJECT["project"]
+    literal = f'"{carrel.__version__}"'
+    assert [path.name for path in PACKAGE.rglob("*.py") if literal in path.read_text(encoding="utf-8")] == [
+        "__init__.py"
+    ]
+
+
+def test_the_changelog_tells_about_this_version() -> None:
+    changes = (HOUSE / "CHANGELOG.md").read_text(encoding="utf-8")
+    assert re.search(rf"^## {re.escape(carrel.__version__)}\b", changes, re.MULTILINE)
+
+
+def test_constraints_are_names_and_versions_only() -> None:
+    lines = (HOUSE / "constraints.txt").read_text(encoding="utf-8").splitlines()
+    assert [line for line in lines if not re.fullmatch(r"[a-z0-9-]+==[A-Za-z0-9.+!]+", line)] == []
+    wanted = [*PROJECT["project"]["dependencies"], *PROJECT["dependency-groups"]["dev"]]
+    wanted += [need for extra in PROJECT["project"]["optional-dependencies"].values() for need in extra]
+    named = {re.split(r"[^\w-]", need)[0].lower() for need in wanted}
+    assert named - {line.partition("==")[0] for line in lines} == set()
+
+
+def test_nothing_that_records_download_addresses_is_tracked() -> None:
+    listing = (
+        ["git", "ls-files"] if (HOUSE / ".git").exists() else ["find", ".", "-name", ".venv", "-prune", "-o", "-print"]
+    )
+    names = subprocess.run(listing, cwd=HOUSE, capture_output=True, text=True, check=True).stdout.split()
+    assert {Path(name).name for name in names} & {"uv.lock", "poetry.lock", "pdm.lock", "pylock.toml"} == set()
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> zipfile.ZipFile:
+    folder = tmp_path_factory.mktemp("wheel")
+    build = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(folder)]
+    subprocess.run(build, cwd=HOUSE, check=True, capture_output=True, timeout=60)
+    return zipfile.ZipFile(next(folder.glob("*.whl")))
+
+
+def test_the_wheel_is_typed_and_whole(wheel: zipfile.ZipFile) -> None:
+    shipped = set(wheel.namelist())
+    kept = [path for path in PACKAGE.rglob("*") if path.is_file() and "__pycache__" not in path.parts]
+    assert {str(path.relative_to(PACKAGE.parent)) for path in kept} <= shipped
+    assert "carrel/py.typed" in shipped
+
+
+def test_the_wheel_says_its_version_and_licence(wheel: zipfile.ZipFile) -> None:
+    folder = f"carrel-{carrel.__version__}.dist-info"
+    assert f"Version: {carrel.__version__}\n" in wheel.read(f"{folder}/METADATA").decode()
+    assert f"{folder}/licenses/LICENSE" in wheel.namelist()
