@@ -24,11 +24,11 @@ nothing of it, can go on with the work as if nothing had been lost.
 Write these parts, each under its own heading, and leave out a part that would be empty:
 
 1. Asked for: every request and constraint of the user, in order, in the user's own words where the wording matters.
-2. Done: what was finished, with the exact names of files, functions, commands and addresses, and what each change was for.
+2. Done: what was finished, with the exact names of files, functions and commands, and what each change was for.
 3. Found out: facts about the project, the machine and the problem that took effort to learn, errors seen with their \
 exact text, and what turned out not to work and why.
 4. Decided: choices made and the reasons given, so that they are not reopened by accident.
-5. Where things stand: what works, what does not, what was half done at this moment, and which checks were run with what result.
+5. Where things stand: what works, what does not, what was half done, which checks were run and what they said.
 6. Next: the steps that remain, first the one that was under way.
 
 State facts only; keep names, numbers and quotations exact; add no advice of your own. Be as short as that allows.\

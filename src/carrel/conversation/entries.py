@@ -109,7 +109,7 @@ def build_compact_event(
 def build_rewind_event(
     rewind_to: int, *, to_seq: int | None = None, created_at: str | None = None
 ) -> ConversationMessage:
-    """The event that cuts what is visible to its first `rewind_to` messages, or goes back to right after entry `to_seq`."""
+    """The event that cuts what is visible to its first `rewind_to` messages, or goes back to after entry `to_seq`."""
     meta: dict[str, Any] = {"rewind_to": rewind_to, "created_at": created_at or timestamp()}
     if to_seq is not None:
         meta["to_seq"] = to_seq

@@ -25,8 +25,14 @@ class SessionMeta(TypedDict, total=False):
     forked_at_seq: int | None
     archived_at: str | None
     tags: list[str]
+    labels: list[dict[str, Any]]
+    pins: list[int]
     message_count: int
     total_tokens: int
+    log_seq: int
+    """The last entry that `message_count` and `total_tokens` know of."""
+    log_bytes: int
+    """The length of the log up to there: when it is longer now, the counts are old."""
 
 
 class SessionData(TypedDict):
@@ -82,7 +88,7 @@ def tool_result_block(
     content: list[MessageBlock] | None = None,
     meta: dict[str, Any] | None = None,
 ) -> MessageBlock:
-    """`model_text` is for the model, `display_text` (the same when not given) for people, `content` for more than text."""
+    """`model_text` is for the model, `display_text` (else the same) for people, `content` for more than text."""
     fields: dict[str, Any] = {
         "tool_use_id": tool_use_id,
         "model_text": model_text,

@@ -1,6 +1,6 @@
 """Pure: entries in, the messages the model sees out."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from carrel.conversation.entries import UNREADABLE, aside_of
 from carrel.conversation.messages import ConversationMessage, blocks_of, build_message, meta_of, text_block
@@ -10,7 +10,7 @@ Numbered = tuple[int, ConversationMessage]
 
 COMPACT_ACKNOWLEDGEMENT = "Understood. I have read the summary of our conversation so far and go on from there."
 
-_NOT_SAID = ("compact", "rewind", UNREADABLE)
+_EVENTS = frozenset(("compact", "rewind", UNREADABLE))
 
 
 def apply_compact(messages: list[ConversationMessage]) -> list[ConversationMessage]:
@@ -60,38 +60,87 @@ def _summary(compact: ConversationMessage) -> list[ConversationMessage]:
     ]
 
 
-def visible(path: Sequence[Numbered]) -> list[Numbered]:
-    """What is visible after these entries, oldest first; jumps have been followed already (see `Backwards`)."""
-    last = next((i for i in range(len(path) - 1, -1, -1) if path[i][1].get("role") == "compact"), None)
+class Shown:
+    """The visible conversation as runs of entries, so that it costs no memory until the messages are wanted."""
+
+    def __init__(self, pieces: list[ConversationMessage | range] | None = None) -> None:
+        self.pieces = pieces or []
+
+    def __len__(self) -> int:
+        return sum(len(piece) if isinstance(piece, range) else 1 for piece in self.pieces)
+
+    def cut(self, length: int) -> None:
+        """Keep the first `length` messages."""
+        for index, piece in enumerate(self.pieces):
+            size = len(piece) if isinstance(piece, range) else 1
+            if length < size:
+                # Slicing a range gives a range.
+                self.pieces[index:] = [piece[:length]] if isinstance(piece, range) and length else []
+                return
+            length -= size
+
+    def since(self, seq: int) -> "Shown":
+        """Only what stands in entry `seq` or later."""
+        runs = [range(max(piece.start, seq), piece.stop) for piece in self.pieces if isinstance(piece, range)]
+        return Shown([run for run in runs if run])
+
+    def seqs(self) -> Iterator[int]:
+        """The entry of each message; 0 for a message that stands in no line of its own."""
+        for piece in self.pieces:
+            if isinstance(piece, range):
+                yield from piece
+            else:
+                yield 0
+
+    def numbered(self, entries: Mapping[int, ConversationMessage]) -> list[Numbered]:
+        """The messages themselves."""
+        found: list[Numbered] = []
+        for piece in self.pieces:
+            found += [(seq, entries[seq]) for seq in piece] if isinstance(piece, range) else [(0, piece)]
+        return found
+
+
+def events_among(first_seq: int, entries: Sequence[ConversationMessage]) -> list[Numbered]:
+    """Those of some consecutive entries that are no messages."""
+    return [(seq, entry) for seq, entry in enumerate(entries, first_seq) if entry.get("role") in _EVENTS]
+
+
+def visible(path: Sequence[range | Numbered]) -> Shown:
+    """What is visible after runs of messages and events, oldest first, in which jumps have been followed already."""
+    last = next((i for i in range(len(path) - 1, -1, -1) if _is_compact(path[i])), None)
     if last is None:
-        return _cut(path, [])
+        return _cut(path, Shown())
     compact = path[last][1]
-    shown: list[Numbered] = [(0, message) for message in _summary(compact)]
+    assert isinstance(compact, dict)
+    shown = Shown(list(_summary(compact)))
     keep = kept_from(compact)
     if keep is not None:
-        shown += [(seq, message) for seq, message in visible(path[:last]) if seq >= keep]
+        shown.pieces += visible(path[:last]).since(keep).pieces
     return _cut(path[last + 1 :], shown)
 
 
-def _cut(path: Sequence[Numbered], shown: list[Numbered]) -> list[Numbered]:
-    for numbered in path:
-        entry = numbered[1]
-        role = entry.get("role")
-        if role == "rewind":
-            cut = cut_of(entry)
+def _is_compact(item: range | Numbered) -> bool:
+    return not isinstance(item, range) and item[1].get("role") == "compact"
+
+
+def _cut(path: Sequence[range | Numbered], shown: Shown) -> Shown:
+    for item in path:
+        if isinstance(item, range):
+            shown.pieces.append(item)
+        else:
+            cut = cut_of(item[1])
             if cut is not None:
-                del shown[cut:]
-        elif role != UNREADABLE:
-            shown.append(numbered)
+                shown.cut(cut)
     return shown
 
 
 def visible_after(entries: Sequence[Numbered], seq: int | None = None) -> list[Numbered]:
-    """What was visible right after entry `seq` (None: after all of them), jumps followed."""
+    """What was visible right after entry `seq` of a whole log (None: after all of it)."""
     walk = Backwards(seq)
-    for number, entry in reversed(entries):
-        walk.take(number, [entry])
-    return visible(walk.path())
+    if entries:
+        first, last = entries[0][0], entries[-1][0]
+        walk.take(first, last, events_among(first, [entry for _, entry in entries]))
+    return walk.shown().numbered(dict(entries))
 
 
 class Backwards:
@@ -104,28 +153,33 @@ class Backwards:
         self.problems: list[str] = []
         self._until = until
         self._keep: int | None = None
-        self._pieces: list[list[Numbered]] = []
+        self._path: list[range | Numbered] = []
 
-    def take(self, first_seq: int, entries: Sequence[ConversationMessage]) -> None:
-        """The next older entries, in order; the first of them has `first_seq`."""
-        last_seq = first_seq + len(entries) - 1
-        if self._until is None and self._keep is None and not any(entry.get("role") in _NOT_SAID for entry in entries):
-            self._pieces.append(list(zip(range(first_seq, last_seq + 1), entries, strict=True)))
-            return
-        piece: list[Numbered] = []
-        for offset in range(len(entries) - 1, -1, -1):
+    def take(self, first_seq: int, last_seq: int, events: Sequence[Numbered]) -> None:
+        """The next older entries, of which only the events are handed over; all others are messages."""
+        end = last_seq
+        for seq, entry in reversed(events):
+            self._take_run(seq + 1, end)
             if self.enough:
-                break
-            if self._wanted(first_seq + offset, entries[offset]):
-                piece.append((first_seq + offset, entries[offset]))
-        piece.reverse()
-        self._pieces.append(piece)
+                return
+            if self._wanted(seq, entry):
+                self._path.append((seq, entry))
+            if self.enough:
+                return
+            end = seq - 1
+        self._take_run(first_seq, end)
+
+    def _take_run(self, first: int, last: int) -> None:
+        if self._until is not None:
+            last = min(last, self._until)
+        if self._keep is not None and first <= self._keep:
+            self.enough = True
+            first = self._keep
+        if first <= last:
+            self._path.append(range(first, last + 1))
 
     def _wanted(self, seq: int, entry: ConversationMessage) -> bool:
         if self._until is not None and seq > self._until:
-            return False
-        if self._keep is not None and seq < self._keep:
-            self.enough = True
             return False
         role = entry.get("role")
         if role == "rewind":
@@ -133,12 +187,11 @@ class Backwards:
         if role == "compact":
             self._keep = kept_from(entry)
             self.enough = self._keep is None
-        elif role == UNREADABLE:
-            reason = meta_of(entry).get("reason")
-            if reason != "blank":
-                self.problems.append(f"line {seq} is left out: {reason}")
-            return False
-        return True
+            return True
+        reason = meta_of(entry).get("reason")
+        if reason != "blank":
+            self.problems.append(f"line {seq} is left out: {reason}")
+        return False
 
     def _wanted_rewind(self, seq: int, entry: ConversationMessage) -> bool:
         if aside_of(entry) is not None:
@@ -151,10 +204,9 @@ class Backwards:
         if cut_of(entry) is None:
             self.problems.append(f"line {seq} is a rewind that does not say where to; it changes nothing")
             return False
-        # A cut counts from the start of what was visible then, so the start is needed.
+        # A cut counts from the start of what was visible then, so all of that is needed.
         self._keep = None
         return True
 
-    def path(self) -> list[Numbered]:
-        """The entries that count, oldest first."""
-        return [numbered for piece in reversed(self._pieces) for numbered in piece]
+    def shown(self) -> Shown:
+        return visible(self._path[::-1])

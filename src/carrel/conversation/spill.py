@@ -70,7 +70,7 @@ def _spill_result(block: MessageBlock, files: dict[str, bytes]) -> MessageBlock:
         files[path] = data
         spilled[field] = {"path": path, "bytes": len(data), "sha256": digest}
         changed[field] = (
-            f"{text[:PREVIEW]}\n\n[… {len(data):,} bytes in all; the whole output is kept in {path} …]\n\n{text[-PREVIEW:]}"
+            f"{text[:PREVIEW]}\n\n[… {len(data):,} bytes in all, kept whole in {path} …]\n\n{text[-PREVIEW:]}"
         )
     content = block.get("content")
     if isinstance(content, list):
@@ -96,9 +96,8 @@ def _spill_file(block: MessageBlock, files: dict[str, bytes]) -> MessageBlock:
     name = str(block.get("name") or "")
     mime_type = str(block.get("mime_type") or "")
     # Other readers of the log see this text where we see the picture.
-    stand_in = text_block(
-        f"[{' '.join(part for part in (str(block.get('type')), name) if part)}, {mime_type}, {len(data):,} bytes, kept in {path}]"
-    )
+    what = " ".join(part for part in (str(block.get("type")), name) if part)
+    stand_in = text_block(f"[{what}, {mime_type}, {len(data):,} bytes, kept in {path}]")
     rest = {key: value for key, value in block.items() if key != "data"}
     stand_in["meta"] = {
         "blob": {"path": path, "bytes": len(data), "sha256": digest, "encoding": encoding, "block": rest}

@@ -1,0 +1,223 @@
+"""The sessions of one store: made, opened, appended to, read and removed, each rule in one place."""
+
+import asyncio
+import logging
+import weakref
+from collections.abc import Callable, Sequence
+
+from carrel.conversation.entries import encode
+from carrel.conversation.messages import ConversationMessage, SessionMeta
+from carrel.conversation.metadata import Rebuild, checked_id, decode_meta, encode_meta
+from carrel.conversation.reading import LogReading, View
+from carrel.conversation.repair import interrupted_message, unanswered
+from carrel.conversation.spill import may_spill, spill
+from carrel.conversation.writer import Writer, tool_loop_key
+from carrel.errors import SessionNotFound, StorageError
+from carrel.storage.seam import Store, process_name
+
+logger = logging.getLogger(__name__)
+
+Redact = Callable[[ConversationMessage], ConversationMessage]
+
+
+class SessionLogs:
+    """Which sessions are open for writing here, which were deleted, and who may write when."""
+
+    def __init__(self, store: Store, prefix: str, *, sync: bool, redact: Redact | None, now: Callable[[], str]) -> None:
+        self.store = store
+        self.writers: dict[str, Writer] = {}
+        self._prefix = prefix
+        self._sync = sync
+        self._redact = redact
+        self._now = now
+        self._gone: set[str] = set()
+        self._deletions: dict[str, int] = {}
+        self._turns: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, dict[str, asyncio.Lock]]
+        self._turns = weakref.WeakKeyDictionary()
+
+    def folder(self, session_id: str) -> str:
+        return f"{self._prefix}/{session_id}" if self._prefix else session_id
+
+    def log_key(self, session_id: str) -> str:
+        return f"{self.folder(session_id)}/messages.jsonl"
+
+    def meta_key(self, session_id: str) -> str:
+        return f"{self.folder(session_id)}/meta.json"
+
+    def reading(self, session_id: str) -> LogReading:
+        return LogReading(self.store, self.folder(session_id))
+
+    # --- making and removing ----------------------------------------------------------------------------------------
+
+    async def make(self, meta: SessionMeta) -> bool:
+        """Put the session there; False when it is already.
+
+        Under a lock that deleting takes too, so that neither undoes half of the other."""
+        session_id = meta["id"]
+        held = await self.store.lock(f"{self.folder(session_id)}/life")
+        assert held is not None
+        try:
+            if await self.store.stamp(self.log_key(session_id)) is not None:
+                return False
+            meta |= {"message_count": 0, "total_tokens": 0, "log_seq": 0, "log_bytes": 0}
+            if not await self.store.put(self.meta_key(session_id), encode_meta(meta), only_new=True):
+                return False
+            await self.store.append(self.log_key(session_id), [], sync=self._sync)
+        finally:
+            await held.release()
+        self._gone.discard(session_id)
+        self.writers[session_id] = Writer(self.store, self.folder(session_id), meta, log_bytes=0, sync=self._sync)
+        return True
+
+    async def delete(self, session_id: str) -> bool:
+        folder = self.folder(checked_id(session_id))
+        self._deletions[session_id] = self._deletions.get(session_id, 0) + 1
+        writer = self.writers.pop(session_id, None)
+        held = await self.store.lock(f"{folder}/life")
+        assert held is not None
+        try:
+            there = await self.store.delete(folder)
+        finally:
+            await held.release()
+            if writer is not None:
+                await writer.close()
+        self._gone.discard(session_id)
+        return there
+
+    async def close(self) -> None:
+        for session_id in list(self.writers):
+            await self.writers.pop(session_id).close()
+
+    # --- writing ----------------------------------------------------------------------------------------------------
+
+    async def append(
+        self,
+        session_id: str,
+        messages: Sequence[ConversationMessage],
+        draft: SessionMeta | None = None,
+        *,
+        shown: int | None = None,
+    ) -> int:
+        """Write messages in the order of the calls; with a draft the session is made when missing.
+
+        `SessionNotFound` when it is missing, or was deleted after this call or this store knew it."""
+        deletions = self._deletions.get(session_id, 0)
+        lines, files = self._lines(messages)
+        async with self._turn(session_id):
+            writer = await self._writer(session_id, draft, deletions)
+            for path, data in files.items():
+                await self.store.put(f"{writer.folder}/{path}", data, only_new=True)
+        try:
+            # Whoever waits for this turn runs only after the first step of this append, so the order stays.
+            return await writer.append(messages, lines, self._now(), shown=shown)
+        except KeyError:
+            self.writers.pop(session_id, None)
+            if self._deletions.get(session_id, 0) == deletions:
+                self._gone.add(session_id)
+            raise _deleted(session_id) from None
+
+    def _lines(self, messages: Sequence[ConversationMessage]) -> tuple[list[bytes], dict[str, bytes]]:
+        lines: list[bytes] = []
+        files: dict[str, bytes] = {}
+        for message in messages:
+            kept = self._redact(message) if self._redact is not None else message
+            line = encode(kept)
+            if may_spill(line):
+                spilled = spill(kept)
+                if spilled.files:
+                    files |= spilled.files
+                    line = encode(spilled.message)
+            lines.append(line)
+        return lines, files
+
+    def _turn(self, session_id: str) -> asyncio.Lock:
+        turns = self._turns.setdefault(asyncio.get_running_loop(), {})
+        return turns.setdefault(session_id, asyncio.Lock())
+
+    async def _writer(self, session_id: str, draft: SessionMeta | None, deletions: int) -> Writer:
+        writer = self.writers.get(session_id)
+        if writer is not None:
+            return writer
+        if session_id in self._gone or self._deletions.get(session_id, 0) != deletions:
+            raise _deleted(session_id)
+        meta = decode_meta(await self.store.get(self.meta_key(session_id)), session_id)
+        stamp = await self.store.stamp(self.log_key(session_id))
+        if meta is None and stamp is None:
+            if draft is None:
+                raise not_found(session_id)
+            if await self.make(draft):
+                return self.writers[session_id]
+            return await self._writer(session_id, None, deletions)
+        if meta is None:
+            meta = await self.rebuilt_meta(session_id)
+            await self.store.put(self.meta_key(session_id), encode_meta(meta))
+        if stamp is None:
+            await self.store.append(self.log_key(session_id), [], sync=self._sync)
+        writer = Writer(
+            self.store, self.folder(session_id), meta, log_bytes=stamp.size if stamp else 0, sync=self._sync
+        )
+        self.writers[session_id] = writer
+        return writer
+
+    # --- reading ----------------------------------------------------------------------------------------------------
+
+    async def meta(self, session_id: str) -> SessionMeta | None:
+        """The metadata, made again from the log when it cannot be read; None when there is no such session."""
+        raw = await self.store.get(self.meta_key(checked_id(session_id)))
+        writer = self.writers.get(session_id)
+        if writer is not None and raw is not None:
+            return writer.meta.copy()
+        meta = decode_meta(raw, session_id)
+        if meta is None and await self.store.stamp(self.log_key(session_id)) is not None:
+            return await self.rebuilt_meta(session_id)
+        return meta
+
+    async def known_meta(self, session_id: str) -> SessionMeta:
+        meta = await self.meta(session_id)
+        if meta is None:
+            raise not_found(session_id)
+        return meta
+
+    async def rebuilt_meta(self, session_id: str) -> SessionMeta:
+        rebuild = Rebuild(session_id, self._now())
+        async for seq, entry in self.reading(session_id).entries():
+            rebuild.take(seq, entry)
+        return rebuild.meta
+
+    async def view(self, session_id: str) -> View:
+        await self.known_meta(session_id)
+        return await self.reading(session_id).view()
+
+    async def repaired_view(self, session_id: str) -> View:
+        """The view after missing tool results were written, unless somebody else is still waiting for them."""
+        view = await self.reading(session_id).view()
+        if not (view.has_tools and unanswered([message for _, message in view.numbered])):
+            return view
+        key = tool_loop_key(self.folder(session_id))
+        held = await self.store.lock(key, wait=False)
+        if held is None and await self.store.holder(key) != process_name():
+            return view
+        try:
+            # Looked at again now that nobody else may do the same.
+            view = await self.reading(session_id).view()
+            missing = unanswered([message for _, message in view.numbered])
+            if not missing:
+                return view
+            await self.append(session_id, [interrupted_message(missing)])
+            return await self.reading(session_id).view()
+        except (StorageError, SessionNotFound) as problem:
+            logger.warning("session %s: the interrupted tool call is repaired in memory only: %s", session_id, problem)
+            return view
+        finally:
+            if held is not None:
+                await held.release()
+
+
+def not_found(session_id: str) -> SessionNotFound:
+    return SessionNotFound(f"there is no session {session_id}; list_sessions() names those there are")
+
+
+def _deleted(session_id: str) -> SessionNotFound:
+    return SessionNotFound(
+        f"session {session_id} was deleted meanwhile; nothing was written (create_session begins it anew)"
+    )

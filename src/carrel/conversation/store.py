@@ -1,0 +1,491 @@
+"""SessionStore: what was said, in files a person can read, or in any other Store."""
+
+import asyncio
+import logging
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from datetime import datetime, timedelta
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal, Self
+from uuid import uuid4
+
+from carrel.conversation import branching
+from carrel.conversation.compaction import choose_cut, pinned_text, report_of, summary_and_usage
+from carrel.conversation.entries import build_aside, build_compact_event, build_rewind_event, encode, timestamp
+from carrel.conversation.export import to_html, to_jsonl, to_markdown
+from carrel.conversation.importers import Imported, ImportReport, read_session_file
+from carrel.conversation.listing import Listing
+from carrel.conversation.logs import Redact, SessionLogs, not_found
+from carrel.conversation.messages import ConversationMessage, SessionData, SessionMeta
+from carrel.conversation.metadata import checked_id, encode_meta, new_meta, title_from
+from carrel.conversation.repair import mend
+from carrel.conversation.replay import Numbered
+from carrel.conversation.search import SearchHit, SessionSearch
+from carrel.conversation.usage import Price, Usage, UsageCount
+from carrel.errors import ConfigurationError, RewindRefused, SessionExists, SessionNotFound, StorageError
+from carrel.home import resolve_sessions_dir
+from carrel.meaning import Embedder, default_embedder
+from carrel.storage.file_store import FileStore
+from carrel.storage.seam import Store
+
+logger = logging.getLogger(__name__)
+
+Summarize = Callable[[list[ConversationMessage]], Awaitable[Any]]
+
+
+class SessionStore:
+    """Conversations as append-only logs.
+
+    An acknowledged append survives the death of the process, with `durability="fsync"` a power cut too. Any number
+    of tasks and processes may use the same folder. Nothing that was said is ever edited; reading never writes into
+    a session that another process is writing."""
+
+    def __init__(
+        self,
+        data_dir: Path | str | None = None,
+        durability: Literal["os", "fsync"] = "os",
+        *,
+        store: Store | None = None,
+        prefix: str = "",
+        redact: Redact | None = None,
+        embedder: Embedder | Literal["default"] | None = "default",
+        now: Callable[[], str] = timestamp,
+        new_id: Callable[[], str] = lambda: uuid4().hex,
+    ) -> None:
+        if durability not in ("os", "fsync"):
+            raise ConfigurationError(f"durability is 'os' or 'fsync', not {durability!r}")
+        if store is not None and data_dir is not None:
+            raise ConfigurationError("give a data_dir or a store, not both")
+        self.data_dir: Path | None = None
+        if store is None:
+            self.data_dir = Path(data_dir).expanduser() if data_dir is not None else resolve_sessions_dir()
+            store = FileStore(self.data_dir)
+        elif isinstance(store, FileStore):
+            self.data_dir = store.root / prefix if prefix else store.root
+        self._prefix = prefix
+        self._now = now
+        self._new_id = new_id
+        self._embedder = embedder
+        self._logs = SessionLogs(store, prefix, sync=durability == "fsync", redact=redact, now=now)
+        self._listing = Listing(store, prefix, self._logs.rebuilt_meta)
+        self._search: SessionSearch | None = None
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Write what metadata is pending and let go of everything; twice is harmless, and it is usable again."""
+        await self._logs.close()
+        if self._search is not None:
+            self._search.close()
+            self._search = None
+        await self._logs.store.close()
+
+    # --- where it is ------------------------------------------------------------------------------------------------
+
+    def session_dir(self, session_id: str) -> Path:
+        if self.data_dir is None:
+            raise StorageError("these sessions are not kept in a folder: this store has no paths")
+        return self.data_dir / checked_id(session_id)
+
+    def meta_path(self, session_id: str) -> Path:
+        return self.session_dir(session_id) / "meta.json"
+
+    def messages_path(self, session_id: str) -> Path:
+        return self.session_dir(session_id) / "messages.jsonl"
+
+    # --- making and finding -----------------------------------------------------------------------------------------
+
+    def draft_session(
+        self,
+        title: str | None = None,
+        *,
+        provider: str | None = None,
+        model: str | None = None,
+        cwd: str | None = None,
+        api_base: str | None = None,
+    ) -> SessionData:
+        """A session that is nowhere until its first message is appended."""
+        meta = new_meta(
+            self._new_id(), now=self._now(), title=title, provider=provider, model=model, cwd=cwd, api_base=api_base
+        )
+        return {"session": meta, "messages": []}
+
+    async def create_session(
+        self,
+        title: str | None = None,
+        *,
+        session_id: str | None = None,
+        provider: str | None = None,
+        model: str | None = None,
+        cwd: str | None = None,
+        api_base: str | None = None,
+        **more: Any,
+    ) -> SessionData:
+        """A new session; `SessionExists` when the id is taken. `more` goes into the metadata as it is."""
+        id_ = checked_id(session_id) if session_id is not None else self._new_id()
+        meta = new_meta(
+            id_, now=self._now(), title=title, provider=provider, model=model, cwd=cwd, api_base=api_base, **more
+        )
+        if not await self._logs.make(meta):
+            raise SessionExists(f"session {id_} is there already; load it, or give another session_id")
+        return {"session": meta.copy(), "messages": []}
+
+    async def list_sessions(
+        self, *, cwd: str | None = None, archived: bool | None = None, counts: bool = False
+    ) -> list[SessionMeta]:
+        """Newest first, no messages read. `archived`: only such, or only others; `counts`: with exact counts."""
+        metas = await self._listing.metas()
+        for index, meta in enumerate(metas):
+            writer = self._logs.writers.get(meta["id"])
+            if writer is not None and writer.meta["updated_at"] >= meta["updated_at"]:
+                metas[index] = writer.meta.copy()
+        if cwd is not None:
+            wanted = new_meta("x", now="", cwd=cwd)["cwd"]
+            metas = [meta for meta in metas if meta["cwd"] == wanted]
+        if archived is not None:
+            metas = [meta for meta in metas if bool(meta.get("archived_at")) is archived]
+        metas.sort(key=lambda meta: meta["updated_at"], reverse=True)
+        return [await self._counted(meta) for meta in metas] if counts else metas
+
+    async def _counted(self, meta: SessionMeta) -> SessionMeta:
+        stamp = await self._logs.store.stamp(self._logs.log_key(meta["id"]))
+        if stamp is not None and ("log_seq" not in meta or meta.get("log_bytes") != stamp.size):
+            meta["message_count"] = len(await self._logs.reading(meta["id"]).shown())
+            meta["total_tokens"] = (await self.usage(meta["id"])).total.total_tokens
+        return meta
+
+    async def latest_session(self, *, cwd: str | None = None) -> SessionMeta | None:
+        metas = await self.list_sessions(cwd=cwd)
+        return metas[0] if metas else None
+
+    async def children(self, session_id: str) -> list[SessionMeta]:
+        """The sessions that were begun or forked from this one."""
+        checked_id(session_id)
+        return [meta for meta in await self.list_sessions() if meta.get("parent_session_id") == session_id]
+
+    async def resolve_id(self, text: str) -> str:
+        """A full id, the beginning of exactly one, or "last"; `SessionNotFound` says what is near."""
+        ids = await self._logs.store.folders(self._prefix)
+        if text in ids:
+            return text
+        if text == "last":
+            latest = await self.latest_session()
+            if latest is None:
+                raise SessionNotFound("there are no sessions yet")
+            return latest["id"]
+        found = [id_ for id_ in ids if text and id_.startswith(text)]
+        if len(found) == 1:
+            return found[0]
+        if found:
+            raise SessionNotFound(
+                f"{len(found)} sessions begin with {text!r}: {', '.join(found[:5])}…; give more of the id"
+            )
+        raise SessionNotFound(f"no session begins with {text!r}; `carrel sessions list` shows them all")
+
+    # --- writing ----------------------------------------------------------------------------------------------------
+
+    async def append_message(
+        self,
+        session_id: str,
+        message: ConversationMessage,
+        *,
+        provider: str | None = None,
+        model: str | None = None,
+        cwd: str | None = None,
+        api_base: str | None = None,
+    ) -> int:
+        """Add one message; returns its sequence number. The session is made when missing."""
+        return await self.append_many(session_id, [message], provider=provider, model=model, cwd=cwd, api_base=api_base)
+
+    async def append_many(
+        self,
+        session_id: str,
+        messages: Sequence[ConversationMessage],
+        *,
+        provider: str | None = None,
+        model: str | None = None,
+        cwd: str | None = None,
+        api_base: str | None = None,
+    ) -> int:
+        """Add messages, all of them or none; returns the sequence number of the last."""
+        checked_id(session_id)
+        first_title = next((title for message in messages if (title := title_from(message))), None)
+        draft = new_meta(
+            session_id,
+            now=self._now(),
+            title=first_title,
+            provider=provider,
+            model=model,
+            cwd=cwd,
+            api_base=api_base,
+        )
+        return await self._logs.append(session_id, messages, draft)
+
+    async def append_rewind(self, session_id: str, rewind_to: int | None = None, *, to_seq: int | None = None) -> int:
+        """Go back to the first `rewind_to` visible messages, or to right after entry `to_seq`; the log keeps all.
+
+        `RewindRefused` (a ValueError) when there is no such place; nothing is written then."""
+        view = await self._logs.view(session_id)
+        if (rewind_to is None) == (to_seq is None):
+            raise RewindRefused(
+                "say where to rewind to: rewind_to (a number of messages) or to_seq (an entry), not both"
+            )
+        if rewind_to is not None:
+            mended = mend([message for _, message in view.numbered])
+            _checked_place("rewind_to", rewind_to, len(mended.messages), "messages are visible")
+            cut = sum(1 for origin in mended.origins[:rewind_to] if origin is not None)
+            event, shown = build_rewind_event(cut, created_at=self._now()), cut
+        else:
+            assert to_seq is not None
+            _checked_place("to_seq", to_seq, view.last_seq, "is the last entry")
+            then = await self._logs.reading(session_id).view(to_seq)
+            common = sum(1 for a, b in zip(then.numbered, view.numbered, strict=False) if a[0] == b[0])
+            event = build_rewind_event(common, to_seq=to_seq, created_at=self._now())
+            shown = len(then.numbered)
+        seq = await self._logs.append(session_id, [event], shown=shown)
+        await self._logs.writers[session_id].let_go()
+        return seq
+
+    async def clear_session(self, session_id: str) -> None:
+        """Show nothing any more; the log keeps what was said."""
+        if (await self._logs.view(session_id)).numbered:
+            await self.append_rewind(session_id, 0)
+
+    async def delete_session(self, session_id: str) -> bool:
+        """Remove the session and all that belongs to it; False when there was none."""
+        return await self._logs.delete(session_id)
+
+    # --- reading ----------------------------------------------------------------------------------------------------
+
+    async def load_session(self, session_id: str) -> SessionData | None:
+        """What is visible now, or None when there is no such session. An interrupted tool call is repaired, once."""
+        if await self._logs.meta(session_id) is None:
+            return None
+        view = await self._logs.repaired_view(session_id)
+        messages = [message for _, message in view.numbered]
+        if view.spilled:
+            messages = await self._logs.reading(session_id).whole(messages, view.problems)
+        if view.has_tools:
+            messages = mend(messages).messages
+        meta = await self._logs.known_meta(session_id)
+        data: SessionData = {"session": meta, "messages": messages}
+        if view.problems:
+            data["problems"] = view.problems
+            logger.warning("session %s: %s", session_id, "; ".join(view.problems))
+        return data
+
+    def load_session_sync(self, session_id: str) -> SessionData | None:
+        """`load_session` for a caller that does not wait, also from within a running loop."""
+        found: list[SessionData | None] = []
+        problems: list[BaseException] = []
+
+        def load() -> None:
+            try:
+                found.append(asyncio.run(self.load_session(session_id)))
+            except BaseException as problem:  # noqa: BLE001 - handed to the caller below
+                problems.append(problem)
+
+        thread = threading.Thread(target=load, name="carrel-load-session")
+        thread.start()
+        thread.join()
+        if problems:
+            raise problems[0]
+        return found[0]
+
+    async def read_meta(self, session_id: str) -> SessionMeta:
+        """The metadata of one session; `SessionNotFound`."""
+        return await self._logs.known_meta(session_id)
+
+    async def iter_messages(self, session_id: str) -> AsyncIterator[ConversationMessage]:
+        """The visible messages one at a time, as they were written: memory does not grow with the log."""
+        await self.read_meta(session_id)
+        async for message in self._logs.reading(session_id).messages():
+            yield message
+
+    async def iter_entries(self, session_id: str, from_seq: int = 1) -> AsyncIterator[Numbered]:
+        """Every line of the log with its sequence number; one that cannot be read has the role `unreadable`."""
+        await self.read_meta(session_id)
+        async for numbered in self._logs.reading(session_id).entries(from_seq):
+            yield numbered
+
+    async def tail(self, session_id: str, from_seq: int = 1) -> AsyncIterator[Numbered]:
+        """`iter_entries`, and then each entry as any process appends it; ends when the session is deleted."""
+        await self.read_meta(session_id)
+        async for numbered in self._logs.reading(session_id).live(from_seq):
+            yield numbered
+
+    # --- about a session as a whole ---------------------------------------------------------------------------------
+
+    async def update_meta(self, session_id: str, **fields: Any) -> SessionMeta:
+        """Set metadata, in the log too, so that it is there when `meta.json` has to be made again."""
+        await self.read_meta(session_id)
+        await self._logs.append(session_id, [build_aside("meta", created_at=self._now(), set=fields)])
+        await self._logs.writers[session_id].flush()
+        return self._logs.writers[session_id].meta.copy()
+
+    async def rename(self, session_id: str, title: str) -> SessionMeta:
+        return await self.update_meta(session_id, title=title)
+
+    async def set_tags(self, session_id: str, tags: Iterable[str]) -> SessionMeta:
+        return await self.update_meta(session_id, tags=sorted(set(tags)))
+
+    async def archive(self, session_id: str) -> SessionMeta:
+        return await self.update_meta(session_id, archived_at=self._now())
+
+    async def unarchive(self, session_id: str) -> SessionMeta:
+        return await self.update_meta(session_id, archived_at=None)
+
+    async def label(self, session_id: str, text: str, at: int | None = None) -> int:
+        """Give an entry (the last one) a name; returns the entry's sequence number."""
+        return await self._mark(session_id, "label", at, text=text)
+
+    async def labels(self, session_id: str) -> list[dict[str, Any]]:
+        return list((await self.read_meta(session_id)).get("labels", []))
+
+    async def pin(self, session_id: str, at: int) -> int:
+        """Keep this entry word for word when the conversation is compacted."""
+        return await self._mark(session_id, "pin", at)
+
+    async def _mark(self, session_id: str, kind: str, at: int | None, **fields: Any) -> int:
+        last = (await self._logs.view(session_id)).last_seq
+        place = last if at is None else at
+        _checked_place("at", place, last, "is the last entry", lowest=1)
+        await self._logs.append(session_id, [build_aside(kind, created_at=self._now(), at_seq=place, **fields)])
+        await self._logs.writers[session_id].flush()
+        return place
+
+    async def usage(self, session_id: str, prices: Mapping[str, Price | Mapping[str, float]] | None = None) -> Usage:
+        """Tokens (and cost, given prices per million) by model and by turn; a fork counts only what it added."""
+        count = UsageCount(session_id, prices)
+        async for seq, entry in self.iter_entries(session_id):
+            count.take(seq, entry)
+        return count.result()
+
+    async def compact(
+        self,
+        session_id: str,
+        summarize: Summarize,
+        *,
+        keep_tokens: int = 20_000,
+        keep_turns: int | None = None,
+        provider: str | None = None,
+        model: str | None = None,
+    ) -> ConversationMessage:
+        """Replace the older part of what is visible by a summary; returns the entry written.
+
+        `summarize` gets the messages that leave (append `COMPACT_SUMMARY_PROMPT` as the user's last word) and
+        answers with a text, a text and its usage, or an assistant message."""
+        view = await self._logs.view(session_id)
+        reading = self._logs.reading(session_id)
+        cut = choose_cut(view.numbered, keep_tokens=keep_tokens, keep_turns=keep_turns)
+        leaving = await reading.whole([message for _, message in cut.summarized], view.problems)
+        text, usage = summary_and_usage(await summarize(mend(leaving).messages))
+        meta = await self.read_meta(session_id)
+        pins = set(meta.get("pins", []))
+        pinned = [numbered for numbered in cut.summarized if numbered[0] in pins]
+        event = build_compact_event(
+            text + pinned_text(pinned),
+            provider=provider or meta["provider"],
+            model=model or meta["model"],
+            compacted_count=len(cut.summarized),
+            usage=usage,
+        )
+        # Also when nothing is kept: what others say while the summary is being written comes after it.
+        keep_from = cut.kept[0][0] if cut.kept else view.last_seq + 1
+        event["meta"] |= {"keep_from_seq": keep_from, "created_at": self._now(), "report": report_of(cut.summarized)}
+        await self._logs.append(session_id, [event])
+        return event
+
+    async def fork_session(
+        self, session_id: str, at: int | None = None, *, title: str | None = None, new_id: str | None = None
+    ) -> SessionData:
+        """Another session with the log so far (up to entry `at`); from then on neither sees the other's messages.
+
+        Sequence numbers, labels and pins stay true in it, and what was spent before is not counted again."""
+        last = (await self._logs.view(session_id)).last_seq
+        place = last if at is None else at
+        _checked_place("at", place, last, "is the last entry")
+        source = await self.read_meta(session_id)
+        id_ = checked_id(new_id) if new_id is not None else self._new_id()
+        if await self._logs.meta(id_) is not None:
+            raise SessionExists(f"session {id_} is there already; give the fork another id")
+        origin = {
+            "parent_session_id": session_id,
+            "root_session_id": source.get("root_session_id") or session_id,
+            "at_seq": place,
+        }
+        set_ = {"title": title or f"{source['title']} (fork)", "archived_at": None}
+        asides = [
+            build_aside("fork", created_at=self._now(), **origin),
+            build_aside("meta", created_at=self._now(), set=set_),
+        ]
+        logs = self._logs
+        lines = [encode(aside) for aside in asides]
+        await branching.copy_log(logs.store, logs.folder(session_id), logs.folder(id_), place, lines)
+        meta = await logs.rebuilt_meta(id_)
+        meta |= {name: source[name] for name in ("provider", "model", "cwd", "api_base") if name in source}  # type: ignore[literal-required, assignment]
+        if source.get("project_dir"):
+            meta["project_dir"] = source["project_dir"]
+        await logs.store.put(logs.meta_key(id_), encode_meta(meta))
+        data = await self.load_session(id_)
+        assert data is not None
+        return data
+
+    async def export(self, session_id: str, format: Literal["jsonl", "markdown", "html"] = "jsonl") -> str:
+        """The session as text: its whole log with what was spilled put back, or the visible conversation as a page."""
+        if format == "markdown":
+            return to_markdown(await self._loaded(session_id))
+        log = [numbered async for numbered in self.iter_entries(session_id)]
+        if format == "jsonl":
+            return to_jsonl(entry for _, entry in log)
+        if format == "html":
+            return to_html(await self._loaded(session_id), log)
+        raise ConfigurationError(f"a session is exported as jsonl, markdown or html, not {format!r}")
+
+    async def _loaded(self, session_id: str) -> SessionData:
+        data = await self.load_session(session_id)
+        if data is None:
+            raise not_found(session_id)
+        return data
+
+    async def search(self, query: str, limit: int = 10) -> list[SearchHit]:
+        """Messages that say this, in these words or in others, over all sessions."""
+        if self._search is None:
+            embedder = default_embedder() if self._embedder == "default" else self._embedder
+            path = self.data_dir / ".catalogue.sqlite3" if self.data_dir is not None else None
+            self._search = SessionSearch(self._logs.store, self._prefix, path, embedder)
+        return await self._search.query(query, limit)
+
+    async def prune(self, older_than: timedelta, keep_labelled: bool = True, dry_run: bool = True) -> list[SessionMeta]:
+        """Delete sessions not touched for that long (only say which with `dry_run`); nothing else deletes by age."""
+        border = (datetime.fromisoformat(self._now()) - older_than).isoformat()
+        old = [meta for meta in await self.list_sessions() if meta["updated_at"] and meta["updated_at"] < border]
+        chosen = [meta for meta in old if not (keep_labelled and meta.get("labels"))]
+        if not dry_run:
+            for meta in chosen:
+                await self.delete_session(meta["id"])
+        return chosen
+
+    async def import_file(self, path: Path | str) -> list[ImportReport]:
+        """Sessions of another agent, or of another folder; each report says what was taken and what was not."""
+        reports = []
+        for imported in read_session_file(Path(path)):
+            reports.append(await self._imported(imported))
+        return reports
+
+    async def _imported(self, imported: Imported) -> ImportReport:
+        raise NotImplementedError
+
+
+def _checked_place(name: str, place: object, last: int, meaning: str, lowest: int = 0) -> None:
+    if type(place) is not int or not lowest <= place <= last:
+        raise RewindRefused(
+            f"{name} is a whole number from {lowest} to {last} ({last} {meaning}), not {place!r}; nothing was written"
+        )

@@ -1,0 +1,138 @@
+"""One session that is being written: its log, its metadata, and the hold on an unfinished tool call."""
+
+import asyncio
+import logging
+import time
+from collections.abc import Sequence
+from typing import Any, cast
+
+from carrel.conversation.entries import aside_of
+from carrel.conversation.messages import ConversationMessage, SessionMeta, meta_of, tool_calls_of, tool_results_of
+from carrel.conversation.metadata import DEFAULT_TITLE, apply_aside, encode_meta, title_from
+from carrel.conversation.usage import tokens_of
+from carrel.errors import StorageError
+from carrel.storage.seam import Lock, Store
+
+logger = logging.getLogger(__name__)
+
+FLUSH_SECONDS = 1.0
+"""How long `meta.json` may lag behind the log while a session is busy."""
+
+
+class Writer:
+    """Appends to one session. The log is the truth; `meta.json` follows within a second."""
+
+    def __init__(self, store: Store, folder: str, meta: SessionMeta, *, log_bytes: int, sync: bool) -> None:
+        self.meta = meta
+        self.folder = folder
+        self._store = store
+        self._sync = sync
+        self._log = f"{folder}/messages.jsonl"
+        self._counted = meta.get("log_bytes") == log_bytes and "log_seq" in meta
+        self._flushed_at = time.monotonic()
+        self._later: asyncio.TimerHandle | None = None
+        self._flushing: set[asyncio.Task[None]] = set()
+        self._open_calls: set[str] = set()
+        self._hold: Lock | None = None
+
+    async def append(
+        self, entries: Sequence[ConversationMessage], lines: Sequence[bytes], now: str, *, shown: int | None = None
+    ) -> int:
+        """Write the lines; returns the sequence number of the last. `KeyError` when the session was deleted.
+
+        `shown`: how many messages are visible afterwards, from a caller who cuts or compacts and has counted."""
+        calls = [id_ for entry in entries for id_ in tool_calls_of(entry)]
+        if calls and self._hold is None:
+            # Held from before the call is written, so that no other process takes it for interrupted.
+            self._hold = await self._store.lock(tool_loop_key(self.folder), wait=False)
+        seq = await self._store.append(self._log, lines, sync=self._sync, create=False)
+        titled = self._note(entries, lines, seq, now, shown)
+        await self._follow_calls(calls, entries)
+        if titled:
+            await self.flush()
+        else:
+            self._flush_later()
+        return seq
+
+    def _note(
+        self, entries: Sequence[ConversationMessage], lines: Sequence[bytes], seq: int, now: str, shown: int | None
+    ) -> bool:
+        """Bring the metadata up to date in memory; True when the title changed."""
+        meta = self.meta
+        meta["updated_at"] = now
+        if self._counted and seq == meta["log_seq"] + len(lines):
+            meta["log_seq"] = seq
+            meta["log_bytes"] += sum(map(len, lines)) + len(lines)
+        else:
+            self._counted = False
+        before = meta["title"]
+        for number, entry in enumerate(entries, seq - len(entries) + 1):
+            role = entry.get("role")
+            if role in ("rewind", "compact"):
+                if aside_of(entry) is not None:
+                    apply_aside(cast(dict[str, Any], meta), number, entry)
+                    continue
+                self._counted = self._counted and shown is not None
+                meta["message_count"] = shown or 0
+            else:
+                meta["message_count"] = meta.get("message_count", 0) + 1
+            meta["total_tokens"] = meta.get("total_tokens", 0) + tokens_of(meta_of(entry).get("usage")).total_tokens
+            if meta["title"] == DEFAULT_TITLE and (title := title_from(entry)):
+                meta["title"] = title
+        return meta["title"] != before
+
+    async def _follow_calls(self, calls: list[str], entries: Sequence[ConversationMessage]) -> None:
+        self._open_calls.update(calls)
+        if not self._open_calls:
+            return
+        for entry in entries:
+            self._open_calls.difference_update(tool_results_of(entry))
+        if not self._open_calls:
+            await self.let_go()
+
+    def _flush_later(self) -> None:
+        if time.monotonic() - self._flushed_at >= FLUSH_SECONDS:
+            self._flushed_at = time.monotonic()
+            self._flush_soon()
+        elif self._later is None:
+            # A loop that ends before then takes the timer with it; the log has all that matters.
+            self._later = asyncio.get_running_loop().call_later(FLUSH_SECONDS, self._flush_soon)
+
+    def _flush_soon(self) -> None:
+        self._later = None
+        task = asyncio.ensure_future(self._flush_quietly())
+        self._flushing.add(task)
+        task.add_done_callback(self._flushing.discard)
+
+    async def _flush_quietly(self) -> None:
+        try:
+            await self.flush()
+        except StorageError as problem:
+            logger.warning("the metadata of session %s lags behind its log: %s", self.meta["id"], problem)
+
+    async def flush(self) -> None:
+        """Write the metadata, unless the session was deleted meanwhile."""
+        self._flushed_at = time.monotonic()
+        kept = self.meta if self._counted else {k: v for k, v in self.meta.items() if k not in ("log_bytes", "log_seq")}
+        await self._store.put(f"{self.folder}/meta.json", encode_meta(cast(SessionMeta, kept)), only_existing=True)
+
+    async def let_go(self) -> None:
+        """Give up the hold on an unfinished tool call."""
+        hold, self._hold = self._hold, None
+        self._open_calls.clear()
+        if hold is not None:
+            await hold.release()
+
+    async def close(self) -> None:
+        if self._later is not None:
+            self._later.cancel()
+            self._later = None
+            await self._flush_quietly()
+        if self._flushing:
+            await asyncio.gather(*self._flushing, return_exceptions=True)
+        await self.let_go()
+
+
+def tool_loop_key(folder: str) -> str:
+    """The lock that whoever waits for a tool's result holds."""
+    return f"{folder}/tool-loop"
