@@ -79,10 +79,10 @@ class MemoryStore:
     async def get_many(self, keys: Sequence[str]) -> list[bytes | None]:
         return [await self.get(key) for key in keys]
 
-    async def put(self, key: str, data: bytes, *, only_new: bool = False) -> bool:
+    async def put(self, key: str, data: bytes, *, only_new: bool = False, only_existing: bool = False) -> bool:
         checked_key(key)
         with self._guard:
-            if only_new and key in self._kept:
+            if (only_new and key in self._kept) or (only_existing and key not in self._kept):
                 return False
             self._put(key, bytes(data))
         return True
@@ -143,10 +143,10 @@ class MemoryStore:
                 raise StorageWriteError(f"{key!r} is an object; records go to a log under a key of its own")
             if log is None and not create:
                 raise KeyMissing(f"there is no log {key!r}, and it was not to be made")
-            if not records:
-                return len(log.records) if log else 0
             if log is None:
-                log = self._kept[key] = _Log(Stamp(0, 0.0, 0))
+                log = self._kept[key] = _Log(self._stamped(key, 0))
+            if not records:
+                return len(log.records)
             log.records.extend(map(bytes, records))
             log.stamp = self._stamped(key, log.stamp.size + sum(len(record) + 1 for record in records))
             self._ring(key)
