@@ -6,6 +6,15 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from carrel.conversation.compaction import (
+        COMPACT_SUMMARY_PROMPT,
+        DEFAULT_COMPACT_THRESHOLD,
+        should_compact,
+    )
+    from carrel.conversation.entries import (
+        build_compact_event,
+        build_rewind_event,
+    )
     from carrel.conversation.messages import (
         SessionData,
         SessionMeta,
@@ -20,11 +29,20 @@ if TYPE_CHECKING:
         tool_use_block,
         user_text_message,
     )
+    from carrel.conversation.replay import (
+        apply_compact,
+        apply_rewind,
+    )
+    from carrel.conversation.usage import (
+        Price,
+        Usage,
+    )
     from carrel.errors import (
         CarrelError,
         CompactRefused,
         ConfigurationError,
         ImportRefused,
+        KeyMissing,
         KeyRefused,
         MessageRefused,
         RewindRefused,
@@ -39,15 +57,29 @@ if TYPE_CHECKING:
         StorageUnavailable,
         StorageWriteError,
     )
-    from carrel.home import resolve_carrel_home, resolve_sessions_dir
+    from carrel.events import (
+        Event,
+        EventType,
+        bus,
+    )
+    from carrel.home import (
+        resolve_carrel_home,
+        resolve_sessions_dir,
+    )
 
 __all__ = [
+    "COMPACT_SUMMARY_PROMPT",
+    "DEFAULT_COMPACT_THRESHOLD",
     "CarrelError",
     "CompactRefused",
     "ConfigurationError",
+    "Event",
+    "EventType",
     "ImportRefused",
+    "KeyMissing",
     "KeyRefused",
     "MessageRefused",
+    "Price",
     "RewindRefused",
     "SessionBusy",
     "SessionData",
@@ -61,14 +93,21 @@ __all__ = [
     "StorageReadError",
     "StorageUnavailable",
     "StorageWriteError",
+    "Usage",
     "__version__",
+    "apply_compact",
+    "apply_rewind",
     "assistant_message",
+    "build_compact_event",
     "build_message",
+    "build_rewind_event",
+    "bus",
     "document_block",
     "flatten_message_text",
     "image_block",
     "resolve_carrel_home",
     "resolve_sessions_dir",
+    "should_compact",
     "text_block",
     "thinking_block",
     "tool_result_block",
@@ -77,13 +116,18 @@ __all__ = [
 ]
 
 _ROOMS = {
+    "carrel.conversation.compaction": "COMPACT_SUMMARY_PROMPT DEFAULT_COMPACT_THRESHOLD should_compact",
+    "carrel.conversation.entries": "build_compact_event build_rewind_event",
     "carrel.conversation.messages": """
         SessionData SessionMeta assistant_message build_message document_block flatten_message_text image_block
         text_block thinking_block tool_result_block tool_use_block user_text_message""",
+    "carrel.conversation.replay": "apply_compact apply_rewind",
+    "carrel.conversation.usage": "Price Usage",
     "carrel.errors": """
-        CarrelError CompactRefused ConfigurationError ImportRefused KeyRefused MessageRefused RewindRefused
-        SessionBusy SessionError SessionExists SessionIdRefused SessionNotFound SessionTooNew StorageError
-        StorageReadError StorageUnavailable StorageWriteError""",
+        CarrelError CompactRefused ConfigurationError ImportRefused KeyMissing KeyRefused MessageRefused
+        RewindRefused SessionBusy SessionError SessionExists SessionIdRefused SessionNotFound SessionTooNew
+        StorageError StorageReadError StorageUnavailable StorageWriteError""",
+    "carrel.events": "Event EventType bus",
     "carrel.home": "resolve_carrel_home resolve_sessions_dir",
 }
 _ROOM_OF = {name: room for room, names in _ROOMS.items() for name in names.split()}
