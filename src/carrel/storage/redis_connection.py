@@ -1,0 +1,218 @@
+"""Connections to one Redis server, one pool per event loop, and what it refuses in our own words."""
+
+import asyncio
+import contextlib
+import hashlib
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from functools import lru_cache
+from importlib.resources import files
+from typing import Any
+
+from carrel.errors import (
+    ConfigurationError,
+    StorageError,
+    StorageReadError,
+    StorageUnavailable,
+    StorageWriteError,
+)
+
+Call = Callable[..., Awaitable[Any]]
+
+_POOL_SIZE = 16
+_CONNECT_SECONDS = 5
+_ANSWER_SECONDS = 60
+"""How long a server may think about one command; a value of hundreds of megabytes takes a while."""
+
+
+@lru_cache
+def _script(name: str) -> tuple[str, str]:
+    """The text of a script and the name by which the server remembers it."""
+    folder = files("carrel.storage") / "redis_scripts"
+    text = (folder / "prelude.lua").read_text("utf-8") + (folder / f"{name}.lua").read_text("utf-8")
+    return text, hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest()
+
+
+class RedisConnections:
+    """Sends commands from whichever loop or thread; every failure comes out as a `StorageError`."""
+
+    def __init__(self, url: str, prefix: str) -> None:
+        try:
+            import redis.asyncio  # noqa: PLC0415 -- an extra that may be missing, and slow to load
+        except ImportError:
+            raise ConfigurationError(
+                "a RedisStore needs the redis package, which is not installed: pip install 'carrel[redis]'"
+            ) from None
+        self._redis: Any = redis  # its own annotations are too patchy for the type checker
+        self.prefix = prefix
+        try:
+            self._settings = settings = redis.asyncio.connection.parse_url(url)
+        except ValueError:
+            # Its text may hold a piece of the password, so it is not passed on.
+            raise ConfigurationError(
+                "the Redis URL cannot be read; expected redis://[user:password@]host:port/db, rediss:// for TLS or"
+                " unix:///path, and a password with special characters percent-encoded"
+            ) from None
+        self._password = str(settings.get("password") or "")
+        self.address = str(settings.get("path") or f"{settings.get('host', 'localhost')}:{settings.get('port', 6379)}")
+        self._guard = threading.Lock()
+        self._pools: dict[asyncio.AbstractEventLoop, Any] = {}
+        self._server: dict[str, str] | None = None
+
+    def _pool(self, **settings: Any) -> Any:
+        # No retry: a command whose answer got lost may have been carried out, and an append must not come twice.
+        retry = self._redis.asyncio.retry.Retry(self._redis.backoff.NoBackoff(), 0)
+        ours = {"retry": retry, "protocol": 2, "decode_responses": False, "timeout": None}
+        patience = {"socket_connect_timeout": _CONNECT_SECONDS, "socket_timeout": _ANSWER_SECONDS}
+        sized = {"max_connections": _POOL_SIZE}
+        return self._redis.asyncio.BlockingConnectionPool(**(patience | sized | self._settings | ours | settings))
+
+    def _client(self, pool: Any) -> Any:
+        client = self._redis.asyncio.Redis(connection_pool=pool)
+        client.response_callbacks.clear()  # answers as the server gives them, in every version of the package
+        return client
+
+    async def _ready(self) -> Any:
+        loop = asyncio.get_running_loop()
+        with self._guard:
+            for ended in [other for other in self._pools if other.is_closed()]:
+                del self._pools[ended]
+            pool = self._pools.get(loop)
+            if pool is None:
+                pool = self._pools[loop] = self._pool()
+        client = self._client(pool)
+        if self._server is None:
+            self._server = await self._checked(client)
+        return client
+
+    async def _checked(self, client: Any) -> dict[str, str]:
+        """What the server says about itself; refused when it is one that throws data away."""
+        with self._in_our_words("reading", "its settings"):
+            try:
+                server = _facts(await client.execute_command("INFO"))
+            except self._redis.exceptions.NoPermissionError:
+                return {}
+        policy = server.get("maxmemory_policy", "")
+        if policy.startswith("allkeys-") and server.get("maxmemory") != "0":
+            raise ConfigurationError(
+                f"the Redis server at {self.address} throws away keys when it is full (maxmemory-policy {policy});"
+                " sessions would be lost: set maxmemory-policy to noeviction"
+            )
+        return server
+
+    async def server(self) -> dict[str, str]:
+        """The server's INFO as it was at first contact; empty where this user may not ask."""
+        await self._ready()
+        return self._server or {}
+
+    async def run_id(self) -> str:
+        """Another one after each restart of the server; empty where this user may not ask."""
+        try:
+            return _facts(await self.read("its run id", "INFO", "server")).get("run_id", "")
+        except StorageReadError:
+            return ""
+
+    async def read(self, what: str, *command: Any) -> Any:
+        """Send a command that changes nothing; `what` it reads is for the error message."""
+        client = await self._ready()
+        with self._in_our_words("reading", what):
+            return await client.execute_command(*command)
+
+    async def write(self, what: str, *command: Any) -> Any:
+        client = await self._ready()
+        with self._in_our_words("writing", what):
+            return await client.execute_command(*command)
+
+    async def run(self, name: str, what: str, key: str, *arguments: Any, then: tuple[Any, ...] = ()) -> Any:
+        """Run a script; with `then`, also that command on the same connection: both answers, or the error of either."""
+        text, sha = _script(name)
+        # The one key that all scripts touch is declared; some servers run none without.
+        rest = (1, f"{self.prefix}:state", self.prefix, key, *arguments)
+        client = await self._ready()
+        doing = "reading" if name in ("folders", "changed") else "writing"
+        with self._in_our_words(doing, what):
+            try:
+                return await self._sent(client, ("EVALSHA", sha, *rest), then)
+            except self._redis.exceptions.NoScriptError:
+                return await self._sent(client, ("EVAL", text, *rest), then)
+
+    async def _sent(self, client: Any, command: tuple[Any, ...], then: tuple[Any, ...]) -> Any:
+        if not then:
+            return await client.execute_command(*command)
+        pipeline = client.pipeline(transaction=False)
+        pipeline.execute_command(*command)
+        pipeline.execute_command(*then)
+        answers = await pipeline.execute(raise_on_error=False)
+        for answer in answers:
+            if isinstance(answer, Exception):
+                raise answer
+        return answers
+
+    @contextlib.asynccontextmanager
+    async def alone(self, what: str) -> AsyncIterator[Call]:
+        """A connection of one's own, for commands that wait for others."""
+        await self._ready()
+        pool = self._pool(max_connections=1, socket_timeout=_ANSWER_SECONDS)
+        client = self._client(pool)
+
+        async def call(*command: Any) -> Any:
+            with self._in_our_words("reading", what):
+                return await client.execute_command(*command)
+
+        try:
+            yield call
+        finally:
+            await pool.disconnect()
+
+    async def close(self) -> None:
+        with self._guard:
+            pools, self._pools = self._pools, {}
+            self._server = None
+        here = asyncio.get_running_loop()
+        for loop, pool in pools.items():
+            if loop is here:
+                await pool.disconnect()
+            elif loop.is_running():
+                await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(pool.disconnect(), loop))
+            # The sockets of a loop that has ended can be closed by nobody; they go with the pool.
+
+    @contextlib.contextmanager
+    def _in_our_words(self, doing: str, what: str) -> Iterator[None]:
+        known = self._redis.exceptions
+        try:
+            yield
+        except (known.RedisError, OSError) as error:
+            if isinstance(error, StorageError):
+                raise
+            said = self._scrubbed(str(error))
+            # The traceback shows the cause too; not when the server quoted the password in it.
+            raise self._told(error, doing, what, said) from (error if said == str(error) else None)
+
+    def _scrubbed(self, text: str) -> str:
+        return text.replace(self._password, "***") if self._password else text
+
+    def _told(self, error: Exception, doing: str, what: str, said: str) -> StorageError:
+        known = self._redis.exceptions
+        server = f"the Redis server at {self.address}"
+        failed = StorageWriteError if doing == "writing" else StorageReadError
+        if isinstance(error, (known.AuthenticationError, known.AuthenticationWrongNumberOfArgsError)):
+            return StorageUnavailable(f"{server} does not let us in: {said} Check user and password in the URL")
+        if isinstance(error, known.BusyLoadingError) or said.startswith("MASTERDOWN"):
+            return StorageUnavailable(f"{server} is not ready yet ({said}); try again in a while")
+        if isinstance(error, (known.ConnectionError, known.TimeoutError, OSError)):
+            unsure = "; if it was sent already, it may have been written: look before you send it again"
+            return StorageUnavailable(
+                f"{server} does not answer while {doing} {what} ({said}){unsure if doing == 'writing' else ''}"
+            )
+        if isinstance(error, known.ReadOnlyError) or "READONLY" in said:
+            return failed(f"{server} is a read-only replica, so {what} was not written; give the URL of the primary")
+        if isinstance(error, known.OutOfMemoryError) or "OOM " in said:
+            return failed(f"{server} is full, so {what} was not written; delete something or raise its maxmemory")
+        if isinstance(error, known.NoPermissionError):
+            return failed(f"{server} does not allow {doing} {what} to this user: {said}")
+        return failed(f"{server} refused {doing} {what}: {said}")
+
+
+def _facts(info: bytes) -> dict[str, str]:
+    lines = info.decode("utf-8", "replace").splitlines()
+    return dict(line.split(":", 1) for line in lines if ":" in line)

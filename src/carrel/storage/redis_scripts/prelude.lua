@@ -1,0 +1,45 @@
+-- Stands before every script: where things are, and what each write notes down. ARGV[1] is the store's prefix.
+-- A stamp is "kind size microseconds version life last": `life` is the version at which a log was made, `last` its
+-- newest sequence number; both are 0 for an object.
+local place, key = ARGV[1], ARGV[2]
+local STATE, INDEX, STAMPS, CHANGES = place .. ':state', place .. ':index', place .. ':stamps', place .. ':changes'
+
+local function at(kind, name)
+  return place .. ':' .. kind .. ':' .. name
+end
+
+-- tostring() would give 1e+15.
+local function digits(number)
+  return string.format('%.0f', number)
+end
+
+local clock = redis.call('TIME')
+local micros = clock[1] * 1000000 + clock[2]
+
+-- A server out of memory refuses a script at its first write and never later, so this comes first: all or nothing.
+local function next_version()
+  local version = redis.call('HINCRBY', STATE, 'version', 1)
+  if version == 1 then
+    redis.call('HSET', STATE, 'born', digits(micros))
+  end
+  return version
+end
+
+local function stamp_of(name)
+  local stamp = redis.call('HGET', STAMPS, name)
+  if not stamp then
+    return nil
+  end
+  local kind, size, life, last = string.match(stamp, '^(%a+) (%d+) %d+ %d+ (%d+) (%d+)$')
+  return { kind = kind, size = tonumber(size), life = tonumber(life), last = tonumber(last) }
+end
+
+local function note(name, version, stamp)
+  redis.call('ZADD', INDEX, 0, name)
+  redis.call('ZADD', CHANGES, version, name)
+  local numbers = { stamp.size, micros, version, stamp.life, stamp.last }
+  for i, number in ipairs(numbers) do
+    numbers[i] = digits(number)
+  end
+  redis.call('HSET', STAMPS, name, stamp.kind .. ' ' .. table.concat(numbers, ' '))
+end
