@@ -15,9 +15,10 @@ from carrel.conversation.messages import (
     meta_of,
     tool_result_text,
 )
-from carrel.conversation.page import day_and_time, page_of
+from carrel.conversation.page import page_of
 from carrel.conversation.page_parts import pretty
 from carrel.conversation.replay import Numbered
+from carrel.conversation.telling import day_and_time
 
 if TYPE_CHECKING:
     from jinja2 import Template

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from itertools import pairwise
 from typing import Any
 
@@ -11,12 +10,11 @@ from carrel.conversation.inert import inert_line
 from carrel.conversation.messages import ConversationMessage, SessionData, blocks_of, meta_of
 from carrel.conversation.page_parts import Pairs, Part, part_of
 from carrel.conversation.prose import prose
-from carrel.conversation.replay import Numbered, cut_of, jump_of, kept_from, visible_after
+from carrel.conversation.replay import Numbered, jump_of, kept_from, visible_after
+from carrel.conversation.telling import day_and_time, event_words, messages, moment_of, parsed
+from carrel.conversation.usage import tokens_of
 
 SUMMARY_OPENING = "[Conversation Summary]"
-
-_INPUT = ("input_tokens", "prompt_tokens", "prompt_token_count")
-_OUTPUT = ("output_tokens", "completion_tokens", "candidates_token_count")
 
 
 @dataclass
@@ -147,18 +145,15 @@ class _Layout:
             seq,
             role=role if role in ("user", "assistant") else "other",
             who=inert_line({"user": "User", "assistant": "Assistant"}.get(role, role)),
-            moment=_moment(meta),
+            moment=_moment(entry),
             detail=self._detail(meta),
             parts=parts,
         )
 
     def _detail(self, meta: dict[str, Any]) -> str:
-        usage = meta.get("usage")
-        usage = usage if isinstance(usage, dict) else {}
+        spent = tokens_of(meta.get("usage"))
         counts = [
-            f"{count:,} {word}"
-            for word, names in (("in", _INPUT), ("out", _OUTPUT))
-            if type(count := next((usage[name] for name in names if usage.get(name)), None)) is int
+            f"{count:,} {word}" for count, word in ((spent.input_tokens, "in"), (spent.output_tokens, "out")) if count
         ]
         model = [str(meta["model"])] if meta.get("model") and meta["model"] != self._usual_model else []
         return inert_line(" · ".join([*model, *counts]))
@@ -166,24 +161,16 @@ class _Layout:
 
 def _mark(seq: int, entry: ConversationMessage) -> Item | None:
     """The mark for an event; None for a message, and for events that have no place on the page."""
-    role, meta = entry.get("role"), meta_of(entry)
-    moment = _moment(meta)
-    if role == "compact" or (meta.get("synthetic") and _text_of(entry).startswith(SUMMARY_OPENING)):
-        count = meta.get("compacted_count")
-        words = f"{messages(count)} became a summary" if type(count) is int else "Summary of what was said before"
+    role, kind = entry.get("role"), aside_of(entry)
+    is_summary = meta_of(entry).get("synthetic") and _text_of(entry).startswith(SUMMARY_OPENING)
+    words = "Summary of what was said before" if is_summary else event_words(seq, entry)
+    if words is None or kind not in (None, "fork"):
+        return None
+    if role == "compact" or is_summary:
         summary = _text_of(entry).removeprefix(SUMMARY_OPENING).strip()
-        return Item("mark", seq, text=words, moment=moment, html=prose(summary), tone="compact")
-    if role == UNREADABLE and meta.get("reason") != "blank":
-        reason = inert_line(meta.get("reason") or "no reason given")
-        return Item("mark", seq, text=f"Line {seq} could not be read: {reason}", tone="error")
-    if role == "rewind" and aside_of(entry) is None:
-        jump, cut = jump_of(entry), cut_of(entry)
-        words = f"to right after entry {jump}" if jump is not None else f"to {messages(cut)}" if cut else "to the start"
-        return Item("mark", seq, text=f"Rewound {words}", moment=moment, tone="rewind")
-    if aside_of(entry) == "fork":
-        parent = inert_line(meta.get("parent_session_id") or "another session")
-        return Item("mark", seq, text=f"Forked here; all above was said in {parent}", moment=moment, tone="fork")
-    return None
+        return Item("mark", seq, text=words, moment=_moment(entry), html=prose(summary), tone="compact")
+    tone = "error" if role == UNREADABLE else kind or "rewind"
+    return Item("mark", seq, text=words, moment=_moment(entry), tone=tone)
 
 
 def _facts(data: SessionData, entries: Sequence[Numbered]) -> list[tuple[str, str]]:
@@ -212,7 +199,7 @@ def _with_days(items: list[Item]) -> list[Item]:
     today = ""
     for item in items:
         for one in [item, *item.items]:
-            when = _parsed(one.moment)
+            when = parsed(one.moment)
             if when is not None:
                 one.time = f"{when:%H:%M}"
                 day = f"{when.day} {when:%B %Y}"
@@ -233,26 +220,6 @@ def _text_of(entry: ConversationMessage) -> str:
     return "\n\n".join(str(block.get("text") or "") for block in blocks_of(entry) if block.get("type") == "text")
 
 
-def _moment(meta: dict[str, Any]) -> str:
-    when = _parsed(meta.get("created_at") or meta.get("timestamp"))
+def _moment(entry: ConversationMessage) -> str:
+    when = moment_of(entry)
     return when.isoformat(timespec="seconds") if when else ""
-
-
-def _parsed(given: object) -> datetime | None:
-    if not isinstance(given, str) or not given:
-        return None
-    try:
-        when = datetime.fromisoformat(given)
-        return when.astimezone(UTC) if when.tzinfo else when.replace(tzinfo=UTC)
-    except (ValueError, OverflowError):
-        return None
-
-
-def messages(count: int) -> str:
-    return "1 message" if count == 1 else f"{count:,} messages"
-
-
-def day_and_time(given: object) -> str:
-    """An ISO time for people, in UTC; anything else as it is."""
-    when = _parsed(given)
-    return f"{when.day} {when:%b %Y, %H:%M} UTC" if when else str(given or "")

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from carrel.conversation.inert import inert, inert_line
 from carrel.conversation.messages import ConversationMessage, MessageBlock, blocks_of, meta_of, tool_result_text
 from carrel.conversation.prose import prose
+from carrel.conversation.telling import size_of
 
 _IMAGE = re.compile(r"image/(png|jpeg|jpg|gif|webp|avif|bmp|svg\+xml)")
 # Anything else is offered as plain bytes, so that no browser opens it as a page of its own.
@@ -134,18 +135,6 @@ def _attachment(block: MessageBlock) -> Part:
         return Part("image", href=f"data:{mime};base64,{data}", name=name, detail=detail)
     safe = mime if _DOCUMENT.fullmatch(mime) else "application/octet-stream"
     return Part("document", href=f"data:{safe};base64,{data}", name=name, detail=detail)
-
-
-def size_of(count: int) -> str:
-    """Bytes for people."""
-    size = float(count)
-    if size < 1024:
-        return f"{count} bytes"
-    for unit in ("KB", "MB", "GB"):
-        size /= 1024
-        if size < 1024 or unit == "GB":
-            break
-    return f"{size:,.1f} {unit}"
 
 
 def pretty(value: object) -> str:
