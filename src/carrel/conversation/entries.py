@@ -76,8 +76,6 @@ def decode(line: bytes) -> ConversationMessage:
             return _unreadable(f"no JSON: {problem}")
     if type(entry) is not dict:
         return _unreadable(f"a JSON {type(entry).__name__}, no object")
-    if entry.get("role") == UNREADABLE:
-        return _unreadable("the role 'unreadable' is no role of this format")
     return entry
 
 

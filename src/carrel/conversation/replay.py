@@ -188,7 +188,7 @@ class Backwards:
             self._keep = kept_from(entry)
             self.enough = self._keep is None
             return True
-        reason = meta_of(entry).get("reason")
+        reason = meta_of(entry).get("reason") or "its role says that it cannot be read"
         if reason != "blank":
             self.problems.append(f"line {seq} is left out: {reason}")
         return False

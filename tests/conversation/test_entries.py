@@ -1,0 +1,83 @@
+"""A line of the log: anything JSON can say comes back as it was, anything else is refused or reported."""
+
+import math
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from carrel.conversation.entries import decode, decode_all, encode
+from carrel.errors import MessageRefused
+
+values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(st.characters()),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=12,
+)
+
+
+@given(values)
+def test_what_goes_in_comes_out(value: Any):
+    message = {"role": "user", "content": [{"type": "text", "text": "x", "extra": value}]}
+    line = encode(message)
+    assert b"\n" not in line
+    assert decode(line) == message
+
+
+def test_numbers_that_are_no_numbers_are_kept():
+    back = decode(encode({"role": "user", "content": [math.nan, math.inf, None, 2**200]}))["content"]
+    assert math.isnan(back[0])
+    assert back[1:] == [math.inf, None, 2**200]
+
+
+def test_lone_surrogates_and_nul_are_kept():
+    message = {"role": "user", "content": [{"type": "text", "text": "a\ud800b\x00c\u2028d"}]}
+    assert decode(encode(message)) == message
+
+
+@pytest.mark.parametrize(
+    ("message", "why"),
+    [
+        ("hello", "a message is a dict"),
+        (None, "a message is a dict"),
+        ({"content": []}, "needs a role"),
+        ({"role": "", "content": []}, "needs a role"),
+        ({"role": 5, "content": []}, "needs a role"),
+        ({"role": "user", "content": [{1, 2}]}, "not JSON serializable"),
+        ({"role": "unreadable"}, "use another"),
+    ],
+)
+def test_what_is_no_message_is_refused_with_a_reason(message: Any, why: str):
+    with pytest.raises(MessageRefused, match=why):
+        encode(message)
+
+
+def test_a_message_that_holds_itself_is_refused():
+    message: dict[str, Any] = {"role": "user", "content": []}
+    message["content"].append(message)
+    with pytest.raises(MessageRefused):
+        encode(message)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [b"{", b"[]", b"5", b"null", b'"text"', b"\xff\xfe", b'{"role": "user"', b"\x00" * 8],
+)
+def test_a_line_that_is_no_entry_is_reported_and_harms_no_other(line: bytes):
+    good = b'{"role":"user","content":[]}'
+    entries = decode_all([good, line, good])
+    assert [entry["role"] for entry in entries] == ["user", "unreadable", "user"]
+    assert entries[1]["meta"]["reason"]
+
+
+def test_blank_lines_are_no_entries():
+    assert [entry["role"] for entry in decode_all([b"", b"  ", b'{"role":"user"}'])] == [
+        "unreadable",
+        "unreadable",
+        "user",
+    ]
+
+
+def test_two_broken_lines_never_make_a_whole_one():
+    assert [entry["role"] for entry in decode_all([b'{"role":"user","content":[1', b"2]}"])] == ["unreadable"] * 2

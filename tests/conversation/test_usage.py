@@ -1,0 +1,68 @@
+"""Tokens and cost: per model, per turn, each counted once."""
+
+import pytest
+
+from carrel.conversation.entries import build_aside, build_compact_event
+from carrel.conversation.usage import count_usage, tokens_of
+from tests.conversation.words import assistant, result, rewind, user
+
+FIVE = {"input_tokens": 3, "output_tokens": 2}
+
+
+def spent(text: str, model: str = "m", usage: object = None) -> dict:
+    return assistant(text, model=model, usage=usage or FIVE)
+
+
+def test_per_model_and_per_turn():
+    log = [user("first"), spent("a"), result("x"), spent("b", "n"), user("second"), spent("c")]
+    usage = count_usage(enumerate(log, 1))
+    assert usage.total.total_tokens == 15
+    assert {name: tokens.total_tokens for name, tokens in usage.models.items()} == {"m": 10, "n": 5}
+    assert [(turn.seq, turn.text, turn.total_tokens) for turn in usage.turns] == [(1, "first", 10), (5, "second", 5)]
+
+
+def test_what_was_rewound_was_still_paid_for():
+    assert count_usage(enumerate([user("a"), spent("b"), rewind(0)], 1)).total.total_tokens == 5
+
+
+def test_a_summary_is_paid_for_too():
+    event = build_compact_event("s", provider="p", model="m", compacted_count=1, usage=FIVE)
+    assert count_usage([(1, event)]).models["m"].total_tokens == 5
+
+
+def test_a_fork_counts_only_what_it_added():
+    log = [user("a"), spent("b"), build_aside("fork", parent_session_id="p", at_seq=2), user("c"), spent("d")]
+    usage = count_usage(enumerate(log, 1))
+    assert usage.total.total_tokens == 5
+    assert usage.inherited_through_seq == 3
+
+
+def test_cost_from_the_users_prices():
+    prices = {"m": {"input": 2.0, "output": 10.0, "cache_read": 0.5}}
+    big = {"input_tokens": 1_000_000, "output_tokens": 100_000, "cache_read_input_tokens": 2_000_000}
+    usage = count_usage(enumerate([user("a"), spent("b", usage=big), spent("c", "unknown-model")], 1), prices)
+    assert usage.total.cost == pytest.approx(4.0)
+    assert usage.models["unknown-model"].cost is None
+    assert usage.unpriced == ["unknown-model"]
+
+
+@pytest.mark.parametrize(
+    ("given", "total"),
+    [
+        ({"input_tokens": 3, "output_tokens": 2}, 5),
+        ({"prompt_tokens": 3, "completion_tokens": 2, "total_tokens": 6}, 6),
+        ({"promptTokenCount": 3, "candidatesTokenCount": 2, "totalTokenCount": 9}, 9),
+        ({"input_tokens": "many", "output_tokens": None}, 0),
+        ({"input_tokens": -5}, 0),
+        (None, 0),
+        ([], 0),
+        ("x", 0),
+    ],
+)
+def test_usage_in_every_providers_words(given: object, total: int):
+    assert tokens_of(given).total_tokens == total
+
+
+def test_details_are_found_one_level_down():
+    tokens = tokens_of({"prompt_tokens": 9, "prompt_tokens_details": {"cached_tokens": 4}})
+    assert tokens.cache_read_tokens == 4
