@@ -75,3 +75,11 @@ class ImportRefused(SessionError, ValueError):
 
 class KeyMissing(StorageError, KeyError):
     """There is nothing under this key, or it was deleted while it was being written; nothing was kept."""
+
+
+class CatalogueBusy(StorageError, TimeoutError):
+    """Another process kept the search catalogue for too long; what it holds can still be asked."""
+
+
+class CatalogueLost(StorageError):
+    """The search catalogue was missing or damaged and begins empty; whoever fills it has to do so again."""
