@@ -1,0 +1,144 @@
+"""Reads sessions of our own format: a folder with `messages.jsonl`, ours or another program's, or the bare file."""
+
+import hashlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from carrel.conversation.importers.draft import first_words, iso, text_of
+from carrel.conversation.importers.lines import records
+from carrel.conversation.importers.report import Imported, ImportReport
+from carrel.conversation.messages import ConversationMessage, MessageBlock, blocks_of, meta_of, tool_result_text
+from carrel.conversation.metadata import decode_meta
+from carrel.conversation.spill import paths_of, restore
+
+KIND = "carrel"
+LOG = "messages.jsonl"
+
+_FIELDS = ("title", "provider", "model", "cwd", "created_at")
+_OF_THE_FOLDER = (*_FIELDS, "id", "message_format_version", "updated_at", "message_count", "total_tokens")
+_PLACES = ("keep_from_seq", "to_seq", "at_seq")
+
+
+def recognizes(record: dict[str, Any]) -> bool:
+    """Whether a line is one of this format: a role, and content or meta."""
+    return isinstance(record.get("role"), str) and "type" not in record and ("content" in record or "meta" in record)
+
+
+def read(path: Path, *, all_branches: bool = False) -> Iterator[Imported]:
+    """The session of one log with all its entries; `SessionTooNew` when a newer version wrote it.
+
+    What it went back from is in the log as it is, so `all_branches` changes nothing."""
+    report = ImportReport(str(path), KIND)
+    folder = path.parent
+    meta, problem = _meta_of_folder(folder)
+    if problem:
+        report.problems.append(problem)
+    source_id = report.source_id = meta.get("id") or (folder.name if path.name == LOG else path.stem)
+    places: dict[int, int] = {}
+    entries: list[ConversationMessage] = []
+    for number, record in records(path, report):
+        if not isinstance(record.get("role"), str) or not record["role"]:
+            report.not_known("no role")
+            continue
+        entries.append(_upgraded(_whole(record, folder, report)))
+        report.imported += 1
+        places[number] = len(entries)
+    if len(entries) != report.lines:
+        entries = [_moved(entry, places) for entry in entries]
+    answers = [meta_of(entry) for entry in entries if entry.get("role") == "assistant"]
+    yield Imported(
+        KIND,
+        source_id,
+        report,
+        title=meta.get("title") or first_words(entries),
+        provider=meta.get("provider") or _newest(answers, "provider"),
+        model=meta.get("model") or _newest(answers, "model"),
+        cwd=meta.get("cwd") or "",
+        created_at=iso(meta.get("created_at"))
+        or next(filter(None, (meta_of(e).get("created_at") for e in entries)), None),
+        messages=entries,
+        parent=text_of(meta.get("parent_session_id")) or None,
+        meta={key: value for key, value in meta.items() if key not in _OF_THE_FOLDER},
+    )
+
+
+def _newest(answers: list[dict[str, Any]], name: str) -> str:
+    return next(filter(None, (text_of(meta.get(name)) for meta in reversed(answers))), "")
+
+
+def _meta_of_folder(folder: Path) -> tuple[dict[str, Any], str | None]:
+    """What `meta.json` says, or nothing and why."""
+    file = folder / "meta.json"
+    try:
+        raw = file.read_bytes()
+    except FileNotFoundError:
+        return {}, None
+    except OSError as problem:
+        return {}, f"{file} cannot be read ({problem.strerror}); the session is known from its messages alone"
+    known = decode_meta(raw, folder.name)
+    if known is None:
+        return {}, f"{file} is damaged; the session is known from its messages alone"
+    meta: dict[str, Any] = dict(known)
+    return meta, None
+
+
+def _whole(entry: ConversationMessage, folder: Path, report: ImportReport) -> ConversationMessage:
+    """The entry with what was too large for its line put back, each file checked against its sum."""
+    paths = paths_of(entry)
+    if not paths:
+        return entry
+    files = {path: data for path in paths if (data := _side_file(folder, path)) is not None}
+    report.problems += [
+        f"line {report.lines}: {path} is missing or not what was stored; the message has what its line says of it"
+        for path in paths
+        if path not in files
+    ]
+    return restore(entry, files)
+
+
+def _side_file(folder: Path, path: str) -> bytes | None:
+    """A file beside the log, named by the sum of its content; nothing outside the folder is ever read."""
+    try:
+        file = (folder / path).resolve(strict=True)
+        if not file.is_relative_to(folder.resolve()) or not file.is_file():
+            return None
+        data = file.read_bytes()
+    except (OSError, ValueError, RuntimeError):
+        return None
+    return data if hashlib.sha256(data).hexdigest().startswith(Path(path).stem) else None
+
+
+def _upgraded(entry: ConversationMessage) -> ConversationMessage:
+    """Older versions keep a tool's output as plain `content`; today it is `model_text` and `display_text`."""
+    if not any(_is_old_result(block) for block in blocks_of(entry)):
+        return entry
+    blocks = [_upgraded_result(block) if _is_old_result(block) else block for block in entry["content"]]
+    return {**entry, "content": blocks}
+
+
+def _is_old_result(block: object) -> bool:
+    return isinstance(block, dict) and block.get("type") == "tool_result" and "model_text" not in block
+
+
+def _upgraded_result(block: MessageBlock) -> MessageBlock:
+    text = tool_result_text(block)
+    new = {"model_text": text, "display_text": text, "is_error": False, **block}
+    if isinstance(new.get("content"), str):
+        del new["content"]
+    return new
+
+
+def _moved(entry: ConversationMessage, places: dict[int, int]) -> ConversationMessage:
+    """References to entries count lines; where a line could not be taken, those after it have moved up."""
+    if entry.get("role") not in ("compact", "rewind"):
+        return entry
+    meta = dict(meta_of(entry))
+    for name in _PLACES:
+        if type(meta.get(name)) is int:
+            at = meta[name]
+            # What is kept starts at the next entry that is there; what is gone back to ends at the one before.
+            later = [place for line, place in places.items() if line >= at]
+            earlier = [place for line, place in places.items() if line <= at]
+            meta[name] = min(later, default=len(places)) if name == "keep_from_seq" else max(earlier, default=0)
+    return {**entry, "meta": meta}
