@@ -1,0 +1,44 @@
+"""Words typed, calls made, lines printed."""
+
+from typing import Annotated
+
+import typer
+
+from carrel import __version__
+from carrel.cli.demo import demo
+from carrel.cli.ending import run_to_its_end
+from carrel.cli.sessions import app as sessions
+
+app = typer.Typer(
+    name="carrel",
+    help="A private place for every AI agent to work: what was said, what is known, what was made.",
+    # Plain help: it comes in a fraction of the time, reads the same in a pipe, and needs no colour.
+    rich_markup_mode=None,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.add_typer(sessions, name="sessions")
+app.command("demo")(demo)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"carrel {__version__}")
+        raise typer.Exit
+
+
+@app.callback(invoke_without_command=True)
+def _carrel(
+    context: typer.Context,
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version.", callback=_print_version, is_eager=True)
+    ] = False,
+) -> None:
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help())
+
+
+def main() -> int:
+    """Run the command line of this process; returns its exit code."""
+    return run_to_its_end(app)

@@ -1,0 +1,123 @@
+"""How a command ends: with an exit code that says whose turn it is, and one line when it failed."""
+
+import asyncio
+import logging
+import os
+import sys
+from collections.abc import Callable, Coroutine
+from functools import wraps
+from typing import Any, ParamSpec
+
+import typer
+
+from carrel.conversation.inert import inert_line
+from carrel.errors import (
+    CarrelError,
+    CompactRefused,
+    ImportRefused,
+    MessageRefused,
+    SessionBusy,
+    SessionTooNew,
+    StorageError,
+)
+
+DONE, FAILED, WRONG_USAGE, MACHINE_LACKS, BUG, INTERRUPTED = 0, 1, 2, 3, 70, 130
+"""What happened, the user's task failed, it was typed wrong, no room or no permission, our fault, Ctrl-C."""
+
+Parameters = ParamSpec("Parameters")
+
+
+class WrongUsage(CarrelError, ValueError):
+    """What was typed cannot be done; the message says what can."""
+
+
+class TaskFailed(CarrelError):
+    """It was understood and tried, and did not come to what was asked for."""
+
+
+def waits(function: Callable[Parameters, Coroutine[Any, Any, None]]) -> Callable[Parameters, None]:
+    """An async function as a command."""
+
+    @wraps(function)
+    def command(*args: Parameters.args, **kwargs: Parameters.kwargs) -> None:
+        try:
+            asyncio.run(function(*args, **kwargs))
+            sys.stdout.flush()
+        except BrokenPipeError:
+            _nobody_reads()
+
+    return command
+
+
+def run_to_its_end(app: typer.Typer) -> int:
+    """Run the command that was typed; whatever happens, the code to exit with."""
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            # A terminal that cannot show a letter shows its number; that is no reason to stop.
+            stream.reconfigure(errors="backslashreplace")
+    notes = logging.StreamHandler()
+    notes.setFormatter(_Note())
+    logging.getLogger("carrel").addHandler(notes)
+    try:
+        code = app(prog_name="carrel", standalone_mode=False)
+        sys.stdout.flush()
+        return code if isinstance(code, int) else DONE
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except (typer.TyperException, CarrelError, OSError) as problem:
+        return _say(problem)
+    except Exception as problem:
+        if os.environ.get("CARREL_DEBUG"):
+            raise
+        _print_error(f"a bug in carrel: {type(problem).__name__}: {problem}; CARREL_DEBUG=1 shows where")
+        return BUG
+
+
+class _Note(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        return f"note: {inert_line(record.getMessage())}"
+
+
+def _say(problem: Exception) -> int:
+    if isinstance(problem, typer.TyperException):
+        message = problem.format_message()
+        context = getattr(problem, "ctx", None)
+        if context is not None:
+            message = f"{message.rstrip('.')}; `{context.command_path} --help` shows what can be typed"
+        _print_error(message)
+        return problem.exit_code
+    _print_error(_one_line(problem))
+    return _code_of(problem)
+
+
+def _one_line(problem: Exception) -> str:
+    if isinstance(problem, OSError) and not isinstance(problem, CarrelError) and problem.strerror:
+        return f"{problem.filename}: {problem.strerror}" if problem.filename else problem.strerror
+    return str(problem) or type(problem).__name__
+
+
+def _code_of(problem: Exception) -> int:
+    match problem:
+        case TaskFailed() | ImportRefused() | CompactRefused() | MessageRefused() | SessionBusy():
+            return FAILED
+        case StorageError() if not isinstance(problem, ValueError):
+            return MACHINE_LACKS
+        case SessionTooNew():
+            return MACHINE_LACKS
+        case CarrelError():
+            return WRONG_USAGE
+        case _:
+            return MACHINE_LACKS
+
+
+def _print_error(message: str) -> None:
+    try:
+        print(f"error: {inert_line(message)}", file=sys.stderr)
+    except OSError:
+        # Nobody listens there either; the exit code still tells.
+        return
+
+
+def _nobody_reads() -> None:
+    """The reader (`| head`) has seen enough. Python flushes at exit, so what is left must go somewhere."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -1,0 +1,137 @@
+"""The tables of `carrel sessions`: which columns, in which order."""
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from carrel.cli.show import Column, is_terminal, print_table, say, when
+from carrel.conversation.inert import inert_line
+
+if TYPE_CHECKING:
+    import carrel
+    from carrel.conversation.importers import ImportReport
+    from carrel.conversation.search import SearchHit
+
+SHORTEST_ID = 8
+
+
+def short_ids(every: Iterable[str]) -> Callable[[str], str]:
+    """At a terminal, as much of an id as tells it from all others; in a pipe, and for one not among them, all of it."""
+    if not is_terminal():
+        return str
+    ordered = sorted(every)
+    lengths: dict[str, int] = {}
+    for index, id_ in enumerate(ordered):
+        near = ordered[max(0, index - 1) : index] + ordered[index + 1 : index + 2]
+        lengths[id_] = max([SHORTEST_ID, *(_shared(id_, other) + 1 for other in near)])
+    return lambda id_: id_[: lengths.get(id_, len(id_))]
+
+
+def _shared(one: str, other: str) -> int:
+    return next(
+        (place for place, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other))
+    )
+
+
+def print_sessions(metas: Sequence[Any], short: Callable[[str], str]) -> None:
+    has_tags = any(meta.get("tags") for meta in metas)
+    columns = [
+        Column("ID", "cyan"),
+        Column("TITLE", gives_way=True),
+        Column("MESSAGES", justify="right"),
+        Column("UPDATED", "dim"),
+        Column("MODEL", "dim"),
+        *([Column("TAGS", "yellow")] if has_tags else []),
+    ]
+    print_table(
+        columns,
+        [
+            [
+                short(meta["id"]),
+                meta.get("title") or "",
+                f"{meta.get('message_count') or 0:,}",
+                when(meta.get("updated_at")),
+                meta.get("model") or "",
+                *([", ".join(map(str, meta.get("tags") or []))] if has_tags else []),
+            ]
+            for meta in metas
+        ],
+    )
+
+
+def print_imports(reports: Sequence["ImportReport"]) -> None:
+    if not reports:
+        return
+    print_table(
+        [
+            Column("FROM", gives_way=True),
+            Column("KIND"),
+            Column("LINES", justify="right"),
+            Column("IMPORTED", justify="right"),
+            Column("MERGED", justify="right"),
+            Column("IGNORED", justify="right"),
+            Column("UNKNOWN", justify="right"),
+            Column("UNREADABLE", justify="right"),
+            Column("SESSION", "cyan"),
+        ],
+        [
+            [
+                report.path,
+                report.kind,
+                f"{report.lines:,}",
+                f"{report.imported:,}",
+                f"{report.merged:,}",
+                f"{sum(report.ignored.values()):,}",
+                f"{sum(report.unknown.values()):,}",
+                f"{len(report.unreadable):,}",
+                report.session_id or "",
+            ]
+            for report in reports
+        ],
+    )
+    for report in reports:
+        for what, count in report.ignored.items():
+            reason = report.reasons.get(what)
+            say(f"ignored {count:,} × {what}" + (f": {reason}" if reason else ""), "dim")
+        for what, count in report.unknown.items():
+            say(f"unknown {count:,} × {what}: kept out, and left in the file", "yellow")
+        if report.unreadable:
+            shown = ", ".join(map(str, report.unreadable[:10]))
+            say(f"unreadable in {report.path}: line {shown}{'…' if len(report.unreadable) > 10 else ''}", "red")
+        for problem in report.problems:
+            say(problem, "yellow")
+
+
+def print_usage(spent: "carrel.Usage") -> None:
+    has_cost = spent.total.cost is not None
+    numbers = [Column(title, justify="right") for title in ("INPUT", "OUTPUT", "CACHE READ", "CACHE WRITE", "TOTAL")]
+    cost = [Column("COST", justify="right")] if has_cost else []
+
+    def row(tokens: Any) -> list[str]:
+        counts = (
+            tokens.input_tokens,
+            tokens.output_tokens,
+            tokens.cache_read_tokens,
+            tokens.cache_write_tokens,
+            tokens.total_tokens,
+        )
+        price = "" if tokens.cost is None else f"{tokens.cost:,.4f}"
+        return [*(f"{count:,}" for count in counts), *([price] if has_cost else [])]
+
+    models = [[model, *row(tokens)] for model, tokens in spent.models.items()]
+    print_table([Column("MODEL", gives_way=True), *numbers, *cost], [*models, ["all", *row(spent.total)]])
+    if spent.turns:
+        say()
+        turns = [[str(turn.seq), inert_line(turn.text), *row(turn)] for turn in spent.turns]
+        print_table([Column("SEQ", justify="right"), Column("TURN", gives_way=True), *numbers, *cost], turns)
+    if spent.inherited_through_seq:
+        say(
+            f"Entries up to {spent.inherited_through_seq} came with the fork and are counted where they were made.",
+            "dim",
+        )
+    if spent.unpriced:
+        say(f"No price for {', '.join(spent.unpriced)}.", "yellow")
+
+
+def print_hits(hits: Sequence["SearchHit"], short: Callable[[str], str]) -> None:
+    for hit in hits:
+        say(hit)

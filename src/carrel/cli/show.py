@@ -1,0 +1,228 @@
+"""What is printed: tables and messages for people, JSON for programs; nothing printed can act on a terminal."""
+
+import json
+import sys
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, is_dataclass
+from datetime import UTC, datetime
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, Literal
+
+import orjson
+
+from carrel.conversation.inert import inert, inert_line
+from carrel.conversation.messages import (
+    ConversationMessage,
+    MessageBlock,
+    blocks_of,
+    meta_of,
+    tool_result_text,
+)
+from carrel.conversation.telling import day_and_time, event_words, messages, moment_of, parsed, size_of
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.text import Text
+
+LONGEST_LINE = 300
+"""How much of a tool call is shown, unless all is asked for."""
+MOST_LINES = 12
+"""How many lines of a tool result are shown, unless all is asked for."""
+
+
+def is_terminal() -> bool:
+    return console().is_terminal
+
+
+@lru_cache(maxsize=1)
+def console() -> "Console":
+    """Where people read. Without a terminal there is no width, so nothing is cut and no id is broken."""
+    from rich.console import Console  # noqa: PLC0415 -- slow to load, and `--json` and `--help` do without
+
+    class Screen(Console):
+        def on_broken_pipe(self) -> None:
+            # Called while the error is being handled; rich would exit with 1, and that is told in `ending`.
+            raise
+
+    return Screen(highlight=False, markup=False, emoji=False, width=None if sys.stdout.isatty() else 100_000)
+
+
+def words(text: object, style: str = "") -> "Text":
+    """Text from anywhere, made harmless; never read as markup."""
+    from rich.text import Text  # noqa: PLC0415 -- see `console`
+
+    return Text(inert(text), style=style)
+
+
+def say(text: object = "", style: str = "") -> None:
+    console().print(words(text, style), soft_wrap=not is_terminal())
+
+
+def print_json(value: Any) -> None:
+    """One JSON document."""
+    _write(_json(value, orjson.OPT_INDENT_2))
+
+
+def print_json_line(value: Any) -> None:
+    """One JSON document on one line, handed on at once."""
+    _write(_json(value, 0))
+    sys.stdout.flush()
+
+
+def _json(value: Any, option: int) -> str:
+    try:
+        return orjson.dumps(value, option=option).decode()
+    except TypeError:
+        # Integers of any size, lone surrogates: legal in a log, and JSON can say them.
+        return json.dumps(value, indent=2 if option else None)
+
+
+def _write(text: str) -> None:
+    sys.stdout.write(f"{text}\n")
+
+
+@dataclass(frozen=True)
+class Column:
+    title: str
+    style: str = ""
+    justify: Literal["left", "right"] = "left"
+    gives_way: bool = False
+    """Whether this is the one to be shortened where a terminal is too narrow; all others stay whole."""
+
+
+def print_table(columns: Sequence[Column], rows: Iterable[Sequence[object]]) -> None:
+    from rich.table import Table  # noqa: PLC0415 -- see `console`
+
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for column in columns:
+        table.add_column(
+            column.title,
+            justify=column.justify,
+            style=column.style,
+            no_wrap=True,
+            overflow="ellipsis" if column.gives_way else "ignore",
+            ratio=1 if column.gives_way and is_terminal() else None,
+            min_width=10 if column.gives_way else None,
+        )
+    for row in rows:
+        table.add_row(*(words(inert_line(cell)) for cell in row))
+    if is_terminal():
+        console().print(table)
+        return
+    with console().capture() as captured:
+        console().print(table)
+    _write("\n".join(line.rstrip() for line in captured.get().rstrip("\n").split("\n")))
+
+
+def print_message(message: ConversationMessage, *, seq: int | None = None, whole: bool = False) -> None:
+    """A message, or an event of the log, as people read it."""
+    event = event_words(seq or 0, message)
+    if event is not None:
+        say(_numbered(seq, f"— {event} —"), "dim")
+        if message.get("role") == "compact":
+            _print_blocks(blocks_of(message), whole)
+        say()
+        return
+    role = str(message.get("role") or "")
+    blocks = blocks_of(message)
+    if role == "unreadable":
+        return
+    who = "Tool" if blocks and all(block.get("type") == "tool_result" for block in blocks) else role.capitalize()
+    when = moment_of(message)
+    console().print(
+        words(
+            _numbered(seq, inert_line(who)), {"user": "bold green", "assistant": "bold cyan"}.get(role, "bold yellow")
+        ),
+        words(day_and_time(when.isoformat()) if when else "", "dim"),
+    )
+    _print_blocks(blocks, whole)
+    say()
+
+
+def _numbered(seq: int | None, text: str) -> str:
+    return f"{seq}  {text}" if seq else text
+
+
+def _print_blocks(blocks: Iterable[MessageBlock], whole: bool) -> None:
+    for block in blocks:
+        text, style = _block(block, whole)
+        if text.strip():
+            say(text.rstrip("\n"), style)
+
+
+def _block(block: MessageBlock, whole: bool) -> tuple[str, str]:
+    kind = block.get("type")
+    match kind:
+        case "text":
+            return str(block.get("text") or ""), ""
+        case "thinking":
+            return _lines(f"thinking: {block.get('text') or ''}", whole), "dim italic"
+        case "tool_use":
+            given = json.dumps(block.get("input"), ensure_ascii=False, default=str)
+            if not whole and len(given) > LONGEST_LINE:
+                given = f"{given[:LONGEST_LINE]}… ({size_of(len(given))})"
+            return f"→ {inert_line(block.get('name') or 'tool')} {given}", "cyan"
+        case "tool_result":
+            shown = block.get("display_text")
+            text = shown if isinstance(shown, str) and shown.strip() else tool_result_text(block)
+            outcome = "✗" if block.get("is_error") else "←"
+            return f"{outcome} {_lines(text, whole) or '(nothing)'}", "red" if block.get("is_error") else "dim"
+        case "image" | "document":
+            size = size_of(len(str(block.get("data") or "")) * 3 // 4)
+            return (
+                f"[{kind} {inert_line(block.get('name') or '')}, {inert_line(block.get('mime_type'))}, {size}]",
+                "yellow",
+            )
+        case _:
+            return _lines(f"[{inert_line(kind)}] {json.dumps(block, ensure_ascii=False, default=str)}", whole), "dim"
+
+
+def _lines(text: str, whole: bool) -> str:
+    lines = text.rstrip().split("\n")
+    if whole or len(lines) <= MOST_LINES + 1:
+        return text.rstrip()
+    return "\n".join([*lines[:MOST_LINES], f"… {len(lines) - MOST_LINES:,} more lines; --full shows them"])
+
+
+def print_entry_line(seq: int, entry: ConversationMessage) -> None:
+    """An entry of the log on one line, cut where the terminal ends."""
+    text = event_words(seq, entry) or "  ".join(_block(block, whole=False)[0] for block in blocks_of(entry))
+    line = f"{seq:>6}  {inert_line(entry.get('role')):<10} {inert_line(text)}"
+    if meta_of(entry).get("synthetic"):
+        line += "  (put in by carrel)"
+    console().print(words(line), no_wrap=True, overflow="ellipsis" if is_terminal() else "ignore", crop=is_terminal())
+
+
+def when(given: object) -> str:
+    """How long ago, for a person at a terminal; the time itself for everyone else."""
+    moment = parsed(given)
+    if moment is None or not is_terminal():
+        return str(given or "")
+    seconds = (datetime.now(UTC) - moment).total_seconds()
+    for unit, length in (("year", 31_536_000), ("month", 2_592_000), ("day", 86_400), ("hour", 3_600), ("minute", 60)):
+        if seconds >= length:
+            count = int(seconds // length)
+            return f"{count} {unit}{'s' if count != 1 else ''} ago"
+    return "just now"
+
+
+def count_words(meta: Any) -> str:
+    return messages(meta.get("message_count") or 0)
+
+
+def write(text: str) -> None:
+    """Text as it is: for a file or another program."""
+    sys.stdout.write(text)
+
+
+def flush() -> None:
+    sys.stdout.flush()
+
+
+def plain_data(thing: Any) -> Any:
+    """A pydantic model, a dataclass or a named tuple as what JSON can say."""
+    if hasattr(thing, "model_dump"):
+        return thing.model_dump()
+    if is_dataclass(thing) and not isinstance(thing, type):
+        return asdict(thing)
+    return thing._asdict() if hasattr(thing, "_asdict") else thing
