@@ -4,8 +4,8 @@ from collections.abc import Awaitable, Callable, Iterable
 from datetime import UTC, datetime
 
 from carrel.conversation.messages import SessionMeta
-from carrel.conversation.metadata import checked_id, decode_meta, new_meta
-from carrel.errors import SessionIdRefused, SessionTooNew
+from carrel.conversation.metadata import decode_meta, is_id, new_meta
+from carrel.errors import SessionTooNew
 from carrel.storage.seam import Stamp, Store
 
 
@@ -18,6 +18,8 @@ class Listing:
         self._rebuild = rebuild
         self._cursor: object = None
         self._metas: dict[str, SessionMeta] = {}
+        self.log_sizes: dict[str, int] = {}
+        """How long each log was when its session was last looked at."""
         self._sorted: list[SessionMeta] | None = None
 
     async def metas(self) -> list[SessionMeta]:
@@ -36,12 +38,13 @@ class Listing:
         return [meta.copy() for meta in self._sorted]
 
     async def _refresh(self, names: Iterable[str]) -> None:
-        ids = [name for name in names if _is_id(name)]
+        ids = [name for name in names if is_id(name)]
         folders = [f"{self._prefix}/{id_}" if self._prefix else id_ for id_ in ids]
         raws = await self._store.get_many([f"{folder}/meta.json" for folder in folders])
         stamps = await self._store.stamps([f"{folder}/messages.jsonl" for folder in folders])
         for id_, raw, stamp in zip(ids, raws, stamps, strict=True):
             self._metas.pop(id_, None)
+            self.log_sizes[id_] = stamp.size if stamp else 0
             if raw is not None or stamp is not None:
                 self._metas[id_] = listed_meta(id_, raw, stamp) or await self._rebuild(id_)
         self._sorted = None
@@ -58,10 +61,3 @@ def listed_meta(session_id: str, raw: bytes | None, stamp: Stamp | None) -> Sess
     if meta is not None and stamp is not None and meta.get("log_bytes", stamp.size) != stamp.size:
         meta["updated_at"] = max(modified, meta["updated_at"])
     return meta
-
-
-def _is_id(name: str) -> bool:
-    try:
-        return bool(checked_id(name))
-    except SessionIdRefused:
-        return False

@@ -6,8 +6,8 @@ import weakref
 from collections.abc import Callable, Sequence
 
 from carrel.conversation.entries import encode
-from carrel.conversation.messages import ConversationMessage, SessionMeta
-from carrel.conversation.metadata import Rebuild, checked_id, decode_meta, encode_meta
+from carrel.conversation.messages import ConversationMessage, SessionMeta, flatten_message_text, user_text_message
+from carrel.conversation.metadata import Rebuild, checked_id, decode_meta, encode_meta, title_from
 from carrel.conversation.reading import LogReading, View
 from carrel.conversation.repair import interrupted_message, unanswered
 from carrel.conversation.spill import may_spill, spill
@@ -102,7 +102,10 @@ class SessionLogs:
 
         `SessionNotFound` when it is missing, or was deleted after this call or this store knew it."""
         deletions = self._deletions.get(session_id, 0)
-        lines, files = self._lines(messages)
+        messages = [self._redacted(message) for message in messages] if self._redact is not None else messages
+        lines, files = _lines(messages)
+        if draft is not None:
+            draft["title"] = next(filter(None, map(title_from, messages)), draft["title"])
         async with self._turn(session_id):
             writer = await self._writer(session_id, draft, deletions)
             for path, data in files.items():
@@ -116,19 +119,14 @@ class SessionLogs:
                 self._gone.add(session_id)
             raise _deleted(session_id) from None
 
-    def _lines(self, messages: Sequence[ConversationMessage]) -> tuple[list[bytes], dict[str, bytes]]:
-        lines: list[bytes] = []
-        files: dict[str, bytes] = {}
-        for message in messages:
-            kept = self._redact(message) if self._redact is not None else message
-            line = encode(kept)
-            if may_spill(line):
-                spilled = spill(kept)
-                if spilled.files:
-                    files |= spilled.files
-                    line = encode(spilled.message)
-            lines.append(line)
-        return lines, files
+    def _redacted(self, message: ConversationMessage) -> ConversationMessage:
+        if self._redact is None or not isinstance(message, dict) or "content" not in message:
+            return message
+        return self._redact(message)
+
+    def redacted_text(self, text: str) -> str:
+        """A title or a label, as it may be written."""
+        return text if self._redact is None else flatten_message_text(self._redacted(user_text_message(text)))
 
     def _turn(self, session_id: str) -> asyncio.Lock:
         turns = self._turns.setdefault(asyncio.get_running_loop(), {})
@@ -211,6 +209,21 @@ class SessionLogs:
         finally:
             if held is not None:
                 await held.release()
+
+
+def _lines(messages: Sequence[ConversationMessage]) -> tuple[list[bytes], dict[str, bytes]]:
+    """The lines of the log, and the files that must be there before them."""
+    lines: list[bytes] = []
+    files: dict[str, bytes] = {}
+    for message in messages:
+        line = encode(message)
+        if may_spill(line):
+            spilled = spill(message)
+            if spilled.files:
+                files |= spilled.files
+                line = encode(spilled.message)
+        lines.append(line)
+    return lines, files
 
 
 def not_found(session_id: str) -> SessionNotFound:

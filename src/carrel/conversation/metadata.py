@@ -20,9 +20,13 @@ _PLAIN_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
 _TEXTS = ("title", "provider", "model", "cwd", "created_at", "updated_at")
 
 
+def is_id(session_id: object) -> bool:
+    return isinstance(session_id, str) and _PLAIN_NAME.fullmatch(session_id) is not None
+
+
 def checked_id(session_id: object) -> str:
     """The id itself when it is a plain name, else `SessionIdRefused`: an id becomes a folder's name."""
-    if not isinstance(session_id, str) or not _PLAIN_NAME.fullmatch(session_id):
+    if not isinstance(session_id, str) or not is_id(session_id):
         raise SessionIdRefused(
             f"{str(session_id)[:80]!r} is no session id: use 1 to 128 letters, digits, '.', '_' and '-', "
             "beginning with a letter, a digit or '_'"

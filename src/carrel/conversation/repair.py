@@ -114,7 +114,10 @@ def _match(messages: Sequence[ConversationMessage]) -> tuple[list[_Call], dict[t
 
 def _in_place(call: _Call, messages: Sequence[ConversationMessage]) -> bool:
     between = messages[call.asked_at + 1 : call.answered_at]
-    return all(message.get("role") == "user" for message in between)
+    return all(
+        message.get("role") == "user" and all(block.get("type") == "tool_result" for block in blocks_of(message))
+        for message in between
+    )
 
 
 def _rebuild(

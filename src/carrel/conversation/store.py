@@ -12,13 +12,14 @@ from uuid import uuid4
 
 from carrel.conversation import branching
 from carrel.conversation.compaction import choose_cut, pinned_text, report_of, summary_and_usage
-from carrel.conversation.entries import build_aside, build_compact_event, build_rewind_event, encode, timestamp
+from carrel.conversation.entries import build_aside, build_compact_event, build_rewind_event, timestamp
 from carrel.conversation.export import to_html, to_jsonl, to_markdown
 from carrel.conversation.importers import Imported, ImportReport, read_session_file
+from carrel.conversation.importing import stored_entries, stored_meta
 from carrel.conversation.listing import Listing
 from carrel.conversation.logs import Redact, SessionLogs, not_found
 from carrel.conversation.messages import ConversationMessage, SessionData, SessionMeta
-from carrel.conversation.metadata import checked_id, encode_meta, new_meta, title_from
+from carrel.conversation.metadata import checked_id, is_id, new_meta
 from carrel.conversation.repair import mend
 from carrel.conversation.replay import Numbered
 from carrel.conversation.search import SearchHit, SessionSearch
@@ -131,7 +132,14 @@ class SessionStore:
         """A new session; `SessionExists` when the id is taken. `more` goes into the metadata as it is."""
         id_ = checked_id(session_id) if session_id is not None else self._new_id()
         meta = new_meta(
-            id_, now=self._now(), title=title, provider=provider, model=model, cwd=cwd, api_base=api_base, **more
+            id_,
+            now=self._now(),
+            title=title and self._logs.redacted_text(title),
+            provider=provider,
+            model=model,
+            cwd=cwd,
+            api_base=api_base,
+            **more,
         )
         if not await self._logs.make(meta):
             raise SessionExists(f"session {id_} is there already; load it, or give another session_id")
@@ -144,7 +152,7 @@ class SessionStore:
         metas = await self._listing.metas()
         for index, meta in enumerate(metas):
             writer = self._logs.writers.get(meta["id"])
-            if writer is not None and writer.meta["updated_at"] >= meta["updated_at"]:
+            if writer is not None and writer.meta.get("log_bytes") == self._listing.log_sizes[meta["id"]]:
                 metas[index] = writer.meta.copy()
         if cwd is not None:
             wanted = new_meta("x", now="", cwd=cwd)["cwd"]
@@ -216,16 +224,7 @@ class SessionStore:
     ) -> int:
         """Add messages, all of them or none; returns the sequence number of the last."""
         checked_id(session_id)
-        first_title = next((title for message in messages if (title := title_from(message))), None)
-        draft = new_meta(
-            session_id,
-            now=self._now(),
-            title=first_title,
-            provider=provider,
-            model=model,
-            cwd=cwd,
-            api_base=api_base,
-        )
+        draft = new_meta(session_id, now=self._now(), provider=provider, model=model, cwd=cwd, api_base=api_base)
         return await self._logs.append(session_id, messages, draft)
 
     async def append_rewind(self, session_id: str, rewind_to: int | None = None, *, to_seq: int | None = None) -> int:
@@ -326,6 +325,8 @@ class SessionStore:
     async def update_meta(self, session_id: str, **fields: Any) -> SessionMeta:
         """Set metadata, in the log too, so that it is there when `meta.json` has to be made again."""
         await self.read_meta(session_id)
+        if isinstance(fields.get("title"), str):
+            fields["title"] = self._logs.redacted_text(fields["title"])
         await self._logs.append(session_id, [build_aside("meta", created_at=self._now(), set=fields)])
         await self._logs.writers[session_id].flush()
         return self._logs.writers[session_id].meta.copy()
@@ -344,7 +345,7 @@ class SessionStore:
 
     async def label(self, session_id: str, text: str, at: int | None = None) -> int:
         """Give an entry (the last one) a name; returns the entry's sequence number."""
-        return await self._mark(session_id, "label", at, text=text)
+        return await self._mark(session_id, "label", at, text=self._logs.redacted_text(text))
 
     async def labels(self, session_id: str) -> list[dict[str, Any]]:
         return list((await self.read_meta(session_id)).get("labels", []))
@@ -412,31 +413,13 @@ class SessionStore:
         last = (await self._logs.view(session_id)).last_seq
         place = last if at is None else at
         _checked_place("at", place, last, "is the last entry")
-        source = await self.read_meta(session_id)
         id_ = checked_id(new_id) if new_id is not None else self._new_id()
         if await self._logs.meta(id_) is not None:
             raise SessionExists(f"session {id_} is there already; give the fork another id")
-        origin = {
-            "parent_session_id": session_id,
-            "root_session_id": source.get("root_session_id") or session_id,
-            "at_seq": place,
-        }
-        set_ = {"title": title or f"{source['title']} (fork)", "archived_at": None}
-        asides = [
-            build_aside("fork", created_at=self._now(), **origin),
-            build_aside("meta", created_at=self._now(), set=set_),
-        ]
-        logs = self._logs
-        lines = [encode(aside) for aside in asides]
-        await branching.copy_log(logs.store, logs.folder(session_id), logs.folder(id_), place, lines)
-        meta = await logs.rebuilt_meta(id_)
-        meta |= {name: source[name] for name in ("provider", "model", "cwd", "api_base") if name in source}  # type: ignore[literal-required, assignment]
-        if source.get("project_dir"):
-            meta["project_dir"] = source["project_dir"]
-        await logs.store.put(logs.meta_key(id_), encode_meta(meta))
-        data = await self.load_session(id_)
-        assert data is not None
-        return data
+        await branching.fork(
+            self._logs, session_id, id_, place, title=title and self._logs.redacted_text(title), now=self._now()
+        )
+        return await self._loaded(id_)
 
     async def export(self, session_id: str, format: Literal["jsonl", "markdown", "html"] = "jsonl") -> str:
         """The session as text: its whole log with what was spilled put back, or the visible conversation as a page."""
@@ -475,13 +458,31 @@ class SessionStore:
 
     async def import_file(self, path: Path | str) -> list[ImportReport]:
         """Sessions of another agent, or of another folder; each report says what was taken and what was not."""
-        reports = []
-        for imported in read_session_file(Path(path)):
-            reports.append(await self._imported(imported))
-        return reports
+        ids: dict[str, str] = {}
+        return [await self._stored(imported, ids) for imported in read_session_file(Path(path))]
 
-    async def _imported(self, imported: Imported) -> ImportReport:
-        raise NotImplementedError
+    async def _stored(self, imported: Imported, ids: dict[str, str]) -> ImportReport:
+        """Write one imported session; `ids` are those of this import so far, by their names where they came from."""
+        if not imported.messages:
+            return imported.report
+        own = imported.source_id if imported.kind == "carrel" else None
+        if own is not None and (not is_id(own) or await self._logs.meta(own) is not None):
+            own = None
+        data = await self.create_session(
+            imported.title,
+            session_id=own,
+            provider=imported.provider,
+            model=imported.model,
+            cwd=imported.cwd,
+            **stored_meta(imported, ids),
+        )
+        id_ = imported.report.session_id = ids[imported.source_id] = data["session"]["id"]
+        entries = stored_entries(imported, data["session"].get("parent_session_id"), self._now())
+        await self._logs.append(id_, entries)
+        writer = self._logs.writers[id_]
+        writer.meta["updated_at"] = data["session"]["updated_at"]
+        await writer.flush()
+        return imported.report
 
 
 def _checked_place(name: str, place: object, last: int, meaning: str, lowest: int = 0) -> None:

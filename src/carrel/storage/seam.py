@@ -90,7 +90,8 @@ class Store(Protocol):
     async def append(self, key: str, records: Sequence[bytes], *, sync: bool = False, create: bool = True) -> int:
         """Add records (no newline inside) after all others; returns the sequence number of the last, from 1.
 
-        All of them or none; no records make an empty log where there is none. When this returns they survive the death of this process, with `sync` a power cut.
+        All of them or none, and in the order in which one loop's tasks called; no records make an empty log where
+        there is none. When this returns they survive the death of this process, with `sync` a power cut.
         KeyError when the log was deleted meanwhile, or is missing and `create` is False."""
 
     def read(self, key: str, from_seq: int = 1) -> AsyncIterator[Block]:
