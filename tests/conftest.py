@@ -1,0 +1,74 @@
+"""What all tests share: a real Redis, a place to keep things of every kind, and an honest word on what was not run."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.real_redis import NoRedis, RealRedis
+from tests.storage.suite import KINDS, Place, differs
+
+
+@pytest.fixture(scope="session")
+def redis_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealRedis]:
+    """One private server for this test worker; it keeps nothing on disk."""
+    try:
+        server = RealRedis(tmp_path_factory.mktemp("redis")).start()
+    except NoRedis as reason:
+        pytest.skip(f"no Redis: {reason}")
+    yield server
+    server.kill()
+
+
+@pytest.fixture
+def redis_url(redis_server: RealRedis) -> str:
+    return redis_server.url
+
+
+@pytest.fixture
+def start_redis(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., RealRedis]]:
+    """Start another server, with settings of redis.conf: `start_redis(requirepass="x")`."""
+    servers: list[RealRedis] = []
+
+    def start(**settings: str) -> RealRedis:
+        try:
+            server = RealRedis(tmp_path_factory.mktemp("redis"), **settings)
+        except NoRedis as reason:
+            pytest.skip(f"no Redis: {reason}")
+        servers.append(server)
+        return server.start()
+
+    yield start
+    for server in servers:
+        server.kill()
+
+
+@pytest.fixture
+async def place(kind: str, tmp_path: Path, request: pytest.FixtureRequest) -> AsyncIterator[Place]:
+    """An empty place of each kind to open stores on; a test that asks for it runs once per kind."""
+    url = request.getfixturevalue("redis_url") if kind == "redis" else ""
+    place = Place(kind, tmp_path / "store", url)
+    yield place
+    await asyncio.wait_for(place.clear(), 30)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "promise(name): a promise that some kinds of store give otherwise, see suite.py")
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "kind" in metafunc.fixturenames:
+        promises = [mark.args[0] for mark in metafunc.definition.iter_markers("promise")]
+        kinds = [kind for kind in KINDS if not any(differs(kind, promise) for promise in promises)]
+        metafunc.parametrize("kind", kinds)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    skipped = terminalreporter.stats.get("skipped", [])
+    if not skipped:
+        return
+    terminalreporter.section(f"NOT RUN: {len(skipped)} tests", sep="=", yellow=True)
+    for report in skipped:
+        reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
+        terminalreporter.line(f"{report.nodeid}: {reason.removeprefix('Skipped: ')}")

@@ -1,0 +1,160 @@
+"""The kinds of store that the one suite is run on, where they differ and why, and how another process joins in."""
+
+import asyncio
+import json
+import sys
+import uuid
+from collections.abc import Awaitable, Callable, Coroutine
+from pathlib import Path
+from typing import Any, TypeVar
+
+from redis import Redis
+
+from carrel.storage.memory_store import MemoryStore
+from carrel.storage.redis_store import RedisStore
+from carrel.storage.seam import Store
+
+T = TypeVar("T")
+
+try:
+    from carrel.storage.file_store import FileStore
+
+    KINDS = ("memory", "file", "redis")
+except ImportError:
+    KINDS = ("memory", "redis")
+
+DIFFERENCES: dict[tuple[str, str], str] = {
+    ("memory", "between processes"): "what is in one process's memory is seen by no other",
+    ("memory", "blocks are small"): "its records are in memory anyway, and a block only refers to them",
+    ("file", "a key may also be a folder"): "keys are paths, and a path is a file or a folder",
+}
+"""(kind, promise): why this kind does not give it. A test of that promise is not made for that kind."""
+
+
+def differs(kind: str, promise: str) -> bool:
+    return (kind, promise) in DIFFERENCES
+
+
+class Place:
+    """Somewhere to keep things; every `open` gives a store of its own on the same things."""
+
+    def __init__(self, kind: str, folder: Path, url: str) -> None:
+        self.kind = kind
+        self.address = [kind, str(folder) if kind == "file" else url, f"t-{uuid.uuid4().hex}"]
+        self._memory = MemoryStore()
+        self._stores: list[Store] = []
+        self._others: list[OtherProcess] = []
+
+    def open(self) -> Store:
+        store = self._memory if self.kind == "memory" else open_store(self.address)
+        self._stores.append(store)
+        return store
+
+    async def done_with(self, store: Store) -> None:
+        """Close it in the loop that used it, unless it is the one that all share."""
+        if self.kind != "memory":
+            await store.close()
+
+    async def other(self, *words: str) -> "OtherProcess":
+        """Another process on the same place that does what `other_process.py` does for these words."""
+        other = await OtherProcess.start(self.address, words)
+        self._others.append(other)
+        return other
+
+    async def clear(self) -> None:
+        for other in self._others:
+            await other.kill()
+        for store in self._stores:
+            await store.close()
+        if self.kind == "redis":
+            with Redis.from_url(self.address[1]) as client:
+                for name in client.scan_iter(f"{self.address[2]}:*", count=1000):
+                    client.unlink(name)
+
+
+def open_store(address: list[str]) -> Store:
+    kind, where, prefix = address
+    return FileStore(where) if kind == "file" else RedisStore(where, prefix)
+
+
+class OtherProcess:
+    """A child that speaks in lines."""
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        self._process = process
+
+    @classmethod
+    async def start(cls, address: list[str], words: tuple[str, ...]) -> "OtherProcess":
+        command = [sys.executable, "-m", "tests.storage.other_process", json.dumps(address), *words]
+        pipe = asyncio.subprocess.PIPE
+        root = Path(__file__).parents[2]
+        return cls(await asyncio.create_subprocess_exec(*command, stdin=pipe, stdout=pipe, cwd=root))
+
+    async def line(self) -> str:
+        """What it says next; "" when it has ended."""
+        assert self._process.stdout
+        return (await asyncio.wait_for(self._process.stdout.readline(), 60)).decode().rstrip("\n")
+
+    async def tell(self, line: str = "go") -> None:
+        assert self._process.stdin
+        self._process.stdin.write(f"{line}\n".encode())
+        await self._process.stdin.drain()
+
+    async def kill(self) -> None:
+        """kill -9, and wait until it is gone."""
+        if self._process.returncode is None:
+            self._process.kill()
+        await self._process.communicate()
+
+
+def in_a_thread(work: Callable[[], Coroutine[Any, Any, T]]) -> Awaitable[T]:
+    """Run it in a loop of its own in another thread."""
+    return asyncio.to_thread(lambda: asyncio.run(work()))
+
+
+async def everything(store: Store, key: str, from_seq: int = 1) -> list[bytes]:
+    """All records of a log; the blocks must join without gap."""
+    records: list[bytes] = []
+    async for block in store.read(key, from_seq):
+        assert block.first_seq == from_seq + len(records)
+        assert block.records
+        records += block.records
+    return records
+
+
+async def everything_back(store: Store, key: str, before_seq: int | None = None) -> list[bytes]:
+    """The same read from the end, put in order again."""
+    records: list[bytes] = []
+    first = None
+    async for block in store.read_back(key, before_seq):
+        end = block.first_seq + len(block.records)
+        assert end == first if first is not None else before_seq is None or end <= before_seq
+        first = block.first_seq
+        records = block.records + records
+    assert first in (1, None)
+    return records
+
+
+class Listener:
+    """Watches a log in a task of its own and hands out what came, one by one."""
+
+    def __init__(self, store: Store, key: str, from_seq: int = 1) -> None:
+        self._came: asyncio.Queue[tuple[int, bytes] | None] = asyncio.Queue()
+        self._task = asyncio.create_task(self._listen(store, key, from_seq))
+
+    async def _listen(self, store: Store, key: str, from_seq: int) -> None:
+        async for seq, record in store.watch(key, from_seq):
+            self._came.put_nowait((seq, record))
+        self._came.put_nowait(None)
+
+    async def next(self) -> tuple[int, bytes] | None:
+        """The next record, or None when the watch has ended."""
+        getting = asyncio.create_task(self._came.get())
+        await asyncio.wait([getting, self._task], return_when=asyncio.FIRST_COMPLETED, timeout=60)
+        if not getting.done() and self._task.done():
+            self._task.result()
+        return await asyncio.wait_for(getting, 30)
+
+    async def stop(self) -> None:
+        self._task.cancel()
+        await asyncio.wait([self._task])

@@ -1,0 +1,129 @@
+"""The suite, any order: whatever is done to a store, it answers as a few dicts would."""
+
+import asyncio
+from itertools import count
+from typing import Any
+
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from carrel.storage.seam import Store
+from tests.storage.suite import Place, everything, everything_back
+
+OBJECTS = ["o", "s/1/o", "s/1!/o", "s/10/deep/o", "s/2/o"]
+LOGS = ["log", "s/1/log", "s/1!/log", "s/2/log"]
+FOLDERS = ["s", "s/1", "s/1!", "s/2", "s/10", "none"]
+data = st.binary(max_size=40)
+record = st.binary(max_size=40).map(lambda text: text.replace(b"\n", b""))
+objects, logs = st.sampled_from(OBJECTS), st.sampled_from(LOGS)
+anything = st.sampled_from(OBJECTS + LOGS + FOLDERS)
+step = st.one_of(
+    st.tuples(st.just("put"), objects, data, st.booleans(), st.booleans()),
+    st.tuples(st.just("delete"), anything),
+    st.tuples(st.just("copy"), objects, objects),
+    st.tuples(st.just("append"), logs, st.lists(record, max_size=4), st.booleans()),
+    st.tuples(st.just("changed")),
+    st.tuples(st.just("reopen")),
+)
+numbers = count()
+
+
+class Model:
+    """The same verbs on two dicts."""
+
+    def __init__(self) -> None:
+        self.objects: dict[str, bytes] = {}
+        self.logs: dict[str, list[bytes]] = {}
+        self.changed: set[str] = set()
+
+    def keys(self, prefix: str = "") -> list[str]:
+        return sorted(
+            key for key in [*self.objects, *self.logs] if not prefix or key == prefix or key.startswith(prefix + "/")
+        )
+
+    def put(self, key: str, data: bytes, only_new: bool, only_existing: bool) -> bool:
+        if (only_new and key in self.objects) or (only_existing and key not in self.objects):
+            return False
+        self.objects[key] = data
+        self.changed.add(key)
+        return True
+
+    def delete(self, key: str) -> bool:
+        gone = self.keys(key)
+        for name in gone:
+            self.objects.pop(name, None)
+            self.logs.pop(name, None)
+        self.changed |= set(gone)
+        return bool(gone)
+
+    def copy(self, source: str, target: str) -> str | None:
+        if source not in self.objects:
+            return "KeyError"
+        self.objects[target] = self.objects[source]
+        self.changed.add(target)
+        return None
+
+    def append(self, key: str, records: list[bytes], create: bool) -> int | str:
+        if key not in self.logs and not create:
+            return "KeyError"
+        if key not in self.logs or records:
+            self.changed.add(key)
+        self.logs.setdefault(key, []).extend(records)
+        return len(self.logs[key])
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@given(steps=st.lists(step, max_size=14))
+def test_any_sequence_of_verbs_gives_what_a_dict_would(place: Place, steps: list[tuple[Any, ...]]) -> None:
+    # A root of its own for each example: what others left beside it must not be seen.
+    asyncio.run(follow(place, f"root{next(numbers)}", steps))
+
+
+async def follow(place: Place, root: str, steps: list[tuple[Any, ...]]) -> None:
+    store, model = place.open(), Model()
+    await store.put(f"{root}/first", b"")
+    cursor = (await store.changed(root)).cursor
+    for verb, *words in steps:
+        if verb == "reopen":
+            await place.done_with(store)
+            store = place.open()
+        elif verb == "changed":
+            changes = await store.changed(root, cursor)
+            if changes.keys is not None:
+                assert changes.keys == {f"{root}/{key}" for key in model.changed}
+            cursor, model.changed = changes.cursor, set()
+        else:
+            assert await done(store, root, verb, words) == getattr(model, verb)(*words)
+    await compare(store, root, model)
+    await place.done_with(store)
+
+
+async def done(store: Store, root: str, verb: str, words: list[Any]) -> object:
+    try:
+        match verb, words:
+            case "put", [key, data, only_new, only_existing]:
+                return await store.put(f"{root}/{key}", data, only_new=only_new, only_existing=only_existing)
+            case "copy", [source, target]:
+                return await store.copy(f"{root}/{source}", f"{root}/{target}")
+            case "append", [key, records, create]:
+                return await store.append(f"{root}/{key}", records, create=create)
+        return await store.delete(f"{root}/{words[0]}")
+    except KeyError:
+        return "KeyError"
+
+
+async def compare(store: Store, root: str, model: Model) -> None:
+    keys = [*model.keys(), "first"]
+    assert await store.list(root) == sorted(f"{root}/{key}" for key in keys)
+    assert await store.get_many([f"{root}/{key}" for key in OBJECTS]) == [model.objects.get(key) for key in OBJECTS]
+    for key in LOGS:
+        records = model.logs.get(key, [])
+        assert await everything(store, f"{root}/{key}") == records
+        assert await everything_back(store, f"{root}/{key}") == records
+        assert await everything(store, f"{root}/{key}", 3) == records[2:]
+        assert await everything_back(store, f"{root}/{key}", 3) == records[:2]
+    for folder in FOLDERS:
+        below = [key.removeprefix(folder + "/") for key in keys if key.startswith(folder + "/")]
+        assert await store.folders(f"{root}/{folder}") == sorted({key.split("/")[0] for key in below if "/" in key})
+    stamps = await store.stamps([f"{root}/{key}" for key in OBJECTS + LOGS])
+    assert [stamp is not None for stamp in stamps] == [key in keys for key in OBJECTS + LOGS]
