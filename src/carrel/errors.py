@@ -83,3 +83,7 @@ class CatalogueBusy(StorageError, TimeoutError):
 
 class CatalogueLost(StorageError):
     """The search catalogue was missing or damaged and begins empty; whoever fills it has to do so again."""
+
+
+class FormatRefused(CarrelError, ValueError):
+    """A provider nobody knows, or a payload that is not in its shape."""

@@ -1,0 +1,327 @@
+"""Pure: our messages as an Anthropic Messages request, and back."""
+
+import base64
+import binascii
+from collections.abc import Sequence
+from typing import Any
+
+from carrel.conversation.formats.turns import (
+    OPENING,
+    Converted,
+    Piece,
+    Said,
+    Spelling,
+    Turn,
+    alternate,
+    arguments_object,
+    arrange,
+    as_text,
+    count_of,
+    inside,
+    joined,
+    keep_native,
+    keep_shape,
+    media_of,
+    native_block,
+    rest,
+    unwrapped,
+    without_opening,
+)
+from carrel.conversation.messages import (
+    ConversationMessage,
+    MessageBlock,
+    assistant_message,
+    build_message,
+    meta_of,
+    text_block,
+    thinking_block,
+    tool_result_block,
+    tool_use_block,
+)
+
+NAME = "anthropic"
+BREAKPOINTS = 4
+"""How many `cache_control` marks a request may have."""
+_IMAGES = ("image/jpeg", "image/png", "image/gif", "image/webp")
+
+
+def to_anthropic(messages: Sequence[ConversationMessage], *, system: str | None = None) -> Converted:
+    """`messages`, and `system` when there is any."""
+    report = Converted({})
+    turns = arrange(messages, NAME, Spelling(ids=64, names=128, bad_in_id=r"[^a-zA-Z0-9_-]"), report)
+    instructions = [turn for place, turn in enumerate(turns) if turn.role == "system" and not _stays(turns, place)]
+    for turn in instructions:
+        if not turn.leading:
+            report.change((turn.index, None), "system", "moved to the system prompt, before everything else")
+    said = [_said(turn, report) for turn in turns if turn not in instructions]
+    wire = alternate(said, {"type": "text", "text": OPENING}, names=("user", "assistant"))
+    _trim_end(wire, turns, report)
+    heads = [_said(turn, report) for turn in instructions]
+    head = [{"type": "text", "text": system}] if system else []
+    head += [block for each in heads for block in each.content]
+    _limit_breakpoints([*head, *(block for turn in wire for block in turn.content)], report)
+    plain = (not heads and bool(head)) or (len(head) == len(heads) == 1 and bool(heads[0].native.get("plain")))
+    if head:
+        report.payload["system"] = _content(Said("system", head, {"plain": plain}))
+    report.payload["messages"] = [{"role": turn.role, "content": _content(turn)} for turn in wire]
+    return report
+
+
+def _stays(turns: list[Turn], place: int) -> bool:
+    """Whether a system message came from the middle of such a request and may stand there again."""
+    before = turns[place - 1].role if place else None
+    after = turns[place + 1].role if place + 1 < len(turns) else "assistant"
+    return bool(turns[place].native.get("in_place")) and before in ("user", "results") and after == "assistant"
+
+
+def _content(turn: Said) -> str | list[dict[str, Any]]:
+    """A lone text is a plain string where it was one."""
+    if turn.native.get("plain") and len(turn.content) == 1 and set(turn.content[0]) == {"type", "text"}:
+        return as_text(turn.content[0]["text"])
+    return turn.content
+
+
+def _said(turn: Turn, report: Converted) -> Said:
+    role = "user" if turn.role == "results" else turn.role
+    content: list[dict[str, Any]] = []
+    moved: list[dict[str, Any]] = []
+    for piece in turn.pieces:
+        if piece.kind == "tool_result":
+            content.append(_tool_result(piece, moved, report))
+        elif role == "assistant" and piece.kind in ("image", "document"):
+            report.drop(piece.at, piece.kind, "an assistant message of Anthropic cannot have it")
+        elif (block := _block(piece, report)) is not None:
+            content.append(block)
+    return Said(role, content + moved, turn.native, turn.index)
+
+
+def _block(piece: Piece, report: Converted) -> dict[str, Any] | None:
+    match piece.kind:
+        case "text":
+            if not piece.text.strip():
+                report.drop(piece.at, "text", "Anthropic refuses a text with nothing in it")
+                return None
+            return _marked(piece, {"type": "text", "text": piece.text})
+        case "thinking":
+            return _thinking(piece, report)
+        case "tool_use":
+            value = arguments_object(piece, report)
+            return _marked(piece, {"type": "tool_use", "id": piece.call_id, "name": piece.name, "input": value})
+        case "image" | "document":
+            return _media(piece, report)
+        case _:
+            return dict(piece.block["value"])
+
+
+def _marked(piece: Piece, block: dict[str, Any]) -> dict[str, Any]:
+    hint = meta_of(piece.block).get("cache_control")
+    return {**block, **piece.native, **({"cache_control": dict(hint)} if isinstance(hint, dict) else {})}
+
+
+def _thinking(piece: Piece, report: Converted) -> dict[str, Any] | None:
+    # Other writers of the log keep the whole block, or the signature alone, one level higher.
+    whole = piece.native.get("anthropic_block")
+    if isinstance(whole, dict) and whole.get("type") in ("thinking", "redacted_thinking"):
+        return dict(whole)
+    signature = piece.native.get("signature") or meta_of(piece.block).get("signature")
+    if not signature:
+        report.drop(piece.at, "thinking", "it has no signature, and Anthropic takes only what it has signed")
+        return None
+    return {"type": "thinking", "thinking": piece.text, **piece.native, "signature": signature}
+
+
+def _media(piece: Piece, report: Converted) -> dict[str, Any] | None:
+    media = media_of(piece, report)
+    if media is None:
+        return None
+    source: dict[str, Any] = {"type": "base64", "media_type": media.mime_type, "data": media.data}
+    if media.url:
+        source = {"type": "url", "url": media.url}
+    elif piece.kind == "image" and media.mime_type not in _IMAGES:
+        report.drop(piece.at, "image", f"Anthropic has no images of the kind {media.mime_type}")
+        return None
+    elif piece.kind == "document" and media.mime_type.startswith("text/"):
+        text = _decoded(media.data)
+        if text is None:
+            report.drop(piece.at, "document", "its data is no base64 of UTF-8 text")
+            return None
+        source = {"type": "text", "media_type": "text/plain", "data": text}
+        if media.mime_type != "text/plain":
+            report.change(piece.at, "document", f"{media.mime_type} is sent as text/plain")
+    elif piece.kind == "document" and media.mime_type != "application/pdf":
+        report.drop(piece.at, "document", f"Anthropic has no documents of the kind {media.mime_type}")
+        return None
+    if media.name and piece.kind == "image":
+        report.drop(piece.at, "name", "an image has no name at Anthropic")
+    title = {"title": media.name} if media.name and piece.kind == "document" else {}
+    return _marked(piece, {"type": piece.kind, "source": source, **title})
+
+
+def _decoded(data: str) -> str | None:
+    try:
+        return base64.b64decode(data, validate=True).decode("utf-8", "surrogatepass")
+    except (binascii.Error, ValueError):
+        return None
+
+
+def _tool_result(piece: Piece, moved: list[dict[str, Any]], report: Converted) -> dict[str, Any]:
+    failed = bool(piece.block.get("is_error"))
+    parts: list[dict[str, Any]] = []
+    for part in inside(piece, NAME, report):
+        if part.kind not in ("text", "image", "document", "native"):
+            report.drop(part.at, part.kind, "a tool result of Anthropic cannot have it")
+            continue
+        block = _block(part, report)
+        if block is not None and failed and block["type"] != "text":
+            report.change(part.at, part.kind, "moved after the results: a failed one may have text only")
+            moved.append(block)
+        elif block is not None:
+            parts.append(block)
+    listed = isinstance(piece.block.get("content"), list)
+    result: dict[str, Any] = {"type": "tool_result", "tool_use_id": piece.call_id}
+    if listed or not piece.native.get("no_content"):
+        result["content"] = parts if listed else "\n".join(as_text(part.get("text")) for part in parts)
+    if failed:
+        result["is_error"] = True
+    block = _marked(piece, result)
+    block.pop("no_content", None)
+    return block
+
+
+def _trim_end(wire: list[Said], turns: list[Turn], report: Converted) -> None:
+    """A request may not end with an assistant's text that ends with white space."""
+    if not wire or wire[-1].role != "assistant" or wire[-1].content[-1].get("type") != "text":
+        return
+    last = wire[-1].content[-1]
+    trimmed = as_text(last["text"]).rstrip()
+    if trimmed != last["text"]:
+        wire[-1].content[-1] = {**last, "text": trimmed}
+        report.change((turns[-1].index, None), "text", "white space at the very end left out")
+
+
+def _limit_breakpoints(blocks: list[dict[str, Any]], report: Converted) -> None:
+    inner = [part for block in blocks for part in [*_inner(block), block]]
+    marked = [block for block in inner if isinstance(block.get("cache_control"), dict)]
+    for block in marked[: max(0, len(marked) - BREAKPOINTS)]:
+        del block["cache_control"]
+        report.drop((-1, None), "cache_control", f"a request has at most {BREAKPOINTS}; the last ones are kept")
+
+
+def _inner(block: dict[str, Any]) -> list[dict[str, Any]]:
+    content = block.get("content")
+    return content if isinstance(content, list) and block.get("type") == "tool_result" else []
+
+
+def from_anthropic(payload: Any) -> list[ConversationMessage]:
+    """A response, a request, a list of messages, or one message."""
+    if isinstance(payload, list):
+        return without_opening([_message(message) for message in payload])
+    if "messages" not in payload:
+        return [_response(payload) if payload.get("type") == "message" else _message(payload)]
+    system = payload.get("system")
+    head = [_message({"role": "system", "content": system}, in_place=False)] if system else []
+    return without_opening(head + [_message(message) for message in payload["messages"]])
+
+
+def _message(wire: dict[str, Any], *, in_place: bool = True) -> ConversationMessage:
+    role, content = as_text(wire.get("role")), wire.get("content")
+    shape: dict[str, Any] = {"plain": True} if isinstance(content, str) else {}
+    if role == "system" and in_place:
+        shape["in_place"] = True
+    meta = {"provider": NAME} if role == "assistant" else None
+    return keep_shape(build_message(role, _blocks(content), meta=meta), NAME, shape)
+
+
+def _response(wire: dict[str, Any]) -> ConversationMessage:
+    usage = wire.get("usage")
+    return assistant_message(
+        _blocks(wire.get("content")),
+        provider=NAME,
+        model=wire.get("model"),
+        provider_message_id=wire.get("id"),
+        stop_reason=wire.get("stop_reason"),
+        usage=usage_of(usage) if isinstance(usage, dict) else None,
+        native_meta=rest(wire, "content", "role", "type", "id", "model", "stop_reason"),
+    )
+
+
+def _blocks(content: Any) -> list[MessageBlock]:
+    if isinstance(content, str):
+        return [text_block(content)]
+    return [_read(block) for block in content or []]
+
+
+def _read(wire: dict[str, Any]) -> MessageBlock:
+    match wire.get("type"):
+        case "text":
+            return _kept(text_block(as_text(wire.get("text"))), wire, "text")
+        case "thinking":
+            return _kept(thinking_block(as_text(wire.get("thinking"))), wire, "thinking")
+        case "redacted_thinking":
+            return keep_native(thinking_block(""), NAME, {"anthropic_block": wire})
+        case "tool_use":
+            value, meta = unwrapped(wire.get("input"))
+            call = tool_use_block(tool_id=as_text(wire["id"]), name=as_text(wire["name"]), input=value, meta=meta)
+            return _kept(call, wire, "id", "name", "input")
+        case "tool_result":
+            return _read_result(wire)
+        case "image" | "document" if (block := _read_media(wire)) is not None:
+            return _kept(block, wire, "source", *(("title",) if block.get("name") else ()))
+        case _:
+            return native_block(NAME, wire)
+
+
+def _kept(block: MessageBlock, wire: dict[str, Any], *known: str) -> MessageBlock:
+    hint = wire.get("cache_control")
+    if isinstance(hint, dict):
+        block["meta"] = {**meta_of(block), "cache_control": hint}
+        known = (*known, "cache_control")
+    return keep_native(block, NAME, rest(wire, "type", *known))
+
+
+def _read_media(wire: dict[str, Any]) -> MessageBlock | None:
+    source = wire.get("source")
+    if not isinstance(source, dict):
+        return None
+    name = {"name": wire["title"]} if wire.get("title") and wire["type"] == "document" else {}
+    kinds = _IMAGES if wire["type"] == "image" else ("application/pdf",)
+    match source.get("type"):
+        case "base64" if source.get("data") and source.get("media_type") in kinds:
+            return {"type": wire["type"], "data": source["data"], "mime_type": source["media_type"], **name}
+        case "url" if source.get("url"):
+            return {"type": wire["type"], "url": source["url"], **name}
+        case "text" if source.get("data"):
+            data = base64.b64encode(as_text(source["data"]).encode("utf-8", "surrogatepass")).decode("ascii")
+            return {"type": wire["type"], "data": data, "mime_type": "text/plain", **name}
+        case _:
+            return None
+
+
+def _read_result(wire: dict[str, Any]) -> MessageBlock:
+    content = wire.get("content")
+    inner = _blocks(content) if isinstance(content, list) else None
+    block = tool_result_block(
+        tool_use_id=as_text(wire["tool_use_id"]),
+        model_text=joined(inner) if inner is not None else as_text(content),
+        is_error=wire.get("is_error") is True,
+        content=inner,
+    )
+    known = ("tool_use_id", "content", *(("is_error",) if wire.get("is_error") is True else ()))
+    if content is None:
+        return _kept(block, {**rest(wire, "content"), "no_content": True}, *known)
+    return _kept(block, wire, *known)
+
+
+def usage_of(usage: dict[str, Any]) -> dict[str, int]:
+    """Anthropic counts what the cache gave and took apart from `input_tokens`; ours has it all in."""
+    read, write = (count_of(usage, f"cache_{what}_input_tokens") for what in ("read", "creation"))
+    given = count_of(usage, "input_tokens") + read + write
+    output = count_of(usage, "output_tokens")
+    return {
+        "input_tokens": given,
+        "output_tokens": output,
+        "cache_read_tokens": read,
+        "cache_write_tokens": write,
+        "reasoning_tokens": count_of(usage.get("output_tokens_details"), "thinking_tokens"),
+        "total_tokens": given + output,
+    }

@@ -1,0 +1,327 @@
+"""Pure: our messages as an OpenAI Chat Completions request, and back."""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from carrel.conversation.formats.turns import (
+    Converted,
+    Piece,
+    Spelling,
+    Turn,
+    arguments_text,
+    arrange,
+    as_text,
+    count_of,
+    inside,
+    joined,
+    keep_native,
+    keep_shape,
+    media_block,
+    media_of,
+    native_block,
+    read_arguments,
+    rest,
+)
+from carrel.conversation.messages import (
+    ConversationMessage,
+    MessageBlock,
+    assistant_message,
+    build_message,
+    meta_of,
+    text_block,
+    thinking_block,
+    tool_result_block,
+    tool_use_block,
+)
+
+NAME = "openai_chat"
+UNNAMED = "document.pdf"
+"""The file name of a document that has none; the API wants one."""
+_REASONING = ("reasoning_content", "reasoning")
+"""Where servers that speak this format put a model's thinking; OpenAI's own never shows it."""
+_MESSAGE_HINTS = ("parts", "role", "no_content")
+
+
+def to_openai_chat(messages: Sequence[ConversationMessage], *, system: str | None = None) -> Converted:
+    """`messages`, with the system prompt as the first of them."""
+    report = Converted({})
+    turns = arrange(messages, NAME, _spelling(), report)
+    head = [{"role": "system", "content": system}] if system else []
+    report.payload["messages"] = head + [wire for turn in turns for wire in _said(turn, report)]
+    return report
+
+
+def message_to_chat(message: ConversationMessage) -> list[dict[str, Any]]:
+    """One message on its own: the results it has, each as a `tool` message, then what else it says."""
+    report = Converted({})
+    return [wire for turn in arrange([message], NAME, _spelling(), report, lone=True) for wire in _said(turn, report)]
+
+
+def _spelling() -> Spelling:
+    return Spelling(ids=40, names=64)
+
+
+def _said(turn: Turn, report: Converted) -> list[dict[str, Any]]:
+    match turn.role:
+        case "assistant":
+            return _assistant(turn, report)
+        case "results":
+            return _results(turn, report)
+    whole = [piece.block["value"] for piece in turn.pieces if _is_message(piece)]
+    parts = [part for piece in turn.pieces if not _is_message(piece) for part in _part(piece, report)]
+    role = turn.native.get("role", "system") if turn.role == "system" else turn.role
+    extra = rest(turn.native, *_MESSAGE_HINTS)
+    spoken = [{"role": role, "content": _content(parts, turn), **extra}] if parts else []
+    return [*whole, *spoken]
+
+
+def _is_message(piece: Piece) -> bool:
+    return piece.kind == "native" and "role" in piece.block["value"]
+
+
+def _content(parts: list[dict[str, Any]], turn: Turn) -> str | list[dict[str, Any]]:
+    """One text is a plain string, unless it came as a list."""
+    if len(parts) == 1 and set(parts[0]) == {"type", "text"} and not turn.native.get("parts"):
+        return as_text(parts[0]["text"])
+    return parts
+
+
+def _part(piece: Piece, report: Converted) -> list[dict[str, Any]]:
+    match piece.kind:
+        case "text":
+            return [{"type": "text", "text": piece.text, **piece.native}]
+        case "image":
+            return _image(piece, report)
+        case "document":
+            return _document(piece, report)
+        case "native":
+            return [dict(piece.block["value"])]
+        case _:
+            report.drop(piece.at, piece.kind, "this place of a chat completion cannot have it")
+            return []
+
+
+def _image(piece: Piece, report: Converted) -> list[dict[str, Any]]:
+    media = media_of(piece, report)
+    if media is None:
+        return []
+    if media.name:
+        report.drop(piece.at, "name", "an image has no name at OpenAI")
+    detail = meta_of(piece.block).get("detail")
+    image = {"url": media.address, **({"detail": detail} if detail else {})}
+    return [{"type": "image_url", "image_url": image, **piece.native}]
+
+
+def _document(piece: Piece, report: Converted) -> list[dict[str, Any]]:
+    media = media_of(piece, report)
+    if media is None:
+        return []
+    if media.url:
+        report.drop(piece.at, "document", "a chat completion takes a document's data, not its address")
+        return []
+    return [{"type": "file", "file": {"filename": media.name or UNNAMED, "file_data": media.address}, **piece.native}]
+
+
+def _results(turn: Turn, report: Converted) -> list[dict[str, Any]]:
+    """A `tool` message for each, then one user message with the images and documents they had."""
+    wires: list[dict[str, Any]] = []
+    moved: list[dict[str, Any]] = []
+    for piece in turn.pieces:
+        if piece.block.get("is_error"):
+            report.drop(piece.at, "is_error", "a tool message has no such mark; its text is all the model sees")
+        texts: list[dict[str, Any]] = []
+        media: list[dict[str, Any]] = []
+        for part in inside(piece, NAME, report):
+            (texts if part.kind == "text" else media).extend(_part(part, report))
+        if media:
+            report.change(piece.at, "tool_result", "its images and documents follow in a user message")
+            moved += [{"type": "text", "text": f"[from the tool result {piece.call_id}]"}, *media]
+        listed = isinstance(piece.block.get("content"), list) and bool(texts)
+        content = texts if listed else "".join(as_text(text["text"]) for text in texts)
+        wires.append({"role": "tool", "tool_call_id": piece.call_id, "content": content, **piece.native})
+    return [*wires, {"role": "user", "content": moved}] if moved else wires
+
+
+def _assistant(turn: Turn, report: Converted) -> list[dict[str, Any]]:
+    texts: list[dict[str, Any]] = []
+    calls: list[dict[str, Any]] = []
+    extra: dict[str, Any] = rest(turn.native, *_MESSAGE_HINTS)
+    for piece in turn.pieces:
+        match piece.kind:
+            case "tool_use":
+                calls.append(_call(piece))
+            case "text" if piece.native.get("refusal") == "field":
+                extra["refusal"] = piece.text
+            case "text" if piece.native.get("refusal"):
+                texts.append({"type": "refusal", "refusal": piece.text})
+            case "text":
+                texts.append({"type": "text", "text": piece.text, **piece.native})
+                if calls:
+                    report.change(piece.at, "text", "stands before the calls of its message")
+            case "thinking":
+                _reasoning(piece, extra, report)
+            case _:
+                report.drop(piece.at, piece.kind, "an assistant's chat message cannot have it")
+    if not texts and not calls and not extra:
+        return []
+    wire: dict[str, Any] = {"role": "assistant", "content": _content(texts, turn) if texts else None}
+    if not texts and turn.native.get("no_content"):
+        del wire["content"]
+    return [{**wire, **({"tool_calls": calls} if calls else {}), **extra}]
+
+
+def _reasoning(piece: Piece, extra: dict[str, Any], report: Converted) -> None:
+    where = piece.native.get("reasoning_field")
+    if where in _REASONING:
+        extra[where] = as_text(extra.get(where)) + piece.text
+    else:
+        report.drop(piece.at, "thinking", "a chat completion has no place for it")
+
+
+def _call(piece: Piece) -> dict[str, Any]:
+    extra, text = piece.native, arguments_text(piece)
+    value = piece.block.get("input")
+    if extra.get("type") == "custom" and isinstance(value, dict) and isinstance(value.get("input"), str):
+        return {"id": piece.call_id, **extra, "custom": {"name": piece.name, "input": value["input"]}}
+    function = {"name": piece.name, "arguments": text}
+    return {"id": piece.call_id, **extra, "type": "function", "function": function}
+
+
+def from_openai_chat(payload: Any) -> list[ConversationMessage]:
+    """A chat completion, a request, a list of messages, or one message."""
+    if isinstance(payload, list):
+        return _messages(payload)
+    if "choices" in payload:
+        return [_response(payload)]
+    return _messages(payload.get("messages", [payload]))
+
+
+def _messages(wires: Iterable[dict[str, Any]]) -> list[ConversationMessage]:
+    messages: list[ConversationMessage] = []
+    results: list[MessageBlock] | None = None
+    for wire in wires:
+        if wire.get("role") == "tool":
+            if results is None:
+                results = []
+                messages.append(build_message("user", results))
+            results.append(_read_result(wire))
+        else:
+            results = None
+            messages.append(_message(wire))
+    return messages
+
+
+def _message(wire: dict[str, Any]) -> ConversationMessage:
+    role = as_text(wire.get("role"))
+    if role == "assistant":
+        extra = rest(wire, "role", "content", "tool_calls", *_REASONING)
+        if isinstance(extra.get("refusal"), str):
+            del extra["refusal"]
+        message = build_message("assistant", _assistant_blocks(wire), meta={"provider": NAME})
+        return keep_shape(message, NAME, extra | _shape(wire))
+    if role not in ("user", "system", "developer"):
+        return build_message("user", [native_block(NAME, wire)])
+    shape = rest(wire, "role", "content") | _shape(wire) | ({"role": role} if role == "developer" else {})
+    ours = "user" if role == "user" else "system"
+    return keep_shape(build_message(ours, _parts(wire.get("content"))), NAME, shape)
+
+
+def _shape(wire: dict[str, Any]) -> dict[str, Any]:
+    content = wire.get("content")
+    if isinstance(content, list) and len(content) == 1 and set(content[0]) == {"type", "text"}:
+        return {"parts": True}
+    return {"no_content": True} if "content" not in wire else {}
+
+
+def _response(wire: dict[str, Any]) -> ConversationMessage:
+    choices = wire["choices"]
+    choice = choices[0] if choices else {}
+    message = choice.get("message") or {}
+    usage = wire.get("usage")
+    native = rest(wire, "id", "object", "model", "choices") | rest(choice, "index", "finish_reason", "message")
+    # What the message has beside its words: annotations, and what may come.
+    native |= rest(message, "role", "content", "tool_calls", "refusal", *_REASONING)
+    audio = message.get("audio")
+    if isinstance(audio, dict) and audio.get("id"):
+        native["message"] = {"audio": {"id": audio["id"]}}
+    return assistant_message(
+        _assistant_blocks(message),
+        provider=NAME,
+        model=wire.get("model"),
+        provider_message_id=wire.get("id"),
+        stop_reason=choice.get("finish_reason"),
+        usage=usage_of(usage) if isinstance(usage, dict) else None,
+        native_meta=native | ({"other_choices": choices[1:]} if choices[1:] else {}),
+    )
+
+
+def _assistant_blocks(wire: dict[str, Any]) -> list[MessageBlock]:
+    blocks: list[MessageBlock] = []
+    for where in _REASONING:
+        if isinstance(wire.get(where), str):
+            blocks.append(keep_native(thinking_block(wire[where]), NAME, {"reasoning_field": where}))
+    blocks += _parts(wire.get("content"))
+    if isinstance(wire.get("refusal"), str):
+        blocks.append(keep_native(text_block(wire["refusal"]), NAME, {"refusal": "field"}))
+    return blocks + [_read_call(call) for call in wire.get("tool_calls") or []]
+
+
+def _parts(content: Any) -> list[MessageBlock]:
+    if isinstance(content, str):
+        return [text_block(content)]
+    return [_read(part) for part in content or []]
+
+
+def _read(part: dict[str, Any]) -> MessageBlock:
+    match part.get("type"):
+        case "text":
+            return keep_native(text_block(as_text(part.get("text"))), NAME, rest(part, "type", "text"))
+        case "refusal":
+            return keep_native(text_block(as_text(part.get("refusal"))), NAME, {"refusal": "part"})
+        case "image_url" if set(part["image_url"]) <= {"url", "detail"}:
+            block = media_block("image", as_text(part["image_url"]["url"]))
+            if part["image_url"].get("detail"):
+                block["meta"] = {"detail": part["image_url"]["detail"]}
+            return keep_native(block, NAME, rest(part, "type", "image_url"))
+        case "file" if set(part["file"]) == {"filename", "file_data"}:
+            name = as_text(part["file"]["filename"])
+            block = media_block("document", as_text(part["file"]["file_data"]), None if name == UNNAMED else name)
+            if "data" in block:
+                return keep_native(block, NAME, rest(part, "type", "file"))
+    return native_block(NAME, part)
+
+
+def _read_call(call: dict[str, Any]) -> MessageBlock:
+    if call.get("type") == "custom":
+        name, native = call["custom"]["name"], rest(call, "id", "custom")
+        value: dict[str, Any] = {"input": call["custom"]["input"]}
+        meta: dict[str, Any] = {}
+    else:
+        name = call["function"]["name"]
+        value, meta = read_arguments(as_text(call["function"].get("arguments")))
+        native = rest(call, "id", "type", "function")
+    return keep_native(tool_use_block(tool_id=as_text(call["id"]), name=name, input=value, meta=meta), NAME, native)
+
+
+def _read_result(wire: dict[str, Any]) -> MessageBlock:
+    content = wire.get("content")
+    inner = _parts(content) if isinstance(content, list) else None
+    block = tool_result_block(
+        tool_use_id=as_text(wire["tool_call_id"]),
+        model_text=joined(inner) if inner is not None else as_text(content),
+        content=inner,
+    )
+    return keep_native(block, NAME, rest(wire, "role", "content", "tool_call_id"))
+
+
+def usage_of(usage: dict[str, Any]) -> dict[str, int]:
+    given, output = (count_of(usage, f"{what}_tokens") for what in ("prompt", "completion"))
+    details = usage.get("prompt_tokens_details")
+    return {
+        "input_tokens": given,
+        "output_tokens": output,
+        "cache_read_tokens": count_of(details, "cached_tokens") or count_of(usage, "prompt_cache_hit_tokens"),
+        "cache_write_tokens": count_of(details, "cache_write_tokens"),
+        "reasoning_tokens": count_of(usage.get("completion_tokens_details"), "reasoning_tokens"),
+        "total_tokens": count_of(usage, "total_tokens") or given + output,
+    }

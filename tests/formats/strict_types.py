@@ -1,0 +1,43 @@
+"""The typed dicts of an SDK as models that know every field: nothing is let pass that is not written down there."""
+
+import collections.abc
+import types
+import warnings
+from functools import cache
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
+
+from pydantic import BaseModel, ConfigDict, TypeAdapter, create_model
+from typing_extensions import NotRequired, Required, get_type_hints, is_typeddict
+
+
+@cache
+def strict(kind: Any) -> TypeAdapter[Any]:
+    return TypeAdapter(_strict(kind))
+
+
+@cache
+def _model(kind: Any) -> type[BaseModel]:
+    hints = get_type_hints(kind, include_extras=True)
+    fields: dict[str, Any] = {
+        name: (_strict(hint), ... if name in kind.__required_keys__ else None) for name, hint in hints.items()
+    }
+    with warnings.catch_warnings():
+        # A field named `schema` hides a method of the model that nobody calls.
+        warnings.simplefilter("ignore", UserWarning)
+        return create_model(kind.__name__, __config__=ConfigDict(extra="forbid", protected_namespaces=()), **fields)
+
+
+def _strict(kind: Any) -> Any:
+    if is_typeddict(kind):
+        return _model(kind)
+    origin, arguments = get_origin(kind), get_args(kind)
+    if origin in (Required, NotRequired, Annotated):
+        return _strict(arguments[0])
+    if origin in (Union, types.UnionType):
+        return Union[tuple(_strict(each) for each in arguments)]  # noqa: UP007: made from a list
+    # A lazy iterable is looked at by nobody; a list is.
+    if origin in (list, collections.abc.Iterable) or getattr(origin, "__name__", "") == "SequenceNotStr":
+        return list[_strict(arguments[0])]  # type: ignore[misc]
+    if origin is Literal or kind in (str, int, float, bool, type(None)):
+        return kind
+    return Any
