@@ -258,16 +258,17 @@ async def test_following_a_session_while_another_writes(store: SessionStore, reo
     await said(store, user("a"))
     other = reopened()
     seen: list[tuple[int, str]] = []
+    began = asyncio.Event()
 
     async def follow() -> None:
         async for seq, entry in other.tail("s"):
             seen.append((seq, flatten_message_text(entry)))
+            began.set()
             if len(seen) == 3:
                 return
 
     task = asyncio.create_task(follow())
-    while not seen:
-        await asyncio.sleep(0.01)
+    await asyncio.wait_for(began.wait(), 20)
     await said(store, user("b"), user("c"))
     await asyncio.wait_for(task, 20)
     assert seen == [(1, "a"), (2, "b"), (3, "c")]
@@ -288,7 +289,7 @@ async def test_a_rewind_to_nowhere_writes_nothing(store: SessionStore, place: An
     await said(store, user("a"), user("b"), user("c"))
     with pytest.raises(RewindRefused):
         await store.append_rewind("s", place)
-    with pytest.raises(ValueError, match="to_seq|say where"):
+    with pytest.raises(ValueError, match=r"to_seq|say where"):
         await store.append_rewind("s", to_seq=place)
     assert [seq async for seq, _ in store.iter_entries("s")] == [1, 2, 3]
 
