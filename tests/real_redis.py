@@ -64,13 +64,13 @@ class RealRedis:
             if self._started(port):
                 self.port = port
                 return self
-        raise RuntimeError(f"redis-server does not start: {(self._folder / 'redis.log').read_text()[-500:]}")
+        raise RuntimeError(f"redis-server does not start with {self._settings}: see {self._folder / 'redis.log'}")
 
     def _started(self, port: int) -> bool:
         command = [self._binary, "--port", str(port), "--bind", "127.0.0.1", "--dir", str(self._folder)]
         command += ["--logfile", str(self._folder / "redis.log"), "--daemonize", "no"]
         for name, value in self._settings.items():
-            command += [f"--{name.replace('_', '-')}", value]
+            command += [f"--{name.replace('_', '-')}", *(value.split() or [""])]
         self._process = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, preexec_fn=_die_with_parent
         )

@@ -116,7 +116,15 @@ class RedisConnections:
         """Send a command that changes nothing; `what` it reads is for the error message."""
         client = await self._ready()
         with self._in_our_words("reading", what):
-            return await client.execute_command(*command)
+            return await self._read(client, lambda: client.execute_command(*command))
+
+    async def _read(self, client: Any, send: Callable[[], Awaitable[Any]]) -> Any:
+        """Reading again does no harm, so a line that broke while it lay idle is worth a second try."""
+        try:
+            return await send()
+        except self._redis.exceptions.ConnectionError:
+            await client.connection_pool.disconnect(inuse_connections=False)
+            return await send()
 
     async def write(self, what: str, *command: Any) -> Any:
         client = await self._ready()
@@ -129,12 +137,18 @@ class RedisConnections:
         # The one key that all scripts touch is declared; some servers run none without.
         rest = (1, f"{self.prefix}:state", self.prefix, key, *arguments)
         client = await self._ready()
-        doing = "reading" if name in ("folders", "changed") else "writing"
-        with self._in_our_words(doing, what):
+
+        async def send() -> Any:
             try:
                 return await self._sent(client, ("EVALSHA", sha, *rest), then)
             except self._redis.exceptions.NoScriptError:
                 return await self._sent(client, ("EVAL", text, *rest), then)
+
+        if name in ("folders", "changed"):
+            with self._in_our_words("reading", what):
+                return await self._read(client, send)
+        with self._in_our_words("writing", what):
+            return await send()
 
     async def _sent(self, client: Any, command: tuple[Any, ...], then: tuple[Any, ...]) -> Any:
         if not then:

@@ -1,0 +1,458 @@
+"""RedisStore beyond the suite: a server that is gone, full, locked, a replica, restarted; and what it is told."""
+
+import asyncio
+import contextlib
+import logging
+import subprocess
+import sys
+import traceback
+from collections.abc import AsyncIterator, Awaitable, Callable
+
+import pytest
+from redis import Redis
+from redis.exceptions import ResponseError
+
+from carrel.errors import ConfigurationError, StorageReadError, StorageUnavailable, StorageWriteError
+from carrel.storage.redis_store import RedisStore
+from carrel.storage.seam import process_name
+from tests.real_redis import RealRedis, free_port
+from tests.storage.suite import Listener, everything
+
+Start = Callable[..., RealRedis]
+
+
+@pytest.fixture
+async def open_redis() -> AsyncIterator[Callable[..., RedisStore]]:
+    stores: list[RedisStore] = []
+
+    def open_it(url: str, prefix: str = "carrel") -> RedisStore:
+        stores.append(RedisStore(url, prefix))
+        return stores[-1]
+
+    yield open_it
+    for store in stores:
+        with contextlib.suppress(StorageUnavailable):  # its server is down, and its locks with it
+            await store.close()
+
+
+Open = Callable[..., RedisStore]
+WRITES: dict[str, Callable[[RedisStore], object]] = {
+    "put": lambda store: store.put("o", b"x"),
+    "append": lambda store: store.append("log", [b"x"]),
+    "delete": lambda store: store.delete("o"),
+    "copy": lambda store: store.copy("o", "p"),
+    "lock": lambda store: store.lock("s"),
+}
+READS: dict[str, Callable[[RedisStore], object]] = {
+    "get": lambda store: store.get("o"),
+    "get_many": lambda store: store.get_many(["o"]),
+    "list": lambda store: store.list(),
+    "folders": lambda store: store.folders(),
+    "stamp": lambda store: store.stamp("o"),
+    "read": lambda store: everything(store, "log"),
+    "watch": lambda store: anext(aiter(store.watch("log"))),
+    "holder": lambda store: store.holder("s"),
+    "changed": lambda store: store.changed(""),
+}
+
+
+async def until(look: Callable[[], Awaitable[object]], expected: object) -> None:
+    """Wait for something that happens in another process."""
+    async with asyncio.timeout(60):
+        while await look() != expected:  # noqa: ASYNC110 -- nobody in this process could set an event
+            await asyncio.sleep(0.02)
+
+
+def told(error: BaseException) -> str:
+    """All that a person would see of it."""
+    return f"{error} {error!r} " + "".join(traceback.format_exception(error))
+
+
+@pytest.mark.parametrize("verb", [*WRITES, *READS])
+async def test_where_no_server_answers_every_verb_says_so(open_redis: Open, verb: str) -> None:
+    port = free_port()
+    store = open_redis(f"redis://:s3cret@127.0.0.1:{port}/0")
+    with pytest.raises(StorageUnavailable, match=f"127.0.0.1:{port} does not answer") as caught:
+        await (WRITES | READS)[verb](store)  # type: ignore[misc]
+    assert "s3cret" not in told(caught.value)
+    assert "s3cret" not in repr(store)
+
+
+async def test_a_host_that_does_not_exist_is_unavailable(open_redis: Open) -> None:
+    with pytest.raises(StorageUnavailable, match=r"nowhere\.invalid"):
+        await open_redis("redis://nowhere.invalid:6379").get("o")
+
+
+@pytest.mark.parametrize("url", ["redis://:wrong-s3cret@{}", "redis://somebody:wrong-s3cret@{}", "redis://{}"])
+async def test_a_wrong_password_is_named_as_the_reason_and_never_shown(
+    start_redis: Start, open_redis: Open, url: str
+) -> None:
+    server = start_redis(requirepass="right")
+    for verb in (WRITES["append"], READS["get"]):
+        with pytest.raises(StorageUnavailable, match="user and password") as caught:
+            await verb(open_redis(url.format(f"127.0.0.1:{server.port}")))  # type: ignore[misc]
+        assert "s3cret" not in told(caught.value)
+    assert await open_redis(f"redis://:right@127.0.0.1:{server.port}").append("log", [b"x"]) == 1
+
+
+async def test_a_server_that_quotes_the_password_is_not_passed_on(start_redis: Start, open_redis: Open) -> None:
+    server = start_redis(rename_command="AUTH no-longer-auth")
+    with Redis.from_url(server.url) as client:
+        with pytest.raises(ResponseError, match="s3cret"):
+            client.execute_command("AUTH", "s3cret")
+    store = open_redis(f"redis://:s3cret@127.0.0.1:{server.port}")
+    with pytest.raises((StorageUnavailable, StorageReadError)) as caught:
+        await store.get("o")
+    assert "s3cret" not in told(caught.value)
+
+
+@pytest.mark.parametrize(
+    "url", ["", "localhost:6379", "http://localhost", "redis://:s3cret/word@host:1", "redis://h:x"]
+)
+def test_a_url_that_cannot_be_read_is_a_configuration_error(url: str) -> None:
+    with pytest.raises(ConfigurationError, match="redis://") as caught:
+        RedisStore(url)
+    assert "s3cret" not in told(caught.value)
+
+
+async def test_a_store_goes_on_when_its_server_was_restarted(start_redis: Start, open_redis: Open) -> None:
+    server = start_redis(appendonly="yes", appendfsync="always")
+    store = open_redis(server.url)
+    await asyncio.gather(*[store.append("log", [b"%d" % number]) for number in range(50)])
+    await store.put("o", b"kept")
+    before = await everything(store, "log")
+    cursor = (await store.changed("")).cursor
+    server.kill()
+    with pytest.raises(StorageUnavailable):
+        await store.append("log", [b"lost"])
+    server.start()
+    assert await everything(store, "log") == before
+    assert await store.append("log", [b"after"]) == 51
+    assert await store.get("o") == b"kept"
+    assert (await store.changed("", cursor)).keys is None, "a restarted server may have lost what came last"
+
+
+async def test_a_line_cut_in_mid_call_is_unavailable_and_says_that_it_may_be_written(
+    start_redis: Start, open_redis: Open
+) -> None:
+    server = start_redis()
+    store = open_redis(server.url)
+    await store.append("log", [b"1"])
+    server.pause()
+    calls = [asyncio.create_task(store.append("log", [b"2"])), asyncio.create_task(store.get("o"))]
+    done, _ = await asyncio.wait(calls, timeout=0.3)
+    assert not done
+    server.kill()
+    writing, reading = await asyncio.gather(*calls, return_exceptions=True)
+    assert isinstance(writing, StorageUnavailable)
+    assert "may have been written" in str(writing)
+    assert isinstance(reading, StorageUnavailable)
+    assert "may have been written" not in str(reading)
+    server.start()
+    assert await store.append("log", [b"1"]) == 1
+
+
+async def test_a_watcher_hears_that_the_server_is_gone(start_redis: Start, open_redis: Open) -> None:
+    server = start_redis()
+    store = open_redis(server.url)
+    await store.append("log", [b"1"])
+    listener = Listener(store, "log")
+    assert await listener.next() == (1, b"1")
+    server.kill()
+    with pytest.raises(StorageUnavailable):
+        await listener.next()
+
+
+async def test_a_server_that_hangs_is_given_up_after_the_timeout_in_the_url(
+    start_redis: Start, open_redis: Open
+) -> None:
+    server = start_redis()
+    store = open_redis(f"{server.url}?socket_timeout=0.3")
+    await store.put("o", b"x")
+    server.pause()
+    with pytest.raises(StorageUnavailable, match="does not answer"):
+        await store.get("o")
+    server.resume()
+    assert await store.get("o") == b"x"
+
+
+async def test_a_watch_and_a_wait_for_a_lock_outlast_a_short_timeout_in_the_url(
+    start_redis: Start, open_redis: Open
+) -> None:
+    server = start_redis()
+    store = open_redis(f"{server.url}?socket_timeout=0.3")
+    await store.append("log", [b"1"])
+    held = await store.lock("s")
+    assert held
+    waiting = asyncio.create_task(store.lock("s"))
+    listener = Listener(store, "log", 2)
+    done, _ = await asyncio.wait([waiting], timeout=1)
+    assert not done
+    await store.append("log", [b"2"])
+    assert await listener.next() == (2, b"2")
+    await held.release()
+    assert await waiting
+    await listener.stop()
+
+
+async def test_a_full_server_takes_all_of_an_append_or_nothing_and_works_again_when_there_is_room(
+    start_redis: Start, open_redis: Open
+) -> None:
+    server = start_redis(maxmemory="8mb", maxmemory_policy="noeviction")
+    store = open_redis(server.url)
+    await store.append("s/log", [b"first"])
+    await store.put("s/o", b"old")
+    await store.put("o", b"old")
+    batch = [b"x" * 30_000] * 5
+    kept = 1
+
+    async def fill() -> None:
+        nonlocal kept
+        while True:
+            kept = await store.append("s/log", batch)
+
+    with pytest.raises(StorageWriteError, match="is full"):
+        await fill()
+    assert kept > 1
+    with Redis.from_url(server.url) as client:
+        client.config_set("maxmemory", "1mb")
+        for verb in ("put", "append", "copy", "lock"):
+            with pytest.raises(StorageWriteError, match="is full"):
+                await WRITES[verb](store)  # type: ignore[misc]
+    assert len(await everything(store, "s/log")) == kept
+    assert await store.get("s/o") == b"old"
+    assert await store.list() == ["o", "s/log", "s/o"]
+    assert await store.delete("s/log") is True
+    with Redis.from_url(server.url) as client:
+        client.config_set("maxmemory", "8mb")
+    assert await store.append("s/log", batch) == 5
+    assert await everything(store, "s/log") == batch
+
+
+async def test_a_replica_can_be_read_and_watched_but_not_written(start_redis: Start, open_redis: Open) -> None:
+    primary = start_redis(repl_diskless_sync_delay="0")
+    replica = start_redis(replicaof=f"127.0.0.1 {primary.port}")
+    there, here = open_redis(primary.url), open_redis(replica.url)
+    await there.append("log", [b"1", b"2" * 30_000])
+    await there.put("s/1/o", b"x")
+    await until(lambda: here.list(), ["log", "s/1/o"])
+    assert await everything(here, "log") == [b"1", b"2" * 30_000]
+    assert await here.folders() == ["s"]
+    assert (await here.changed("")).keys is None
+    for verb in ("put", "append", "delete", "copy", "lock"):
+        if verb in ("copy", "delete"):
+            await there.put("o", b"x")
+            await until(lambda: here.get("o"), b"x")
+        with pytest.raises(StorageWriteError, match="read-only replica"):
+            await WRITES[verb](here)  # type: ignore[misc]
+    listener = Listener(here, "log", 3)
+    await there.append("log", [b"3"])
+    assert await listener.next() == (3, b"3")
+    await there.delete("log")
+    assert await listener.next() is None
+
+
+async def test_a_user_who_may_only_read_hears_so(start_redis: Start, open_redis: Open) -> None:
+    server = start_redis()
+    with Redis.from_url(server.url) as client:
+        client.execute_command("ACL", "SETUSER", "reader", "on", ">s3cret", "~*", "+@read", "-@dangerous")
+    await open_redis(server.url).put("o", b"x")
+    store = open_redis(f"redis://reader:s3cret@127.0.0.1:{server.port}")
+    assert await store.get("o") == b"x"
+    with pytest.raises(StorageWriteError, match="does not allow") as caught:
+        await store.put("o", b"y")
+    assert "s3cret" not in told(caught.value)
+
+
+async def test_a_user_who_may_not_ask_about_the_server_can_still_work(start_redis: Start, open_redis: Open) -> None:
+    server = start_redis()
+    with Redis.from_url(server.url) as client:
+        client.execute_command("ACL", "SETUSER", "worker", "on", ">pw", "~carrel:*", "+@all", "-@dangerous")
+    store = open_redis(f"redis://worker:pw@127.0.0.1:{server.port}")
+    assert await store.append("log", [b"1"], sync=True) == 1
+    cursor = (await store.changed("")).cursor
+    await store.put("o", b"x")
+    assert (await store.changed("", cursor)).keys == {"o"}
+    assert await store.delete("log")
+
+
+async def test_a_server_that_throws_keys_away_when_full_is_refused(start_redis: Start, open_redis: Open) -> None:
+    server = start_redis(maxmemory="50mb", maxmemory_policy="allkeys-lru")
+    with pytest.raises(ConfigurationError, match="noeviction"):
+        await open_redis(server.url).get("o")
+
+
+async def test_a_server_with_no_room_for_another_client_is_unavailable(start_redis: Start, open_redis: Open) -> None:
+    server = start_redis(maxclients="1")
+    with Redis.from_url(server.url) as client:
+        client.ping()
+        with pytest.raises(StorageUnavailable, match="does not answer"):
+            await open_redis(server.url).put("o", b"x")
+
+
+async def test_a_log_whose_key_vanished_from_the_server_is_reported_and_not_begun_anew(
+    start_redis: Start, open_redis: Open
+) -> None:
+    server = start_redis()
+    store = open_redis(server.url)
+    await store.append("log", [b"1"])
+    with Redis.from_url(server.url) as client:
+        client.delete("carrel:log:log")
+    with pytest.raises(StorageReadError, match="has lost the log"):
+        await store.append("log", [b"2"])
+    await store.delete("log")
+    assert await store.append("log", [b"1"]) == 1
+
+
+async def test_stores_of_different_prefixes_do_not_see_each_other(start_redis: Start, open_redis: Open) -> None:
+    server = start_redis()
+    one, other = open_redis(server.url, "one"), open_redis(server.url, "other")
+    await one.put("o", b"1")
+    await one.append("log", [b"1"])
+    lock = await one.lock("s")
+    assert lock
+    assert await other.list() == []
+    assert await other.get("o") is None
+    assert await other.holder("s") is None
+    assert await other.append("log", [b"2"]) == 1
+    await other.delete("log")
+    assert await everything(one, "log") == [b"1"]
+    await lock.release()
+
+
+async def test_close_leaves_no_connection_and_a_delete_nothing_that_stays(start_redis: Start) -> None:
+    server = start_redis()
+    store = RedisStore(server.url)
+    await asyncio.gather(*[store.append("s/log", [b"x" * 50_000]) for _ in range(40)])
+    await store.put("s/o", b"x")
+    assert await store.lock("s")
+    listener = Listener(store, "s/log", 41)
+    await asyncio.sleep(0.1)
+    await listener.stop()
+    await store.delete("s")
+    await store.close()
+    with Redis.from_url(server.url) as client:
+        # The server takes a moment to notice that a line was closed.
+        await until(lambda: asyncio.to_thread(lambda: len(client.client_list())), 1)
+        lasting = {key for key in client.scan_iter() if client.ttl(key) == -1}
+    assert lasting == {b"carrel:state", b"carrel:changes"}
+
+
+async def test_many_appends_at_once_need_few_connections(start_redis: Start, open_redis: Open) -> None:
+    server = start_redis()
+    store = open_redis(server.url)
+    await asyncio.gather(*[store.append("log", [b"x"]) for _ in range(500)])
+    with Redis.from_url(server.url) as client:
+        assert len(client.client_list()) < 30
+
+
+async def test_so_many_deletes_that_they_are_forgotten_are_told_as_unknown(
+    start_redis: Start, open_redis: Open
+) -> None:
+    store = open_redis(start_redis().url)
+    await store.put("kept/o", b"x")
+    old = (await store.changed("")).cursor
+    for start in range(0, 10_500, 500):
+        await asyncio.gather(*[store.put(f"s/{number}", b"") for number in range(start, start + 500)])
+    await store.delete("s")
+    assert (await store.changed("", old)).keys is None
+    cursor = (await store.changed("")).cursor
+    await store.put("kept/o", b"y")
+    await store.put("kept/p", b"y")
+    await store.delete("kept/p")
+    assert (await store.changed("", cursor)).keys == {"kept/o", "kept/p"}
+
+
+async def test_a_store_serves_one_loop_after_another(start_redis: Start) -> None:
+    server = start_redis()
+    store = RedisStore(server.url)
+
+    async def work() -> int:
+        number = await store.append("log", [b"x"])
+        await store.close()
+        return number
+
+    assert [await asyncio.to_thread(lambda: asyncio.run(work())) for _ in range(4)] == [1, 2, 3, 4]
+
+
+async def test_a_lock_is_kept_as_long_as_its_holder_lives(start_redis: Start, open_redis: Open) -> None:
+    server = start_redis()
+    store = open_redis(server.url)
+    lock = await store.lock("s")
+    assert lock
+    with Redis.from_url(server.url) as client:
+        life = client.pttl("carrel:lock:s")
+        await asyncio.sleep(life / 1000 + 1)
+        assert 0 < client.pttl("carrel:lock:s") <= life
+    assert await open_redis(server.url).lock("s", wait=False) is None
+    await lock.release()
+
+
+async def test_a_lock_is_taken_again_after_a_restart_that_forgot_it(start_redis: Start, open_redis: Open) -> None:
+    server = start_redis()
+    store = open_redis(server.url)
+    lock = await store.lock("s")
+    assert lock
+    server.kill()
+    server.start()
+    await until(lambda: store.holder("s"), process_name())
+    await lock.release()
+    assert await store.holder("s") is None
+
+
+async def test_a_lock_that_another_took_is_reported_and_not_taken_back(
+    start_redis: Start, open_redis: Open, caplog: pytest.LogCaptureFixture
+) -> None:
+    server = start_redis()
+    store = open_redis(server.url)
+    lock = await store.lock("s")
+    assert lock
+    with Redis.from_url(server.url) as client:
+        client.set("carrel:lock:s", "elsewhere:1 token")
+    await until(lambda: asyncio.sleep(0, "was lost" in caplog.text), True)
+    await lock.release()
+    assert await store.holder("s") == "elsewhere:1"
+
+
+async def test_sync_waits_for_the_file_where_the_server_can_tell(start_redis: Start, open_redis: Open) -> None:
+    server = start_redis(appendonly="yes", appendfsync="everysec")
+    store = open_redis(server.url)
+    assert await store.append("log", [b"1"]) == 1
+    assert await store.append("log", [b"2", b"3"], sync=True) == 3
+    with pytest.raises(KeyError):
+        await store.append("none", [b"x"], sync=True, create=False)
+    with Redis.from_url(server.url) as client:
+        able = tuple(map(int, client.info("server")["redis_version"].split(".")[:2])) >= (7, 2)
+        assert ("cmdstat_waitaof" in client.info("commandstats")) == able
+
+
+async def test_sync_on_a_server_without_a_file_is_warned_about_once(
+    start_redis: Start, open_redis: Open, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = open_redis(start_redis().url)
+    with caplog.at_level(logging.WARNING, "carrel.storage"):
+        for number in (1, 2, 3):
+            assert await store.append("log", [b"x"], sync=True) == number
+    assert caplog.text.count("append-only file") == 1
+
+
+def test_without_the_redis_package_carrel_works_and_a_redis_store_says_what_to_install() -> None:
+    program = """
+import sys
+sys.modules["redis"] = None  # as if it were not installed
+import carrel
+from carrel.storage.redis_store import RedisStore
+try:
+    RedisStore("redis://localhost")
+except carrel.errors.ConfigurationError as error:
+    print(error)
+"""
+    said = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
+    assert "pip install 'carrel[redis]'" in said
+
+
+def test_importing_the_redis_store_does_not_load_the_redis_package() -> None:
+    program = "import sys, carrel.storage.redis_store; print('redis' in sys.modules)"
+    assert (
+        subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout == "False\n"
+    )
