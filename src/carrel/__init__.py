@@ -15,6 +15,9 @@ if TYPE_CHECKING:
         build_compact_event,
         build_rewind_event,
     )
+    from carrel.conversation.importers import (
+        ImportReport,
+    )
     from carrel.conversation.messages import (
         SessionData,
         SessionMeta,
@@ -33,14 +36,20 @@ if TYPE_CHECKING:
         apply_compact,
         apply_rewind,
     )
+    from carrel.conversation.search import (
+        SearchHit,
+    )
     from carrel.conversation.usage import (
         Price,
         Usage,
     )
     from carrel.errors import (
         CarrelError,
+        CatalogueBusy,
+        CatalogueLost,
         CompactRefused,
         ConfigurationError,
+        FormatRefused,
         ImportRefused,
         KeyMissing,
         KeyRefused,
@@ -71,16 +80,21 @@ __all__ = [
     "COMPACT_SUMMARY_PROMPT",
     "DEFAULT_COMPACT_THRESHOLD",
     "CarrelError",
+    "CatalogueBusy",
+    "CatalogueLost",
     "CompactRefused",
     "ConfigurationError",
     "Event",
     "EventType",
+    "FormatRefused",
     "ImportRefused",
+    "ImportReport",
     "KeyMissing",
     "KeyRefused",
     "MessageRefused",
     "Price",
     "RewindRefused",
+    "SearchHit",
     "SessionBusy",
     "SessionData",
     "SessionError",
@@ -118,15 +132,17 @@ __all__ = [
 _ROOMS = {
     "carrel.conversation.compaction": "COMPACT_SUMMARY_PROMPT DEFAULT_COMPACT_THRESHOLD should_compact",
     "carrel.conversation.entries": "build_compact_event build_rewind_event",
+    "carrel.conversation.importers": "ImportReport",
     "carrel.conversation.messages": """
         SessionData SessionMeta assistant_message build_message document_block flatten_message_text image_block
         text_block thinking_block tool_result_block tool_use_block user_text_message""",
     "carrel.conversation.replay": "apply_compact apply_rewind",
+    "carrel.conversation.search": "SearchHit",
     "carrel.conversation.usage": "Price Usage",
     "carrel.errors": """
-        CarrelError CompactRefused ConfigurationError ImportRefused KeyMissing KeyRefused MessageRefused
-        RewindRefused SessionBusy SessionError SessionExists SessionIdRefused SessionNotFound SessionTooNew
-        StorageError StorageReadError StorageUnavailable StorageWriteError""",
+        CarrelError CatalogueBusy CatalogueLost CompactRefused ConfigurationError FormatRefused ImportRefused
+        KeyMissing KeyRefused MessageRefused RewindRefused SessionBusy SessionError SessionExists SessionIdRefused
+        SessionNotFound SessionTooNew StorageError StorageReadError StorageUnavailable StorageWriteError""",
     "carrel.events": "Event EventType bus",
     "carrel.home": "resolve_carrel_home resolve_sessions_dir",
 }
