@@ -97,9 +97,8 @@ async def test_a_wrong_password_is_named_as_the_reason_and_never_shown(
 
 async def test_a_server_that_quotes_the_password_is_not_passed_on(start_redis: Start, open_redis: Open) -> None:
     server = start_redis(rename_command="AUTH no-longer-auth")
-    with Redis.from_url(server.url) as client:
-        with pytest.raises(ResponseError, match="s3cret"):
-            client.execute_command("AUTH", "s3cret")
+    with Redis.from_url(server.url) as client, pytest.raises(ResponseError, match="s3cret"):
+        client.execute_command("AUTH", "s3cret")
     store = open_redis(f"redis://:s3cret@127.0.0.1:{server.port}")
     with pytest.raises((StorageUnavailable, StorageReadError)) as caught:
         await store.get("o")
