@@ -7,6 +7,7 @@ import subprocess
 import sys
 import tomllib
 import zipfile
+from importlib.metadata import packages_distributions
 from pathlib import Path
 
 import pytest
@@ -43,6 +44,11 @@ def test_every_room_is_in_the_drawing() -> None:
     assert [room for room in rooms() if not re.search(rf"\b{room}(\.py|/)", drawing)] == []
 
 
+def needs(*groups: list[str]) -> set[str]:
+    """The names in lists of requirements."""
+    return {re.split(r"[^\w.-]", need)[0].lower().replace("_", "-") for group in groups for need in group}
+
+
 def late_own_imports(path: Path) -> list[ast.ImportFrom | ast.Import]:
     tree = ast.parse(path.read_text(encoding="utf-8"))
     tops = set(map(id, tree.body)) | {id(part) for node in tree.body if isinstance(node, ast.If) for part in node.body}
@@ -53,6 +59,26 @@ def late_own_imports(path: Path) -> list[ast.ImportFrom | ast.Import]:
 def test_our_own_code_is_imported_at_the_top_of_a_file() -> None:
     late = {str(path.relative_to(HOUSE)): late_own_imports(path) for path in PACKAGE.rglob("*.py")}
     assert [f"{name}:{node.lineno}" for name, nodes in late.items() for node in nodes] == []
+
+
+def not_asked_for(asked: set[str], *folders: Path) -> set[str]:
+    """What the Python files of some folders import that is neither ours, nor Python's, nor among the requirements."""
+    installed = packages_distributions()
+    nodes = [
+        node for folder in folders for path in folder.rglob("*.py") for node in ast.walk(ast.parse(path.read_bytes()))
+    ]
+    modules = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
+    modules |= {node.module for node in nodes if isinstance(node, ast.ImportFrom) and node.module and not node.level}
+    foreign = {module.partition(".")[0] for module in modules} - sys.stdlib_module_names - {"carrel"}
+    # Several packages may share a name (google); one of them will do. What is not installed is a file of the tests.
+    return {name for name in foreign if name in installed and not needs(installed[name]) & asked}
+
+
+def test_what_is_imported_is_asked_for() -> None:
+    asked = needs(PROJECT["project"]["dependencies"], *PROJECT["project"]["optional-dependencies"].values())
+    assert not_asked_for(asked, PACKAGE) == set()
+    asked |= needs(PROJECT["dependency-groups"]["dev"])
+    assert not_asked_for(asked, HOUSE / "tests", HOUSE / "bench") == set()
 
 
 def loaded_by(statement: str) -> set[str]:
@@ -74,7 +100,7 @@ def test_keeping_a_conversation_loads_only_what_it_needs() -> None:
 def test_every_public_name_is_there() -> None:
     assert [name for name in carrel.__all__ if not hasattr(carrel, name)] == []
     assert set(carrel.__all__) <= set(dir(carrel))
-    assert carrel.__all__ == sorted(set(carrel.__all__))
+    assert len(carrel.__all__) == len(set(carrel.__all__))
 
 
 def test_public_names_are_the_same_for_readers_of_types_and_at_run_time() -> None:
@@ -113,9 +139,8 @@ def test_the_changelog_tells_about_this_version() -> None:
 def test_constraints_are_names_and_versions_only() -> None:
     lines = (HOUSE / "constraints.txt").read_text(encoding="utf-8").splitlines()
     assert [line for line in lines if not re.fullmatch(r"[a-z0-9-]+==[A-Za-z0-9.+!]+", line)] == []
-    wanted = [*PROJECT["project"]["dependencies"], *PROJECT["dependency-groups"]["dev"]]
-    wanted += [need for extra in PROJECT["project"]["optional-dependencies"].values() for need in extra]
-    named = {re.split(r"[^\w-]", need)[0].lower() for need in wanted}
+    extras = PROJECT["project"]["optional-dependencies"].values()
+    named = needs(PROJECT["project"]["dependencies"], PROJECT["dependency-groups"]["dev"], *extras)
     assert named - {line.partition("==")[0] for line in lines} == set()
 
 
