@@ -15,6 +15,11 @@ if TYPE_CHECKING:
         build_compact_event,
         build_rewind_event,
     )
+    from carrel.conversation.formats import (
+        Converted,
+        from_provider,
+        to_provider,
+    )
     from carrel.conversation.importers import (
         ImportReport,
     )
@@ -84,6 +89,7 @@ __all__ = [
     "CatalogueLost",
     "CompactRefused",
     "ConfigurationError",
+    "Converted",
     "Event",
     "EventType",
     "FormatRefused",
@@ -118,12 +124,14 @@ __all__ = [
     "bus",
     "document_block",
     "flatten_message_text",
+    "from_provider",
     "image_block",
     "resolve_carrel_home",
     "resolve_sessions_dir",
     "should_compact",
     "text_block",
     "thinking_block",
+    "to_provider",
     "tool_result_block",
     "tool_use_block",
     "user_text_message",
@@ -132,6 +140,7 @@ __all__ = [
 _ROOMS = {
     "carrel.conversation.compaction": "COMPACT_SUMMARY_PROMPT DEFAULT_COMPACT_THRESHOLD should_compact",
     "carrel.conversation.entries": "build_compact_event build_rewind_event",
+    "carrel.conversation.formats": "Converted from_provider to_provider",
     "carrel.conversation.importers": "ImportReport",
     "carrel.conversation.messages": """
         SessionData SessionMeta assistant_message build_message document_block flatten_message_text image_block
