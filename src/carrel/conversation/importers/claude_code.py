@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from carrel.conversation.entries import decode
 from carrel.conversation.formats.anthropic import NAME as PROVIDER
 from carrel.conversation.importers.claude_draft import KIND, ClaudeDraft
 from carrel.conversation.importers.claude_lines import DUPLICATE, line_of, node_of
@@ -34,7 +35,7 @@ _TITLES = {"custom-title": "customTitle", "agent-name": "agentName", "ai-title":
 
 def recognizes(record: dict[str, Any]) -> bool:
     """Whether a line is one of Claude Code's."""
-    kind = record.get("type")
+    kind = text_of(record.get("type"))
     if kind in ("user", "assistant"):
         return isinstance(record.get("message"), dict)
     if kind == "system":
@@ -138,11 +139,13 @@ def _plans(path: Path, survey: _Survey, all_branches: bool) -> Iterator[_Plan]:
     parent = survey.session_id if first else None
     source_id = first or (path.stem if path.stem.count("-") == 4 else survey.session_id or path.stem)
     survey.report.source_id = source_id
-    main = Imported(KIND, source_id, survey.report, survey.title(), PROVIDER, cwd=survey.cwd, parent=parent)
+    title = _agent_title(path) if first else survey.title()
+    main = Imported(KIND, source_id, survey.report, title, PROVIDER, cwd=survey.cwd, parent=parent)
     yield from _lane_plans(main, Tree(lanes.get(first, [])), survey.pinned, all_branches)
-    for name, nodes in lanes.items():
-        if name == first:
+    for lane, nodes in lanes.items():
+        if lane == first:
             continue
+        name = f"{source_id}.{lane}" if lane.startswith("side-") else lane
         spoken = sum(node.speaks for node in nodes)
         survey.report.ignore(SUB_SESSION, lines=spoken)
         report = ImportReport(str(path), KIND, name, lines=spoken)
@@ -187,6 +190,15 @@ def _finished(plan: _Plan) -> Imported:
     if plan.inherited:
         plan.imported.report.lines = plan.imported.report.accounted
     return plan.draft.finish(plan.imported)
+
+
+def _agent_title(path: Path) -> str:
+    """What an agent was started for, from the small file beside its own."""
+    try:
+        about = decode(path.with_suffix(".meta.json").read_bytes())
+    except OSError:
+        return ""
+    return text_of(about.get("description"))
 
 
 def agent_files(path: Path) -> list[Path]:

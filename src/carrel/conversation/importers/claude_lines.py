@@ -130,7 +130,9 @@ def node_of(number: int, record: dict[str, Any], speaks: bool, before: str | Non
     if not isinstance(id_, str) or not id_:
         return Node(number, f"line {number}", before, speaks) if speaks else None
     parent = record.get("parentUuid")
-    node = Node(number, id_, parent if isinstance(parent, str) else None, speaks)
+    # A first line says that its parent is null; one that does not speak of a parent follows the line before it.
+    goes_on = "parentUuid" not in record
+    node = Node(number, id_, parent if isinstance(parent, str) else None, speaks, goes_on=goes_on)
     if record.get("subtype") == "compact_boundary":
         logical = record.get("logicalParentUuid")
         node.parent = node.parent or (logical if isinstance(logical, str) else None)

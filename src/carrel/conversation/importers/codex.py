@@ -19,7 +19,7 @@ _FOLDER_IN_TEXT = re.compile(r"<cwd>([^<]{1,4096})</cwd>")
 def recognizes(record: dict[str, Any]) -> bool:
     """Whether a line is one of a rollout, wrapped as today or flat as it was."""
     if isinstance(record.get("payload"), dict):
-        return record.get("type") in ENVELOPES
+        return text_of(record.get("type")) in ENVELOPES
     if "type" not in record:
         header = (
             isinstance(record.get("id"), str)

@@ -106,7 +106,8 @@ class Draft:
     def finish(self, imported: Imported) -> Imported:
         """Hand over what was collected, with what the entries themselves say about the session."""
         imported.messages = self.entries
-        imported.title = imported.title or first_words(self.entries)
+        own = self.entries[imported.forked_at or 0 :]
+        imported.title = imported.title or first_words(own) or first_words(self.entries)
         imported.created_at = imported.created_at or next(
             (meta_of(entry)["created_at"] for entry in self.entries if meta_of(entry).get("created_at")), None
         )

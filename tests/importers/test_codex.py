@@ -1,0 +1,167 @@
+"""Rollouts of Codex, as it writes them now and as it did."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from carrel.conversation.formats.openai_responses import to_openai_responses
+from carrel.conversation.importers import Imported, detect, read_session_file
+from carrel.conversation.messages import flatten_message_text, tool_calls_of, tool_results_of
+from carrel.conversation.replay import visible_after
+
+CURRENT = "codex/2026/03/04/rollout-2026-03-04T10-00-00-0199f3a1-7b1c-7c52-9d0e-5c1d9b0f2a77.jsonl"
+AGENT = "codex/2026/03/04/rollout-2026-03-04T10-05-00-0199f3a2-0000-7c52-9d0e-000000000001.jsonl"
+FLAT = "codex/2025/08/12/rollout-2025-08-12T08-00-00-c3c4b301-27c8-4c70-b6e4-46b99fdf0236.jsonl"
+Reader = Callable[..., list[Imported]]
+
+
+def only(path: Path) -> Imported:
+    [imported] = read_session_file(path)
+    return imported
+
+
+def shown(imported: Imported) -> list[str]:
+    visible = visible_after(list(enumerate(imported.messages, 1)))
+    return [f"{message['role']}: {flatten_message_text(message)}" for _, message in visible]
+
+
+def line(kind: str, **payload: Any) -> dict[str, Any]:
+    return {"timestamp": "2026-01-01T00:00:00.000Z", "type": kind, "payload": payload}
+
+
+def test_what_is_known_of_the_session_as_a_whole(samples: Path) -> None:
+    session = only(samples / CURRENT)
+    assert (session.kind, session.source_id) == ("codex", "0199f3a1-7b1c-7c52-9d0e-5c1d9b0f2a77")
+    assert (session.title, session.cwd) == ("Caption typo", "/home/ada/notes")
+    assert (session.provider, session.model) == ("openai", "gpt-5.2-codex")
+    assert session.created_at == "2026-03-04T10:00:00+00:00"
+    assert session.parent is None
+
+
+def test_all_that_the_model_put_out_in_one_go_is_one_message(samples: Path) -> None:
+    answer = only(samples / CURRENT).messages[3]
+    assert [block["type"] for block in answer["content"]] == ["thinking", "text", "tool_use", "tool_use"]
+    assert answer["content"][2]["input"] == {"cmd": "grep -rn teh .", "workdir": "/home/ada/notes"}
+    assert answer["meta"]["source"]["also"] == ["msg_1", "fc_1", "fc_2"]
+
+
+def test_usage_that_is_told_twice_is_counted_once(samples: Path) -> None:
+    session = only(samples / CURRENT)
+    usages = [entry["meta"]["usage"] for entry in session.messages if entry["meta"].get("usage")]
+    assert sum(usage["input_tokens"] for usage in usages) == 1200 + 1500 + 1700 + 1800 + 1850
+    assert usages[0] == {
+        "input_tokens": 1200,
+        "output_tokens": 90,
+        "cache_read_tokens": 400,
+        "cache_write_tokens": 0,
+        "reasoning_tokens": 40,
+        "total_tokens": 1290,
+    }
+    assert session.report.ignored["event_msg/token_count"] == 1
+
+
+def test_every_kind_of_tool_call_has_its_result(samples: Path) -> None:
+    messages = only(samples / CURRENT).messages
+    calls = [call for message in messages for call in tool_calls_of(message)]
+    assert calls == ["call_1", "call_2", "call_3", "call_4"]
+    assert [id_ for message in messages for id_ in tool_results_of(message)] == calls
+    assert tool_results_of(messages[4]) == ["call_1", "call_2"]
+    assert messages[4]["content"][1]["content"][0]["type"] == "image"
+    assert messages[5]["content"][0]["input"]["input"].startswith("*** Begin Patch")
+    assert messages[8]["content"][0]["is_error"] is True
+    assert messages[8]["content"][0]["model_text"] == "fatal: not a git repository"
+
+
+def test_a_rollback_takes_the_turn_out_of_view_and_leaves_it_in_the_log(samples: Path) -> None:
+    session = only(samples / CURRENT)
+    assert "user: Now rename the file to bay.md." in [
+        f"{entry['role']}: {flatten_message_text(entry)}" for entry in session.messages
+    ]
+    before_compaction = visible_after(list(enumerate(session.messages, 1)), 17)
+    words = [flatten_message_text(message) for _, message in before_compaction]
+    assert "Now rename the file to bay.md." not in words
+    assert words[-3:] == ["Fixed: the harbour.", "Leave the name. Are there other typos?", "None."]
+    assert session.messages[14]["meta"]["to_seq"] == session.messages[14]["meta"]["rewind_to"] == 12
+
+
+def test_a_rollback_by_more_turns_than_there_are_goes_back_to_the_start(imported_from: Reader) -> None:
+    [session] = imported_from(
+        line("response_item", type="message", role="user", content=[{"type": "input_text", "text": "one"}]),
+        line("event_msg", type="thread_rolled_back", num_turns=9),
+        line("event_msg", type="thread_rolled_back", num_turns=1),
+        line("response_item", type="message", role="user", content=[{"type": "input_text", "text": "two"}]),
+    )
+    assert shown(session) == ["user: two"]
+    assert session.report.ignored["event_msg/thread_rolled_back"] == 1
+
+
+def test_a_compaction_stands_for_all_before_it(samples: Path) -> None:
+    summary = "The caption of the picture was corrected; there are no other typos."
+    assert shown(only(samples / CURRENT))[0] == f"user: [Conversation Summary]\n\n{summary}"
+    assert shown(only(samples / CURRENT))[2:] == ["user: Good. Bye."]
+
+
+def test_of_a_summary_that_only_the_provider_can_read_the_kept_messages_are_shown(samples: Path) -> None:
+    text = shown(only(samples / AGENT))[0]
+    assert "encrypted" in text
+    assert text.endswith("List the notes.")
+
+
+def test_an_agent_names_the_session_that_started_it_and_its_own_header_counts(samples: Path) -> None:
+    agent = only(samples / AGENT)
+    assert agent.source_id == "0199f3a2-0000-7c52-9d0e-000000000001"
+    assert agent.parent == "0199f3a1-7b1c-7c52-9d0e-5c1d9b0f2a77"
+    assert agent.cwd == "/home/ada/notes"
+
+
+def test_what_the_program_told_the_model_is_marked_or_left_out(samples: Path) -> None:
+    session = only(samples / CURRENT)
+    injected = [entry for entry in session.messages if entry["meta"]["source"].get("injected")]
+    assert [flatten_message_text(entry)[:12] for entry in injected] == ["# AGENTS.md ", "<environment"]
+    assert session.report.ignored["message/developer"] == 1
+
+
+def test_unknown_kinds_of_line_item_and_event_are_reported_by_name(samples: Path) -> None:
+    assert only(samples / CURRENT).report.unknown == {
+        "inter_agent_communication": 1,
+        "response_item/telepathy": 1,
+        "event_msg/confetti": 1,
+    }
+
+
+def test_events_that_repeat_a_message_do_not_double_it(samples: Path) -> None:
+    session = only(samples / CURRENT)
+    said = [flatten_message_text(entry) for entry in session.messages]
+    assert sum("Fixed: the harbour." in text for text in said) == 1
+    assert session.report.ignored["event_msg/agent_message"] == 2
+
+
+def test_a_file_with_nothing_but_events_is_read_from_these(imported_from: Reader) -> None:
+    [session] = imported_from(
+        line("session_meta", id="x", cwd="/c"),
+        line("event_msg", type="user_message", message="hi"),
+        line("event_msg", type="agent_message", message="hello"),
+    )
+    assert shown(session) == ["user: hi", "assistant: hello"]
+    assert session.report.imported == 2
+
+
+def test_the_older_flat_form(samples: Path) -> None:
+    assert detect(samples / FLAT) == "codex"
+    session = only(samples / FLAT)
+    assert (session.source_id, session.cwd) == ("c3c4b301-27c8-4c70-b6e4-46b99fdf0236", "/home/ada/flat")
+    assert session.created_at == "2025-08-12T08:00:00+00:00"
+    assert session.title == "How many files are here?"
+    assert [entry["role"] for entry in session.messages] == ["user", "user", "assistant", "user", "assistant"]
+    assert session.report.ignored == {"session_meta": 1, "state": 2}
+
+
+def test_an_imported_rollout_can_go_on_with_the_provider_that_made_it(samples: Path) -> None:
+    messages = [message for _, message in visible_after(list(enumerate(only(samples / CURRENT).messages, 1)), 17)]
+    items = to_openai_responses(messages).payload["input"]
+    assert {"type": "reasoning", "id": "rs_1"}.items() <= next(i for i in items if i["type"] == "reasoning").items()
+    assert [item["call_id"] for item in items if item["type"].endswith("_call") and "call_id" in item][:3] == [
+        "call_1",
+        "call_2",
+        "call_3",
+    ]

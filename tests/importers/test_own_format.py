@@ -1,0 +1,124 @@
+"""Sessions of our own format, written by us or by another program."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from carrel.conversation.importers import Imported, detect, read_session_file
+from carrel.conversation.replay import visible_after
+from carrel.errors import SessionTooNew
+
+Reader = Callable[..., list[Imported]]
+
+
+def only(path: Path) -> Imported:
+    [imported] = read_session_file(path)
+    return imported
+
+
+def test_a_folder_and_the_log_in_it_are_the_same_session(samples: Path) -> None:
+    folder, log = only(samples / "carrel/today"), only(samples / "carrel/today/messages.jsonl")
+    assert folder == log
+    assert detect(samples / "carrel/today") == detect(samples / "carrel/today/messages.jsonl") == "carrel"
+
+
+def test_the_metadata_comes_along(samples: Path) -> None:
+    session = only(samples / "carrel/today")
+    assert (session.source_id, session.title, session.cwd) == ("today", "Bottles", "/home/ada/notes")
+    assert (session.provider, session.model) == ("anthropic", "claude-sonnet-4-5")
+    assert session.created_at == "2026-05-01T08:00:00+00:00"
+    assert session.meta["tags"] == ["song"]
+
+
+def test_what_was_too_large_for_a_line_comes_back_whole(samples: Path) -> None:
+    result = only(samples / "carrel/today").messages[2]["content"][0]
+    assert result["model_text"].endswith("8999 bottles\n")
+    assert "meta" not in result
+
+
+def test_a_file_beside_the_log_that_was_changed_is_not_taken(samples: Path, tmp_path: Path) -> None:
+    source = samples / "carrel/today/messages.jsonl"
+    (tmp_path / "messages.jsonl").write_bytes(source.read_bytes())
+    output = tmp_path / "tool-output"
+    output.mkdir()
+    (output / "1d7e88c4434a8bd52f00bc6dba4221ed.txt").write_text("something else")
+    session = only(tmp_path)
+    assert session.messages[2]["content"][0]["model_text"] == "0 bottles …"
+    assert "not what was stored" in session.report.problems[0]
+
+
+def test_a_reference_out_of_the_folder_is_not_followed(imported_from: Reader, tmp_path: Path) -> None:
+    (tmp_path / "private.txt").write_text("keep out")
+    (tmp_path / "s" / "blobs").mkdir(parents=True)
+    (tmp_path / "s" / "blobs" / "link").symlink_to(tmp_path / "private.txt")
+    for path in ("blobs/../../private.txt", "blobs/link", "tool-output/\x00"):
+        block = {
+            "type": "tool_result",
+            "tool_use_id": "t",
+            "model_text": "…",
+            "meta": {"spilled": {"model_text": {"path": path}}},
+        }
+        [session] = imported_from({"role": "user", "content": [block]}, name="s/messages.jsonl")
+        assert session.messages[0]["content"][0]["model_text"] == "…"
+        assert len(session.report.problems) == 1
+
+
+def test_entries_that_point_at_others_still_do_when_a_line_is_lost(samples: Path) -> None:
+    session = only(samples / "carrel/today")
+    assert session.report.unreadable == [4]
+    assert [entry["role"] for entry in session.messages][4:6] == ["rewind", "compact"]
+    assert session.messages[4]["meta"]["at_seq"] == 4
+    assert session.messages[5]["meta"]["keep_from_seq"] == 4
+
+
+def test_unknown_roles_and_blocks_are_kept_as_they_are(samples: Path) -> None:
+    session = only(samples / "carrel/today")
+    assert session.messages[-1] == {"role": "narrator", "content": [{"type": "hum", "tune": "la"}]}
+    assert session.report.unknown == {"no role": 1}
+
+
+def test_an_older_program_s_tool_results_are_brought_up_to_date(samples: Path) -> None:
+    session = only(samples / "carrel/older")
+    assert session.messages[2]["content"][0] == {
+        "type": "tool_result",
+        "tool_use_id": "c1",
+        "model_text": "half past nine",
+        "display_text": "half past nine",
+        "is_error": False,
+    }
+    assert session.meta["api_base"] == "https://llm.example/v1"
+
+
+def test_a_rewind_means_the_same_as_before(samples: Path) -> None:
+    session = only(samples / "carrel/older")
+    shown = visible_after(list(enumerate(session.messages, 1)))
+    assert [message["content"][0]["text"] for _, message in shown] == ["Start over."]
+
+
+def test_a_log_without_metadata_is_known_from_its_messages(samples: Path) -> None:
+    session = only(samples / "carrel/bare")
+    assert (session.source_id, session.title) == ("bare", "Nobody wrote down my title.")
+    assert (session.provider, session.model) == ("gemini", "gemini-2.5-pro")
+
+
+@pytest.mark.parametrize("damage", [b"", b"[]", b"null", b"{oops", b'{"title": 5}'])
+def test_damaged_metadata_does_not_cost_the_session(samples: Path, tmp_path: Path, damage: bytes) -> None:
+    (tmp_path / "messages.jsonl").write_bytes((samples / "carrel/bare/messages.jsonl").read_bytes())
+    (tmp_path / "meta.json").write_bytes(damage)
+    session = only(tmp_path)
+    assert session.title == "Nobody wrote down my title."
+    assert "damaged" in session.report.problems[0]
+
+
+def test_a_newer_version_is_refused_and_says_so(tmp_path: Path) -> None:
+    (tmp_path / "messages.jsonl").write_text('{"role":"user","content":[]}\n')
+    (tmp_path / "meta.json").write_text(json.dumps({"id": "x", "message_format_version": 99}))
+    with pytest.raises(SessionTooNew, match="format 99"):
+        only(tmp_path)
+
+
+def test_a_session_without_messages_is_an_empty_one(tmp_path: Path) -> None:
+    (tmp_path / "messages.jsonl").touch()
+    assert only(tmp_path).messages == []
