@@ -1,0 +1,299 @@
+"""Keeps the search catalogue up to date with the logs of a Store: what changed is read, from where it was read last."""
+
+import asyncio
+import logging
+import threading
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any, NamedTuple
+
+from carrel.conversation.messages import SessionMeta
+from carrel.conversation.metadata import DEFAULT_TITLE, decode_meta
+from carrel.conversation.nearest import Nearest, packed
+from carrel.conversation.searchable import Known, Reading, digest, own_parts
+from carrel.errors import CatalogueBusy, CatalogueLost, SessionTooNew
+from carrel.meaning import Embedder
+from carrel.storage.catalogue import Catalogue, Update
+from carrel.storage.seam import Stamp, Store
+
+logger = logging.getLogger(__name__)
+
+BATCH = 12 * 1024 * 1024
+"""Bytes of logs that are written to the catalogue in one step."""
+
+_IN_PLACE = 256 * 1024
+_TRIES = 3
+_PASSES = 10
+
+
+@dataclass
+class _Batch:
+    """Updates on their way into the catalogue, and the texts whose vectors they still wait for."""
+
+    updates: list[Update] = field(default_factory=list)
+    texts: list[tuple[Update, int, str]] = field(default_factory=list)
+    size: int = 0
+
+
+class _Found(NamedTuple):
+    """A session as it is in the store now."""
+
+    log: Stamp | None
+    meta_stamp: Stamp | None
+    meta: SessionMeta | None
+
+
+class SessionIndex:
+    """What the catalogue knows of each session. Nothing is read before the first `refresh`."""
+
+    def __init__(self, store: Store, prefix: str, catalogue: Catalogue, embedder: Embedder | None) -> None:
+        self.known: dict[str, Known] = {}
+        self.nearest = Nearest(embedder.dimensions) if embedder is not None else None
+        self._store = store
+        self._prefix = prefix
+        self._catalogue = catalogue
+        self._embedder = embedder
+        self._versions: dict[str, int] = {}
+        self._edition: tuple[int, int] | None = None
+        self._cursor: object = None
+        self._refused: set[str] = set()
+        self._turn = threading.Lock()
+
+    def key(self, session_id: str, name: str = "messages.jsonl") -> str:
+        return f"{self._prefix}/{session_id}/{name}" if self._prefix else f"{session_id}/{name}"
+
+    async def refresh(self) -> None:
+        """Read what is new. While another process keeps the catalogue, what it has must do, and a log line says so."""
+        async with self._alone():
+            for _ in range(_TRIES):
+                try:
+                    await self._catch_up()
+                    return
+                except CatalogueLost:
+                    self._edition = None
+                except CatalogueBusy as problem:
+                    logger.warning("%s; searching what it has so far", problem)
+                    self._edition = None
+                    return
+        logger.warning("the search catalogue is lost again and again; searching what it has so far")
+
+    @asynccontextmanager
+    async def _alone(self) -> AsyncIterator[None]:
+        # Asked again and again, because the others may run in other threads with loops of their own.
+        while not self._turn.acquire(blocking=False):  # noqa: ASYNC110 - an Event belongs to one loop
+            await asyncio.sleep(0.005)
+        try:
+            yield
+        finally:
+            self._turn.release()
+
+    async def _catch_up(self) -> None:
+        await self._meet_others()
+        changes = await self._store.changed(self._prefix, self._cursor)
+        if changes.keys is None:
+            names = set(await self._store.folders(self._prefix)) | self.known.keys()
+        else:
+            start = len(self._prefix) + 1 if self._prefix else 0
+            names = {key[start:].split("/", 1)[0] for key in changes.keys}
+        for _ in range(_PASSES):
+            await self._read_all(names)
+            names = self._refused | self._misplaced()
+            if self._refused:
+                await self._reload()
+            if not names:
+                break
+        self._cursor = changes.cursor
+
+    async def _meet_others(self) -> None:
+        """Find out what other processes did to the catalogue."""
+        if await asyncio.to_thread(self._catalogue.worn):
+            logger.info("the search catalogue holds more that is gone than what is there; it is made anew")
+            await asyncio.to_thread(self._catalogue.file.remake)
+        if await asyncio.to_thread(self._catalogue.edition) != self._edition:
+            await self._reload()
+
+    async def _reload(self) -> None:
+        before = self.known.keys()
+        self._edition = await asyncio.to_thread(self._catalogue.edition)
+        sources = await asyncio.to_thread(self._catalogue.sources)
+        self.known = {name: Known.decoded(source.state) for name, source in sources.items()}
+        self._versions = {name: source.version for name, source in sources.items()}
+        if self.nearest is not None:
+            await asyncio.to_thread(self._load_vectors, self.nearest)
+        if not before <= self.known.keys():
+            # Somebody began the catalogue anew: what did not change since our last look is missing there too.
+            self._cursor = None
+        self._refused = set()
+
+    def _load_vectors(self, nearest: Nearest) -> None:
+        name = self._embedder.name if self._embedder is not None else ""
+        stored = self._catalogue.vectors()
+        nearest.load([item for item in stored if self.known[item[0].source].embedded_by == name])
+
+    def _misplaced(self) -> set[str]:
+        """Forks whose inherited part is indexed and should not be, or the other way round."""
+        parts = own_parts(self.known)
+        return {name for name, known in self.known.items() if known.own_from != parts.get(name, 1)}
+
+    async def _read_all(self, names: Iterable[str]) -> None:
+        ids = sorted(names)
+        logs = await self._store.stamps([self.key(id_) for id_ in ids])
+        metas = await self._store.stamps([self.key(id_, "meta.json") for id_ in ids])
+        parts = own_parts(self.known)
+        stale: list[tuple[str, Stamp | None, Stamp | None]] = []
+        for id_, log, meta in zip(ids, logs, metas, strict=True):
+            known = self.known.get(id_)
+            if known is None and log is None and meta is None:
+                continue
+            if known is None or self._is_stale(known, log, meta) or known.own_from != parts.get(id_, 1):
+                stale.append((id_, log, meta))
+        # The oldest first, so that the newest session is the newest in the catalogue.
+        stale.sort(key=lambda item: (item[1].modified if item[1] else 0.0, item[0]))
+        await self._index(stale, parts)
+
+    def _is_stale(self, known: Known, log: Stamp | None, meta: Stamp | None) -> bool:
+        if known.log != _plain(log) or known.meta != _plain(meta):
+            return True
+        return self._embedder is not None and (
+            known.embedded_by != self._embedder.name or known.embedded_next < known.next_seq
+        )
+
+    async def _index(self, stale: list[tuple[str, Stamp | None, Stamp | None]], parts: dict[str, int]) -> None:
+        pipe = _Pipe(self._embedded, self._written)
+        raws = await self._store.get_many([self.key(id_, "meta.json") for id_, _, _ in stale])
+        present = set(self.known) | {id_ for id_, log, _ in stale if log is not None}
+        try:
+            for (id_, log, meta_stamp), raw in zip(stale, raws, strict=True):
+                try:
+                    meta = decode_meta(raw, id_)
+                except SessionTooNew as problem:
+                    logger.info("%s; it is not searched", problem)
+                    continue
+                if log is None and meta_stamp is None:
+                    pipe.batch.updates.append(self._gone(id_))
+                else:
+                    await self._read(id_, _Found(log, meta_stamp, meta), parts, present, pipe)
+                await pipe.pass_on(BATCH)
+            await pipe.pass_on(0)
+        finally:
+            await pipe.close()
+
+    def _gone(self, id_: str) -> Update:
+        self.known.pop(id_, None)
+        return Update(id_, self._versions.pop(id_, 0), None)
+
+    async def _read(self, id_: str, found: _Found, parts: dict[str, int], present: set[str], pipe: "_Pipe") -> None:
+        known = self.known.get(id_)
+        own_from = parts.get(id_, 1)
+        first_time = known is None or not await self._goes_on(id_, known, found.log)
+        forget = known is not None and (first_time or known.own_from != own_from)
+        if known is None or forget:
+            known = Known(own_from=1 if first_time else own_from)
+        else:
+            known = Known.decoded(known.encoded())
+        reading = self._begun(known)
+        known.log = None
+        async for block in self._store.read(self.key(id_), reading.start):
+            if sum(map(len, block.records)) > _IN_PLACE:
+                await asyncio.to_thread(reading.take, block.first_seq, block.records)
+            else:
+                reading.take(block.first_seq, block.records)
+            if first_time and reading.leave_to_parent(present):
+                forget = forget or id_ in self.known
+            if reading.size > BATCH:
+                self._queue(id_, reading, pipe.batch, forget=forget)
+                await pipe.pass_on(BATCH)
+                reading, forget = Reading(known, reading.embed_from), False
+        known.log, known.meta = _plain(found.log), _plain(found.meta_stamp)
+        reading.describe(*_description(known, found.meta, found.log))
+        self._queue(id_, reading, pipe.batch, forget=forget)
+
+    async def _goes_on(self, id_: str, known: Known, log: Stamp | None) -> bool:
+        """Is the log the one that was read before, perhaps with more at its end?"""
+        if known.log == _plain(log) or known.next_seq == 1:
+            return True
+        async for block in self._store.read(self.key(id_), known.next_seq - 1):
+            return digest(block.records[0]) == known.tail
+        return False
+
+    def _begun(self, known: Known) -> Reading:
+        if self._embedder is None:
+            return Reading(known, None)
+        outdated: list[int] = []
+        if known.embedded_by != self._embedder.name:
+            known.embedded_by, known.embedded_next = self._embedder.name, 1
+            outdated, known.meanings = known.meanings, []
+        return Reading(known, known.embedded_next, outdated)
+
+    def _queue(self, id_: str, reading: Reading, batch: "_Batch", *, forget: bool) -> None:
+        seen = self._versions.get(id_, 0)
+        texts, vectors = reading.chosen()
+        update = Update(id_, seen, reading.known.encoded(), forget, reading.documents, vectors)
+        self.known[id_], self._versions[id_] = reading.known, seen + 1
+        batch.updates.append(update)
+        batch.texts += [(update, number, text) for number, text in texts]
+        batch.size += reading.size + 1000
+
+    async def _embedded(self, batch: "_Batch") -> None:
+        if self._embedder is None or not batch.texts:
+            return
+        embedder = self._embedder
+        vectors = await asyncio.to_thread(lambda: packed(embedder.embed([text for _, _, text in batch.texts])))
+        for (update, number, _), vector in zip(batch.texts, vectors, strict=True):
+            update.vectors[number] = vector
+
+    async def _written(self, batch: "_Batch") -> None:
+        refused = set(await asyncio.to_thread(self._catalogue.write, batch.updates))
+        self._refused |= refused
+        if self.nearest is not None:
+            for update in batch.updates:
+                if update.source not in refused and (update.vectors or update.forget or update.state is None):
+                    self.nearest.apply(update.source, update.vectors, forget=update.forget or update.state is None)
+
+
+class _Pipe:
+    """Reading, embedding and writing side by side, a batch behind each other."""
+
+    def __init__(
+        self, embed: Callable[[_Batch], Coroutine[Any, Any, None]], write: Callable[[_Batch], Coroutine[Any, Any, None]]
+    ) -> None:
+        self.batch = _Batch()
+        self._embed = embed
+        self._write = write
+        self._under_way: deque[asyncio.Task[None]] = deque()
+
+    async def pass_on(self, at_least: int) -> None:
+        """Send the batch on its way when it has that size; with 0, also wait until all have arrived."""
+        if self.batch.updates and self.batch.size >= at_least:
+            before = self._under_way[-1] if self._under_way else None
+            self._under_way.append(asyncio.create_task(self._through(self.batch, before)))
+            self.batch = _Batch()
+        while len(self._under_way) > (2 if at_least else 0):
+            await self._under_way.popleft()
+
+    async def _through(self, batch: _Batch, before: asyncio.Task[None] | None) -> None:
+        await self._embed(batch)
+        if before is not None:
+            await before
+        await self._write(batch)
+
+    async def close(self) -> None:
+        for task in self._under_way:
+            task.cancel()
+        await asyncio.gather(*self._under_way, return_exceptions=True)
+
+
+def _plain(stamp: Stamp | None) -> list[float] | None:
+    return list(stamp) if stamp is not None else None
+
+
+def _description(known: Known, meta: SessionMeta | None, log: Stamp | None) -> tuple[str, str, bool]:
+    """Title, time of the last change, and whether it is archived: from `meta.json`, else from the log."""
+    if meta is not None:
+        return meta["title"], meta["updated_at"], bool(meta.get("archived_at"))
+    title = known.derived.get("title") or known.derived.get("said_title") or DEFAULT_TITLE
+    modified = datetime.fromtimestamp(log.modified, UTC).isoformat() if log is not None else ""
+    return str(title), modified, bool(known.derived.get("archived_at"))

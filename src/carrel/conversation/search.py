@@ -1,0 +1,237 @@
+"""Search over all sessions, by words and by meaning."""
+
+import asyncio
+from collections.abc import Callable, Iterator
+from datetime import datetime
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+from pydantic import BaseModel, Field
+
+from carrel.conversation.entries import aside_of, decode
+from carrel.conversation.indexing import SessionIndex
+from carrel.conversation.query import Judgement, Query, judge, parse, snippet
+from carrel.conversation.searchable import FIELDS, OWNER, bounded_texts
+from carrel.errors import CatalogueBusy, CatalogueLost
+from carrel.meaning import Embedder
+from carrel.storage.catalogue import Catalogue, Found, Phrase
+from carrel.storage.seam import Store
+
+LEAST_NEARNESS = 0.3
+"""Texts with a cosine below this have no more in common than any two texts in the same language."""
+
+_FUSION = 60
+_MEANING_WEIGHT = 0.6
+_READ_AT_LEAST = 48
+_PER_SESSION = 3
+_RAREST = 4
+_NEAREST = 200
+_NEARLY = 0.65
+_TRIES = 3
+
+
+class SearchHit(BaseModel):
+    """A message that answers a search."""
+
+    session_id: str
+    title: str = Field(description="The session's title")
+    seq: int = Field(description="The entry's sequence number in the log; 0 when it is the title that answers")
+    role: str = Field(description="user, assistant, compact (a summary), label, title, …")
+    snippet: str = Field(description="The piece of the text that answers best, in one line")
+    marks: list[tuple[int, int]] = Field(description="Where in the snippet the words that were asked for stand")
+    score: float = Field(description="The higher the better; only good for comparing the hits of one search")
+    updated_at: str = Field(description="When the session last changed, UTC, ISO")
+    how: Literal["words", "meaning", "both"] = Field(description="What it was found by")
+    visible: bool = Field(
+        True, description="False: no longer in the conversation as it is loaded (rewound or summed up)"
+    )
+    archived: bool = Field(False, description="The session is archived")
+
+
+class _Answer(NamedTuple):
+    """A document that was read and weighed."""
+
+    found: Found
+    role: str
+    said: str
+    did: str
+    judgement: Judgement
+
+
+class _Ranked(NamedTuple):
+    """Where a document comes in the list of hits."""
+
+    found: Found
+    score: float
+    how: Literal["words", "meaning", "both"]
+    answer: _Answer | None
+
+
+class SessionSearch:
+    """Answers searches over the sessions of a Store.
+
+    Nothing is indexed before the first one, and each later one first reads what was added meanwhile. The catalogue
+    (in memory when it has no path) can be deleted at any time; the next search makes it again."""
+
+    def __init__(self, store: Store, prefix: str, catalogue_path: Path | None, embedder: Embedder | None) -> None:
+        self._store = store
+        self._embedder = embedder
+        self._catalogue = Catalogue(catalogue_path, FIELDS, OWNER)
+        self._index = SessionIndex(store, prefix, self._catalogue, embedder)
+
+    def close(self) -> None:
+        """Let go of the catalogue; twice is harmless, and it is usable again."""
+        self._catalogue.close()
+
+    async def query(self, text: str, limit: int = 10) -> list[SearchHit]:
+        """The best answers to any text at all, one for each session first, then more from the same sessions."""
+        query = parse(text)
+        if limit < 1 or not query.plain:
+            return []
+        for _ in range(_TRIES):
+            await self._index.refresh()
+            try:
+                by_words, near = await asyncio.gather(self._by_words(query, limit), self._by_meaning(query))
+            except CatalogueLost:
+                continue
+            except CatalogueBusy as problem:
+                await asyncio.to_thread(self._catalogue.file.use_memory, problem)
+                continue
+            ranked = _blended(by_words, near, limit, self._newness)
+            hits = [await self._hit(query, item) for item in ranked]
+            return [hit for hit in hits if hit is not None]
+        return []
+
+    async def _by_words(self, query: Query, limit: int) -> list[_Answer]:
+        """What has the words, the best first."""
+        if not query.phrases:
+            return []
+        found, shares = await asyncio.to_thread(self._candidates, query, limit)
+        texts = await asyncio.gather(*(self._texts(place) for place in found))
+        answers = []
+        for place, text in zip(found, texts, strict=True):
+            if text is None:
+                continue
+            role, said, did = text
+            fields = {"title": said} if role == "title" else {"said": said, "did": did}
+            judgement = judge(query, shares, fields)
+            # A title that was changed since is still found by its old words.
+            if judgement.coverage or role != "title":
+                answers.append(_Answer(place, role, said, did, judgement))
+        answers.sort(key=lambda answer: (-answer.judgement.score, *self._newness(answer.found)))
+        return answers
+
+    def _candidates(self, query: Query, limit: int) -> tuple[list[Found], dict[Phrase, float]]:
+        """Documents worth reading: those with all that was asked for, then with less and less of it.
+
+        What was said goes before what tools printed, and among equals the newest are taken."""
+        catalogue, wanted = self._catalogue, max(_READ_AT_LEAST, 4 * limit)
+        shares = {word: catalogue.share(word) for word in query.words}
+        found: dict[Found, None] = {}
+        for phrases, any_of in _relaxed(query, shares):
+            for fields in (("title", "said"), ()):
+                more = catalogue.find(phrases, fields=fields, any_of=any_of, limit=wanted, per_source=_PER_SESSION)
+                found |= dict.fromkeys(place for place in more if place.source in self._index.known)
+            if len({place.source for place in found}) >= limit:
+                break
+        return list(found)[:wanted], shares
+
+    async def _by_meaning(self, query: Query) -> list[Found]:
+        """What means the same, the nearest of each session, the best first."""
+        nearest = self._index.nearest
+        if self._embedder is None or nearest is None or query.quoted or not query.phrases:
+            return []
+        [vector] = await asyncio.to_thread(self._embedder.embed, [query.plain])
+        near = await asyncio.to_thread(nearest.ask, vector, _NEAREST, LEAST_NEARNESS)
+        first: dict[str, Found] = {}
+        for place, nearness in near:
+            if nearness >= near[0][1] * _NEARLY and place.source in self._index.known:
+                first.setdefault(place.source, place)
+        return list(first.values())
+
+    async def _texts(self, place: Found) -> tuple[str, str, str] | None:
+        """The role of a document, what was said in it and what was done; None when it is gone."""
+        if place.number == 0:
+            return "title", self._index.known[place.source].title, ""
+        async for block in self._store.read(self._index.key(place.source), place.number):
+            entry = decode(block.records[0])
+            said, did = bounded_texts(entry)
+            return aside_of(entry) or str(entry.get("role")), said, did
+        return None
+
+    def _newness(self, place: Found) -> tuple[float, str, int]:
+        """For sorting: the session that changed last first, the latest message first."""
+        changed = self._index.known[place.source].updated_at
+        return -_seconds(changed), place.source, -place.number
+
+    async def _hit(self, query: Query, ranked: _Ranked) -> SearchHit | None:
+        place, answer = ranked.found, ranked.answer
+        text = await self._texts(place) if answer is None else (answer.role, answer.said, answer.did)
+        if text is None:
+            return None
+        role, said, did = text
+        piece, marks = snippet(query, said)
+        if not marks and did:
+            other = snippet(query, did)
+            piece, marks = other if other[1] or not piece else (piece, marks)
+        known = self._index.known[place.source]
+        return SearchHit(
+            session_id=place.source,
+            title=known.title,
+            seq=place.number,
+            role=role,
+            snippet=piece,
+            marks=marks,
+            score=round(ranked.score, 6),
+            updated_at=known.updated_at,
+            how=ranked.how,
+            visible=known.shows(place.number),
+            archived=known.archived,
+        )
+
+
+def _relaxed(query: Query, shares: dict[Phrase, float]) -> Iterator[tuple[list[Phrase], bool]]:
+    """What to look for, and then with less; True with those of which any will do."""
+    yield query.phrases, False
+    if query.quoted:
+        yield query.quoted, False
+        return
+    words = sorted(query.words, key=lambda word: shares[word])
+    counts = {len(words), len(words) * 3 // 4, len(words) // 2, 2} & set(range(2, len(words) + 1))
+    for count in sorted(counts, reverse=True):
+        yield words[:count], False
+    yield words[:_RAREST], True
+
+
+def _blended(
+    answers: list[_Answer], near: list[Found], limit: int, newness: Callable[[Found], tuple[float, str, int]]
+) -> list[_Ranked]:
+    """One list from two: by the sum of what each place in each list is worth, which needs no common measure."""
+    best: dict[str, _Answer] = {}
+    for answer in answers:
+        best.setdefault(answer.found.source, answer)
+    worth: dict[str, float] = {}
+    for rank, (session, answer) in enumerate(best.items(), 1):
+        worth[session] = (0.4 + 0.6 * answer.judgement.coverage) / (_FUSION + rank)
+    nearest = {place.source: place for place in near}
+    for rank, session in enumerate(nearest, 1):
+        worth[session] = worth.get(session, 0.0) + _MEANING_WEIGHT / (_FUSION + rank)
+    ranked = []
+    for session, score in worth.items():
+        top = best.get(session)
+        how: Literal["words", "meaning", "both"] = (
+            "words" if session not in nearest else "both" if top else "meaning"
+        )
+        ranked.append(_Ranked(top.found if top else nearest[session], score, how, top))
+    ranked.sort(key=lambda item: (-item.score, *newness(item.found)))
+    further = [answer for answer in answers if best[answer.found.source] is not answer]
+    for rank, answer in enumerate(further[: max(0, limit - len(ranked))], 1):
+        ranked.append(_Ranked(answer.found, 0.1 * ranked[-1].score / rank, "words", answer))
+    return ranked[:limit]
+
+
+def _seconds(moment: str) -> float:
+    try:
+        return datetime.fromisoformat(moment).timestamp()
+    except ValueError:
+        return 0.0

@@ -1,0 +1,287 @@
+"""Documents found by their words and their meaning, in one SQLite file that may be thrown away at any time."""
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from carrel.storage.derived_file import DerivedFile
+
+if TYPE_CHECKING:
+    import sqlite3
+
+VERSION = 1
+SHELF = 40_000
+"""About how many documents one table of words takes. New ones are put on the newest; a search begins there and stops
+when it has enough, so the cost of a common word, or of a short beginning of words, does not grow with the whole."""
+
+_HASH_BYTES = 64 * 1024 * 1024
+_WORN = 20_000
+_GAP = 100
+
+# Scripts that put no space between words: each character is a word of its own, and a word a phrase of them.
+UNSPACED = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uac00-\ud7af\uf900-\ufaff"
+_UNSPACED = re.compile(f"([{UNSPACED}\U00020000-\U0003ffff])")
+
+
+class Document(NamedTuple):
+    """One thing to be found: its number within its source, and its fields, in the order the catalogue was made with."""
+
+    number: int
+    fields: tuple[str, ...]
+
+
+class Phrase(NamedTuple):
+    """Words that stand next to each other; with `prefix` the last may go on."""
+
+    words: tuple[str, ...]
+    prefix: bool = False
+
+
+class Found(NamedTuple):
+    source: str
+    number: int
+
+
+class Source(NamedTuple):
+    """What the catalogue knows about where documents come from."""
+
+    version: int
+    """Counts the updates; an update prepared from an older one is refused."""
+    state: bytes
+    """Whatever its owner wants to find again."""
+
+
+@dataclass
+class Update:
+    """What is new of one source."""
+
+    source: str
+    seen: int
+    """The version this was prepared from; 0 when the source was not there."""
+    state: bytes | None
+    """None: the source is gone."""
+    forget: bool = False
+    """Drop the documents and vectors it has so far first."""
+    documents: list[Document] = field(default_factory=list)
+    vectors: dict[int, bytes | None] = field(default_factory=dict)
+    """By number; None takes one away."""
+
+
+class Catalogue:
+    """Words and vectors of documents, and how far each source has been read.
+
+    It holds no text, only what is needed to find one. Blocking; safe to use from any thread, and from several
+    processes at once. Raises what a `DerivedFile` raises."""
+
+    def __init__(self, path: Path | None, fields: Sequence[str], owner: str) -> None:
+        """`owner` names who fills it and in which version; a file made for another is begun anew."""
+        self._fields = tuple(fields)
+        self.file = DerivedFile(path, f"catalogue {VERSION} {owner} {' '.join(fields)}", _TABLES)
+
+    def close(self) -> None:
+        """Twice is harmless, and it opens again when used."""
+        self.file.close()
+
+    # --- what is in it ----------------------------------------------------------------------------------------------
+
+    def edition(self) -> tuple[int, int]:
+        """Differs when another process has written since, or the file is another one."""
+        with self.file.using() as connection:
+            return self.file.openings, int(connection.execute("PRAGMA data_version").fetchone()[0])
+
+    def sources(self) -> dict[str, Source]:
+        with self.file.using() as connection:
+            rows = connection.execute("SELECT name, version, state FROM sources")
+            return {name: Source(version, state) for name, version, state in rows}
+
+    def vectors(self) -> list[tuple[Found, bytes]]:
+        with self.file.using() as connection:
+            rows = connection.execute(
+                "SELECT name, number, vector FROM vectors JOIN sources ON sources.id = source ORDER BY source, number"
+            )
+            return [(Found(name, number), vector) for name, number, vector in rows]
+
+    def worn(self) -> bool:
+        """Most of what it holds was forgotten meanwhile: making it anew would halve it."""
+        with self.file.using() as connection:
+            forgotten, following = _counter(connection, "forgotten"), _counter(connection, "next")
+        return forgotten > max(_WORN, following // 2)
+
+    # --- filling it -------------------------------------------------------------------------------------------------
+
+    def write(self, updates: Sequence[Update]) -> list[str]:
+        """Take all updates in one step; returns the sources of those refused because another writer was faster."""
+        refused = []
+        with self.file.using() as connection:
+            connection.execute("BEGIN IMMEDIATE")
+            try:
+                for update in updates:
+                    if not self._take(connection, update):
+                        refused.append(update.source)
+                connection.execute("COMMIT")
+            except BaseException:
+                if connection.in_transaction:
+                    connection.execute("ROLLBACK")
+                raise
+        return refused
+
+    def _take(self, connection: "sqlite3.Connection", update: Update) -> bool:
+        row = connection.execute("SELECT id, version FROM sources WHERE name = ?", (update.source,)).fetchone()
+        source, version = row if row else (None, 0)
+        if version != update.seen:
+            return False
+        if source is not None and (update.forget or update.state is None):
+            held = connection.execute("SELECT sum(last - first + 1) FROM spans WHERE source = ?", (source,)).fetchone()
+            _count(connection, "forgotten", held[0] or 0)
+            connection.execute("DELETE FROM spans WHERE source = ?", (source,))
+            connection.execute("DELETE FROM vectors WHERE source = ?", (source,))
+        if update.state is None:
+            connection.execute("DELETE FROM sources WHERE id = ?", (source,))
+            return True
+        if source is None:
+            made = connection.execute("INSERT INTO sources (name, version, state) VALUES (?, 0, x'')", (update.source,))
+            source = made.lastrowid
+        connection.execute("UPDATE sources SET version = version + 1, state = ? WHERE id = ?", (update.state, source))
+        if update.documents:
+            self._shelve(connection, source, update.documents)
+        for number, vector in update.vectors.items():
+            if vector is None:
+                connection.execute("DELETE FROM vectors WHERE source = ? AND number = ?", (source, number))
+            else:
+                connection.execute("INSERT OR REPLACE INTO vectors VALUES (?, ?, ?)", (source, number, vector))
+        return True
+
+    def _shelve(self, connection: "sqlite3.Connection", source: int | None, documents: Sequence[Document]) -> None:
+        """Give the documents the next numbers of all, so that a span tells whose they are."""
+        shelf = self._newest_shelf(connection)
+        marks = ", ".join("?" * (len(self._fields) + 1))
+        for run in _runs(documents):
+            first, lowest = _counter(connection, "next"), run[0].number
+            last = first + run[-1].number - lowest
+            connection.executemany(
+                f"INSERT INTO words_{shelf} (rowid, {', '.join(self._fields)}) VALUES ({marks})",
+                ((first + document.number - lowest, *map(indexable, document.fields)) for document in run),
+            )
+            connection.execute("INSERT INTO spans VALUES (?, ?, ?, ?)", (first, last, source, lowest))
+            _count(connection, "next", last - first + 1)
+
+    def _newest_shelf(self, connection: "sqlite3.Connection") -> int:
+        following = _counter(connection, "next")
+        number, first = next(iter(_shelves(connection)), (0, 0))
+        if number and following - first < SHELF:
+            return number
+        number += 1
+        connection.execute("INSERT INTO shelves VALUES (?, ?)", (number, following))
+        connection.execute(
+            f"CREATE VIRTUAL TABLE words_{number} USING fts5({', '.join(self._fields)}, content='', columnsize=0, "
+            "tokenize='unicode61 remove_diacritics 2')"
+        )
+        # One batch is one segment: nothing is merged that was only just written.
+        connection.execute(f"INSERT INTO words_{number} (words_{number}, rank) VALUES ('hashsize', {_HASH_BYTES})")
+        return number
+
+    # --- asking it --------------------------------------------------------------------------------------------------
+
+    def find(
+        self,
+        phrases: Sequence[Phrase],
+        *,
+        fields: Iterable[str] = (),
+        any_of: bool = False,
+        limit: int = 200,
+        per_source: int = 4,
+        scan: int = 4000,
+    ) -> list[Found]:
+        """Documents with all of the phrases (or `any_of` them) in these fields, the newest first.
+
+        At most `limit`, at most `per_source` from each source, after looking at no more than `scan`."""
+        asked = _expression(phrases, fields, any_of)
+        found: list[Found] = []
+        taken: dict[str, int] = {}
+        looked = 0
+        with self.file.using() as connection:
+            for number, _ in _shelves(connection):
+                rows = connection.execute(
+                    f"SELECT name, words_{number}.rowid - first + offset FROM words_{number} "
+                    f"CROSS JOIN spans ON first = (SELECT max(first) FROM spans WHERE first <= words_{number}.rowid) "
+                    f"AND words_{number}.rowid <= last CROSS JOIN sources ON sources.id = source "
+                    f"WHERE words_{number} MATCH ? ORDER BY words_{number}.rowid DESC",
+                    (asked,),
+                )
+                for name, place in rows:
+                    looked += 1
+                    if taken.setdefault(name, 0) < per_source:
+                        taken[name] += 1
+                        found.append(Found(name, place))
+                    if len(found) >= limit or looked >= scan:
+                        return found
+        return found
+
+    def share(self, phrase: Phrase, enough: int = 2000) -> float:
+        """Roughly which part of the documents has this phrase, judged by the newest ones; above 0, at most 1."""
+        asked = _expression([phrase], (), False)
+        matches = 0
+        with self.file.using() as connection:
+            end = _counter(connection, "next")
+            begin = end
+            for number, first in _shelves(connection):
+                begin = first
+                matches += connection.execute(
+                    f"SELECT count(*) FROM (SELECT 1 FROM words_{number} WHERE words_{number} MATCH ? LIMIT ?)",
+                    (asked, SHELF),
+                ).fetchone()[0]
+                if matches >= enough:
+                    break
+        return min(1.0, (matches + 0.5) / (end - begin + 1))
+
+
+_TABLES = (
+    "CREATE TABLE about (made_for TEXT)",
+    "CREATE TABLE counters (name TEXT PRIMARY KEY, value INTEGER) WITHOUT ROWID",
+    "INSERT INTO counters VALUES ('next', 1), ('forgotten', 0)",
+    "CREATE TABLE sources (id INTEGER PRIMARY KEY AUTOINCREMENT, name TEXT UNIQUE, version INTEGER, state BLOB)",
+    "CREATE TABLE shelves (number INTEGER PRIMARY KEY, first INTEGER)",
+    "CREATE TABLE spans (first INTEGER PRIMARY KEY, last INTEGER, source INTEGER, offset INTEGER)",
+    "CREATE INDEX spans_by_source ON spans (source)",
+    "CREATE TABLE vectors (source INTEGER, number INTEGER, vector BLOB, PRIMARY KEY (source, number)) WITHOUT ROWID",
+)
+
+
+def indexable(text: str) -> str:
+    """The text as it is indexed: a character of an unspaced script stands alone, and all can be written as UTF-8."""
+    if text.isascii():
+        return text
+    return _UNSPACED.sub(r" \1 ", text.encode("utf-8", "replace").decode("utf-8"))
+
+
+def _runs(documents: Sequence[Document]) -> Iterator[list[Document]]:
+    """The documents in order, parted where many numbers are missing between two."""
+    ordered = sorted(documents, key=lambda document: document.number)
+    start = 0
+    for index in range(1, len(ordered) + 1):
+        if index == len(ordered) or ordered[index].number - ordered[index - 1].number > _GAP:
+            yield ordered[start:index]
+            start = index
+
+
+def _expression(phrases: Sequence[Phrase], fields: Iterable[str], any_of: bool) -> str:
+    """In FTS5's own language; a word is letters and digits alone, so nothing in it can be taken for a command."""
+    parts = [f'"{" ".join(phrase.words)}"{" *" if phrase.prefix else ""}' for phrase in phrases]
+    asked = (" OR " if any_of else " AND ").join(parts)
+    limited = " ".join(fields)
+    return f"{{{limited}}} : ({asked})" if limited else asked
+
+
+def _counter(connection: "sqlite3.Connection", name: str) -> int:
+    return int(connection.execute("SELECT value FROM counters WHERE name = ?", (name,)).fetchone()[0])
+
+
+def _count(connection: "sqlite3.Connection", name: str, more: int) -> None:
+    connection.execute("UPDATE counters SET value = value + ? WHERE name = ?", (more, name))
+
+
+def _shelves(connection: "sqlite3.Connection") -> list[tuple[int, int]]:
+    """Number and first document of each table of words, the newest first."""
+    return connection.execute("SELECT number, first FROM shelves ORDER BY number DESC").fetchall()
