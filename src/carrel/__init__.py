@@ -6,6 +6,12 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from carrel.assembly import (
+        FileStorage,
+        MemoryStorage,
+        RedisStorage,
+        StorageBackend,
+    )
     from carrel.conversation.compaction import (
         COMPACT_SUMMARY_PROMPT,
         DEFAULT_COMPACT_THRESHOLD,
@@ -37,12 +43,19 @@ if TYPE_CHECKING:
         tool_use_block,
         user_text_message,
     )
+    from carrel.conversation.redaction import (
+        Redactor,
+        redact_secrets,
+    )
     from carrel.conversation.replay import (
         apply_compact,
         apply_rewind,
     )
     from carrel.conversation.search import (
         SearchHit,
+    )
+    from carrel.conversation.store import (
+        SessionStore,
     )
     from carrel.conversation.usage import (
         Price,
@@ -92,13 +105,17 @@ __all__ = [
     "Converted",
     "Event",
     "EventType",
+    "FileStorage",
     "FormatRefused",
     "ImportRefused",
     "ImportReport",
     "KeyMissing",
     "KeyRefused",
+    "MemoryStorage",
     "MessageRefused",
     "Price",
+    "Redactor",
+    "RedisStorage",
     "RewindRefused",
     "SearchHit",
     "SessionBusy",
@@ -108,7 +125,9 @@ __all__ = [
     "SessionIdRefused",
     "SessionMeta",
     "SessionNotFound",
+    "SessionStore",
     "SessionTooNew",
+    "StorageBackend",
     "StorageError",
     "StorageReadError",
     "StorageUnavailable",
@@ -126,6 +145,7 @@ __all__ = [
     "flatten_message_text",
     "from_provider",
     "image_block",
+    "redact_secrets",
     "resolve_carrel_home",
     "resolve_sessions_dir",
     "should_compact",
@@ -138,6 +158,7 @@ __all__ = [
 ]
 
 _ROOMS = {
+    "carrel.assembly": "FileStorage MemoryStorage RedisStorage StorageBackend",
     "carrel.conversation.compaction": "COMPACT_SUMMARY_PROMPT DEFAULT_COMPACT_THRESHOLD should_compact",
     "carrel.conversation.entries": "build_compact_event build_rewind_event",
     "carrel.conversation.formats": "Converted from_provider to_provider",
@@ -145,8 +166,10 @@ _ROOMS = {
     "carrel.conversation.messages": """
         SessionData SessionMeta assistant_message build_message document_block flatten_message_text image_block
         text_block thinking_block tool_result_block tool_use_block user_text_message""",
+    "carrel.conversation.redaction": "Redactor redact_secrets",
     "carrel.conversation.replay": "apply_compact apply_rewind",
     "carrel.conversation.search": "SearchHit",
+    "carrel.conversation.store": "SessionStore",
     "carrel.conversation.usage": "Price Usage",
     "carrel.errors": """
         CarrelError CatalogueBusy CatalogueLost CompactRefused ConfigurationError FormatRefused ImportRefused
