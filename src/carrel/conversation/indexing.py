@@ -98,7 +98,7 @@ class SessionIndex:
         else:
             start = len(self._prefix) + 1 if self._prefix else 0
             names = {key[start:].split("/", 1)[0] for key in changes.keys}
-        for _ in range(_PASSES):
+        for _ in range(_PASSES if names else 0):
             await self._read_all(names)
             names = self._refused | self._misplaced()
             if self._refused:

@@ -21,6 +21,11 @@ _QUOTED = re.compile(r'"([^"]*)"|“([^”]*)”|„([^“”]*)[“”]|«([^»
 _LETTER = f"[^\\W_{UNSPACED}]"
 _LETTER_ALONE = re.compile(_LETTER)
 _MARKS = "[\u0300-\u036f]*"
+_ACCENTED = re.compile(
+    "[\u00c0-\u1fff\u2100-\u218f\u2c00-\u2dff\ua640-\ua7ff\ufb00-\ufb4f\uff00-\uffef\U00010400-\U0001e943]"
+)
+"""Characters that may have case or an accent; dashes, quotes, ideographs and emoji, the usual reasons why a text is not
+ASCII, have neither."""
 _MARK = re.compile("[\u0300-\u036f]")
 _UNSPACED_CHARACTER = re.compile(f"[{UNSPACED}]")
 
@@ -70,9 +75,9 @@ def _words(text: str) -> tuple[str, ...]:
 
 
 def _goes_on(plain: str, last: Phrase) -> bool:
-    """The last word may be one that is still being typed; a single letter would match too much to mean anything."""
+    """The last word may be one that is still being typed; one or two letters would match too much to mean anything."""
     word = last.words[-1]
-    return len(word) > 1 and plain.rstrip("*").endswith(word)
+    return len(word) > 2 and plain.rstrip("*").endswith(word)
 
 
 def _single_words(phrases: Sequence[Phrase]) -> list[Phrase]:
@@ -106,7 +111,7 @@ _folding = _Folding()
 
 
 def _folded(text: str) -> str:
-    return text.lower() if text.isascii() else text.translate(_folding)
+    return text.translate(_folding) if not text.isascii() and _ACCENTED.search(text) else text.lower()
 
 
 class Folded(NamedTuple):

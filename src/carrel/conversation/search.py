@@ -17,7 +17,7 @@ from carrel.meaning import Embedder
 from carrel.storage.catalogue import Catalogue, Found, Phrase
 from carrel.storage.seam import Store
 
-LEAST_NEARNESS = 0.3
+LEAST_NEARNESS = 0.18
 """Texts with a cosine below this have no more in common than any two texts in the same language."""
 
 _FUSION = 60
@@ -25,6 +25,7 @@ _MEANING_WEIGHT = 0.6
 _READ_AT_LEAST = 48
 _PER_SESSION = 3
 _RAREST = 4
+_COMMON = 0.2
 _NEAREST = 200
 _NEARLY = 0.65
 _TRIES = 3
@@ -48,13 +49,19 @@ class SearchHit(BaseModel):
     archived: bool = Field(False, description="The session is archived")
 
 
+class _Texts(NamedTuple):
+    """A document as the log has it."""
+
+    role: str
+    said: str
+    did: str
+
+
 class _Answer(NamedTuple):
     """A document that was read and weighed."""
 
     found: Found
-    role: str
-    said: str
-    did: str
+    texts: _Texts
     judgement: Judgement
 
 
@@ -108,16 +115,20 @@ class SessionSearch:
             return []
         found, shares = await asyncio.to_thread(self._candidates, query, limit)
         texts = await asyncio.gather(*(self._texts(place) for place in found))
+        return await asyncio.to_thread(self._judged, query, shares, list(zip(found, texts, strict=True)))
+
+    def _judged(
+        self, query: Query, shares: dict[Phrase, float], read: list[tuple[Found, _Texts | None]]
+    ) -> list[_Answer]:
         answers = []
-        for place, text in zip(found, texts, strict=True):
-            if text is None:
+        for place, texts in read:
+            if texts is None:
                 continue
-            role, said, did = text
-            fields = {"title": said} if role == "title" else {"said": said, "did": did}
+            fields = {"title": texts.said} if texts.role == "title" else {"said": texts.said, "did": texts.did}
             judgement = judge(query, shares, fields)
             # A title that was changed since is still found by its old words.
-            if judgement.coverage or role != "title":
-                answers.append(_Answer(place, role, said, did, judgement))
+            if judgement.coverage or texts.role != "title":
+                answers.append(_Answer(place, texts, judgement))
         answers.sort(key=lambda answer: (-answer.judgement.score, *self._newness(answer.found)))
         return answers
 
@@ -149,14 +160,13 @@ class SessionSearch:
                 first.setdefault(place.source, place)
         return list(first.values())
 
-    async def _texts(self, place: Found) -> tuple[str, str, str] | None:
-        """The role of a document, what was said in it and what was done; None when it is gone."""
+    async def _texts(self, place: Found) -> _Texts | None:
+        """None when it is gone."""
         if place.number == 0:
-            return "title", self._index.known[place.source].title, ""
+            return _Texts("title", self._index.known[place.source].title, "")
         async for block in self._store.read(self._index.key(place.source), place.number):
             entry = decode(block.records[0])
-            said, did = bounded_texts(entry)
-            return aside_of(entry) or str(entry.get("role")), said, did
+            return _Texts(aside_of(entry) or str(entry.get("role")), *bounded_texts(entry))
         return None
 
     def _newness(self, place: Found) -> tuple[float, str, int]:
@@ -166,20 +176,19 @@ class SessionSearch:
 
     async def _hit(self, query: Query, ranked: _Ranked) -> SearchHit | None:
         place, answer = ranked.found, ranked.answer
-        text = await self._texts(place) if answer is None else (answer.role, answer.said, answer.did)
-        if text is None:
+        texts = await self._texts(place) if answer is None else answer.texts
+        if texts is None:
             return None
-        role, said, did = text
-        piece, marks = snippet(query, said)
-        if not marks and did:
-            other = snippet(query, did)
+        piece, marks = snippet(query, texts.said)
+        if not marks and texts.did:
+            other = snippet(query, texts.did)
             piece, marks = other if other[1] or not piece else (piece, marks)
         known = self._index.known[place.source]
         return SearchHit(
             session_id=place.source,
             title=known.title,
             seq=place.number,
-            role=role,
+            role=texts.role,
             snippet=piece,
             marks=marks,
             score=round(ranked.score, 6),
@@ -192,15 +201,21 @@ class SessionSearch:
 
 def _relaxed(query: Query, shares: dict[Phrase, float]) -> Iterator[tuple[list[Phrase], bool]]:
     """What to look for, and then with less; True with those of which any will do."""
-    yield query.phrases, False
+    words = sorted(query.words, key=lambda word: shares[word])
+    # What every other document has tells little, and finding where all such words meet takes long.
+    common = {word.words[0] for word in words if shares[word] > _COMMON}
+    telling = [phrase for phrase in query.phrases if phrase in query.quoted or not common.issuperset(phrase.words)]
+    telling = sorted(telling, key=lambda phrase: shares.get(phrase, 0.0)) or query.phrases
+    yield telling, False
     if query.quoted:
         yield query.quoted, False
         return
-    words = sorted(query.words, key=lambda word: shares[word])
-    counts = {len(words), len(words) * 3 // 4, len(words) // 2, 2} & set(range(2, len(words) + 1))
-    for count in sorted(counts, reverse=True):
-        yield words[:count], False
-    yield words[:_RAREST], True
+    words = [word for word in words if word.words[0] not in common] or words
+    for count in sorted({len(words), len(words) * 3 // 4, len(words) // 2, 2}, reverse=True):
+        if 2 <= count <= len(words) and words[:count] != telling:
+            yield words[:count], False
+    if len(words) > 1 or telling != words:
+        yield words[:_RAREST], True
 
 
 def _blended(
@@ -219,9 +234,7 @@ def _blended(
     ranked = []
     for session, score in worth.items():
         top = best.get(session)
-        how: Literal["words", "meaning", "both"] = (
-            "words" if session not in nearest else "both" if top else "meaning"
-        )
+        how: Literal["words", "meaning", "both"] = "words" if session not in nearest else "both" if top else "meaning"
         ranked.append(_Ranked(top.found if top else nearest[session], score, how, top))
     ranked.sort(key=lambda item: (-item.score, *newness(item.found)))
     further = [answer for answer in answers if best[answer.found.source] is not answer]

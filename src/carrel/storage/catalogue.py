@@ -21,8 +21,13 @@ _WORN = 20_000
 _GAP = 100
 
 # Scripts that put no space between words: each character is a word of its own, and a word a phrase of them.
-UNSPACED = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uac00-\ud7af\uf900-\ufaff"
-_UNSPACED = re.compile(f"([{UNSPACED}\U00020000-\U0003ffff])")
+UNSPACED = (
+    "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uac00-\ud7af\uf900-\ufaff"
+    "\U00020000-\U0003ffff"
+)
+_UNSPACED = re.compile(f"([{UNSPACED}])")
+# SQLite takes what its tables do not know, as the newest emoji, for letters.
+_NO_LETTERS = re.compile("[^\\w\\x00-\\uffff]+")
 
 
 class Document(NamedTuple):
@@ -219,19 +224,20 @@ class Catalogue:
                         return found
         return found
 
-    def share(self, phrase: Phrase, enough: int = 2000) -> float:
-        """Roughly which part of the documents has this phrase, judged by the newest ones; above 0, at most 1."""
+    def share(self, phrase: Phrase, enough: int = 1000) -> float:
+        """Roughly which part of the documents has this phrase, judged by the newest that do; above 0, at most 1."""
         asked = _expression([phrase], (), False)
         matches = 0
         with self.file.using() as connection:
-            end = _counter(connection, "next")
-            begin = end
+            end = begin = _counter(connection, "next")
             for number, first in _shelves(connection):
-                begin = first
-                matches += connection.execute(
-                    f"SELECT count(*) FROM (SELECT 1 FROM words_{number} WHERE words_{number} MATCH ? LIMIT ?)",
-                    (asked, SHELF),
-                ).fetchone()[0]
+                count, lowest = connection.execute(
+                    f"SELECT count(*), min(rowid) FROM (SELECT rowid FROM words_{number} "
+                    f"WHERE words_{number} MATCH ? ORDER BY rowid DESC LIMIT ?)",
+                    (asked, enough),
+                ).fetchone()
+                matches += count
+                begin = lowest if count == enough else first
                 if matches >= enough:
                     break
         return min(1.0, (matches + 0.5) / (end - begin + 1))
@@ -253,7 +259,8 @@ def indexable(text: str) -> str:
     """The text as it is indexed: a character of an unspaced script stands alone, and all can be written as UTF-8."""
     if text.isascii():
         return text
-    return _UNSPACED.sub(r" \1 ", text.encode("utf-8", "replace").decode("utf-8"))
+    text = text.encode("utf-8", "replace").decode("utf-8")
+    return _UNSPACED.sub(r" \1 ", _NO_LETTERS.sub(" ", text))
 
 
 def _runs(documents: Sequence[Document]) -> Iterator[list[Document]]:

@@ -1,0 +1,147 @@
+"""Meaning: texts that say the same are near, nothing is loaded before it is needed, and the network is never asked."""
+
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import numpy
+import pytest
+
+from carrel.conversation.nearest import Nearest, packed
+from carrel.meaning import Embedder, StaticEmbedder, default_embedder
+from carrel.storage.catalogue import Found
+
+
+@pytest.fixture(scope="module")
+def embedder() -> Embedder:
+    found = default_embedder()
+    assert found is not None
+    return found
+
+
+TEXTS = [
+    "Please look into why the login fails for users with two accounts",
+    "How do I bake sourdough bread with a crisp crust?",
+    "My laptop battery drains quickly overnight",
+    "Plan a three day trip to Lisbon with kids",
+]
+
+
+@pytest.mark.parametrize(
+    ("asked", "meant"),
+    [
+        ("authentication problem", 0),
+        ("baking", 1),
+        ("power consumption of a notebook", 2),
+        ("vacation with children", 3),
+    ],
+)
+def test_other_words_for_the_same_thing_are_near(embedder: Embedder, asked: str, meant: int) -> None:
+    nearness = embedder.embed(TEXTS) @ embedder.embed([asked])[0]
+    assert int(numpy.argmax(nearness)) == meant
+
+
+def test_vectors_have_the_promised_shape_and_length(embedder: Embedder) -> None:
+    vectors = embedder.embed(["one", "two words", "x" * 5000])
+    assert vectors.shape == (3, embedder.dimensions)
+    assert vectors.dtype == numpy.float32
+    assert numpy.allclose(numpy.linalg.norm(vectors, axis=1), 1.0, atol=1e-5)
+
+
+def test_a_text_that_says_nothing_is_near_to_nothing(embedder: Embedder) -> None:
+    assert not embedder.embed([""]).any()
+    assert embedder.embed([]).shape == (0, embedder.dimensions)
+
+
+def test_any_text_can_be_embedded(embedder: Embedder) -> None:
+    odd = ["\x00", "\ud800 lone", "🚀", "數據庫", "\n\t", "a" * 100_000]
+    assert numpy.isfinite(embedder.embed(odd)).all()
+
+
+def test_the_same_text_gets_the_same_vector_in_any_company(embedder: Embedder) -> None:
+    alone = embedder.embed(["the same text"])[0]
+    among = embedder.embed(["short", "the same text", "a much longer text " * 50])[1]
+    assert numpy.allclose(alone, among, atol=1e-6)
+
+
+def test_several_threads_may_embed_at_once() -> None:
+    found = default_embedder()
+    assert found is not None
+    results: list[float] = []
+    threads = [threading.Thread(target=lambda: results.append(float(found.embed(TEXTS).sum()))) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(results) == 4
+    assert len(set(results)) == 1
+
+
+def test_without_the_package_there_is_no_embedder(tmp_path: Path) -> None:
+    assert not StaticEmbedder(tmp_path).installed
+    # -S leaves site-packages out: an interpreter in which wordllama is not installed.
+    source = Path(__file__).parent.parent / "src"
+    program = "from carrel.meaning import default_embedder; print(default_embedder())"
+    done = subprocess.run(
+        [sys.executable, "-S", "-c", program],
+        env={"PYTHONPATH": str(source)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.strip() == "None"
+
+
+def test_asking_for_it_loads_nothing_and_loading_leaves_logging_alone() -> None:
+    program = """
+import logging, sys
+from carrel.meaning import default_embedder
+embedder = default_embedder()
+assert not {"numpy", "tokenizers", "wordllama"} & set(sys.modules), "loaded before it is needed"
+embedder.embed(["a text"])
+assert not {"wordllama", "requests", "torch"} & set(sys.modules), "loaded without need"
+assert logging.getLogger().handlers == []
+"""
+    subprocess.run([sys.executable, "-c", program], check=True)
+
+
+def test_the_network_is_never_asked() -> None:
+    program = """
+import sys
+def listen(event, arguments):
+    assert not event.startswith("socket."), f"the network was asked: {event} {arguments}"
+sys.addaudithook(listen)
+from carrel.meaning import default_embedder
+print(default_embedder().embed(["a text"]).shape)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "(1, 256)"
+
+
+def test_a_byte_per_number_is_enough_to_tell_directions_apart(embedder: Embedder) -> None:
+    vectors = embedder.embed(TEXTS)
+    nearest = Nearest(embedder.dimensions)
+    nearest.load([(Found("s", number), vector) for number, vector in enumerate(packed(vectors))])
+    for number, vector in enumerate(vectors):
+        place, nearness = nearest.ask(vector, 1, 0.5)[0]
+        assert place == Found("s", number)
+        assert nearness > 0.9995
+
+
+def test_the_nearest_come_first_and_what_is_taken_away_is_gone(embedder: Embedder) -> None:
+    nearest = Nearest(embedder.dimensions)
+    asked = embedder.embed(["baking bread"])[0]
+    assert nearest.ask(asked, 5, -1.0) == []
+    nearest.load([])
+    for number, vector in enumerate(packed(embedder.embed(TEXTS))):
+        nearest.apply(f"session {number}", {7: vector})
+    found = nearest.ask(asked, 2, -1.0)
+    assert len(found) == 2
+    assert found[0][0] == Found("session 1", 7)
+    assert found[0][1] > found[1][1]
+    nearest.apply("session 1", {7: None})
+    assert all(place.source != "session 1" for place, _ in nearest.ask(asked, 5, 0.01))
+    nearest.apply("session 0", {1: packed(embedder.embed(["baking bread"]))[0]}, forget=True)
+    assert nearest.ask(asked, 1, 0.9)[0][0] == Found("session 0", 1)
+    assert Found("session 0", 7) not in [place for place, _ in nearest.ask(asked, 9, 0.01)]
