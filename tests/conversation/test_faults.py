@@ -15,7 +15,7 @@ import pytest
 
 from carrel.conversation.messages import flatten_message_text
 from carrel.conversation.store import SessionStore
-from carrel.errors import SessionNotFound, StorageWriteError
+from carrel.errors import KeyRefused, SessionNotFound, StorageWriteError
 from tests.conversation.words import call, outline, result, user
 
 PROGRAM = str(Path(__file__).with_name("appending_program.py"))
@@ -229,7 +229,7 @@ async def test_a_session_folder_that_is_a_link_out_is_not_followed(store: Sessio
     assert store.data_dir is not None
     store.data_dir.mkdir(exist_ok=True)
     (store.data_dir / "s").symlink_to(outside)
-    with pytest.raises(OSError):  # noqa: PT011 - any of carrel's storage errors, all of which are OSErrors
+    with pytest.raises(KeyRefused, match="leads out of"):
         await store.append_message("s", user("x"))
     assert list(outside.iterdir()) == []
 

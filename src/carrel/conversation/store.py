@@ -152,8 +152,12 @@ class SessionStore:
         metas = await self._listing.metas()
         for index, meta in enumerate(metas):
             writer = self._logs.writers.get(meta["id"])
-            if writer is not None and writer.meta.get("log_bytes") == self._listing.log_sizes[meta["id"]]:
+            if writer is None:
+                continue
+            if writer.meta.get("log_bytes") == self._listing.log_sizes[meta["id"]]:
                 metas[index] = writer.meta.copy()
+            else:
+                meta["updated_at"] = max(meta["updated_at"], writer.meta["updated_at"])
         if cwd is not None:
             wanted = new_meta("x", now="", cwd=cwd)["cwd"]
             metas = [meta for meta in metas if meta["cwd"] == wanted]
