@@ -1,0 +1,209 @@
+"""Objects as files: written beside their place and put there in one step, copied, removed; blocking, without a loop."""
+
+import contextlib
+import errno
+import os
+import secrets
+import shutil
+import stat
+import time
+from collections.abc import Callable
+
+from carrel.errors import KeyMissing
+from carrel.storage.file_tree import FileTree, write_failed
+from carrel.storage.libc import exchange
+
+
+def write_all(fd: int, data: bytes) -> None:
+    """Write every byte, or raise what stopped it."""
+    written = os.write(fd, data)
+    while written < len(data):
+        written += os.write(fd, memoryview(data)[written:])
+
+
+def make_file(path: str, flags: int) -> int:
+    """Make a file for its owner only, whatever the umask, and open it; FileExistsError when there is one."""
+    fd = os.open(path, flags | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    os.fchmod(fd, 0o600)
+    return fd
+
+
+def open_or_make(path: str, flags: int) -> int:
+    """Open a file for writing, making it when missing; never through a link."""
+    try:
+        return os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
+    except FileNotFoundError:
+        with contextlib.suppress(FileExistsError):
+            return make_file(path, flags)
+        return os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
+
+
+def make_folders(folder: str) -> None:
+    """Make the folder and what is missing above it, for their owner only, whatever the umask."""
+    if os.path.isdir(folder):
+        return
+    make_folders(os.path.dirname(folder))
+    try:
+        os.mkdir(folder, 0o700)
+    except FileExistsError:
+        if not os.path.isdir(folder):
+            raise
+    else:
+        os.chmod(folder, 0o700)
+
+
+def sync_folder(path: str) -> None:
+    """Put the names in a folder on the disk."""
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def sync_names(path: str, root: str) -> None:
+    """Put all names that lead from the root to `path` on the disk."""
+    while len(path := os.path.dirname(path)) >= len(root):
+        sync_folder(path)
+
+
+def put(tree: FileTree, key: str, data: bytes, *, only_new: bool = False, only_existing: bool = False) -> bool:
+    """Replace the object in one step; False when it is there (`only_new`) or is not (`only_existing`)."""
+    path = tree.guarded(key)
+    if (only_new and os.path.lexists(path)) or (only_existing and not os.path.lexists(path)):
+        return False
+
+    def fill(temp: str) -> None:
+        fd = make_file(temp, os.O_WRONLY)
+        try:
+            write_all(fd, data)
+            # The kernel's own stamp is coarse: two quick puts could look like one.
+            now = time.time_ns()
+            os.utime(fd, ns=(now, now))
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+
+    def place(temp: str) -> bool:
+        if only_existing:
+            return _replaced(temp, path)
+        if only_new:
+            try:
+                os.link(temp, path)
+            except FileExistsError:
+                return False
+            return True
+        os.rename(temp, path)
+        return True
+
+    try:
+        return _placed(tree, path, fill, place, make=not only_existing)
+    except FileNotFoundError:
+        if only_existing:
+            return False
+        raise KeyMissing(f"{key!r} was deleted while it was written; nothing was kept") from None
+    except OSError as error:
+        raise write_failed(path, error) from error
+
+
+def _replaced(temp: str, path: str) -> bool:
+    """Put `temp` in the place of a file that is there; False when it is there no more."""
+    try:
+        exchange(temp, path)
+    except FileNotFoundError:
+        return False
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOSYS):
+            raise
+        # A file system that cannot exchange: only a delete in this very moment could be undone.
+        if not os.path.lexists(path):
+            return False
+        os.rename(temp, path)
+    return True
+
+
+def _placed(
+    tree: FileTree, path: str, fill: Callable[[str], None], place: Callable[[str], bool], *, make: bool
+) -> bool:
+    """Fill a hidden file beside `path`, put it in place, and put the step on the disk."""
+    folder = os.path.dirname(path)
+    made = make and not os.path.isdir(folder)
+    if made:
+        make_folders(folder)
+    temp = f"{folder}/.new-{secrets.token_hex(8)}"
+    try:
+        fill(temp)
+        placed = place(temp)
+    finally:
+        # None is left after a rename; the old object after an exchange; a second name after a link.
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(temp)
+    if placed:
+        # Deleted in this moment: then there is nothing to put on the disk.
+        with contextlib.suppress(FileNotFoundError):
+            sync_names(path, tree.root) if made else sync_folder(folder)
+    return placed
+
+
+def copy(tree: FileTree, source: str, target: str) -> None:
+    """Give the bytes of `source` a second name; they are copied only where a file cannot have two."""
+    start, path = tree.guarded(source), tree.guarded(target)
+    missing = KeyMissing(f"there is no object {source!r} to copy to {target!r}")
+    if not os.path.isfile(start):
+        raise missing
+
+    def fill(temp: str) -> None:
+        try:
+            os.link(os.path.realpath(start), temp)
+        except OSError as error:
+            if error.errno not in (errno.EXDEV, errno.EPERM, errno.EMLINK, errno.ENOTSUP, errno.ENOSYS):
+                raise
+            with open(start, "rb") as old, os.fdopen(make_file(temp, os.O_WRONLY), "wb") as new:
+                shutil.copyfileobj(old, new)
+                new.flush()
+                os.fsync(new.fileno())
+
+    def place(temp: str) -> bool:
+        os.rename(temp, path)
+        return True
+
+    try:
+        _placed(tree, path, fill, place, make=True)
+    except FileNotFoundError:
+        raise missing from None
+    except OSError as error:
+        raise write_failed(path, error) from error
+
+
+def remove(tree: FileTree, key: str) -> bool:
+    """Take the key and all below it away in one step, then remove it at leisure; False when there was nothing."""
+    path = tree.guarded(key)
+    try:
+        if stat.S_ISDIR(os.lstat(path).st_mode) and not tree.has_keys(path):
+            return False
+        trash = _thrown(path, f"{tree.root}/.trash")
+    except OSError as error:
+        if tree.absent(error):
+            return False
+        raise write_failed(path, error) from error
+    # Also what a crash left there. What resists is tried again at the next delete.
+    for name in os.listdir(trash):
+        if os.path.isdir(f"{trash}/{name}") and not os.path.islink(f"{trash}/{name}"):
+            shutil.rmtree(f"{trash}/{name}", ignore_errors=True)
+        else:
+            with contextlib.suppress(OSError):
+                os.unlink(f"{trash}/{name}")
+    return True
+
+
+def _thrown(path: str, trash: str) -> str:
+    """Move it into the trash folder, or into one beside it where a file system of its own begins on the way."""
+    make_folders(trash)
+    try:
+        os.rename(path, f"{trash}/{secrets.token_hex(8)}")
+    except OSError as error:
+        beside = f"{os.path.dirname(path)}/.trash"
+        if error.errno != errno.EXDEV or trash == beside:
+            raise
+        return _thrown(path, beside)
+    return trash

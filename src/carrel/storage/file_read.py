@@ -1,0 +1,225 @@
+"""Reading a log's file in blocks of whole lines, from a sequence number on or from the end; never writing."""
+
+import asyncio
+import os
+
+from carrel.storage.file_tail import believed_size, lines_end, whole_record
+from carrel.storage.file_tree import FileTree, OpenFile, read_failed
+from carrel.storage.line_marks import START, LineMarks, Mark, count_lines, pack_mark
+from carrel.storage.seam import MAX_RECORD, Block
+
+BLOCK = 1024 * 1024
+DIRECT = 256 * 1024
+"""What is read at once in the event loop's own thread."""
+
+_FIRST_BLOCK_BACK = 64 * 1024
+_EXCERPT = 1024
+"""What is given of a line that is longer than any record may be."""
+
+
+class LogView:
+    """A log as it is at the moment it is opened."""
+
+    def __init__(self, path: str, file: OpenFile, found: os.stat_result) -> None:
+        self.path = path
+        self.inode = found.st_ino
+        self.size = believed_size(path, found)
+        self.whole = found.st_size
+        self._file = file
+
+    @classmethod
+    def open(cls, tree: FileTree, key: str) -> "LogView | None":
+        opened = tree.open(key)
+        return cls(tree.path(key), *opened) if opened else None
+
+    def again(self) -> "LogView":
+        """The same file as it is now."""
+        return LogView(self.path, self._file, os.fstat(self.fd))
+
+    @property
+    def fd(self) -> int:
+        return self._file.fd
+
+    def marks(self) -> LineMarks:
+        return LineMarks.load(self.path) if self.size > BLOCK else LineMarks(b"")
+
+    def torn(self) -> bytes:
+        """What comes after the last whole record."""
+        if self.whole > self.size:
+            return self._bytes(self.size, self.whole)
+        end = lines_end(self.fd, self.size)
+        return b"" if whole_record(self.fd, end, self.size) is not None else self._bytes(end, self.size)
+
+    def record(self, start: int, end: int) -> bytes:
+        """A line that is longer than a block; only its beginning when it is too long to be a record."""
+        return self._bytes(start, end if end - start <= MAX_RECORD else start + _EXCERPT)
+
+    def _bytes(self, start: int, end: int) -> bytes:
+        data = os.pread(self.fd, end - start, start)
+        while start + len(data) < end and (more := os.pread(self.fd, end - start - len(data), start + len(data))):
+            data += more
+        return data
+
+
+class Forward:
+    """Blocks from a sequence number on; where it has come to can be asked."""
+
+    def __init__(self, view: LogView, from_seq: int, mark: Mark = START) -> None:
+        self.offset, self.lines = mark
+        self.path = view.path
+        self._view = view
+        self._from_seq = from_seq
+        self._tail_given = False
+
+    @classmethod
+    def from_line(cls, view: LogView, from_seq: int) -> "Forward":
+        mark = view.marks().before_line(from_seq, view.fd, view.inode) if from_seq > 1 else START
+        return cls(view, from_seq, mark if mark.offset <= view.size else START)
+
+    @property
+    def left(self) -> int:
+        return self._view.size - self.offset
+
+    def next_block(self) -> Block | None:
+        view, fd = self._view, self._view.fd
+        while self.offset < view.size:
+            chunk = os.pread(fd, min(BLOCK, view.size - self.offset), self.offset)
+            cut = chunk.rfind(b"\n")
+            seq = self.lines + 1
+            if cut < 0:
+                end = _newline_after(fd, self.offset + len(chunk), view.size)
+                if end is None:
+                    return self._tail(seq)
+                start, self.offset = self.offset, end + 1
+                self.lines += 1
+                if seq >= self._from_seq:
+                    return Block(seq, [view.record(start, end)])
+                continue
+            self.offset += cut + 1
+            if self._from_seq > seq:
+                found = chunk.count(b"\n")
+                if seq + found <= self._from_seq:
+                    self.lines += found
+                    continue
+            records = chunk[:cut].split(b"\n")
+            self.lines += len(records)
+            skip = max(self._from_seq - seq, 0)
+            return Block(seq + skip, records[skip:] if skip else records)
+        return None
+
+    def _tail(self, seq: int) -> Block | None:
+        if self._tail_given or seq < self._from_seq:
+            return None
+        self._tail_given = True
+        record = whole_record(self._view.fd, self.offset, self._view.size)
+        return None if record is None else Block(seq, [record])
+
+
+class Backward:
+    """Blocks from the end, or from just before a line, to the beginning."""
+
+    def __init__(self, view: LogView, before_seq: int | None, counted: "Counted") -> None:
+        self.path = view.path
+        self._view = view
+        self._window = _FIRST_BLOCK_BACK
+        self._tail: Block | None = None
+        self._end, self._lines = START
+        if before_seq is not None and before_seq <= 1:
+            return
+        marks = counted.marks(view)
+        if before_seq is not None:
+            mark = marks.before_line(before_seq, view.fd, view.inode)
+            place = _skip_lines(view.fd, mark, before_seq - 1, view.size)
+            if place.lines == before_seq - 1:
+                self._end, self._lines = place
+                return
+        self._end = lines_end(view.fd, view.size)
+        start = marks.before_offset(self._end, view.fd, view.inode)
+        self._lines, _ = count_lines(view.fd, start, self._end)
+        counted.keep(view, Mark(self._end, self._lines))
+        record = whole_record(view.fd, self._end, view.size)
+        if record is not None and (before_seq is None or before_seq > self._lines + 1):
+            self._tail = Block(self._lines + 1, [record])
+
+    def next_block(self) -> Block | None:
+        if self._tail is not None:
+            tail, self._tail = self._tail, None
+            return tail
+        if self._end <= 0:
+            return None
+        view, end = self._view, self._end
+        start = max(end - self._window, 0)
+        chunk = os.pread(view.fd, end - start, start)
+        if len(chunk) < end - start:
+            return None  # cut by somebody while we read
+        self._window = min(self._window * 4, BLOCK)
+        first = chunk.find(b"\n") + 1 if start else 0
+        if first == len(chunk):
+            line = lines_end(view.fd, end - 1)
+            records = [view.record(line, end - 1)]
+            self._end = line
+        else:
+            records = chunk[first:-1].split(b"\n")
+            self._end = start + first
+        self._lines -= len(records)
+        return Block(self._lines + 1, records)
+
+    @property
+    def left(self) -> int:
+        return self._end
+
+
+async def next_block(blocks: Forward | Backward) -> Block | None:
+    """The next one: at once when little is left to read, else from a thread."""
+    try:
+        if blocks.left <= DIRECT:
+            return blocks.next_block()
+        return await asyncio.to_thread(blocks.next_block)
+    except OSError as error:
+        raise read_failed(blocks.path, error) from error
+
+
+class Counted:
+    """The ends of large logs that were counted here because nobody had marked them."""
+
+    _MOST = 256
+
+    def __init__(self) -> None:
+        self._packed: dict[str, bytes] = {}
+
+    def marks(self, view: LogView) -> LineMarks:
+        marks = view.marks()
+        if view.size > BLOCK and marks.before_offset(view.size, view.fd, view.inode) is START:
+            return LineMarks(self._packed.get(view.path, b""))
+        return marks
+
+    def keep(self, view: LogView, mark: Mark) -> None:
+        if mark.offset > BLOCK:
+            while len(self._packed) >= self._MOST:
+                self._packed.pop(next(iter(self._packed)), None)
+            self._packed[view.path] = pack_mark(mark, view.fd, view.inode)
+
+
+def _newline_after(fd: int, offset: int, end: int) -> int | None:
+    while offset < end and (chunk := os.pread(fd, min(BLOCK, end - offset), offset)):
+        found = chunk.find(b"\n")
+        if found >= 0:
+            return offset + found
+        offset += len(chunk)
+    return None
+
+
+def _skip_lines(fd: int, place: Mark, lines: int, end: int) -> Mark:
+    """The place after so many lines, or the last one there is."""
+    while place.lines < lines and (chunk := os.pread(fd, max(min(BLOCK, end - place.offset), 0), place.offset)):
+        found = chunk.count(b"\n")
+        if found == 0:
+            following = _newline_after(fd, place.offset + len(chunk), end)
+            if following is None:
+                break
+            place = Mark(following + 1, place.lines + 1)
+            continue
+        wanted = min(found, lines - place.lines)
+        rest = chunk.split(b"\n", wanted)[-1]
+        place = Mark(place.offset + len(chunk) - len(rest), place.lines + wanted)
+    return place

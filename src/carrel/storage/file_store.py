@@ -1,0 +1,193 @@
+"""The Store in plain files: every key is a path below one folder, and a person can read and edit what is there."""
+
+import asyncio
+import os
+import weakref
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+
+from carrel.storage import file_objects
+from carrel.storage.file_changes import Cursor, FolderChanges
+from carrel.storage.file_lock import FileLocks
+from carrel.storage.file_log import OpenLogs, joined
+from carrel.storage.file_read import DIRECT, Backward, Counted, Forward, LogView, next_block
+from carrel.storage.file_tree import FileTree, read_failed
+from carrel.storage.file_watch import FileWatch
+from carrel.storage.group_sync import group_sync
+from carrel.storage.seam import Block, Changes, Lock, Stamp
+
+_FEW = 16
+"""So many small files are read or looked at in the event loop's own thread; more, in another."""
+
+
+class FileStore:
+    """Objects and logs below `root`, which is made by the first write.
+
+    Folders are 0700 and files 0600. A log is a file of lines; its sequence numbers are its line numbers. Names that
+    begin with a dot are the store's own. `inotify=False` looks for changes by itself: for file systems that other
+    machines write to, of which the kernel here is told nothing."""
+
+    def __init__(self, root: Path | str, *, inotify: bool = True) -> None:
+        self.root = Path(root)
+        self._inotify = inotify
+        self._tree = FileTree(root)
+        self._begin()
+        _stores.add(self)
+
+    def _begin(self) -> None:
+        self._logs = OpenLogs(self._tree)
+        self._locks = FileLocks(self._tree)
+        self._watch = FileWatch(self._tree, inotify=self._inotify)
+        self._changes: weakref.WeakSet[FolderChanges] = weakref.WeakSet()
+        self._counted = Counted()
+
+    def _begin_in_child(self) -> None:
+        """After a fork nothing open may be shared with the parent: a lock on a file would be a lock of both."""
+        self._locks.forget()
+        self._begin()
+
+    def __repr__(self) -> str:
+        return f"FileStore({str(self.root)!r})"
+
+    # --- objects ----------------------------------------------------------------------------------------------------
+
+    async def get(self, key: str) -> bytes | None:
+        opened = self._tree.open(key)
+        if opened is None:
+            return None
+        file, found = opened
+        if found.st_size <= DIRECT:
+            return self._tree.content(key, file, found.st_size)
+        return await asyncio.to_thread(self._tree.content, key, file, found.st_size)
+
+    async def get_many(self, keys: Sequence[str]) -> list[bytes | None]:
+        if len(keys) <= _FEW:
+            return [await self.get(key) for key in keys]
+        return await asyncio.to_thread(lambda: [self._tree.get(key) for key in keys])
+
+    async def put(self, key: str, data: bytes, *, only_new: bool = False, only_existing: bool = False) -> bool:
+        return await asyncio.to_thread(
+            file_objects.put, self._tree, key, data, only_new=only_new, only_existing=only_existing
+        )
+
+    async def copy(self, source: str, target: str) -> None:
+        await asyncio.to_thread(file_objects.copy, self._tree, source, target)
+
+    async def delete(self, key: str) -> bool:
+        return await asyncio.to_thread(self._delete, key)
+
+    def _delete(self, key: str) -> bool:
+        keys = self._tree.keys(key) if self._changes else []
+        removed = file_objects.remove(self._tree, key)
+        if removed:
+            self._logs.delete(key)
+            for changes in [*self._changes]:
+                changes.note(keys)
+        return removed
+
+    async def folders(self, prefix: str = "") -> list[str]:
+        return await asyncio.to_thread(self._tree.folders, prefix)
+
+    async def stamp(self, key: str) -> Stamp | None:
+        return self._tree.stamps([key])[0]
+
+    async def stamps(self, keys: Sequence[str]) -> list[Stamp | None]:
+        if len(keys) <= _FEW:
+            return self._tree.stamps(keys)
+        return await asyncio.to_thread(self._tree.stamps, keys)
+
+    # --- logs -------------------------------------------------------------------------------------------------------
+
+    async def append(self, key: str, records: Sequence[bytes], *, sync: bool = False, create: bool = True) -> int:
+        data, count = joined(key, records), len(records)
+        while True:
+            log = self._logs.get(key)
+            appended = log.append_now(data, count, create, sync)
+            if appended is None:
+                later = log.append_later(data, count, create, sync)
+                if later is None:
+                    continue
+                appended = await later
+            seq, unsynced = appended
+            if sync and unsynced is not None:
+                await group_sync.synced(unsynced)
+            return seq
+
+    async def read(self, key: str, from_seq: int = 1) -> AsyncIterator[Block]:
+        view = self._view(key)
+        if view is None:
+            return
+        forward = Forward.from_line(view, max(from_seq, 1))
+        while block := await next_block(forward):
+            yield block
+
+    async def read_back(self, key: str, before_seq: int | None = None) -> AsyncIterator[Block]:
+        view = self._view(key)
+        if view is None:
+            return
+        try:
+            if view.size <= DIRECT:
+                backward = Backward(view, before_seq, self._counted)
+            else:
+                backward = await asyncio.to_thread(Backward, view, before_seq, self._counted)
+        except OSError as error:
+            raise read_failed(view.path, error) from error
+        while block := await next_block(backward):
+            yield block
+
+    async def torn(self, key: str) -> bytes:
+        view = self._view(key)
+        if view is None:
+            return b""
+        try:
+            return view.torn()
+        except OSError as error:
+            raise read_failed(view.path, error) from error
+
+    def _view(self, key: str) -> LogView | None:
+        return LogView.open(self._tree, key)
+
+    def watch(self, key: str, from_seq: int = 1) -> AsyncIterator[tuple[int, bytes]]:
+        return self._watch.follow(key, from_seq)
+
+    # --- locks and changes ------------------------------------------------------------------------------------------
+
+    async def lock(self, key: str, *, wait: bool = True) -> Lock | None:
+        return await self._locks.take(key, wait=wait)
+
+    async def holder(self, key: str) -> str | None:
+        return await self._locks.holder(key)
+
+    async def changed(self, prefix: str, cursor: object = None) -> Changes:
+        self._tree.folder(prefix)
+        if not self._inotify:
+            return Changes(None, None)
+        if isinstance(cursor, Cursor) and cursor.changes in self._changes and cursor.changes.prefix == prefix:
+            changes = cursor.changes
+            told = changes.since(cursor.tick)
+            if told is not None:
+                return Changes(*told)
+        else:
+            changes = FolderChanges(self._tree, prefix)
+            self._changes.add(changes)
+        return Changes(await asyncio.to_thread(changes.begin), None)
+
+    async def close(self) -> None:
+        self._logs.close()
+        self._locks.close()
+        for changes in [*self._changes]:
+            changes.end()
+
+    async def list(self, prefix: str = "") -> list[str]:
+        return await asyncio.to_thread(self._tree.keys, prefix)
+
+
+_stores: "weakref.WeakSet[FileStore]" = weakref.WeakSet()
+
+
+def _begin_in_child() -> None:
+    for store in [*_stores]:
+        store._begin_in_child()
+
+
+os.register_at_fork(after_in_child=_begin_in_child)

@@ -1,0 +1,216 @@
+"""Keys as paths below one folder: found, refused, listed and read; blocking, without a loop."""
+
+import errno
+import os
+import re
+import stat
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from carrel.errors import KeyRefused, StorageReadError, StorageWriteError
+from carrel.storage.seam import Stamp, checked_key
+
+_NAME = r"(?!\.)[^\x00-\x1f\x7f/\\]+"
+_SHOWN = re.compile(f"{_NAME}(?:/{_NAME})*")
+
+_ADVICE = {
+    errno.ENOSPC: "make room on the disk and try again",
+    errno.EDQUOT: "your quota is used up; make room and try again",
+    errno.EFBIG: "the limit on the size of a file is reached; raise it (ulimit -f) or begin another log",
+    errno.EROFS: "the file system is read-only; mount it for writing or choose another folder",
+    errno.EACCES: "see who owns it and what its permissions are",
+    errno.EPERM: "see who owns it, what its permissions are, and what its file system can do",
+    errno.EMFILE: "this process has too many files open; raise its limit (ulimit -n)",
+    errno.ENFILE: "the machine has too many files open; close some",
+    errno.EIO: "the disk reports an error; look into the system log before you trust it further",
+    errno.ENOTDIR: "a file stands where a folder is needed; move it away or use another key",
+    errno.EISDIR: "a folder stands where a file is needed; use another key",
+    errno.EEXIST: "a file stands where a folder is needed; move it away or use another key",
+    errno.ELOOP: "it is a symbolic link, and links are not written through; put the file itself there",
+}
+
+
+def is_hidden(name: str) -> bool:
+    """Names that begin with one dot are the store's own, or of some other program, and never shown."""
+    return name[0] == "." and name[1:2] != "."
+
+
+class OpenFile:
+    """A file descriptor that is closed when nobody holds it any more, so that it is never closed under a thread."""
+
+    __slots__ = ("fd",)
+
+    def __init__(self, fd: int) -> None:
+        self.fd = fd
+
+    def __del__(self) -> None:
+        os.close(self.fd)
+
+
+def write_failed(what: str, error: OSError) -> StorageWriteError:
+    """The error for a caller: what could not be written, why, and what to do."""
+    failed = StorageWriteError(f"{what} could not be written: {_reason(error)}")
+    failed.errno = error.errno
+    return failed
+
+
+def read_failed(what: str, error: OSError) -> StorageReadError:
+    """The same for reading."""
+    failed = StorageReadError(f"{what} could not be read: {_reason(error)}")
+    failed.errno = error.errno
+    return failed
+
+
+def _reason(error: OSError) -> str:
+    advice = _ADVICE.get(error.errno or 0)
+    return f"{error.strerror} ({advice})" if advice else str(error)
+
+
+class FileTree:
+    """The folder in which keys are paths."""
+
+    def __init__(self, root: Path | str) -> None:
+        self.root = os.path.abspath(root)
+
+    # --- where a key is ---------------------------------------------------------------------------------------------
+
+    def path(self, key: str) -> str:
+        """Where the key is, or `KeyRefused`."""
+        _refuse_odd(key)
+        return f"{self.root}/{key}"
+
+    def guarded(self, key: str) -> str:
+        """The same; `KeyRefused` too when a folder on the way is a link that leads out of here."""
+        path = self.path(key)
+        end = len(self.root)
+        while (end := path.find("/", end + 1)) > 0:
+            try:
+                mode = os.lstat(path[:end]).st_mode
+            except OSError:
+                break  # whoever goes there meets the same error and knows what to make of it
+            if stat.S_ISLNK(mode):
+                real, home = os.path.realpath(path[:end]), os.path.realpath(self.root)
+                if os.path.commonpath((real, home)) != home:
+                    raise KeyRefused(f"{key!r} leads out of {self.root} by the link {path[:end]}; nothing was touched")
+        return path
+
+    def folder(self, prefix: str) -> str:
+        """The folder of everything below a prefix, "" being the root."""
+        return os.path.dirname(self.guarded(f"{prefix}/x")) if prefix else self.root
+
+    def absent(self, error: OSError) -> bool:
+        """Whether it only says that there is nothing, and not that the root itself is unusable."""
+        if isinstance(error, (FileNotFoundError, IsADirectoryError)):
+            return True
+        return isinstance(error, NotADirectoryError) and (os.path.isdir(self.root) or not os.path.lexists(self.root))
+
+    # --- reading ----------------------------------------------------------------------------------------------------
+
+    def open(self, key: str) -> tuple[OpenFile, os.stat_result] | None:
+        """Open for reading, or None when there is no such file."""
+        path = self.guarded(key)
+        try:
+            # O_NONBLOCK: a named pipe must not hold us up.
+            file = OpenFile(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK))
+            found = os.fstat(file.fd)
+        except OSError as error:
+            if self.absent(error):
+                return None
+            raise read_failed(path, error) from error
+        return (file, found) if stat.S_ISREG(found.st_mode) else None
+
+    def content(self, key: str, file: OpenFile, size: int) -> bytes:
+        """The bytes of an open object."""
+        try:
+            data = os.pread(file.fd, size, 0)
+            while len(data) < size and (more := os.pread(file.fd, size - len(data), len(data))):
+                data += more
+        except OSError as error:
+            raise read_failed(self.path(key), error) from error
+        return data
+
+    def get(self, key: str) -> bytes | None:
+        opened = self.open(key)
+        return self.content(key, opened[0], opened[1].st_size) if opened else None
+
+    def stamps(self, keys: Sequence[str]) -> list[Stamp | None]:
+        for key in keys:
+            _refuse_odd(key)
+        try:
+            root = OpenFile(os.open(self.root, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC))
+        except OSError as error:
+            if self.absent(error):
+                return [None] * len(keys)
+            raise read_failed(self.root, error) from error
+        return [self._stamp(key, root.fd) for key in keys]
+
+    def _stamp(self, key: str, root: int) -> Stamp | None:
+        try:
+            found = os.stat(key, dir_fd=root)
+        except OSError as error:
+            if self.absent(error):
+                return None
+            raise read_failed(self.path(key), error) from error
+        if not stat.S_ISREG(found.st_mode):
+            return None
+        return Stamp(found.st_size, found.st_mtime, found.st_ino ^ found.st_mtime_ns)
+
+    # --- listing ----------------------------------------------------------------------------------------------------
+
+    def keys(self, prefix: str) -> list[str]:
+        """Every key that is `prefix` or below it, sorted."""
+        if prefix and os.path.isfile(self.guarded(prefix)):
+            return [prefix]
+        keys: list[str] = []
+        waiting = [(f"{prefix}/" if prefix else "", self.folder(prefix))]
+        while waiting:
+            start, folder = waiting.pop()
+            for entry in self.entries(folder):
+                if entry.is_dir(follow_symlinks=False):
+                    waiting.append((f"{start}{entry.name}/", entry.path))
+                elif entry.is_file():
+                    keys.append(start + entry.name)
+        return sorted(keys)
+
+    def entries(self, folder: str) -> Iterator["os.DirEntry[str]"]:
+        """What is in a folder and not hidden; nothing when it is gone."""
+        try:
+            with os.scandir(folder) as found:
+                for entry in found:
+                    if not is_hidden(entry.name):
+                        yield entry
+        except OSError as error:
+            if not self.absent(error):
+                raise read_failed(folder, error) from error
+
+    def folders(self, prefix: str) -> list[str]:
+        """The names of the folders below a prefix that have keys in them, sorted; links are not entered."""
+        folder = self.folder(prefix)
+        return sorted(
+            entry.name
+            for entry in self.entries(folder)
+            if entry.is_dir(follow_symlinks=False) and self.has_keys(entry.path)
+        )
+
+    def has_keys(self, folder: str) -> bool:
+        below = []
+        for entry in self.entries(folder):
+            if entry.is_dir(follow_symlinks=False):
+                below.append(entry.path)
+            elif entry.is_file():
+                return True
+        return any(map(self.has_keys, below))
+
+
+def _refuse_odd(key: str) -> None:
+    if len(key) < 256 and key.isascii() and _SHOWN.fullmatch(key):
+        return
+    for part in checked_key(key).split("/"):
+        if is_hidden(part):
+            raise KeyRefused(f"{key!r} has a name that begins with '.': those are kept for the store's own files")
+        try:
+            size = len(os.fsencode(part))
+        except UnicodeEncodeError:
+            raise KeyRefused(f"{key!r} has a character that no file name can have") from None
+        if size > 255:
+            raise KeyRefused(f"the name {part[:40]!r}… in a key is longer than the 255 bytes a file name can have")

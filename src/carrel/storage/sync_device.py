@@ -1,0 +1,76 @@
+"""One sync for many files: a whole file system put on the disk, where that is sound and cheap."""
+
+import os
+import re
+import weakref
+
+from carrel.storage.file_tree import OpenFile
+from carrel.storage.libc import syncfs
+
+_SOUND = ("ext4", "xfs")
+"""File systems of which we know that syncing the whole is worth as much as syncing each file.
+
+Not so, for one, those that a program serves (FUSE): they are told of a sync of a file, and of nothing else."""
+
+_QUIET_BYTES = 32 * 1024 * 1024
+"""A sync of the whole writes what others left unwritten too; with more than this it would take too long."""
+
+
+class Device(OpenFile):
+    """A file system, open so that the kernel tells us of every error in writing to it from here on."""
+
+    __slots__ = ("__weakref__",)
+
+    def sync(self) -> bool:
+        """Put everything on the disk; False when that failed for some file, which may be none of ours."""
+        try:
+            syncfs(self.fd)
+        except OSError:
+            return False
+        return True
+
+
+_devices: weakref.WeakValueDictionary[int, Device] = weakref.WeakValueDictionary()
+
+
+def device_of(folder: str, number: int) -> Device | None:
+    """The file system of a folder on the device of this number, when it can be synced as a whole."""
+    device = _devices.get(number)
+    if device is None and _is_sound(number):
+        try:
+            device = Device(os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
+        except OSError:
+            return None  # a folder that we may only go through: its files are synced one by one
+        _devices[number] = device
+    return device
+
+
+def _is_sound(number: int) -> bool:
+    version = re.match(r"(\d+)\.(\d+)", os.uname().release)
+    if version is None or (int(version[1]), int(version[2])) < (5, 8):
+        return False  # older ones keep errors in writing to themselves
+    name = f"{os.major(number)}:{os.minor(number)}"
+    try:
+        with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as mounts:
+            kinds = [line.rpartition(" - ")[2].split(" ", 1)[0] for line in mounts if line.split(" ", 3)[2] == name]
+    except OSError:
+        return False
+    return bool(kinds) and all(kind in _SOUND for kind in kinds)
+
+
+def quiet() -> bool:
+    """Whether the machine has little left to write."""
+    try:
+        fd = os.open("/proc/meminfo", os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            facts = os.read(fd, 8192)
+        finally:
+            os.close(fd)
+    except OSError:
+        return False
+    waiting = [int(kilobytes) for kilobytes in re.findall(rb"^(?:Dirty|Writeback): +(\d+) kB", facts, re.MULTILINE)]
+    return len(waiting) == 2 and sum(waiting) * 1024 <= _QUIET_BYTES
+
+
+# A child that is forked has the same open file: it would take from us the errors that it is told, and we from it.
+os.register_at_fork(after_in_child=_devices.clear)
