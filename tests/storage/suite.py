@@ -25,7 +25,8 @@ except ImportError:
 
 DIFFERENCES: dict[tuple[str, str], str] = {
     ("memory", "between processes"): "what is in one process's memory is seen by no other",
-    ("memory", "blocks are small"): "its records are in memory anyway, and a block only refers to them",
+    ("memory", "memory stays flat"): "its records are in memory anyway, and a block only refers to them",
+    ("file", "any name in a key"): "file names have at most 255 bytes, and those that begin with a dot are its own",
     ("file", "a key may also be a folder"): "keys are paths, and a path is a file or a folder",
 }
 """(kind, promise): why this kind does not give it. A test of that promise is not made for that kind."""

@@ -151,6 +151,58 @@ async def test_a_line_cut_in_mid_call_is_unavailable_and_says_that_it_may_be_wri
     assert await store.append("log", [b"1"]) == 1
 
 
+class BadLine:
+    """A line to a server that breaks, when told so, right before the next answer comes through."""
+
+    def __init__(self, port: int) -> None:
+        self._port = port
+        self.breaks = False
+        self._cables: set[asyncio.Task[None]] = set()
+
+    async def __aenter__(self) -> "BadLine":
+        self._server = await asyncio.start_server(self._connected, "127.0.0.1", 0)
+        self.url = f"redis://127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._server.close()
+        for cable in self._cables:
+            cable.cancel()
+        await asyncio.gather(*self._cables, return_exceptions=True)
+
+    async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        answers, requests = await asyncio.open_connection("127.0.0.1", self._port)
+        self._cables |= {
+            asyncio.create_task(self._pass_on(reader, requests, may_break=False)),
+            asyncio.create_task(self._pass_on(answers, writer, may_break=True)),
+        }
+
+    async def _pass_on(self, source: asyncio.StreamReader, target: asyncio.StreamWriter, *, may_break: bool) -> None:
+        try:
+            while data := await source.read(65536):
+                if may_break and self.breaks:
+                    self.breaks = False
+                    break
+                target.write(data)
+                await target.drain()
+        finally:
+            target.close()
+
+
+async def test_a_write_whose_answer_got_lost_is_not_sent_again(start_redis: Start, open_redis: Open) -> None:
+    server = start_redis()
+    async with BadLine(server.port) as line:
+        store = open_redis(line.url)
+        await store.append("log", [b"1"])
+        line.breaks = True
+        with pytest.raises(StorageUnavailable, match="may have been written"):
+            await store.append("log", [b"2"])
+        assert await everything(open_redis(server.url), "log") == [b"1", b"2"]
+        line.breaks = True
+        assert await everything(store, "log") == [b"1", b"2"], "to read again does no harm"
+        await store.close()
+
+
 async def test_a_watcher_hears_that_the_server_is_gone(start_redis: Start, open_redis: Open) -> None:
     server = start_redis()
     store = open_redis(server.url)

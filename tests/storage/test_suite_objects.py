@@ -59,11 +59,20 @@ async def test_a_key_that_is_no_plain_path_is_refused_by_every_verb(place: Place
 
 async def test_keys_may_have_spaces_signs_and_any_alphabet(place: Place) -> None:
     store = place.open()
-    keys = sorted(["a b/c", "é/ü.json", "日本/語", "🙂", "[x]*?", "50%", "a:b", "(1)", "-", "~", "..a", "'\""])
+    keys = sorted(["a b/c", "é/ü.json", "日本/語", "🙂", "[x]*?", "50%", "a:b", "(1)", "-", "~", "a..", "'\""])
     for key in keys:
         await store.put(key, key.encode())
     assert await store.list() == keys
     assert await store.get_many(keys) == [key.encode() for key in keys]
+
+
+@pytest.mark.promise("any name in a key")
+async def test_a_name_in_a_key_may_begin_with_a_dot_and_be_long(place: Place) -> None:
+    store = place.open()
+    for key in (".hidden", "..a/...", "n" * 1024):
+        await store.put(key, b"x")
+        await store.append(f"{key[:1000]}.log", [b"x"])
+    assert len(await store.list()) == 6
 
 
 async def test_what_is_put_comes_back_as_it_was(place: Place) -> None:

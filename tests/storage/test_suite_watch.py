@@ -72,12 +72,14 @@ async def test_a_watch_ends_when_the_log_is_deleted(place: Place) -> None:
 
 async def test_a_watcher_is_not_given_the_records_of_another_log_of_that_name(place: Place) -> None:
     store = place.open()
-    await store.append("s/log", [b"old"])
-    listener = Listener(place.open(), "s/log")
-    assert await listener.next() == (1, b"old")
+    await store.append("s/log", [b"old 1"])
+    listener, slow = Listener(place.open(), "s/log"), aiter(store.watch("s/log"))
+    assert await listener.next() == (1, b"old 1")
+    assert await anext(slow) == (1, b"old 1")
     await store.delete("s")
     await store.append("s/log", [b"new 1", b"new 2"])
     assert await listener.next() is None
+    assert await anext(slow, "ended") == "ended"
 
 
 async def test_a_watcher_keeps_up_with_many_records_at_once(place: Place) -> None:
