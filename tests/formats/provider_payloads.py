@@ -54,6 +54,8 @@ def anthropic(draw: st.DrawFn) -> Wire:
             | maybe(draw, {"caller": {"type": "direct"}})
             for id_ in asked
         ]
+        if blocks[-1]["type"] in ("thinking", "redacted_thinking"):
+            blocks.append({"type": "text", "text": draw(words)})
         plain = not asked and draw(st.booleans())
         messages.append({"role": "assistant", "content": draw(words) if plain else blocks})
     _mark_some(draw, messages)

@@ -4,8 +4,8 @@ import json
 import re
 from typing import Any
 
-from anthropic.types import Message as AnthropicMessage
 from anthropic.types import ContentBlockParam, MessageParam, TextBlockParam
+from anthropic.types import Message as AnthropicMessage
 from google.genai import types as google
 from openai.types.chat import ChatCompletion, ChatCompletionMessageParam
 from openai.types.responses import Response, ResponseInputItemParam
@@ -29,9 +29,9 @@ def check_request(payload: dict[str, Any], provider: str) -> None:
     }[provider](json.loads(json.dumps(payload)))
 
 
-def check_response(payload: dict[str, Any], provider: str) -> None:
-    """Fails unless the SDK reads the payload as a response."""
-    {
+def check_response(payload: dict[str, Any], provider: str) -> Any:
+    """The SDK's own object for a response; fails unless it can read the payload."""
+    return {
         "anthropic": AnthropicMessage.model_validate,
         "openai_chat": ChatCompletion.model_validate,
         "openai_responses": Response.model_validate,
@@ -68,6 +68,8 @@ def _check_anthropic(payload: dict[str, Any]) -> None:
             for block in head:
                 inner = block.get("content") if isinstance(block.get("content"), list) else []
                 assert not block.get("is_error") or all(part["type"] == "text" for part in inner)
+        if message["role"] == "assistant" and blocks:
+            assert blocks[-1]["type"] not in ("thinking", "redacted_thinking")
         if message["role"] != "system":
             open_calls = [block["id"] for block in blocks if block["type"] == "tool_use"]
         assert not seen & set(open_calls)
@@ -109,6 +111,7 @@ def _check_responses(payload: dict[str, Any]) -> None:
         if kind == "reasoning":
             after = items[place + 1] if place + 1 < len(items) else {}
             assert after.get("role") == "assistant" or after.get("type", "").endswith(("_call", "reasoning"))
+            assert not after.get("type", "").endswith("_output")
         elif kind in ("function_call", "custom_tool_call"):
             assert 0 < len(item["call_id"]) <= 64
             calls.append(item["call_id"])

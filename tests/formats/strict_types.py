@@ -4,10 +4,10 @@ import collections.abc
 import types
 import warnings
 from functools import cache
-from typing import Annotated, Any, Literal, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, NotRequired, Required, Union, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, TypeAdapter, create_model
-from typing_extensions import NotRequired, Required, get_type_hints, is_typeddict
+from typing_extensions import get_type_hints, is_typeddict
 
 
 @cache
@@ -34,7 +34,7 @@ def _strict(kind: Any) -> Any:
     if origin in (Required, NotRequired, Annotated):
         return _strict(arguments[0])
     if origin in (Union, types.UnionType):
-        return Union[tuple(_strict(each) for each in arguments)]  # noqa: UP007: made from a list
+        return Union[tuple(_strict(each) for each in arguments)]  # noqa: UP007
     # A lazy iterable is looked at by nobody; a list is.
     if origin in (list, collections.abc.Iterable) or getattr(origin, "__name__", "") == "SequenceNotStr":
         return list[_strict(arguments[0])]  # type: ignore[misc]

@@ -12,7 +12,6 @@ from carrel.conversation.formats.turns import (
     Said,
     Spelling,
     Turn,
-    alternate,
     arguments_object,
     arrange,
     as_text,
@@ -22,7 +21,9 @@ from carrel.conversation.formats.turns import (
     keep_native,
     keep_shape,
     media_of,
+    merged,
     native_block,
+    opened,
     rest,
     unwrapped,
     without_opening,
@@ -42,7 +43,12 @@ from carrel.conversation.messages import (
 NAME = "anthropic"
 BREAKPOINTS = 4
 """How many `cache_control` marks a request may have."""
+_THINKING = ("thinking", "redacted_thinking")
 _IMAGES = ("image/jpeg", "image/png", "image/gif", "image/webp")
+
+
+Places = dict[int, tuple[int, int | None]]
+"""Where in the conversation a block of the payload is from, by its identity."""
 
 
 def to_anthropic(messages: Sequence[ConversationMessage], *, system: str | None = None) -> Converted:
@@ -53,13 +59,13 @@ def to_anthropic(messages: Sequence[ConversationMessage], *, system: str | None 
     for turn in instructions:
         if not turn.leading:
             report.change((turn.index, None), "system", "moved to the system prompt, before everything else")
-    said = [_said(turn, report) for turn in turns if turn not in instructions]
-    wire = alternate(said, {"type": "text", "text": OPENING}, names=("user", "assistant"))
-    _trim_end(wire, turns, report)
-    heads = [_said(turn, report) for turn in instructions]
+    places: Places = {}
+    said = [_said(turn, places, report) for turn in turns if turn not in instructions]
+    wire = opened(_without_loose_ends(merged(said), places, report), {"type": "text", "text": OPENING}, report)
+    heads = [_said(turn, places, report) for turn in instructions]
     head = [{"type": "text", "text": system}] if system else []
     head += [block for each in heads for block in each.content]
-    _limit_breakpoints([*head, *(block for turn in wire for block in turn.content)], report)
+    _limit_breakpoints(head, [block for turn in wire for block in turn.content], places, report)
     plain = (not heads and bool(head)) or (len(head) == len(heads) == 1 and bool(heads[0].native.get("plain")))
     if head:
         report.payload["system"] = _content(Said("system", head, {"plain": plain}))
@@ -81,17 +87,19 @@ def _content(turn: Said) -> str | list[dict[str, Any]]:
     return turn.content
 
 
-def _said(turn: Turn, report: Converted) -> Said:
+def _said(turn: Turn, places: Places, report: Converted) -> Said:
     role = "user" if turn.role == "results" else turn.role
     content: list[dict[str, Any]] = []
     moved: list[dict[str, Any]] = []
     for piece in turn.pieces:
         if piece.kind == "tool_result":
             content.append(_tool_result(piece, moved, report))
+            places[id(content[-1])] = piece.at
         elif role == "assistant" and piece.kind in ("image", "document"):
             report.drop(piece.at, piece.kind, "an assistant message of Anthropic cannot have it")
         elif (block := _block(piece, report)) is not None:
             content.append(block)
+            places[id(block)] = piece.at
     return Said(role, content + moved, turn.native, turn.index)
 
 
@@ -121,7 +129,7 @@ def _marked(piece: Piece, block: dict[str, Any]) -> dict[str, Any]:
 def _thinking(piece: Piece, report: Converted) -> dict[str, Any] | None:
     # Other writers of the log keep the whole block, or the signature alone, one level higher.
     whole = piece.native.get("anthropic_block")
-    if isinstance(whole, dict) and whole.get("type") in ("thinking", "redacted_thinking"):
+    if isinstance(whole, dict) and whole.get("type") in _THINKING:
         return dict(whole)
     signature = piece.native.get("signature") or meta_of(piece.block).get("signature")
     if not signature:
@@ -188,23 +196,32 @@ def _tool_result(piece: Piece, moved: list[dict[str, Any]], report: Converted) -
     return block
 
 
-def _trim_end(wire: list[Said], turns: list[Turn], report: Converted) -> None:
-    """A request may not end with an assistant's text that ends with white space."""
-    if not wire or wire[-1].role != "assistant" or wire[-1].content[-1].get("type") != "text":
-        return
-    last = wire[-1].content[-1]
-    trimmed = as_text(last["text"]).rstrip()
-    if trimmed != last["text"]:
-        wire[-1].content[-1] = {**last, "text": trimmed}
-        report.change((turns[-1].index, None), "text", "white space at the very end left out")
+def _without_loose_ends(wire: list[Said], places: Places, report: Converted) -> list[Said]:
+    """An assistant's message may not end with thinking, nor the whole with white space after its last words."""
+    for turn in wire:
+        while turn.role == "assistant" and turn.content and turn.content[-1]["type"] in _THINKING:
+            at = places[id(turn.content.pop())]
+            report.drop(at, "thinking", "nothing follows it, and Anthropic refuses a message that ends with it")
+    kept = merged(wire)
+    if kept and kept[-1].role == "assistant" and kept[-1].content[-1]["type"] == "text":
+        last = kept[-1].content[-1]
+        trimmed = as_text(last["text"]).rstrip()
+        if trimmed != last["text"]:
+            report.change(places[id(last)], "text", "white space at the very end left out")
+            last["text"] = trimmed
+    return kept
 
 
-def _limit_breakpoints(blocks: list[dict[str, Any]], report: Converted) -> None:
+def _limit_breakpoints(
+    head: list[dict[str, Any]], blocks: list[dict[str, Any]], places: Places, report: Converted
+) -> None:
+    """Keep those of the system prompt, which other conversations share, and the last ones of the messages."""
     inner = [part for block in blocks for part in [*_inner(block), block]]
-    marked = [block for block in inner if isinstance(block.get("cache_control"), dict)]
-    for block in marked[: max(0, len(marked) - BREAKPOINTS)]:
+    marked = [block for block in [*head, *reversed(inner)] if isinstance(block.get("cache_control"), dict)]
+    for block in marked[BREAKPOINTS:]:
         del block["cache_control"]
-        report.drop((-1, None), "cache_control", f"a request has at most {BREAKPOINTS}; the last ones are kept")
+        at = places.get(id(block), (-1, None))
+        report.drop(at, "cache_control", f"a request has at most {BREAKPOINTS}")
 
 
 def _inner(block: dict[str, Any]) -> list[dict[str, Any]]:

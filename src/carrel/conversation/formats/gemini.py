@@ -12,7 +12,6 @@ from carrel.conversation.formats.turns import (
     Said,
     Spelling,
     Turn,
-    alternate,
     arguments_object,
     arrange,
     as_json,
@@ -22,7 +21,9 @@ from carrel.conversation.formats.turns import (
     keep_native,
     keep_shape,
     media_of,
+    merged,
     native_block,
+    opened,
     rest,
     unwrapped,
     without_opening,
@@ -61,8 +62,7 @@ def to_gemini(messages: Sequence[ConversationMessage], *, system: str | None = N
         shape = heads[0].native if len(heads) == 1 else {}
         report.payload["systemInstruction"] = {"parts": parts, **rest(shape, "no_role")}
     said = [_said(turn, report) for turn in turns if turn.role != "system"]
-    contents = alternate(said, {"text": OPENING}, names=("user", "model"))
-    report.payload["contents"] = [_content(turn) for turn in contents]
+    report.payload["contents"] = [_content(turn) for turn in opened(merged(said), {"text": OPENING}, report)]
     return report
 
 
@@ -130,10 +130,12 @@ def _media(piece: Piece, report: Converted) -> dict[str, Any] | None:
     if media is None:
         return None
     kind = {"mimeType": media.mime_type} if media.mime_type else {}
-    name = {"displayName": media.name} if media.name else {}
+    inner = _inner(piece, "inner")
+    if media.name and "displayName" not in inner:
+        report.drop(piece.at, "name", "Gemini takes the name of a file only beside its own server-side tools")
     if media.url:
-        return {"fileData": {**kind, "fileUri": media.url, **name, **_inner(piece, "inner")}}
-    return {"inlineData": {**kind, "data": media.data, **name, **_inner(piece, "inner")}}
+        return {"fileData": {**kind, "fileUri": media.url, **inner}}
+    return {"inlineData": {**kind, "data": media.data, **inner}}
 
 
 def _call(piece: Piece, extra: dict[str, Any], report: Converted) -> dict[str, Any]:
@@ -243,7 +245,7 @@ def _read_media(wire: dict[str, Any]) -> MessageBlock:
             continue
         name = {"name": inner["displayName"]} if inner.get("displayName") else {}
         block = {"type": kind, ours: inner[where], "mime_type": mime_type, **name}
-        extra = rest(inner, "mimeType", where, *(("displayName",) if name else ()))
+        extra = rest(inner, "mimeType", where)
         return keep_native(block, NAME, rest(wire, key) | ({"inner": extra} if extra else {}))
     return native_block(NAME, wire)
 

@@ -53,10 +53,21 @@ def to_openai_responses(messages: Sequence[ConversationMessage], *, system: str 
     elif turns and _is_instructions(turns[0]):
         report.payload["instructions"] = turns.pop(0).pieces[0].text
     stored = _stored_reasoning(messages)
-    items = [stored.get(as_text(item.get("id")), item) for turn in turns for item in _items(turn, report)]
+    items = [stored.get(as_text(item.get("id")), item) for turn in _runs(turns) for item in _items(turn, report)]
     bare = len(turns) == len(items) == 1 and turns[0].native.get("bare")
     report.payload["input"] = items[0]["content"] if bare else items
     return report
+
+
+def _runs(turns: list[Turn]) -> list[Turn]:
+    """What the assistant says in a row is one run of items: reasoning may stand in a message before its item's."""
+    runs: list[Turn] = []
+    for turn in turns:
+        if runs and runs[-1].role == turn.role == "assistant":
+            runs[-1].pieces += turn.pieces
+        else:
+            runs.append(turn)
+    return runs
 
 
 def _is_instructions(turn: Turn) -> bool:
@@ -140,7 +151,8 @@ def _assistant(turn: Turn, report: Converted) -> list[dict[str, Any]]:
     """The items in their order; reasoning only before the item it led to, and ids only beside their reasoning."""
     items: list[dict[str, Any]] = []
     lost_reasoning = False
-    last_word = max((place for place, piece in enumerate(turn.pieces) if piece.kind != "thinking"), default=-1)
+    spoken = ("text", "tool_use", "native")
+    last_word = max((place for place, piece in enumerate(turn.pieces) if piece.kind in spoken), default=-1)
     for place, piece in enumerate(turn.pieces):
         if piece.kind != "thinking":
             _say(piece, items, report, with_id=not lost_reasoning)

@@ -72,7 +72,7 @@ class Converted:
         self.changed.append(Note(*at, what, why))
 
 
-@dataclass
+@dataclass(eq=False)
 class Piece:
     """A block on its way to a provider."""
 
@@ -97,7 +97,7 @@ class Piece:
         return as_text(self.block.get("text"))
 
 
-@dataclass
+@dataclass(eq=False)
 class Turn:
     """What one side says at one go; `results` are the answers to the calls of the turn before."""
 
@@ -110,7 +110,7 @@ class Turn:
     """A system message before anybody has spoken."""
 
 
-@dataclass
+@dataclass(eq=False)
 class Said:
     """A turn in a provider's own words."""
 
@@ -185,10 +185,10 @@ def arrange(
     """The conversation as turns: results right after their calls, ids mapped, what nobody can say reported.
 
     With `lone`, calls and results need not meet: a single message is converted on its own."""
-    turns = [turn for turn in _turns(messages, provider, report) if turn.pieces]
+    turns = _joined_calls([turn for turn in _turns(messages, provider, report) if turn.pieces])
     shapes = {turn.index: turn.native for turn in turns}
     results = _pair(turns, spelling, report, lone=lone)
-    last = next((turn for turn in reversed(turns) if turn.role != "system" and turn.pieces), None)
+    last = next((turn for turn in reversed(turns) if turn.pieces), None)
     arranged: list[Turn] = []
     spoken = False
     for turn in turns:
@@ -223,6 +223,18 @@ def _turns(messages: Sequence[ConversationMessage], provider: str, report: Conve
         if lost := sorted(set(shape) - SHAPES) if not mine else []:
             report.drop((index, None), "native", f"{', '.join(lost)}: kept by {maker}")
         yield Turn(role, said, index, shape if mine else {})
+
+
+def _joined_calls(turns: list[Turn]) -> list[Turn]:
+    """Calls made side by side are one turn, also where a log has a line for each of them."""
+    together: list[Turn] = []
+    for turn in turns:
+        before = together[-1] if together and together[-1].role == turn.role == "assistant" else None
+        if before and any(piece.kind == "tool_use" for piece in before.pieces):
+            before.pieces += turn.pieces
+        else:
+            together.append(turn)
+    return together
 
 
 def _piece(block: Any, at: tuple[int, int], maker: Any, provider: str, report: Converted) -> Piece | None:
@@ -271,7 +283,7 @@ def _pair(turns: list[Turn], spelling: Spelling, report: Converted, *, lone: boo
         for piece in turn.pieces:
             if piece.kind != "tool_result":
                 stay.append(piece)
-                in_place = in_place and turn.role != "user"
+                in_place = in_place and turn.role == "assistant"
                 continue
             original = as_text(piece.block.get("tool_use_id"))
             found = _latest(open_calls.get(original, []))
@@ -310,16 +322,17 @@ def _latest(calls: list[tuple[Turn, Piece]]) -> tuple[Turn, Piece] | None:
 def _settle(turn: Turn, answers: list[Piece], *, pending: bool, report: Converted) -> None:
     """Take out the calls that were never answered, or name them when the answers are still to come."""
     answered = {id(piece.call) for piece in answers}
-    for piece in [piece for piece in turn.pieces if piece.kind == "tool_use" and id(piece) not in answered]:
-        if pending:
-            report.unanswered.append(piece.call_id)
-        else:
-            turn.pieces.remove(piece)
-            report.drop(piece.at, "tool_use", "the call has no result; repair the conversation first")
+    waiting = [piece for piece in turn.pieces if piece.kind == "tool_use" and id(piece) not in answered]
+    if pending:
+        report.unanswered += [piece.call_id for piece in waiting]
+        return
+    for piece in waiting:
+        report.drop(piece.at, "tool_use", "the call has no result; repair the conversation first")
+    turn.pieces = [piece for piece in turn.pieces if piece not in waiting]
 
 
-def alternate(said: Iterable[Said], opening: dict[str, Any], *, names: tuple[str, str]) -> list[Said]:
-    """User and assistant by turns, the user first; neighbours of one role are merged, empty ones left out."""
+def merged(said: Iterable[Said]) -> list[Said]:
+    """Neighbours of one role as one turn, empty ones left out."""
     turns: list[Said] = []
     for turn in said:
         if not turn.content:
@@ -329,13 +342,19 @@ def alternate(said: Iterable[Said], opening: dict[str, Any], *, names: tuple[str
             turns[-1] = Said(turn.role, turns[-1].content + turn.content, turn.native if one else {}, turn.index)
         else:
             turns.append(turn)
-    if turns and turns[0].role == names[1]:
-        turns.insert(0, Said(names[0], [opening]))
     return turns
 
 
+def opened(turns: list[Said], opening: dict[str, Any], report: Converted) -> list[Said]:
+    """The turns with the user speaking first, who is made to where there is need."""
+    if not turns or turns[0].role == "user":
+        return turns
+    report.change((turns[0].index, None), "opening", "the user must speak first; a line was put before it")
+    return [Said("user", [opening]), *turns]
+
+
 def without_opening(messages: list[ConversationMessage]) -> list[ConversationMessage]:
-    """The messages without the line that `alternate` put before them."""
+    """The messages without the line that `opened` put before them."""
     roles = [message["role"] for message in messages]
     first = next((place for place, role in enumerate(roles) if role != "system"), len(roles))
     if roles[first : first + 2] != ["user", "assistant"] or messages[first] != build_message(
