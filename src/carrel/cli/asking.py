@@ -2,6 +2,7 @@
 
 import json
 import re
+import signal
 import sys
 from datetime import timedelta
 from pathlib import Path
@@ -49,5 +50,11 @@ def confirmed(question: str) -> None:
     if not sys.stdin.isatty():
         raise WrongUsage("nobody can be asked here (no terminal); --yes does it without asking")
     print(f"{question} [y/N] ", end="", file=sys.stderr, flush=True)
-    if sys.stdin.readline().strip().lower() not in ("y", "yes"):
+    # A running loop only notes Ctrl-C and goes on waiting for the answer.
+    noted = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        answer = sys.stdin.readline()
+    finally:
+        signal.signal(signal.SIGINT, noted)
+    if answer.strip().lower() not in ("y", "yes"):
         raise TaskFailed("nothing was changed")

@@ -18,10 +18,10 @@ from carrel.cli import show
 from carrel.cli.demo_story import ENDING, MODEL, PROVIDER, STORY, STORY_ID
 from carrel.cli.ending import TaskFailed, WrongUsage, waits
 from carrel.conversation.entries import encode
-from carrel.conversation.messages import blocks_of, meta_of, tool_result_text
+from carrel.conversation.messages import ConversationMessage, blocks_of, meta_of, tool_result_text
 from carrel.conversation.telling import messages, size_of
 
-QUERY = "bread that did not rise"
+QUERY = "baking trouble"
 
 
 @waits
@@ -78,19 +78,17 @@ class Tour:
 
     async def _written_and_killed(self) -> list[tuple[str, int]]:
         self._begin("Another process writes four conversations, and is killed in mid-append")
-        began = perf_counter()
         async with writer(self._store.data_dir or self._folder) as process:
             assert process.stdout is not None
-            lines = [line.decode().split() async for line in process.stdout]
+            lines = [(line.decode().split(), perf_counter()) async for line in process.stdout]
             code = await process.wait()
         if code != -signal.SIGKILL:
             raise TaskFailed(f"the writer should have been killed, but ended with {code}")
-        acknowledged = [(id_, int(seq)) for id_, seq in lines]
+        acknowledged = [(id_, int(seq)) for (id_, seq), _ in lines[1:]]
+        took = lines[-1][1] - lines[0][1]
         path = self._store.messages_path(STORY_ID)
         torn = path.read_bytes().rpartition(b"\n")[2]
-        tell(
-            f"{len(acknowledged)} messages acknowledged, then kill -9, {perf_counter() - began:.2f} s after its start."
-        )
+        tell(f"{len(acknowledged)} messages acknowledged in {took * 1000:.0f} ms, then kill -9.")
         tell(f"The log now ends in half a line, {size_of(len(torn))} of it:")
         tell(f"… {torn.decode(errors='replace')[-60:]}", "red")
         return acknowledged
@@ -133,19 +131,21 @@ class Tour:
         tell(f"So far: {spent.total.input_tokens:,} tokens in, {spent.total.output_tokens:,} out.")
 
     async def _searched(self) -> None:
-        self._begin(f"What was that about {QUERY}?")
+        self._begin(f"Searched: “{QUERY}”")
         await self._store.search(QUERY, 1)
         began = perf_counter()
         hits = await self._store.search(QUERY, 1)
         took = perf_counter() - began
         if not hits:
             raise TaskFailed("the search found nothing")
-        tell(f"Found in {took * 1000:.1f} ms by its meaning: {hits[0]}")
+        how = "by what it means: no word is the same" if hits[0].how == "meaning" else "by its words"
+        tell(f"Found in {took * 1000:.1f} ms, {how}.")
+        tell(f"{hits[0].session_id}: “{hits[0].snippet}”", "yellow")
 
     async def _forked(self) -> None:
         self._begin("Another way from an earlier point: a fork")
         began = perf_counter()
-        made = await self._store.fork_session(STORY_ID, 4, title="Ask the exporter instead", session_id="demo-fork")
+        made = await self._store.fork_session(STORY_ID, 4, title="Ask the exporter instead", new_id="demo-fork")
         took = perf_counter() - began
         await self._store.append_message("demo-fork", ENDING[0])
         tell(f"Forked at entry 4 in {took * 1000:.1f} ms: {messages(len(made['messages']))} came along.")
@@ -160,30 +160,26 @@ class Tour:
         tell(f"{messages(before)} visible before, {after} after. The log still has all {len(log)} entries,")
         tell("so nothing is lost, and a rewind can be rewound.")
 
-    async def _visible(self) -> list[carrel.SessionData]:
+    async def _visible(self) -> list[ConversationMessage]:
         return [message async for message in self._store.iter_messages(STORY_ID)]
 
     async def _exported(self) -> None:
         self._begin("A page to read and to pass on")
-        began = perf_counter()
         page = self._folder / "totals.html"
         page.write_text(await self._store.export(STORY_ID, "html"), encoding="utf-8")
-        took = perf_counter() - began
         lines = (await self._store.export(STORY_ID, "jsonl")).count("\n")
-        tell(f"{page} ({size_of(page.stat().st_size)}, {took * 1000:.0f} ms): one file, no script, nothing fetched.")
+        tell(f"{page} ({size_of(page.stat().st_size)}): one file, no script, nothing fetched.")
         tell(f"The same session is {lines} JSON lines, or Markdown: `carrel sessions export`.")
 
 
-def _words(message: "carrel.conversation.messages.ConversationMessage") -> bytes:
+def _words(message: ConversationMessage) -> bytes:
     """What was said, without when."""
     meta = {name: value for name, value in meta_of(message).items() if name != "created_at"}
     return encode({**message, "meta": meta})
 
 
 def tell(text: str, style: str = "") -> None:
-    from rich.padding import Padding  # noqa: PLC0415 -- slow to load
-
-    show.console().print(Padding(show.words(text, style), (0, 0, 0, 3)))
+    show.print_indented(show.words(text, style), 3)
 
 
 @asynccontextmanager

@@ -1,6 +1,6 @@
 """The process that `carrel demo` kills: writes a conversation, says what was acknowledged, and dies in mid-append.
 
-`python -m carrel.cli.demo_writer FOLDER` prints a line `ID SEQ` for each message once the store has it.
+`python -m carrel.cli.demo_writer FOLDER` prints `ready`, then a line `ID SEQ` for each message once the store has it.
 """
 
 import asyncio
@@ -22,6 +22,7 @@ def dated(message: ConversationMessage) -> ConversationMessage:
 
 async def write(folder: Path) -> None:
     store = SessionStore(folder)
+    print("ready", flush=True)
     for session_id, messages in {**OTHERS, STORY_ID: STORY}.items():
         for message in messages:
             seq = await store.append_message(

@@ -3,10 +3,12 @@
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from carrel.cli.show import Column, is_terminal, print_table, say, when
+from carrel.cli.show import Column, console, is_terminal, print_indented, print_table, say, when, words
 from carrel.conversation.inert import inert_line
 
 if TYPE_CHECKING:
+    from rich.text import Text
+
     import carrel
     from carrel.conversation.importers import ImportReport
     from carrel.conversation.search import SearchHit
@@ -37,10 +39,10 @@ def print_sessions(metas: Sequence[Any], short: Callable[[str], str]) -> None:
     columns = [
         Column("ID", "cyan"),
         Column("TITLE", gives_way=True),
-        Column("MESSAGES", justify="right"),
-        Column("UPDATED", "dim"),
-        Column("MODEL", "dim"),
-        *([Column("TAGS", "yellow")] if has_tags else []),
+        Column("MESSAGES", justify="right", may_go=True),
+        Column("UPDATED", "dim", may_go=True),
+        Column("MODEL", "dim", may_go=True),
+        *([Column("TAGS", "yellow", may_go=True)] if has_tags else []),
     ]
     print_table(
         columns,
@@ -134,4 +136,23 @@ def print_usage(spent: "carrel.Usage") -> None:
 
 def print_hits(hits: Sequence["SearchHit"], short: Callable[[str], str]) -> None:
     for hit in hits:
-        say(hit)
+        notes = [f"entry {hit.seq}" if hit.seq else "", hit.role, "" if hit.visible else "no longer visible"]
+        notes += ["archived" if hit.archived else "", "found by meaning" if hit.how == "meaning" else ""]
+        console().print(
+            words(short(hit.session_id), "cyan"),
+            words(inert_line(hit.title), "bold"),
+            words("· " + " · ".join(note for note in notes if note), "dim"),
+            soft_wrap=not is_terminal(),
+        )
+        print_indented(marked(hit))
+        say()
+
+
+def marked(hit: "SearchHit") -> "Text":
+    """The snippet with the words that were asked for made to stand out."""
+    text, place = words(""), 0
+    for start, end in sorted(hit.marks):
+        text.append_text(words(hit.snippet[place:start]))
+        text.append_text(words(hit.snippet[max(place, start) : end], "bold yellow"))
+        place = max(place, end)
+    return text.append_text(words(hit.snippet[place:]))

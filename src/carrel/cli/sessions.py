@@ -1,7 +1,8 @@
 """`carrel sessions …`: looking at what was said, and moving about in it."""
 
+import asyncio
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -23,6 +24,8 @@ Data = Annotated[
     Path | None, typer.Option("--data", metavar="DIR", help="The sessions folder (default: $CARREL_HOME/sessions).")
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+FORMATS: tuple[Literal["jsonl", "markdown", "html"], ...] = ("jsonl", "markdown", "html")
+
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 
 
@@ -136,8 +139,9 @@ async def tail(
                 else:
                     show.print_message(entry, seq=seq, whole=full)
                     show.flush()
-        except carrel.SessionNotFound:
-            show.say(f"Session {id_} was deleted.", "dim")
+        except asyncio.CancelledError:
+            # Ctrl-C is how one stops looking; it is no failure.
+            return
 
 
 @app.command("search")
@@ -343,11 +347,12 @@ async def export(
     as_json: Json = False,
 ) -> None:
     """The session as JSON lines, as Markdown, or as one page of HTML."""
-    chosen = format_ or {".html": "html", ".htm": "html", ".md": "markdown"}.get(
+    named = format_ or {".html": "html", ".htm": "html", ".md": "markdown"}.get(
         output.suffix if output else "", "jsonl"
     )
-    if chosen not in ("jsonl", "markdown", "html"):
-        raise WrongUsage(f"--format is jsonl, markdown or html, not {chosen!r}")
+    chosen = next((known for known in FORMATS if known == named), None)
+    if chosen is None:
+        raise WrongUsage(f"--format is jsonl, markdown or html, not {named!r}")
     if output is not None and output.exists() and not force:
         raise WrongUsage(f"{output} is there already; --force overwrites it")
     if output is None and as_json:

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 LONGEST_LINE = 300
 """How much of a tool call is shown, unless all is asked for."""
+LEAST_WIDTH = 12
+"""What is left of a shortened column before another has to go."""
 MOST_LINES = 12
 """How many lines of a tool result are shown, unless all is asked for."""
 
@@ -58,6 +60,16 @@ def say(text: object = "", style: str = "") -> None:
     console().print(words(text, style), soft_wrap=not is_terminal())
 
 
+def print_indented(text: "Text", by: int = 2) -> None:
+    """Text set in a little from the left, also where it is wrapped."""
+    if not is_terminal():
+        _write("\n".join(" " * by + line for line in text.plain.split("\n")))
+        return
+    from rich.padding import Padding  # noqa: PLC0415 -- see `console`
+
+    console().print(Padding(text, (0, 0, 0, by)))
+
+
 def print_json(value: Any) -> None:
     """One JSON document."""
     _write(_json(value, orjson.OPT_INDENT_2))
@@ -87,31 +99,51 @@ class Column:
     style: str = ""
     justify: Literal["left", "right"] = "left"
     gives_way: bool = False
-    """Whether this is the one to be shortened where a terminal is too narrow; all others stay whole."""
+    """Takes what room the others leave; at a terminal it is shortened first."""
+    may_go: bool = False
+    """Left out where a terminal is too narrow for all."""
 
 
 def print_table(columns: Sequence[Column], rows: Iterable[Sequence[object]]) -> None:
-    from rich.table import Table  # noqa: PLC0415 -- see `console`
+    """At a terminal as wide as that is; in a pipe as wide as it takes, so that nothing is cut."""
+    from rich.cells import cell_len, set_cell_size  # noqa: PLC0415 -- see `console`
 
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for column in columns:
-        table.add_column(
-            column.title,
-            justify=column.justify,
-            style=column.style,
-            no_wrap=True,
-            overflow="ellipsis" if column.gives_way else "ignore",
-            ratio=1 if column.gives_way and is_terminal() else None,
-            min_width=10 if column.gives_way else None,
-        )
-    for row in rows:
-        table.add_row(*(words(inert_line(cell)) for cell in row))
-    if is_terminal():
-        console().print(table)
-        return
-    with console().capture() as captured:
-        console().print(table)
-    _write("\n".join(line.rstrip() for line in captured.get().rstrip("\n").split("\n")))
+    table = [[column.title for column in columns], *([inert_line(cell) for cell in row] for row in rows)]
+    widths = [max(cell_len(row[place]) for row in table) for place in range(len(columns))]
+    shown = _fitted(columns, widths) if is_terminal() else list(range(len(columns)))
+    for number, row in enumerate(table):
+        line = words("")
+        for place in shown:
+            column, text = columns[place], row[place]
+            if cell_len(text) > widths[place]:
+                text = set_cell_size(text, widths[place] - 1) + "…"
+            padding = " " * (widths[place] - cell_len(text))
+            cell = padding + text if column.justify == "right" else text + padding
+            line.append(cell if place == shown[-1] else f"{cell}  ", style="bold" if number == 0 else column.style)
+        line.rstrip()
+        console().print(line, no_wrap=True, overflow="ignore", crop=False)
+
+
+def _fitted(columns: Sequence[Column], widths: list[int]) -> list[int]:
+    """The columns for which there is room; shortens the one that gives way in `widths`."""
+    shown = list(range(len(columns)))
+    wide = next((place for place in shown if columns[place].gives_way), None)
+
+    def missing() -> int:
+        return sum(widths[place] for place in shown) + 2 * (len(shown) - 1) - console().width
+
+    while missing() > 0:
+        if wide is not None and widths[wide] > LEAST_WIDTH:
+            widths[wide] = max(LEAST_WIDTH, widths[wide] - missing())
+            continue
+        last = next((place for place in reversed(shown) if columns[place].may_go), None)
+        if last is None:
+            break
+        # There is room again, which the shortened one may take.
+        shown.remove(last)
+        if wide is not None and missing() < 0:
+            widths[wide] -= missing()
+    return shown
 
 
 def print_message(message: ConversationMessage, *, seq: int | None = None, whole: bool = False) -> None:
@@ -128,13 +160,12 @@ def print_message(message: ConversationMessage, *, seq: int | None = None, whole
     if role == "unreadable":
         return
     who = "Tool" if blocks and all(block.get("type") == "tool_result" for block in blocks) else role.capitalize()
-    when = moment_of(message)
-    console().print(
-        words(
-            _numbered(seq, inert_line(who)), {"user": "bold green", "assistant": "bold cyan"}.get(role, "bold yellow")
-        ),
-        words(day_and_time(when.isoformat()) if when else "", "dim"),
-    )
+    style = {"user": "bold green", "assistant": "bold cyan"}.get(role, "bold yellow")
+    title = words(_numbered(seq, inert_line(who)), style)
+    moment = moment_of(message)
+    if moment is not None:
+        title.append(f"  {day_and_time(moment.isoformat())}", style="not bold dim")
+    console().print(title)
     _print_blocks(blocks, whole)
     say()
 

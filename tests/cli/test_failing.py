@@ -1,0 +1,167 @@
+"""When something is wrong: one line that says what, an exit code that says whose turn it is, and no traceback."""
+
+import json
+import os
+import resource
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from carrel import SessionStore, user_text_message
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ("nonsense", "No such command"),
+        ("sessions nonsense", "No such command"),
+        ("sessions list --nonsense", "No such option"),
+        ("sessions list --limit many", "--limit"),
+        ("sessions list --limit -1", "--limit"),
+        ("sessions show nobody", "nobody"),
+        ("sessions show ../etc", "etc"),
+        ("sessions tail nobody", "nobody"),
+        ("sessions tail stars --from-seq 0", "--from-seq"),
+        ("sessions fork stars --at 99", "99"),
+        ("sessions fork stars --at -1", "-1"),
+        ("sessions rewind stars", "--to"),
+        ("sessions rewind stars --to 1 --to-seq 1", "--to"),
+        ("sessions rewind stars --to 99", "99"),
+        ("sessions rewind stars --to x", "--to"),
+        ("sessions rewind stars --to-seq 99", "99"),
+        ("sessions label stars", "TEXT"),
+        ("sessions label stars here --at 99", "99"),
+        ("sessions delete nobody --yes", "nobody"),
+        ("sessions delete", "ID"),
+        ("sessions export stars --format docx", "docx"),
+        ("sessions export stars --output nowhere/x.html", "no folder"),
+        ("sessions export stars --json", "--output"),
+        ("sessions import nowhere.jsonl", "nowhere.jsonl"),
+        ("sessions prune", "--older-than"),
+        ("sessions prune --older-than soon", "no age"),
+        ("sessions prune --older-than 99999999999999w", "no age"),
+        ("sessions usage stars --prices nowhere.json", "nowhere.json"),
+        ("sessions search", "WORDS"),
+        ("sessions search stars --limit 0", "--limit"),
+        ("demo --keep home", "there already"),
+    ],
+)
+def test_what_was_typed_wrong_is_named(carrel: Any, stars: str, words: str, says: str) -> None:
+    assert says in carrel(*words.split(), code=2).stderr
+
+
+@pytest.mark.parametrize(
+    "table",
+    [
+        "{",
+        "[]",
+        '{"m": 3}',
+        '{"m": {"input": "3"}}',
+        '{"m": {"input": -1}}',
+        '{"m": {"in": 1}}',
+        '{"m": {"input": NaN}}',
+    ],
+)
+def test_a_wrong_price_table_is_named(carrel: Any, stars: str, tmp_path: Path, table: str) -> None:
+    (tmp_path / "p.json").write_text(table)
+    assert "p.json" in carrel("sessions", "usage", stars, "--prices", "p.json", code=2).stderr
+
+
+def test_an_id_that_fits_several_is_wrong_usage(carrel: Any, keep: Any) -> None:
+    async def write(store: SessionStore) -> None:
+        for name in ("abc-1", "abc-2"):
+            await store.create_session(name, session_id=name, model="m")
+
+    keep(write)
+    assert "abc-1" in carrel("sessions", "show", "abc", code=2).stderr
+    assert carrel("sessions", "show", "abc-2").stdout.startswith("abc-2\n")
+
+
+def test_no_session_at_all_is_said(carrel: Any) -> None:
+    assert "no sessions" in carrel("sessions", "show", "last", code=2).stderr
+
+
+def test_data_that_is_a_file_is_wrong_usage(carrel: Any, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    assert "is a file" in carrel("sessions", "list", "--data", "file", code=2).stderr
+
+
+def test_a_session_of_a_newer_carrel_is_left_alone(carrel: Any, home: Path, stars: str) -> None:
+    path = home / "sessions" / stars / "meta.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"message_format_version": 99}))
+    before = path.read_bytes()
+    assert "format 99" in carrel("sessions", "show", stars, code=3).stderr
+    assert path.read_bytes() == before
+
+
+def test_a_full_disk_is_told_and_leaves_no_half_file(carrel: Any, keep: Any, tmp_path: Path) -> None:
+    async def write(store: SessionStore) -> None:
+        await store.append_message("big", user_text_message("x" * 200_000), model="m")
+
+    keep(write)
+
+    def little_room() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
+
+    assert "error: " in carrel("sessions", "export", "big", "-o", "big.md", code=3, preexec_fn=little_room).stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["home"]
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_no_permission_is_told(carrel: Any, home: Path, stars: str) -> None:
+    log = home / "sessions" / stars / "messages.jsonl"
+    log.chmod(0o000)
+    carrel("sessions", "show", stars, code=3)
+
+
+def test_somewhere_that_cannot_be_written_is_told(carrel: Any, stars: str) -> None:
+    assert "error: " in carrel("sessions", "export", stars, "-o", "/proc/nothing.html", code=3).stderr
+
+
+def test_ctrl_c_ends_a_question_with_130_and_changes_nothing(at_terminal: Any, home: Path, stars: str) -> None:
+    terminal = at_terminal("sessions", "delete", stars)
+    terminal.wait_for("[y/N] ")
+    terminal.press("\x03")
+    assert terminal.end() == 130
+    assert "Traceback" not in terminal.shown
+    assert (home / "sessions" / stars).exists()
+
+
+def test_ctrl_c_ends_tail_as_it_should(at_terminal: Any, stars: str) -> None:
+    terminal = at_terminal("sessions", "tail", stars)
+    terminal.wait_for("And planets?")
+    terminal.press("\x03")
+    assert terminal.end() == 0
+    assert "Traceback" not in terminal.shown
+
+
+def test_help_and_version_are_quick_to_read(carrel: Any) -> None:
+    assert carrel("--version").stdout.startswith("carrel 0.")
+    assert carrel("--help").stdout == carrel().stdout
+    assert "sessions" in carrel("-h").stdout
+    assert carrel("sessions", "--help").stdout == carrel("sessions").stdout
+    assert "--entries" in carrel("sessions", "show", "--help").stdout
+
+
+def test_help_loads_neither_tables_nor_the_store() -> None:
+    script = (
+        "import sys\nsys.argv = ['carrel', 'sessions', '--help']\nfrom carrel.cli import main\nassert main() == 0\n"
+        "print({'rich', 'jinja2', 'numpy', 'sqlite3', 'carrel.conversation.store'} & set(sys.modules))"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout.splitlines()[-1] == "set()"
+
+
+@pytest.mark.parametrize("start", [["-m", "carrel"], ["-m", "carrel.cli"]])
+def test_it_can_be_started_as_a_module(start: list[str]) -> None:
+    done = subprocess.run([sys.executable, *start, "--version"], capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout.startswith("carrel ")
+
+
+def test_the_installed_command_is_the_same() -> None:
+    program = Path(sys.executable).parent / "carrel"
+    done = subprocess.run([program, "--version"], capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout.startswith("carrel ")

@@ -1,0 +1,322 @@
+"""`carrel sessions`, typed at a shell: what it prints for people and for programs."""
+
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from carrel import (
+    SessionStore,
+    assistant_message,
+    build_message,
+    text_block,
+    tool_result_block,
+    tool_use_block,
+    user_text_message,
+)
+
+
+def test_list_shows_the_newest_first_and_whole_ids(carrel: Any, keep: Any, stars: str) -> None:
+    long_id = "a" * 60
+
+    async def more(store: SessionStore) -> None:
+        await store.create_session("A title that goes on and on " * 5, session_id=long_id, model="m-2")
+        await store.append_message(long_id, user_text_message("hi"))
+
+    keep(more)
+    lines = carrel("sessions", "list").stdout.splitlines()
+    assert [line.split()[0] for line in lines] == ["ID", long_id, stars]
+    assert ("A title that goes on and on " * 5).strip() in lines[1]
+    assert "\x1b" not in "".join(lines)
+    found = json.loads(carrel("sessions", "list", "--json").stdout)
+    assert [meta["id"] for meta in found] == [long_id, stars]
+    assert [meta["message_count"] for meta in found] == [1, 3]
+
+
+def test_list_with_nothing_there_says_so(carrel: Any, home: Path) -> None:
+    assert carrel("sessions", "list").stdout == f"No sessions in {home / 'sessions'} yet.\n"
+    assert json.loads(carrel("sessions", "list", "--json").stdout) == []
+    assert not (home / "sessions").exists(), "looking makes nothing"
+
+
+def test_list_by_folder_tag_archive_and_limit(carrel: Any, keep: Any, stars: str) -> None:
+    async def more(store: SessionStore) -> None:
+        for name in ("one", "two", "three"):
+            await store.create_session(name, session_id=name, model="m", cwd="/elsewhere")
+        await store.set_tags("one", ["red", "round"])
+        await store.archive("two")
+
+    keep(more)
+
+    def ids(*options: str) -> set[str]:
+        return {meta["id"] for meta in json.loads(carrel("sessions", "list", "--json", *options).stdout)}
+
+    assert ids() == {"stars", "one", "three"}
+    assert ids("--all") == {"stars", "one", "two", "three"}
+    assert ids("--archived") == {"two"}
+    assert ids("--cwd", "/elsewhere") == {"one", "three"}
+    assert ids("--tag", "red", "--tag", "round") == {"one"}
+    assert ids("--tag", "blue") == set()
+    assert len(ids("--limit", "2")) == 2
+    assert "1 more; --limit 0 shows all" in carrel("sessions", "list", "--limit", "2").stdout
+
+
+@pytest.mark.parametrize("name", ["stars", "sta", "last"])
+def test_a_session_is_named_by_its_id_its_beginning_or_last(carrel: Any, stars: str, name: str) -> None:
+    assert "Why do stars twinkle?" in carrel("sessions", "show", name).stdout
+
+
+def test_show_reads_like_a_conversation(carrel: Any, keep: Any) -> None:
+    async def write(store: SessionStore) -> None:
+        call = tool_use_block(tool_id="t", name="read_file", input={"path": "x.py"})
+        result = tool_result_block(tool_use_id="t", model_text="\n".join(map(str, range(100))), is_error=True)
+        await store.append_many(
+            "s1",
+            [
+                user_text_message("Look."),
+                assistant_message([text_block("I will."), call]),
+                build_message("user", [result]),
+            ],
+            model="m-1",
+        )
+
+    keep(write)
+    shown = carrel("sessions", "show", "s1").stdout
+    assert shown.startswith("Look.\ns1 · m-1 · ")
+    assert 'User\nLook.\n\nAssistant\nI will.\n→ read_file {"path": "x.py"}\n\nTool\n✗ 0\n1\n' in shown
+    assert "more lines; --full shows them" in shown
+    assert "\n99\n" in carrel("sessions", "show", "s1", "--full").stdout
+    document = json.loads(carrel("sessions", "show", "s1", "--json").stdout)
+    assert document["session"]["id"] == "s1"
+    assert [message["role"] for message in document["messages"]] == ["user", "assistant", "user"]
+    assert len(json.loads(carrel("sessions", "show", "s1", "--json", "--limit", "1").stdout)["messages"]) == 1
+
+
+def test_show_entries_is_the_log_with_its_numbers(carrel: Any, keep: Any, stars: str) -> None:
+    async def rewind(store: SessionStore) -> None:
+        await store.append_rewind(stars, 1)
+        await store.label(stars, "here", 1)
+
+    keep(rewind)
+    assert carrel("sessions", "show", stars, "--entries").stdout.splitlines() == [
+        "     1  user       Why do stars twinkle?",
+        "     2  assistant  Because moving air bends their light.",
+        "     3  user       And planets?",
+        "     4  rewind     Rewound to 1 message",
+        "     5  rewind     Labelled entry 1: here",
+    ]
+    lines = carrel("sessions", "show", stars, "--entries", "--json", "--limit", "2").stdout.splitlines()
+    assert [json.loads(line)["seq"] for line in lines] == [4, 5]
+    assert json.loads(lines[1])["entry"]["meta"]["text"] == "here"
+
+
+def test_what_cannot_be_read_costs_only_its_line_and_is_told(carrel: Any, home: Path, stars: str) -> None:
+    log = home / "sessions" / stars / "messages.jsonl"
+    with log.open("ab") as file:
+        file.write(b"{broken\n")
+    done = carrel("sessions", "show", stars)
+    assert "And planets?" in done.stdout
+    assert done.stderr.startswith("note: ")
+    assert "line 4" in done.stderr
+    assert "Line 4 could not be read" in carrel("sessions", "show", stars, "--entries").stdout
+
+
+def test_tail_shows_the_end_and_stops_when_told(carrel: Any, keep: Any, stars: str) -> None:
+    async def more(store: SessionStore) -> None:
+        await store.append_many(stars, [user_text_message(f"number {n}") for n in range(4, 21)])
+
+    keep(more)
+    lines = carrel("sessions", "tail", stars, "--no-follow", "--json").stdout.splitlines()
+    assert [json.loads(line)["seq"] for line in lines] == list(range(11, 21))
+    shown = carrel("sessions", "tail", stars, "--no-follow", "--from-seq", "20").stdout
+    assert shown == "20  User\nnumber 20\n\n"
+
+
+def test_tail_follows_what_another_process_writes_until_interrupted(
+    environment: dict[str, str], keep: Any, stars: str
+) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "carrel", "sessions", "tail", stars, "--json", "--from-seq", "3"],
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    assert process.stderr is not None
+    try:
+        assert json.loads(process.stdout.readline())["seq"] == 3
+
+        async def write(store: SessionStore) -> None:
+            await store.append_message(stars, user_text_message("said just now"))
+
+        keep(write)
+        assert "said just now" in process.stdout.readline()
+        process.send_signal(signal.SIGINT)
+        assert process.wait(60) == 0
+        assert process.stderr.read() == ""
+    finally:
+        process.kill()
+        process.wait()
+        process.stdout.close()
+        process.stderr.close()
+
+
+def test_search_finds_what_was_said_and_marks_it(carrel: Any, at_terminal: Any, stars: str) -> None:
+    shown = carrel("sessions", "search", "moving", "air").stdout
+    assert "Because moving air bends their light." in shown
+    assert stars in shown
+    hits = json.loads(carrel("sessions", "search", "twinkle", "--json", "--limit", "1").stdout)
+    assert len(hits) == 1
+    assert hits[0]["session_id"] == stars
+    terminal = at_terminal("sessions", "search", "twinkle")
+    assert terminal.end() == 0
+    assert "\x1b[1;33mtwinkle\x1b[0m" in terminal.shown
+
+
+def test_fork_makes_another_session_up_to_an_entry(carrel: Any, stars: str) -> None:
+    made = json.loads(carrel("sessions", "fork", stars, "--at", "2", "--title", "The moon", "--json").stdout)
+    assert made["title"] == "The moon"
+    assert made["parent_session_id"] == stars
+    shown = carrel("sessions", "show", made["id"]).stdout
+    assert "bends their light" in shown
+    assert "And planets?" not in shown
+    children = json.loads(carrel("sessions", "children", stars, "--json").stdout)
+    assert [meta["id"] for meta in children] == [made["id"]]
+    assert "The moon" in carrel("sessions", "children", stars).stdout
+    assert carrel("sessions", "children", made["id"]).stdout == f"{made['id']} has no children.\n"
+    assert "has 3 messages." in carrel("sessions", "fork", stars).stdout
+
+
+def test_rewind_goes_back_and_can_be_undone(carrel: Any, stars: str) -> None:
+    told = carrel("sessions", "rewind", stars, "--to", "1").stdout
+    assert told == "Rewound: 1 message visible. `carrel sessions rewind stars --to-seq 3` undoes it.\n"
+    assert "And planets?" not in carrel("sessions", "show", stars).stdout
+    undone = json.loads(carrel("sessions", "rewind", stars, "--to-seq", "3", "--json").stdout)
+    assert undone == {"session_id": stars, "seq": 5, "visible_messages": 3, "undo_to_seq": 4}
+    assert "And planets?" in carrel("sessions", "show", stars).stdout
+
+
+def test_label_tag_rename_and_archive(carrel: Any, stars: str) -> None:
+    assert (
+        carrel("sessions", "label", stars, "a good place", "--at", "2").stdout
+        == "Labelled entry 2 of stars: a good place\n"
+    )
+    assert json.loads(carrel("sessions", "label", stars, "end", "--json").stdout)["text"] == "end"
+    assert carrel("sessions", "tag", stars, "b", "a").stdout == "stars is tagged a, b.\n"
+    assert carrel("sessions", "tag", stars, "b", "--remove").stdout == "stars is tagged a.\n"
+    assert json.loads(carrel("sessions", "tag", stars, "--json").stdout)["tags"] == ["a"]
+    assert carrel("sessions", "rename", stars, "Night").stdout == "stars is now called Night.\n"
+    assert carrel("sessions", "archive", stars).stdout == "stars is archived.\n"
+    assert json.loads(carrel("sessions", "list", "--json").stdout) == []
+    assert json.loads(carrel("sessions", "unarchive", stars, "--json").stdout)["archived_at"] is None
+    (meta,) = json.loads(carrel("sessions", "list", "--json").stdout)
+    assert (meta["title"], meta["tags"]) == ("Night", ["a"])
+
+
+def test_delete_asks_and_takes_no_for_an_answer(at_terminal: Any, home: Path, stars: str) -> None:
+    folder = home / "sessions" / stars
+    terminal = at_terminal("sessions", "delete", stars)
+    terminal.wait_for("Delete this session for ever? [y/N] ")
+    terminal.press("n\n")
+    assert terminal.end() == 1
+    assert folder.exists()
+    terminal = at_terminal("sessions", "delete", stars)
+    terminal.wait_for("[y/N] ")
+    terminal.press("y\n")
+    assert terminal.end() == 0
+    assert not folder.exists()
+
+
+def test_delete_without_a_terminal_wants_yes(carrel: Any, home: Path, stars: str) -> None:
+    assert "--yes" in carrel("sessions", "delete", stars, code=2).stderr
+    assert (home / "sessions" / stars).exists()
+    assert carrel("sessions", "delete", stars, "--yes").stdout == "Deleted stars.\n"
+    assert not (home / "sessions" / stars).exists()
+
+
+def test_prune_only_says_which_until_it_is_told_to(carrel: Any, keep: Any, home: Path, stars: str) -> None:
+    async def old(store: SessionStore) -> None:
+        for name in ("old", "marked"):
+            await store.append_message(name, user_text_message(name), model="m")
+        await store.label("marked", "keep me")
+
+    keep(old)
+    for name in ("old", "marked", stars):
+        meta = home / "sessions" / name / "meta.json"
+        meta.write_text(json.dumps(json.loads(meta.read_text()) | {"updated_at": "2020-01-01T00:00:00+00:00"}))
+    assert json.loads(carrel("sessions", "prune", "--older-than", "30d", "--json").stdout)["deleted"] is False
+    told = carrel("sessions", "prune", "--older-than", "30d").stdout
+    assert "2 sessions would be deleted; --yes does it." in told
+    assert (home / "sessions" / "old").exists()
+    assert "Deleted 2 sessions." in carrel("sessions", "prune", "--older-than", "4w", "--yes").stdout
+    assert [meta["id"] for meta in json.loads(carrel("sessions", "list", "--json").stdout)] == ["marked"]
+    assert carrel("sessions", "prune", "--older-than", "12h").stdout == "No session is that old.\n"
+    assert "1 session would be" in carrel("sessions", "prune", "--older-than", "12h", "--labelled").stdout
+
+
+def test_usage_counts_tokens_and_what_they_cost(carrel: Any, stars: str, tmp_path: Path) -> None:
+    plain = carrel("sessions", "usage", stars).stdout
+    assert "COST" not in plain
+    assert plain.splitlines()[1].split() == ["m-1", "12", "9", "0", "0", "21"]
+    (tmp_path / "prices.json").write_text('{"m-1": {"input": 1000000, "output": 2000000}}')
+    spent = json.loads(carrel("sessions", "usage", stars, "--prices", "prices.json", "--json").stdout)
+    assert spent["total"]["cost"] == 30.0
+    assert "30.0000" in carrel("sessions", "usage", stars, "--prices", "prices.json").stdout
+
+
+def test_export_writes_a_file_once(carrel: Any, stars: str, tmp_path: Path) -> None:
+    assert carrel("sessions", "export", stars, "-o", "s.html").stdout.startswith("Wrote s.html (")
+    page = (tmp_path / "s.html").read_text("utf-8")
+    assert page.startswith("<!doctype html>")
+    assert "bends their light" in page
+    (tmp_path / "s.html").write_text("mine")
+    assert "--force" in carrel("sessions", "export", stars, "-o", "s.html", code=2).stderr
+    assert (tmp_path / "s.html").read_text() == "mine"
+    told = json.loads(carrel("sessions", "export", stars, "-o", "s.html", "--force", "--json").stdout)
+    assert told["bytes"] == (tmp_path / "s.html").stat().st_size == len(page.encode())
+    assert carrel("sessions", "export", stars, "-f", "markdown").stdout.startswith("# Stars\n")
+    lines = carrel("sessions", "export", stars).stdout.splitlines()
+    assert [json.loads(line)["role"] for line in lines] == ["user", "assistant", "user"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["home", "s.html"], "nothing is left beside it"
+
+
+def test_import_tells_where_every_line_went(carrel: Any, tmp_path: Path, keep: Any, stars: str) -> None:
+    other = tmp_path / "other"
+    told = carrel("sessions", "import", tmp_path / "home" / "sessions" / stars, "--data", other).stdout
+    assert "IMPORTED" in told
+    assert "UNREADABLE" in told
+    assert "bends their light" in carrel("sessions", "show", "last", "--data", other).stdout
+    document = json.loads(
+        carrel(
+            "sessions", "import", tmp_path / "home" / "sessions" / stars, "--data", tmp_path / "third", "--json"
+        ).stdout
+    )
+    assert document["imports"][0]["imported"] == 3
+    assert document["refused"] == []
+
+
+def test_import_of_what_is_no_conversation_is_a_failed_task(carrel: Any, tmp_path: Path) -> None:
+    (tmp_path / "poem.txt").write_text("roses are red\n")
+    assert "poem.txt" in carrel("sessions", "import", "poem.txt", code=1).stderr
+
+
+def test_data_names_another_folder(carrel: Any, home: Path, stars: str, tmp_path: Path) -> None:
+    assert "Stars" in carrel("sessions", "list", "--data", home / "sessions", env={"CARREL_HOME": str(tmp_path)}).stdout
+    assert "yet" in carrel("sessions", "list", "--data", tmp_path / "none").stdout
+
+
+def test_a_reader_that_has_seen_enough_is_no_error(environment: dict[str, str], keep: Any) -> None:
+    async def write(store: SessionStore) -> None:
+        await store.append_many("long", [user_text_message(f"line {n} " + "x" * 200) for n in range(3000)])
+
+    keep(write)
+    for words in ("show long", "show long --entries", "show long --entries --json", "export long"):
+        command = f"set -o pipefail; {sys.executable} -m carrel sessions {words} | head -n 1"
+        done = subprocess.run(["bash", "-c", command], env=environment, capture_output=True, text=True, timeout=60)
+        assert (done.returncode, done.stderr) == (0, ""), words
+        assert done.stdout.count("\n") == 1

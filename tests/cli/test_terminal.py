@@ -1,0 +1,126 @@
+"""At a terminal: colours and shortened titles, whole ids, and nothing in a session that could act on it."""
+
+import json
+import re
+from typing import Any
+
+import pytest
+
+from carrel import (
+    SessionStore,
+    assistant_message,
+    build_message,
+    text_block,
+    tool_result_block,
+    tool_use_block,
+    user_text_message,
+)
+
+ATTACK = "\x1b]0;owned\x07\x1b[2J\x9b31m\x08\u202e[bold red]x[/] :smile:\r\n\x00"
+ALLOWED = re.compile(r"\x1b\[[0-9;]*m")
+
+
+@pytest.fixture
+def hostile(keep: Any) -> str:
+    async def write(store: SessionStore) -> None:
+        await store.create_session(ATTACK, session_id="hostile", model=ATTACK, cwd="/tmp/" + ATTACK.replace("\x00", ""))
+        call = tool_use_block(tool_id="t", name=ATTACK, input={ATTACK: ATTACK})
+        result = tool_result_block(tool_use_id="t", model_text=ATTACK, display_text=ATTACK + ATTACK)
+        await store.append_many(
+            "hostile",
+            [
+                user_text_message(ATTACK + "needle"),
+                assistant_message([text_block(ATTACK), call, {"type": ATTACK}]),
+                build_message("user", [result, text_block(ATTACK)]),
+                build_message(ATTACK, [text_block("by nobody")]),
+            ],
+        )
+        await store.set_tags("hostile", [ATTACK])
+        await store.label("hostile", ATTACK)
+
+    keep(write)
+    return "hostile"
+
+
+COMMANDS = [
+    "list",
+    "show hostile",
+    "show hostile --full",
+    "show hostile --entries",
+    "tail hostile --no-follow",
+    "search needle",
+    "usage hostile",
+    "fork hostile",
+    "tag hostile",
+    "archive hostile",
+    "export hostile --format markdown",
+    "prune --older-than 1m",
+]
+
+
+@pytest.mark.parametrize("words", COMMANDS)
+def test_nothing_in_a_session_acts_on_the_terminal(at_terminal: Any, carrel: Any, hostile: str, words: str) -> None:
+    terminal = at_terminal("sessions", *words.split())
+    assert terminal.end() == 0
+    for shown in (ALLOWED.sub("", terminal.shown), carrel("sessions", *words.split()).stdout):
+        acting = [letter for letter in shown if (ord(letter) < 32 and letter not in "\n") or "\x7f" <= letter <= "\x9f"]
+        assert acting == []
+        assert "\u202e" not in shown
+        assert "😄" not in shown
+
+
+def test_an_error_about_something_hostile_is_harmless_too(carrel: Any) -> None:
+    error = carrel("sessions", "show", "\x1b[31mred\x07", code=2).stderr
+    assert "\x1b" not in error
+    assert "\x07" not in error
+
+
+def test_json_says_everything_and_is_harmless(carrel: Any, hostile: str) -> None:
+    raw = carrel("sessions", "show", hostile, "--json").stdout
+    assert "\x1b" not in raw
+    assert json.loads(raw)["messages"][0]["content"][0]["text"] == ATTACK + "needle"
+
+
+@pytest.mark.parametrize("columns", [40, 80, 120])
+def test_a_table_fits_the_terminal_and_keeps_its_ids(at_terminal: Any, keep: Any, columns: int) -> None:
+    async def write(store: SessionStore) -> None:
+        for name in ("0123456789abcdef-1", "0123456789abcdef-2", "fedcba9876543210fedcba"):
+            await store.create_session("A rather long title for a session " * 3, session_id=name, model="m")
+
+    keep(write)
+    terminal = at_terminal("sessions", "list", columns=columns)
+    assert terminal.end() == 0
+    shown = ALLOWED.sub("", terminal.shown)
+    assert all(len(line.rstrip()) <= columns for line in shown.splitlines())
+    for short in ("0123456789abcdef-1", "0123456789abcdef-2", "fedcba98 "):
+        assert short in shown
+    assert "fedcba987" not in shown
+    assert "…" in shown
+
+
+def test_no_color_is_respected(at_terminal: Any, stars: str) -> None:
+    terminal = at_terminal("sessions", "list", env={"NO_COLOR": "1"})
+    assert terminal.end() == 0
+    assert not re.search(r"\x1b\[[0-9;]*3[0-9]m", terminal.shown)
+    coloured = at_terminal("sessions", "list")
+    assert coloured.end() == 0
+    assert re.search(r"\x1b\[[0-9;]*3[0-9]m", coloured.shown)
+
+
+def test_a_pipe_that_knows_only_ascii_gets_numbers_for_letters(carrel: Any, keep: Any) -> None:
+    async def write(store: SessionStore) -> None:
+        await store.append_message("u", user_text_message("grüße 你好"), model="m")
+
+    keep(write)
+    done = carrel("sessions", "show", "u", env={"PYTHONIOENCODING": "ascii"})
+    assert "gr\\xfc\\xdfe \\u4f60\\u597d" in done.stdout
+
+
+def test_lone_surrogates_and_huge_numbers_cost_no_output(carrel: Any, home: Any, stars: str) -> None:
+    log = home / "sessions" / stars / "messages.jsonl"
+    with log.open("ab") as file:
+        file.write(b'{"role":"user","content":[{"type":"text","text":"half \\ud83d of it"}],"n":' + b"9" * 40 + b"}\n")
+    assert "half ⟦U+D83D⟧ of it" in carrel("sessions", "show", stars).stdout
+    assert json.loads(carrel("sessions", "show", stars, "--json").stdout)["messages"][3]["n"] == int("9" * 40)
+    assert "half" in carrel("sessions", "tail", stars, "--no-follow", "--json").stdout
+    assert "half" in carrel("sessions", "export", stars, "-f", "html").stdout
