@@ -5,9 +5,14 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 from tests.real_redis import NoRedis, RealRedis
 from tests.storage.suite import KINDS, Place, differs
+
+# How long an example takes says something about the machine, not about carrel.
+settings.register_profile("carrel", deadline=None)
+settings.load_profile("carrel")
 
 
 @pytest.fixture(scope="session")

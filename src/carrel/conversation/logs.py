@@ -9,7 +9,7 @@ from carrel.conversation.entries import encode
 from carrel.conversation.messages import ConversationMessage, SessionMeta, flatten_message_text, user_text_message
 from carrel.conversation.metadata import Rebuild, checked_id, decode_meta, encode_meta, title_from
 from carrel.conversation.reading import LogReading, View
-from carrel.conversation.repair import interrupted_message, unanswered
+from carrel.conversation.repair import interrupted_message, unanswered, uses_tools
 from carrel.conversation.spill import may_spill, spill
 from carrel.conversation.writer import Writer, tool_loop_key
 from carrel.errors import SessionNotFound, StorageError
@@ -94,7 +94,7 @@ class SessionLogs:
         self,
         session_id: str,
         messages: Sequence[ConversationMessage],
-        draft: SessionMeta | None = None,
+        draft: Callable[[], SessionMeta] | None = None,
         *,
         shown: int | None = None,
     ) -> int:
@@ -104,10 +104,8 @@ class SessionLogs:
         deletions = self._deletions.get(session_id, 0)
         messages = [self._redacted(message) for message in messages] if self._redact is not None else messages
         lines, files = _lines(messages)
-        if draft is not None:
-            draft["title"] = next(filter(None, map(title_from, messages)), draft["title"])
         async with self._turn(session_id):
-            writer = await self._writer(session_id, draft, deletions)
+            writer = self.writers.get(session_id) or await self._opened(session_id, messages, draft, deletions)
             for path, data in files.items():
                 await self.store.put(f"{writer.folder}/{path}", data, only_new=True)
         try:
@@ -132,10 +130,13 @@ class SessionLogs:
         turns = self._turns.setdefault(asyncio.get_running_loop(), {})
         return turns.setdefault(session_id, asyncio.Lock())
 
-    async def _writer(self, session_id: str, draft: SessionMeta | None, deletions: int) -> Writer:
-        writer = self.writers.get(session_id)
-        if writer is not None:
-            return writer
+    async def _opened(
+        self,
+        session_id: str,
+        messages: Sequence[ConversationMessage],
+        draft: Callable[[], SessionMeta] | None,
+        deletions: int,
+    ) -> Writer:
         if session_id in self._gone or self._deletions.get(session_id, 0) != deletions:
             raise _deleted(session_id)
         meta = decode_meta(await self.store.get(self.meta_key(session_id)), session_id)
@@ -143,9 +144,11 @@ class SessionLogs:
         if meta is None and stamp is None:
             if draft is None:
                 raise not_found(session_id)
-            if await self.make(draft):
+            new = draft()
+            new["title"] = next(filter(None, map(title_from, messages)), new["title"])
+            if await self.make(new):
                 return self.writers[session_id]
-            return await self._writer(session_id, None, deletions)
+            return await self._opened(session_id, messages, None, deletions)
         if meta is None:
             meta = await self.rebuilt_meta(session_id)
             await self.store.put(self.meta_key(session_id), encode_meta(meta))
@@ -189,7 +192,7 @@ class SessionLogs:
     async def repaired_view(self, session_id: str) -> View:
         """The view after missing tool results were written, unless somebody else is still waiting for them."""
         view = await self.reading(session_id).view()
-        if not (view.has_tools and unanswered([message for _, message in view.numbered])):
+        if not uses_tools(view.messages) or not unanswered(view.messages):
             return view
         key = tool_loop_key(self.folder(session_id))
         held = await self.store.lock(key, wait=False)
@@ -198,7 +201,7 @@ class SessionLogs:
         try:
             # Looked at again now that nobody else may do the same.
             view = await self.reading(session_id).view()
-            missing = unanswered([message for _, message in view.numbered])
+            missing = unanswered(view.messages)
             if not missing:
                 return view
             await self.append(session_id, [interrupted_message(missing)])

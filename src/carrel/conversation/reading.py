@@ -2,39 +2,60 @@
 
 import bisect
 import gc
-from collections.abc import AsyncIterator, Iterable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+import threading
+from collections.abc import AsyncIterator, Iterable
+from dataclasses import dataclass
+from itertools import repeat
+from operator import contains
 
 from carrel.conversation.entries import UNREADABLE, decode, decode_all
 from carrel.conversation.messages import ConversationMessage, meta_of
 from carrel.conversation.replay import Backwards, Numbered, Shown, events_among
-from carrel.conversation.spill import may_be_spilled, paths_of, restore
-from carrel.storage.seam import Block, Store
+from carrel.conversation.spill import MARK, paths_of, restore
+from carrel.storage.seam import Store
 
 
-@contextmanager
-def collector_paused() -> Iterator[None]:
-    """Parsing makes many objects and no garbage; the collector would walk them again and again."""
-    was_on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_on:
-            gc.enable()
+class _Pause:
+    """Parsing makes many objects and no garbage; the collector would walk them again and again.
+
+    Counted, because several may read at once and take turns."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._readers = 0
+        self._was_on = False
+
+    def __enter__(self) -> None:
+        with self._lock:
+            if self._readers == 0:
+                self._was_on = gc.isenabled()
+                gc.disable()
+            self._readers += 1
+
+    def __exit__(self, *_: object) -> None:
+        with self._lock:
+            self._readers -= 1
+            if self._readers == 0 and self._was_on:
+                gc.enable()
+
+
+collector_paused = _Pause()
 
 
 @dataclass
 class View:
     """The visible part of a log, parsed."""
 
-    numbered: list[Numbered]
+    shown: Shown
+    messages: list[ConversationMessage]
     problems: list[str]
     last_seq: int = 0
-    has_tools: bool = False
-    spilled: set[int] = field(default_factory=set)
-    """The entries that refer to files beside the log."""
+    spilled: bool = False
+    """Whether any of the messages refers to files beside the log."""
+
+    @property
+    def numbered(self) -> list[Numbered]:
+        return list(zip(self.shown.seqs(), self.messages, strict=True))
 
 
 class LogReading:
@@ -48,19 +69,19 @@ class LogReading:
     async def view(self, until: int | None = None) -> View:
         """What is visible now (or was right after entry `until`)."""
         walk = Backwards(until)
-        view = View([], walk.problems)
         blocks: list[tuple[int, list[ConversationMessage]]] = []
-        async for block in self._store.read_back(self._key):
-            view.last_seq = max(view.last_seq, block.first_seq + len(block.records) - 1)
-            with collector_paused():
+        last_seq, spilled = 0, False
+        with collector_paused:
+            async for block in self._store.read_back(self._key):
+                last_seq = max(last_seq, block.first_seq + len(block.records) - 1)
                 entries = decode_all(block.records)
-            blocks.append((block.first_seq, entries))
-            walk.take(block.first_seq, block.first_seq + len(entries) - 1, events_among(block.first_seq, entries))
-            _note_features(view, block)
-            if walk.enough:
-                break
-        view.numbered = _materialize(walk.shown(), blocks[::-1])
-        view.problems.reverse()
+                spilled = spilled or True in map(contains, entries, repeat(MARK))
+                blocks.append((block.first_seq, entries))
+                walk.take(block.first_seq, block.first_seq + len(entries) - 1, events_among(block.first_seq, entries))
+                if walk.enough:
+                    break
+            shown = walk.shown()
+            view = View(shown, _materialize(shown, blocks[::-1]), walk.problems[::-1], last_seq, spilled)
         torn = await self._store.torn(self._key)
         if torn:
             view.problems.append(
@@ -104,7 +125,7 @@ class LogReading:
         entry = decode(record)
         if entry.get("role") == UNREADABLE:
             return {"role": UNREADABLE, "meta": {"line": seq, **meta_of(entry)}}
-        if may_be_spilled(record):
+        if MARK in entry:
             return (await self.whole([entry], []))[0]
         return entry
 
@@ -122,25 +143,17 @@ class LogReading:
         return restored
 
 
-def _note_features(view: View, block: Block) -> None:
-    """Look at the raw bytes once, so that most logs need no second look at each message."""
-    joined = b"\n".join(block.records)
-    view.has_tools = view.has_tools or b'"tool_' in joined
-    if may_be_spilled(joined):
-        view.spilled.update(seq for seq, record in enumerate(block.records, block.first_seq) if may_be_spilled(record))
-
-
-def _materialize(shown: Shown, blocks: list[tuple[int, list[ConversationMessage]]]) -> list[Numbered]:
+def _materialize(shown: Shown, blocks: list[tuple[int, list[ConversationMessage]]]) -> list[ConversationMessage]:
     starts = [first for first, _ in blocks]
-    found: list[Numbered] = []
+    found: list[ConversationMessage] = []
     for piece in shown.pieces:
         if not isinstance(piece, range):
-            found.append((0, piece))
+            found.append(piece)
             continue
         seq = piece.start
         while seq < piece.stop:
             first, entries = blocks[bisect.bisect_right(starts, seq) - 1]
             stop = min(piece.stop, first + len(entries))
-            found += zip(range(seq, stop), entries[seq - first : stop - first], strict=True)
+            found += entries[seq - first : stop - first]
             seq = stop
     return found

@@ -15,13 +15,13 @@ _WORD = r"(?<![A-Za-z0-9_-])"
 
 _NAMES = r"pass(?:word|wd|phrase)|pwd|secret|token|api[_-]?key|access[_-]?key|private[_-]?key|auth[_-]?key|credentials?"
 _HARMLESS_BEFORE = re.compile(
-    r"(?i)(?:page|next|prev|previous|continuation|sync|cancellation|cursor|public|max|num|eos|bos|pad)[_-]?$"
+    r"(?i)(?:page|next|prev|previous|continuation|sync|cancellation|cursor|public|public_?key|max|num|eos|bos|pad)[_-]?$"
 )
 _PLACEHOLDER = re.compile(
-    r"(?i)[<{$*(\[]|%[sd(%]|x{3,}|\.{3}|…|(?:your|example|dummy|fake|placeholder|changeme|redacted|none|null|true|false|"
+    r"(?i)[<{$*(\[]|%[sd(%]|x{3,}|\.{3}|…|https?://|my(?:pass|secret|token|key|user)|(?:your|example|dummy|fake|placeholder|changeme|redacted|none|null|true|false|"
     r"undefined|process\.env|os\.(?:environ|getenv)|env|config|settings|self|this|secrets?)(?![a-z0-9])"
 )
-_IDENTIFIER = re.compile(r"[A-Za-z]+(?:[_.-][A-Za-z]+)*[0-9]{0,2}")
+_IDENTIFIER = re.compile(r"[A-Za-z]++|_?[A-Za-z]++[0-9]{0,2}(?:[_.-][A-Za-z]++[0-9]{0,2})++")
 _IN_EXAMPLES = frozenset({"password", "passwd", "pass", "pwd", "secret", "token", "user", "username"})
 
 
@@ -76,7 +76,7 @@ def is_placeholder(text: str) -> bool:
 
 def is_secret_named(name: str, value: str) -> bool:
     """Whether the value of something called `password`, `api_key` and so on is one."""
-    if is_placeholder(value) or "(" in value:
+    if is_placeholder(value) or "(" in value or "[" in value:
         return False
     if name.lower().startswith(("pass", "pwd")):
         return len(value) >= 8 and any(map(str.isdigit, value)) and any(map(str.isalpha, value))
@@ -96,8 +96,13 @@ def _has_digit(value: str) -> bool:
     return any(map(str.isdigit, value))
 
 
+def _is_drawn(key: str) -> bool:
+    """Not the row of one letter that stands for a key in examples."""
+    return len(set(key[-16:])) > 4
+
+
 def _keys(name: str, prefix: str, rest: str, *hints: str) -> Pattern:
-    return Pattern(name, f"{_WORD}{prefix}{rest}", hints or (prefix,))
+    return Pattern(name, f"{_WORD}{prefix}{rest}", hints or (prefix,), accepts=_is_drawn)
 
 
 PATTERNS: tuple[Pattern, ...] = (
@@ -204,7 +209,8 @@ def redact_assignments(text: str, lowered: str) -> str:
 def _replaced_assignment(match: re.Match[str]) -> str:
     name, secret = match["name"], match["secret"]
     before = match.string[max(0, match.start() - 80) : match.start()]
-    in_env = match["sign"] == "=" and name.isupper() and bool(_ENV_START.search(before))
+    tight = match[0][len(name) :].startswith("=") and not match[0][len(name) + 1].isspace()
+    in_env = tight and name.isupper() and bool(_ENV_START.search(before))
     if in_env and name != "KEY":
         found = _stands_alone(secret) and not secret.isdigit()
     else:

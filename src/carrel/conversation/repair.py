@@ -50,6 +50,17 @@ def interrupted_message(tool_use_ids: Sequence[str]) -> ConversationMessage:
     return build_message("user", [interrupted_result(id_) for id_ in tool_use_ids], meta={"synthetic": True})
 
 
+def uses_tools(messages: Sequence[ConversationMessage]) -> bool:
+    """Whether there is anything to mend at all."""
+    for message in messages:
+        content = message.get("content")
+        if type(content) is list:
+            for block in content:
+                if type(block) is dict and block.get("type") in ("tool_use", "tool_result"):
+                    return True
+    return False
+
+
 def unanswered(messages: Sequence[ConversationMessage]) -> list[str]:
     """The calls of the last assistant message with calls that have no result after it."""
     answered: set[str] = set()
@@ -86,26 +97,27 @@ def _match(messages: Sequence[ConversationMessage]) -> tuple[list[_Call], dict[t
     misplaced: dict[tuple[int, int], str] = {}
     places: dict[int, tuple[int, int]] = {}
     for index, message in enumerate(messages):
-        for id_ in tool_calls_of(message):
-            if id_ in latest and latest[id_].asked_at == index:
-                continue
-            latest[id_] = _Call(id_, index)
-            calls.append(latest[id_])
-        if message.get("role") != "user":
+        content, role = message.get("content"), message.get("role")
+        if type(content) is not list:
             continue
-        for place, block in enumerate(blocks_of(message)):
-            if block.get("type") != "tool_result":
-                continue
-            call = latest.get(str(block.get("tool_use_id") or ""))
-            if call is None:
-                misplaced[index, place] = "orphan"
-            elif call.answer is None or (is_stand_in(call.answer) and not is_stand_in(block)):
-                if call.answer is not None:
-                    misplaced[places[id(call)]] = "drop"
-                call.answer, call.answered_at = block, index
-                places[id(call)] = (index, place)
-            else:
-                misplaced[index, place] = "drop"
+        for place, block in enumerate(content):
+            kind = block.get("type") if type(block) is dict else None
+            if kind == "tool_use" and role == "assistant" and block.get("id"):
+                id_ = str(block["id"])
+                if id_ not in latest or latest[id_].asked_at != index:
+                    latest[id_] = _Call(id_, index)
+                    calls.append(latest[id_])
+            elif kind == "tool_result" and role == "user":
+                call = latest.get(str(block.get("tool_use_id") or ""))
+                if call is None:
+                    misplaced[index, place] = "orphan"
+                elif call.answer is None or (is_stand_in(call.answer) and not is_stand_in(block)):
+                    if call.answer is not None:
+                        misplaced[places[id(call)]] = "drop"
+                    call.answer, call.answered_at = block, index
+                    places[id(call)] = (index, place)
+                else:
+                    misplaced[index, place] = "drop"
     for call in calls:
         if call.answer is not None and not _in_place(call, messages):
             misplaced[places[id(call)]] = "drop"
@@ -113,6 +125,8 @@ def _match(messages: Sequence[ConversationMessage]) -> tuple[list[_Call], dict[t
 
 
 def _in_place(call: _Call, messages: Sequence[ConversationMessage]) -> bool:
+    if call.answered_at == call.asked_at + 1:
+        return True
     between = messages[call.asked_at + 1 : call.answered_at]
     return all(
         message.get("role") == "user" and all(block.get("type") == "tool_result" for block in blocks_of(message))
@@ -131,13 +145,14 @@ def _rebuild(
     for index, message in enumerate(messages):
         changed = _without_misplaced(index, message, misplaced)
         if waiting and message.get("role") == "user":
-            changed = {**changed, "content": [*waiting, *blocks_of(changed)]}
+            content = changed.get("content")
+            changed = {**changed, "content": [*waiting, *(content if type(content) is list else blocks_of(changed))]}
             waiting = []
         elif waiting:
             mended.messages.append(build_message("user", waiting, meta={"synthetic": True}))
             mended.origins.append(None)
             waiting = []
-        if changed is message or blocks_of(changed):
+        if changed is message or changed["content"]:
             mended.messages.append(changed)
             mended.origins.append(index)
         waiting = waiting + wanted.get(index, [])
@@ -150,7 +165,9 @@ def _rebuild(
 def _without_misplaced(
     index: int, message: ConversationMessage, misplaced: dict[tuple[int, int], str]
 ) -> ConversationMessage:
-    blocks = blocks_of(message)
+    blocks = message.get("content")
+    if type(blocks) is not list:
+        return message
     fates = [misplaced.get((index, place)) for place in range(len(blocks))]
     if not any(fates):
         return message

@@ -1,6 +1,7 @@
 """Pure: entries in, the messages the model sees out."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from operator import itemgetter
 
 from carrel.conversation.entries import UNREADABLE, aside_of
 from carrel.conversation.messages import ConversationMessage, blocks_of, build_message, meta_of, text_block
@@ -102,6 +103,11 @@ class Shown:
 
 def events_among(first_seq: int, entries: Sequence[ConversationMessage]) -> list[Numbered]:
     """Those of some consecutive entries that are no messages."""
+    try:
+        if _EVENTS.isdisjoint(map(itemgetter("role"), entries)):
+            return []
+    except (KeyError, TypeError):
+        pass  # an entry without a role, or with one that is no text: looked at one by one
     return [(seq, entry) for seq, entry in enumerate(entries, first_seq) if entry.get("role") in _EVENTS]
 
 

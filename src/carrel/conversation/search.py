@@ -22,10 +22,12 @@ LEAST_NEARNESS = 0.18
 
 _FUSION = 60
 _MEANING_WEIGHT = 0.6
-_READ_AT_LEAST = 48
+_READ_PER_HIT = 4
+_SCAN_PER_HIT = 400
 _PER_SESSION = 3
 _RAREST = 4
 _COMMON = 0.2
+_SELDOM = 0.01
 _NEAREST = 200
 _NEARLY = 0.65
 _TRIES = 3
@@ -136,16 +138,28 @@ class SessionSearch:
         """Documents worth reading: those with all that was asked for, then with less and less of it.
 
         What was said goes before what tools printed, and among equals the newest are taken."""
-        catalogue, wanted = self._catalogue, max(_READ_AT_LEAST, 4 * limit)
-        shares = {word: catalogue.share(word) for word in query.words}
+        catalogue, wanted = self._catalogue, _READ_PER_HIT * limit
+        shares = {word: self._share(word) for word in query.words}
         found: dict[Found, None] = {}
         for phrases, any_of in _relaxed(query, shares):
             for fields in (("title", "said"), ()):
-                more = catalogue.find(phrases, fields=fields, any_of=any_of, limit=wanted, per_source=_PER_SESSION)
+                more = catalogue.find(
+                    phrases,
+                    fields=fields,
+                    any_of=any_of,
+                    limit=wanted,
+                    per_source=_PER_SESSION,
+                    scan=_SCAN_PER_HIT * limit,
+                )
                 found |= dict.fromkeys(place for place in more if place.source in self._index.known)
-            if len({place.source for place in found}) >= limit:
-                break
+                if len({place.source for place in found}) >= limit:
+                    return list(found)[:wanted], shares
         return list(found)[:wanted], shares
+
+    def _share(self, word: Phrase) -> float:
+        whole = self._catalogue.share(word._replace(prefix=False))
+        # Counting all words that begin so takes longer, and of a common one is known enough.
+        return whole if whole > _SELDOM or not word.prefix else self._catalogue.share(word)
 
     async def _by_meaning(self, query: Query) -> list[Found]:
         """What means the same, the nearest of each session, the best first."""
@@ -163,7 +177,8 @@ class SessionSearch:
     async def _texts(self, place: Found) -> _Texts | None:
         """None when it is gone."""
         if place.number == 0:
-            return _Texts("title", self._index.known[place.source].title, "")
+            known = self._index.known[place.source]
+            return _Texts("title", known.title, "") if known.titled else None
         async for block in self._store.read(self._index.key(place.source), place.number):
             entry = decode(block.records[0])
             return _Texts(aside_of(entry) or str(entry.get("role")), *bounded_texts(entry))

@@ -109,6 +109,8 @@ class Known:
     tail: str = ""
     """Digests of the first and the newest entry read: when they differ now, this is another log."""
     title: str = ""
+    titled: bool = False
+    """The title says more than the first message."""
     updated_at: str = ""
     archived: bool = False
     derived: dict[str, Any] = field(default_factory=dict)
@@ -147,7 +149,7 @@ class Reading:
         """`embed_from`: the first entry whose meaning is wanted, None when none is; `outdated`: whose vectors go."""
         self.known = known
         self.embed_from = embed_from
-        self._outdated = outdated
+        self._outdated = list(outdated)
         self.documents: list[Document] = []
         self.size = 0
         self._meanings: list[tuple[int, str]] = []
@@ -208,13 +210,18 @@ class Reading:
     def describe(self, title: str, updated_at: str, archived: bool) -> None:
         """What is known of the session as a whole; its title is found like a message of number 0."""
         known = self.known
+        renamed, known.title = title != known.title, title
         known.updated_at, known.archived = updated_at, archived
-        renamed = title != known.title and title != DEFAULT_TITLE
-        known.title = title
-        if renamed:
+        # A title that is only the beginning of what was said first is found there.
+        said = known.derived.get("said_title")
+        known.titled = title != DEFAULT_TITLE and not (said and title.startswith(said))
+        if known.titled and renamed:
             self.documents.insert(0, Document(0, (title, "", "")))
-        if self.embed_from is not None and (renamed or (title != DEFAULT_TITLE and 0 not in known.meanings)):
+        if self.embed_from is not None and known.titled and (renamed or 0 not in known.meanings):
             self._meanings.insert(0, (0, title[:MEANING_LENGTH]))
+        elif not known.titled and 0 in known.meanings:
+            known.meanings.remove(0)
+            self._outdated.append(0)
 
     def chosen(self) -> tuple[list[tuple[int, str]], dict[int, bytes | None]]:
         """The texts whose vectors are wanted, and the numbers of those that go."""

@@ -30,9 +30,8 @@ def may_spill(line: bytes) -> bool:
     return len(line) > TEXT_LIMIT
 
 
-def may_be_spilled(line: bytes) -> bool:
-    """Whether a line may refer to a file; cheap, and wrong only towards yes."""
-    return b'"spilled"' in line or b'"blob"' in line
+MARK = "spilled"
+"""The key of a message that refers to files beside the log, so that a reader need not look at each block."""
 
 
 def spill(message: ConversationMessage) -> Spilled:
@@ -41,7 +40,7 @@ def spill(message: ConversationMessage) -> Spilled:
     if not isinstance(content, list):
         return Spilled(message, files)
     blocks = [_spill_block(block, files) for block in content]
-    return Spilled({**message, "content": blocks} if files else message, files)
+    return Spilled({MARK: len(files), **message, "content": blocks} if files else message, files)
 
 
 def _spill_block(block: Any, files: dict[str, bytes]) -> Any:
@@ -145,6 +144,8 @@ def restore(message: ConversationMessage, files: Mapping[str, bytes]) -> Convers
     content = message.get("content")
     if not isinstance(content, list):
         return message
+    if all(path in files for path in paths_of(message)):
+        message = {key: value for key, value in message.items() if key != MARK}
     return {**message, "content": [_restore_block(block, files) for block in content]}
 
 

@@ -20,7 +20,7 @@ from carrel.conversation.listing import Listing
 from carrel.conversation.logs import Redact, SessionLogs, not_found
 from carrel.conversation.messages import ConversationMessage, SessionData, SessionMeta
 from carrel.conversation.metadata import checked_id, is_id, new_meta
-from carrel.conversation.repair import mend
+from carrel.conversation.repair import mend, uses_tools
 from carrel.conversation.replay import Numbered
 from carrel.conversation.search import SearchHit, SessionSearch
 from carrel.conversation.usage import Price, Usage, UsageCount
@@ -228,7 +228,10 @@ class SessionStore:
     ) -> int:
         """Add messages, all of them or none; returns the sequence number of the last."""
         checked_id(session_id)
-        draft = new_meta(session_id, now=self._now(), provider=provider, model=model, cwd=cwd, api_base=api_base)
+
+        def draft() -> SessionMeta:
+            return new_meta(session_id, now=self._now(), provider=provider, model=model, cwd=cwd, api_base=api_base)
+
         return await self._logs.append(session_id, messages, draft)
 
     async def append_rewind(self, session_id: str, rewind_to: int | None = None, *, to_seq: int | None = None) -> int:
@@ -241,7 +244,7 @@ class SessionStore:
                 "say where to rewind to: rewind_to (a number of messages) or to_seq (an entry), not both"
             )
         if rewind_to is not None:
-            mended = mend([message for _, message in view.numbered])
+            mended = mend(view.messages)
             _checked_place("rewind_to", rewind_to, len(mended.messages), "messages are visible")
             cut = sum(1 for origin in mended.origins[:rewind_to] if origin is not None)
             event, shown = build_rewind_event(cut, created_at=self._now()), cut
@@ -258,7 +261,7 @@ class SessionStore:
 
     async def clear_session(self, session_id: str) -> None:
         """Show nothing any more; the log keeps what was said."""
-        if (await self._logs.view(session_id)).numbered:
+        if (await self._logs.view(session_id)).messages:
             await self.append_rewind(session_id, 0)
 
     async def delete_session(self, session_id: str) -> bool:
@@ -272,10 +275,10 @@ class SessionStore:
         if await self._logs.meta(session_id) is None:
             return None
         view = await self._logs.repaired_view(session_id)
-        messages = [message for _, message in view.numbered]
+        messages = view.messages
         if view.spilled:
             messages = await self._logs.reading(session_id).whole(messages, view.problems)
-        if view.has_tools:
+        if uses_tools(messages):
             messages = mend(messages).messages
         meta = await self._logs.known_meta(session_id)
         data: SessionData = {"session": meta, "messages": messages}

@@ -76,7 +76,8 @@ class Writer:
                 meta["message_count"] = shown or 0
             else:
                 meta["message_count"] = meta.get("message_count", 0) + 1
-            meta["total_tokens"] = meta.get("total_tokens", 0) + tokens_of(meta_of(entry).get("usage")).total_tokens
+            if usage := meta_of(entry).get("usage"):
+                meta["total_tokens"] = meta.get("total_tokens", 0) + tokens_of(usage).total_tokens
             if meta["title"] == DEFAULT_TITLE and (title := title_from(entry)):
                 meta["title"] = title
         return meta["title"] != before
