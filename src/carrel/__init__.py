@@ -57,6 +57,13 @@ if TYPE_CHECKING:
     from carrel.conversation.store import (
         SessionStore,
     )
+    from carrel.conversation.typed_message import (
+        ImagePart,
+        Message,
+        TextPart,
+        ToolCallPart,
+        ToolResultPart,
+    )
     from carrel.conversation.usage import (
         Price,
         Usage,
@@ -107,11 +114,13 @@ __all__ = [
     "EventType",
     "FileStorage",
     "FormatRefused",
+    "ImagePart",
     "ImportRefused",
     "ImportReport",
     "KeyMissing",
     "KeyRefused",
     "MemoryStorage",
+    "Message",
     "MessageRefused",
     "Price",
     "Redactor",
@@ -132,6 +141,9 @@ __all__ = [
     "StorageReadError",
     "StorageUnavailable",
     "StorageWriteError",
+    "TextPart",
+    "ToolCallPart",
+    "ToolResultPart",
     "Usage",
     "__version__",
     "apply_compact",
@@ -170,6 +182,7 @@ _ROOMS = {
     "carrel.conversation.replay": "apply_compact apply_rewind",
     "carrel.conversation.search": "SearchHit",
     "carrel.conversation.store": "SessionStore",
+    "carrel.conversation.typed_message": "ImagePart Message TextPart ToolCallPart ToolResultPart",
     "carrel.conversation.usage": "Price Usage",
     "carrel.errors": """
         CarrelError CatalogueBusy CatalogueLost CompactRefused ConfigurationError FormatRefused ImportRefused
