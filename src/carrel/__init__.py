@@ -54,12 +54,18 @@ if TYPE_CHECKING:
     from carrel.conversation.search import (
         SearchHit,
     )
+    from carrel.conversation.session_info import (
+        SessionInfo,
+        SessionTime,
+    )
     from carrel.conversation.store import (
         SessionStore,
     )
     from carrel.conversation.typed_message import (
-        ImagePart,
         Message,
+    )
+    from carrel.conversation.typed_parts import (
+        ImagePart,
         TextPart,
         ToolCallPart,
         ToolResultPart,
@@ -132,9 +138,11 @@ __all__ = [
     "SessionError",
     "SessionExists",
     "SessionIdRefused",
+    "SessionInfo",
     "SessionMeta",
     "SessionNotFound",
     "SessionStore",
+    "SessionTime",
     "SessionTooNew",
     "StorageBackend",
     "StorageError",
@@ -181,8 +189,10 @@ _ROOMS = {
     "carrel.conversation.redaction": "Redactor redact_secrets",
     "carrel.conversation.replay": "apply_compact apply_rewind",
     "carrel.conversation.search": "SearchHit",
+    "carrel.conversation.session_info": "SessionInfo SessionTime",
     "carrel.conversation.store": "SessionStore",
-    "carrel.conversation.typed_message": "ImagePart Message TextPart ToolCallPart ToolResultPart",
+    "carrel.conversation.typed_message": "Message",
+    "carrel.conversation.typed_parts": "ImagePart TextPart ToolCallPart ToolResultPart",
     "carrel.conversation.usage": "Price Usage",
     "carrel.errors": """
         CarrelError CatalogueBusy CatalogueLost CompactRefused ConfigurationError FormatRefused ImportRefused
