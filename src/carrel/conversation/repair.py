@@ -84,7 +84,7 @@ def mend(messages: Sequence[ConversationMessage]) -> Mended:
 
     A real result beats a stand-in wherever it comes. Messages are copied when they change, never edited."""
     calls, misplaced = _match(messages)
-    moved = [call for call in calls if call.answer is None or not _in_place(call, messages)]
+    moved = [call for call in calls if call.answer is None or not _in_place(call, messages, misplaced)]
     if not moved and not misplaced:
         return Mended(list(messages), list(range(len(messages))))
     return _rebuild(messages, moved, misplaced)
@@ -110,7 +110,7 @@ def _match(messages: Sequence[ConversationMessage]) -> tuple[list[_Call], dict[t
             elif kind == "tool_result" and role == "user":
                 call = latest.get(str(block.get("tool_use_id") or ""))
                 if call is None:
-                    misplaced[index, place] = "orphan"
+                    misplaced[index, place] = "drop" if is_stand_in(block) else "orphan"
                 elif call.answer is None or (is_stand_in(call.answer) and not is_stand_in(block)):
                     if call.answer is not None:
                         misplaced[places[id(call)]] = "drop"
@@ -119,18 +119,18 @@ def _match(messages: Sequence[ConversationMessage]) -> tuple[list[_Call], dict[t
                 else:
                     misplaced[index, place] = "drop"
     for call in calls:
-        if call.answer is not None and not _in_place(call, messages):
+        if call.answer is not None and not _in_place(call, messages, misplaced):
             misplaced[places[id(call)]] = "drop"
     return calls, misplaced
 
 
-def _in_place(call: _Call, messages: Sequence[ConversationMessage]) -> bool:
-    if call.answered_at == call.asked_at + 1:
-        return True
-    between = messages[call.asked_at + 1 : call.answered_at]
+def _in_place(call: _Call, messages: Sequence[ConversationMessage], misplaced: dict[tuple[int, int], str]) -> bool:
+    """Whether only results of the same turn stand between a call and its result."""
     return all(
-        message.get("role") == "user" and all(block.get("type") == "tool_result" for block in blocks_of(message))
-        for message in between
+        messages[index].get("role") == "user"
+        and all(block.get("type") == "tool_result" for block in blocks_of(messages[index]))
+        and "orphan" not in [misplaced.get((index, place)) for place in range(len(blocks_of(messages[index])))]
+        for index in range(call.asked_at + 1, call.answered_at)
     )
 
 
