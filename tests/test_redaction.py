@@ -149,6 +149,10 @@ ORDINARY = [
     "sk-learn is written sklearn; class sk-circle-fade-dot; task-1234567890; ask-me-anything-about-sk-2024",
     "AKIA is a prefix. AIza too. ghp_ and xoxb- and hf_ and npm_ are others; npm_config_cache=/tmp/x",
     "process.env.NPM_TOKEN, secrets.GITHUB_TOKEN, ${{ secrets.PYPI_TOKEN }}, env.SECRET_KEY_BASE",
+    'EXPIRED_TOKEN = "expired_token"; X_AUTH_KEY = "xet-auth/v1"; publicKeyToken="1fc8b3b9a1e18e3b"',
+    'headers = {"x-metadata-token": imdsv2_session_token}; fd, token = probes.descriptors[-1]',
+    "ghp_" + "x" * 36 + " is what a token looks like; smb://myuser:mypassword@server/share",
+    "access token: https://example.com/oauth2/v4/token?grant=1234567890abcdef",
     "PUBLIC_KEY=ssh-rsa AAAA, SORT_KEY=created_at, PRIMARY_KEY=id, KEY=value, FOREIGN_KEY = user_id",
     "<input type='password' name='password' autocomplete='current-password'>",
     "assert_equal(token, 'expected'); it('returns a token', ...); // TODO: token: rotate weekly",
@@ -351,6 +355,6 @@ def test_a_text_made_to_be_slow_costs_about_what_any_text_costs(name: str, plain
 @pytest.mark.parametrize("name", HOSTILE)
 def test_the_time_grows_with_the_text_and_not_with_its_square(name: str) -> None:
     short = min(seconds(redact_secrets.text, HOSTILE[name][:50_000]) for _ in range(3))
-    long = min(seconds(redact_secrets.text, HOSTILE[name][:400_000]) for _ in range(3))
-    # Eight times the text; a quadratic search would take sixty-four times as long.
-    assert long < 24 * max(short, 0.001)
+    long = min(seconds(redact_secrets.text, HOSTILE[name][:800_000]) for _ in range(3))
+    # Sixteen times the text; a quadratic search would take 256 times as long.
+    assert long < 80 * max(short, 0.001)

@@ -76,7 +76,8 @@ def is_placeholder(text: str) -> bool:
 
 def is_secret_named(name: str, value: str) -> bool:
     """Whether the value of something called `password`, `api_key` and so on is one."""
-    if is_placeholder(value) or "(" in value or "[" in value:
+    refers = value.lower().endswith(name.lower())
+    if refers or is_placeholder(value) or "(" in value or "[" in value:
         return False
     if name.lower().startswith(("pass", "pwd")):
         return len(value) >= 8 and any(map(str.isdigit, value)) and any(map(str.isalpha, value))
@@ -207,7 +208,7 @@ def redact_assignments(text: str, lowered: str) -> str:
 
 
 def _replaced_assignment(match: re.Match[str]) -> str:
-    name, secret = match["name"], match["secret"]
+    name, secret = match["name"], match["secret"].rstrip("})]")
     before = match.string[max(0, match.start() - 80) : match.start()]
     tight = match[0][len(name) :].startswith("=") and not match[0][len(name) + 1].isspace()
     in_env = tight and name.isupper() and bool(_ENV_START.search(before))
@@ -217,7 +218,8 @@ def _replaced_assignment(match: re.Match[str]) -> str:
         found = is_secret_named(name, secret) and (in_env or name != "KEY")
     if not found or _HARMLESS_BEFORE.search(before):
         return match[0]
-    return f"{match[0][: match.start('secret') - match.start()]}[redacted:{'env' if in_env else 'assignment'}]"
+    start = match.start("secret") - match.start()
+    return f"{match[0][:start]}[redacted:{'env' if in_env else 'assignment'}]{match[0][start + len(secret) :]}"
 
 
 class _Hints:
