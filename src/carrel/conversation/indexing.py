@@ -292,8 +292,11 @@ def _plain(stamp: Stamp | None) -> list[float] | None:
 
 def _description(known: Known, meta: SessionMeta | None, log: Stamp | None) -> tuple[str, str, bool]:
     """Title, time of the last change, and whether it is archived: from `meta.json`, else from the log."""
-    if meta is not None:
-        return meta["title"], meta["updated_at"], bool(meta.get("archived_at"))
-    title = known.derived.get("title") or known.derived.get("said_title") or DEFAULT_TITLE
     modified = datetime.fromtimestamp(log.modified, UTC).isoformat() if log is not None else ""
-    return str(title), modified, bool(known.derived.get("archived_at"))
+    if meta is None:
+        title = known.derived.get("title") or known.derived.get("said_title") or DEFAULT_TITLE
+        return str(title), modified, bool(known.derived.get("archived_at"))
+    # The metadata is written a moment after the log, or never when the writer was killed.
+    behind = log is not None and meta.get("log_bytes", log.size) != log.size
+    updated_at = max(modified, meta["updated_at"]) if behind else meta["updated_at"]
+    return meta["title"], updated_at, bool(meta.get("archived_at"))

@@ -19,6 +19,9 @@ when it has enough, so the cost of a common word, or of a short beginning of wor
 _HASH_BYTES = 64 * 1024 * 1024
 _WORN = 20_000
 _GAP = 100
+_IDLE = 300
+_FEW = 1000
+_FEW_MATCHES = 50
 
 # Scripts that put no space between words: each character is a word of its own, and a word a phrase of them.
 UNSPACED = (
@@ -207,40 +210,59 @@ class Catalogue:
         taken: dict[str, int] = {}
         looked = 0
         with self.file.using() as connection:
-            for number, _ in _shelves(connection):
-                rows = connection.execute(
-                    f"SELECT name, words_{number}.rowid - first + offset FROM words_{number} "
-                    f"CROSS JOIN spans ON first = (SELECT max(first) FROM spans WHERE first <= words_{number}.rowid) "
-                    f"AND words_{number}.rowid <= last CROSS JOIN sources ON sources.id = source "
-                    f"WHERE words_{number} MATCH ? ORDER BY words_{number}.rowid DESC",
-                    (asked,),
-                )
-                for name, place in rows:
-                    looked += 1
-                    if taken.setdefault(name, 0) < per_source:
-                        taken[name] += 1
-                        found.append(Found(name, place))
-                    if len(found) >= limit or looked >= scan:
-                        return found
+            for shelf, _ in _shelves(connection):
+                below: int | None = _counter(connection, "next")
+                while below is not None:
+                    rows, below, idle = self._matches(connection, shelf, asked, below), None, 0
+                    for name, number, first in rows:
+                        looked += 1
+                        idle += 1
+                        if taken.setdefault(name, 0) < per_source:
+                            taken[name] += 1
+                            found.append(Found(name, number))
+                            idle = 0
+                        if len(found) >= limit or looked >= scan:
+                            return found
+                        if idle >= _IDLE:
+                            # One source has a great many: go on before all that it was given at once.
+                            below = first
+                            break
         return found
+
+    def _matches(
+        self, connection: "sqlite3.Connection", shelf: int, asked: str, below: int
+    ) -> Iterator[tuple[str, int, int]]:
+        """Source, number and the beginning of the span, the newest first."""
+        words = f"words_{shelf}"
+        return connection.execute(
+            f"SELECT name, {words}.rowid - first + offset, first FROM {words} "
+            f"CROSS JOIN spans ON first = (SELECT max(first) FROM spans WHERE first <= {words}.rowid) "
+            f"AND {words}.rowid <= last CROSS JOIN sources ON sources.id = source "
+            f"WHERE {words} MATCH ? AND {words}.rowid < ? ORDER BY {words}.rowid DESC",
+            (asked, below),
+        )
 
     def share(self, phrase: Phrase, enough: int = 1000) -> float:
         """Roughly which part of the documents has this phrase, judged by the newest that do; above 0, at most 1."""
         asked = _expression([phrase], (), False)
         matches = 0
         with self.file.using() as connection:
-            end = begin = _counter(connection, "next")
-            for number, first in _shelves(connection):
+            end = _counter(connection, "next")
+            for shelf, first in _shelves(connection):
                 count, lowest = connection.execute(
-                    f"SELECT count(*), min(rowid) FROM (SELECT rowid FROM words_{number} "
-                    f"WHERE words_{number} MATCH ? ORDER BY rowid DESC LIMIT ?)",
+                    f"SELECT count(*), min(rowid) FROM (SELECT rowid FROM words_{shelf} "
+                    f"WHERE words_{shelf} MATCH ? ORDER BY rowid DESC LIMIT ?)",
                     (asked, enough),
                 ).fetchone()
+                if 0 < count < _FEW_MATCHES:
+                    # So few that those of forgotten documents would tell.
+                    count = sum(1 for _ in self._matches(connection, shelf, asked, end))
                 matches += count
-                begin = lowest if count == enough else first
                 if matches >= enough:
-                    break
-        return min(1.0, (matches + 0.5) / (end - begin + 1))
+                    return min(1.0, matches / (end - (lowest if count == enough else first)))
+            total = end - _counter(connection, "forgotten")
+        # Of a few documents nothing can be said about all the others.
+        return min(1.0, (matches + 0.5) / max(total, _FEW))
 
 
 _TABLES = (
