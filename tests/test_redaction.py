@@ -151,7 +151,7 @@ ORDINARY = [
     "process.env.NPM_TOKEN, secrets.GITHUB_TOKEN, ${{ secrets.PYPI_TOKEN }}, env.SECRET_KEY_BASE",
     'EXPIRED_TOKEN = "expired_token"; X_AUTH_KEY = "xet-auth/v1"; publicKeyToken="1fc8b3b9a1e18e3b"',
     'headers = {"x-metadata-token": imdsv2_session_token}; fd, token = probes.descriptors[-1]',
-    "ghp_" + "x" * 36 + " is what a token looks like; smb://myuser:mypassword@server/share",
+    "smb://myuser:mypassword@server/share and ftp://anonymous:your-password@server",
     "access token: https://example.com/oauth2/v4/token?grant=1234567890abcdef",
     "PUBLIC_KEY=ssh-rsa AAAA, SORT_KEY=created_at, PRIMARY_KEY=id, KEY=value, FOREIGN_KEY = user_id",
     "<input type='password' name='password' autocomplete='current-password'>",

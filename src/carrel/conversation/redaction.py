@@ -97,13 +97,8 @@ def _has_digit(value: str) -> bool:
     return any(map(str.isdigit, value))
 
 
-def _is_drawn(key: str) -> bool:
-    """Not the row of one letter that stands for a key in examples."""
-    return len(set(key[-16:])) > 4
-
-
 def _keys(name: str, prefix: str, rest: str, *hints: str) -> Pattern:
-    return Pattern(name, f"{_WORD}{prefix}{rest}", hints or (prefix,), accepts=_is_drawn)
+    return Pattern(name, f"{_WORD}{prefix}{rest}", hints or (prefix,))
 
 
 PATTERNS: tuple[Pattern, ...] = (
