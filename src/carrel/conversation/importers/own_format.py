@@ -1,6 +1,7 @@
 """Reads sessions of our own format: a folder with `messages.jsonl`, ours or another program's, or the bare file."""
 
 import hashlib
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -35,7 +36,7 @@ def read(path: Path, *, all_branches: bool = False) -> Iterator[Imported]:
     if problem:
         report.problems.append(problem)
     source_id = report.source_id = meta.get("id") or (folder.name if path.name == LOG else path.stem)
-    places: dict[int, int] = {}
+    lines: list[int] = []
     entries: list[ConversationMessage] = []
     for number, record in records(path, report):
         if not isinstance(record.get("role"), str) or not record["role"]:
@@ -43,9 +44,9 @@ def read(path: Path, *, all_branches: bool = False) -> Iterator[Imported]:
             continue
         entries.append(_upgraded(_whole(record, folder, report)))
         report.imported += 1
-        places[number] = len(entries)
+        lines.append(number)
     if len(entries) != report.lines:
-        entries = [_moved(entry, places) for entry in entries]
+        entries = [_moved(entry, lines) for entry in entries]
     answers = [meta_of(entry) for entry in entries if entry.get("role") == "assistant"]
     yield Imported(
         KIND,
@@ -129,16 +130,14 @@ def _upgraded_result(block: MessageBlock) -> MessageBlock:
     return new
 
 
-def _moved(entry: ConversationMessage, places: dict[int, int]) -> ConversationMessage:
+def _moved(entry: ConversationMessage, lines: list[int]) -> ConversationMessage:
     """References to entries count lines; where a line could not be taken, those after it have moved up."""
     if entry.get("role") not in ("compact", "rewind"):
         return entry
     meta = dict(meta_of(entry))
     for name in _PLACES:
         if type(meta.get(name)) is int:
-            at = meta[name]
             # What is kept starts at the next entry that is there; what is gone back to ends at the one before.
-            later = [place for line, place in places.items() if line >= at]
-            earlier = [place for line, place in places.items() if line <= at]
-            meta[name] = min(later, default=len(places)) if name == "keep_from_seq" else max(earlier, default=0)
+            at = bisect_left(lines, meta[name]) + 1 if name == "keep_from_seq" else bisect_right(lines, meta[name])
+            meta[name] = min(at, len(lines))
     return {**entry, "meta": meta}
