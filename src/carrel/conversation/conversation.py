@@ -1,0 +1,441 @@
+"""Conversation: the log as typed objects, and where they are kept."""
+
+import asyncio
+import builtins
+import logging
+import os
+from collections.abc import Awaitable, Callable, Generator, Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from pydantic import BaseModel, Field
+
+from carrel.conversation.entries import UNREADABLE, aside_of, build_aside, build_rewind_event
+from carrel.conversation.messages import ConversationMessage, meta_of, tool_calls_of
+from carrel.conversation.reading import collector_paused
+from carrel.conversation.repair import mend, unanswered, uses_tools
+from carrel.conversation.replay import Numbered
+from carrel.conversation.session_info import DEFAULT_TITLE, SessionInfo, date_of, info_of, meta_fields, now
+from carrel.conversation.store import SessionStore
+from carrel.conversation.typed_message import (
+    Message,
+    lines_to_messages,
+    message_to_lines,
+    plus,
+    provider_messages,
+    usage_of,
+    without_counting_again,
+)
+from carrel.conversation.typed_parts import ImagePart
+from carrel.conversation.usage import tokens_of
+from carrel.conversation.writer import tool_loop_key
+from carrel.conversation.written import Plan, Written
+from carrel.errors import SessionTooNew
+from carrel.events import Bus, Event, EventType
+from carrel.events import bus as shared_bus
+from carrel.home import resolve_sessions_dir
+
+logger = logging.getLogger(__name__)
+
+
+class Saving:
+    """What may be awaited to have the conversation written, or left alone."""
+
+    __slots__ = ("_save",)
+
+    def __init__(self, save: Callable[[], Awaitable[Any]]) -> None:
+        self._save = save
+
+    def __await__(self) -> Generator[Any, None, None]:
+        return self._saved().__await__()
+
+    async def _saved(self) -> None:
+        await self._save()
+
+
+class Conversation(BaseModel):
+    """A session with its messages.
+
+    Its methods change the object at once and write nothing; `ConversationStorage.update` writes what is new. What they
+    give back can also be awaited: that is the same as calling `update` with the storage the conversation came from."""
+
+    info: SessionInfo
+    messages: list[Message] = Field(default_factory=list)
+
+    # No field: a copy is not in the log, and has it to find out what is.
+    __slots__ = ("_place",)
+    if TYPE_CHECKING:
+        _place: "_Place"
+
+    @property
+    def id(self) -> str:
+        return self.info.id
+
+    @property
+    def title(self) -> str:
+        return self.info.title
+
+    def add_message(self, message: Message) -> Message:
+        """Add a message and give it back."""
+        message.session_id = message.session_id or self.id
+        self.messages.append(message)
+        self.info.message_count = len(self.messages)
+        self.info.time.updated = now()
+        message._save = self._save
+        place = _place_of(self)
+        if message.role == "assistant" and place.usage:
+            usage, place.usage = place.usage, None
+            message.usage = plus(message.usage, usage)
+        return message
+
+    def create_user_message(
+        self, content: str, images: Iterable[ImagePart | Mapping[str, Any]] | None = None
+    ) -> Message:
+        """A user's message, with images as dicts of `media_type` and `data` (base64) or `url`."""
+        message = Message(session_id=self.id, role="user")
+        pictures = list(images or ())
+        if content or not pictures:
+            message.add_text(content)
+        for image in pictures:
+            if isinstance(image, ImagePart):
+                message.parts.append(image)
+            else:
+                message.add_image(
+                    image["media_type"],
+                    data=image.get("data"),
+                    url=image.get("url"),
+                    detail=image.get("detail") or "auto",
+                )
+        return self.add_message(message)
+
+    def create_assistant_message(self) -> Message:
+        """An empty one, to be filled; it is written once there is something in it."""
+        message = Message(
+            session_id=self.id, role="assistant", model=self.info.model_id, provider=self.info.provider_id
+        )
+        return self.add_message(message)
+
+    def create_system_message(self, content: str) -> Message:
+        message = Message(session_id=self.id, role="system")
+        message.add_text(content)
+        return self.add_message(message)
+
+    def get_messages_for_llm(self, provider: str = "openai") -> list[dict[str, Any]]:
+        """The messages as the provider's API has them, in an order that it takes (see `Message.to_llm_format`)."""
+        return provider_messages((line for each in self.messages for line in message_to_lines(each)), provider)
+
+    def update_title(self, title: str) -> Saving:
+        self.info.title = title
+        self.info.time.updated = now()
+        return Saving(self._save)
+
+    def add_usage(self, usage: Mapping[str, Any]) -> Saving:
+        """Count what an answer has cost. It is kept with the assistant's message that stands last, or that comes next;
+        a message that has this very usage already has it once."""
+        last = self.messages[-1] if self.messages else None
+        spent = dict(usage)
+        self.info.total_tokens += tokens_of(spent).total_tokens
+        if last is None or last.role != "assistant":
+            place = _place_of(self)
+            place.usage = plus(place.usage, spent)
+        elif last.usage != spent:
+            last.usage = plus(last.usage, spent)
+        return Saving(self._save)
+
+    async def _save(self) -> None:
+        storage = _place_of(self).storage or get_session_storage()
+        await storage.update(self)
+
+
+class _Place:
+    """Where a conversation is kept, and what of it is there."""
+
+    def __init__(self) -> None:
+        self.storage: ConversationStorage | None = None
+        self.written = Written()
+        self.is_certain = False
+        """Whether `written` is true: it is not before the log was read, nor after a write that failed."""
+        self.fields: dict[str, Any] = {}
+        self.total_tokens = 0
+        self.usage: Any = None
+        """Counted, but with no message yet."""
+        self.turn = asyncio.Lock()
+
+
+def _place_of(conversation: Conversation) -> _Place:
+    if not hasattr(conversation, "_place"):
+        conversation._place = _Place()
+    return conversation._place
+
+
+class _Look(NamedTuple):
+    """What is visible in a log."""
+
+    raw: list[Numbered]
+    shown: list[Numbered]
+    """The same with every tool call answered."""
+    last_seq: int
+
+
+class ConversationStorage:
+    """Conversations kept in a SessionStore (the one in `$CARREL_HOME` unless another is given)."""
+
+    def __init__(self, store: SessionStore | None = None, *, bus: Bus | None = None) -> None:
+        self.store = store if store is not None else SessionStore()
+        self.bus = bus if bus is not None else shared_bus
+        self._logs = self.store._logs
+
+    async def create(self, conversation: Conversation) -> Conversation:
+        """Keep a new one, with the messages it has; `SessionExists` when its id is taken."""
+        await self._tell(await asyncio.shield(self._in_turn(conversation, make=True)))
+        return conversation
+
+    async def get(self, session_id: str) -> Conversation | None:
+        """The conversation as it is seen now; None when there is no such session."""
+        meta = await self._logs.meta(session_id)
+        if meta is None:
+            return None
+        info = info_of(meta)
+        look = await self._look(session_id)
+        place = _Place()
+        place.storage, place.fields, place.total_tokens = self, meta_fields(info), info.total_tokens
+        with collector_paused:
+            messages = lines_to_messages(look.shown, session_id=session_id, since=info.time.created)
+            place.written.read(messages, look.last_seq)
+        info.message_count = len(messages)
+        conversation = Conversation(info=info, messages=messages)
+        conversation._place = place
+        # What was put in for an interrupted call is written with the next update.
+        place.is_certain = look.shown == look.raw
+        return conversation
+
+    async def update(self, conversation: Conversation, *, recheck: bool = False) -> Conversation:
+        """Write what is new; what it costs depends on what changed, not on the length of the conversation.
+
+        Nothing that was written is edited: from a message on that was changed or taken out, the log is rewound and
+        goes on anew. What others wrote meanwhile stays. A change is noticed anywhere, except inside a dict of a message
+        that is not one of the last 32: say `message.touch()` after it, or give `recheck`."""
+        await self._tell(await asyncio.shield(self._in_turn(conversation, recheck=recheck)))
+        return conversation
+
+    async def delete(self, session_id: str) -> bool:
+        """Remove it with all that belongs to it; False when there was none."""
+        meta = await self._logs.meta(session_id)
+        if meta is None or not await self.store.delete_session(session_id):
+            return False
+        await self._tell([Event(EventType.SESSION_DELETED, {"session_id": session_id, "title": meta["title"]})])
+        return True
+
+    async def list_infos(self) -> list[SessionInfo]:
+        """All sessions, newest first; no messages are read."""
+        return [info_of(meta) for meta in await self.store.list_sessions(counts=True)]
+
+    async def children(self, session_id: str) -> list[SessionInfo]:
+        """The sub-sessions of a session, newest first."""
+        return [info_of(meta) for meta in await self.store.children(session_id)]
+
+    async def _in_turn(self, conversation: Conversation, *, make: bool = False, recheck: bool = False) -> list[Event]:
+        """Create or update, one call after the other; returns what there is to tell.
+
+        Shielded by its callers: once begun, it ends, so that what is known of the log stays true."""
+        place = _place_of(conversation)
+        async with place.turn:
+            told = []
+            if place.storage is not self:
+                place.storage, place.written, place.is_certain = self, Written(), False
+                place.fields, place.total_tokens = {}, 0
+                make = make or await self._logs.meta(conversation.id) is None
+            if make:
+                await self._make(conversation, place)
+                told.append(Event(EventType.SESSION_CREATED, _about(conversation)))
+            try:
+                plan = await self._write(conversation, place, recheck)
+            except BaseException:
+                place.is_certain = False
+                raise
+        if make and not plan.lines:
+            return told
+        for kind, messages in ((EventType.MESSAGE_CREATED, plan.created), (EventType.MESSAGE_UPDATED, plan.updated)):
+            told += [Event(kind, {**_about(conversation), "message_id": m.id, "role": m.role}) for m in messages]
+        if plan.removed:
+            told.append(Event(EventType.SESSION_REWOUND, _about(conversation)))
+        return [*told, Event(EventType.SESSION_UPDATED, _about(conversation))]
+
+    async def _make(self, conversation: Conversation, place: _Place) -> None:
+        info = conversation.info
+        fields = meta_fields(info)
+        given = {key: fields.pop(key) for key in ("title", "cwd", "model", "provider")}
+        more = {key: value for key, value in fields.items() if value is not None}
+        if info.provider_id is None:
+            more["provider_id"] = None
+        dates = {"created_at": info.time.created.isoformat(), "updated_at": info.time.updated.isoformat()}
+        data = await self.store.create_session(session_id=info.id, **given, **more, **dates)
+        info.title, info.working_dir = data["session"]["title"], data["session"]["cwd"]
+        place.fields, place.is_certain = meta_fields(info), True
+
+    async def _write(self, conversation: Conversation, place: _Place, recheck: bool) -> Plan:
+        info, messages, written = conversation.info, conversation.messages, place.written
+        if place.usage and messages:
+            messages[-1].usage, place.usage = plus(messages[-1].usage, place.usage), None
+        first = written.first_change(messages, recheck=recheck)
+        if place.is_certain and (written.in_step or first == len(written.kept)):
+            plan, last_seq = written.plan(messages, first), written.last_seq
+        else:
+            look = await self._look(conversation.id)
+            there = lines_to_messages(look.shown, session_id=info.id, since=info.time.created)
+            plan, last_seq = written.merge(messages, there, look.raw), look.last_seq
+        entries = [build_rewind_event(plan.cut), *plan.lines] if plan.cut is not None else list(plan.lines)
+        if fields := self._changed_fields(info, place, plan):
+            entries.append(build_aside("meta", set=fields))
+        if entries:
+            seq = await self._logs.append(info.id, entries, shown=plan.cut)
+            if seq != last_seq + len(entries):
+                # Somebody else's entries came between.
+                plan = plan._replace(in_step=False)
+                if plan.cut is not None:
+                    seq = await self._say_again(info.id, last_seq + 1, seq - len(entries)) or seq
+            last_seq = seq
+            await self._note(info, place, plan)
+        written.commit(plan, last_seq)
+        place.is_certain = True
+        info.message_count = len(conversation.messages)
+        return plan
+
+    def _changed_fields(self, info: SessionInfo, place: _Place, plan: Plan) -> dict[str, Any]:
+        info.title = self._logs.redacted_text(info.title)
+        fields = {key: value for key, value in meta_fields(info).items() if value != place.fields.get(key)}
+        if "provider" in fields:
+            fields["provider_id"] = fields.pop("provider")
+            if info.provider_id is not None:
+                fields["provider"] = info.provider_id
+        counted = sum(tokens_of(meta_of(line).get("usage")).total_tokens for line in plan.lines)
+        if info.total_tokens > place.total_tokens + counted:
+            fields["total_tokens"] = info.total_tokens
+        return fields
+
+    async def _say_again(self, session_id: str, first: int, last: int) -> int | None:
+        """Append once more what others said just before a rewind of ours hid it; returns the last entry's number."""
+        hidden: list[ConversationMessage] = []
+        async for seq, entry in self.store.iter_entries(session_id, first):
+            if seq > last:
+                break
+            if entry.get("role") in ("rewind", "compact"):
+                if aside_of(entry) is None:
+                    hidden.clear()
+            elif entry.get("role") != UNREADABLE:
+                hidden.append(without_counting_again(entry, usage_of(entry)))
+        return await self._logs.append(session_id, hidden) if hidden else None
+
+    async def _note(self, info: SessionInfo, place: _Place, plan: Plan) -> None:
+        """Take over what the log's metadata says now."""
+        place.fields = meta_fields(info)
+        writer = self._logs.writers.get(info.id)
+        if writer is None:
+            return
+        info.time.updated = date_of(writer.meta["updated_at"]) or info.time.updated
+        info.total_tokens = place.total_tokens = writer.meta.get("total_tokens", 0)
+        if plan.in_step:
+            # The log counts lines; the results of a message with calls are lines of their own.
+            writer.meta["message_count"] = plan.first + len(plan.kept)
+        if plan.cut is not None and not any(map(tool_calls_of, plan.lines)):
+            await writer.let_go()
+
+    async def _look(self, session_id: str) -> _Look:
+        view = await self._logs.view(session_id)
+        lines = view.messages
+        if view.spilled:
+            lines = await self._logs.reading(session_id).whole(lines, view.problems)
+        if view.problems:
+            logger.warning("session %s: %s", session_id, "; ".join(view.problems))
+        raw = list(zip(view.shown.seqs(), lines, strict=True))
+        if not uses_tools(lines):
+            return _Look(raw, raw, view.last_seq)
+        waiting = bool(unanswered(lines)) and await self._logs.store.holder(self._tool_loop(session_id)) is not None
+        mended = mend(lines)
+        shown = [
+            (raw[origin][0] if origin is not None else 0, line)
+            for line, origin in zip(mended.messages, mended.origins, strict=True)
+        ]
+        if waiting and mended.origins[-1] is None:
+            # Somebody is still waiting for these results.
+            shown.pop()
+        return _Look(raw, shown, view.last_seq)
+
+    def _tool_loop(self, session_id: str) -> str:
+        return tool_loop_key(self._logs.folder(session_id))
+
+    async def _tell(self, events: Iterable[Event]) -> None:
+        for delivery in [self.bus.publish(event) for event in events]:
+            await delivery.settle()
+
+    # Last, because below it the word means this method.
+    async def list(self) -> builtins.list[Conversation]:
+        """All sessions with their messages, newest first; `list_infos` is the light one."""
+        found = []
+        for info in await self.list_infos():
+            try:
+                found.append(await self.get(info.id))
+            except SessionTooNew as problem:
+                logger.warning("left out of the list: %s", problem)
+        return [conversation for conversation in found if conversation is not None]
+
+
+def _about(conversation: Conversation) -> dict[str, Any]:
+    return {"session_id": conversation.id, "title": conversation.title}
+
+
+_shared: list[ConversationStorage] = []
+_is_given = False
+
+
+def get_session_storage() -> ConversationStorage:
+    """The storage that everybody shares: that of `$CARREL_HOME` as it is now, unless one was set."""
+    if not _is_given and (not _shared or _shared[0].store.data_dir != resolve_sessions_dir()):
+        _shared[:] = [ConversationStorage()]
+    return _shared[0]
+
+
+def set_session_storage(storage: ConversationStorage | None) -> None:
+    """Share this one from now on; None goes back to that of `$CARREL_HOME`."""
+    global _is_given
+    _shared[:] = [storage] if storage is not None else []
+    _is_given = storage is not None
+
+
+async def create_session(
+    project_dir: Path | str,
+    working_dir: Path | str | None = None,
+    title: str = DEFAULT_TITLE,
+    model_id: str | None = None,
+    provider_id: str | None = None,
+    root_session_id: str | None = None,
+    parent_session_id: str | None = None,
+    *,
+    session_id: str | None = None,
+) -> Conversation:
+    """A new conversation in the shared storage; with a parent it is a sub-session of that one."""
+    storage = get_session_storage()
+    if parent_session_id is not None and root_session_id is None:
+        parent = await storage.store._logs.meta(parent_session_id)
+        root_session_id = (parent or {}).get("root_session_id") or parent_session_id
+    info = SessionInfo(
+        title=title,
+        project_dir=os.path.abspath(os.path.expanduser(project_dir)),
+        working_dir=os.path.abspath(os.path.expanduser(working_dir if working_dir is not None else project_dir)),
+        model_id=model_id,
+        provider_id=provider_id,
+        root_session_id=root_session_id,
+        parent_session_id=parent_session_id,
+        **({"id": session_id} if session_id is not None else {}),
+    )
+    return await storage.create(Conversation(info=info))
+
+
+async def get_session(session_id: str) -> Conversation | None:
+    """The conversation of that id in the shared storage, or None."""
+    return await get_session_storage().get(session_id)
+
+
+async def list_sessions() -> list[SessionInfo]:
+    """All sessions of the shared storage, newest first; no messages are read."""
+    return await get_session_storage().list_infos()

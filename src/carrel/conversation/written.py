@@ -1,0 +1,230 @@
+"""Pure: what of a typed conversation is in the log, what changed since, and what must be appended for it."""
+
+import hashlib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NamedTuple
+
+from carrel.conversation.entries import encode
+from carrel.conversation.messages import ConversationMessage
+from carrel.conversation.replay import Numbered
+from carrel.conversation.typed_message import Message, message_to_lines, without_counting_again
+
+RECENT = 32
+"""How many of the last messages are compared each time, down to what their dicts hold."""
+
+
+@dataclass(slots=True)
+class Kept:
+    """One message as it was last written or read here."""
+
+    message: Message
+    digests: list[bytes]
+    """Of its lines; none when it is not visible any more because others took it away."""
+    start: int
+    """The place of its first line among the visible ones."""
+    live: list[dict[str, Any]]
+    """The fields of the message and its parts as they are now …"""
+    then: list[dict[str, Any]]
+    """… and a copy of them as they were."""
+
+    @property
+    def is_changed(self) -> bool:
+        return self.live != self.then
+
+    @property
+    def counted(self) -> Any:
+        """The usage that the log has of it."""
+        return self.then[0]["usage"]
+
+
+class Plan(NamedTuple):
+    """What to append, and what is known once that is done."""
+
+    lines: list[ConversationMessage]
+    cut: int | None
+    """To how many visible lines the log is rewound before they are appended; None: not at all."""
+    first: int
+    """The messages before this one stay as they are …"""
+    kept: list[Kept]
+    """… and these come after them."""
+    visible: int
+    in_step: bool
+    created: list[Message]
+    updated: list[Message]
+    removed: int
+
+
+class _Wanted(NamedTuple):
+    """A message that is to be visible, and the lines it is to be visible with."""
+
+    message: Message
+    lines: list[ConversationMessage]
+    digests: list[bytes]
+    counted: Any
+    is_mine: bool
+
+
+class Written:
+    """What of one conversation is in the log, as far as it was written or read here."""
+
+    def __init__(self) -> None:
+        self.kept: list[Kept] = []
+        self.visible = 0
+        self.last_seq = 0
+        self.in_step = True
+        """Whether the visible lines are those of `kept` and no others: nobody else has written."""
+        self._messages: list[Message] = []
+        self._places: dict[int, int] = {}
+        self._touched: list[Message] = []
+
+    def read(self, messages: list[Message], last_seq: int) -> None:
+        """These messages were just read, and are all that is visible."""
+        wanted = [_as_read(message) for message in messages]
+        self.commit(_plan(wanted, [digest for each in wanted for digest in each.digests], 0), last_seq)
+
+    def first_change(self, messages: list[Message], *, recheck: bool = False) -> int:
+        """The place of the first message that is not as it was written; the number of those written when all are."""
+        same = len(self._messages)
+        # The same objects are equal without a look into them, so this is quick for any length.
+        if messages[:same] != self._messages:
+            pairs = enumerate(zip(messages, self._messages, strict=False))
+            same = next((n for n, (one, other) in pairs if one is not other and one != other), min(len(messages), same))
+        if recheck:
+            suspects: Iterable[int] = range(same)
+        else:
+            # Those that said they were changed, and those where an edit inside a dict or a list is likely.
+            touched = {self._places.get(id(message), same) for message in self._touched}
+            suspects = [*sorted(place for place in touched if place < same), *range(max(0, same - RECENT), same)]
+        self._touched.clear()
+        return next((place for place in suspects if self.kept[place].is_changed), same)
+
+    def plan(self, messages: Sequence[Message], first: int) -> Plan:
+        """What to append, from the first change on, when nobody else has written."""
+        before = self.kept[first:]
+        counted = {kept.message.id: kept.counted for kept in before}
+        wanted = [_wanted(message, counted.get(message.id)) for message in messages[first:]]
+        start = before[0].start if before else self.visible
+        plan = _plan(wanted, [digest for kept in before for digest in kept.digests], start)
+        known = {kept.message.id: kept.digests for kept in before}
+        said = [each for each in wanted if each.digests != known.get(each.message.id, [])]
+        return plan._replace(
+            first=first,
+            in_step=self.in_step,
+            created=[each.message for each in said if not known.get(each.message.id)],
+            updated=[each.message for each in said if known.get(each.message.id)],
+            removed=len(known.keys() - {each.message.id for each in wanted}),
+        )
+
+    def merge(self, mine: Sequence[Message], there: Sequence[Message], lines: Sequence[Numbered]) -> Plan:
+        """What to append when others may have written too; `there` are the messages in the lines visible now.
+
+        What they said stays, and so does what was changed here; of a message that both changed, mine is shown. What
+        they took away and nobody changed here is gone."""
+        theirs = {each.id: each for each in there}
+        base = {kept.message.id: kept for kept in self.kept}
+        known = set(base) or {message.id for message in mine} & set(theirs)
+        wanted: dict[str, _Wanted] = {}
+        for message in mine:
+            other, kept = theirs.get(message.id), base.get(message.id)
+            counted = other.usage if other is not None else kept.counted if kept is not None else None
+            if other is not None and not (kept.is_changed if kept is not None else message != other):
+                wanted[message.id] = _as_read(other)._replace(message=message)
+            elif kept is None or kept.is_changed:
+                wanted[message.id] = _wanted(message, counted)
+        together = _with_others(wanted, theirs, known)
+        plan = _plan(together, [_digest(line) for _, line in lines], 0)
+        found = {kept.message.id: kept for kept in plan.kept}
+        gone = {message.id: base[message.id] for message in mine if message.id not in found}
+        for kept in gone.values():
+            kept.digests = []
+        return plan._replace(
+            kept=[found.get(message.id) or gone[message.id] for message in mine],
+            in_step=len(together) == len(mine) and all(_as_it_was(each, base) for each in together),
+            created=[message for message in mine if message.id not in known and found[message.id].digests],
+            updated=[message for message in mine if message.id in base and base[message.id].is_changed],
+            removed=len(known & theirs.keys() - wanted.keys()),
+        )
+
+    def commit(self, plan: Plan, last_seq: int) -> None:
+        """The plan was carried out; the entry appended last has this number."""
+        for message in self._messages[plan.first :]:
+            self._places.pop(id(message), None)
+        self.kept[plan.first :] = plan.kept
+        self._messages[plan.first :] = [kept.message for kept in plan.kept]
+        self.visible, self.last_seq, self.in_step = plan.visible, last_seq, plan.in_step
+        for place, message in enumerate(self._messages[plan.first :], plan.first):
+            self._places[id(message)] = place
+            self._watch(message)
+
+    def _watch(self, message: Message) -> None:
+        if not hasattr(message, "_watchers"):
+            message._watchers = []
+        tell = partial(self._touched.append, message)
+        if not any(same.func == tell.func for same in message._watchers if isinstance(same, partial)):
+            message._watchers.append(tell)
+        for part in message.parts:
+            part._watchers = message._watchers
+
+
+def _as_it_was(each: _Wanted, base: dict[str, Kept]) -> bool:
+    """Whether a message is visible with the lines that are known here."""
+    kept = base.get(each.message.id)
+    return each.is_mine and (kept is None or kept.is_changed or kept.digests == each.digests)
+
+
+def _with_others(wanted: dict[str, _Wanted], theirs: dict[str, Message], known: set[str]) -> list[_Wanted]:
+    """Mine, and after each what others said after it."""
+    after: dict[str | None, list[_Wanted]] = {}
+    place: str | None = None
+    for message in theirs.values():
+        if message.id in wanted:
+            place = message.id
+        elif message.id not in known:
+            after.setdefault(place, []).append(_as_read(message)._replace(is_mine=False))
+    together = after.get(None, [])
+    for each in wanted.values():
+        together += [each, *after.get(each.message.id, [])]
+    return together
+
+
+def _as_read(message: Message) -> _Wanted:
+    """A message that was just read: with the lines it was read from, and all its usage counted."""
+    lines: list[ConversationMessage] = message._source
+    return _Wanted(message, lines, [_digest(line) for line in lines], message.usage, True)
+
+
+def _wanted(message: Message, counted: Any) -> _Wanted:
+    # A message that says nothing yet is written once it does.
+    lines = message_to_lines(message) if message.parts or hasattr(message, "_source") else []
+    return _Wanted(message, lines, [_digest(line) for line in lines], counted, True)
+
+
+def _plan(wanted: Sequence[_Wanted], before: Sequence[bytes], start: int) -> Plan:
+    """Make the visible lines from place `start` on those of `wanted`, where those of `before` are now."""
+    lines: list[ConversationMessage] = []
+    digests: list[bytes] = []
+    kept: list[Kept] = []
+    for message, own, own_digests, counted, _ in wanted:
+        live = [message.__dict__, *(part.__dict__ for part in message.parts)]
+        kept.append(Kept(message, own_digests, start + len(digests), live, [_copied(fields) for fields in live]))
+        lines += [without_counting_again(own[0], counted), *own[1:]] if own else []
+        digests += own_digests
+    pairs = enumerate(zip(digests, before, strict=False))
+    common = next((n for n, (one, other) in pairs if one is not other and one != other), min(len(digests), len(before)))
+    cut = start + common if common < len(before) else None
+    return Plan(lines[common:], cut, 0, kept, start + len(digests), True, [], [], 0)
+
+
+def _digest(line: ConversationMessage) -> bytes:
+    return hashlib.blake2b(encode(line), digest_size=16).digest()
+
+
+def _copied(value: Any) -> Any:
+    """The same, so that what is changed inside it later does not show here."""
+    if isinstance(value, dict):
+        return {key: _copied(each) for key, each in value.items()}
+    if isinstance(value, list):
+        return [_copied(each) for each in value]
+    return value
