@@ -58,7 +58,8 @@ class FolderChanges:
             self._inotify = None
 
     def note(self, keys: Iterable[str]) -> None:
-        """These were removed by our own store; in a folder that is not watched yet, nobody else would tell."""
+        """Our own store changed these in a way that the kernel may not tell: in a folder that came and went unwatched,
+        or a copy of a file onto itself."""
         start = f"{self.prefix}/" if self.prefix else ""
         self._noted.extend(key for key in keys if key.startswith(start))
 
@@ -114,7 +115,7 @@ class FolderChanges:
             elif not mask & inotify.IS_FOLDER:
                 keys.add(start + name)
             elif mask & (inotify.CREATE | inotify.MOVED_TO):
-                self._watch_below(told, f"{start}{name}/", f"{self._tree.root}/{start}{name}", keys)
+                self._watch(told, f"{start}{name}/", f"{self._tree.root}/{start}{name}", keys)
             elif mask & inotify.MOVED_FROM:
                 gone = f"{start}{name}/"
                 leaving |= {below for below, its_start in self._starts.items() if its_start.startswith(gone)}
@@ -124,32 +125,33 @@ class FolderChanges:
 
     def _watch_all(self, told: Inotify) -> None:
         folder = self._tree.folder(self.prefix)
-        if os.path.isdir(folder):
-            self._watch_below(told, f"{self.prefix}/" if self.prefix else "", folder, None)
-            self._top = next(iter(self._starts), -1)
+        top = told.add(folder)
+        if top is not None:
+            self._top, self._starts[top] = top, f"{self.prefix}/" if self.prefix else ""
+            self._watch_folders_in(told, self._starts[top], folder, None)
             return
         # Not there yet: whatever happens where it would begin, everything has to be looked at.
-        while (top := told.add(folder)) is None:
+        while top is None:
             folder = os.path.dirname(folder)
+            top = told.add(folder)
         self._top = top
 
-    def _watch_below(self, told: Inotify, start: str, folder: str, keys: set[str] | None) -> None:
+    def _watch(self, told: Inotify, start: str, folder: str, keys: set[str] | None) -> None:
         """Watch a folder and all below it; with `keys`, the files that are there already are among them."""
-        waiting = [(start, folder)]
-        while waiting:
-            start, folder = waiting.pop()
-            # The watch first and the look after it, so that nothing falls between.
-            watch = told.add(folder, follow=folder == self._tree.root)
-            if watch is None:
-                continue
-            self._starts[watch] = start
-            if keys is None and _has_no_folders(folder):
-                continue
-            for entry in self._tree.entries(folder):
-                if entry.is_dir(follow_symlinks=False):
-                    waiting.append((f"{start}{entry.name}/", entry.path))
-                elif keys is not None:
-                    keys.add(start + entry.name)
+        # The watch first and the look after it, so that nothing falls between.
+        watch = told.add(folder, follow=False)
+        if watch is None:
+            return
+        self._starts[watch] = start
+        if keys is not None or not _has_no_folders(folder):
+            self._watch_folders_in(told, start, folder, keys)
+
+    def _watch_folders_in(self, told: Inotify, start: str, folder: str, keys: set[str] | None) -> None:
+        for entry in self._tree.entries(folder):
+            if entry.is_dir(follow_symlinks=False):
+                self._watch(told, f"{start}{entry.name}/", entry.path, keys)
+            elif keys is not None:
+                keys.add(start + entry.name)
 
 
 def _has_no_folders(folder: str) -> bool:

@@ -37,6 +37,7 @@ class FileLocks:
     """The locks of one store. Its own tasks queue up here, and the first of them asks for the file."""
 
     def __init__(self, tree: FileTree) -> None:
+        self._root = tree.root
         self._folder = f"{tree.root}/.locks"
         self._gate = threading.Lock()
         self._turns: dict[str, deque[tuple[asyncio.AbstractEventLoop, asyncio.Future[None]]]] = {}
@@ -168,13 +169,18 @@ class FileLocks:
                     self._unlock(key, fd)
 
         threading.Thread(target=waiting, name="carrel-lock", daemon=True).start()
-        return await coming
+        try:
+            return await coming
+        except asyncio.CancelledError:
+            if coming.done() and not coming.cancelled() and coming.exception() is None:
+                self._unlock(key, coming.result())  # it came in this very moment
+            raise
 
     def _locked(self, key: str, *, wait: bool) -> int | None:
         """The locked file with our name in it, or None when another process has it."""
         path = self._path(key)
         try:
-            make_folders(self._folder)
+            make_folders(self._folder, self._root)
             while True:
                 fd = open_or_make(path, os.O_RDWR)
                 try:
@@ -196,6 +202,7 @@ class FileLocks:
     def _unlock(self, key: str, fd: int) -> None:
         with contextlib.suppress(OSError):  # removed already, together with the whole folder
             os.unlink(self._path(key))
+        fcntl.flock(fd, fcntl.LOCK_UN)  # not by closing alone: a child that is just being forked has it open too
         os.close(fd)
 
     def _path(self, key: str) -> str:

@@ -146,29 +146,40 @@ class OpenLog:
             if not _locked(fd, self._path, wait):
                 return None
             try:
-                found = os.lstat(self._path)
-                if found.st_ino == self._inode:
-                    if (found.st_size != self._size or tail.in_batch(found)) and not self._catch_up(fd, found, wait):
-                        return None
-                    if count > 1 and tail.needs_note(self._size, len(data)):
-                        if sync and not wait:
-                            return None
-                        self._write_batch(file, data, count, sync)
-                        return self._lines, None
-                    if count:
-                        self._write(fd, data, count)
-                    return self._lines, file
-                self._file = None  # replaced by another file
+                found = self._found()
+                if found is not None and found.st_ino == self._inode:
+                    return self._append_locked(file, found, data, count, sync, wait)
             except FileNotFoundError:
-                self._file = None
-                if not create:
-                    raise self._missing() from None
+                raise self._missing() from None  # deleted while we wrote
+            except StorageError:
+                raise
             except OSError as error:
-                if isinstance(error, StorageError):
-                    raise
                 raise write_failed(self._path, error) from error
             finally:
                 fcntl.flock(fd, fcntl.LOCK_UN)
+            self._file = None  # deleted, or replaced by another file
+            if found is None and not create:
+                raise self._missing()
+
+    def _found(self) -> os.stat_result | None:
+        try:
+            return os.lstat(self._path)
+        except FileNotFoundError:
+            return None
+
+    def _append_locked(
+        self, file: SyncedFile, found: os.stat_result, data: bytes, count: int, sync: bool, wait: bool
+    ) -> Appended | None:
+        if (found.st_size != self._size or tail.in_batch(found)) and not self._catch_up(file.fd, found, wait):
+            return None
+        if count > 1 and tail.needs_note(self._size, len(data)):
+            if sync and not wait:
+                return None
+            self._write_batch(file, data, count, sync)
+            return self._lines, None if sync else file
+        if count:
+            self._write(file.fd, data, count)
+        return self._lines, file
 
     def _missing(self) -> KeyMissing:
         return KeyMissing(f"there is no log {self._key!r}, or it was deleted meanwhile; nothing was written")
@@ -200,7 +211,7 @@ class OpenLog:
                 try:
                     return make_file(path, _OPEN)
                 except FileNotFoundError:
-                    make_folders(os.path.dirname(path))
+                    make_folders(os.path.dirname(path), self._tree.root)
                     return make_file(path, _OPEN)
 
     def _write(self, fd: int, data: bytes, count: int) -> None:

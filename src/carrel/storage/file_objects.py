@@ -38,11 +38,12 @@ def open_or_make(path: str, flags: int) -> int:
         return os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
 
 
-def make_folders(folder: str) -> None:
+def make_folders(folder: str, root: str) -> None:
     """Make the folder and what is missing above it, for their owner only, whatever the umask."""
     if os.path.isdir(folder):
         return
-    make_folders(os.path.dirname(folder))
+    above = os.path.dirname(folder)
+    make_folders(above, root)
     try:
         os.mkdir(folder, 0o700)
     except FileExistsError:
@@ -50,6 +51,8 @@ def make_folders(folder: str) -> None:
             raise
     else:
         os.chmod(folder, 0o700)
+        if len(folder) <= len(root):
+            sync_folder(above)  # names below the root are synced with what is written there, those above it only here
 
 
 def sync_folder(path: str) -> None:
@@ -129,7 +132,7 @@ def _placed(
     folder = os.path.dirname(path)
     made = make and not os.path.isdir(folder)
     if made:
-        make_folders(folder)
+        make_folders(folder, tree.root)
     temp = f"{folder}/.new-{secrets.token_hex(8)}"
     try:
         fill(temp)
@@ -179,9 +182,9 @@ def remove(tree: FileTree, key: str) -> bool:
     """Take the key and all below it away in one step, then remove it at leisure; False when there was nothing."""
     path = tree.guarded(key)
     try:
-        if stat.S_ISDIR(os.lstat(path).st_mode) and not tree.has_keys(path):
+        if stat.S_ISDIR(os.lstat(path).st_mode) and tree.first_key(path) is None:
             return False
-        trash = _thrown(path, f"{tree.root}/.trash")
+        trash = _thrown(path, f"{tree.root}/.trash", tree.root)
     except OSError as error:
         if tree.absent(error):
             return False
@@ -196,14 +199,14 @@ def remove(tree: FileTree, key: str) -> bool:
     return True
 
 
-def _thrown(path: str, trash: str) -> str:
+def _thrown(path: str, trash: str, root: str) -> str:
     """Move it into the trash folder, or into one beside it where a file system of its own begins on the way."""
-    make_folders(trash)
+    make_folders(trash, root)
     try:
         os.rename(path, f"{trash}/{secrets.token_hex(8)}")
     except OSError as error:
         beside = f"{os.path.dirname(path)}/.trash"
         if error.errno != errno.EXDEV or trash == beside:
             raise
-        return _thrown(path, beside)
+        return _thrown(path, beside, root)
     return trash

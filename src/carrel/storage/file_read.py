@@ -189,7 +189,7 @@ class Counted:
 
     def marks(self, view: LogView) -> LineMarks:
         marks = view.marks()
-        if view.size > BLOCK and marks.before_offset(view.size, view.fd, view.inode) is START:
+        if view.size > BLOCK and marks.before_offset(view.size, view.fd, view.inode) == START:
             return LineMarks(self._packed.get(view.path, b""))
         return marks
 

@@ -63,7 +63,7 @@ class FileStore:
     async def get_many(self, keys: Sequence[str]) -> list[bytes | None]:
         if len(keys) <= _FEW:
             return [await self.get(key) for key in keys]
-        return await asyncio.to_thread(lambda: [self._tree.get(key) for key in keys])
+        return await asyncio.to_thread(self._tree.get_many, keys)
 
     async def put(self, key: str, data: bytes, *, only_new: bool = False, only_existing: bool = False) -> bool:
         return await asyncio.to_thread(
@@ -72,6 +72,7 @@ class FileStore:
 
     async def copy(self, source: str, target: str) -> None:
         await asyncio.to_thread(file_objects.copy, self._tree, source, target)
+        self._note([target])
 
     async def delete(self, key: str) -> bool:
         return await asyncio.to_thread(self._delete, key)
@@ -81,9 +82,12 @@ class FileStore:
         removed = file_objects.remove(self._tree, key)
         if removed:
             self._logs.delete(key)
-            for changes in [*self._changes]:
-                changes.note(keys)
+            self._note(keys)
         return removed
+
+    def _note(self, keys: Sequence[str]) -> None:
+        for changes in [*self._changes]:
+            changes.note(keys)
 
     async def folders(self, prefix: str = "") -> list[str]:
         return await asyncio.to_thread(self._tree.folders, prefix)

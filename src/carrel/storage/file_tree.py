@@ -4,7 +4,7 @@ import errno
 import os
 import re
 import stat
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from carrel.errors import KeyRefused, StorageReadError, StorageWriteError
@@ -12,6 +12,9 @@ from carrel.storage.seam import Stamp, checked_key
 
 _NAME = r"(?!\.)[^\x00-\x1f\x7f/\\]+"
 _SHOWN = re.compile(f"{_NAME}(?:/{_NAME})*")
+
+_READING = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK  # a named pipe must not hold us up
+_SMALL = 64 * 1024
 
 _ADVICE = {
     errno.ENOSPC: "make room on the disk and try again",
@@ -43,8 +46,8 @@ class OpenFile:
     def __init__(self, fd: int) -> None:
         self.fd = fd
 
-    def __del__(self) -> None:
-        os.close(self.fd)
+    def __del__(self, close: Callable[[int], None] = os.close) -> None:
+        close(self.fd)
 
 
 def write_failed(what: str, error: OSError) -> StorageWriteError:
@@ -110,8 +113,7 @@ class FileTree:
         """Open for reading, or None when there is no such file."""
         path = self.guarded(key)
         try:
-            # O_NONBLOCK: a named pipe must not hold us up.
-            file = OpenFile(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK))
+            file = OpenFile(os.open(path, _READING))
             found = os.fstat(file.fd)
         except OSError as error:
             if self.absent(error):
@@ -129,7 +131,26 @@ class FileTree:
             raise read_failed(self.path(key), error) from error
         return data
 
-    def get(self, key: str) -> bytes | None:
+    def get_many(self, keys: Sequence[str]) -> list[bytes | None]:
+        """The bytes of many small objects."""
+        found = []
+        for key in keys:
+            path = self.guarded(key)
+            try:
+                fd = os.open(path, _READING)
+            except OSError:
+                found.append(self._get(key))
+                continue
+            try:
+                data = os.read(fd, _SMALL)
+            except OSError:
+                data = b""
+            os.close(fd)
+            # Nothing, not all, or no file at all: then with more care.
+            found.append(data if 0 < len(data) < _SMALL else self._get(key))
+        return found
+
+    def _get(self, key: str) -> bytes | None:
         opened = self.open(key)
         return self.content(key, opened[0], opened[1].st_size) if opened else None
 
@@ -185,21 +206,31 @@ class FileTree:
 
     def folders(self, prefix: str) -> list[str]:
         """The names of the folders below a prefix that have keys in them, sorted; links are not entered."""
-        folder = self.folder(prefix)
-        return sorted(
-            entry.name
-            for entry in self.entries(folder)
-            if entry.is_dir(follow_symlinks=False) and self.has_keys(entry.path)
-        )
+        names, likely = [], ""
+        for entry in self.entries(self.folder(prefix)):
+            if entry.is_dir(follow_symlinks=False):
+                # Where folders are alike, a file that one has is in the next one too, and nothing has to be listed.
+                if not (likely and os.path.isfile(f"{entry.path}/{likely}")):
+                    found = self.first_key(entry.path)
+                    if found is None:
+                        continue
+                    likely = found
+                names.append(entry.name)
+        return sorted(names)
 
-    def has_keys(self, folder: str) -> bool:
+    def first_key(self, folder: str) -> str | None:
+        """Some key below a folder, as seen from there, or None when it has none."""
         below = []
         for entry in self.entries(folder):
             if entry.is_dir(follow_symlinks=False):
-                below.append(entry.path)
+                below.append(entry)
             elif entry.is_file():
-                return True
-        return any(map(self.has_keys, below))
+                return entry.name
+        for entry in below:
+            found = self.first_key(entry.path)
+            if found is not None:
+                return f"{entry.name}/{found}"
+        return None
 
 
 def _refuse_odd(key: str) -> None:

@@ -34,8 +34,11 @@ class _Bell:
     async def wait(self) -> None:
         """Until it rings, or long enough to look by ourselves."""
         seconds = _POLL_SECONDS if self.watch is None else _RECHECK_SECONDS
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._rung.wait(), seconds)
+        timer = asyncio.get_running_loop().call_later(seconds, self._rung.set)
+        try:
+            await self._rung.wait()
+        finally:
+            timer.cancel()
 
 
 class _Bells:

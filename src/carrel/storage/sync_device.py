@@ -12,7 +12,7 @@ _SOUND = ("ext4", "xfs")
 
 Not so, for one, those that a program serves (FUSE): they are told of a sync of a file, and of nothing else."""
 
-_QUIET_BYTES = 32 * 1024 * 1024
+_QUIET_BYTES = 64 * 1024 * 1024
 """A sync of the whole writes what others left unwritten too; with more than this it would take too long."""
 
 
