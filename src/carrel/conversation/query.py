@@ -5,7 +5,7 @@ import re
 import unicodedata
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
-from functools import lru_cache
+from functools import cache, lru_cache
 from itertools import islice
 from typing import NamedTuple
 
@@ -16,18 +16,10 @@ MAX_PHRASES = 24
 SNIPPET = 200
 """About how many characters of a hit are shown."""
 
-_WORD = re.compile(f"[{UNSPACED}]|[^\\W_{UNSPACED}]+")
 _QUOTED = re.compile(r'"([^"]*)"|“([^”]*)”|„([^“”]*)[“”]|«([^»]*)»')
 _LETTER = f"[^\\W_{UNSPACED}]"
-_LETTER_ALONE = re.compile(_LETTER)
 _MARKS = "[\u0300-\u036f]*"
-_ACCENTED = re.compile(
-    "[\u00c0-\u1fff\u2100-\u218f\u2c00-\u2dff\ua640-\ua7ff\ufb00-\ufb4f\uff00-\uffef\U00010400-\U0001e943]"
-)
-"""Characters that may have case or an accent; dashes, quotes, ideographs and emoji, the usual reasons why a text is not
-ASCII, have neither."""
 _MARK = re.compile("[\u0300-\u036f]")
-_UNSPACED_CHARACTER = re.compile(f"[{UNSPACED}]")
 
 _ENOUGH = 40
 _FIRST = 8
@@ -47,6 +39,31 @@ class Query(NamedTuple):
     """Those in quotes, without which nothing will do."""
     plain: str
     """The text as it was typed, without control characters, for looking by meaning."""
+
+
+@cache
+def _word() -> re.Pattern[str]:
+    # Classes as large as these take some milliseconds to compile, which only who searches should pay.
+    return re.compile(f"[{UNSPACED}]|{_LETTER}+")
+
+
+@cache
+def _letter() -> re.Pattern[str]:
+    return re.compile(_LETTER)
+
+
+@cache
+def _unspaced() -> re.Pattern[str]:
+    return re.compile(f"[{UNSPACED}]")
+
+
+@cache
+def _accented() -> re.Pattern[str]:
+    """Characters that may have case or an accent; dashes, quotes, ideographs and emoji, the usual reasons why a text
+    is not ASCII, have neither."""
+    return re.compile(
+        "[\u00c0-\u1fff\u2100-\u218f\u2c00-\u2dff\ua640-\ua7ff\ufb00-\ufb4f\uff00-\uffef\U00010400-\U0001e943]"
+    )
 
 
 def parse(text: str) -> Query:
@@ -71,7 +88,7 @@ def parse(text: str) -> Query:
 
 
 def _words(text: str) -> tuple[str, ...]:
-    return tuple(_WORD.findall(text))[:MAX_PHRASES]
+    return tuple(_word().findall(text))[:MAX_PHRASES]
 
 
 def _goes_on(plain: str, last: Phrase) -> bool:
@@ -87,10 +104,10 @@ def _single_words(phrases: Sequence[Phrase]) -> list[Phrase]:
         words = phrase.words
         for index, word in enumerate(words):
             following = words[index + 1 : index + 2]
-            if not _UNSPACED_CHARACTER.fullmatch(word):
+            if not _unspaced().fullmatch(word):
                 last = index == len(words) - 1
                 single.append(Phrase((word,), phrase.prefix and last))
-            elif following and _UNSPACED_CHARACTER.fullmatch(following[0]):
+            elif following and _unspaced().fullmatch(following[0]):
                 single.append(Phrase((word, *following)))
             elif len(words) == 1:
                 single.append(phrase)
@@ -111,7 +128,7 @@ _folding = _Folding()
 
 
 def _folded(text: str) -> str:
-    return text.translate(_folding) if not text.isascii() and _ACCENTED.search(text) else text.lower()
+    return text.translate(_folding) if not text.isascii() and _accented().search(text) else text.lower()
 
 
 class Folded(NamedTuple):
@@ -132,12 +149,12 @@ def _pattern(phrase: Phrase, marks: bool) -> re.Pattern[str]:
     body = ""
     for index, word in enumerate(phrase.words):
         if index:
-            alone = _UNSPACED_CHARACTER.fullmatch(word) or _UNSPACED_CHARACTER.fullmatch(phrase.words[index - 1])
+            alone = _unspaced().fullmatch(word) or _unspaced().fullmatch(phrase.words[index - 1])
             body += f"[\\W_]{'*' if alone else '+'}"
         body += "".join(letter + (_MARKS if marks else "") for letter in map(re.escape, _folded(word)))
     if phrase.prefix:
         body += f"(?P<rest>{_LETTER}*)"
-    elif not _UNSPACED_CHARACTER.fullmatch(phrase.words[-1]):
+    elif not _unspaced().fullmatch(phrase.words[-1]):
         body += f"(?!{_LETTER})"
     return re.compile(body)
 
@@ -145,11 +162,11 @@ def _pattern(phrase: Phrase, marks: bool) -> re.Pattern[str]:
 def matches(phrase: Phrase, folded: Folded) -> Iterator[re.Match[str]]:
     """Where a text has the phrase, as the catalogue sees it; at most so often as to tell that it does."""
     text, marks = folded
-    alone = _UNSPACED_CHARACTER.fullmatch(phrase.words[0])
+    alone = _unspaced().fullmatch(phrase.words[0])
     found = (
         match
         for match in _pattern(phrase, marks).finditer(text)
-        if alone or match.start() == 0 or not _LETTER_ALONE.fullmatch(text, match.start() - 1, match.start())
+        if alone or match.start() == 0 or not _letter().fullmatch(text, match.start() - 1, match.start())
     )
     return islice(found, _ENOUGH)
 

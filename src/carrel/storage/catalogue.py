@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -28,9 +29,6 @@ UNSPACED = (
     "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uac00-\ud7af\uf900-\ufaff"
     "\U00020000-\U0003ffff"
 )
-_UNSPACED = re.compile(f"([{UNSPACED}])")
-# SQLite takes what its tables do not know, as the newest emoji, for letters.
-_NO_LETTERS = re.compile("[^\\w\\x00-\\uffff]+")
 
 
 class Document(NamedTuple):
@@ -259,7 +257,7 @@ class Catalogue:
                     count = sum(1 for _ in self._matches(connection, shelf, asked, end))
                 matches += count
                 if matches >= enough:
-                    return min(1.0, matches / (end - (lowest if count == enough else first)))
+                    return float(min(1.0, matches / (end - (lowest if count == enough else first))))
             total = end - _counter(connection, "forgotten")
         # Of a few documents nothing can be said about all the others.
         return min(1.0, (matches + 0.5) / max(total, _FEW))
@@ -281,8 +279,16 @@ def indexable(text: str) -> str:
     """The text as it is indexed: a character of an unspaced script stands alone, and all can be written as UTF-8."""
     if text.isascii():
         return text
-    text = text.encode("utf-8", "replace").decode("utf-8")
-    return _UNSPACED.sub(r" \1 ", _NO_LETTERS.sub(" ", text))
+    unspaced, unknown = _odd_characters()
+    return unspaced.sub(r" \1 ", unknown.sub(" ", text.encode("utf-8", "replace").decode("utf-8")))
+
+
+@cache
+def _odd_characters() -> tuple[re.Pattern[str], re.Pattern[str]]:
+    """Those that stand alone; and those that SQLite's tables do not know and it takes for letters, as new emoji.
+
+    Compiled when first needed, because classes as large as these take some milliseconds."""
+    return re.compile(f"([{UNSPACED}])"), re.compile("[^\\w\\x00-\\uffff]+")
 
 
 def _runs(documents: Sequence[Document]) -> Iterator[list[Document]]:

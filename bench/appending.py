@@ -1,0 +1,86 @@
+"""Appending: one message after another, and many sessions at once with every append on the disk."""
+
+import asyncio
+import json
+import statistics
+import time
+from pathlib import Path
+from typing import Any
+
+from carrel.conversation.messages import user_text_message
+from carrel.conversation.store import SessionStore
+from measure import Line, Scale, in_turn, times_faster
+
+APPENDERS = 32
+
+
+def message(number: int) -> dict[str, Any]:
+    return user_text_message(f"message {number}: " + "please look at the parser and tell me what you think of it. " * 5)
+
+
+def plain_append(folder: Path, said: dict[str, Any], meta: dict[str, Any]) -> None:
+    with (folder / "messages.jsonl").open("a") as log:
+        log.write(json.dumps(said) + "\n")
+    meta["message_count"] += 1
+    with (folder / "meta.json").open("w") as file:
+        json.dump(meta, file, indent=2)
+
+
+async def measure(scale: Scale) -> list[Line]:
+    return [await _one_after_another(scale), await _on_the_disk(scale)]
+
+
+async def _one_after_another(scale: Scale) -> Line:
+    count = scale(2000)
+    messages = [message(number) for number in range(count)]
+    plain = scale.folder / "plain-append"
+    plain.mkdir()
+    meta = {"id": "a", "title": "New chat", "cwd": "/", "created_at": "2026-01-01", "message_count": 0}
+    async with SessionStore(scale.folder / "append", embedder=None) as store:
+
+        async def ours() -> None:
+            for said in messages:
+                await store.append_message("a", said)
+
+        async def plainly() -> None:
+            for said in messages:
+                plain_append(plain, said, meta)
+
+        samples = await in_turn(7, ours=ours, plain=plainly)
+    how = f"{count} messages, one after another; plain: open, json.dumps, append, close, rewrite meta.json"
+    return times_faster("append, durability os", samples, 10, unit="µs", per=count, how=how)
+
+
+async def _on_the_disk(scale: Scale) -> Line:
+    """Rates, not times: how many appends a second 32 appenders reach together, against one alone."""
+    alone, each = scale(400), max(4, scale(200))
+    rates: dict[str, list[float]] = {"ours": [], "plain": []}
+    async with SessionStore(scale.folder / "fsync", "fsync", embedder=None) as store:
+        for number in range(APPENDERS + 1):
+            await store.append_message(f"s{number}", message(0))
+
+        async def appender(name: str, count: int) -> None:
+            for number in range(count):
+                await store.append_message(name, message(number))
+
+        for _ in range(5):
+            start = time.perf_counter()
+            await appender(f"s{APPENDERS}", alone)
+            rates["plain"].append(alone / (time.perf_counter() - start))
+            start = time.perf_counter()
+            await asyncio.gather(*(appender(f"s{number}", each) for number in range(APPENDERS)))
+            rates["ours"].append(APPENDERS * each / (time.perf_counter() - start))
+    together, one = statistics.median(rates["ours"]), statistics.median(rates["plain"])
+    how = f"{APPENDERS} appenders to {APPENDERS} sessions, against one alone; appends a second"
+    return Line(
+        "append, durability fsync, 32 at once",
+        together,
+        one,
+        "/s",
+        "≥ 10 times",
+        together >= 10 * one,
+        together / one,
+        5,
+        how,
+        rates,
+    )
