@@ -5,6 +5,7 @@ import contextlib
 import logging
 import subprocess
 import sys
+import threading
 import traceback
 from collections.abc import AsyncIterator, Awaitable, Callable
 
@@ -16,7 +17,7 @@ from carrel.errors import ConfigurationError, StorageReadError, StorageUnavailab
 from carrel.storage.redis_store import RedisStore
 from carrel.storage.seam import process_name
 from tests.real_redis import RealRedis, free_port
-from tests.storage.suite import Listener, everything
+from tests.storage.suite import Listener, everything, in_a_thread
 
 Start = Callable[..., RealRedis]
 
@@ -423,7 +424,39 @@ async def test_a_store_serves_one_loop_after_another(start_redis: Start) -> None
         await store.close()
         return number
 
-    assert [await asyncio.to_thread(lambda: asyncio.run(work())) for _ in range(4)] == [1, 2, 3, 4]
+    assert [await in_a_thread(work) for _ in range(4)] == [1, 2, 3, 4]
+
+
+async def test_a_loop_that_ends_takes_its_connections_with_it(start_redis: Start) -> None:
+    server = start_redis()
+    store = RedisStore(server.url)
+
+    async def work() -> int:
+        return await store.append("log", [b"x"])
+
+    assert [await in_a_thread(work) for _ in range(3)] == [1, 2, 3]
+    with Redis.from_url(server.url) as client:
+        await until(lambda: asyncio.to_thread(lambda: len(client.client_list())), 1)
+
+
+async def test_close_also_closes_what_other_threads_use(start_redis: Start) -> None:
+    server = start_redis()
+    store = RedisStore(server.url)
+    used, finish = threading.Event(), threading.Event()
+
+    async def work() -> None:
+        await store.append("log", [b"x"])
+        used.set()
+        await asyncio.to_thread(finish.wait)
+
+    working = asyncio.ensure_future(in_a_thread(work))
+    await asyncio.to_thread(used.wait)
+    await store.append("log", [b"x"])
+    await store.close()
+    with Redis.from_url(server.url) as client:
+        await until(lambda: asyncio.to_thread(lambda: len(client.client_list())), 1)
+    finish.set()
+    await working
 
 
 async def test_a_lock_is_kept_as_long_as_its_holder_lives(start_redis: Start, open_redis: Open) -> None:

@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import hashlib
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator
 from functools import lru_cache
 from importlib.resources import files
 from typing import Any
@@ -56,7 +56,7 @@ class RedisConnections:
         self._password = str(settings.get("password") or "")
         self.address = str(settings.get("path") or f"{settings.get('host', 'localhost')}:{settings.get('port', 6379)}")
         self._guard = threading.Lock()
-        self._pools: dict[asyncio.AbstractEventLoop, Any] = {}
+        self._pools: dict[asyncio.AbstractEventLoop, tuple[Any, AsyncGenerator[None]]] = {}
         self._server: dict[str, str] | None = None
 
     def _pool(self, **settings: Any) -> Any:
@@ -77,9 +77,13 @@ class RedisConnections:
         with self._guard:
             for ended in [other for other in self._pools if other.is_closed()]:
                 del self._pools[ended]
-            pool = self._pools.get(loop)
-            if pool is None:
-                pool = self._pools[loop] = self._pool()
+            new = loop not in self._pools
+            if new:
+                fresh = self._pool()
+                self._pools[loop] = fresh, _disconnecting(fresh)
+            pool, closing = self._pools[loop]
+        if new:
+            await anext(closing)
         client = self._client(pool)
         if self._server is None:
             self._server = await self._checked(client)
@@ -183,12 +187,14 @@ class RedisConnections:
             pools, self._pools = self._pools, {}
             self._server = None
         here = asyncio.get_running_loop()
-        for loop, pool in pools.items():
+        for loop, (pool, closing) in pools.items():
             if loop is here:
-                await pool.disconnect()
+                await closing.aclose()
             elif loop.is_running():
-                await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(pool.disconnect(), loop))
-            # The sockets of a loop that has ended can be closed by nobody; they go with the pool.
+                there = asyncio.run_coroutine_threadsafe(pool.disconnect(), loop)
+                # That loop may be at its end just now: then it answers no more, and closes its connections itself.
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(asyncio.wrap_future(there), _CONNECT_SECONDS)
 
     @contextlib.contextmanager
     def _in_our_words(self, doing: str, what: str) -> Iterator[None]:
@@ -225,6 +231,15 @@ class RedisConnections:
         if isinstance(error, known.NoPermissionError):
             return failed(f"{server} does not allow {doing} {what} to this user: {said}")
         return failed(f"{server} refused {doing} {what}: {said}")
+
+
+async def _disconnecting(pool: Any) -> AsyncGenerator[None]:
+    """Disconnects when it is closed. A loop closes the generators begun on it before it ends: after that, its
+    connections could be closed by nobody."""
+    try:
+        yield
+    finally:
+        await pool.disconnect()
 
 
 def _facts(info: bytes) -> dict[str, str]:

@@ -1,0 +1,285 @@
+"""What only the file store does: paths, permissions, links, what is hidden, and disks that refuse."""
+
+import asyncio
+import os
+import random
+import shutil
+import stat
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from carrel.errors import KeyRefused, StorageReadError, StorageWriteError
+from carrel.storage.file_store import FileStore
+from tests.storage.file_places import needs_namespaces, run, start
+from tests.storage.suite import everything
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> FileStore:
+    return FileStore(tmp_path / "store")
+
+
+def modes(root: Path) -> set[tuple[bool, int]]:
+    return {(path.is_dir(), stat.S_IMODE(path.stat().st_mode)) for path in [root, *root.rglob("*")]}
+
+
+@pytest.mark.parametrize("umask", [0o000, 0o022, 0o777])
+async def test_only_the_owner_can_see_what_is_kept_whatever_the_umask(store: FileStore, umask: int) -> None:
+    before = os.umask(umask)
+    try:
+        await store.put("a/b/object", b"x")
+        await store.append("c/d/log.jsonl", [b"x" * 3000] * 3)
+        store.root.joinpath("c/d/log.jsonl").open("ab").write(b"torn")
+        await store.append("c/d/log.jsonl", [b"x"])
+        await store.copy("a/b/object", "e/copy")
+        lock = await store.lock("mine")
+    finally:
+        os.umask(before)
+    assert modes(store.root) == {(True, 0o700), (False, 0o600)}
+    assert lock is not None
+    await lock.release()
+
+
+async def test_what_the_store_keeps_for_itself_is_never_shown(store: FileStore) -> None:
+    await store.append("s/log.jsonl", [b"x" * 1000] * 2000)
+    await store.put("s/object", b"x")
+    await store.put("gone/object", b"x")
+    await store.delete("gone")
+    lock = await store.lock("mine")
+    (store.root / "s/.DS_Store").touch()
+    (store.root / ".git").mkdir()
+    (store.root / ".git/config").touch()
+    assert {".locks", ".trash", ".log.jsonl.mark"} <= {path.name for path in store.root.rglob(".*")}
+    assert await store.list() == ["s/log.jsonl", "s/object"]
+    assert await store.folders() == ["s"]
+    assert lock is not None
+    await lock.release()
+
+
+@pytest.mark.parametrize("key", [".x", "a/.x", "a/.x/b", "x" * 256, "é" * 128, "a\ud800"])
+async def test_a_key_that_can_be_no_file_name_is_refused(store: FileStore, key: str) -> None:
+    for attempt in (store.get(key), store.put(key, b"x"), store.append(key, [b"x"]), store.stamp(key), store.list(key)):
+        with pytest.raises(KeyRefused):
+            await attempt
+    assert not store.root.exists()
+
+
+async def test_a_root_that_is_not_there_reads_as_empty_and_is_made_by_the_first_write(tmp_path: Path) -> None:
+    store = FileStore(tmp_path / "not" / "yet")
+    assert await store.list() == []
+    assert await store.folders() == []
+    assert await store.get("a") is None
+    assert await store.stamps(["a"]) == [None]
+    assert await store.delete("a") is False
+    assert await everything(store, "log") == []
+    assert await store.holder("mine") is None
+    assert (await store.changed("")).keys is None
+    assert list(tmp_path.iterdir()) == []
+    await store.append("log", [b"x"])
+    assert await store.list() == ["log"]
+
+
+async def test_a_relative_root_stays_where_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    store = FileStore("here")
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    await store.put("a", b"x")
+    assert (tmp_path / "here/a").read_bytes() == b"x"
+
+
+async def test_a_root_that_is_a_file_is_an_error_that_says_so(tmp_path: Path) -> None:
+    (tmp_path / "store").write_text("in the way")
+    store = FileStore(tmp_path / "store")
+    for write in (store.put("a", b"x"), store.append("a", [b"x"]), store.put("a/b", b"x"), store.lock("a")):
+        with pytest.raises(StorageWriteError, match="a file stands where a folder is needed"):
+            await write
+    for read in (store.get("a"), store.list(), store.folders(), store.stamp("a")):
+        with pytest.raises(StorageReadError, match="could not be read"):
+            await read
+    assert (tmp_path / "store").read_text() == "in the way"
+
+
+async def test_a_file_cannot_be_a_folder_nor_a_folder_a_file(store: FileStore) -> None:
+    await store.put("a", b"x")
+    await store.put("b/c", b"x")
+    for write in (store.put("a/below", b"y"), store.append("a/below", [b"y"]), store.put("a/b/c", b"y")):
+        with pytest.raises(StorageWriteError, match="a file stands where a folder is needed"):
+            await write
+    for write in (store.put("b", b"y"), store.append("b", [b"y"])):
+        with pytest.raises(StorageWriteError, match="a folder stands where a file is needed"):
+            await write
+    assert await store.get("a/below") is None
+    assert await store.get("b") is None
+    assert await store.stamp("b") is None
+    assert await everything(store, "b") == []
+    assert await store.list() == ["a", "b/c"]
+
+
+# --- links and odd files --------------------------------------------------------------------------------------------
+
+
+async def test_a_folder_that_is_a_link_out_of_the_root_is_refused(store: FileStore, tmp_path: Path) -> None:
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "object").write_bytes(b"private")
+    await store.put("s/object", b"x")
+    (store.root / "out").symlink_to(outside)
+    attempts = [
+        store.get("out/object"),
+        store.put("out/object", b"x"),
+        store.put("out/new", b"x", only_new=True),
+        store.append("out/log", [b"x"]),
+        store.copy("s/object", "out/copy"),
+        store.copy("out/object", "s/copy"),
+        store.delete("out/object"),
+        store.list("out"),
+        store.folders("out"),
+        everything(store, "out/object"),
+    ]
+    for attempt in attempts:
+        with pytest.raises(KeyRefused, match="leads out of"):
+            await attempt
+    assert await store.list() == ["s/object"]
+    assert await store.folders() == ["s"]
+    assert [path.name for path in outside.iterdir()] == ["object"]
+
+
+async def test_to_delete_a_link_leaves_what_it_leads_to(store: FileStore, tmp_path: Path) -> None:
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "object").write_bytes(b"private")
+    store.root.mkdir()
+    (store.root / "out").symlink_to(outside)
+    assert await store.delete("out")
+    assert not (store.root / "out").is_symlink()
+    assert (outside / "object").read_bytes() == b"private"
+
+
+async def test_nothing_is_written_through_a_link(store: FileStore, tmp_path: Path) -> None:
+    (tmp_path / "outside").write_bytes(b"private\n")
+    store.root.mkdir()
+    (store.root / "linked").symlink_to(tmp_path / "outside")
+    assert await store.get("linked") == b"private\n"
+    with pytest.raises(StorageWriteError, match="symbolic link"):
+        await store.append("linked", [b"x"])
+    await store.put("linked", b"x")
+    assert (tmp_path / "outside").read_bytes() == b"private\n"
+    assert await store.get("linked") == b"x"
+
+
+async def test_a_named_pipe_holds_nobody_up_and_is_no_key(store: FileStore) -> None:
+    store.root.mkdir()
+    os.mkfifo(store.root / "pipe")
+    assert await store.get("pipe") is None
+    assert await store.get_many(["pipe"] * 20) == [None] * 20
+    assert await everything(store, "pipe") == []
+    assert await store.list() == []
+    with pytest.raises(StorageWriteError, match="no regular file"):
+        await store.append("pipe", [b"x"])
+
+
+# --- objects --------------------------------------------------------------------------------------------------------
+
+
+async def test_a_put_that_is_killed_leaves_the_old_bytes_or_the_new(store: FileStore) -> None:
+    for _ in range(8):
+        other = await start("put_over_and_over", store.root, "300000")
+        assert await other.line() == "began"
+        await asyncio.sleep(random.uniform(0, 0.05))
+        await other.kill()
+        data = await store.get("s/object")
+        assert data is None or data in {b"%d" % digit * 300_000 for digit in range(10)}
+        assert await store.list("s") in ([], ["s/object"])
+
+
+async def test_deleting_wins_over_a_put_of_what_is_there(store: FileStore) -> None:
+    for number in range(100):
+        await store.put(f"s{number}/object", b"old")
+        key = f"s{number}/object" if number % 2 else f"s{number}"
+        deleted, _ = await asyncio.gather(store.delete(key), store.put(f"s{number}/object", b"new", only_existing=True))
+        assert deleted
+        assert await store.list() == []
+
+
+async def test_quick_puts_of_the_same_size_have_different_stamps(store: FileStore) -> None:
+    stamps = []
+    for number in range(50):
+        await store.put("object", b"%02d" % number)
+        stamps.append(await store.stamp("object"))
+    assert len(set(stamps)) == 50
+
+
+async def test_a_copy_takes_no_room_and_keeps_its_bytes_when_the_source_is_put_anew(store: FileStore) -> None:
+    await store.put("a/blob", b"x" * 1000)
+    await store.copy("a/blob", "b/blob")
+    assert (store.root / "a/blob").samefile(store.root / "b/blob")
+    await store.copy("a/blob", "b/blob")
+    await store.put("a/blob", b"new")
+    assert await store.get("b/blob") == b"x" * 1000
+    assert await store.list() == ["a/blob", "b/blob"]
+    assert sorted(os.listdir(store.root / "b")) == ["blob"]
+
+
+async def test_what_a_crash_left_of_a_delete_goes_with_the_next_one(store: FileStore) -> None:
+    await store.put("a/b/c", b"x")
+    await store.put("d", b"x")
+    (store.root / ".trash").mkdir()
+    (store.root / "a").rename(store.root / ".trash/left")
+    assert await store.delete("d")
+    assert list((store.root / ".trash").iterdir()) == []
+
+
+# --- disks that refuse ----------------------------------------------------------------------------------------------
+
+
+def test_at_a_limit_on_file_sizes_the_log_stays_whole_and_goes_on_when_it_is_lifted(tmp_path: Path) -> None:
+    said = run("meet_a_file_size_limit", tmp_path / "store")
+    assert said[-1] == "whole"
+    assert all("ulimit -f" in line for line in said[:-1])
+    assert len(said) == 5
+
+
+def test_on_a_full_disk_the_log_stays_whole_and_goes_on_when_there_is_room(tmp_path: Path) -> None:
+    before = f"mount -t tmpfs -o size=1m tmpfs {tmp_path}"
+    needs_namespaces(before, tmp_path)
+    said = run("meet_a_full_disk", tmp_path / "store", before=before)
+    assert said[-1] == "whole"
+    assert all("make room" in line for line in said[:-1])
+    assert len(said) >= 4
+
+
+async def test_on_a_read_only_disk_reading_works_and_writing_says_why_not(store: FileStore, tmp_path: Path) -> None:
+    await store.put("s/object", b"old")
+    await store.append("s/log.jsonl", [b"old"])
+    before = f"mount --bind {tmp_path} {tmp_path} && mount -o remount,bind,ro {tmp_path}"
+    needs_namespaces(before, tmp_path)
+    said = run("be_refused", store.root, before=before)
+    assert [line.split(":")[0] for line in said] == ["StorageWriteError"] * 6 + ["done"] * 2
+    assert all("read-only" in line for line in said[:6])
+    assert await store.list() == ["s/log.jsonl", "s/object"]
+
+
+@pytest.fixture
+def public_folder() -> Iterator[Path]:
+    """A folder that everybody can go through, which pytest's own is not."""
+    folder = Path(tempfile.mkdtemp())
+    folder.chmod(0o755)
+    yield folder
+    shutil.rmtree(folder)
+
+
+async def test_where_we_have_no_permission_every_verb_says_so(public_folder: Path) -> None:
+    store = FileStore(public_folder / "store")
+    await store.put("s/object", b"old")
+    await store.append("s/log.jsonl", [b"old"])
+    if os.getuid() != 0:
+        store.root.chmod(0)
+    said = run("be_refused_as_somebody_else", store.root)
+    store.root.chmod(0o700)
+    assert len(said) == 8
+    assert all("Permission denied (see who owns it" in line for line in said)
+    assert await store.get("s/object") == b"old"
