@@ -17,6 +17,14 @@ if TYPE_CHECKING:
         DEFAULT_COMPACT_THRESHOLD,
         should_compact,
     )
+    from carrel.conversation.conversation import (
+        Conversation,
+        ConversationStorage,
+        create_session,
+        get_session,
+        get_session_storage,
+        list_sessions,
+    )
     from carrel.conversation.entries import (
         build_compact_event,
         build_rewind_event,
@@ -115,6 +123,8 @@ __all__ = [
     "CatalogueLost",
     "CompactRefused",
     "ConfigurationError",
+    "Conversation",
+    "ConversationStorage",
     "Converted",
     "Event",
     "EventType",
@@ -161,10 +171,14 @@ __all__ = [
     "build_message",
     "build_rewind_event",
     "bus",
+    "create_session",
     "document_block",
     "flatten_message_text",
     "from_provider",
+    "get_session",
+    "get_session_storage",
     "image_block",
+    "list_sessions",
     "redact_secrets",
     "resolve_carrel_home",
     "resolve_sessions_dir",
@@ -180,6 +194,8 @@ __all__ = [
 _ROOMS = {
     "carrel.assembly": "FileStorage MemoryStorage RedisStorage StorageBackend",
     "carrel.conversation.compaction": "COMPACT_SUMMARY_PROMPT DEFAULT_COMPACT_THRESHOLD should_compact",
+    "carrel.conversation.conversation": """
+        Conversation ConversationStorage create_session get_session get_session_storage list_sessions""",
     "carrel.conversation.entries": "build_compact_event build_rewind_event",
     "carrel.conversation.formats": "Converted from_provider to_provider",
     "carrel.conversation.importers": "ImportReport",
