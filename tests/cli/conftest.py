@@ -42,7 +42,7 @@ def carrel(environment: dict[str, str], tmp_path: Path) -> Carrel:
 
     def run(*words: object, code: int = 0, **more: Any) -> subprocess.CompletedProcess[str]:
         done = subprocess.run(
-            [sys.executable, "-m", "carrel", *map(str, words)],
+            [*more.pop("through", []), sys.executable, "-m", "carrel", *map(str, words)],
             env=environment | more.pop("env", {}),
             cwd=tmp_path,
             capture_output=True,

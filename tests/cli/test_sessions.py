@@ -87,9 +87,9 @@ def test_show_reads_like_a_conversation(carrel: Any, keep: Any) -> None:
     keep(write)
     shown = carrel("sessions", "show", "s1").stdout
     assert shown.startswith("Look.\ns1 · m-1 · ")
-    assert 'User\nLook.\n\nAssistant\nI will.\n→ read_file {"path": "x.py"}\n\nTool\n✗ 0\n1\n' in shown
+    assert 'User\nLook.\n\nAssistant\nI will.\n→ read_file {"path": "x.py"}\n\nTool\n✗ 0\n  1\n' in shown
     assert "more lines; --full shows them" in shown
-    assert "\n99\n" in carrel("sessions", "show", "s1", "--full").stdout
+    assert "\n  99\n" in carrel("sessions", "show", "s1", "--full").stdout
     document = json.loads(carrel("sessions", "show", "s1", "--json").stdout)
     assert document["session"]["id"] == "s1"
     assert [message["role"] for message in document["messages"]] == ["user", "assistant", "user"]

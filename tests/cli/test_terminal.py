@@ -84,7 +84,7 @@ def test_json_says_everything_and_is_harmless(carrel: Any, hostile: str) -> None
 @pytest.mark.parametrize("columns", [40, 80, 120])
 def test_a_table_fits_the_terminal_and_keeps_its_ids(at_terminal: Any, keep: Any, columns: int) -> None:
     async def write(store: SessionStore) -> None:
-        for name in ("0123456789abcdef-1", "0123456789abcdef-2", "fedcba9876543210fedcba"):
+        for name in ("0123456789-abcdef-000-1", "0123456789-abcdef-000-2", "fedcba9876543210fedcba", "short"):
             await store.create_session("A rather long title for a session " * 3, session_id=name, model="m")
 
     keep(write)
@@ -92,7 +92,7 @@ def test_a_table_fits_the_terminal_and_keeps_its_ids(at_terminal: Any, keep: Any
     assert terminal.end() == 0
     shown = ALLOWED.sub("", terminal.shown)
     assert all(len(line.rstrip()) <= columns for line in shown.splitlines())
-    for short in ("0123456789abcdef-1", "0123456789abcdef-2", "fedcba98 "):
+    for short in ("0123456789-abcdef-000-1", "0123456789-abcdef-000-2", "fedcba98 ", "short "):
         assert short in shown
     assert "fedcba987" not in shown
     assert "…" in shown

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from carrel.conversation.search import SearchHit
 
 SHORTEST_ID = 8
+LONGEST_ID = 20
+"""An id that somebody chose is rarely longer, and is shown as it is."""
 
 
 def short_ids(every: Iterable[str]) -> Callable[[str], str]:
@@ -24,7 +26,8 @@ def short_ids(every: Iterable[str]) -> Callable[[str], str]:
     lengths: dict[str, int] = {}
     for index, id_ in enumerate(ordered):
         near = ordered[max(0, index - 1) : index] + ordered[index + 1 : index + 2]
-        lengths[id_] = max([SHORTEST_ID, *(_shared(id_, other) + 1 for other in near)])
+        enough = max([SHORTEST_ID, *(_shared(id_, other) + 1 for other in near)])
+        lengths[id_] = enough if len(id_) > LONGEST_ID else len(id_)
     return lambda id_: id_[: lengths.get(id_, len(id_))]
 
 

@@ -112,9 +112,22 @@ async def _show_entries(store: "carrel.SessionStore", id_: str, limit: int, as_j
 
 
 async def _last_seq(store: "carrel.SessionStore", id_: str) -> int:
-    last = 0
-    async for seq, _ in store.iter_entries(id_):
-        last = seq
+    """Found by asking whether there is an entry so far on: a long log need not be read for it."""
+
+    async def has(seq: int) -> bool:
+        async for _ in store.iter_entries(id_, seq):
+            return True
+        return False
+
+    last, beyond = 0, 1
+    while await has(beyond):
+        last, beyond = beyond, 2 * beyond
+    while beyond - last > 1:
+        middle = (last + beyond) // 2
+        if await has(middle):
+            last = middle
+        else:
+            beyond = middle
     return last
 
 
@@ -196,14 +209,13 @@ async def rewind(
         raise WrongUsage("say where to: --to N (a number of messages) or --to-seq SEQ (an entry), one of them")
     async with opened(data) as store:
         id_ = await store.resolve_id(session)
-        before = await _last_seq(store, id_)
         seq = await store.append_rewind(id_, to, to_seq=to_seq)
         loaded = await store.load_session(id_)
         left = len(loaded["messages"]) if loaded else 0
         if as_json:
-            show.print_json({"session_id": id_, "seq": seq, "visible_messages": left, "undo_to_seq": before})
+            show.print_json({"session_id": id_, "seq": seq, "visible_messages": left, "undo_to_seq": seq - 1})
         else:
-            show.say(f"Rewound: {messages(left)} visible. `carrel sessions rewind {id_} --to-seq {before}` undoes it.")
+            show.say(f"Rewound: {messages(left)} visible. `carrel sessions rewind {id_} --to-seq {seq - 1}` undoes it.")
 
 
 @app.command("label")

@@ -197,7 +197,8 @@ def _block(block: MessageBlock, whole: bool) -> tuple[str, str]:
             shown = block.get("display_text")
             text = shown if isinstance(shown, str) and shown.strip() else tool_result_text(block)
             outcome = "✗" if block.get("is_error") else "←"
-            return f"{outcome} {_lines(text, whole) or '(nothing)'}", "red" if block.get("is_error") else "dim"
+            lines = _lines(text, whole).replace("\n", "\n  ")
+            return f"{outcome} {lines or '(nothing)'}", "red" if block.get("is_error") else "dim"
         case "image" | "document":
             size = size_of(len(str(block.get("data") or "")) * 3 // 4)
             return (

@@ -12,7 +12,7 @@ from carrel.conversation.page_parts import Pairs, Part, part_of
 from carrel.conversation.prose import prose
 from carrel.conversation.replay import Numbered, jump_of, kept_from, visible_after
 from carrel.conversation.telling import day_and_time, event_words, messages, moment_of, parsed
-from carrel.conversation.usage import tokens_of
+from carrel.conversation.usage import count_usage, tokens_of
 
 SUMMARY_OPENING = "[Conversation Summary]"
 
@@ -58,7 +58,7 @@ def page_of(data: SessionData, log: Sequence[Numbered] = ()) -> Page:
             item.text = f"{messages(len(item.items))} set aside by a rewind"
     return Page(
         title=inert_line(data["session"].get("title") or "Untitled"),
-        facts=_facts(data, entries),
+        facts=_facts(data, entries, log),
         labels=[(item.seq, text) for item in _flat(items) for text in item.labels],
         problems=[inert_line(problem) for problem in data.get("problems", [])],
         items=_with_days(items),
@@ -173,10 +173,11 @@ def _mark(seq: int, entry: ConversationMessage) -> Item | None:
     return Item("mark", seq, text=words, moment=_moment(entry), tone=tone)
 
 
-def _facts(data: SessionData, entries: Sequence[Numbered]) -> list[tuple[str, str]]:
+def _facts(data: SessionData, entries: Sequence[Numbered], log: Sequence[Numbered]) -> list[tuple[str, str]]:
     session = data["session"]
     said = sum(entry.get("role") in ("user", "assistant") for _, entry in entries)
-    tokens = session.get("total_tokens") or 0
+    # From the log where it is at hand: the metadata may be a step behind.
+    tokens = count_usage(log).total.total_tokens if log else session.get("total_tokens") or 0
     parent = session.get("parent_session_id")
     facts = {
         "Model": " · ".join(str(part) for part in (session.get("model"), session.get("provider")) if part),

@@ -42,11 +42,11 @@ def event_words(seq: int, entry: ConversationMessage) -> str | None:
 
 
 def _settings(given: Any) -> list[str]:
-    return (
-        [f"{inert_line(name)} to {inert_line(value)}" for name, value in given.items()]
-        if isinstance(given, dict)
-        else []
-    )
+    if not isinstance(given, dict):
+        return ["nothing"]
+    return [
+        f"{inert_line(name)} to {'nothing' if value is None else inert_line(value)}" for name, value in given.items()
+    ]
 
 
 def moment_of(entry: ConversationMessage) -> datetime | None:
