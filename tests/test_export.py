@@ -10,7 +10,7 @@ from typing import Any
 
 import orjson
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from carrel.conversation.entries import build_aside, build_compact_event, build_rewind_event
@@ -371,6 +371,8 @@ def test_the_page_forbids_everything_but_its_style_and_its_images() -> None:
     assert policy == "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'"
 
 
+@example("", ["[", "](", ")"])
+@example("", ["![", "](", ")"])
 @given(st.text(), st.lists(st.sampled_from([*"<>&\"'`*_[]()!|#-\n\\ ", "javascript:", "](", "<a", "&#x202e;", "://"])))
 def test_no_text_becomes_more_than_prose(text: str, pieces: list[str]) -> None:
     page = prose(text + "".join(pieces))

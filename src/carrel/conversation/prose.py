@@ -52,11 +52,16 @@ def _image(renderer: Any, tokens: "Sequence[Token]", index: int, options: Any, e
     # An image from elsewhere would tell its server who reads the page, and when; so it is a link.
     name = renderer.renderInlineAsText(tokens[index].children or [], options, env) or "image"
     source = str(tokens[index].attrs.get("src", ""))
+    if not source:
+        return f"[{escape(name)}]"
     return f'<a href="{escape(source)}" rel="{_REL}">[{escape(name)}]</a>'
 
 
 def _link_open(renderer: Any, tokens: "Sequence[Token]", index: int, options: Any, env: Any) -> str:
     tokens[index].attrs["rel"] = _REL
+    if not tokens[index].attrs.get("href"):
+        # `[text]()` is never asked about, and an empty link would lead to this page itself.
+        tokens[index].attrs.pop("href", None)
     return str(renderer.renderToken(tokens, index, options, env))
 
 
