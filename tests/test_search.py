@@ -500,6 +500,43 @@ async def test_a_damaged_catalogue_is_no_concern_of_the_user(tmp_path: Path, dam
         assert places(await store.search("apples")) == [("a", 1)]
 
 
+async def test_one_very_long_session_does_not_hide_the_others(store: SessionStore) -> None:
+    await say(store, "short", "the gearbox is broken")
+    await store.append_many("long", [user_text_message(f"gearbox {number}") for number in range(6000)])
+    assert {session for session, _ in places(await store.search("gearbox", limit=2))} == {"long", "short"}
+
+
+async def test_a_session_that_cannot_be_read_does_not_hide_the_others(store: SessionStore) -> None:
+    await say(store, "a", "about apples")
+    await say(store, "b", "about apples")
+    await store.update_meta("a", message_format_version=99)
+    await store.close()
+    assert places(await store.search("apples")) == [("b", 1)]
+
+
+async def test_what_the_catalogue_remembers_in_another_way_is_read_again(tmp_path: Path) -> None:
+    async with SessionStore(tmp_path, embedder=None) as store:
+        await say(store, "a", "about apples")
+        assert await store.search("apples")
+    with sqlite3.connect(tmp_path / ".catalogue.sqlite3") as other:
+        other.execute("UPDATE sources SET state = ?", (b'{"surprise": 1}',))
+    other.close()
+    async with SessionStore(tmp_path, embedder=None) as store:
+        assert places(await store.search("apples")) == [("a", 1)]
+
+
+async def test_a_worn_catalogue_is_made_anew(tmp_path: Path) -> None:
+    async with SessionStore(tmp_path, embedder=None) as store:
+        await store.append_many("long", [user_text_message(f"secret {number}") for number in range(3000)])
+        await say(store, "a", "about apples")
+        assert await store.search("secret")
+        await store.delete_session("long")
+        assert await store.search("secret") == []
+        assert places(await store.search("apples")) == [("a", 1)]
+    for file in tmp_path.glob(".catalogue*"):
+        assert b"secret" not in file.read_bytes()
+
+
 async def test_a_catalogue_emptied_by_another_process_is_filled_again(tmp_path: Path) -> None:
     async with SessionStore(tmp_path, embedder=None) as store:
         await say(store, "a", "about apples")

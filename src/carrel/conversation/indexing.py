@@ -14,7 +14,7 @@ from carrel.conversation.messages import SessionMeta
 from carrel.conversation.metadata import DEFAULT_TITLE, decode_meta
 from carrel.conversation.nearest import Nearest, packed
 from carrel.conversation.searchable import Known, Reading, digest, own_parts
-from carrel.errors import CatalogueBusy, CatalogueLost, SessionTooNew
+from carrel.errors import CatalogueBusy, CatalogueLost, SessionTooNew, StorageReadError
 from carrel.meaning import Embedder
 from carrel.storage.catalogue import Catalogue, Update
 from carrel.storage.seam import Stamp, Store
@@ -78,6 +78,10 @@ class SessionIndex:
                     logger.warning("%s; searching what it has so far", problem)
                     self._edition = None
                     return
+                except BaseException:
+                    # What was read and not written must be read again.
+                    self._edition = None
+                    raise
         logger.warning("the search catalogue is lost again and again; searching what it has so far")
 
     @asynccontextmanager
@@ -119,7 +123,11 @@ class SessionIndex:
         before = self.known.keys()
         self._edition = await asyncio.to_thread(self._catalogue.edition)
         sources = await asyncio.to_thread(self._catalogue.sources)
-        self.known = {name: Known.decoded(source.state) for name, source in sources.items()}
+        try:
+            self.known = {name: Known.decoded(source.state) for name, source in sources.items()}
+        except (TypeError, ValueError) as problem:
+            await asyncio.to_thread(self._catalogue.file.remake)
+            raise CatalogueLost(f"the search catalogue remembers what cannot be read: {problem}") from None
         self._versions = {name: source.version for name, source in sources.items()}
         if self.nearest is not None:
             await asyncio.to_thread(self._load_vectors, self.nearest)
@@ -168,14 +176,13 @@ class SessionIndex:
         try:
             for (id_, log, meta_stamp), raw in zip(stale, raws, strict=True):
                 try:
-                    meta = decode_meta(raw, id_)
-                except SessionTooNew as problem:
-                    logger.info("%s; it is not searched", problem)
-                    continue
-                if log is None and meta_stamp is None:
-                    pipe.batch.updates.append(self._gone(id_))
-                else:
-                    await self._read(id_, _Found(log, meta_stamp, meta), parts, present, pipe)
+                    if log is None and meta_stamp is None:
+                        pipe.batch.updates.append(self._gone(id_))
+                    else:
+                        found = _Found(log, meta_stamp, decode_meta(raw, id_))
+                        await self._read(id_, found, parts, present, pipe)
+                except (SessionTooNew, StorageReadError) as problem:
+                    logger.warning("session %s is not searched: %s", id_, problem)
                 await pipe.pass_on(BATCH)
             await pipe.pass_on(0)
         finally:

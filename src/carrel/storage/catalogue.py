@@ -18,7 +18,7 @@ SHELF = 40_000
 when it has enough, so the cost of a common word, or of a short beginning of words, does not grow with the whole."""
 
 _HASH_BYTES = 64 * 1024 * 1024
-_WORN = 20_000
+_WORN = 2_000
 _GAP = 100
 _IDLE = 300
 _FEW = 1000
@@ -29,6 +29,7 @@ UNSPACED = (
     "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uac00-\ud7af\uf900-\ufaff"
     "\U00020000-\U0003ffff"
 )
+_MAY_BE_ODD = re.compile("[\u0e00-\u1cff\u2e80-\U0010ffff]")
 
 
 class Document(NamedTuple):
@@ -110,10 +111,10 @@ class Catalogue:
             return [(Found(name, number), vector) for name, number, vector in rows]
 
     def worn(self) -> bool:
-        """Most of what it holds was forgotten meanwhile: making it anew would halve it."""
+        """A good part of what it holds was forgotten meanwhile, and only making it anew gets rid of that."""
         with self.file.using() as connection:
             forgotten, following = _counter(connection, "forgotten"), _counter(connection, "next")
-        return forgotten > max(_WORN, following // 2)
+        return forgotten > max(_WORN, following // 4)
 
     # --- filling it -------------------------------------------------------------------------------------------------
 
@@ -277,7 +278,7 @@ _TABLES = (
 
 def indexable(text: str) -> str:
     """The text as it is indexed: a character of an unspaced script stands alone, and all can be written as UTF-8."""
-    if text.isascii():
+    if text.isascii() or not _MAY_BE_ODD.search(text):
         return text
     unspaced, unknown = _odd_characters()
     return unspaced.sub(r" \1 ", unknown.sub(" ", text.encode("utf-8", "replace").decode("utf-8")))
