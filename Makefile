@@ -20,7 +20,7 @@ check: dev-venv  ## style, types, the order of the rooms, and the examples in th
 	.venv/bin/ruff format --check .
 	.venv/bin/python -m mypy
 	.venv/bin/lint-imports
-	$(PYTEST) -q -n0 tests/test_docs.py tests/cli/test_documented.py
+	$(PYTEST) -q -n auto tests/test_docs.py tests/cli/test_documented.py
 
 gates: dev-venv  ## show that each check can fail: plant a violation for each and want a no
 	@scripts/seed-violations
