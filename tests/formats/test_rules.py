@@ -114,6 +114,21 @@ def test_of_two_results_for_one_call_the_first_is_sent_and_the_other_reported(pr
     assert [(note.message, note.block, note.what) for note in converted.dropped] == [(2, 1, "tool_result")]
 
 
+@pytest.mark.parametrize("provider", PROVIDERS)
+def test_a_result_belongs_to_the_newest_call_of_its_id(provider: str) -> None:
+    messages = [
+        user_text_message("go"),
+        said_by("anthropic", text_block("one"), call("a", "old")),
+        user_text_message("never mind"),
+        said_by("anthropic", call("a", "new")),
+        build_message("user", [result("a")]),
+    ]
+    converted = to_provider(messages, provider)
+    check_request(converted.payload, provider)
+    assert [(note.message, note.block, note.what) for note in converted.dropped] == [(1, 1, "tool_use")]
+    assert '"old"' not in json.dumps(converted.payload)
+
+
 def test_what_the_model_reads_of_a_result_is_its_model_text() -> None:
     block = result("a", "short", display_text="long for people", content=[text_block("something else"), PNG])
     messages = [user_text_message("go"), said_by("anthropic", call("a")), build_message("user", [block])]
@@ -306,6 +321,27 @@ def test_a_document_with_only_an_address_cannot_go_to_a_chat_completion() -> Non
     assert [note.what for note in converted.dropped] == ["document"]
     for provider in ("anthropic", "openai_responses", "gemini"):
         assert not to_provider([build_message("user", [document])], provider).dropped
+
+
+@pytest.mark.parametrize("provider", PROVIDERS)
+def test_an_address_that_holds_the_data_itself_is_taken_as_data(provider: str) -> None:
+    inline = {"type": "image", "url": "data:image/png;base64,iVBORw0KGgo="}
+    assert sent([build_message("user", [inline])], provider) == sent([build_message("user", [PNG])], provider)
+
+
+def test_how_closely_to_look_at_an_image_is_for_openai_alone() -> None:
+    messages = [build_message("user", [{**PNG, "meta": {"detail": "high"}}])]
+    assert sent(messages, "openai_chat")[0]["content"][0]["image_url"]["detail"] == "high"
+    assert sent(messages, "openai_responses")[0]["content"][0]["detail"] == "high"
+    for provider in ("anthropic", "gemini"):
+        assert [note.what for note in to_provider(messages, provider).dropped] == ["detail"]
+
+
+def test_gemini_joins_the_texts_of_a_result_and_says_so() -> None:
+    answer = result("a", "1\n2", content=[text_block("1"), text_block("2")])
+    messages = [user_text_message("go"), said_by("gemini", call("a")), build_message("user", [answer])]
+    assert sent(messages, "gemini")[-1]["parts"][0]["functionResponse"]["response"] == {"output": "1\n2"}
+    assert [note.what for note in to_provider(messages, "gemini").changed] == ["tool_result"]
 
 
 @pytest.mark.parametrize("provider", PROVIDERS)

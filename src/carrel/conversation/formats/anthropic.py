@@ -5,6 +5,8 @@ import binascii
 from collections.abc import Sequence
 from typing import Any
 
+from carrel.conversation.formats.arguments import arguments_object, unwrapped
+from carrel.conversation.formats.media import media_of
 from carrel.conversation.formats.turns import (
     OPENING,
     Converted,
@@ -12,7 +14,6 @@ from carrel.conversation.formats.turns import (
     Said,
     Spelling,
     Turn,
-    arguments_object,
     arrange,
     as_text,
     count_of,
@@ -20,12 +21,10 @@ from carrel.conversation.formats.turns import (
     joined,
     keep_native,
     keep_shape,
-    media_of,
     merged,
     native_block,
     opened,
     rest,
-    unwrapped,
     without_opening,
 )
 from carrel.conversation.messages import (

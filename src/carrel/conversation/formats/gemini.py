@@ -5,6 +5,8 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
+from carrel.conversation.formats.arguments import arguments_object, as_json, unwrapped
+from carrel.conversation.formats.media import media_of
 from carrel.conversation.formats.turns import (
     OPENING,
     Converted,
@@ -12,20 +14,16 @@ from carrel.conversation.formats.turns import (
     Said,
     Spelling,
     Turn,
-    arguments_object,
     arrange,
-    as_json,
     as_text,
     count_of,
     inside,
     keep_native,
     keep_shape,
-    media_of,
     merged,
     native_block,
     opened,
     rest,
-    unwrapped,
     without_opening,
 )
 from carrel.conversation.messages import (
@@ -153,7 +151,10 @@ def _response_part(piece: Piece, extra: dict[str, Any], report: Converted) -> di
     answer["name"] = as_text(piece.native.get("name")) or piece.name
     answer["response"] = _response_object(piece)
     parts: list[dict[str, Any]] = []
-    for part in inside(piece, NAME, report):
+    given = inside(piece, NAME, report)
+    if sum(part.kind == "text" for part in given) > 1:
+        report.change(piece.at, "tool_result", "its texts are joined to one")
+    for part in given:
         if part.kind in ("image", "document"):
             media = _media(part, report)
             parts += [{**media, **_extra(part)}] if media else []

@@ -3,12 +3,13 @@
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from carrel.conversation.formats.arguments import arguments_text, read_arguments
+from carrel.conversation.formats.media import media_block, media_of
 from carrel.conversation.formats.turns import (
     Converted,
     Piece,
     Spelling,
     Turn,
-    arguments_text,
     arrange,
     as_text,
     count_of,
@@ -16,10 +17,7 @@ from carrel.conversation.formats.turns import (
     joined,
     keep_native,
     keep_shape,
-    media_block,
-    media_of,
     native_block,
-    read_arguments,
     rest,
 )
 from carrel.conversation.messages import (

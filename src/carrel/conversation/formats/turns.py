@@ -1,13 +1,10 @@
-"""Pure: what every provider's format needs first: turns in an order nobody refuses, tool ids, arguments, a report."""
+"""Pure: what every provider's format needs first: turns in an order nobody refuses, tool ids, and a report."""
 
 import hashlib
-import json
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
-
-import orjson
 
 from carrel.conversation.messages import (
     ConversationMessage,
@@ -28,9 +25,6 @@ MAKERS: dict[str, frozenset[str]] = {
 
 OPENING = "[The conversation begins with the assistant's message.]"
 """What the user is made to say where a provider wants the user to speak first."""
-INVALID_JSON = "INVALID_JSON"
-"""The one key of a tool call's input that holds arguments which were no JSON object."""
-
 SHAPES = frozenset({"plain", "parts", "in_place", "role", "no_role", "no_content", "untyped", "bare"})
 """What `meta.native.message` says only about the form: a string or a list, this place or that."""
 
@@ -257,6 +251,8 @@ def _piece(block: Any, at: tuple[int, int], maker: Any, provider: str, report: C
         report.drop(at, "native", f"{', '.join(sorted(map(str, native)))}: kept by {maker or 'an unknown provider'}")
     if meta_of(block).get("cache_control") and provider != "anthropic":
         report.drop(at, "cache_control", "only Anthropic has this hint")
+    if meta_of(block).get("detail", "auto") != "auto" and provider in ("anthropic", "gemini"):
+        report.drop(at, "detail", "only OpenAI has this hint")
     return Piece(block, at, str(maker) if maker else None, native if mine else {})
 
 
@@ -381,90 +377,6 @@ def inside(piece: Piece, provider: str, report: Converted) -> list[Piece]:
 def joined(blocks: Iterable[MessageBlock]) -> str:
     texts = (as_text(block.get("text")) for block in blocks if block.get("type") == "text")
     return "\n".join(text for text in texts if text)
-
-
-def as_json(value: Any) -> str:
-    try:
-        return orjson.dumps(value).decode()
-    except TypeError:
-        # Whole numbers over 64 bits, lone surrogates, keys that are no strings.
-        return json.dumps(value, default=str)
-
-
-def _object(text: str) -> dict[str, Any] | None:
-    try:
-        value = orjson.loads(text)
-    except ValueError:
-        return None
-    return value if isinstance(value, dict) else None
-
-
-def read_arguments(raw: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    """A tool call's input from its JSON text, and a meta that keeps the text where writing it again would differ."""
-    value = _object(raw)
-    return value or {}, {} if value is not None and as_json(value) == raw else {"raw_arguments": raw}
-
-
-def arguments_text(piece: Piece) -> str:
-    """A tool call's input as JSON text, in the model's own words while they still mean the same."""
-    value, raw = piece.block.get("input"), meta_of(piece.block).get("raw_arguments")
-    if isinstance(raw, str) and (_object(raw) or {}) == (value or {}):
-        return raw
-    return value if isinstance(value, str) else as_json({} if value is None else value)
-
-
-def arguments_object(piece: Piece, report: Converted) -> dict[str, Any]:
-    """A tool call's input as an object; what was no JSON object is wrapped, and comes back from `unwrapped`."""
-    value = piece.block.get("input")
-    if isinstance(value, dict) and value:
-        return value
-    text = arguments_text(piece)
-    known = _object(text)
-    if known is not None or not text.strip():
-        return known or {}
-    report.change(piece.at, "arguments", f"they are no JSON object; sent as the text under {INVALID_JSON!r}")
-    return {INVALID_JSON: text}
-
-
-def unwrapped(value: Any) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The input and meta of a call whose arguments came as an object."""
-    if not isinstance(value, dict):
-        return {}, {"raw_arguments": as_json(value)}
-    if set(value) == {INVALID_JSON} and isinstance(value[INVALID_JSON], str):
-        return {}, {"raw_arguments": value[INVALID_JSON]}
-    return value, {}
-
-
-class Media(NamedTuple):
-    """An image or document: base64 data with its MIME type, or an address."""
-
-    mime_type: str
-    data: str
-    url: str
-    name: str
-
-    @property
-    def address(self) -> str:
-        return self.url or f"data:{self.mime_type};base64,{self.data}"
-
-
-_DATA_URL = re.compile(r"data:([^;,]+);base64,(.*)", re.DOTALL)
-
-
-def media_of(piece: Piece, report: Converted) -> Media | None:
-    block = piece.block
-    mime_type, data, url = (as_text(block.get(key)) for key in ("mime_type", "data", "url"))
-    if not url and not (data and mime_type):
-        report.drop(piece.at, piece.kind, "it has neither data with a mime_type nor a url")
-        return None
-    return Media(mime_type, data, url if not data else "", as_text(block.get("name")))
-
-
-def media_block(kind: str, address: str, name: str | None = None) -> MessageBlock:
-    """An image or document from a data URL or an address."""
-    match = _DATA_URL.fullmatch(address)
-    where = {"data": match[2], "mime_type": match[1]} if match and match[2] else {"url": address}
-    return {"type": kind, **where, **({"name": name} if name else {})}
 
 
 def count_of(usage: Any, name: str) -> int:
