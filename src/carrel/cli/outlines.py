@@ -1,6 +1,8 @@
 """The tables of `carrel sessions`: which columns, in which order."""
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from carrel.cli.show import Column, console, is_terminal, print_indented, print_table, say, when, words
@@ -63,16 +65,16 @@ def print_sessions(metas: Sequence[Any], short: Callable[[str], str]) -> None:
     )
 
 
-def print_imports(reports: Sequence["ImportReport"]) -> None:
+def print_imports(reports: Sequence["ImportReport"], short: Callable[[str], str]) -> None:
     if not reports:
         return
     print_table(
         [
             Column("FROM", gives_way=True),
-            Column("KIND"),
-            Column("LINES", justify="right"),
+            Column("KIND", may_go=True),
+            Column("LINES", justify="right", may_go=True),
             Column("IMPORTED", justify="right"),
-            Column("MERGED", justify="right"),
+            Column("MERGED", justify="right", may_go=True),
             Column("IGNORED", justify="right"),
             Column("UNKNOWN", justify="right"),
             Column("UNREADABLE", justify="right"),
@@ -80,7 +82,7 @@ def print_imports(reports: Sequence["ImportReport"]) -> None:
         ],
         [
             [
-                report.path,
+                Path(report.path).name if is_terminal() else report.path,
                 report.kind,
                 f"{report.lines:,}",
                 f"{report.imported:,}",
@@ -88,22 +90,29 @@ def print_imports(reports: Sequence["ImportReport"]) -> None:
                 f"{sum(report.ignored.values()):,}",
                 f"{sum(report.unknown.values()):,}",
                 f"{len(report.unreadable):,}",
-                report.session_id or "",
+                short(report.session_id or ""),
             ]
             for report in reports
         ],
     )
+    reasons = {what: reason for report in reports for what, reason in report.reasons.items() if reason}
+    for what, count in _summed(report.ignored for report in reports).items():
+        say(f"ignored {count:,} × {what}" + (f": {reasons[what]}" if what in reasons else ""), "dim")
+    for what, count in _summed(report.unknown for report in reports).items():
+        say(f"unknown {count:,} × {what}: kept out, and left in the file", "yellow")
     for report in reports:
-        for what, count in report.ignored.items():
-            reason = report.reasons.get(what)
-            say(f"ignored {count:,} × {what}" + (f": {reason}" if reason else ""), "dim")
-        for what, count in report.unknown.items():
-            say(f"unknown {count:,} × {what}: kept out, and left in the file", "yellow")
         if report.unreadable:
             shown = ", ".join(map(str, report.unreadable[:10]))
             say(f"unreadable in {report.path}: line {shown}{'…' if len(report.unreadable) > 10 else ''}", "red")
         for problem in report.problems:
-            say(problem, "yellow")
+            say(f"{report.path}: {problem}", "yellow")
+
+
+def _summed(counts: Iterable[dict[str, int]]) -> Counter[str]:
+    total: Counter[str] = Counter()
+    for some in counts:
+        total.update(some)
+    return total
 
 
 def print_usage(spent: "carrel.Usage") -> None:

@@ -418,10 +418,11 @@ async def import_(
                 reports += await store.import_file(path)
             except carrel.ImportRefused as problem:
                 refused.append(f"{path}: {problem}" if str(path) not in str(problem) else str(problem))
+        every = [meta["id"] for meta in await store.list_sessions()]
     if as_json:
         show.print_json({"imports": [show.plain_data(report) for report in reports], "refused": refused})
     else:
-        print_imports(reports)
+        print_imports(reports, short_ids(every))
     stored = [report for report in reports if report.session_id]
     refused += [f"{report.path}: {report.refused}" for report in reports if report.refused]
     if refused:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 LONGEST_LINE = 300
 """How much of a tool call is shown, unless all is asked for."""
-LEAST_WIDTH = 12
+LEAST_WIDTH = 20
 """What is left of a shortened column before another has to go."""
 MOST_LINES = 12
 """How many lines of a tool result are shown, unless all is asked for."""
@@ -138,6 +138,8 @@ def _fitted(columns: Sequence[Column], widths: list[int]) -> list[int]:
             continue
         last = next((place for place in reversed(shown) if columns[place].may_go), None)
         if last is None:
+            if wide is not None:
+                widths[wide] = max(1, widths[wide] - missing())
             break
         # There is room again, which the shortened one may take.
         shown.remove(last)
