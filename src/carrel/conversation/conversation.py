@@ -6,29 +6,19 @@ import logging
 import os
 from collections.abc import Awaitable, Callable, Generator, Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, Field
 
-from carrel.conversation.entries import UNREADABLE, aside_of, build_aside, build_rewind_event
-from carrel.conversation.messages import ConversationMessage, meta_of, tool_calls_of
+from carrel.conversation.entries import build_aside, build_rewind_event
+from carrel.conversation.messages import meta_of, tool_calls_of
 from carrel.conversation.reading import collector_paused
-from carrel.conversation.repair import mend, unanswered, uses_tools
-from carrel.conversation.replay import Numbered
 from carrel.conversation.session_info import DEFAULT_TITLE, SessionInfo, date_of, info_of, meta_fields, now
 from carrel.conversation.store import SessionStore
-from carrel.conversation.typed_message import (
-    Message,
-    lines_to_messages,
-    message_to_lines,
-    plus,
-    provider_messages,
-    usage_of,
-    without_counting_again,
-)
+from carrel.conversation.typed_log import look_at, say_again
+from carrel.conversation.typed_message import Message, lines_to_messages, message_to_lines, plus, provider_messages
 from carrel.conversation.typed_parts import ImagePart
 from carrel.conversation.usage import tokens_of
-from carrel.conversation.writer import tool_loop_key
 from carrel.conversation.written import Plan, Written
 from carrel.errors import SessionTooNew
 from carrel.events import Bus, Event, EventType
@@ -168,15 +158,6 @@ def _place_of(conversation: Conversation) -> _Place:
     return conversation._place
 
 
-class _Look(NamedTuple):
-    """What is visible in a log."""
-
-    raw: list[Numbered]
-    shown: list[Numbered]
-    """The same with every tool call answered."""
-    last_seq: int
-
-
 class ConversationStorage:
     """Conversations kept in a SessionStore (the one in `$CARREL_HOME` unless another is given)."""
 
@@ -196,7 +177,7 @@ class ConversationStorage:
         if meta is None:
             return None
         info = info_of(meta)
-        look = await self._look(session_id)
+        look = await look_at(self._logs, session_id)
         place = _Place()
         place.storage, place.fields, place.total_tokens = self, meta_fields(info), info.total_tokens
         with collector_paused:
@@ -240,14 +221,11 @@ class ConversationStorage:
         Shielded by its callers: once begun, it ends, so that what is known of the log stays true."""
         place = _place_of(conversation)
         async with place.turn:
-            told = []
             if place.storage is not self:
-                place.storage, place.written, place.is_certain = self, Written(), False
-                place.fields, place.total_tokens = {}, 0
-                make = make or await self._logs.meta(conversation.id) is None
+                make = not await self._find(conversation, place) or make
             if make:
                 await self._make(conversation, place)
-                told.append(Event(EventType.SESSION_CREATED, _about(conversation)))
+            told = [Event(EventType.SESSION_CREATED, _about(conversation))] if make else []
             try:
                 plan = await self._write(conversation, place, recheck)
             except BaseException:
@@ -261,6 +239,16 @@ class ConversationStorage:
             told.append(Event(EventType.SESSION_REWOUND, _about(conversation)))
         return [*told, Event(EventType.SESSION_UPDATED, _about(conversation))]
 
+    async def _find(self, conversation: Conversation, place: _Place) -> bool:
+        """Whether the session is here, for a conversation that did not come from here."""
+        place.storage, place.written, place.is_certain = None, Written(), False
+        meta = await self._logs.meta(conversation.id)
+        if meta is None:
+            return False
+        there = info_of(meta)
+        place.storage, place.fields, place.total_tokens = self, meta_fields(there), there.total_tokens
+        return True
+
     async def _make(self, conversation: Conversation, place: _Place) -> None:
         info = conversation.info
         fields = meta_fields(info)
@@ -271,7 +259,7 @@ class ConversationStorage:
         dates = {"created_at": info.time.created.isoformat(), "updated_at": info.time.updated.isoformat()}
         data = await self.store.create_session(session_id=info.id, **given, **more, **dates)
         info.title, info.working_dir = data["session"]["title"], data["session"]["cwd"]
-        place.fields, place.is_certain = meta_fields(info), True
+        place.storage, place.fields, place.total_tokens, place.is_certain = self, meta_fields(info), 0, True
 
     async def _write(self, conversation: Conversation, place: _Place, recheck: bool) -> Plan:
         info, messages, written = conversation.info, conversation.messages, place.written
@@ -281,7 +269,7 @@ class ConversationStorage:
         if place.is_certain and (written.in_step or first == len(written.kept)):
             plan, last_seq = written.plan(messages, first), written.last_seq
         else:
-            look = await self._look(conversation.id)
+            look = await look_at(self._logs, info.id)
             there = lines_to_messages(look.shown, session_id=info.id, since=info.time.created)
             plan, last_seq = written.merge(messages, there, look.raw), look.last_seq
         entries = [build_rewind_event(plan.cut), *plan.lines] if plan.cut is not None else list(plan.lines)
@@ -293,7 +281,7 @@ class ConversationStorage:
                 # Somebody else's entries came between.
                 plan = plan._replace(in_step=False)
                 if plan.cut is not None:
-                    seq = await self._say_again(info.id, last_seq + 1, seq - len(entries)) or seq
+                    seq = await say_again(self._logs, info.id, last_seq + 1, seq - len(entries)) or seq
             last_seq = seq
             await self._note(info, place, plan)
         written.commit(plan, last_seq)
@@ -313,56 +301,20 @@ class ConversationStorage:
             fields["total_tokens"] = info.total_tokens
         return fields
 
-    async def _say_again(self, session_id: str, first: int, last: int) -> int | None:
-        """Append once more what others said just before a rewind of ours hid it; returns the last entry's number."""
-        hidden: list[ConversationMessage] = []
-        async for seq, entry in self.store.iter_entries(session_id, first):
-            if seq > last:
-                break
-            if entry.get("role") in ("rewind", "compact"):
-                if aside_of(entry) is None:
-                    hidden.clear()
-            elif entry.get("role") != UNREADABLE:
-                hidden.append(without_counting_again(entry, usage_of(entry)))
-        return await self._logs.append(session_id, hidden) if hidden else None
-
     async def _note(self, info: SessionInfo, place: _Place, plan: Plan) -> None:
         """Take over what the log's metadata says now."""
-        place.fields = meta_fields(info)
         writer = self._logs.writers.get(info.id)
         if writer is None:
             return
+        info.title = writer.meta["title"]
         info.time.updated = date_of(writer.meta["updated_at"]) or info.time.updated
         info.total_tokens = place.total_tokens = writer.meta.get("total_tokens", 0)
+        place.fields = meta_fields(info)
         if plan.in_step:
             # The log counts lines; the results of a message with calls are lines of their own.
-            writer.meta["message_count"] = plan.first + len(plan.kept)
+            writer.meta["message_count"] = plan.messages
         if plan.cut is not None and not any(map(tool_calls_of, plan.lines)):
             await writer.let_go()
-
-    async def _look(self, session_id: str) -> _Look:
-        view = await self._logs.view(session_id)
-        lines = view.messages
-        if view.spilled:
-            lines = await self._logs.reading(session_id).whole(lines, view.problems)
-        if view.problems:
-            logger.warning("session %s: %s", session_id, "; ".join(view.problems))
-        raw = list(zip(view.shown.seqs(), lines, strict=True))
-        if not uses_tools(lines):
-            return _Look(raw, raw, view.last_seq)
-        waiting = bool(unanswered(lines)) and await self._logs.store.holder(self._tool_loop(session_id)) is not None
-        mended = mend(lines)
-        shown = [
-            (raw[origin][0] if origin is not None else 0, line)
-            for line, origin in zip(mended.messages, mended.origins, strict=True)
-        ]
-        if waiting and mended.origins[-1] is None:
-            # Somebody is still waiting for these results.
-            shown.pop()
-        return _Look(raw, shown, view.last_seq)
-
-    def _tool_loop(self, session_id: str) -> str:
-        return tool_loop_key(self._logs.folder(session_id))
 
     async def _tell(self, events: Iterable[Event]) -> None:
         for delivery in [self.bus.publish(event) for event in events]:

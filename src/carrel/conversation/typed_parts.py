@@ -165,8 +165,7 @@ def _written(part: Part) -> tuple[MessageBlock, dict[str, Any]]:
         case ToolResultPart():
             return _written_result(part)
         case OtherPart():
-            block = {key: value for key, value in part.block.items() if key != "meta"}
-            return {"type": part.type, **block}, meta_of(part.block)
+            return {"type": part.type, **part.block}, {}
     raise TypeError(f"a message has parts, not {type(part).__name__}")
 
 
@@ -231,8 +230,10 @@ def _read(block: MessageBlock, part_id: str, meta: dict[str, Any]) -> MessagePar
         case {"type": "tool_result", "tool_use_id": str(id_)}:
             return _read_result(block, id_, part_id, meta)
     if not isinstance(kind, str) or kind in _KNOWN:
-        return OtherPart(id=part_id, block=dict(block))
-    return OtherPart(id=part_id, type=kind, block={key: value for key, value in block.items() if key != "type"})
+        return OtherPart(
+            id=part_id, block={"type": kind, **_rest(block)} if "type" in block else _rest(block), meta=meta
+        )
+    return OtherPart(id=part_id, type=kind, block=_rest(block), meta=meta)
 
 
 def _read_result(block: MessageBlock, id_: str, part_id: str, meta: dict[str, Any]) -> ToolResultPart:

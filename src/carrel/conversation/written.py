@@ -24,6 +24,8 @@ class Kept:
     """Of its lines; none when it is not visible any more because others took it away."""
     start: int
     """The place of its first line among the visible ones."""
+    number: int
+    """How many messages before it are in the log."""
     live: list[dict[str, Any]]
     """The fields of the message and its parts as they are now …"""
     then: list[dict[str, Any]]
@@ -50,6 +52,9 @@ class Plan(NamedTuple):
     kept: list[Kept]
     """… and these come after them."""
     visible: int
+    """How many lines are visible then …"""
+    messages: int
+    """… and how many messages they hold."""
     in_step: bool
     created: list[Message]
     updated: list[Message]
@@ -72,6 +77,7 @@ class Written:
     def __init__(self) -> None:
         self.kept: list[Kept] = []
         self.visible = 0
+        self.messages = 0
         self.last_seq = 0
         self.in_step = True
         """Whether the visible lines are those of `kept` and no others: nobody else has written."""
@@ -82,7 +88,7 @@ class Written:
     def read(self, messages: list[Message], last_seq: int) -> None:
         """These messages were just read, and are all that is visible."""
         wanted = [_as_read(message) for message in messages]
-        self.commit(_plan(wanted, [digest for each in wanted for digest in each.digests], 0), last_seq)
+        self.commit(_plan(wanted, [digest for each in wanted for digest in each.digests]), last_seq)
 
     def first_change(self, messages: list[Message], *, recheck: bool = False) -> int:
         """The place of the first message that is not as it was written; the number of those written when all are."""
@@ -105,8 +111,8 @@ class Written:
         before = self.kept[first:]
         counted = {kept.message.id: kept.counted for kept in before}
         wanted = [_wanted(message, counted.get(message.id)) for message in messages[first:]]
-        start = before[0].start if before else self.visible
-        plan = _plan(wanted, [digest for kept in before for digest in kept.digests], start)
+        start, number = (before[0].start, before[0].number) if before else (self.visible, self.messages)
+        plan = _plan(wanted, [digest for kept in before for digest in kept.digests], start, number)
         known = {kept.message.id: kept.digests for kept in before}
         said = [each for each in wanted if each.digests != known.get(each.message.id, [])]
         return plan._replace(
@@ -134,7 +140,7 @@ class Written:
             elif kept is None or kept.is_changed:
                 wanted[message.id] = _wanted(message, counted)
         together = _with_others(wanted, theirs, known)
-        plan = _plan(together, [_digest(line) for _, line in lines], 0)
+        plan = _plan(together, [_digest(line) for _, line in lines])
         found = {kept.message.id: kept for kept in plan.kept}
         gone = {message.id: base[message.id] for message in mine if message.id not in found}
         for kept in gone.values():
@@ -153,7 +159,7 @@ class Written:
             self._places.pop(id(message), None)
         self.kept[plan.first :] = plan.kept
         self._messages[plan.first :] = [kept.message for kept in plan.kept]
-        self.visible, self.last_seq, self.in_step = plan.visible, last_seq, plan.in_step
+        self.visible, self.messages, self.last_seq, self.in_step = plan.visible, plan.messages, last_seq, plan.in_step
         for place, message in enumerate(self._messages[plan.first :], plan.first):
             self._places[id(message)] = place
             self._watch(message)
@@ -201,20 +207,23 @@ def _wanted(message: Message, counted: Any) -> _Wanted:
     return _Wanted(message, lines, [_digest(line) for line in lines], counted, True)
 
 
-def _plan(wanted: Sequence[_Wanted], before: Sequence[bytes], start: int) -> Plan:
+def _plan(wanted: Sequence[_Wanted], before: Sequence[bytes], start: int = 0, number: int = 0) -> Plan:
     """Make the visible lines from place `start` on those of `wanted`, where those of `before` are now."""
     lines: list[ConversationMessage] = []
     digests: list[bytes] = []
     kept: list[Kept] = []
     for message, own, own_digests, counted, _ in wanted:
         live = [message.__dict__, *(part.__dict__ for part in message.parts)]
-        kept.append(Kept(message, own_digests, start + len(digests), live, [_copied(fields) for fields in live]))
-        lines += [without_counting_again(own[0], counted), *own[1:]] if own else []
-        digests += own_digests
+        then = [_copied(fields) for fields in live]
+        kept.append(Kept(message, own_digests, start + len(digests), number, live, then))
+        if own:
+            lines += [without_counting_again(own[0], counted), *own[1:]]
+            digests += own_digests
+            number += 1
     pairs = enumerate(zip(digests, before, strict=False))
-    common = next((n for n, (one, other) in pairs if one is not other and one != other), min(len(digests), len(before)))
+    common = next((n for n, (one, other) in pairs if one != other), min(len(digests), len(before)))
     cut = start + common if common < len(before) else None
-    return Plan(lines[common:], cut, 0, kept, start + len(digests), True, [], [], 0)
+    return Plan(lines[common:], cut, 0, kept, start + len(digests), number, True, [], [], 0)
 
 
 def _digest(line: ConversationMessage) -> bytes:
