@@ -18,6 +18,7 @@ from carrel import errors
 HOUSE = Path(__file__).parent.parent
 PACKAGE = HOUSE / "src" / "carrel"
 PROJECT = tomllib.loads((HOUSE / "pyproject.toml").read_text(encoding="utf-8"))
+WORLD = {"os", "time", "asyncio", "pathlib", "threading", "subprocess", "socket", "sqlite3", "random", "shutil"}
 HEAVY = {"numpy", "wordllama", "redis", "jinja2", "rich", "typer", "sqlite3", "pydantic", "orjson", "asyncio"}
 
 
@@ -61,14 +62,25 @@ def test_our_own_code_is_imported_at_the_top_of_a_file() -> None:
     assert [f"{name}:{node.lineno}" for name, nodes in late.items() for node in nodes] == []
 
 
+def modules_imported_by(*paths: Path) -> set[str]:
+    nodes = [node for path in paths for node in ast.walk(ast.parse(path.read_bytes()))]
+    named = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
+    return named | {
+        node.module for node in nodes if isinstance(node, ast.ImportFrom) and node.module and not node.level
+    }
+
+
+def test_a_file_that_says_it_is_pure_has_no_clock_disk_or_loop() -> None:
+    pure = [path for path in PACKAGE.rglob("*.py") if path.read_text(encoding="utf-8").startswith('"""Pure')]
+    assert len(pure) > 10
+    impure = {str(path.relative_to(HOUSE)): modules_imported_by(path) & WORLD for path in pure}
+    assert {name: found for name, found in impure.items() if found} == {}
+
+
 def not_asked_for(asked: set[str], *folders: Path) -> set[str]:
     """What the Python files of some folders import that is neither ours, nor Python's, nor among the requirements."""
     installed = packages_distributions()
-    nodes = [
-        node for folder in folders for path in folder.rglob("*.py") for node in ast.walk(ast.parse(path.read_bytes()))
-    ]
-    modules = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
-    modules |= {node.module for node in nodes if isinstance(node, ast.ImportFrom) and node.module and not node.level}
+    modules = modules_imported_by(*(path for folder in folders for path in folder.rglob("*.py")))
     foreign = {module.partition(".")[0] for module in modules} - sys.stdlib_module_names - {"carrel"}
     # Several packages may share a name (google); one of them will do. What is not installed is a file of the tests.
     return {name for name in foreign if name in installed and not needs(installed[name]) & asked}
