@@ -1,12 +1,15 @@
 """What all tests share: a real Redis, a place to keep things of every kind, and an honest word on what was not run."""
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 
 import pytest
 from hypothesis import settings
 
+from carrel.errors import StorageUnavailable
+from carrel.storage.redis_store import RedisStore
 from tests.real_redis import NoRedis, RealRedis
 from tests.storage.suite import KINDS, Place, differs
 
@@ -47,6 +50,21 @@ def start_redis(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[.
     yield start
     for server in servers:
         server.kill()
+
+
+@pytest.fixture
+async def open_redis() -> AsyncIterator[Callable[..., RedisStore]]:
+    """Open a RedisStore that is closed after the test: `open_redis(url)`."""
+    stores: list[RedisStore] = []
+
+    def open_it(url: str, prefix: str = "carrel") -> RedisStore:
+        stores.append(RedisStore(url, prefix))
+        return stores[-1]
+
+    yield open_it
+    for store in stores:
+        with contextlib.suppress(StorageUnavailable):  # its server is down, and its locks with it
+            await store.close()
 
 
 @pytest.fixture

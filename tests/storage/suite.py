@@ -10,18 +10,14 @@ from typing import Any, TypeVar
 
 from redis import Redis
 
+from carrel.storage.file_store import FileStore
 from carrel.storage.memory_store import MemoryStore
 from carrel.storage.redis_store import RedisStore
 from carrel.storage.seam import Store
 
 T = TypeVar("T")
 
-try:
-    from carrel.storage.file_store import FileStore
-
-    KINDS = ("memory", "file", "redis")
-except ImportError:
-    KINDS = ("memory", "redis")
+KINDS = ("memory", "file", "redis")
 
 DIFFERENCES: dict[tuple[str, str], str] = {
     ("memory", "between processes"): "what is in one process's memory is seen by no other",
@@ -134,6 +130,13 @@ async def everything_back(store: Store, key: str, before_seq: int | None = None)
         records = block.records + records
     assert first in (1, None)
     return records
+
+
+async def until(look: Callable[[], Awaitable[object]], expected: object) -> None:
+    """Wait for something that happens in another process."""
+    async with asyncio.timeout(60):
+        while await look() != expected:  # noqa: ASYNC110 -- nobody in this process could set an event
+            await asyncio.sleep(0.02)
 
 
 class Listener:

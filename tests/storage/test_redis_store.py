@@ -1,13 +1,8 @@
 """RedisStore beyond the suite: a server that is gone, full, locked, a replica, restarted; and what it is told."""
 
 import asyncio
-import contextlib
-import logging
-import subprocess
-import sys
-import threading
 import traceback
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Callable
 
 import pytest
 from redis import Redis
@@ -15,27 +10,11 @@ from redis.exceptions import ResponseError
 
 from carrel.errors import ConfigurationError, StorageReadError, StorageUnavailable, StorageWriteError
 from carrel.storage.redis_store import RedisStore
-from carrel.storage.seam import process_name
 from tests.real_redis import RealRedis, free_port
-from tests.storage.suite import Listener, everything, in_a_thread
+from tests.storage.bad_line import BadLine
+from tests.storage.suite import Listener, everything, until
 
 Start = Callable[..., RealRedis]
-
-
-@pytest.fixture
-async def open_redis() -> AsyncIterator[Callable[..., RedisStore]]:
-    stores: list[RedisStore] = []
-
-    def open_it(url: str, prefix: str = "carrel") -> RedisStore:
-        stores.append(RedisStore(url, prefix))
-        return stores[-1]
-
-    yield open_it
-    for store in stores:
-        with contextlib.suppress(StorageUnavailable):  # its server is down, and its locks with it
-            await store.close()
-
-
 Open = Callable[..., RedisStore]
 WRITES: dict[str, Callable[[RedisStore], object]] = {
     "put": lambda store: store.put("o", b"x"),
@@ -55,13 +34,6 @@ READS: dict[str, Callable[[RedisStore], object]] = {
     "holder": lambda store: store.holder("s"),
     "changed": lambda store: store.changed(""),
 }
-
-
-async def until(look: Callable[[], Awaitable[object]], expected: object) -> None:
-    """Wait for something that happens in another process."""
-    async with asyncio.timeout(60):
-        while await look() != expected:  # noqa: ASYNC110 -- nobody in this process could set an event
-            await asyncio.sleep(0.02)
 
 
 def told(error: BaseException) -> str:
@@ -150,44 +122,6 @@ async def test_a_line_cut_in_mid_call_is_unavailable_and_says_that_it_may_be_wri
     assert "may have been written" not in str(reading)
     server.start()
     assert await store.append("log", [b"1"]) == 1
-
-
-class BadLine:
-    """A line to a server that breaks, when told so, right before the next answer comes through."""
-
-    def __init__(self, port: int) -> None:
-        self._port = port
-        self.breaks = False
-        self._cables: set[asyncio.Task[None]] = set()
-
-    async def __aenter__(self) -> "BadLine":
-        self._server = await asyncio.start_server(self._connected, "127.0.0.1", 0)
-        self.url = f"redis://127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        self._server.close()
-        for cable in self._cables:
-            cable.cancel()
-        await asyncio.gather(*self._cables, return_exceptions=True)
-
-    async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        answers, requests = await asyncio.open_connection("127.0.0.1", self._port)
-        self._cables |= {
-            asyncio.create_task(self._pass_on(reader, requests, may_break=False)),
-            asyncio.create_task(self._pass_on(answers, writer, may_break=True)),
-        }
-
-    async def _pass_on(self, source: asyncio.StreamReader, target: asyncio.StreamWriter, *, may_break: bool) -> None:
-        try:
-            while data := await source.read(65536):
-                if may_break and self.breaks:
-                    self.breaks = False
-                    break
-                target.write(data)
-                await target.drain()
-        finally:
-            target.close()
 
 
 async def test_a_write_whose_answer_got_lost_is_not_sent_again(start_redis: Start, open_redis: Open) -> None:
@@ -370,173 +304,3 @@ async def test_stores_of_different_prefixes_do_not_see_each_other(start_redis: S
     await other.delete("log")
     assert await everything(one, "log") == [b"1"]
     await lock.release()
-
-
-async def test_close_leaves_no_connection_and_a_delete_nothing_that_stays(start_redis: Start) -> None:
-    server = start_redis()
-    store = RedisStore(server.url)
-    await asyncio.gather(*[store.append("s/log", [b"x" * 50_000]) for _ in range(40)])
-    await store.put("s/o", b"x")
-    assert await store.lock("s")
-    listener = Listener(store, "s/log", 41)
-    await asyncio.sleep(0.1)
-    await listener.stop()
-    await store.delete("s")
-    await store.close()
-    with Redis.from_url(server.url) as client:
-        # The server takes a moment to notice that a line was closed.
-        await until(lambda: asyncio.to_thread(lambda: len(client.client_list())), 1)
-        lasting = {key for key in client.scan_iter() if client.ttl(key) == -1}
-    assert lasting == {b"carrel:state", b"carrel:changes"}
-
-
-async def test_many_appends_at_once_need_few_connections(start_redis: Start, open_redis: Open) -> None:
-    server = start_redis()
-    store = open_redis(server.url)
-    await asyncio.gather(*[store.append("log", [b"x"]) for _ in range(500)])
-    with Redis.from_url(server.url) as client:
-        assert len(client.client_list()) < 30
-
-
-async def test_so_many_deletes_that_they_are_forgotten_are_told_as_unknown(
-    start_redis: Start, open_redis: Open
-) -> None:
-    store = open_redis(start_redis().url)
-    await store.put("kept/o", b"x")
-    old = (await store.changed("")).cursor
-    for start in range(0, 10_500, 500):
-        await asyncio.gather(*[store.put(f"s/{number}", b"") for number in range(start, start + 500)])
-    await store.delete("s")
-    assert (await store.changed("", old)).keys is None
-    cursor = (await store.changed("")).cursor
-    await store.put("kept/o", b"y")
-    await store.put("kept/p", b"y")
-    await store.delete("kept/p")
-    assert (await store.changed("", cursor)).keys == {"kept/o", "kept/p"}
-
-
-async def test_a_store_serves_one_loop_after_another(start_redis: Start) -> None:
-    server = start_redis()
-    store = RedisStore(server.url)
-
-    async def work() -> int:
-        number = await store.append("log", [b"x"])
-        await store.close()
-        return number
-
-    assert [await in_a_thread(work) for _ in range(4)] == [1, 2, 3, 4]
-
-
-async def test_a_loop_that_ends_takes_its_connections_with_it(start_redis: Start) -> None:
-    server = start_redis()
-    store = RedisStore(server.url)
-
-    async def work() -> int:
-        return await store.append("log", [b"x"])
-
-    assert [await in_a_thread(work) for _ in range(3)] == [1, 2, 3]
-    with Redis.from_url(server.url) as client:
-        await until(lambda: asyncio.to_thread(lambda: len(client.client_list())), 1)
-
-
-async def test_close_also_closes_what_other_threads_use(start_redis: Start) -> None:
-    server = start_redis()
-    store = RedisStore(server.url)
-    used, finish = threading.Event(), threading.Event()
-
-    async def work() -> None:
-        await store.append("log", [b"x"])
-        used.set()
-        await asyncio.to_thread(finish.wait)
-
-    working = asyncio.ensure_future(in_a_thread(work))
-    await asyncio.to_thread(used.wait)
-    await store.append("log", [b"x"])
-    await store.close()
-    with Redis.from_url(server.url) as client:
-        await until(lambda: asyncio.to_thread(lambda: len(client.client_list())), 1)
-    finish.set()
-    await working
-
-
-async def test_a_lock_is_kept_as_long_as_its_holder_lives(start_redis: Start, open_redis: Open) -> None:
-    server = start_redis()
-    store = open_redis(server.url)
-    lock = await store.lock("s")
-    assert lock
-    with Redis.from_url(server.url) as client:
-        life = client.pttl("carrel:lock:s")
-        await asyncio.sleep(life / 1000 + 1)
-        assert 0 < client.pttl("carrel:lock:s") <= life
-    assert await open_redis(server.url).lock("s", wait=False) is None
-    await lock.release()
-
-
-async def test_a_lock_is_taken_again_after_a_restart_that_forgot_it(start_redis: Start, open_redis: Open) -> None:
-    server = start_redis()
-    store = open_redis(server.url)
-    lock = await store.lock("s")
-    assert lock
-    server.kill()
-    server.start()
-    await until(lambda: store.holder("s"), process_name())
-    await lock.release()
-    assert await store.holder("s") is None
-
-
-async def test_a_lock_that_another_took_is_reported_and_not_taken_back(
-    start_redis: Start, open_redis: Open, caplog: pytest.LogCaptureFixture
-) -> None:
-    server = start_redis()
-    store = open_redis(server.url)
-    lock = await store.lock("s")
-    assert lock
-    with Redis.from_url(server.url) as client:
-        client.set("carrel:lock:s", "elsewhere:1 token")
-    await until(lambda: asyncio.sleep(0, "was lost" in caplog.text), True)
-    await lock.release()
-    assert await store.holder("s") == "elsewhere:1"
-
-
-async def test_sync_waits_for_the_file_where_the_server_can_tell(start_redis: Start, open_redis: Open) -> None:
-    server = start_redis(appendonly="yes", appendfsync="everysec")
-    store = open_redis(server.url)
-    assert await store.append("log", [b"1"]) == 1
-    assert await store.append("log", [b"2", b"3"], sync=True) == 3
-    with pytest.raises(KeyError):
-        await store.append("none", [b"x"], sync=True, create=False)
-    with Redis.from_url(server.url) as client:
-        able = tuple(map(int, client.info("server")["redis_version"].split(".")[:2])) >= (7, 2)
-        assert ("cmdstat_waitaof" in client.info("commandstats")) == able
-
-
-async def test_sync_on_a_server_without_a_file_is_warned_about_once(
-    start_redis: Start, open_redis: Open, caplog: pytest.LogCaptureFixture
-) -> None:
-    store = open_redis(start_redis().url)
-    with caplog.at_level(logging.WARNING, "carrel.storage"):
-        for number in (1, 2, 3):
-            assert await store.append("log", [b"x"], sync=True) == number
-    assert caplog.text.count("append-only file") == 1
-
-
-def test_without_the_redis_package_carrel_works_and_a_redis_store_says_what_to_install() -> None:
-    program = """
-import sys
-sys.modules["redis"] = None  # as if it were not installed
-import carrel
-from carrel.storage.redis_store import RedisStore
-try:
-    RedisStore("redis://localhost")
-except carrel.errors.ConfigurationError as error:
-    print(error)
-"""
-    said = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
-    assert "pip install 'carrel[redis]'" in said
-
-
-def test_importing_the_redis_store_does_not_load_the_redis_package() -> None:
-    program = "import sys, carrel.storage.redis_store; print('redis' in sys.modules)"
-    assert (
-        subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout == "False\n"
-    )

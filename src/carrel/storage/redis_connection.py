@@ -56,18 +56,16 @@ class RedisConnections:
         self._password = str(settings.get("password") or "")
         self.address = str(settings.get("path") or f"{settings.get('host', 'localhost')}:{settings.get('port', 6379)}")
         self._guard = threading.Lock()
-        self._pools: dict[asyncio.AbstractEventLoop, tuple[Any, AsyncGenerator[None]]] = {}
+        self._clients: dict[asyncio.AbstractEventLoop, tuple[Any, AsyncGenerator[None]]] = {}
         self._server: dict[str, str] | None = None
 
-    def _pool(self, **settings: Any) -> Any:
+    def _client(self, **settings: Any) -> Any:
         # No retry: a command whose answer got lost may have been carried out, and an append must not come twice.
         retry = self._redis.asyncio.retry.Retry(self._redis.backoff.NoBackoff(), 0)
         ours = {"retry": retry, "protocol": 2, "decode_responses": False, "timeout": None}
         patience = {"socket_connect_timeout": _CONNECT_SECONDS, "socket_timeout": _ANSWER_SECONDS}
         sized = {"max_connections": _POOL_SIZE}
-        return self._redis.asyncio.BlockingConnectionPool(**(patience | sized | self._settings | ours | settings))
-
-    def _client(self, pool: Any) -> Any:
+        pool = self._redis.asyncio.BlockingConnectionPool(**(patience | sized | self._settings | ours | settings))
         client = self._redis.asyncio.Redis(connection_pool=pool)
         client.response_callbacks.clear()  # answers as the server gives them, in every version of the package
         return client
@@ -75,16 +73,15 @@ class RedisConnections:
     async def _ready(self) -> Any:
         loop = asyncio.get_running_loop()
         with self._guard:
-            for ended in [other for other in self._pools if other.is_closed()]:
-                del self._pools[ended]
-            new = loop not in self._pools
+            new = loop not in self._clients
             if new:
-                fresh = self._pool()
-                self._pools[loop] = fresh, _disconnecting(fresh)
-            pool, closing = self._pools[loop]
+                for ended in [other for other in self._clients if other.is_closed()]:
+                    del self._clients[ended]
+                fresh = self._client()
+                self._clients[loop] = fresh, _disconnecting(fresh.connection_pool)
+            client, closing = self._clients[loop]
         if new:
             await anext(closing)
-        client = self._client(pool)
         if self._server is None:
             self._server = await self._checked(client)
         return client
@@ -170,8 +167,7 @@ class RedisConnections:
     async def alone(self, what: str) -> AsyncIterator[Call]:
         """A connection of one's own, for commands that wait for others."""
         await self._ready()
-        pool = self._pool(max_connections=1, socket_timeout=_ANSWER_SECONDS)
-        client = self._client(pool)
+        client = self._client(max_connections=1, socket_timeout=_ANSWER_SECONDS)
 
         async def call(*command: Any) -> Any:
             with self._in_our_words("reading", what):
@@ -180,18 +176,18 @@ class RedisConnections:
         try:
             yield call
         finally:
-            await pool.disconnect()
+            await client.connection_pool.disconnect()
 
     async def close(self) -> None:
         with self._guard:
-            pools, self._pools = self._pools, {}
+            clients, self._clients = self._clients, {}
             self._server = None
         here = asyncio.get_running_loop()
-        for loop, (pool, closing) in pools.items():
+        for loop, (client, closing) in clients.items():
             if loop is here:
                 await closing.aclose()
             elif loop.is_running():
-                there = asyncio.run_coroutine_threadsafe(pool.disconnect(), loop)
+                there = asyncio.run_coroutine_threadsafe(client.connection_pool.disconnect(), loop)
                 # That loop may be at its end just now: then it answers no more, and closes its connections itself.
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(asyncio.wrap_future(there), _CONNECT_SECONDS)

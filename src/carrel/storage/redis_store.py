@@ -52,7 +52,8 @@ class RedisStore:
     What survives what: an acknowledged write survives the death of this process. Whether it survives the death of
     the *server* is decided by that server's settings (`appendonly`, `appendfsync`, `save`), not by us. `sync=True`
     waits until the server has synced its append-only file, where it keeps one and can tell (Redis 7.2: WAITAOF).
-    On an older server set `appendfsync always`; with `appendonly no` nothing can promise it, and this is logged once.
+    On an older server set `appendfsync always`; with `appendonly no` nothing can promise it. Where it cannot be
+    promised, this is logged once.
 
     When an append "began before" a delete: each delete has a number, and a store knows the newest number that any
     store of this process has heard of. A delete of that log with a higher number is news to us, and the server says
@@ -182,13 +183,20 @@ class RedisStore:
         return int(answer[2])
 
     async def _can_sync(self) -> bool:
+        """Whether the server can tell when a write is on its disk; once, a warning why not."""
         server = await self._connections.server()
-        major, minor = (int(part) for part in (server.get("redis_version", "0.0") + ".0").split(".")[:2])
-        keeps_file = server.get("aof_enabled") == "1"
-        if not keeps_file and not self._warned:
+        if not server:
+            why = "does not tell this user how it is set up (INFO)"
+        elif server.get("aof_enabled") != "1":
+            why = "keeps no append-only file (appendonly no)"
+        elif tuple(map(int, server["redis_version"].split(".")[:2])) < (7, 2):
+            why = "is older than 7.2 and cannot tell when a write is on its disk; set appendfsync always"
+        else:
+            return True
+        if not self._warned:
             self._warned = True
-            _log.warning("%r keeps no append-only file: no write there is safe from a power cut (appendonly no)", self)
-        return keeps_file and (major, minor) >= (7, 2)
+            _log.warning("a write to %r may not survive a power cut there: it %s", self, why)
+        return False
 
     async def read(self, key: str, from_seq: int = 1) -> AsyncIterator[Block]:
         life = await self._life(key) if from_seq > 1 else None
