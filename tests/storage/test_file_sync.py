@@ -1,0 +1,164 @@
+"""Group commit: who waits together shares a sync, nobody is told too early, and a disk that fails is reported."""
+
+import asyncio
+import os
+import threading
+from pathlib import Path
+
+import pytest
+
+from carrel.errors import StorageWriteError
+from carrel.storage.file_store import FileStore
+from carrel.storage.group_sync import GroupSync, SyncedFile
+from carrel.storage.sync_device import Device, device_of
+from tests.storage.suite import in_a_thread
+
+
+class SlowFile(SyncedFile):
+    """A file on a disk that syncs when it is told to, and counts."""
+
+    def __init__(self, path: Path, device: Device | None = None) -> None:
+        super().__init__(os.open(path, os.O_WRONLY | os.O_CREAT), str(path), str(path.parent), device)
+        self.begun = 0
+        self.let_go = threading.Semaphore(0)
+
+    def sync(self) -> None:
+        self.begun += 1
+        assert self.let_go.acquire(timeout=30)
+        super().sync()
+
+
+class BrokenFile(SyncedFile):
+    """A file of which the kernel says that it cannot be synced."""
+
+    def __init__(self, device: Device | None = None) -> None:
+        reading, writing = os.pipe()
+        os.close(reading)
+        super().__init__(writing, "broken", "", device)
+
+
+@pytest.fixture
+def broken_device(tmp_path: Path) -> Device:
+    """A file system whose sync as a whole fails."""
+    device = Device(os.open(tmp_path, os.O_PATH))
+    assert device.sync() is False
+    return device
+
+
+async def until(true: object) -> None:
+    assert callable(true)
+    for _ in range(3000):
+        if true():
+            return
+        await asyncio.sleep(0.01)
+    raise AssertionError("it did not happen")
+
+
+async def test_two_hundred_who_wait_at_once_share_one_sync(tmp_path: Path) -> None:
+    file, group = SlowFile(tmp_path / "log"), GroupSync()
+    file.let_go.release()
+    await asyncio.wait_for(asyncio.gather(*(group.synced(file) for _ in range(200))), 30)
+    assert file.begun == 1
+
+
+async def test_who_comes_while_a_sync_is_under_way_waits_for_the_next_one(tmp_path: Path) -> None:
+    file, group = SlowFile(tmp_path / "log"), GroupSync()
+    first = asyncio.create_task(group.synced(file))
+    await until(lambda: file.begun == 1)
+    later = [asyncio.create_task(group.synced(file)) for _ in range(50)]
+    elsewhere = asyncio.ensure_future(in_a_thread(lambda: group.synced(file)))
+    await asyncio.sleep(0.05)
+    file.let_go.release()
+    await asyncio.wait_for(first, 30)
+    await until(lambda: file.begun == 2)
+    assert not any(task.done() for task in [*later, elsewhere])
+    file.let_go.release()
+    await asyncio.wait_for(asyncio.gather(*later, elsewhere), 30)
+    assert file.begun == 2
+
+
+async def test_a_slow_file_holds_up_no_other(tmp_path: Path) -> None:
+    slow, quick, group = SlowFile(tmp_path / "slow"), SlowFile(tmp_path / "quick"), GroupSync()
+    waiting = asyncio.create_task(group.synced(slow))
+    await until(lambda: slow.begun == 1)
+    quick.let_go.release()
+    await asyncio.wait_for(group.synced(quick), 30)
+    assert not waiting.done()
+    slow.let_go.release()
+    await asyncio.wait_for(waiting, 30)
+
+
+async def test_a_sync_that_fails_is_an_error_for_each_who_waited_for_it(tmp_path: Path) -> None:
+    file, group = BrokenFile(), GroupSync()
+    answers = await asyncio.gather(*(group.synced(file) for _ in range(5)), return_exceptions=True)
+    assert len({id(answer) for answer in answers}) == 5
+    for answer in answers:
+        assert isinstance(answer, StorageWriteError)
+        assert "may not survive a power cut" in str(answer)
+
+
+async def test_where_the_whole_cannot_be_synced_each_file_gets_its_own_answer(
+    tmp_path: Path, broken_device: Device
+) -> None:
+    files: list[SyncedFile] = [SlowFile(tmp_path / f"log{number}", broken_device) for number in range(8)]
+    for file in files:
+        assert isinstance(file, SlowFile)
+        file.let_go.release()
+    broken, group = BrokenFile(broken_device), GroupSync()
+    answers = await asyncio.wait_for(
+        asyncio.gather(*(group.synced(file) for file in [*files, broken]), return_exceptions=True), 30
+    )
+    assert answers[:8] == [None] * 8
+    assert isinstance(answers[8], StorageWriteError)
+
+
+async def test_a_file_system_is_synced_as_a_whole_only_where_that_is_known_to_be_sound(tmp_path: Path) -> None:
+    assert Device(os.open(tmp_path, os.O_RDONLY)).sync() is True
+    assert device_of("/proc", os.stat("/proc").st_dev) is None
+    device = device_of(str(tmp_path), tmp_path.stat().st_dev)
+    assert device is device_of(str(tmp_path), tmp_path.stat().st_dev)
+
+
+async def test_who_gives_up_waiting_disturbs_nobody(tmp_path: Path) -> None:
+    file, group = SlowFile(tmp_path / "log"), GroupSync()
+    waiting = [asyncio.create_task(group.synced(file)) for _ in range(10)]
+    await until(lambda: file.begun == 1)
+    for task in waiting[:5]:
+        task.cancel()
+    file.let_go.release()
+    answers = await asyncio.wait_for(asyncio.gather(*waiting, return_exceptions=True), 30)
+    assert [isinstance(answer, asyncio.CancelledError) for answer in answers] == [True] * 5 + [False] * 5
+
+
+async def test_a_loop_that_ended_meanwhile_disturbs_nobody(tmp_path: Path) -> None:
+    file, group = SlowFile(tmp_path / "log"), GroupSync()
+
+    async def begin_and_leave() -> None:
+        waiting = asyncio.create_task(group.synced(file))
+        await until(lambda: file.begun == 1)
+        waiting.cancel()
+
+    await in_a_thread(begin_and_leave)
+    waiting = asyncio.create_task(group.synced(file))
+    file.let_go.release(2)
+    await asyncio.wait_for(waiting, 30)
+
+
+async def test_many_logs_and_many_appends_are_all_acknowledged(tmp_path: Path) -> None:
+    store = FileStore(tmp_path / "store")
+
+    async def appender(number: int) -> list[int]:
+        return [await store.append(f"s{number}/log", [b"x" * 300], sync=True) for _ in range(20)]
+
+    assert await asyncio.gather(*(appender(number) for number in range(40))) == [list(range(1, 21))] * 40
+    assert await asyncio.gather(*(store.append("s0/log", [b"x"], sync=True) for _ in range(200))) == list(
+        range(21, 221)
+    )
+
+
+async def test_a_batch_that_is_synced_is_noted_before_and_whole_after(tmp_path: Path) -> None:
+    store = FileStore(tmp_path / "store")
+    assert await store.append("s/log", [b"x" * 3000] * 10, sync=True) == 10
+    assert await store.append("s/log", [b"x" * 3000] * 10, sync=True) == 20
+    assert os.listdir(tmp_path / "store/s") == ["log"]
+    assert (tmp_path / "store/s/log").stat().st_mode & 0o7777 == 0o600
