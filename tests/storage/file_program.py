@@ -160,6 +160,7 @@ async def be_refused(root: Path) -> None:
 
 
 async def be_refused_as_somebody_else(root: Path) -> None:
+    await asyncio.to_thread(str)  # loads what threads need, while we may still read it
     if os.getuid() == 0:
         os.setgroups([])
         os.setgid(65534)
