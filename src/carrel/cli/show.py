@@ -18,7 +18,7 @@ from carrel.conversation.messages import (
     meta_of,
     tool_result_text,
 )
-from carrel.conversation.telling import day_and_time, event_words, messages, moment_of, parsed, size_of
+from carrel.conversation.telling import day_and_time, event_words, moment_of, parsed, size_of
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -238,10 +238,6 @@ def when(given: object) -> str:
             count = int(seconds // length)
             return f"{count} {unit}{'s' if count != 1 else ''} ago"
     return "just now"
-
-
-def count_words(meta: Any) -> str:
-    return messages(meta.get("message_count") or 0)
 
 
 def write(text: str) -> None:
