@@ -80,7 +80,7 @@ async def _on_the_disk(scale: Scale) -> Line:
         "≥ 10 times",
         together >= 10 * one,
         together / one,
-        5,
-        how,
-        rates,
+        repeats=5,
+        how=how,
+        samples=rates,
     )

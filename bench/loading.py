@@ -6,10 +6,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import orjson
-
-from carrel.conversation.entries import build_compact_event
-from carrel.conversation.metadata import encode_meta, new_meta
 from carrel.conversation.store import SessionStore
 from corpus import Writer
 from measure import Line, Scale, in_turn, no_more_than, times_faster
@@ -33,23 +29,40 @@ asyncio.run(main())
 """
 
 
-def write_log(folder: Path, name: str, count: int, compact: bool = False) -> Path:
-    """A session of so many messages; with `compact`, all but the last few are summed up at the end."""
+def spoken(count: int) -> list[dict[str, Any]]:
+    """People talking: short texts, no tools."""
     writer = Writer(seed=count)
-    home = folder / name
-    home.mkdir(parents=True)
-    lines: list[bytes] = []
-    while len(lines) < count:
-        lines += map(orjson.dumps, writer.session(len(lines), 60_000)[1])
-    del lines[count:]
-    if compact:
-        event = build_compact_event("What was said so far.", provider="p", model="m", compacted_count=count)
-        lines.append(orjson.dumps(event))
-        lines += map(orjson.dumps, writer.session(0, 5_000)[1])
-    (home / "messages.jsonl").write_bytes(b"\n".join(lines) + b"\n")
-    meta = new_meta(name, now="2026-01-01T00:00:00+00:00", title=name)
-    (home / "meta.json").write_bytes(encode_meta(meta))
-    return home / "messages.jsonl"
+    messages = []
+    for number in range(count):
+        text = [{"type": "text", "text": f"{number}: {writer.prose(2)}"}]
+        messages.append({"role": "assistant" if number % 2 else "user", "content": text})
+    return messages
+
+
+def worked(count: int) -> list[dict[str, Any]]:
+    """An agent at work: most of it is what tools took and gave."""
+    writer = Writer(seed=count)
+    messages: list[dict[str, Any]] = []
+    while len(messages) < count:
+        messages += writer.session(len(messages), 60_000)[1]
+    # Not in the middle of a tool call, which loading would have to mend.
+    while messages[count - 1]["role"] != "assistant" or "tool_use" in str(messages[count - 1]["content"]):
+        count -= 1
+    return messages[:count]
+
+
+async def write_log(folder: Path, name: str, messages: list[dict[str, Any]], *, compact: bool = False) -> Path:
+    """A session of these messages; with `compact`, all but the last turns are summed up at the end."""
+
+    async def summarize(messages: list[dict[str, Any]]) -> str:
+        return "What was said so far."
+
+    async with SessionStore(folder, embedder=None) as store:
+        for start in range(0, len(messages), 1000):
+            await store.append_many(name, messages[start : start + 1000])
+        if compact:
+            await store.compact(name, summarize, keep_turns=3)
+        return store.messages_path(name)
 
 
 def plain_load(log: Path) -> list[dict[str, Any]]:
@@ -68,12 +81,15 @@ def plain_load(log: Path) -> list[dict[str, Any]]:
 async def measure(scale: Scale) -> list[Line]:
     count = scale(100_000)
     folder = scale.folder / "load"
+    logs = {
+        "load, people talking": (await write_log(folder, "talk", spoken(count)), 4),
+        "load, an agent at work": (await write_log(folder, "work", worked(count)), 4),
+        "load, ending in a compact": (await write_log(folder, "compact", worked(count), compact=True), 50),
+    }
     lines = []
-    for name, target in (("all of it", 4), ("ending in a compact", 50)):
-        id_ = name.replace(" ", "-")
-        log = write_log(folder, id_, count, compact=target == 50)
+    for what, (log, target) in logs.items():
 
-        async def ours(id_: str = id_) -> None:
+        async def ours(id_: str = log.parent.name) -> None:
             async with SessionStore(folder, embedder=None) as store:
                 data = await store.load_session(id_)
             assert data is not None
@@ -84,14 +100,13 @@ async def measure(scale: Scale) -> list[Line]:
 
         samples = await in_turn(5, ours=ours, plain=plain)
         how = f"{count} messages, {log.stat().st_size / 1e6:.0f} MB; plain: json.loads of every line"
-        lines.append(times_faster(f"load, {name}", samples, target, unit="ms", how=how))
+        lines.append(times_faster(what, samples, target, unit="ms", how=how))
+    await write_log(folder, "warm-up", worked(1000))
+    await write_log(folder, "tenth", worked(count // 10))
     return [*lines, *_memory(folder, count)]
 
 
 def _memory(folder: Path, count: int) -> list[Line]:
-    write_log(folder, "warm-up", 1000)
-    write_log(folder, "a-tenth", count // 10)
-
     def peak(name: str, way: str) -> tuple[int, int]:
         done = subprocess.run(
             [sys.executable, "-c", ITERATE, str(folder), name, way], check=True, capture_output=True, text=True
@@ -100,8 +115,8 @@ def _memory(folder: Path, count: int) -> list[Line]:
         assert messages
         return resident * 1024, traced
 
-    resident = [peak(name, "plain")[0] / 1e6 for name in ("a-tenth", "all-of-it")]
-    traced = [peak(name, "traced")[1] / 1e6 for name in ("a-tenth", "all-of-it")]
+    resident = [peak(name, "plain")[0] / 1e6 for name in ("tenth", "work")]
+    traced = [peak(name, "traced")[1] / 1e6 for name in ("tenth", "work")]
     how = f"most memory in use at once while going through {count} messages, and through {count // 10}"
     return [
         no_more_than(

@@ -23,6 +23,8 @@ class Line:
     met: bool
     times: float | None = None
     """How many times better ours is."""
+    times_cpu: float | None = None
+    """The same in time of the processor, which a busy machine changes less."""
     repeats: int = 1
     how: str = ""
     samples: dict[str, list[float]] = field(default_factory=dict)
@@ -39,20 +41,18 @@ class Scale:
         return max(1, amount // 20) if self.quick else amount
 
 
-async def timed(work: Work) -> float:
-    start = time.perf_counter()
-    await work()
-    return time.perf_counter() - start
-
-
 async def in_turn(repeats: int, **works: Work) -> dict[str, list[float]]:
-    """Seconds of each work, one after the other and again, after one round that does not count."""
-    taken: dict[str, list[float]] = {name: [] for name in works}
+    """Seconds of each work, one after the other and again, after one round that does not count.
+
+    Under `NAME cpu`, the time that this process had the processor for it, all its threads together."""
+    taken: dict[str, list[float]] = {name: [] for work in works for name in (work, f"{work} cpu")}
     for turn in range(repeats + 1):
         for name, work in works.items():
-            seconds = await timed(work)
+            start, start_cpu = time.perf_counter(), time.process_time()
+            await work()
             if turn:
-                taken[name].append(seconds)
+                taken[name].append(time.perf_counter() - start)
+                taken[f"{name} cpu"].append(time.process_time() - start_cpu)
     return taken
 
 
@@ -70,6 +70,7 @@ def times_faster(
         f"≥ {at_least:g} times" if at_least != 1 else "no slower",
         plain / ours >= at_least,
         plain / ours,
+        statistics.median(samples["plain cpu"]) / max(statistics.median(samples["ours cpu"]), 1e-9),
         len(samples["ours"]),
         how,
         samples,
@@ -80,4 +81,4 @@ def no_more_than(
     what: str, value: float, limit: float, unit: str, *, repeats: int = 1, how: str = "", **more: Any
 ) -> Line:
     """A line that is measured against a number."""
-    return Line(what, value, None, unit, f"≤ {limit:g} {unit}", value <= limit, None, repeats, how, **more)
+    return Line(what, value, None, unit, f"≤ {limit:g} {unit}", value <= limit, repeats=repeats, how=how, **more)

@@ -96,13 +96,13 @@ def _table(lines: list[Line], *, quick: bool) -> Table:
     table = Table(
         title=title, caption=f"medians; load of the machine {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores"
     )
-    for name in ("what", "ours", "plain way", "times", "target", "met"):
-        table.add_column(name, justify="right" if name in ("ours", "plain way", "times") else "left")
+    for name in ("what", "ours", "plain way", "times", "by CPU", "target", "met"):
+        table.add_column(name, justify="right" if name in ("ours", "plain way", "times", "by CPU") else "left")
     for line in lines:
         plain = f"{_short(line.plain)} {line.unit}" if line.plain is not None else ""
         met = "[green]yes[/green]" if line.met else "[red]missed[/red]"
-        times = f"{line.times:.1f}" if line.times is not None else ""
-        table.add_row(line.what, f"{_short(line.ours)} {line.unit}", plain, times, line.target, met)
+        times, by_cpu = (f"{ratio:.1f}" if ratio is not None else "" for ratio in (line.times, line.times_cpu))
+        table.add_row(line.what, f"{_short(line.ours)} {line.unit}", plain, times, by_cpu, line.target, met)
     return table
 
 

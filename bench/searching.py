@@ -59,9 +59,9 @@ async def measure(scale: Scale) -> list[Line]:
             "≤ 100 ms",
             statistics.median(medians.values()) <= 0.1,
             plain / statistics.median(medians.values()),
-            REPEATS,
-            f"{of}; plain: read every log and look for the bytes",
-            taken,
+            repeats=REPEATS,
+            how=f"{of}; plain: read every log and look for the bytes",
+            samples=taken,
         ),
         no_more_than(
             "search, the slowest query", 1e3 * medians[slowest], 100, "ms", repeats=REPEATS, how=f"{slowest!r}, {of}"
