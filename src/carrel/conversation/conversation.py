@@ -10,16 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, Field
 
-from carrel.conversation.entries import build_aside, build_rewind_event
-from carrel.conversation.messages import meta_of, tool_calls_of
-from carrel.conversation.reading import collector_paused
-from carrel.conversation.session_info import DEFAULT_TITLE, SessionInfo, date_of, info_of, meta_fields, now
+from carrel.conversation.messages import SessionMeta
+from carrel.conversation.place import Place
+from carrel.conversation.session_info import DEFAULT_TITLE, SessionInfo, info_of, meta_fields, now
 from carrel.conversation.store import SessionStore
-from carrel.conversation.typed_log import look_at, say_again
-from carrel.conversation.typed_message import Message, lines_to_messages, message_to_lines, plus, provider_messages
+from carrel.conversation.typed_log import look_at, up_to_date
+from carrel.conversation.typed_message import Message, message_to_lines, plus, provider_messages
 from carrel.conversation.typed_parts import ImagePart
 from carrel.conversation.usage import tokens_of
-from carrel.conversation.written import Plan, Written
 from carrel.errors import SessionTooNew
 from carrel.events import Bus, Event, EventType
 from carrel.events import bus as shared_bus
@@ -53,9 +51,10 @@ class Conversation(BaseModel):
     messages: list[Message] = Field(default_factory=list)
 
     # No field: a copy is not in the log, and has it to find out what is.
-    __slots__ = ("_place",)
+    __slots__ = ("_place", "_storage")
     if TYPE_CHECKING:
-        _place: "_Place"
+        _place: Place
+        _storage: "ConversationStorage | None"
 
     @property
     def id(self) -> str:
@@ -133,28 +132,12 @@ class Conversation(BaseModel):
         return Saving(self._save)
 
     async def _save(self) -> None:
-        storage = _place_of(self).storage or get_session_storage()
-        await storage.update(self)
+        await (getattr(self, "_storage", None) or get_session_storage()).update(self)
 
 
-class _Place:
-    """Where a conversation is kept, and what of it is there."""
-
-    def __init__(self) -> None:
-        self.storage: ConversationStorage | None = None
-        self.written = Written()
-        self.is_certain = False
-        """Whether `written` is true: it is not before the log was read, nor after a write that failed."""
-        self.fields: dict[str, Any] = {}
-        self.total_tokens = 0
-        self.usage: Any = None
-        """Counted, but with no message yet."""
-        self.turn = asyncio.Lock()
-
-
-def _place_of(conversation: Conversation) -> _Place:
+def _place_of(conversation: Conversation) -> Place:
     if not hasattr(conversation, "_place"):
-        conversation._place = _Place()
+        conversation._place, conversation._storage = Place(), None
     return conversation._place
 
 
@@ -176,18 +159,12 @@ class ConversationStorage:
         meta = await self._logs.meta(session_id)
         if meta is None:
             return None
-        info = info_of(meta)
-        look = await look_at(self._logs, session_id)
-        place = _Place()
-        place.storage, place.fields, place.total_tokens = self, meta_fields(info), info.total_tokens
-        with collector_paused:
-            messages = lines_to_messages(look.shown, session_id=session_id, since=info.time.created)
-            place.written.read(messages, look.last_seq)
-        info.message_count = len(messages)
-        conversation = Conversation(info=info, messages=messages)
-        conversation._place = place
-        # What was put in for an interrupted call is written with the next update.
-        place.is_certain = look.shown == look.raw
+        await up_to_date(self._logs, [meta])
+        conversation = Conversation(info=info_of(meta))
+        place = _place_of(conversation)
+        place.begin(meta, is_new=False)
+        conversation.messages = place.read(conversation.info, await look_at(self._logs, session_id))
+        conversation._storage = self
         return conversation
 
     async def update(self, conversation: Conversation, *, recheck: bool = False) -> Conversation:
@@ -208,12 +185,16 @@ class ConversationStorage:
         return True
 
     async def list_infos(self) -> list[SessionInfo]:
-        """All sessions, newest first; no messages are read."""
-        return [info_of(meta) for meta in await self.store.list_sessions(counts=True)]
+        """All sessions, newest first; no messages are read (but to count those of a log whose writer was killed)."""
+        return await self._infos(await self.store.list_sessions())
 
     async def children(self, session_id: str) -> list[SessionInfo]:
         """The sub-sessions of a session, newest first."""
-        return [info_of(meta) for meta in await self.store.children(session_id)]
+        return await self._infos(await self.store.children(session_id))
+
+    async def _infos(self, metas: list[SessionMeta]) -> list[SessionInfo]:
+        await up_to_date(self._logs, metas)
+        return [info_of(meta) for meta in metas]
 
     async def _in_turn(self, conversation: Conversation, *, make: bool = False, recheck: bool = False) -> list[Event]:
         """Create or update, one call after the other; returns what there is to tell.
@@ -221,16 +202,16 @@ class ConversationStorage:
         Shielded by its callers: once begun, it ends, so that what is known of the log stays true."""
         place = _place_of(conversation)
         async with place.turn:
-            if place.storage is not self:
-                make = not await self._find(conversation, place) or make
+            if conversation._storage is not self and not make:
+                meta = await self._logs.meta(conversation.id)
+                make = meta is None
+                if meta is not None:
+                    place.begin(meta, is_new=False)
             if make:
-                await self._make(conversation, place)
+                place.begin(await self._make(conversation.info), is_new=True)
+            conversation._storage = self
             told = [Event(EventType.SESSION_CREATED, _about(conversation))] if make else []
-            try:
-                plan = await self._write(conversation, place, recheck)
-            except BaseException:
-                place.is_certain = False
-                raise
+            plan = await place.write(self._logs, conversation.info, conversation.messages, recheck)
         if make and not plan.lines:
             return told
         for kind, messages in ((EventType.MESSAGE_CREATED, plan.created), (EventType.MESSAGE_UPDATED, plan.updated)):
@@ -239,18 +220,7 @@ class ConversationStorage:
             told.append(Event(EventType.SESSION_REWOUND, _about(conversation)))
         return [*told, Event(EventType.SESSION_UPDATED, _about(conversation))]
 
-    async def _find(self, conversation: Conversation, place: _Place) -> bool:
-        """Whether the session is here, for a conversation that did not come from here."""
-        place.storage, place.written, place.is_certain = None, Written(), False
-        meta = await self._logs.meta(conversation.id)
-        if meta is None:
-            return False
-        there = info_of(meta)
-        place.storage, place.fields, place.total_tokens = self, meta_fields(there), there.total_tokens
-        return True
-
-    async def _make(self, conversation: Conversation, place: _Place) -> None:
-        info = conversation.info
+    async def _make(self, info: SessionInfo) -> SessionMeta:
         fields = meta_fields(info)
         given = {key: fields.pop(key) for key in ("title", "cwd", "model", "provider")}
         more = {key: value for key, value in fields.items() if value is not None}
@@ -259,62 +229,7 @@ class ConversationStorage:
         dates = {"created_at": info.time.created.isoformat(), "updated_at": info.time.updated.isoformat()}
         data = await self.store.create_session(session_id=info.id, **given, **more, **dates)
         info.title, info.working_dir = data["session"]["title"], data["session"]["cwd"]
-        place.storage, place.fields, place.total_tokens, place.is_certain = self, meta_fields(info), 0, True
-
-    async def _write(self, conversation: Conversation, place: _Place, recheck: bool) -> Plan:
-        info, messages, written = conversation.info, conversation.messages, place.written
-        if place.usage and messages:
-            messages[-1].usage, place.usage = plus(messages[-1].usage, place.usage), None
-        first = written.first_change(messages, recheck=recheck)
-        if place.is_certain and (written.in_step or first == len(written.kept)):
-            plan, last_seq = written.plan(messages, first), written.last_seq
-        else:
-            look = await look_at(self._logs, info.id)
-            there = lines_to_messages(look.shown, session_id=info.id, since=info.time.created)
-            plan, last_seq = written.merge(messages, there, look.raw), look.last_seq
-        entries = [build_rewind_event(plan.cut), *plan.lines] if plan.cut is not None else list(plan.lines)
-        if fields := self._changed_fields(info, place, plan):
-            entries.append(build_aside("meta", set=fields))
-        if entries:
-            seq = await self._logs.append(info.id, entries, shown=plan.cut)
-            if seq != last_seq + len(entries):
-                # Somebody else's entries came between.
-                plan = plan._replace(in_step=False)
-                if plan.cut is not None:
-                    seq = await say_again(self._logs, info.id, last_seq + 1, seq - len(entries)) or seq
-            last_seq = seq
-            await self._note(info, place, plan)
-        written.commit(plan, last_seq)
-        place.is_certain = True
-        info.message_count = len(conversation.messages)
-        return plan
-
-    def _changed_fields(self, info: SessionInfo, place: _Place, plan: Plan) -> dict[str, Any]:
-        info.title = self._logs.redacted_text(info.title)
-        fields = {key: value for key, value in meta_fields(info).items() if value != place.fields.get(key)}
-        if "provider" in fields:
-            fields["provider_id"] = fields.pop("provider")
-            if info.provider_id is not None:
-                fields["provider"] = info.provider_id
-        counted = sum(tokens_of(meta_of(line).get("usage")).total_tokens for line in plan.lines)
-        if info.total_tokens > place.total_tokens + counted:
-            fields["total_tokens"] = info.total_tokens
-        return fields
-
-    async def _note(self, info: SessionInfo, place: _Place, plan: Plan) -> None:
-        """Take over what the log's metadata says now."""
-        writer = self._logs.writers.get(info.id)
-        if writer is None:
-            return
-        info.title = writer.meta["title"]
-        info.time.updated = date_of(writer.meta["updated_at"]) or info.time.updated
-        info.total_tokens = place.total_tokens = writer.meta.get("total_tokens", 0)
-        place.fields = meta_fields(info)
-        if plan.in_step:
-            # The log counts lines; the results of a message with calls are lines of their own.
-            writer.meta["message_count"] = plan.messages
-        if plan.cut is not None and not any(map(tool_calls_of, plan.lines)):
-            await writer.let_go()
+        return data["session"]
 
     async def _tell(self, events: Iterable[Event]) -> None:
         for delivery in [self.bus.publish(event) for event in events]:

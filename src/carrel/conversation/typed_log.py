@@ -1,14 +1,16 @@
-"""The log under a typed conversation: what is visible in it, and what must be said again in it."""
+"""The log under a typed conversation: what is visible in it, and what its metadata should say."""
 
 import logging
+from collections.abc import Sequence
+from datetime import UTC, datetime
 from typing import NamedTuple
 
-from carrel.conversation.entries import UNREADABLE, aside_of
+from carrel.conversation.entries import aside_of
 from carrel.conversation.logs import SessionLogs
-from carrel.conversation.messages import ConversationMessage
+from carrel.conversation.messages import SessionMeta, meta_of
 from carrel.conversation.repair import mend, unanswered, uses_tools
 from carrel.conversation.replay import Numbered
-from carrel.conversation.typed_message import usage_of, without_counting_again
+from carrel.conversation.usage import tokens_of
 from carrel.conversation.writer import tool_loop_key
 
 logger = logging.getLogger(__name__)
@@ -23,9 +25,10 @@ class Look(NamedTuple):
     last_seq: int
 
 
-async def look_at(logs: SessionLogs, session_id: str) -> Look:
-    """Look at a session without writing into it; `SessionNotFound`."""
-    view = await logs.view(session_id)
+async def look_at(logs: SessionLogs, session_id: str, until: int | None = None) -> Look:
+    """Look at a session as it is, or was after entry `until`, without writing into it; `SessionNotFound`."""
+    await logs.known_meta(session_id)
+    view = await logs.reading(session_id).view(until)
     lines = view.messages
     if view.spilled:
         lines = await logs.reading(session_id).whole(lines, view.problems)
@@ -45,15 +48,26 @@ async def look_at(logs: SessionLogs, session_id: str) -> Look:
     return Look(raw, shown, view.last_seq)
 
 
-async def say_again(logs: SessionLogs, session_id: str, first: int, last: int) -> int | None:
-    """Append once more what others said in these entries, which a rewind of ours hid; returns the last one's number."""
-    hidden: list[ConversationMessage] = []
-    async for seq, entry in logs.reading(session_id).entries(first):
-        if seq > last:
-            break
-        if entry.get("role") in ("rewind", "compact"):
-            if aside_of(entry) is None:
-                hidden.clear()
-        elif entry.get("role") != UNREADABLE:
-            hidden.append(without_counting_again(entry, usage_of(entry)))
-    return await logs.append(session_id, hidden) if hidden else None
+async def up_to_date(logs: SessionLogs, metas: Sequence[SessionMeta]) -> None:
+    """Correct counts that the log is ahead of: several are writing, or the one who was has been killed.
+
+    Metadata of other programs has no counts, and gets none: that would be to read every log for a list."""
+    stamps = await logs.store.stamps([logs.log_key(meta["id"]) for meta in metas])
+    for meta, stamp in zip(metas, stamps, strict=True):
+        if stamp is None or "message_count" not in meta:
+            continue
+        if "log_seq" in meta and meta["log_bytes"] == stamp.size:
+            continue
+        modified = datetime.fromtimestamp(stamp.modified, UTC).isoformat()
+        reading = logs.reading(meta["id"])
+        meta["updated_at"] = max(modified, meta["updated_at"])
+        meta["message_count"] = sum(1 for line in (await reading.view()).messages if not meta_of(line).get("continues"))
+        meta["total_tokens"] = 0
+        async for _, entry in reading.entries():
+            said, aside = meta_of(entry), aside_of(entry)
+            if aside == "fork":
+                meta["total_tokens"] = 0
+            elif aside == "meta" and isinstance(said.get("set"), dict):
+                meta["total_tokens"] = said["set"].get("total_tokens", meta["total_tokens"])
+            elif aside is None:
+                meta["total_tokens"] += tokens_of(said.get("usage")).total_tokens

@@ -236,27 +236,28 @@ def lines_to_messages(
 ) -> list[Message]:
     """The messages in the visible lines of a log. One without an id is called by its sequence number, one without a
     date has that of the session."""
-    messages: list[Message] = []
-    taken: set[str] = set()
+    messages: dict[str, Message] = {}
     for place, (seq, line) in enumerate(lines):
         meta = dict(meta_of(line))
-        if meta.get("continues") is True and messages and messages[-1].id == meta.get("id"):
-            messages[-1]._source.append(line)
-            messages[-1].parts += _parts(line, messages[-1].id, len(messages[-1].parts))
-            continue
         id_ = _taken_text(meta, "id") or usual_id or _usual_id(seq, line, place)
-        if id_ in taken:
+        known = messages.get(id_)
+        if known is not None and meta.get("continues") is True:
+            # Usually right after its first line, but another process may have come between.
+            known._source.append(line)
+            known.parts += _parts(line, id_, len(known.parts))
+            continue
+        if known is not None:
             id_ = f"{id_}-seq-{seq}"
-        taken.add(id_)
-        messages.append(_read_line(line, meta, id_, session_id, since))
-    return messages
+        messages[id_] = _read_line(line, meta, id_, session_id, since)
+    return list(messages.values())
 
 
 def _usual_id(seq: int, line: ConversationMessage, place: int) -> str:
-    if seq:
-        return f"seq-{seq}"
-    # It stands in no line of its own: a summary, or the results that stand in for those that never came.
-    return "-".join(["results", *results]) if (results := tool_results_of(line)) else f"summary-{place}"
+    results = tool_results_of(line) if not seq or meta_of(line).get("synthetic") else []
+    if results:
+        # They stand in for results that never came, and may not be in the log yet.
+        return "-".join(["results", *results])
+    return f"seq-{seq}" if seq else f"summary-{place}"
 
 
 def _read_line(line: ConversationMessage, meta: dict[str, Any], id_: str, session_id: str, since: datetime) -> Message:

@@ -60,6 +60,11 @@ class Plan(NamedTuple):
     updated: list[Message]
     removed: int
 
+    @property
+    def entries(self) -> int:
+        """How many entries it appends."""
+        return len(self.lines) + (self.cut is not None)
+
 
 class _Wanted(NamedTuple):
     """A message that is to be visible, and the lines it is to be visible with."""
@@ -123,12 +128,11 @@ class Written:
             removed=len(known.keys() - {each.message.id for each in wanted}),
         )
 
-    def merge(self, mine: Sequence[Message], there: Sequence[Message], lines: Sequence[Numbered]) -> Plan:
-        """What to append when others may have written too; `there` are the messages in the lines visible now.
+    def merge(self, mine: Sequence[Message], theirs: dict[str, Message], lines: Sequence[Numbered]) -> Plan:
+        """What to append to the lines visible now when others may have written too; `theirs` are all that they know.
 
         What they said stays, and so does what was changed here; of a message that both changed, mine is shown. What
         they took away and nobody changed here is gone."""
-        theirs = {each.id: each for each in there}
         base = {kept.message.id: kept for kept in self.kept}
         known = set(base) or {message.id for message in mine} & set(theirs)
         wanted: dict[str, _Wanted] = {}

@@ -1,0 +1,165 @@
+"""Where one conversation is kept: what of it is there, and how the rest comes there too."""
+
+import asyncio
+from operator import is_
+from typing import Any
+
+from carrel.conversation.entries import build_aside, build_rewind_event
+from carrel.conversation.logs import SessionLogs
+from carrel.conversation.messages import ConversationMessage, SessionMeta, meta_of, tool_calls_of
+from carrel.conversation.reading import collector_paused
+from carrel.conversation.session_info import SessionInfo, date_of, info_of, meta_fields
+from carrel.conversation.typed_log import Look, look_at
+from carrel.conversation.typed_message import Message, lines_to_messages, plus
+from carrel.conversation.usage import tokens_of
+from carrel.conversation.written import Plan, Written
+from carrel.storage.seam import Stamp
+
+
+class Place:
+    """One conversation's session in a store; there is none until it was found, made or read."""
+
+    def __init__(self) -> None:
+        self.turn = asyncio.Lock()
+        self.usage: Any = None
+        """Counted, but with no message yet."""
+        self._written = Written()
+        self._is_certain = False
+        """Whether `_written` is true: it is not before the log was read, nor after a write that failed."""
+        self._fields: dict[str, Any] = {}
+        """What the metadata says."""
+        self._total_tokens: int | None = 0
+        """None when the metadata does not say, as that of other programs."""
+        self._stamp: Stamp | None = None
+        """Of the log after the last cut; None when something was appended since."""
+
+    def begin(self, meta: SessionMeta, *, is_new: bool) -> None:
+        """The session has this metadata; it is empty when it is new, and else not looked at yet."""
+        info = info_of(meta)
+        self._written, self._is_certain, self._stamp = Written(), is_new, None
+        self._fields = meta_fields(info)
+        self._total_tokens = info.total_tokens if "total_tokens" in meta else None
+
+    def read(self, info: SessionInfo, look: Look) -> list[Message]:
+        """The messages that are visible in the session."""
+        with collector_paused:
+            messages = _messages_in(look, info)
+            self._written.read(messages, look.last_seq)
+        # What was put in for an interrupted call, or is out of its place, is put right with the next write.
+        lines = [line for message in messages for line in message._source]
+        self._is_certain = len(lines) == len(look.raw) and all(map(is_, lines, (line for _, line in look.raw)))
+        info.message_count = len(messages)
+        if self._total_tokens is None:
+            info.total_tokens = sum(tokens_of(message.usage).total_tokens for message in messages)
+        return messages
+
+    async def write(self, logs: SessionLogs, info: SessionInfo, messages: list[Message], recheck: bool) -> Plan:
+        """Append what is new, and have `info` say what is true then."""
+        try:
+            plan = await self._write(logs, info, messages, recheck)
+        except BaseException:
+            self._is_certain = False
+            raise
+        self._is_certain = True
+        info.message_count = len(messages)
+        return plan
+
+    async def _write(self, logs: SessionLogs, info: SessionInfo, messages: list[Message], recheck: bool) -> Plan:
+        if self.usage and messages:
+            messages[-1].usage, self.usage = plus(messages[-1].usage, self.usage), None
+        written = self._written
+        first, last_seq = written.first_change(messages, recheck=recheck), written.last_seq
+        only_new = first == len(written.kept)
+        messages = messages if only_new else list(messages)
+        seen: dict[str, Message] = {}
+        if self._is_certain and (only_new or (written.in_step and await self._is_alone(logs, info.id))):
+            plan = written.plan(messages, first)
+        else:
+            plan, last_seq = await self._merge(logs, info, messages, seen)
+        fields = self._changed_fields(logs, info, plan)
+        asides = [build_aside("meta", set=fields)] if fields else []
+        seq = await _carry_out(logs, info.id, plan, last_seq, asides)
+        while seq != last_seq + plan.entries + len(asides):
+            if not seen and plan.cut is None:
+                # Only what is new was appended, so it does not matter that others wrote in the meantime.
+                plan = plan._replace(in_step=False)
+                break
+            before = seq - plan.entries - len(asides)
+            plan, last_seq = await self._merge(logs, info, messages, seen, before)
+            seq, asides = await _carry_out(logs, info.id, plan, last_seq, []), []
+        written.commit(plan, seq)
+        self._stamp = await logs.store.stamp(logs.log_key(info.id)) if plan.cut is not None else None
+        if plan.entries or fields:
+            await self._note(logs, info, plan, flush=bool(fields))
+        return plan
+
+    async def _merge(
+        self,
+        logs: SessionLogs,
+        info: SessionInfo,
+        messages: list[Message],
+        seen: dict[str, Message],
+        until: int | None = None,
+    ) -> tuple[Plan, int]:
+        """What to append given what others wrote, and the number of the last entry that this goes by.
+
+        `seen` is what they said as far as known, to which is added what is visible now, or was after entry `until`:
+        a cut made without knowing of it hides it only until this plan is carried out."""
+        look = await look_at(logs, info.id)
+        there = look if until is None else await look_at(logs, info.id, until)
+        seen |= {message.id: message for message in _messages_in(there, info)}
+        return self._written.merge(messages, seen, look.raw), look.last_seq
+
+    async def _is_alone(self, logs: SessionLogs, session_id: str) -> bool:
+        """Whether nobody else has written since: a cut would hide it for a moment."""
+        key = logs.log_key(session_id)
+        if self._stamp is not None:
+            return await logs.store.stamp(key) == self._stamp
+        async for block in logs.store.read_back(key):
+            return block.first_seq + len(block.records) - 1 == self._written.last_seq
+        return self._written.last_seq == 0
+
+    def _changed_fields(self, logs: SessionLogs, info: SessionInfo, plan: Plan) -> dict[str, Any]:
+        info.title = logs.redacted_text(info.title)
+        fields = {key: value for key, value in meta_fields(info).items() if value != self._fields.get(key)}
+        if "provider" in fields:
+            fields["provider_id"] = fields.pop("provider")
+            if info.provider_id is not None:
+                fields["provider"] = info.provider_id
+        counted = sum(tokens_of(meta_of(line).get("usage")).total_tokens for line in plan.lines)
+        if self._total_tokens is None:
+            if plan.entries or fields:
+                fields["total_tokens"] = info.total_tokens
+        elif info.total_tokens > self._total_tokens + counted:
+            fields["total_tokens"] = info.total_tokens
+        return fields
+
+    async def _note(self, logs: SessionLogs, info: SessionInfo, plan: Plan, *, flush: bool) -> None:
+        """Take over what the metadata says now."""
+        writer = logs.writers.get(info.id)
+        if writer is None:
+            return
+        info.title = writer.meta["title"]
+        info.time.updated = date_of(writer.meta["updated_at"]) or info.time.updated
+        info.total_tokens = self._total_tokens = writer.meta.get("total_tokens", 0)
+        self._fields = meta_fields(info)
+        if plan.in_step:
+            # The log counts lines; the results of a message with calls are lines of their own.
+            writer.meta["message_count"] = plan.messages
+        if plan.cut is not None and not any(map(tool_calls_of, plan.lines)):
+            await writer.let_go()
+        if flush:
+            await writer.flush()
+
+
+async def _carry_out(
+    logs: SessionLogs, session_id: str, plan: Plan, last_seq: int, asides: list[ConversationMessage]
+) -> int:
+    """Append what the plan says, all of it or nothing; returns the number of the last entry."""
+    cut = [build_rewind_event(plan.cut)] if plan.cut is not None else []
+    entries = [*cut, *plan.lines, *asides]
+    return await logs.append(session_id, entries, shown=plan.cut) if entries else last_seq
+
+
+def _messages_in(look: Look, info: SessionInfo) -> list[Message]:
+    return lines_to_messages(look.shown, session_id=info.id, since=info.time.created)
