@@ -51,7 +51,7 @@ def main() -> int:
         lines = asyncio.run(_measure(asked.subjects or list(SUBJECTS), Scale(asked.quick, folder)))
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-    console = Console()
+    console = Console(width=None if sys.stdout.isatty() else 120)
     console.print(_table(lines, quick=asked.quick))
     for line in lines:
         console.print(f"{line.what}: {line.how}", style="dim", highlight=False)
