@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from carrel.storage.file_store import FileStore
 
 from carrel.conversation.store import SessionStore
+from carrel.storage.file_store import FileStore
 from carrel.storage.memory_store import MemoryStore
 from carrel.storage.redis_store import RedisStore
 

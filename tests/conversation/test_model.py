@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import pytest
-from carrel.storage.file_store import FileStore
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
@@ -24,6 +23,7 @@ from hypothesis.stateful import (
 
 from carrel.conversation.store import SessionStore
 from carrel.errors import CompactRefused, RewindRefused
+from carrel.storage.file_store import FileStore
 from carrel.storage.memory_store import MemoryStore
 from carrel.storage.redis_store import RedisStore
 from carrel.storage.seam import Store
