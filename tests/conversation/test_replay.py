@@ -67,6 +67,13 @@ def test_a_chain_of_compacts_that_keep():
     assert seen(*log) == [*SUMMARY, "b", "c", "d"]
 
 
+def test_thousands_of_compacts_that_keep():
+    log = [user("a")]
+    for _ in range(3000):
+        log += [compact("s", 1)]
+    assert seen(*log) == [*SUMMARY, "a"]
+
+
 def test_going_back_to_an_entry_before_a_compact_brings_the_original_back():
     log = [user("a"), user("b"), compact("s"), user("c"), rewind(seq=2), user("d")]
     assert seen(*log) == ["a", "b", "d"]

@@ -54,6 +54,8 @@ def test_cost_from_the_users_prices():
         ({"promptTokenCount": 3, "candidatesTokenCount": 2, "totalTokenCount": 9}, 9),
         ({"input_tokens": "many", "output_tokens": None}, 0),
         ({"input_tokens": -5}, 0),
+        ({"input_tokens": float("inf"), "output_tokens": float("nan")}, 0),
+        ({"input_tokens": 1, "cache_read_input_tokens": 5, "cache_creation_input_tokens": 3}, 9),
         (None, 0),
         ([], 0),
         ("x", 0),

@@ -11,7 +11,22 @@ from carrel.errors import KeyRefused
 from carrel.storage.seam import Store
 from tests.storage.suite import DIFFERENCES, KINDS, Place, in_a_thread
 
-BAD_KEYS = ["", ".", "..", "/a", "a/", "a//b", "a/../b", "a/./b", "a\\b", "a\nb", "a\x00b", "a/\x7f", "k" * 1025]
+BAD_KEYS = [
+    "",
+    ".",
+    "..",
+    "/a",
+    "a/",
+    "a//b",
+    "a/../b",
+    "a/./b",
+    "a\\b",
+    "a\nb",
+    "a\x00b",
+    "a/\x7f",
+    "a\ud800",
+    "k" * 1025,
+]
 
 
 async def consumed(stream: AsyncIterator[object]) -> None:

@@ -103,32 +103,12 @@ async def show_session(
 
 
 async def _show_entries(store: "carrel.SessionStore", id_: str, limit: int, as_json: bool) -> None:
-    first = max(1, await _last_seq(store, id_) - limit + 1) if limit else 1
+    first = max(1, await store.last_seq(id_) - limit + 1) if limit else 1
     async for seq, entry in store.iter_entries(id_, first):
         if as_json:
             show.print_json_line({"seq": seq, "entry": entry})
         else:
             show.print_entry_line(seq, entry)
-
-
-async def _last_seq(store: "carrel.SessionStore", id_: str) -> int:
-    """Found by asking whether there is an entry so far on: a long log need not be read for it."""
-
-    async def has(seq: int) -> bool:
-        async for _ in store.iter_entries(id_, seq):
-            return True
-        return False
-
-    last, beyond = 0, 1
-    while await has(beyond):
-        last, beyond = beyond, 2 * beyond
-    while beyond - last > 1:
-        middle = (last + beyond) // 2
-        if await has(middle):
-            last = middle
-        else:
-            beyond = middle
-    return last
 
 
 @app.command("tail")
@@ -144,7 +124,7 @@ async def tail(
     """The log as it grows, from any process; Ctrl-C ends it."""
     async with opened(data) as store:
         id_ = await store.resolve_id(session)
-        first = from_seq or max(1, await _last_seq(store, id_) - 9)
+        first = from_seq or max(1, await store.last_seq(id_) - 9)
         try:
             async for seq, entry in store.tail(id_, first) if follow else store.iter_entries(id_, first):
                 if as_json:
@@ -402,6 +382,9 @@ def _written(path: Path, text: str) -> int:
 @waits
 async def import_(
     paths: Annotated[list[Path], typer.Argument(metavar="PATH...", help="Session files, or folders of them.")],
+    all_branches: Annotated[
+        bool, typer.Option("--all-branches", help="Also the branches that a conversation went back from, as sessions.")
+    ] = False,
     data: Data = None,
     as_json: Json = False,
 ) -> None:
@@ -415,7 +398,7 @@ async def import_(
     async with opened(data) as store:
         for path in paths:
             try:
-                reports += await store.import_file(path)
+                reports += await store.import_file(path, all_branches=all_branches)
             except carrel.ImportRefused as problem:
                 refused.append(f"{path}: {problem}" if str(path) not in str(problem) else str(problem))
         every = [meta["id"] for meta in await store.list_sessions()]

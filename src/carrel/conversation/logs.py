@@ -1,8 +1,6 @@
 """The sessions of one store: made, opened, appended to, read and removed, each rule in one place."""
 
-import asyncio
 import logging
-import weakref
 from collections.abc import Callable, Sequence
 
 from carrel.conversation.entries import encode
@@ -13,6 +11,7 @@ from carrel.conversation.repair import interrupted_message, unanswered, uses_too
 from carrel.conversation.spill import may_spill, spill
 from carrel.conversation.writer import Writer, tool_loop_key
 from carrel.errors import SessionNotFound, StorageError
+from carrel.storage.call_order import CallOrder
 from carrel.storage.seam import Store, process_name
 
 logger = logging.getLogger(__name__)
@@ -32,8 +31,7 @@ class SessionLogs:
         self._now = now
         self._gone: set[str] = set()
         self._deletions: dict[str, int] = {}
-        self._turns: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, dict[str, asyncio.Lock]]
-        self._turns = weakref.WeakKeyDictionary()
+        self._order = CallOrder()
 
     def folder(self, session_id: str) -> str:
         return f"{self._prefix}/{session_id}" if self._prefix else session_id
@@ -104,7 +102,7 @@ class SessionLogs:
         deletions = self._deletions.get(session_id, 0)
         messages = [self._redacted(message) for message in messages] if self._redact is not None else messages
         lines, files = _lines(messages)
-        async with self._turn(session_id):
+        async with self._order.turn(session_id):
             writer = self.writers.get(session_id) or await self._opened(session_id, messages, draft, deletions)
             for path, data in files.items():
                 await self.store.put(f"{writer.folder}/{path}", data, only_new=True)
@@ -125,10 +123,6 @@ class SessionLogs:
     def redacted_text(self, text: str) -> str:
         """A title or a label, as it may be written."""
         return text if self._redact is None else flatten_message_text(self._redacted(user_text_message(text)))
-
-    def _turn(self, session_id: str) -> asyncio.Lock:
-        turns = self._turns.setdefault(asyncio.get_running_loop(), {})
-        return turns.setdefault(session_id, asyncio.Lock())
 
     async def _opened(
         self,
@@ -167,7 +161,7 @@ class SessionLogs:
         raw = await self.store.get(self.meta_key(checked_id(session_id)))
         writer = self.writers.get(session_id)
         if writer is not None and raw is not None:
-            return writer.meta.copy()
+            return writer.told()
         meta = decode_meta(raw, session_id)
         if meta is None and await self.store.stamp(self.log_key(session_id)) is not None:
             return await self.rebuilt_meta(session_id)

@@ -15,6 +15,8 @@ FORMAT_VERSION = 5
 DEFAULT_TITLE = "New chat"
 DEFAULT_PROVIDER = "anthropic"
 TITLE_LENGTH = 48
+COUNTS = ("message_count", "total_tokens", "log_seq", "log_bytes")
+"""What is known of the log's content; left out where it may be old."""
 
 _PLAIN_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
 _TEXTS = ("title", "provider", "model", "cwd", "created_at", "updated_at")

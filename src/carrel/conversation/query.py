@@ -177,6 +177,11 @@ class Judgement(NamedTuple):
     """How much of what was asked for is there at all, from 0 to 1, rare words counting more."""
 
 
+def rarity(share: float) -> float:
+    """How much a word tells that this share of all documents has."""
+    return 0.1 - math.log(max(share, 1e-6))
+
+
 def judge(query: Query, shares: dict[Phrase, float], fields: dict[str, str]) -> Judgement:
     """How well a document answers; `shares` says how common each word of the query is."""
     texts = {name: Folded.of(text) for name, text in fields.items() if text}
@@ -184,13 +189,13 @@ def judge(query: Query, shares: dict[Phrase, float], fields: dict[str, str]) -> 
     nearest: list[list[int]] = []
     present: dict[Phrase, bool] = {}
     for word in query.words:
-        rarity = -math.log(max(shares.get(word, 1.0), 1e-6)) + 0.1
-        total += rarity
+        worth = rarity(shares.get(word, 1.0))
+        total += worth
         weight, places = _weight(word, texts)
         present[word] = weight > 0
         if weight:
-            answered += rarity
-            found += rarity * weight / (weight + 1)
+            answered += worth
+            found += worth * weight / (weight + 1)
             nearest.append(places)
     if not total:
         return Judgement(0.0, 0.0)

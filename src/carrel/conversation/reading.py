@@ -89,6 +89,11 @@ class LogReading:
             )
         return view
 
+    async def last_seq(self) -> int:
+        async for block in self._store.read_back(self._key):
+            return block.first_seq + len(block.records) - 1
+        return 0
+
     async def shown(self) -> Shown:
         """Which entries are visible, without holding any of them."""
         walk = Backwards()

@@ -113,30 +113,18 @@ def events_among(first_seq: int, entries: Sequence[ConversationMessage]) -> list
 
 def visible(path: Sequence[range | Numbered]) -> Shown:
     """What is visible after runs of messages and events, oldest first, in which jumps have been followed already."""
-    last = next((i for i in range(len(path) - 1, -1, -1) if _is_compact(path[i])), None)
-    if last is None:
-        return _cut(path, Shown())
-    compact = path[last][1]
-    assert isinstance(compact, dict)
-    shown = Shown(list(_summary(compact)))
-    keep = kept_from(compact)
-    if keep is not None:
-        shown.pieces += visible(path[:last]).since(keep).pieces
-    return _cut(path[last + 1 :], shown)
-
-
-def _is_compact(item: range | Numbered) -> bool:
-    return not isinstance(item, range) and item[1].get("role") == "compact"
-
-
-def _cut(path: Sequence[range | Numbered], shown: Shown) -> Shown:
+    shown = Shown()
     for item in path:
         if isinstance(item, range):
             shown.pieces.append(item)
-        else:
-            cut = cut_of(item[1])
-            if cut is not None:
-                shown.cut(cut)
+            continue
+        entry = item[1]
+        if entry.get("role") == "compact":
+            keep = kept_from(entry)
+            kept = shown.since(keep).pieces if keep is not None else []
+            shown = Shown([*_summary(entry), *kept])
+        elif (cut := cut_of(entry)) is not None:
+            shown.cut(cut)
     return shown
 
 

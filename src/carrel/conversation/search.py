@@ -1,7 +1,7 @@
 """Search over all sessions, by words and by meaning."""
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -10,7 +10,7 @@ from pydantic import BaseModel, Field
 
 from carrel.conversation.entries import aside_of, decode
 from carrel.conversation.indexing import SessionIndex
-from carrel.conversation.query import Judgement, Query, judge, parse, snippet
+from carrel.conversation.query import Judgement, Query, judge, parse, rarity, snippet
 from carrel.conversation.searchable import FIELDS, OWNER, bounded_texts
 from carrel.errors import CatalogueBusy, CatalogueLost
 from carrel.meaning import Embedder
@@ -25,7 +25,7 @@ _MEANING_WEIGHT = 0.6
 _READ_PER_HIT = 4
 _SCAN_PER_HIT = 400
 _PER_SESSION = 3
-_RAREST = 4
+_RAREST = 5
 _COMMON = 0.2
 _SELDOM = 0.01
 _NEAREST = 200
@@ -135,25 +135,23 @@ class SessionSearch:
         return answers
 
     def _candidates(self, query: Query, limit: int) -> tuple[list[Found], dict[Phrase, float]]:
-        """Documents worth reading: those with all that was asked for, then with less and less of it.
+        """Documents worth reading: those with all that was asked for, then those with most of it.
 
         What was said goes before what tools printed, and among equals the newest are taken."""
         catalogue, wanted = self._catalogue, _READ_PER_HIT * limit
         shares = {word: self._share(word) for word in query.words}
         found: dict[Found, None] = {}
-        for phrases, any_of in _relaxed(query, shares):
-            for fields in (("title", "said"), ()):
+        for phrases in (_telling(query, shares), query.quoted):
+            for fields in (("title", "said"), ()) if phrases else ():
                 more = catalogue.find(
-                    phrases,
-                    fields=fields,
-                    any_of=any_of,
-                    limit=wanted,
-                    per_source=_PER_SESSION,
-                    scan=_SCAN_PER_HIT * limit,
+                    phrases, fields=fields, limit=wanted, per_source=_PER_SESSION, scan=_SCAN_PER_HIT * limit
                 )
                 found |= dict.fromkeys(place for place in more if place.source in self._index.known)
                 if len({place.source for place in found}) >= limit:
                     return list(found)[:wanted], shares
+        if not query.quoted:
+            more = catalogue.weigh(_weights(query, shares), limit=wanted, per_source=_PER_SESSION)
+            found |= dict.fromkeys(place for place in more if place.source in self._index.known)
         return list(found)[:wanted], shares
 
     def _share(self, word: Phrase) -> float:
@@ -214,23 +212,20 @@ class SessionSearch:
         )
 
 
-def _relaxed(query: Query, shares: dict[Phrase, float]) -> Iterator[tuple[list[Phrase], bool]]:
-    """What to look for, and then with less; True with those of which any will do."""
-    words = sorted(query.words, key=lambda word: shares[word])
-    # What every other document has tells little, and finding where all such words meet takes long.
-    common = {word.words[0] for word in words if shares[word] > _COMMON}
-    telling = [phrase for phrase in query.phrases if phrase in query.quoted or not common.issuperset(phrase.words)]
-    telling = sorted(telling, key=lambda phrase: shares.get(phrase, 0.0)) or query.phrases
-    yield telling, False
-    if query.quoted:
-        yield query.quoted, False
-        return
-    words = [word for word in words if word.words[0] not in common] or words
-    for count in sorted({len(words), len(words) * 3 // 4, len(words) // 2, 2}, reverse=True):
-        if 2 <= count <= len(words) and words[:count] != telling:
-            yield words[:count], False
-    if len(words) > 1 or telling != words:
-        yield words[:_RAREST], True
+def _telling(query: Query, shares: dict[Phrase, float]) -> list[Phrase]:
+    """The phrases that tell documents apart, the rarest few and all that are quoted.
+
+    What every other document has tells little, and finding where many such words meet takes long."""
+    common = {word.words[0] for word in query.words if shares[word] > _COMMON}
+    telling = [phrase for phrase in query.phrases if not common.issuperset(phrase.words)] or query.phrases
+    telling = sorted(telling, key=lambda phrase: shares.get(phrase, 0.0))[:_RAREST]
+    return list(dict.fromkeys([*telling, *query.quoted]))
+
+
+def _weights(query: Query, shares: dict[Phrase, float]) -> dict[Phrase, float]:
+    """The rarest words, and how much a document that has one of them is worth."""
+    rarest = sorted(query.words, key=lambda word: shares[word])[:_RAREST]
+    return {word: rarity(shares[word]) for word in rarest}
 
 
 def _blended(

@@ -155,7 +155,7 @@ class SessionStore:
             if writer is None:
                 continue
             if writer.meta.get("log_bytes") == self._listing.log_sizes[meta["id"]]:
-                metas[index] = writer.meta.copy()
+                metas[index] = writer.told()
             else:
                 meta["updated_at"] = max(meta["updated_at"], writer.meta["updated_at"])
         if cwd is not None:
@@ -309,6 +309,11 @@ class SessionStore:
         """The metadata of one session; `SessionNotFound`."""
         return await self._logs.known_meta(session_id)
 
+    async def last_seq(self, session_id: str) -> int:
+        """The sequence number of the newest entry, 0 when there is none."""
+        await self.read_meta(session_id)
+        return await self._logs.reading(session_id).last_seq()
+
     async def iter_messages(self, session_id: str) -> AsyncIterator[ConversationMessage]:
         """The visible messages one at a time, as they were written: memory does not grow with the log."""
         await self.read_meta(session_id)
@@ -336,7 +341,7 @@ class SessionStore:
             fields["title"] = self._logs.redacted_text(fields["title"])
         await self._logs.append(session_id, [build_aside("meta", created_at=self._now(), set=fields)])
         await self._logs.writers[session_id].flush()
-        return self._logs.writers[session_id].meta.copy()
+        return self._logs.writers[session_id].told()
 
     async def rename(self, session_id: str, title: str) -> SessionMeta:
         return await self.update_meta(session_id, title=title)
@@ -362,7 +367,7 @@ class SessionStore:
         return await self._mark(session_id, "pin", at)
 
     async def _mark(self, session_id: str, kind: str, at: int | None, **fields: Any) -> int:
-        last = (await self._logs.view(session_id)).last_seq
+        last = await self.last_seq(session_id)
         place = last if at is None else at
         _checked_place("at", place, last, "is the last entry", lowest=1)
         await self._logs.append(session_id, [build_aside(kind, created_at=self._now(), at_seq=place, **fields)])
@@ -417,7 +422,7 @@ class SessionStore:
         """Another session with the log so far (up to entry `at`); from then on neither sees the other's messages.
 
         Sequence numbers, labels and pins stay true in it, and what was spent before is not counted again."""
-        last = (await self._logs.view(session_id)).last_seq
+        last = await self.last_seq(session_id)
         place = last if at is None else at
         _checked_place("at", place, last, "is the last entry")
         id_ = checked_id(new_id) if new_id is not None else self._new_id()
@@ -463,10 +468,13 @@ class SessionStore:
                 await self.delete_session(meta["id"])
         return chosen
 
-    async def import_file(self, path: Path | str) -> list[ImportReport]:
-        """Sessions of another agent, or of another folder; each report says what was taken and what was not."""
+    async def import_file(self, path: Path | str, *, all_branches: bool = False) -> list[ImportReport]:
+        """Sessions of another agent, or of another folder; each report says what was taken and what was not.
+
+        With `all_branches`, those that a conversation went back from come as sessions of their own."""
         ids: dict[str, str] = {}
-        return [await self._stored(imported, ids) for imported in read_session_file(Path(path))]
+        found = read_session_file(Path(path), all_branches=all_branches)
+        return [await self._stored(imported, ids) for imported in found]
 
     async def _stored(self, imported: Imported, ids: dict[str, str]) -> ImportReport:
         """Write one imported session; `ids` are those of this import so far, by their names where they came from."""

@@ -30,6 +30,7 @@ class Tokens(BaseModel):
     """Tokens of one answer or of many; what a provider does not say is 0."""
 
     input_tokens: int = 0
+    """With what was read from a cache or written to one."""
     output_tokens: int = 0
     cache_read_tokens: int = 0
     cache_write_tokens: int = 0
@@ -82,6 +83,9 @@ def tokens_of(usage: Any) -> Tokens:
             flat |= usage[detail]
     flat |= usage
     counts = {name: _first_count(flat, keys) for name, keys in _NAMES.items()}
+    if "cache_read_input_tokens" in usage or "cache_creation_input_tokens" in usage:
+        # This provider counts what was cached beside the input, all others within it.
+        counts["input_tokens"] += counts["cache_read_tokens"] + counts["cache_write_tokens"]
     if not counts["total_tokens"]:
         counts["total_tokens"] = counts["input_tokens"] + counts["output_tokens"]
     return Tokens(**counts)
@@ -90,7 +94,7 @@ def tokens_of(usage: Any) -> Tokens:
 def _first_count(usage: Mapping[str, Any], names: Iterable[str]) -> int:
     for name in names:
         value = usage.get(name)
-        if isinstance(value, int | float) and not isinstance(value, bool) and value > 0:
+        if isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < 2**63:
             return int(value)
     return 0
 
@@ -100,8 +104,9 @@ def priced(tokens: Tokens, price: Price | None) -> Tokens:
         return tokens
     read = price.input if price.cache_read is None else price.cache_read
     write = price.input if price.cache_write is None else price.cache_write
+    fresh = max(0, tokens.input_tokens - tokens.cache_read_tokens - tokens.cache_write_tokens)
     cost = (
-        tokens.input_tokens * price.input
+        fresh * price.input
         + tokens.output_tokens * price.output
         + tokens.cache_read_tokens * read
         + tokens.cache_write_tokens * write

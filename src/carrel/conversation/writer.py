@@ -8,7 +8,7 @@ from typing import Any, cast
 
 from carrel.conversation.entries import aside_of
 from carrel.conversation.messages import ConversationMessage, SessionMeta, meta_of, tool_calls_of, tool_results_of
-from carrel.conversation.metadata import DEFAULT_TITLE, apply_aside, encode_meta, title_from
+from carrel.conversation.metadata import COUNTS, DEFAULT_TITLE, apply_aside, encode_meta, title_from
 from carrel.conversation.usage import tokens_of
 from carrel.errors import StorageError
 from carrel.storage.seam import Lock, Store
@@ -111,11 +111,16 @@ class Writer:
         except StorageError as problem:
             logger.warning("the metadata of session %s lags behind its log: %s", self.meta["id"], problem)
 
+    def told(self) -> SessionMeta:
+        """The metadata, without counts that are not known to be right."""
+        if self._counted:
+            return self.meta.copy()
+        return cast(SessionMeta, {name: value for name, value in self.meta.items() if name not in COUNTS})
+
     async def flush(self) -> None:
         """Write the metadata, unless the session was deleted meanwhile."""
         self._flushed_at = time.monotonic()
-        kept = self.meta if self._counted else {k: v for k, v in self.meta.items() if k not in ("log_bytes", "log_seq")}
-        await self._store.put(f"{self.folder}/meta.json", encode_meta(cast(SessionMeta, kept)), only_existing=True)
+        await self._store.put(f"{self.folder}/meta.json", encode_meta(self.told()), only_existing=True)
 
     async def let_go(self) -> None:
         """Give up the hold on an unfinished tool call."""

@@ -8,6 +8,7 @@ from itertools import pairwise
 from typing import Any, NamedTuple
 
 from carrel.errors import KeyMissing, StorageReadError, StorageUnavailable, StorageWriteError
+from carrel.storage.call_order import CallOrder
 from carrel.storage.redis_connection import RedisConnections
 from carrel.storage.redis_lock import RedisLock
 from carrel.storage.seam import MAX_RECORD, Block, Changes, Lock, Stamp, checked_key
@@ -69,6 +70,7 @@ class RedisStore:
         self._prefix = prefix
         self._known = _Known.of(self._connections.address, prefix)
         self._locks: set[RedisLock] = set()
+        self._order = CallOrder()
         self._warned = False
 
     def __repr__(self) -> str:
@@ -152,9 +154,11 @@ class RedisStore:
             raise StorageWriteError(f"the records for {key!r} are more than {_MAX_APPEND} bytes; append fewer at once")
         then = ("WAITAOF", 1, 0, _SYNC_MS) if sync and await self._can_sync() else ()
         while True:
-            answer = await self._connections.run(
-                "append", repr(key), key, int(create), known, _INLINE, *records, then=then
-            )
+            # Each command may go over a connection of its own, so only waiting keeps the order of the calls.
+            async with self._order.turn(key):
+                answer = await self._connections.run(
+                    "append", repr(key), key, int(create), known, _INLINE, *records, then=then
+                )
             synced = True
             if then:
                 answer, (local, _) = answer

@@ -128,7 +128,11 @@ class Store(Protocol):
 
 def checked_key(key: str) -> str:
     """The key itself when it is a plain relative path, else `KeyRefused`."""
-    if len(key.encode("utf-8", "surrogatepass")) > 1024:
+    try:
+        size = len(key.encode())
+    except UnicodeEncodeError:
+        raise KeyRefused(f"{key!r} has half a surrogate pair in it, which no file can be called") from None
+    if size > 1024:
         raise KeyRefused(f"the key {key[:40]!r}… is longer than 1024 bytes; use a shorter one")
     for part in key.split("/"):
         if part in ("", ".", "..") or not _PART.fullmatch(part):

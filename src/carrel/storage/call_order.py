@@ -1,0 +1,30 @@
+"""One loop's calls about the same key, one after another in the order in which they came."""
+
+import asyncio
+import weakref
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+
+class CallOrder:
+    """Turns by key; a key that nobody waits for costs nothing."""
+
+    def __init__(self) -> None:
+        self._loops: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, dict[str, asyncio.Lock]]
+        self._loops = weakref.WeakKeyDictionary()
+        self._waiting: dict[asyncio.Lock, int] = {}
+
+    @asynccontextmanager
+    async def turn(self, key: str) -> AsyncIterator[None]:
+        turns = self._loops.setdefault(asyncio.get_running_loop(), {})
+        lock = turns.setdefault(key, asyncio.Lock())
+        self._waiting[lock] = self._waiting.get(lock, 0) + 1
+        try:
+            async with lock:
+                yield
+        finally:
+            self._waiting[lock] -= 1
+            if not self._waiting[lock]:
+                del self._waiting[lock]
+                if turns.get(key) is lock:
+                    del turns[key]
