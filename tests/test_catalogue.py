@@ -108,14 +108,24 @@ def test_a_phrase_is_found_only_where_its_words_stand_together(opened: Opened) -
     assert found(catalogue, "登录模块") == [("b", 1)]
 
 
-def test_fields_can_be_asked_for_and_any_of_some_phrases(opened: Opened) -> None:
+def test_fields_can_be_asked_for(opened: Opened) -> None:
     catalogue = opened()
     documents = [Document(0, ("pool", "")), Document(1, ("", "pool")), Document(2, ("", "connection"))]
     catalogue.write([Update("a", 0, b"", documents=documents)])
     assert found(catalogue, "pool", fields=["title"]) == [("a", 0)]
     assert found(catalogue, "pool", fields=["said"]) == [("a", 1)]
     assert found(catalogue, "pool connection") == []
-    assert found(catalogue, "pool connection", any_of=True) == [("a", 2), ("a", 1), ("a", 0)]
+
+
+def test_documents_with_the_weightier_words_come_first(opened: Opened) -> None:
+    catalogue = opened()
+    catalogue.write([update("a", "pool", "connection pool", "connection", "nothing"), update("b", "pool")])
+    weights = {Phrase(("pool",)): 1.0, Phrase(("connection",)): 3.0}
+    assert [tuple(place) for place in catalogue.weigh(weights)] == [("a", 2), ("a", 3), ("b", 1), ("a", 1)]
+    assert [tuple(place) for place in catalogue.weigh(weights, per_source=1)] == [("a", 2), ("b", 1)]
+    assert len(catalogue.weigh(weights, limit=1)) == 1
+    catalogue.write([Update("a", 1, None)])
+    assert [tuple(place) for place in catalogue.weigh(weights)] == [("b", 1)]
 
 
 def test_one_long_source_does_not_crowd_out_the_others(opened: Opened) -> None:
@@ -147,7 +157,8 @@ def test_no_text_that_is_typed_is_taken_for_a_command(text: str) -> None:
     query = parse(text)
     if query.phrases:
         catalogue.find(query.phrases)
-        catalogue.find(query.words, any_of=True, fields=["said"])
+        catalogue.find(query.phrases, fields=["said"])
+        catalogue.weigh(dict.fromkeys(query.words, 1.0))
         assert 0 < catalogue.share(query.words[0]) <= 1
 
 

@@ -514,6 +514,21 @@ async def test_a_session_that_cannot_be_read_does_not_hide_the_others(store: Ses
     assert places(await store.search("apples")) == [("b", 1)]
 
 
+async def test_a_log_that_became_unreadable_does_not_hide_the_others(store: SessionStore) -> None:
+    await say(store, "a", "about apples")
+    await say(store, "b", "about apples")
+    assert len(await store.search("apples")) == 2
+    await store.close()
+    # A folder in the file's place: nobody, not even root, can read it as a log.
+    log = store.messages_path("a")
+    log.unlink()
+    log.mkdir()
+    # Of the first one, only the title is left.
+    assert sorted(places(await store.search("apples"))) == [("a", 0), ("b", 1)]
+    await say(store, "c", "about apples")
+    assert sorted(places(await store.search("apples"))) == [("a", 0), ("b", 1), ("c", 1)]
+
+
 async def test_what_the_catalogue_remembers_in_another_way_is_read_again(tmp_path: Path) -> None:
     async with SessionStore(tmp_path, embedder=None) as store:
         await say(store, "a", "about apples")

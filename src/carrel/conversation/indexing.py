@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
 from carrel.conversation.messages import SessionMeta
-from carrel.conversation.metadata import DEFAULT_TITLE, decode_meta
+from carrel.conversation.metadata import DEFAULT_TITLE, decode_meta, is_id
 from carrel.conversation.nearest import Nearest, packed
 from carrel.conversation.searchable import Known, Reading, digest, own_parts
 from carrel.errors import CatalogueBusy, CatalogueLost, SessionTooNew, StorageReadError
@@ -102,6 +102,7 @@ class SessionIndex:
         else:
             start = len(self._prefix) + 1 if self._prefix else 0
             names = {key[start:].split("/", 1)[0] for key in changes.keys}
+        names = set(filter(is_id, names))
         for _ in range(_PASSES if names else 0):
             await self._read_all(names)
             names = self._refused | self._misplaced()
@@ -114,7 +115,7 @@ class SessionIndex:
     async def _meet_others(self) -> None:
         """Find out what other processes did to the catalogue."""
         if await asyncio.to_thread(self._catalogue.worn):
-            logger.info("the search catalogue holds more that is gone than what is there; it is made anew")
+            logger.info("much of what the search catalogue holds is gone meanwhile; it is made anew")
             await asyncio.to_thread(self._catalogue.file.remake)
         if await asyncio.to_thread(self._catalogue.edition) != self._edition:
             await self._reload()

@@ -39,11 +39,11 @@ class Nearest:
 
     def apply(self, source: str, vectors: Mapping[int, bytes | None], *, forget: bool = False) -> None:
         """Take what is new of a source; a vector that is None is taken away, with `forget` all it had before."""
-        import numpy  # noqa: PLC0415
-
         with self._guard:
             if self._table is None:
                 return
+            import numpy  # noqa: PLC0415
+
             gone = [place for place in self._rows if place.source == source] if forget else []
             gone += [Found(source, number) for number, vector in vectors.items() if vector is None]
             for place in gone:

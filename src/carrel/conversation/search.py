@@ -1,6 +1,7 @@
 """Search over all sessions, by words and by meaning."""
 
 import asyncio
+import logging
 from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
@@ -12,17 +13,19 @@ from carrel.conversation.entries import aside_of, decode
 from carrel.conversation.indexing import SessionIndex
 from carrel.conversation.query import Judgement, Query, judge, parse, rarity, snippet
 from carrel.conversation.searchable import FIELDS, OWNER, bounded_texts
-from carrel.errors import CatalogueBusy, CatalogueLost
+from carrel.errors import CatalogueBusy, CatalogueLost, StorageReadError
 from carrel.meaning import Embedder
 from carrel.storage.catalogue import Catalogue, Found, Phrase
 from carrel.storage.seam import Store
+
+logger = logging.getLogger(__name__)
 
 LEAST_NEARNESS = 0.18
 """Texts with a cosine below this have no more in common than any two texts in the same language."""
 
 _FUSION = 60
 _MEANING_WEIGHT = 0.6
-_READ_PER_HIT = 4
+_READ_PER_HIT = 3
 _SCAN_PER_HIT = 400
 _PER_SESSION = 3
 _RAREST = 5
@@ -141,17 +144,17 @@ class SessionSearch:
         catalogue, wanted = self._catalogue, _READ_PER_HIT * limit
         shares = {word: self._share(word) for word in query.words}
         found: dict[Found, None] = {}
-        for phrases in (_telling(query, shares), query.quoted):
-            for fields in (("title", "said"), ()) if phrases else ():
-                more = catalogue.find(
-                    phrases, fields=fields, limit=wanted, per_source=_PER_SESSION, scan=_SCAN_PER_HIT * limit
-                )
-                found |= dict.fromkeys(place for place in more if place.source in self._index.known)
+        telling = _telling(query, shares)
+        for phrases in [telling, query.quoted] if query.quoted and query.quoted != telling else [telling]:
+            for fields in (("title", "said"), ()):
+                scan = _SCAN_PER_HIT * limit
+                more = catalogue.find(phrases, fields=fields, limit=wanted, per_source=_PER_SESSION, scan=scan)
+                found |= dict.fromkeys(more)
                 if len({place.source for place in found}) >= limit:
                     return list(found)[:wanted], shares
         if not query.quoted:
             more = catalogue.weigh(_weights(query, shares), limit=wanted, per_source=_PER_SESSION)
-            found |= dict.fromkeys(place for place in more if place.source in self._index.known)
+            found |= dict.fromkeys(more)
         return list(found)[:wanted], shares
 
     def _share(self, word: Phrase) -> float:
@@ -168,35 +171,40 @@ class SessionSearch:
         near = await asyncio.to_thread(nearest.ask, vector, _NEAREST, LEAST_NEARNESS)
         first: dict[str, Found] = {}
         for place, nearness in near:
-            if nearness >= near[0][1] * _NEARLY and place.source in self._index.known:
+            if nearness >= near[0][1] * _NEARLY:
                 first.setdefault(place.source, place)
         return list(first.values())
 
     async def _texts(self, place: Found) -> _Texts | None:
         """None when it is gone."""
+        known = self._index.known.get(place.source)
+        if known is None or (place.number == 0 and not known.titled):
+            return None
         if place.number == 0:
-            known = self._index.known[place.source]
-            return _Texts("title", known.title, "") if known.titled else None
-        async for block in self._store.read(self._index.key(place.source), place.number):
-            entry = decode(block.records[0])
-            return _Texts(aside_of(entry) or str(entry.get("role")), *bounded_texts(entry))
+            return _Texts("title", known.title, "")
+        try:
+            async for block in self._store.read(self._index.key(place.source), place.number):
+                entry = decode(block.records[0])
+                return _Texts(aside_of(entry) or str(entry.get("role")), *bounded_texts(entry))
+        except StorageReadError as problem:
+            logger.warning("a message that was found is left out: %s", problem)
         return None
 
     def _newness(self, place: Found) -> tuple[float, str, int]:
         """For sorting: the session that changed last first, the latest message first."""
-        changed = self._index.known[place.source].updated_at
-        return -_seconds(changed), place.source, -place.number
+        known = self._index.known.get(place.source)
+        return -_seconds(known.updated_at) if known else 0.0, place.source, -place.number
 
     async def _hit(self, query: Query, ranked: _Ranked) -> SearchHit | None:
         place, answer = ranked.found, ranked.answer
         texts = await self._texts(place) if answer is None else answer.texts
-        if texts is None:
+        known = self._index.known.get(place.source)
+        if texts is None or known is None:
             return None
         piece, marks = snippet(query, texts.said)
         if not marks and texts.did:
             other = snippet(query, texts.did)
             piece, marks = other if other[1] or not piece else (piece, marks)
-        known = self._index.known[place.source]
         return SearchHit(
             session_id=place.source,
             title=known.title,

@@ -1,9 +1,10 @@
 """Documents found by their words and their meaning, in one SQLite file that may be thrown away at any time."""
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
+from heapq import nlargest
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -23,6 +24,7 @@ _GAP = 100
 _IDLE = 300
 _FEW = 1000
 _FEW_MATCHES = 50
+_SPARE = 5
 
 # Scripts that put no space between words: each character is a word of its own, and a word a phrase of them.
 UNSPACED = (
@@ -196,15 +198,14 @@ class Catalogue:
         phrases: Sequence[Phrase],
         *,
         fields: Iterable[str] = (),
-        any_of: bool = False,
         limit: int = 200,
         per_source: int = 4,
         scan: int = 4000,
     ) -> list[Found]:
-        """Documents with all of the phrases (or `any_of` them) in these fields, the newest first.
+        """Documents with all of the phrases, in these fields, the newest first.
 
         At most `limit`, at most `per_source` from each source, after looking at no more than `scan`."""
-        asked = _expression(phrases, fields, any_of)
+        asked = _expression(phrases, fields)
         found: list[Found] = []
         taken: dict[str, int] = {}
         looked = 0
@@ -228,6 +229,32 @@ class Catalogue:
                             break
         return found
 
+    def weigh(
+        self, weights: Mapping[Phrase, float], *, limit: int = 200, per_source: int = 4, each: int = 1500
+    ) -> list[Found]:
+        """Documents with some of the phrases, those first whose phrases weigh most together, then the newest.
+
+        Of each phrase, only the `each` newest documents count."""
+        total: dict[int, float] = {}
+        found: list[Found] = []
+        taken: dict[str, int] = {}
+        with self.file.using() as connection:
+            for phrase, weight in weights.items():
+                for row in _newest_rows(connection, _expression([phrase]), each):
+                    total[row] = total.get(row, 0.0) + weight
+            for row in nlargest(_SPARE * limit, total, key=lambda row: (total[row], row)):
+                place = connection.execute(
+                    "SELECT name, ? - first + offset FROM spans JOIN sources ON sources.id = source "
+                    "WHERE first = (SELECT max(first) FROM spans WHERE first <= ?) AND ? <= last",
+                    (row, row, row),
+                ).fetchone()
+                if place and taken.setdefault(place[0], 0) < per_source:
+                    taken[place[0]] += 1
+                    found.append(Found(*place))
+                if len(found) >= limit:
+                    break
+        return found
+
     def _matches(
         self, connection: "sqlite3.Connection", shelf: int, asked: str, below: int
     ) -> Iterator[tuple[str, int, int]]:
@@ -243,7 +270,7 @@ class Catalogue:
 
     def share(self, phrase: Phrase, enough: int = 1000) -> float:
         """Roughly which part of the documents has this phrase, judged by the newest that do; above 0, at most 1."""
-        asked = _expression([phrase], (), False)
+        asked = _expression([phrase])
         matches = 0
         with self.file.using() as connection:
             end = _counter(connection, "next")
@@ -302,10 +329,9 @@ def _runs(documents: Sequence[Document]) -> Iterator[list[Document]]:
             start = index
 
 
-def _expression(phrases: Sequence[Phrase], fields: Iterable[str], any_of: bool) -> str:
+def _expression(phrases: Sequence[Phrase], fields: Iterable[str] = ()) -> str:
     """In FTS5's own language; a word is letters and digits alone, so nothing in it can be taken for a command."""
-    parts = [f'"{" ".join(phrase.words)}"{" *" if phrase.prefix else ""}' for phrase in phrases]
-    asked = (" OR " if any_of else " AND ").join(parts)
+    asked = " AND ".join(f'"{" ".join(phrase.words)}"{" *" if phrase.prefix else ""}' for phrase in phrases)
     limited = " ".join(fields)
     return f"{{{limited}}} : ({asked})" if limited else asked
 
@@ -316,6 +342,17 @@ def _counter(connection: "sqlite3.Connection", name: str) -> int:
 
 def _count(connection: "sqlite3.Connection", name: str, more: int) -> None:
     connection.execute("UPDATE counters SET value = value + ? WHERE name = ?", (more, name))
+
+
+def _newest_rows(connection: "sqlite3.Connection", asked: str, limit: int) -> Iterator[int]:
+    for shelf, _ in _shelves(connection):
+        rows = connection.execute(
+            f"SELECT rowid FROM words_{shelf} WHERE words_{shelf} MATCH ? ORDER BY rowid DESC LIMIT ?", (asked, limit)
+        ).fetchall()
+        yield from (row for (row,) in rows)
+        limit -= len(rows)
+        if limit <= 0:
+            return
 
 
 def _shelves(connection: "sqlite3.Connection") -> list[tuple[int, int]]:
