@@ -68,6 +68,7 @@ async def test_who_comes_while_a_sync_is_under_way_waits_for_the_next_one(tmp_pa
     later = [asyncio.create_task(group.synced(file)) for _ in range(50)]
     elsewhere = asyncio.ensure_future(in_a_thread(lambda: group.synced(file)))
     await asyncio.sleep(0.05)
+    assert file.begun == 1
     file.let_go.release()
     await asyncio.wait_for(first, 30)
     await until(lambda: file.begun == 2)

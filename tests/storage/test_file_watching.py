@@ -281,6 +281,22 @@ async def test_who_is_cancelled_while_another_process_has_the_lock_does_not_get_
     await again.release()
 
 
+async def test_who_waited_while_the_file_of_the_lock_was_removed_holds_the_lock_that_others_see(
+    store: FileStore,
+) -> None:
+    held = await store.lock("mine")
+    assert held is not None
+    second, third = FileStore(store.root), FileStore(store.root)
+    waiting = asyncio.create_task(second.lock("mine"))
+    await asyncio.sleep(0.1)
+    await held.release()
+    lock = await asyncio.wait_for(waiting, 30)
+    assert lock is not None
+    assert await third.lock("mine", wait=False) is None
+    assert await third.holder("mine") == process_name()
+    await lock.release()
+
+
 async def test_a_lock_does_not_live_on_in_a_forked_child(store: FileStore) -> None:
     child = await start("leave_child_behind", store.root)
     try:

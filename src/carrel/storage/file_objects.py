@@ -3,8 +3,6 @@
 import contextlib
 import errno
 import os
-import secrets
-import shutil
 import stat
 import time
 from collections.abc import Callable
@@ -12,6 +10,12 @@ from collections.abc import Callable
 from carrel.errors import KeyMissing
 from carrel.storage.file_tree import FileTree, write_failed
 from carrel.storage.libc import exchange
+
+_PIECE = 1024 * 1024
+
+
+def _unique() -> str:
+    return os.urandom(8).hex()
 
 
 def write_all(fd: int, data: bytes) -> None:
@@ -133,7 +137,7 @@ def _placed(
     made = make and not os.path.isdir(folder)
     if made:
         make_folders(folder, tree.root)
-    temp = f"{folder}/.new-{secrets.token_hex(8)}"
+    temp = f"{folder}/.new-{_unique()}"
     try:
         fill(temp)
         placed = place(temp)
@@ -157,12 +161,15 @@ def copy(tree: FileTree, source: str, target: str) -> None:
 
     def fill(temp: str) -> None:
         try:
-            os.link(os.path.realpath(start), temp)
+            if os.path.islink(start):
+                raise OSError(errno.EXDEV, "what a link leads to stays where it is")
+            os.link(start, temp)
         except OSError as error:
             if error.errno not in (errno.EXDEV, errno.EPERM, errno.EMLINK, errno.ENOTSUP, errno.ENOSYS):
                 raise
             with open(start, "rb") as old, os.fdopen(make_file(temp, os.O_WRONLY), "wb") as new:
-                shutil.copyfileobj(old, new)
+                while piece := old.read(_PIECE):
+                    new.write(piece)
                 new.flush()
                 os.fsync(new.fileno())
 
@@ -189,10 +196,12 @@ def remove(tree: FileTree, key: str) -> bool:
         if tree.absent(error):
             return False
         raise write_failed(path, error) from error
+    from shutil import rmtree  # noqa: PLC0415  it brings every kind of compression along, and few ever delete
+
     # Also what a crash left there. What resists is tried again at the next delete.
     for name in os.listdir(trash):
         if os.path.isdir(f"{trash}/{name}") and not os.path.islink(f"{trash}/{name}"):
-            shutil.rmtree(f"{trash}/{name}", ignore_errors=True)
+            rmtree(f"{trash}/{name}", ignore_errors=True)
         else:
             with contextlib.suppress(OSError):
                 os.unlink(f"{trash}/{name}")
@@ -203,7 +212,7 @@ def _thrown(path: str, trash: str, root: str) -> str:
     """Move it into the trash folder, or into one beside it where a file system of its own begins on the way."""
     make_folders(trash, root)
     try:
-        os.rename(path, f"{trash}/{secrets.token_hex(8)}")
+        os.rename(path, f"{trash}/{_unique()}")
     except OSError as error:
         beside = f"{os.path.dirname(path)}/.trash"
         if error.errno != errno.EXDEV or trash == beside:
