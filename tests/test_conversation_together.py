@@ -1,9 +1,8 @@
 """One conversation in several hands: what each of them says is there afterwards, once."""
 
 import asyncio
-import subprocess
 import sys
-import textwrap
+from asyncio.subprocess import PIPE
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -170,35 +169,50 @@ from carrel.conversation.store import SessionStore
 async def main(folder, name):
     storage = ConversationStorage(SessionStore(folder, embedder=None))
     conversation = await storage.get("shared")
+    print("ready", flush=True)
+    sys.stdin.readline()
     for n in range(40):
         message = conversation.create_user_message(f"{name} {n}")
         await storage.update(conversation)
-        if n % 4 == 0:
+        if n % 2 == 0:
             message.add_text("changed")
+            await storage.update(conversation)
+        if n % 5 == 4:
+            conversation.messages[-3].add_text("later")
             await storage.update(conversation)
 
 asyncio.run(main(*sys.argv[1:]))
 """
 
 
-async def test_two_processes_write_and_change_at_once_and_lose_nothing(
+def expected_of(name: str) -> list[str]:
+    return [f"{name} {n}" + "\nchanged" * (n % 2 == 0) + "\nlater" * (n % 5 == 2) for n in range(40)]
+
+
+async def test_three_processes_write_and_change_at_once_and_lose_nothing(
     stores: list[ConversationStorage], tmp_path: Path
 ) -> None:
     await begin(stores[0], "one")
     await stores[0].store.close()
     processes = [
-        subprocess.Popen([sys.executable, "-c", textwrap.dedent(PROGRAM), str(tmp_path), name]) for name in ("a", "b")
+        await asyncio.create_subprocess_exec(
+            sys.executable, "-c", PROGRAM, str(tmp_path), name, stdin=PIPE, stdout=PIPE
+        )
+        for name in ("a", "b", "c")
     ]
     try:
-        codes = [await asyncio.to_thread(process.wait, 100) for process in processes]
+        for process in processes:
+            assert process.stdout is not None
+            assert await process.stdout.readline() == b"ready\n"
+        async with asyncio.timeout(100):
+            await asyncio.gather(*(process.communicate(b"go\n") for process in processes))
     finally:
         for process in processes:
-            process.kill()
-            process.wait()
-    assert codes == [0, 0]
-    found = await texts(stores[2])
-    expected = {f"{name} {n}" + ("\nchanged" if n % 4 == 0 else "") for name in ("a", "b") for n in range(40)}
-    assert sorted(found) == sorted(["one", *expected])
+            if process.returncode is None:
+                process.kill()
+                await process.wait()
+    assert [process.returncode for process in processes] == [0, 0, 0]
+    assert sorted(await texts(stores[2])) == sorted(["one", *expected_of("a"), *expected_of("b"), *expected_of("c")])
 
 
 STEPS = st.lists(

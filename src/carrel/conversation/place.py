@@ -31,7 +31,7 @@ class Place:
         self._total_tokens: int | None = 0
         """None when the metadata does not say, as that of other programs."""
         self._stamp: Stamp | None = None
-        """Of the log after the last cut; None when something was appended since."""
+        """Of the log after the last rewriting; None when something was appended since."""
 
     def begin(self, meta: SessionMeta, *, is_new: bool) -> None:
         """The session has this metadata; it is empty when it is new, and else not looked at yet."""
@@ -67,31 +67,52 @@ class Place:
     async def _write(self, logs: SessionLogs, info: SessionInfo, messages: list[Message], recheck: bool) -> Plan:
         if self.usage and messages:
             messages[-1].usage, self.usage = plus(messages[-1].usage, self.usage), None
-        written = self._written
-        first, last_seq = written.first_change(messages, recheck=recheck), written.last_seq
-        only_new = first == len(written.kept)
-        messages = messages if only_new else list(messages)
-        seen: dict[str, Message] = {}
-        if self._is_certain and (only_new or (written.in_step and await self._is_alone(logs, info.id))):
-            plan = written.plan(messages, first)
+        first = self._written.first_change(messages, recheck=recheck)
+        fields = self._changed_fields(logs, info)
+        if self._is_certain and first == len(self._written.kept):
+            plan, seq = await self._append(logs, info, messages, fields)
         else:
-            plan, last_seq = await self._merge(logs, info, messages, seen)
-        fields = self._changed_fields(logs, info, plan)
-        asides = [build_aside("meta", set=fields)] if fields else []
-        seq = await _carry_out(logs, info.id, plan, last_seq, asides)
-        while seq != last_seq + plan.entries + len(asides):
-            if not seen and plan.cut is None:
-                # Only what is new was appended, so it does not matter that others wrote in the meantime.
-                plan = plan._replace(in_step=False)
-                break
-            before = seq - plan.entries - len(asides)
-            plan, last_seq = await self._merge(logs, info, messages, seen, before)
-            seq, asides = await _carry_out(logs, info.id, plan, last_seq, []), []
-        written.commit(plan, seq)
-        self._stamp = await logs.store.stamp(logs.log_key(info.id)) if plan.cut is not None else None
+            # One at a time: what somebody else shows again after a cut must not be an older version of ours.
+            held = await logs.store.lock(f"{logs.folder(info.id)}/cut")
+            assert held is not None
+            try:
+                plan, seq = await self._rewrite(logs, info, list(messages), first, fields)
+            finally:
+                await held.release()
+        self._written.commit(plan, seq)
         if plan.entries or fields:
             await self._note(logs, info, plan, flush=bool(fields))
         return plan
+
+    async def _append(
+        self, logs: SessionLogs, info: SessionInfo, messages: list[Message], fields: dict[str, Any]
+    ) -> tuple[Plan, int]:
+        """Append what is new; what others append at the same time does not matter."""
+        written = self._written
+        plan = written.plan(messages, len(written.kept))
+        asides = self._asides(info, plan, fields)
+        seq = await _carry_out(logs, info.id, plan, written.last_seq, asides)
+        self._stamp = None
+        return plan._replace(in_step=plan.in_step and seq == written.last_seq + plan.entries + len(asides)), seq
+
+    async def _rewrite(
+        self, logs: SessionLogs, info: SessionInfo, messages: list[Message], first: int, fields: dict[str, Any]
+    ) -> tuple[Plan, int]:
+        """Cut the log where the first change is and go on from there, with what others said put in its place."""
+        seen: dict[str, Message] = {}
+        if self._is_certain and self._written.in_step and await self._is_alone(logs, info.id):
+            plan, last_seq = self._written.plan(messages, first), self._written.last_seq
+        else:
+            plan, last_seq = await self._merge(logs, info, messages, seen)
+        asides = self._asides(info, plan, fields)
+        seq = await _carry_out(logs, info.id, plan, last_seq, asides)
+        while seq != last_seq + plan.entries + len(asides):
+            # Somebody appended in the meantime, and the cut hid it.
+            before = seq - plan.entries - len(asides)
+            plan, last_seq = await self._merge(logs, info, messages, seen, before)
+            seq, asides = await _carry_out(logs, info.id, plan, last_seq, []), []
+        self._stamp = await logs.store.stamp(logs.log_key(info.id))
+        return plan, seq
 
     async def _merge(
         self,
@@ -119,20 +140,24 @@ class Place:
             return block.first_seq + len(block.records) - 1 == self._written.last_seq
         return self._written.last_seq == 0
 
-    def _changed_fields(self, logs: SessionLogs, info: SessionInfo, plan: Plan) -> dict[str, Any]:
+    def _changed_fields(self, logs: SessionLogs, info: SessionInfo) -> dict[str, Any]:
         info.title = logs.redacted_text(info.title)
         fields = {key: value for key, value in meta_fields(info).items() if value != self._fields.get(key)}
         if "provider" in fields:
             fields["provider_id"] = fields.pop("provider")
             if info.provider_id is not None:
                 fields["provider"] = info.provider_id
+        return fields
+
+    def _asides(self, info: SessionInfo, plan: Plan, fields: dict[str, Any]) -> list[ConversationMessage]:
+        """The entry that says what changed in the metadata, with the tokens that no line counts."""
         counted = sum(tokens_of(meta_of(line).get("usage")).total_tokens for line in plan.lines)
         if self._total_tokens is None:
             if plan.entries or fields:
                 fields["total_tokens"] = info.total_tokens
         elif info.total_tokens > self._total_tokens + counted:
             fields["total_tokens"] = info.total_tokens
-        return fields
+        return [build_aside("meta", set=fields)] if fields else []
 
     async def _note(self, logs: SessionLogs, info: SessionInfo, plan: Plan, *, flush: bool) -> None:
         """Take over what the metadata says now."""
