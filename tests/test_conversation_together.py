@@ -213,6 +213,7 @@ async def test_three_processes_write_and_change_at_once_and_lose_nothing(
                 await process.wait()
     assert [process.returncode for process in processes] == [0, 0, 0]
     assert sorted(await texts(stores[2])) == sorted(["one", *expected_of("a"), *expected_of("b"), *expected_of("c")])
+    assert [info.message_count for info in await stores[2].list_infos()] == [121]
 
 
 STEPS = st.lists(

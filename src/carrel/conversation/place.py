@@ -151,11 +151,10 @@ class Place:
 
     def _asides(self, info: SessionInfo, plan: Plan, fields: dict[str, Any]) -> list[ConversationMessage]:
         """The entry that says what changed in the metadata, with the tokens that no line counts."""
-        counted = sum(tokens_of(meta_of(line).get("usage")).total_tokens for line in plan.lines)
         if self._total_tokens is None:
             if plan.entries or fields:
                 fields["total_tokens"] = info.total_tokens
-        elif info.total_tokens > self._total_tokens + counted:
+        elif info.total_tokens > self._total_tokens + _tokens_in(plan.lines):
             fields["total_tokens"] = info.total_tokens
         return [build_aside("meta", set=fields)] if fields else []
 
@@ -166,7 +165,9 @@ class Place:
             return
         info.title = writer.meta["title"]
         info.time.updated = date_of(writer.meta["updated_at"]) or info.time.updated
-        info.total_tokens = self._total_tokens = writer.meta.get("total_tokens", 0)
+        # Where several write, nobody's metadata has the sum.
+        known = (self._total_tokens or 0) + _tokens_in(plan.lines)
+        info.total_tokens = self._total_tokens = writer.told().get("total_tokens", max(info.total_tokens, known))
         self._fields = meta_fields(info)
         if plan.in_step:
             # The log counts lines; the results of a message with calls are lines of their own.
@@ -184,6 +185,10 @@ async def _carry_out(
     cut = [build_rewind_event(plan.cut)] if plan.cut is not None else []
     entries = [*cut, *plan.lines, *asides]
     return await logs.append(session_id, entries, shown=plan.cut) if entries else last_seq
+
+
+def _tokens_in(lines: list[ConversationMessage]) -> int:
+    return sum(tokens_of(meta_of(line).get("usage")).total_tokens for line in lines if "meta" in line)
 
 
 def _messages_in(look: Look, info: SessionInfo) -> list[Message]:

@@ -49,14 +49,13 @@ async def look_at(logs: SessionLogs, session_id: str, until: int | None = None) 
 
 
 async def up_to_date(logs: SessionLogs, metas: Sequence[SessionMeta]) -> None:
-    """Correct counts that the log is ahead of: several are writing, or the one who was has been killed.
+    """Count again where the log is ahead of its metadata: several are writing, or the one who was has been killed.
 
-    Metadata of other programs has no counts, and gets none: that would be to read every log for a list."""
-    stamps = await logs.store.stamps([logs.log_key(meta["id"]) for meta in metas])
-    for meta, stamp in zip(metas, stamps, strict=True):
-        if stamp is None or "message_count" not in meta:
-            continue
-        if "log_seq" in meta and meta["log_bytes"] == stamp.size:
+    Sessions of other programs have no counts, and get none: that would be to read every log for a list."""
+    ours = [meta for meta in metas if "message_count" in meta or "project_dir" in meta]
+    stamps = await logs.store.stamps([logs.log_key(meta["id"]) for meta in ours])
+    for meta, stamp in zip(ours, stamps, strict=True):
+        if stamp is None or ("log_seq" in meta and meta["log_bytes"] == stamp.size):
             continue
         modified = datetime.fromtimestamp(stamp.modified, UTC).isoformat()
         reading = logs.reading(meta["id"])
