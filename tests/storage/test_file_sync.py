@@ -24,7 +24,8 @@ class SlowFile(SyncedFile):
 
     def sync(self) -> None:
         self.begun += 1
-        assert self.let_go.acquire(timeout=30)
+        if not self.let_go.acquire(timeout=30):
+            raise TimeoutError("nobody let it go")
         super().sync()
 
 
@@ -68,12 +69,14 @@ async def test_who_comes_while_a_sync_is_under_way_waits_for_the_next_one(tmp_pa
     later = [asyncio.create_task(group.synced(file)) for _ in range(50)]
     elsewhere = asyncio.ensure_future(in_a_thread(lambda: group.synced(file)))
     await asyncio.sleep(0.05)
-    assert file.begun == 1
-    file.let_go.release()
-    await asyncio.wait_for(first, 30)
-    await until(lambda: file.begun == 2)
-    assert not any(task.done() for task in [*later, elsewhere])
-    file.let_go.release()
+    try:
+        assert file.begun == 1
+        file.let_go.release()
+        await asyncio.wait_for(first, 30)
+        await until(lambda: file.begun == 2)
+        assert not any(task.done() for task in [*later, elsewhere])
+    finally:
+        file.let_go.release(10)
     await asyncio.wait_for(asyncio.gather(*later, elsewhere), 30)
     assert file.begun == 2
 
