@@ -67,6 +67,31 @@ async def test_a_key_that_can_be_no_file_name_is_refused(store: FileStore, key: 
     assert not store.root.exists()
 
 
+async def test_names_as_long_and_folders_as_deep_as_a_key_can_have_them(store: FileStore) -> None:
+    log = "é" * 126 + ".b"
+    assert await store.append(log, [b"x" * 3000] * 1000) == 1000
+    with (store.root / log).open("ab") as file:
+        file.write(b"torn")
+    assert await FileStore(store.root).append(log, [b"x" * 3000] * 10) == 1010
+    assert await store.list() == sorted([log, "é" * 125 + ".torn"])
+    deep = "/".join("a" * 512)
+    cursor = (await store.changed("")).cursor
+    await store.put(deep, b"x")
+    assert (await store.changed("", cursor)).keys == {deep}
+    assert await store.folders() == ["a"]
+    assert (await store.changed("")).keys is None
+    assert await store.delete("a")
+    assert await store.delete(log)
+    assert await store.list() == ["é" * 125 + ".torn"]
+
+
+async def test_a_log_that_is_deleted_takes_our_files_along(store: FileStore) -> None:
+    await store.append("s/log", [b"x" * 1000] * 2000)
+    assert ".log.mark" in os.listdir(store.root / "s")
+    await store.delete("s/log")
+    assert os.listdir(store.root / "s") == []
+
+
 async def test_a_root_that_is_not_there_reads_as_empty_and_is_made_by_the_first_write(tmp_path: Path) -> None:
     store = FileStore(tmp_path / "not" / "yet")
     assert await store.list() == []

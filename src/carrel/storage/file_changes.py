@@ -115,7 +115,7 @@ class FolderChanges:
             elif not mask & inotify.IS_FOLDER:
                 keys.add(start + name)
             elif mask & (inotify.CREATE | inotify.MOVED_TO):
-                self._watch(told, f"{start}{name}/", f"{self._tree.root}/{start}{name}", keys)
+                self._watch(told, [(f"{start}{name}/", f"{self._tree.root}/{start}{name}")], keys)
             elif mask & inotify.MOVED_FROM:
                 gone = f"{start}{name}/"
                 leaving |= {below for below, its_start in self._starts.items() if its_start.startswith(gone)}
@@ -128,7 +128,7 @@ class FolderChanges:
         top = told.add(folder)
         if top is not None:
             self._top, self._starts[top] = top, f"{self.prefix}/" if self.prefix else ""
-            self._watch_folders_in(told, self._starts[top], folder, None)
+            self._watch(told, self._folders_in(self._starts[top], folder, None), None)
             return
         # Not there yet: whatever happens where it would begin, everything has to be looked at.
         while top is None:
@@ -136,22 +136,26 @@ class FolderChanges:
             top = told.add(folder)
         self._top = top
 
-    def _watch(self, told: Inotify, start: str, folder: str, keys: set[str] | None) -> None:
-        """Watch a folder and all below it; with `keys`, the files that are there already are among them."""
-        # The watch first and the look after it, so that nothing falls between.
-        watch = told.add(folder, follow=False)
-        if watch is None:
-            return
-        self._starts[watch] = start
-        if keys is not None or not _has_no_folders(folder):
-            self._watch_folders_in(told, start, folder, keys)
+    def _watch(self, told: Inotify, waiting: list[tuple[str, str]], keys: set[str] | None) -> None:
+        """Watch folders and all below them; with `keys`, the files that are there already are among them."""
+        while waiting:
+            start, folder = waiting.pop()
+            # The watch first and the look after it, so that nothing falls between.
+            watch = told.add(folder, follow=False)
+            if watch is not None:
+                self._starts[watch] = start
+                if keys is not None or not _has_no_folders(folder):
+                    waiting += self._folders_in(start, folder, keys)
 
-    def _watch_folders_in(self, told: Inotify, start: str, folder: str, keys: set[str] | None) -> None:
+    def _folders_in(self, start: str, folder: str, keys: set[str] | None) -> list[tuple[str, str]]:
+        """(what its keys begin with, its path) of every folder in a folder."""
+        folders = []
         for entry in self._tree.entries(folder):
             if entry.is_dir(follow_symlinks=False):
-                self._watch(told, f"{start}{entry.name}/", entry.path, keys)
+                folders.append((f"{start}{entry.name}/", entry.path))
             elif keys is not None:
                 keys.add(start + entry.name)
+        return folders
 
 
 def _has_no_folders(folder: str) -> bool:

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 
 from carrel.errors import KeyMissing
-from carrel.storage.file_tree import FileTree, write_failed
+from carrel.storage.file_tree import FileTree, hidden_beside, write_failed
 from carrel.storage.libc import exchange
 
 _PIECE = 1024 * 1024
@@ -192,6 +192,9 @@ def remove(tree: FileTree, key: str) -> bool:
         if stat.S_ISDIR(os.lstat(path).st_mode) and tree.first_key(path) is None:
             return False
         trash = _thrown(path, f"{tree.root}/.trash", tree.root)
+        for kind in ("mark", "batch"):
+            with contextlib.suppress(OSError):
+                os.unlink(hidden_beside(path, kind))
     except OSError as error:
         if tree.absent(error):
             return False

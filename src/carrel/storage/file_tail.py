@@ -7,17 +7,12 @@ import stat
 import orjson
 
 from carrel.storage.file_objects import open_or_make, sync_folder, write_all
+from carrel.storage.file_tree import hidden_beside
 from carrel.storage.seam import MAX_RECORD
 
 _STEP = 64 * 1024
 _PAGE = 4096
 _MARK = stat.S_ISVTX
-
-
-def hidden_beside(path: str, kind: str) -> str:
-    """The name of our own file of this kind that belongs to a log."""
-    folder, name = os.path.split(path)
-    return f"{folder}/.{name}.{kind}"
 
 
 def lines_end(fd: int, size: int, known: int = 0) -> int:
@@ -50,7 +45,7 @@ def whole_record(fd: int, start: int, end: int) -> bytes | None:
 
 def set_aside(fd: int, path: str, start: int, end: int) -> None:
     """Keep torn bytes in `<stem>.torn` beside the log, on the disk, and cut them off the log."""
-    torn = open_or_make(f"{os.path.splitext(path)[0]}.torn", os.O_WRONLY | os.O_APPEND)
+    torn = open_or_make(_torn_path(path), os.O_WRONLY | os.O_APPEND)
     try:
         before = os.fstat(torn).st_size
         try:
@@ -65,6 +60,12 @@ def set_aside(fd: int, path: str, start: int, end: int) -> None:
     finally:
         os.close(torn)
     os.ftruncate(fd, start)
+
+
+def _torn_path(path: str) -> str:
+    folder, name = os.path.split(path)
+    stem = os.fsencode(os.path.splitext(name)[0])[: 255 - len(".torn")]
+    return f"{folder}/{stem.decode(errors='ignore')}.torn"
 
 
 # --- batches --------------------------------------------------------------------------------------------------------

@@ -1,6 +1,7 @@
 """Keys as paths below one folder: found, refused, listed and read; blocking, without a loop."""
 
 import errno
+import hashlib
 import os
 import re
 import stat
@@ -36,6 +37,14 @@ _ADVICE = {
 def is_hidden(name: str) -> bool:
     """Names that begin with one dot are the store's own, or of some other program, and never shown."""
     return name[0] == "." and name[1:2] != "."
+
+
+def hidden_beside(path: str, kind: str) -> str:
+    """Where our own file of this kind is that belongs to a log."""
+    folder, name = os.path.split(path)
+    if len(name) > 60:
+        name = hashlib.sha256(os.fsencode(name)).hexdigest()
+    return f"{folder}/.{name}.{kind}"
 
 
 class OpenFile:
@@ -220,16 +229,14 @@ class FileTree:
 
     def first_key(self, folder: str) -> str | None:
         """Some key below a folder, as seen from there, or None when it has none."""
-        below = []
-        for entry in self.entries(folder):
-            if entry.is_dir(follow_symlinks=False):
-                below.append(entry)
-            elif entry.is_file():
-                return entry.name
-        for entry in below:
-            found = self.first_key(entry.path)
-            if found is not None:
-                return f"{entry.name}/{found}"
+        waiting = [""]
+        while waiting:
+            start = waiting.pop()
+            for entry in self.entries(f"{folder}/{start}"):
+                if entry.is_dir(follow_symlinks=False):
+                    waiting.append(f"{start}{entry.name}/")
+                elif entry.is_file():
+                    return start + entry.name
         return None
 
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from carrel.storage.file_objects import open_or_make
-from carrel.storage.file_tail import hidden_beside
+from carrel.storage.file_tree import hidden_beside
 
 STEP = 1024 * 1024
 """The bytes between two marks; a smaller log has none."""
