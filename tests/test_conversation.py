@@ -693,7 +693,9 @@ async def test_a_session_of_another_program_is_read_and_only_what_is_changed_is_
     assert lines[:3] == theirs
     assert lines[3]["role"] == "rewind"
     assert lines[4]["content"] == [*theirs[1]["content"], text_block("more")]
-    assert lines[5] == theirs[2]
+    assert lines[5] == {**theirs[2], "meta": {"id": "seq-3"}}, "the same message keeps its id in another line"
+    found = await again(storage, conversation)
+    assert found.messages == conversation.messages
     assert conversation.info.total_tokens == (await again(storage, conversation)).info.total_tokens == 9
 
 

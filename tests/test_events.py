@@ -132,6 +132,14 @@ def test_once_is_called_once_when_many_threads_publish(bus: Bus) -> None:
     assert len(heard) == 1
 
 
+async def test_publishing_to_nobody_makes_nothing(bus: Bus) -> None:
+    nothing = bus.publish(Event("n"))
+    bus.subscribe("other", lambda event: None)
+    assert bus.publish(Event("n")) is nothing
+    await nothing
+    assert nothing.wait(0)
+
+
 # --- order
 
 

@@ -5,7 +5,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
@@ -395,12 +395,14 @@ MESSAGES = st.builds(
 )
 
 
+@settings(deadline=None)
 @given(st.lists(MESSAGES, max_size=5))
 def test_any_messages_come_back_from_their_lines(messages: list[Message]) -> None:
     lines = [line for message in messages for line in message_to_lines(message)]
     assert read(json.loads(json.dumps(lines))) == messages
 
 
+@settings(deadline=None)
 @given(MESSAGES)
 def test_any_message_goes_through_json(message: Message) -> None:
     assert Message.model_validate_json(message.model_dump_json()) == message
@@ -416,6 +418,7 @@ USAGES = st.recursive(
 )
 
 
+@settings(deadline=None)
 @given(USAGES, USAGES)
 def test_what_was_added_can_be_told_from_what_was_there(before: dict[str, Any], more: dict[str, Any]) -> None:
     total = plus(before, more)

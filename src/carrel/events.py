@@ -29,7 +29,7 @@ _MANY_TYPES = 1000
 
 
 class EventType(StrEnum):
-    """The events that carrel publishes, and after them those that programs publish for one another."""
+    """What can happen: first what carrel does, then words for programs that tell one another."""
 
     SESSION_CREATED = "session.created"
     SESSION_UPDATED = "session.updated"

@@ -18,7 +18,7 @@ from carrel.conversation.typed_log import look_at, up_to_date
 from carrel.conversation.typed_message import Message, message_to_lines, plus, provider_messages
 from carrel.conversation.typed_parts import ImagePart
 from carrel.conversation.usage import tokens_of
-from carrel.errors import SessionTooNew
+from carrel.errors import SessionNotFound, SessionTooNew
 from carrel.events import Bus, Event, EventType
 from carrel.events import bus as shared_bus
 from carrel.home import resolve_sessions_dir
@@ -90,7 +90,7 @@ class Conversation(BaseModel):
                 message.parts.append(image)
             else:
                 message.add_image(
-                    image["media_type"],
+                    image.get("media_type") or "",
                     data=image.get("data"),
                     url=image.get("url"),
                     detail=image.get("detail") or "auto",
@@ -163,7 +163,12 @@ class ConversationStorage:
         conversation = Conversation(info=info_of(meta))
         place = _place_of(conversation)
         place.begin(meta, is_new=False)
-        conversation.messages = place.read(conversation.info, await look_at(self._logs, session_id))
+        try:
+            look = await look_at(self._logs, session_id)
+        except SessionNotFound:
+            # Deleted a moment ago.
+            return None
+        conversation.messages = place.read(conversation.info, look)
         conversation._storage = self
         return conversation
 

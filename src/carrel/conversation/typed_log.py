@@ -8,7 +8,7 @@ from typing import NamedTuple
 from carrel.conversation.entries import aside_of
 from carrel.conversation.logs import SessionLogs
 from carrel.conversation.messages import SessionMeta, meta_of
-from carrel.conversation.repair import mend, unanswered, uses_tools
+from carrel.conversation.repair import mend, unanswered
 from carrel.conversation.replay import Numbered
 from carrel.conversation.usage import tokens_of
 from carrel.conversation.writer import tool_loop_key
@@ -35,14 +35,12 @@ async def look_at(logs: SessionLogs, session_id: str, until: int | None = None) 
     if view.problems:
         logger.warning("session %s: %s", session_id, "; ".join(view.problems))
     raw = list(zip(view.shown.seqs(), lines, strict=True))
-    if not uses_tools(lines):
-        return Look(raw, raw, view.last_seq)
     mended = mend(lines)
     shown = [
         (raw[origin][0] if origin is not None else 0, line)
         for line, origin in zip(mended.messages, mended.origins, strict=True)
     ]
-    if mended.origins[-1] is None and unanswered(lines):
+    if shown and mended.origins[-1] is None and unanswered(lines):
         waiting = await logs.store.holder(tool_loop_key(logs.folder(session_id)))
         shown = shown[:-1] if waiting is not None else shown
     return Look(raw, shown, view.last_seq)

@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from carrel.conversation.entries import encode
-from carrel.conversation.messages import ConversationMessage
+from carrel.conversation.messages import ConversationMessage, meta_of
 from carrel.conversation.replay import Numbered
 from carrel.conversation.typed_message import Message, message_to_lines, without_counting_again
 
@@ -71,9 +71,9 @@ class _Wanted(NamedTuple):
 
     message: Message
     lines: list[ConversationMessage]
-    digests: list[bytes]
     counted: Any
-    is_mine: bool
+    """The usage that the log has of it already."""
+    is_mine: bool = True
 
 
 class Written:
@@ -92,8 +92,8 @@ class Written:
 
     def read(self, messages: list[Message], last_seq: int) -> None:
         """These messages were just read, and are all that is visible."""
-        wanted = [_as_read(message) for message in messages]
-        self.commit(_plan(wanted, [digest for each in wanted for digest in each.digests]), last_seq)
+        before = [_digest(line) for message in messages for line in message._source]
+        self.commit(_plan([_as_read(message) for message in messages], before), last_seq)
 
     def first_change(self, messages: list[Message], *, recheck: bool = False) -> int:
         """The place of the first message that is not as it was written; the number of those written when all are."""
@@ -118,13 +118,12 @@ class Written:
         wanted = [_wanted(message, counted.get(message.id)) for message in messages[first:]]
         start, number = (before[0].start, before[0].number) if before else (self.visible, self.messages)
         plan = _plan(wanted, [digest for kept in before for digest in kept.digests], start, number)
-        known = {kept.message.id: kept.digests for kept in before}
-        said = [each for each in wanted if each.digests != known.get(each.message.id, [])]
+        known = {kept.message.id: kept for kept in before}
         return plan._replace(
             first=first,
             in_step=self.in_step,
-            created=[each.message for each in said if not known.get(each.message.id)],
-            updated=[each.message for each in said if known.get(each.message.id)],
+            created=[kept.message for kept in plan.kept if kept.digests and not _is_there(known, kept.message)],
+            updated=[kept.message for kept in plan.kept if _is_there(known, kept.message) and _differs(known, kept)],
             removed=len(known.keys() - {each.message.id for each in wanted}),
         )
 
@@ -178,10 +177,22 @@ class Written:
             part._watchers = message._watchers
 
 
+def _is_there(known: dict[str, Kept], message: Message) -> bool:
+    return message.id in known and bool(known[message.id].digests)
+
+
+def _differs(known: dict[str, Kept], kept: Kept) -> bool:
+    """Whether a message says something else than before, and is not only written again."""
+    before = known[kept.message.id]
+    return before.is_changed if before.message is kept.message else before.message != kept.message
+
+
 def _as_it_was(each: _Wanted, base: dict[str, Kept]) -> bool:
     """Whether a message is visible with the lines that are known here."""
     kept = base.get(each.message.id)
-    return each.is_mine and (kept is None or kept.is_changed or kept.digests == each.digests)
+    if not each.is_mine or kept is None or kept.is_changed:
+        return each.is_mine
+    return kept.digests == [_digest(line) for line in each.lines]
 
 
 def _with_others(wanted: dict[str, _Wanted], theirs: dict[str, Message], known: set[str]) -> list[_Wanted]:
@@ -201,33 +212,45 @@ def _with_others(wanted: dict[str, _Wanted], theirs: dict[str, Message], known: 
 
 def _as_read(message: Message) -> _Wanted:
     """A message that was just read: with the lines it was read from, and all its usage counted."""
-    lines: list[ConversationMessage] = message._source
-    return _Wanted(message, lines, [_digest(line) for line in lines], message.usage, True)
+    return _Wanted(message, message._source, message.usage)
 
 
 def _wanted(message: Message, counted: Any) -> _Wanted:
     # A message that says nothing yet is written once it does.
-    lines = message_to_lines(message) if message.parts or hasattr(message, "_source") else []
-    return _Wanted(message, lines, [_digest(line) for line in lines], counted, True)
+    return _Wanted(message, message_to_lines(message) if message.parts or hasattr(message, "_source") else [], counted)
 
 
 def _plan(wanted: Sequence[_Wanted], before: Sequence[bytes], start: int = 0, number: int = 0) -> Plan:
     """Make the visible lines from place `start` on those of `wanted`, where those of `before` are now."""
     lines: list[ConversationMessage] = []
-    digests: list[bytes] = []
     kept: list[Kept] = []
-    for message, own, own_digests, counted, _ in wanted:
-        live = [message.__dict__, *(part.__dict__ for part in message.parts)]
+    count = 0
+    for each in wanted:
+        digests: list[bytes] = []
+        for line in each.lines:
+            there = before[count] if not lines and count < len(before) else None
+            digest = _digest(line) if there is not None else None
+            if digest is None or digest != there:
+                line = _anew(each, line)
+                digest = _digest(line)
+            if digest != there:
+                lines.append(line)
+            digests.append(digest)
+            count += 1
+        live = [each.message.__dict__, *(part.__dict__ for part in each.message.parts)]
         then = [_copied(fields) for fields in live]
-        kept.append(Kept(message, own_digests, start + len(digests), number, live, then))
-        if own:
-            lines += [without_counting_again(own[0], counted), *own[1:]]
-            digests += own_digests
-            number += 1
-    pairs = enumerate(zip(digests, before, strict=False))
-    common = next((n for n, (one, other) in pairs if one != other), min(len(digests), len(before)))
+        kept.append(Kept(each.message, digests, start + count - len(digests), number, live, then))
+        number += bool(digests)
+    common = count - len(lines)
     cut = start + common if common < len(before) else None
-    return Plan(lines[common:], cut, 0, kept, start + len(digests), number, True, [], [], 0)
+    return Plan(lines, cut, 0, kept, start + count, number, True, [], [], 0)
+
+
+def _anew(each: _Wanted, line: ConversationMessage) -> ConversationMessage:
+    """A line as it is appended: with the id of its message, and without counting again what was counted."""
+    if line is each.lines[0]:
+        line = without_counting_again(line, each.counted)
+    return line if meta_of(line).get("id") else {**line, "meta": {**meta_of(line), "id": each.message.id}}
 
 
 def _digest(line: ConversationMessage) -> bytes:
