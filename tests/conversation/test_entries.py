@@ -66,13 +66,13 @@ def test_a_message_that_holds_itself_is_refused():
 )
 def test_a_line_that_is_no_entry_is_reported_and_harms_no_other(line: bytes):
     good = b'{"role":"user","content":[]}'
-    entries = decode_all([good, line, good])
+    entries = decode_all(b"\n".join([good, line, good]), 3)
     assert [entry["role"] for entry in entries] == ["user", "unreadable", "user"]
     assert entries[1]["meta"]["reason"]
 
 
 def test_blank_lines_are_no_entries():
-    assert [entry["role"] for entry in decode_all([b"", b"  ", b'{"role":"user"}'])] == [
+    assert [entry["role"] for entry in decode_all(b'\n  \n{"role":"user"}', 3)] == [
         "unreadable",
         "unreadable",
         "user",
@@ -80,4 +80,4 @@ def test_blank_lines_are_no_entries():
 
 
 def test_two_broken_lines_never_make_a_whole_one():
-    assert [entry["role"] for entry in decode_all([b'{"role":"user","content":[1', b"2]}"])] == ["unreadable"] * 2
+    assert [entry["role"] for entry in decode_all(b'{"role":"user","content":[1\n2]}', 2)] == ["unreadable"] * 2

@@ -7,7 +7,7 @@ from carrel.conversation.entries import encode
 from carrel.conversation.messages import ConversationMessage, SessionMeta, flatten_message_text, user_text_message
 from carrel.conversation.metadata import Rebuild, checked_id, decode_meta, encode_meta, title_from
 from carrel.conversation.reading import LogReading, View
-from carrel.conversation.repair import interrupted_message, unanswered, uses_tools
+from carrel.conversation.repair import interrupted_message, unanswered
 from carrel.conversation.spill import may_spill, spill
 from carrel.conversation.writer import Writer, tool_loop_key
 from carrel.errors import SessionNotFound, StorageError
@@ -186,7 +186,7 @@ class SessionLogs:
     async def repaired_view(self, session_id: str) -> View:
         """The view after missing tool results were written, unless somebody else is still waiting for them."""
         view = await self.reading(session_id).view()
-        if not uses_tools(view.messages) or not unanswered(view.messages):
+        if view.whole or not unanswered(view.messages):
             return view
         key = tool_loop_key(self.folder(session_id))
         held = await self.store.lock(key, wait=False)

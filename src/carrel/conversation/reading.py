@@ -10,6 +10,7 @@ from operator import contains
 
 from carrel.conversation.entries import UNREADABLE, decode, decode_all
 from carrel.conversation.messages import ConversationMessage, meta_of
+from carrel.conversation.repair import ToolTraffic, in_order, tool_traffic
 from carrel.conversation.replay import Backwards, Numbered, Shown, events_among
 from carrel.conversation.spill import MARK, paths_of, restore
 from carrel.storage.seam import Store
@@ -52,6 +53,8 @@ class View:
     last_seq: int = 0
     spilled: bool = False
     """Whether any of the messages refers to files beside the log."""
+    whole: bool = False
+    """Whether every tool call is known to have its result right after it: there is nothing to mend."""
 
     @property
     def numbered(self) -> list[Numbered]:
@@ -70,18 +73,22 @@ class LogReading:
         """What is visible now (or was right after entry `until`)."""
         walk = Backwards(until)
         blocks: list[tuple[int, list[ConversationMessage]]] = []
+        traffic: dict[int, ToolTraffic] = {}
         last_seq, spilled = 0, False
         with collector_paused:
             async for block in self._store.read_back(self._key):
-                last_seq = max(last_seq, block.first_seq + len(block.records) - 1)
-                entries = decode_all(block.records)
+                last_seq = max(last_seq, block.last_seq)
+                entries = decode_all(block.joined, block.count)
+                # All that must be known of each entry is looked at now, while it is in the processor's cache.
                 spilled = spilled or True in map(contains, entries, repeat(MARK))
+                traffic.update(tool_traffic(block.first_seq, entries))
                 blocks.append((block.first_seq, entries))
-                walk.take(block.first_seq, block.first_seq + len(entries) - 1, events_among(block.first_seq, entries))
+                walk.take(block.first_seq, block.last_seq, events_among(block.first_seq, entries))
                 if walk.enough:
                     break
             shown = walk.shown()
-            view = View(shown, _materialize(shown, blocks[::-1]), walk.problems[::-1], last_seq, spilled)
+            whole = in_order(shown.pieces, traffic)
+            view = View(shown, _materialize(shown, blocks[::-1]), walk.problems[::-1], last_seq, spilled, whole)
         torn = await self._store.torn(self._key)
         if torn:
             view.problems.append(
@@ -91,15 +98,16 @@ class LogReading:
 
     async def last_seq(self) -> int:
         async for block in self._store.read_back(self._key):
-            return block.first_seq + len(block.records) - 1
+            return block.last_seq
         return 0
 
     async def shown(self) -> Shown:
         """Which entries are visible, without holding any of them."""
         walk = Backwards()
         async for block in self._store.read_back(self._key):
-            events = events_among(block.first_seq, decode_all(block.records))
-            walk.take(block.first_seq, block.first_seq + len(block.records) - 1, events)
+            walk.take(
+                block.first_seq, block.last_seq, events_among(block.first_seq, decode_all(block.joined, block.count))
+            )
             if walk.enough:
                 break
         return walk.shown()
@@ -138,6 +146,9 @@ class LogReading:
         """The messages with what was spilled put back; a file that is gone is reported."""
         restored = []
         for message in messages:
+            if MARK not in message:
+                restored.append(message)
+                continue
             paths = paths_of(message)
             found = await self._store.get_many([f"{self._folder}/{path}" for path in paths]) if paths else []
             files = {path: data for path, data in zip(paths, found, strict=True) if data is not None}

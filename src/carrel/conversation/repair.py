@@ -1,6 +1,8 @@
 """Pure: a conversation in, one that no provider refuses out: every tool call has its result, right after it."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from itertools import chain
+from operator import itemgetter
 from typing import NamedTuple
 
 from carrel.conversation.messages import (
@@ -17,6 +19,8 @@ from carrel.conversation.messages import (
 )
 
 INTERRUPTED = "error: tool call was interrupted"
+
+_TOOLS = frozenset(("tool_use", "tool_result"))
 
 
 class Mended(NamedTuple):
@@ -50,15 +54,54 @@ def interrupted_message(tool_use_ids: Sequence[str]) -> ConversationMessage:
     return build_message("user", [interrupted_result(id_) for id_ in tool_use_ids], meta={"synthetic": True})
 
 
-def uses_tools(messages: Sequence[ConversationMessage]) -> bool:
-    """Whether there is anything to mend at all."""
-    for message in messages:
+class ToolTraffic(NamedTuple):
+    """The ids of the tool calls that one message makes, and of those that it answers."""
+
+    calls: list[str]
+    results: list[str]
+
+
+def tool_traffic(first_seq: int, messages: Sequence[ConversationMessage]) -> dict[int, ToolTraffic]:
+    """Of some consecutive entries, those that have to do with tools, by their sequence numbers."""
+    try:
+        # At the speed of C for the many that have not.
+        kinds = set(map(itemgetter("type"), chain.from_iterable(map(itemgetter("content"), messages))))
+        if kinds.isdisjoint(_TOOLS):
+            return {}
+    except (KeyError, TypeError):
+        pass  # events and odd content: looked at one by one
+    found: dict[int, ToolTraffic] = {}
+    for seq, message in enumerate(messages, first_seq):
         content = message.get("content")
         if type(content) is list:
             for block in content:
-                if type(block) is dict and block.get("type") in ("tool_use", "tool_result"):
-                    return True
-    return False
+                if type(block) is dict and block.get("type") in _TOOLS:
+                    found[seq] = ToolTraffic(tool_calls_of(message), tool_results_of(message))
+                    break
+    return found
+
+
+def in_order(pieces: Sequence[ConversationMessage | range], traffic: Mapping[int, ToolTraffic]) -> bool:
+    """Whether each message with calls is followed by one with exactly their results, and no result stands elsewhere."""
+    if not traffic:
+        return True
+    for piece in pieces:
+        if not isinstance(piece, range):
+            continue
+        for seq in piece if len(piece) < len(traffic) else (seq for seq in traffic if seq in piece):
+            here = traffic.get(seq)
+            if here is None:
+                continue
+            other = traffic.get(seq + 1 if here.calls else seq - 1)
+            asked, given = (
+                (here.calls, other and other.results) if here.calls else (other and other.calls, here.results)
+            )
+            neighbour = seq + 1 if here.calls else seq - 1
+            if neighbour not in piece or not asked or not given or len(asked) != len(given) or {*asked} != {*given}:
+                return False
+            if len({*asked}) != len(asked):
+                return False
+    return True
 
 
 def unanswered(messages: Sequence[ConversationMessage]) -> list[str]:

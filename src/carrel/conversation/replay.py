@@ -70,6 +70,14 @@ class Shown:
     def __len__(self) -> int:
         return sum(len(piece) if isinstance(piece, range) else 1 for piece in self.pieces)
 
+    def add(self, run: range) -> None:
+        """Go on with these entries; runs that touch become one."""
+        last = self.pieces[-1] if self.pieces else None
+        if isinstance(last, range) and last.stop == run.start:
+            self.pieces[-1] = range(last.start, run.stop)
+        else:
+            self.pieces.append(run)
+
     def cut(self, length: int) -> None:
         """Keep the first `length` messages."""
         for index, piece in enumerate(self.pieces):
@@ -116,7 +124,7 @@ def visible(path: Sequence[range | Numbered]) -> Shown:
     shown = Shown()
     for item in path:
         if isinstance(item, range):
-            shown.pieces.append(item)
+            shown.add(item)
             continue
         entry = item[1]
         if entry.get("role") == "compact":

@@ -20,7 +20,7 @@ from carrel.conversation.listing import Listing
 from carrel.conversation.logs import Redact, SessionLogs, not_found
 from carrel.conversation.messages import ConversationMessage, SessionData, SessionMeta
 from carrel.conversation.metadata import checked_id, is_id, new_meta
-from carrel.conversation.repair import mend, uses_tools
+from carrel.conversation.repair import mend
 from carrel.conversation.replay import Numbered
 from carrel.conversation.search import SearchHit, SessionSearch
 from carrel.conversation.usage import Price, Usage, UsageCount
@@ -278,7 +278,7 @@ class SessionStore:
         messages = view.messages
         if view.spilled:
             messages = await self._logs.reading(session_id).whole(messages, view.problems)
-        if uses_tools(messages):
+        if not view.whole:
             messages = mend(messages).messages
         meta = await self._logs.known_meta(session_id)
         data: SessionData = {"session": meta, "messages": messages}

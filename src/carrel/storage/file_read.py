@@ -5,10 +5,13 @@ import os
 
 from carrel.storage.file_tail import believed_size, lines_end, whole_record
 from carrel.storage.file_tree import FileTree, OpenFile, read_failed
-from carrel.storage.line_marks import START, LineMarks, Mark, count_lines, pack_mark
+from carrel.storage.line_marks import START, STEP, LineMarks, Mark, count_lines, pack_mark
 from carrel.storage.seam import MAX_RECORD, Block
 
-BLOCK = 1024 * 1024
+READ = 1024 * 1024
+"""What is read from the file at once."""
+BLOCK = 256 * 1024
+"""What is given out at once: so little that it is still in the processor's cache when it is parsed."""
 DIRECT = 256 * 1024
 """What is read at once in the event loop's own thread."""
 
@@ -41,7 +44,7 @@ class LogView:
         return self._file.fd
 
     def marks(self) -> LineMarks:
-        return LineMarks.load(self.path) if self.size > BLOCK else LineMarks(b"")
+        return LineMarks.load(self.path) if self.size > STEP else LineMarks(b"")
 
     def torn(self) -> bytes:
         """What comes after the last whole record."""
@@ -70,6 +73,8 @@ class Forward:
         self._view = view
         self._from_seq = from_seq
         self._tail_given = False
+        self._held = b""
+        self._given = 0
 
     @classmethod
     def from_line(cls, view: LogView, from_seq: int) -> "Forward":
@@ -77,13 +82,16 @@ class Forward:
         return cls(view, from_seq, mark if mark.offset <= view.size else START)
 
     @property
-    def left(self) -> int:
-        return self._view.size - self.offset
+    def at_hand(self) -> bool:
+        """Whether the next block needs no waiting for the disk."""
+        return bool(self._held) or self._view.size - self.offset <= DIRECT
 
     def next_block(self) -> Block | None:
+        if self._held:
+            return self._next_held()
         view, fd = self._view, self._view.fd
         while self.offset < view.size:
-            chunk = os.pread(fd, min(BLOCK, view.size - self.offset), self.offset)
+            chunk = os.pread(fd, min(READ, view.size - self.offset), self.offset)
             cut = chunk.rfind(b"\n")
             seq = self.lines + 1
             if cut < 0:
@@ -95,17 +103,30 @@ class Forward:
                 if seq >= self._from_seq:
                     return Block(seq, [view.record(start, end)])
                 continue
-            self.offset += cut + 1
-            if self._from_seq > seq:
-                found = chunk.count(b"\n")
-                if seq + found <= self._from_seq:
-                    self.lines += found
-                    continue
-            records = chunk[:cut].split(b"\n")
-            self.lines += len(records)
             skip = max(self._from_seq - seq, 0)
-            return Block(seq + skip, records[skip:] if skip else records)
+            if skip and chunk.count(b"\n") <= skip:
+                self.lines += chunk.count(b"\n")
+                self.offset += cut + 1
+                continue
+            start = len(chunk) - len(chunk.split(b"\n", skip)[-1]) if skip else 0
+            self.lines += skip
+            self.offset += start
+            self._held, self._given = chunk[start : cut + 1], 0
+            return self._next_held()
         return None
+
+    def _next_held(self) -> Block:
+        held, start = self._held, self._given
+        end = held.rfind(b"\n", start, start + BLOCK)
+        if end < 0:
+            end = held.index(b"\n", start)
+        block = Block(self.lines + 1, joined=held[start:end])
+        self.lines += block.count
+        self.offset += end + 1 - start
+        self._given = end + 1
+        if self._given == len(held):
+            self._held = b""
+        return block
 
     def _tail(self, seq: int) -> Block | None:
         if self._tail_given or seq < self._from_seq:
@@ -123,6 +144,8 @@ class Backward:
         self._view = view
         self._window = _FIRST_BLOCK_BACK
         self._tail: Block | None = None
+        self._held = b""
+        self._held_end = 0
         self._end, self._lines = START
         if before_seq is not None and before_seq <= 1:
             return
@@ -145,6 +168,8 @@ class Backward:
         if self._tail is not None:
             tail, self._tail = self._tail, None
             return tail
+        if self._held_end:
+            return self._next_held()
         if self._end <= 0:
             return None
         view, end = self._view, self._end
@@ -152,27 +177,40 @@ class Backward:
         chunk = os.pread(view.fd, end - start, start)
         if len(chunk) < end - start:
             return None  # cut by somebody while we read
-        self._window = min(self._window * 4, BLOCK)
+        self._window = min(self._window * 4, READ)
         first = chunk.find(b"\n") + 1 if start else 0
         if first == len(chunk):
-            line = lines_end(view.fd, end - 1)
-            records = [view.record(line, end - 1)]
-            self._end = line
-        else:
-            records = chunk[first:-1].split(b"\n")
-            self._end = start + first
-        self._lines -= len(records)
-        return Block(self._lines + 1, records)
+            self._end = lines_end(view.fd, end - 1)
+            self._lines -= 1
+            return Block(self._lines + 1, [view.record(self._end, end - 1)])
+        self._end = start + first
+        self._held = chunk[first:]
+        self._held_end = len(self._held)
+        return self._next_held()
+
+    def _next_held(self) -> Block:
+        held, end = self._held, self._held_end - 1
+        start = held.find(b"\n", end - BLOCK, end) + 1 if end > BLOCK else 0
+        if not start and end > BLOCK:
+            start = held.rfind(b"\n", 0, end) + 1
+        self._held_end = start
+        if not start:
+            self._held = b""
+        block = Block(0, joined=held[start:end])
+        self._lines -= block.count
+        block.first_seq = self._lines + 1
+        return block
 
     @property
-    def left(self) -> int:
-        return self._end
+    def at_hand(self) -> bool:
+        """Whether the next block needs no waiting for the disk."""
+        return self._held_end > 0 or self._end <= DIRECT
 
 
 async def next_block(blocks: Forward | Backward) -> Block | None:
     """The next one: at once when little is left to read, else from a thread."""
     try:
-        if blocks.left <= DIRECT:
+        if blocks.at_hand:
             return blocks.next_block()
         return await asyncio.to_thread(blocks.next_block)
     except OSError as error:
@@ -189,19 +227,19 @@ class Counted:
 
     def marks(self, view: LogView) -> LineMarks:
         marks = view.marks()
-        if view.size > BLOCK and marks.before_offset(view.size, view.fd, view.inode) == START:
+        if view.size > STEP and marks.before_offset(view.size, view.fd, view.inode) == START:
             return LineMarks(self._packed.get(view.path, b""))
         return marks
 
     def keep(self, view: LogView, mark: Mark) -> None:
-        if mark.offset > BLOCK:
+        if mark.offset > STEP:
             while len(self._packed) >= self._MOST:
                 self._packed.pop(next(iter(self._packed)), None)
             self._packed[view.path] = pack_mark(mark, view.fd, view.inode)
 
 
 def _newline_after(fd: int, offset: int, end: int) -> int | None:
-    while offset < end and (chunk := os.pread(fd, min(BLOCK, end - offset), offset)):
+    while offset < end and (chunk := os.pread(fd, min(READ, end - offset), offset)):
         found = chunk.find(b"\n")
         if found >= 0:
             return offset + found
@@ -211,7 +249,7 @@ def _newline_after(fd: int, offset: int, end: int) -> int | None:
 
 def _skip_lines(fd: int, place: Mark, lines: int, end: int) -> Mark:
     """The place after so many lines, or the last one there is."""
-    while place.lines < lines and (chunk := os.pread(fd, max(min(BLOCK, end - place.offset), 0), place.offset)):
+    while place.lines < lines and (chunk := os.pread(fd, max(min(READ, end - place.offset), 0), place.offset)):
         found = chunk.count(b"\n")
         if found == 0:
             following = _newline_after(fd, place.offset + len(chunk), end)

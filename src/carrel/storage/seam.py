@@ -15,11 +15,39 @@ MAX_RECORD = 256 * 1024 * 1024
 _PART = re.compile(r"[^\x00-\x1f\x7f/\\]+")
 
 
-class Block(NamedTuple):
-    """Some records of a log that stand one after another."""
+class Block:
+    """Some records of a log that stand one after another; made from them, or from all of them joined by newlines."""
 
-    first_seq: int
-    records: list[bytes]
+    __slots__ = ("_joined", "_records", "count", "first_seq")
+
+    def __init__(self, first_seq: int, records: list[bytes] | None = None, *, joined: bytes = b"") -> None:
+        self.first_seq = first_seq
+        self.count = joined.count(b"\n") + 1 if records is None else len(records)
+        self._records = records
+        self._joined = joined
+
+    @property
+    def records(self) -> list[bytes]:
+        if self._records is None:
+            self._records = self._joined.split(b"\n")
+        return self._records
+
+    @property
+    def joined(self) -> bytes:
+        """All of them with a newline between two, as a file has them."""
+        return b"\n".join(self._records) if self._records is not None else self._joined
+
+    @property
+    def last_seq(self) -> int:
+        return self.first_seq + self.count - 1
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Block) and (self.first_seq, self.records) == (other.first_seq, other.records)
+
+    def __repr__(self) -> str:
+        return f"Block({self.first_seq}, {self.records!r})"
+
+    __hash__ = None  # type: ignore[assignment]
 
 
 class Stamp(NamedTuple):
