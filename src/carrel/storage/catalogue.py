@@ -230,7 +230,7 @@ class Catalogue:
         return found
 
     def weigh(
-        self, weights: Mapping[Phrase, float], *, limit: int = 200, per_source: int = 4, each: int = 1500
+        self, weights: Mapping[Phrase, float], *, limit: int = 200, per_source: int = 4, each: int = 1000
     ) -> list[Found]:
         """Documents with some of the phrases, those first whose phrases weigh most together, then the newest.
 
@@ -242,7 +242,7 @@ class Catalogue:
             for phrase, weight in weights.items():
                 for row in _newest_rows(connection, _expression([phrase]), each):
                     total[row] = total.get(row, 0.0) + weight
-            for row in nlargest(_SPARE * limit, total, key=lambda row: (total[row], row)):
+            for _, row in nlargest(_SPARE * limit, zip(total.values(), total, strict=True)):
                 place = connection.execute(
                     "SELECT name, ? - first + offset FROM spans JOIN sources ON sources.id = source "
                     "WHERE first = (SELECT max(first) FROM spans WHERE first <= ?) AND ? <= last",
@@ -344,15 +344,17 @@ def _count(connection: "sqlite3.Connection", name: str, more: int) -> None:
     connection.execute("UPDATE counters SET value = value + ? WHERE name = ?", (more, name))
 
 
-def _newest_rows(connection: "sqlite3.Connection", asked: str, limit: int) -> Iterator[int]:
+def _newest_rows(connection: "sqlite3.Connection", asked: str, limit: int) -> list[int]:
+    found: list[int] = []
     for shelf, _ in _shelves(connection):
         rows = connection.execute(
-            f"SELECT rowid FROM words_{shelf} WHERE words_{shelf} MATCH ? ORDER BY rowid DESC LIMIT ?", (asked, limit)
-        ).fetchall()
-        yield from (row for (row,) in rows)
-        limit -= len(rows)
-        if limit <= 0:
-            return
+            f"SELECT rowid FROM words_{shelf} WHERE words_{shelf} MATCH ? ORDER BY rowid DESC LIMIT ?",
+            (asked, limit - len(found)),
+        )
+        found += [row for (row,) in rows]
+        if len(found) >= limit:
+            break
+    return found
 
 
 def _shelves(connection: "sqlite3.Connection") -> list[tuple[int, int]]:
