@@ -42,6 +42,7 @@ def main() -> int:
     )
     words.add_argument("--quick", action="store_true", help="a twentieth of the work, for a first look")
     words.add_argument("--folder", type=Path, help="where to work; on the disk that is to be measured")
+    words.add_argument("--strict", action="store_true", help="end with 1 when a target is missed")
     asked = words.parse_args()
     unknown = set(asked.subjects) - set(SUBJECTS)
     if unknown:
@@ -55,7 +56,7 @@ def main() -> int:
     console.print(_table(lines, quick=asked.quick))
     for line in lines:
         console.print(f"{line.what}: {line.how}", style="dim", highlight=False)
-    return 0 if all(line.met for line in lines) else 1
+    return int(asked.strict and not all(line.met for line in lines))
 
 
 async def _measure(subjects: list[str], scale: Scale) -> list[Line]:
