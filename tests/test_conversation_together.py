@@ -17,6 +17,7 @@ from carrel.conversation.store import SessionStore
 from carrel.conversation.typed_parts import TextPart
 from carrel.events import Bus
 from carrel.storage.memory_store import MemoryStore
+from tests.storage.suite import Place
 
 
 @pytest.fixture
@@ -214,6 +215,30 @@ async def test_three_processes_write_and_change_at_once_and_lose_nothing(
     assert [process.returncode for process in processes] == [0, 0, 0]
     assert sorted(await texts(stores[2])) == sorted(["one", *expected_of("a"), *expected_of("b"), *expected_of("c")])
     assert [info.message_count for info in await stores[2].list_infos()] == [121]
+
+
+async def test_it_is_the_same_in_every_kind_of_store(place: Place) -> None:
+    mine_in, theirs_in, look = (
+        ConversationStorage(SessionStore(store=place.open(), prefix="sessions", embedder=None), bus=Bus())
+        for _ in range(3)
+    )
+    mine = await begin(mine_in, "one", "two")
+    theirs = await opened(theirs_in)
+    theirs.create_user_message("theirs")
+    await theirs_in.update(theirs)
+    reword(mine, 1, "two, changed")
+    answer = mine.create_assistant_message()
+    answer.add_tool_call("c", "t", {"a": 1})
+    await mine_in.update(mine)
+    answer.add_tool_result("c", "t", output="x" * 100_000)
+    mine.add_usage({"total_tokens": 5})
+    await mine_in.update(mine)
+    found = await opened(look)
+    assert [message.get_text_content() for message in found.messages] == ["one", "two, changed", "theirs", ""]
+    assert found.messages[3] == answer
+    assert [(info.message_count, info.total_tokens) for info in await look.list_infos()] == [(4, 5)]
+    assert await mine_in.delete("shared")
+    assert await look.get("shared") is None
 
 
 STEPS = st.lists(

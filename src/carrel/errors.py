@@ -56,6 +56,11 @@ class SessionIdRefused(SessionError, ValueError):
 class SessionTooNew(SessionError, ValueError):
     """Written by a newer version of the format; left untouched."""
 
+    @property
+    def version(self) -> int:
+        """The format it was written in, 0 when that is not known."""
+        return int(self.args[1]) if len(self.args) > 1 else 0
+
 
 class MessageRefused(SessionError, ValueError):
     """A message that cannot be kept as one line of JSON; nothing was written."""

@@ -294,7 +294,8 @@ class _Lane:
         with self._changed:
             self._rest()
             self._served, self._loop = False, None
-        logger.warning("the loop of the event handler %s ended; %d more events did not reach it", self._name, left)
+        level = logging.WARNING if left else logging.DEBUG
+        logger.log(level, "the loop of the event handler %s ended; %d more events did not reach it", self._name, left)
 
     def _serve_in_thread(self) -> None:
         while (item := self._next_or_end()) is not None:

@@ -36,6 +36,16 @@ def test_lone_surrogates_and_nul_are_kept():
     assert decode(encode(message)) == message
 
 
+def test_a_line_is_one_line_to_every_program():
+    message = {
+        "role": "user",
+        "content": [{"type": "text", "text": "a\u2028b\u2029c\u0085d\x0be\x0cf\x1cg\rh\ni – “q”"}],
+    }
+    line = encode(message)
+    assert decode(line) == message
+    assert len(line.decode().splitlines()) == 1
+
+
 @pytest.mark.parametrize(
     ("message", "why"),
     [

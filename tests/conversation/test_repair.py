@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from carrel.conversation.messages import ConversationMessage, blocks_of, tool_calls_of, tool_results_of
-from carrel.conversation.repair import INTERRUPTED, interrupted_message, mend, unanswered
+from carrel.conversation.repair import INTERRUPTED, ToolOrder, interrupted_message, mend, unanswered
 from tests.conversation.words import assistant, call, outline, result, user
 
 
@@ -121,3 +121,21 @@ def test_nothing_real_is_lost(log: list[ConversationMessage]):
         return found - {""}
 
     assert texts(log) <= texts(mend(log).messages)
+
+
+@given(st.lists(anything, max_size=12), st.integers(1, 5))
+def test_what_is_told_to_be_in_order_needs_no_mending(log: list[ConversationMessage], size: int):
+    order = ToolOrder()
+    for start in range((len(log) - 1) // size * size, -1, -size):
+        order.take(log[start : start + size])
+    if order.whole():
+        assert mend(log).messages == log
+
+
+def test_an_ordinary_conversation_is_told_to_be_in_order():
+    log = [user("go"), call("a", "b"), result("b", "a"), assistant("done"), call("a"), result("a")]
+    for size in range(1, 7):
+        order = ToolOrder()
+        for start in range((len(log) - 1) // size * size, -1, -size):
+            order.take(log[start : start + size])
+        assert order.whole(), size

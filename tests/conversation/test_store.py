@@ -455,7 +455,7 @@ async def test_a_session_from_a_newer_version_is_refused_and_left_alone(store: S
         with pytest.raises(ValueError, match=r"format 6.*update carrel"):
             await attempt
     assert await again._logs.store.get("s/meta.json") == future
-    assert [meta["id"] for meta in await again.list_sessions()] == ["s"]
+    assert [(meta["id"], meta["message_format_version"]) for meta in await again.list_sessions()] == [("s", 6)]
 
 
 async def test_counts_are_kept_with_the_metadata(store: SessionStore, reopened: Reopen):

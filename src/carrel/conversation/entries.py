@@ -39,6 +39,10 @@ def encode(entry: ConversationMessage) -> bytes:
     # orjson writes nan and inf as null, which would lose them.
     if b"null" in line and _has_odd_float(entry):
         return _encode_slowly(entry)
+    # Some programs take these three characters for the end of a line.
+    if b"\xe2\x80" in line or b"\xc2\x85" in line:
+        for character in ("\u2028", "\u2029", "\u0085"):
+            line = line.replace(character.encode(), b"\\u%04x" % ord(character))
     return line
 
 

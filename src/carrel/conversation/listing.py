@@ -56,7 +56,9 @@ def listed_meta(session_id: str, raw: bytes | None, stamp: Stamp | None) -> Sess
     try:
         meta = decode_meta(raw, session_id)
     except SessionTooNew as problem:
-        return new_meta(session_id, now=modified, title=f"({problem})")
+        meta = new_meta(session_id, now=modified, title=f"({problem})")
+        meta["message_format_version"] = problem.version
+        return meta
     # The log says when it was last written; the metadata follows a moment later, or never when the writer was killed.
     if meta is not None and stamp is not None and meta.get("log_bytes", stamp.size) != stamp.size:
         meta["updated_at"] = max(modified, meta["updated_at"])

@@ -83,7 +83,8 @@ def decode_meta(raw: bytes | None, session_id: str) -> SessionMeta | None:
     if type(version) is int and version > FORMAT_VERSION:
         raise SessionTooNew(
             f"session {session_id} was written in format {version}, this carrel reads up to {FORMAT_VERSION}; "
-            "update carrel to open it (nothing was changed)"
+            "update carrel to open it (nothing was changed)",
+            version,
         )
     if not all(isinstance(meta.get(name, ""), str) for name in _TEXTS):
         return None

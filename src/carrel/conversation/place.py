@@ -124,11 +124,13 @@ class Place:
     ) -> tuple[Plan, int]:
         """What to append given what others wrote, and the number of the last entry that this goes by.
 
-        `seen` is what they said as far as known, to which is added what is visible now, or was after entry `until`:
-        a cut made without knowing of it hides it only until this plan is carried out."""
+        `seen` is what they said as far as known, to which is added what is visible now, and what was after entry
+        `until`: a cut made without knowing of it hides it only until this plan is carried out."""
+        if until is not None:
+            hidden = await look_at(logs, info.id, until)
+            seen |= {message.id: message for message in _messages_in(hidden, info)}
         look = await look_at(logs, info.id)
-        there = look if until is None else await look_at(logs, info.id, until)
-        seen |= {message.id: message for message in _messages_in(there, info)}
+        seen |= {message.id: message for message in _messages_in(look, info)}
         return self._written.merge(messages, seen, look.raw), look.last_seq
 
     async def _is_alone(self, logs: SessionLogs, session_id: str) -> bool:

@@ -10,7 +10,7 @@ from operator import contains
 
 from carrel.conversation.entries import UNREADABLE, decode, decode_all
 from carrel.conversation.messages import ConversationMessage, meta_of
-from carrel.conversation.repair import ToolTraffic, in_order, tool_traffic
+from carrel.conversation.repair import ToolOrder
 from carrel.conversation.replay import Backwards, Numbered, Shown, events_among
 from carrel.conversation.spill import MARK, paths_of, restore
 from carrel.storage.seam import Store
@@ -73,7 +73,7 @@ class LogReading:
         """What is visible now (or was right after entry `until`)."""
         walk = Backwards(until)
         blocks: list[tuple[int, list[ConversationMessage]]] = []
-        traffic: dict[int, ToolTraffic] = {}
+        order, plain = ToolOrder(), True
         last_seq, spilled = 0, False
         with collector_paused:
             async for block in self._store.read_back(self._key):
@@ -81,13 +81,16 @@ class LogReading:
                 entries = decode_all(block.joined, block.count)
                 # All that must be known of each entry is looked at now, while it is in the processor's cache.
                 spilled = spilled or True in map(contains, entries, repeat(MARK))
-                traffic.update(tool_traffic(block.first_seq, entries))
+                events = events_among(block.first_seq, entries)
+                plain = plain and not events
+                if plain:
+                    order.take(entries)
                 blocks.append((block.first_seq, entries))
-                walk.take(block.first_seq, block.last_seq, events_among(block.first_seq, entries))
+                walk.take(block.first_seq, block.last_seq, events)
                 if walk.enough:
                     break
             shown = walk.shown()
-            whole = in_order(shown.pieces, traffic)
+            whole = plain and until is None and order.whole()
             view = View(shown, _materialize(shown, blocks[::-1]), walk.problems[::-1], last_seq, spilled, whole)
         torn = await self._store.torn(self._key)
         if torn:

@@ -1,6 +1,6 @@
 """Pure: a conversation in, one that no provider refuses out: every tool call has its result, right after it."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import chain
 from operator import itemgetter
 from typing import NamedTuple
@@ -54,54 +54,56 @@ def interrupted_message(tool_use_ids: Sequence[str]) -> ConversationMessage:
     return build_message("user", [interrupted_result(id_) for id_ in tool_use_ids], meta={"synthetic": True})
 
 
-class ToolTraffic(NamedTuple):
-    """The ids of the tool calls that one message makes, and of those that it answers."""
+class ToolOrder:
+    """Fed a log block by block from its end, tells whether every tool call has its results in the message after it.
 
-    calls: list[str]
-    results: list[str]
+    Most logs are so, and then nothing needs mending. What it cannot tell at a glance counts as not in order."""
+
+    def __init__(self) -> None:
+        self.kept = True
+        self._asked_for: tuple[object, ...] = ()
+
+    def take(self, messages: Sequence[ConversationMessage]) -> None:
+        """The next older messages, in order."""
+        if not self.kept:
+            return
+        try:
+            first, last = _answers_and_questions(messages)
+        except (AttributeError, LookupError, TypeError, ValueError):
+            self.kept = False
+            return
+        self.kept = self._asked_for == last or {*self._asked_for} == {*last}
+        self._asked_for = first
+
+    def whole(self) -> bool:
+        """After the oldest: no result may stand before all calls."""
+        return self.kept and not self._asked_for
 
 
-def tool_traffic(first_seq: int, messages: Sequence[ConversationMessage]) -> dict[int, ToolTraffic]:
-    """Of some consecutive entries, those that have to do with tools, by their sequence numbers."""
-    try:
-        # At the speed of C for the many that have not.
-        kinds = set(map(itemgetter("type"), chain.from_iterable(map(itemgetter("content"), messages))))
-        if kinds.isdisjoint(_TOOLS):
-            return {}
-    except (KeyError, TypeError):
-        pass  # events and odd content: looked at one by one
-    found: dict[int, ToolTraffic] = {}
-    for seq, message in enumerate(messages, first_seq):
-        content = message.get("content")
-        if type(content) is list:
-            for block in content:
-                if type(block) is dict and block.get("type") in _TOOLS:
-                    found[seq] = ToolTraffic(tool_calls_of(message), tool_results_of(message))
-                    break
-    return found
-
-
-def in_order(pieces: Sequence[ConversationMessage | range], traffic: Mapping[int, ToolTraffic]) -> bool:
-    """Whether each message with calls is followed by one with exactly their results, and no result stands elsewhere."""
-    if not traffic:
-        return True
-    for piece in pieces:
-        if not isinstance(piece, range):
-            continue
-        for seq in piece if len(piece) < len(traffic) else (seq for seq in traffic if seq in piece):
-            here = traffic.get(seq)
-            if here is None:
-                continue
-            other = traffic.get(seq + 1 if here.calls else seq - 1)
-            asked, given = (
-                (here.calls, other and other.results) if here.calls else (other and other.calls, here.results)
-            )
-            neighbour = seq + 1 if here.calls else seq - 1
-            if neighbour not in piece or not asked or not given or len(asked) != len(given) or {*asked} != {*given}:
-                return False
-            if len({*asked}) != len(asked):
-                return False
-    return True
+def _answers_and_questions(messages: Sequence[ConversationMessage]) -> tuple[tuple[object, ...], tuple[object, ...]]:
+    """The calls that the first message answers and that the last one makes; an error when order is broken between."""
+    kinds = set(map(itemgetter("type"), chain.from_iterable(map(itemgetter("content"), messages))))
+    if kinds.isdisjoint(_TOOLS):
+        return (), ()
+    first: tuple[object, ...] | None = None
+    open_: tuple[object, ...] = ()
+    for message in messages:
+        calls: list[object] = []
+        results: list[object] = []
+        for block in message["content"]:
+            kind = block["type"]
+            if kind == "tool_use":
+                calls.append(block["id"])
+            elif kind == "tool_result":
+                results.append(block["tool_use_id"])
+        if (calls and message["role"] != "assistant") or (results and message["role"] != "user"):
+            raise ValueError("a call or a result where none can be")
+        if first is None:
+            first = tuple(results)
+        elif (results or open_) and (len(results) != len(open_) or {*results} != {*open_}):
+            raise ValueError("a call without its result, or a result without its call")
+        open_ = tuple(calls)
+    return first or (), open_
 
 
 def unanswered(messages: Sequence[ConversationMessage]) -> list[str]:

@@ -15,6 +15,9 @@ BLOCK = 256 * 1024
 DIRECT = 256 * 1024
 """What is read at once in the event loop's own thread."""
 
+_PROBED = 128 * 1024
+"""How far apart the kernel is asked whether it has a byte in memory."""
+
 _FIRST_BLOCK_BACK = 64 * 1024
 _EXCERPT = 1024
 """What is given of a line that is longer than any record may be."""
@@ -85,6 +88,10 @@ class Forward:
     def at_hand(self) -> bool:
         """Whether the next block needs no waiting for the disk."""
         return bool(self._held) or self._view.size - self.offset <= DIRECT
+
+    def is_cached(self) -> bool:
+        """Whether the kernel seems to have the next one in memory."""
+        return _is_cached(self._view.fd, self.offset, min(self._view.size, self.offset + READ))
 
     def next_block(self) -> Block | None:
         if self._held:
@@ -206,15 +213,29 @@ class Backward:
         """Whether the next block needs no waiting for the disk."""
         return self._held_end > 0 or self._end <= DIRECT
 
+    def is_cached(self) -> bool:
+        """Whether the kernel seems to have the next one in memory."""
+        return _is_cached(self._view.fd, max(self._end - self._window, 0), self._end)
+
 
 async def next_block(blocks: Forward | Backward) -> Block | None:
-    """The next one: at once when little is left to read, else from a thread."""
+    """The next one: at once when little is left to read or the kernel has it in memory, else from a thread."""
     try:
-        if blocks.at_hand:
-            return blocks.next_block()
-        return await asyncio.to_thread(blocks.next_block)
+        if not blocks.at_hand:
+            if not blocks.is_cached():
+                return await asyncio.to_thread(blocks.next_block)
+            await asyncio.sleep(0)  # a long log must not keep the loop from its other tasks
+        return blocks.next_block()
     except OSError as error:
         raise read_failed(blocks.path, error) from error
+
+
+def _is_cached(fd: int, start: int, end: int) -> bool:
+    byte = [bytearray(1)]
+    try:
+        return all(os.preadv(fd, byte, at, os.RWF_NOWAIT) for at in (*range(start, end, _PROBED), end - 1))
+    except OSError:
+        return False  # it is not, or this file system does not tell
 
 
 class Counted:

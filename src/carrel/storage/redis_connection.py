@@ -41,7 +41,7 @@ class RedisConnections:
             import redis.asyncio  # noqa: PLC0415 -- an extra that may be missing, and slow to load
         except ImportError:
             raise ConfigurationError(
-                "a RedisStore needs the redis package, which is not installed: pip install 'carrel[redis]'"
+                "a RedisStore needs the redis package, which is not installed: pip install 'redis[hiredis]'"
             ) from None
         self._redis: Any = redis  # its own annotations are too patchy for the type checker
         self.prefix = prefix
