@@ -183,7 +183,7 @@ except carrel.errors.ConfigurationError as error:
     print(error)
 """
     said = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
-    assert "pip install 'carrel[redis]'" in said
+    assert "pip install 'redis[hiredis]'" in said
 
 
 def test_importing_the_redis_store_does_not_load_the_redis_package() -> None:
