@@ -52,14 +52,17 @@ class Listing:
 
 def listed_meta(session_id: str, raw: bytes | None, stamp: Stamp | None) -> SessionMeta | None:
     """The metadata to show in a list, read without any message; None when only the log can tell."""
-    modified = datetime.fromtimestamp(stamp.modified, UTC).isoformat() if stamp else ""
     try:
         meta = decode_meta(raw, session_id)
     except SessionTooNew as problem:
-        meta = new_meta(session_id, now=modified, title=f"({problem})")
+        meta = new_meta(session_id, now=_modified(stamp), title=f"({problem})")
         meta["message_format_version"] = problem.version
         return meta
     # The log says when it was last written; the metadata follows a moment later, or never when the writer was killed.
     if meta is not None and stamp is not None and meta.get("log_bytes", stamp.size) != stamp.size:
-        meta["updated_at"] = max(modified, meta["updated_at"])
+        meta["updated_at"] = max(_modified(stamp), meta["updated_at"])
     return meta
+
+
+def _modified(stamp: Stamp | None) -> str:
+    return datetime.fromtimestamp(stamp.modified, UTC).isoformat() if stamp else ""

@@ -102,10 +102,12 @@ class SessionLogs:
         deletions = self._deletions.get(session_id, 0)
         messages = [self._redacted(message) for message in messages] if self._redact is not None else messages
         lines, files = _lines(messages)
-        async with self._order.turn(session_id):
-            writer = self.writers.get(session_id) or await self._opened(session_id, messages, draft, deletions)
-            for path, data in files.items():
-                await self.store.put(f"{writer.folder}/{path}", data, only_new=True)
+        writer = self.writers.get(session_id)
+        if writer is None or files or not self._order.idle(session_id):
+            async with self._order.turn(session_id):
+                writer = self.writers.get(session_id) or await self._opened(session_id, messages, draft, deletions)
+                for path, data in files.items():
+                    await self.store.put(f"{writer.folder}/{path}", data, only_new=True)
         try:
             # Whoever waits for this turn runs only after the first step of this append, so the order stays.
             return await writer.append(messages, lines, self._now(), shown=shown)

@@ -86,11 +86,10 @@ def decode_meta(raw: bytes | None, session_id: str) -> SessionMeta | None:
             "update carrel to open it (nothing was changed)",
             version,
         )
-    if not all(isinstance(meta.get(name, ""), str) for name in _TEXTS):
-        return None
-    meta["id"] = session_id
     for name in _TEXTS:
-        meta.setdefault(name, "")
+        if type(meta.setdefault(name, "")) is not str:
+            return None
+    meta["id"] = session_id
     meta["title"] = meta["title"] or DEFAULT_TITLE
     meta.setdefault("api_base", None)
     meta.setdefault("message_format_version", FORMAT_VERSION)

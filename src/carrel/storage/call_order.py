@@ -14,6 +14,11 @@ class CallOrder:
         self._loops = weakref.WeakKeyDictionary()
         self._waiting: dict[asyncio.Lock, int] = {}
 
+    def idle(self, key: str) -> bool:
+        """Whether nobody of this loop has a turn or waits for one: then one may go without."""
+        turns = self._loops.get(asyncio.get_running_loop())
+        return turns is None or key not in turns
+
     @asynccontextmanager
     async def turn(self, key: str) -> AsyncIterator[None]:
         turns = self._loops.setdefault(asyncio.get_running_loop(), {})
