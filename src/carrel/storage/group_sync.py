@@ -14,6 +14,8 @@ from carrel.storage.sync_device import Device, quiet
 
 _THREADS = 16
 _IDLE_SECONDS = 10.0
+_SHARES = 8
+"""Into so many parts files are divided that are synced one by one; the rest of the threads is for who comes later."""
 _TOGETHER = 4
 """From so many files on, one sync of the whole file system is cheaper than one of each."""
 
@@ -112,10 +114,10 @@ class GroupSync:
         return True
 
     def _take(self) -> dict[SyncedFile, _Waiters]:
-        """Files that wait and are not being synced now: many of one file system, or one."""
+        """Files that wait and are not being synced now: all of one file system, or a thread's share."""
         with self._gate:
             free = [file for file in self._waiting if file not in self._syncing]
-            taken = free[:1]
+            taken = free[: max(1, len(free) // _SHARES)]
             if len(free) >= _TOGETHER and (device := free[0].device) is not None:
                 together = [file for file in free if file.device is device]
                 if len(together) >= _TOGETHER and quiet():

@@ -2,6 +2,7 @@
 
 import os
 import re
+import time
 import weakref
 
 from carrel.storage.file_tree import OpenFile
@@ -14,6 +15,7 @@ Not so, for one, those that a program serves (FUSE): they are told of a sync of 
 
 _QUIET_BYTES = 64 * 1024 * 1024
 """A sync of the whole writes what others left unwritten too; with more than this it would take too long."""
+_ASK_SECONDS = 0.05
 
 
 class Device(OpenFile):
@@ -58,8 +60,19 @@ def _is_sound(number: int) -> bool:
     return bool(kinds) and all(kind in _SOUND for kind in kinds)
 
 
+_asked_at = -1.0
+_was_quiet = False
+
+
 def quiet() -> bool:
-    """Whether the machine has little left to write."""
+    """Whether the machine has little left to write. Asked anew now and then: the answer costs more than an append."""
+    global _asked_at, _was_quiet
+    if time.monotonic() - _asked_at > _ASK_SECONDS:
+        _was_quiet, _asked_at = _is_quiet(), time.monotonic()
+    return _was_quiet
+
+
+def _is_quiet() -> bool:
     try:
         fd = os.open("/proc/meminfo", os.O_RDONLY | os.O_CLOEXEC)
         try:
