@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from carrel.conversation.conversation import Conversation, ConversationStorage
+from carrel.conversation.entries import encode
 from carrel.conversation.messages import user_text_message
 from carrel.conversation.session_info import SessionInfo
 from carrel.conversation.store import SessionStore
@@ -215,6 +216,38 @@ async def test_three_processes_write_and_change_at_once_and_lose_nothing(
     assert [process.returncode for process in processes] == [0, 0, 0]
     assert sorted(await texts(stores[2])) == sorted(["one", *expected_of("a"), *expected_of("b"), *expected_of("c")])
     assert [info.message_count for info in await stores[2].list_infos()] == [121]
+
+
+class Crowded(MemoryStore):
+    """A store where others get in a word just before an append to a log is carried out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words: list[str] = []
+
+    async def append(self, key: str, records: list[bytes], *, sync: bool = False, create: bool = True) -> int:
+        if records and self.words:
+            await super().append(key, [encode(user_text_message(self.words.pop(0)))], create=False)
+        return await super().append(key, records, sync=sync, create=create)
+
+
+@pytest.mark.parametrize("count", range(6))
+async def test_words_that_come_in_at_any_moment_of_a_change_stay(count: int) -> None:
+    crowd = Crowded()
+    storage = ConversationStorage(SessionStore(store=crowd, embedder=None), bus=Bus())
+    conversation = await begin(storage, "one", "two", "three")
+    words = [f"word {n}" for n in range(count)]
+    crowd.words = list(words)
+    reword(conversation, 1, "two, changed")
+    conversation.create_user_message("four")
+    await storage.update(conversation)
+    assert crowd.words == []
+    found = await texts(storage)
+    assert [text for text in found if not text.startswith("word")] == ["one", "two, changed", "three", "four"]
+    assert sorted(text for text in found if text.startswith("word")) == words
+    crowd.words = ["last"]
+    await conversation.create_user_message("five")
+    assert (await texts(storage))[-2:] == ["last", "five"]
 
 
 async def test_it_is_the_same_in_every_kind_of_store(place: Place) -> None:
