@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 import statistics
 import time
 from pathlib import Path
@@ -55,6 +56,8 @@ async def _on_the_disk(scale: Scale) -> Line:
     """Rates, not times: how many appends a second 32 appenders reach together, against one alone."""
     alone, each = scale(400), max(4, scale(200))
     rates: dict[str, list[float]] = {"ours": [], "plain": []}
+    # What was written before and waits for the disk would be paid for here.
+    os.sync()
     async with SessionStore(scale.folder / "fsync", "fsync", embedder=None) as store:
         for number in range(APPENDERS + 1):
             await store.append_message(f"s{number}", message(0))

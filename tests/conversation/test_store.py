@@ -26,6 +26,7 @@ from carrel.errors import (
     SessionIdRefused,
     SessionNotFound,
 )
+from carrel.events import Event, bus
 from tests.conversation.conftest import Reopen
 from tests.conversation.words import assistant, call, compact, outline, result, user
 
@@ -423,6 +424,20 @@ async def test_labels_pins_tags_and_names_survive_lost_metadata(store: SessionSt
     assert await shown(again) == ["a", "b"]
 
 
+async def test_two_who_write_keep_what_the_other_set(store: SessionStore, reopened: Reopen):
+    other = reopened()
+    await said(store, user("a"))
+    await said(other, user("b"))
+    await other.rename("s", "Named by the other")
+    await store.set_tags("s", ["mine"])
+    await other.label("s", "theirs")
+    await said(store, user("c"))
+    await store.close()
+    await other.close()
+    meta = await reopened().read_meta("s")
+    assert (meta["title"], meta["tags"], meta["labels"][0]["text"]) == ("Named by the other", ["mine"], "theirs")
+
+
 @pytest.mark.parametrize("broken", [b"", b"[]", b"null", b"{", b'"x"', b"\xff", b'{"title": 5}', b'{"created_at": []}'])
 async def test_broken_metadata_is_made_again_and_hides_nobody(store: SessionStore, reopened: Reopen, broken: bytes):
     await said(store, user("good"), session_id="good")
@@ -583,3 +598,19 @@ def test_bad_settings_are_refused():
 async def test_an_old_programs_call_still_works(store: SessionStore):
     await store.append_message("s", user_text_message("hi"), provider="anthropic", model="m", cwd=".", api_base=None)
     assert await shown(store) == ["hi"]
+
+
+async def test_who_wants_to_know_is_told(store: SessionStore):
+    heard: list[tuple[str, str]] = []
+    forget = bus.subscribe_all(lambda event: heard.append((str(event.type), event.data["session_id"])))
+    try:
+        await said(store, user("a"), user("b"))
+        await store.append_rewind("s", 1)
+        await store.label("s", "here")
+        await store.fork_session("s")
+        await store.archive("s")
+        await bus.publish(Event("test.end", {"session_id": "end"}))
+    finally:
+        forget()
+    wanted = ["session.rewound", "session.labelled", "session.forked", "session.archived"]
+    assert [kind for kind, id_ in heard if id_ == "s"] == wanted

@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 from carrel.conversation.messages import SessionMeta
 from carrel.conversation.metadata import decode_meta, is_id, new_meta
 from carrel.errors import SessionTooNew
-from carrel.storage.seam import Stamp, Store
+from carrel.storage.seam import Changes, Stamp, Store
 
 
 class Listing:
@@ -17,6 +17,7 @@ class Listing:
         self._prefix = prefix
         self._rebuild = rebuild
         self._cursor: object = None
+        self._asked = False
         self._metas: dict[str, SessionMeta] = {}
         self.log_sizes: dict[str, int] = {}
         """How long each log was when its session was last looked at."""
@@ -24,7 +25,12 @@ class Listing:
 
     async def metas(self) -> list[SessionMeta]:
         """Fresh copies, so that a caller may keep and change them."""
-        changes = await self._store.changed(self._prefix, self._cursor)
+        if not self._asked:
+            # To be told of changes costs something for each session; whoever lists but once is spared it.
+            self._asked = True
+            changes = Changes(None, None)
+        else:
+            changes = await self._store.changed(self._prefix, self._cursor)
         self._cursor = changes.cursor
         if changes.keys is None:
             self._metas = {}

@@ -19,12 +19,13 @@ from carrel.conversation.importing import stored_entries, stored_meta
 from carrel.conversation.listing import Listing
 from carrel.conversation.logs import Redact, SessionLogs, not_found
 from carrel.conversation.messages import ConversationMessage, SessionData, SessionMeta
-from carrel.conversation.metadata import checked_id, is_id, new_meta
+from carrel.conversation.metadata import FORMAT_VERSION, checked_id, is_id, new_meta
 from carrel.conversation.repair import mend
 from carrel.conversation.replay import Numbered
 from carrel.conversation.search import SearchHit, SessionSearch
 from carrel.conversation.usage import Price, Usage, UsageCount
 from carrel.errors import ConfigurationError, RewindRefused, SessionExists, SessionNotFound, StorageError
+from carrel.events import Event, EventType, bus
 from carrel.home import resolve_sessions_dir
 from carrel.meaning import Embedder, default_embedder
 from carrel.storage.file_store import FileStore
@@ -168,6 +169,8 @@ class SessionStore:
 
     async def _counted(self, meta: SessionMeta) -> SessionMeta:
         stamp = await self._logs.store.stamp(self._logs.log_key(meta["id"]))
+        if meta.get("message_format_version", 0) > FORMAT_VERSION:
+            return meta
         if stamp is not None and ("log_seq" not in meta or meta.get("log_bytes") != stamp.size):
             meta["message_count"] = len(await self._logs.reading(meta["id"]).shown())
             meta["total_tokens"] = (await self.usage(meta["id"])).total.total_tokens
@@ -257,6 +260,7 @@ class SessionStore:
             shown = len(then.numbered)
         seq = await self._logs.append(session_id, [event], shown=shown)
         await self._logs.writers[session_id].let_go()
+        _tell(EventType.SESSION_REWOUND, session_id, seq=seq)
         return seq
 
     async def clear_session(self, session_id: str) -> None:
@@ -350,14 +354,21 @@ class SessionStore:
         return await self.update_meta(session_id, tags=sorted(set(tags)))
 
     async def archive(self, session_id: str) -> SessionMeta:
-        return await self.update_meta(session_id, archived_at=self._now())
+        meta = await self.update_meta(session_id, archived_at=self._now())
+        _tell(EventType.SESSION_ARCHIVED, session_id, title=meta["title"])
+        return meta
 
     async def unarchive(self, session_id: str) -> SessionMeta:
-        return await self.update_meta(session_id, archived_at=None)
+        meta = await self.update_meta(session_id, archived_at=None)
+        _tell(EventType.SESSION_UNARCHIVED, session_id, title=meta["title"])
+        return meta
 
     async def label(self, session_id: str, text: str, at: int | None = None) -> int:
         """Give an entry (the last one) a name; returns the entry's sequence number."""
-        return await self._mark(session_id, "label", at, text=self._logs.redacted_text(text))
+        text = self._logs.redacted_text(text)
+        place = await self._mark(session_id, "label", at, text=text)
+        _tell(EventType.SESSION_LABELLED, session_id, text=text, seq=place)
+        return place
 
     async def labels(self, session_id: str) -> list[dict[str, Any]]:
         return list((await self.read_meta(session_id)).get("labels", []))
@@ -413,7 +424,8 @@ class SessionStore:
         # Also when nothing is kept: what others say while the summary is being written comes after it.
         keep_from = cut.kept[0][0] if cut.kept else view.last_seq + 1
         event["meta"] |= {"keep_from_seq": keep_from, "created_at": self._now(), "report": report_of(cut.summarized)}
-        await self._logs.append(session_id, [event])
+        seq = await self._logs.append(session_id, [event])
+        _tell(EventType.SESSION_COMPACTED, session_id, seq=seq)
         return event
 
     async def fork_session(
@@ -431,7 +443,9 @@ class SessionStore:
         await branching.fork(
             self._logs, session_id, id_, place, title=title and self._logs.redacted_text(title), now=self._now()
         )
-        return await self._loaded(id_)
+        data = await self._loaded(id_)
+        _tell(EventType.SESSION_FORKED, session_id, fork_id=id_, title=data["session"]["title"], at_seq=place)
+        return data
 
     async def export(self, session_id: str, format: Literal["jsonl", "markdown", "html"] = "jsonl") -> str:
         """The session as text: its whole log with what was spilled put back, or the visible conversation as a page."""
@@ -498,6 +512,10 @@ class SessionStore:
         writer.meta["updated_at"] = data["session"]["updated_at"]
         await writer.flush()
         return imported.report
+
+
+def _tell(kind: EventType, session_id: str, **facts: Any) -> None:
+    bus.publish(Event(kind, {"session_id": session_id, **facts}))
 
 
 def _checked_place(name: str, place: object, last: int, meaning: str, lowest: int = 0) -> None:

@@ -8,7 +8,7 @@ from typing import Any, cast
 
 from carrel.conversation.entries import aside_of
 from carrel.conversation.messages import ConversationMessage, SessionMeta, meta_of, tool_calls_of, tool_results_of
-from carrel.conversation.metadata import COUNTS, DEFAULT_TITLE, apply_aside, encode_meta, title_from
+from carrel.conversation.metadata import COUNTS, DEFAULT_TITLE, apply_aside, decode_meta, encode_meta, title_from
 from carrel.conversation.usage import tokens_of
 from carrel.errors import StorageError
 from carrel.storage.seam import Lock, Store
@@ -29,6 +29,8 @@ class Writer:
         self._sync = sync
         self._log = f"{folder}/messages.jsonl"
         self._counted = meta.get("log_bytes") == log_bytes and "log_seq" in meta
+        self._own: set[str] = set()
+        """What was set here since the metadata was last written."""
         self._flushed_at = time.monotonic()
         self._later: asyncio.TimerHandle | None = None
         self._flushing: set[asyncio.Task[None]] = set()
@@ -70,7 +72,7 @@ class Writer:
             role = entry.get("role")
             if role in ("rewind", "compact"):
                 if aside_of(entry) is not None:
-                    apply_aside(cast(dict[str, Any], meta), number, entry)
+                    self._apply(number, entry)
                     continue
                 self._counted = self._counted and shown is not None
                 meta["message_count"] = shown or 0
@@ -80,7 +82,13 @@ class Writer:
                 meta["total_tokens"] = meta.get("total_tokens", 0) + tokens_of(usage).total_tokens
             if meta["title"] == DEFAULT_TITLE and (title := title_from(entry)):
                 meta["title"] = title
+                self._own.add("title")
         return meta["title"] != before
+
+    def _apply(self, number: int, entry: ConversationMessage) -> None:
+        before = dict(self.meta)
+        apply_aside(cast(dict[str, Any], self.meta), number, entry)
+        self._own.update(name for name, value in self.meta.items() if before.get(name, self) != value)
 
     async def _follow_calls(self, calls: list[str], entries: Sequence[ConversationMessage]) -> None:
         self._open_calls.update(calls)
@@ -108,7 +116,8 @@ class Writer:
     async def _flush_quietly(self) -> None:
         try:
             await self.flush()
-        except StorageError as problem:
+        except (StorageError, RuntimeError) as problem:
+            # RuntimeError: the loop is being shut down. The log has all that matters.
             logger.warning("the metadata of session %s lags behind its log: %s", self.meta["id"], problem)
 
     def told(self) -> SessionMeta:
@@ -118,8 +127,13 @@ class Writer:
         return cast(SessionMeta, {name: value for name, value in self.meta.items() if name not in COUNTS})
 
     async def flush(self) -> None:
-        """Write the metadata, unless the session was deleted meanwhile."""
+        """Write the metadata, unless the session was deleted meanwhile. What another process set there stays."""
         self._flushed_at = time.monotonic()
+        own, self._own = self._own, set()
+        there = decode_meta(await self._store.get(f"{self.folder}/meta.json"), self.meta["id"])
+        for name, value in (there or {}).items():
+            if name not in own and name not in (*COUNTS, "updated_at"):
+                cast(dict[str, Any], self.meta)[name] = value
         await self._store.put(f"{self.folder}/meta.json", encode_meta(self.told()), only_existing=True)
 
     async def let_go(self) -> None:
