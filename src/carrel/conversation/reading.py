@@ -42,6 +42,8 @@ class _Pause:
 
 collector_paused = _Pause()
 
+_MANY = 20_000
+
 
 @dataclass
 class View:
@@ -92,6 +94,10 @@ class LogReading:
             shown = walk.shown()
             whole = plain and until is None and order.whole()
             view = View(shown, _materialize(shown, blocks[::-1]), walk.problems[::-1], last_seq, spilled, whole)
+            if len(view.messages) > _MANY and not gc.get_freeze_count():
+                # Straight to the oldest generation: these live on, and looking through them as young ones is dear.
+                gc.freeze()
+                gc.unfreeze()
         torn = await self._store.torn(self._key)
         if torn:
             view.problems.append(
