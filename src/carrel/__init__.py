@@ -71,6 +71,7 @@ if TYPE_CHECKING:
     )
     from carrel.conversation.typed_message import (
         Message,
+        MessageRole,
     )
     from carrel.conversation.typed_parts import (
         ImagePart,
@@ -93,6 +94,7 @@ if TYPE_CHECKING:
         KeyMissing,
         KeyRefused,
         MessageRefused,
+        MetadataRefused,
         RewindRefused,
         SessionBusy,
         SessionError,
@@ -138,6 +140,8 @@ __all__ = [
     "MemoryStorage",
     "Message",
     "MessageRefused",
+    "MessageRole",
+    "MetadataRefused",
     "Price",
     "Redactor",
     "RedisStorage",
@@ -207,13 +211,14 @@ _ROOMS = {
     "carrel.conversation.search": "SearchHit",
     "carrel.conversation.session_info": "SessionInfo SessionTime",
     "carrel.conversation.store": "SessionStore",
-    "carrel.conversation.typed_message": "Message",
+    "carrel.conversation.typed_message": "Message MessageRole",
     "carrel.conversation.typed_parts": "ImagePart TextPart ToolCallPart ToolResultPart",
     "carrel.conversation.usage": "Price Usage",
     "carrel.errors": """
         CarrelError CatalogueBusy CatalogueLost CompactRefused ConfigurationError FormatRefused ImportRefused
-        KeyMissing KeyRefused MessageRefused RewindRefused SessionBusy SessionError SessionExists SessionIdRefused
-        SessionNotFound SessionTooNew StorageError StorageReadError StorageUnavailable StorageWriteError""",
+        KeyMissing KeyRefused MessageRefused MetadataRefused RewindRefused SessionBusy SessionError SessionExists
+        SessionIdRefused SessionNotFound SessionTooNew StorageError StorageReadError StorageUnavailable
+        StorageWriteError""",
     "carrel.events": "Event EventType bus",
     "carrel.home": "resolve_carrel_home resolve_sessions_dir",
 }

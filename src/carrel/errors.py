@@ -62,6 +62,10 @@ class SessionTooNew(SessionError, ValueError):
         return int(self.args[1]) if len(self.args) > 1 else 0
 
 
+class MetadataRefused(SessionError, ValueError):
+    """A field of a session's metadata that cannot be set so; nothing was written."""
+
+
 class MessageRefused(SessionError, ValueError):
     """A message that cannot be kept as one line of JSON; nothing was written."""
 

@@ -41,7 +41,7 @@ IMAGE_TOKENS = 1500
 def should_compact(
     last_usage: dict[str, Any] | None,
     context_window: int | None,
-    threshold: float = DEFAULT_COMPACT_THRESHOLD,
+    threshold: float | None = DEFAULT_COMPACT_THRESHOLD,
     *,
     request_bytes: int | None = None,
     byte_limit: int | None = None,
@@ -49,7 +49,7 @@ def should_compact(
     """Whether the last request came near the model's window, or the next near what the provider takes in one request.
 
     Images can pass a provider's request size long before its window: give `request_bytes` and `byte_limit` too."""
-    if threshold <= 0:
+    if not threshold or threshold <= 0:
         return False
     if request_bytes and byte_limit and request_bytes >= byte_limit * threshold:
         return True

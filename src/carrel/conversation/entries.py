@@ -15,6 +15,9 @@ PAST_THE_END = 2**53 - 1
 UNREADABLE = "unreadable"
 """The role under which a line that is no JSON object is handed on; it is never written."""
 
+_SLOW = b"\t"
+"""What a line begins with that only the slow parser reads exactly: whole numbers over 64 bits, for example."""
+
 BLANK: ConversationMessage = {"role": UNREADABLE, "meta": {"reason": "blank"}}
 
 
@@ -49,7 +52,7 @@ def encode(entry: ConversationMessage) -> bytes:
 def _encode_slowly(entry: ConversationMessage) -> bytes:
     """For what orjson refuses and JSON can say: integers of any size, lone surrogates, keys that are numbers."""
     try:
-        return json.dumps(entry, separators=(",", ":")).encode("ascii")
+        return _SLOW + json.dumps(entry, separators=(",", ":")).encode("ascii")
     except (TypeError, ValueError, RecursionError) as problem:
         raise MessageRefused(f"a message is kept as JSON, and this one cannot be: {problem}") from None
 
@@ -67,8 +70,8 @@ def _has_odd_float(value: Any) -> bool:
 def decode(line: bytes) -> ConversationMessage:
     """The entry of one line; a line that is none comes back with the role `unreadable` and a reason, never an error."""
     try:
-        entry = orjson.loads(line)
-    except orjson.JSONDecodeError:
+        entry = json.loads(line) if line.startswith(_SLOW) else orjson.loads(line)
+    except ValueError:
         text = line.strip()
         if not text:
             return BLANK
@@ -92,6 +95,8 @@ def decode_all(lines: bytes, count: int) -> list[ConversationMessage]:
         # A newline stands nowhere inside a line of JSON, so a comma in its place makes the lines one array.
         entries: list[ConversationMessage] = orjson.loads(b"[%b]" % lines.replace(b"\n", b","))
     except orjson.JSONDecodeError:
+        return list(map(decode, lines.split(b"\n")))
+    if lines.startswith(_SLOW) or b"\n" + _SLOW in lines:
         return list(map(decode, lines.split(b"\n")))
     # Broken lines can make a whole one together, but then they are fewer than the lines.
     if len(entries) == count and set(map(type, entries)) == {dict}:

@@ -1,5 +1,6 @@
 """Pure: a session as JSON lines, as Markdown, or as one page of HTML."""
 
+import json
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from importlib.resources import files
@@ -34,6 +35,8 @@ def to_jsonl(entries: Iterable[ConversationMessage]) -> str:
 def _line(entry: ConversationMessage) -> str:
     if entry.get("role") == UNREADABLE:
         entry = {"role": "rewind", "meta": {"rewind_to": PAST_THE_END, **meta_of(entry), "aside": UNREADABLE}}
+    if not isinstance(entry.get("role"), str) or not entry.get("role"):
+        return json.dumps(entry)
     return encode(entry).decode()
 
 

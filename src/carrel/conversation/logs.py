@@ -2,10 +2,11 @@
 
 import logging
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from carrel.conversation.entries import encode
 from carrel.conversation.messages import ConversationMessage, SessionMeta, flatten_message_text, user_text_message
-from carrel.conversation.metadata import Rebuild, checked_id, decode_meta, encode_meta, title_from
+from carrel.conversation.metadata import DEFAULT_TITLE, Rebuild, checked_id, decode_meta, encode_meta, title_from
 from carrel.conversation.reading import LogReading, View
 from carrel.conversation.repair import interrupted_message, unanswered
 from carrel.conversation.spill import may_spill, spill
@@ -58,7 +59,9 @@ class SessionLogs:
             if await self.store.stamp(self.log_key(session_id)) is not None:
                 return False
             meta |= {"message_count": 0, "total_tokens": 0, "log_seq": 0, "log_bytes": 0}
-            if not await self.store.put(self.meta_key(session_id), encode_meta(meta), only_new=True):
+            there = decode_meta(await self.store.get(self.meta_key(session_id)), session_id)
+            # Metadata that nobody can read, and no log: there is nothing of a session.
+            if not await self.store.put(self.meta_key(session_id), encode_meta(meta), only_new=there is not None):
                 return False
             await self.store.append(self.log_key(session_id), [], sync=self._sync)
         finally:
@@ -118,9 +121,20 @@ class SessionLogs:
             raise _deleted(session_id) from None
 
     def _redacted(self, message: ConversationMessage) -> ConversationMessage:
-        if self._redact is None or not isinstance(message, dict) or "content" not in message:
+        if self._redact is None or not isinstance(message, dict) or message.get("role") == "rewind":
             return message
         return self._redact(message)
+
+    def redacted_fields(self, fields: dict[str, Any]) -> dict[str, Any]:
+        """Metadata, as it may be written."""
+        return {name: self._redacted_value(value) for name, value in fields.items()} if self._redact else fields
+
+    def _redacted_value(self, value: Any) -> Any:
+        if isinstance(value, str):
+            return self.redacted_text(value)
+        if isinstance(value, list):
+            return [self._redacted_value(item) for item in value]
+        return self.redacted_fields(value) if isinstance(value, dict) else value
 
     def redacted_text(self, text: str) -> str:
         """A title or a label, as it may be written."""
@@ -133,15 +147,18 @@ class SessionLogs:
         draft: Callable[[], SessionMeta] | None,
         deletions: int,
     ) -> Writer:
-        if session_id in self._gone or self._deletions.get(session_id, 0) != deletions:
+        if self._deletions.get(session_id, 0) != deletions:
             raise _deleted(session_id)
         meta = decode_meta(await self.store.get(self.meta_key(session_id)), session_id)
         stamp = await self.store.stamp(self.log_key(session_id))
         if meta is None and stamp is None:
+            if session_id in self._gone:
+                raise _deleted(session_id)
             if draft is None:
                 raise not_found(session_id)
             new = draft()
-            new["title"] = next(filter(None, map(title_from, messages)), new["title"])
+            if new["title"] == DEFAULT_TITLE:
+                new["title"] = next(filter(None, map(title_from, messages)), DEFAULT_TITLE)
             if await self.make(new):
                 return self.writers[session_id]
             return await self._opened(session_id, messages, None, deletions)
@@ -154,6 +171,7 @@ class SessionLogs:
             self.store, self.folder(session_id), meta, log_bytes=stamp.size if stamp else 0, sync=self._sync
         )
         self.writers[session_id] = writer
+        self._gone.discard(session_id)
         return writer
 
     # --- reading ----------------------------------------------------------------------------------------------------

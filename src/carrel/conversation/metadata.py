@@ -3,13 +3,14 @@
 import json
 import os.path
 import re
+from collections.abc import Callable
 from typing import Any, cast
 
 import orjson
 
 from carrel.conversation.entries import aside_of
 from carrel.conversation.messages import ConversationMessage, SessionMeta, flatten_message_text, meta_of
-from carrel.errors import SessionIdRefused, SessionTooNew
+from carrel.errors import MetadataRefused, SessionIdRefused, SessionTooNew
 
 FORMAT_VERSION = 5
 DEFAULT_TITLE = "New chat"
@@ -80,7 +81,7 @@ def decode_meta(raw: bytes | None, session_id: str) -> SessionMeta | None:
     if type(meta) is not dict:
         return None
     version = meta.get("message_format_version", FORMAT_VERSION)
-    if type(version) is int and version > FORMAT_VERSION:
+    if isinstance(version, int | float) and version > FORMAT_VERSION:
         raise SessionTooNew(
             f"session {session_id} was written in format {version}, this carrel reads up to {FORMAT_VERSION}; "
             "update carrel to open it (nothing was changed)",
@@ -89,11 +90,57 @@ def decode_meta(raw: bytes | None, session_id: str) -> SessionMeta | None:
     for name in _TEXTS:
         if type(meta.setdefault(name, "")) is not str:
             return None
+    if not all(name in meta and _is_sound(name, meta[name]) for name in _SOUND if name in meta):
+        return None
     meta["id"] = session_id
     meta["title"] = meta["title"] or DEFAULT_TITLE
     meta.setdefault("api_base", None)
     meta.setdefault("message_format_version", FORMAT_VERSION)
     return cast(SessionMeta, meta)
+
+
+def _is_count(value: object) -> bool:
+    return type(value) is int and value >= 0
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, str)
+
+
+def _is_text_or_none(value: object) -> bool:
+    return value is None or isinstance(value, str)
+
+
+_SOUND: dict[str, Callable[[Any], bool]] = {
+    **dict.fromkeys(_TEXTS, _is_text),
+    **dict.fromkeys(COUNTS, _is_count),
+    **dict.fromkeys(("api_base", "archived_at", "parent_session_id", "root_session_id"), _is_text_or_none),
+    "project_dir": _is_text,
+    "forked_at_seq": lambda value: value is None or _is_count(value),
+    "tags": lambda value: isinstance(value, list) and all(map(_is_text, value)),
+    "pins": lambda value: isinstance(value, list) and all(map(_is_count, value)),
+    "labels": lambda value: isinstance(value, list) and all(isinstance(label, dict) for label in value),
+}
+
+
+def _is_sound(name: str, value: object) -> bool:
+    """Whether a field of the metadata is of its kind; any value will do for a field that is not ours."""
+    check = _SOUND.get(name)
+    return check is None or check(value)
+
+
+def checked_fields(fields: dict[str, Any]) -> dict[str, Any]:
+    """The fields themselves when they may be set from outside, else `MetadataRefused`."""
+    for name, value in fields.items():
+        if name in ("id", "message_format_version", "created_at", "updated_at", *COUNTS):
+            raise MetadataRefused(f"{name} is kept by carrel and cannot be set; nothing was written")
+        if not _is_sound(name, value):
+            raise MetadataRefused(f"{name} cannot be {value!r:.60}; nothing was written")
+    try:
+        orjson.dumps(fields)
+    except TypeError as problem:
+        raise MetadataRefused(f"metadata is kept as JSON, and this cannot be: {problem}; nothing was written") from None
+    return fields
 
 
 def title_from(message: ConversationMessage) -> str:
@@ -130,14 +177,17 @@ class Rebuild:
 def apply_aside(meta: dict[str, Any], seq: int, entry: ConversationMessage) -> None:
     """What an aside in the log says about the session as a whole."""
     kind, said = aside_of(entry), meta_of(entry)
+    told: dict[str, Any] = {}
     if kind == "meta" and isinstance(said.get("set"), dict):
-        meta.update(said["set"])
+        told = {
+            name: value for name, value in said["set"].items() if name not in ("id", "message_format_version", *COUNTS)
+        }
     elif kind == "label":
-        meta["labels"] = [*meta.get("labels", []), {k: said.get(k) for k in ("text", "at_seq", "created_at")}]
-    elif kind == "pin":
-        meta["pins"] = sorted({*meta.get("pins", []), said.get("at_seq")} - {None})
+        told["labels"] = [*meta.get("labels", []), {k: said.get(k) for k in ("text", "at_seq", "created_at")}]
+    elif kind == "pin" and _is_count(said.get("at_seq")):
+        told["pins"] = sorted({*meta.get("pins", []), said["at_seq"]})
     elif kind == "fork":
-        meta["parent_session_id"] = said.get("parent_session_id")
-        meta["root_session_id"] = said.get("root_session_id")
-        meta["forked_at_seq"] = said.get("at_seq")
-        meta["created_at"] = said.get("created_at") or meta["created_at"]
+        told = {name: said.get(name) for name in ("parent_session_id", "root_session_id")}
+        told["forked_at_seq"] = said.get("at_seq")
+        told["created_at"] = said.get("created_at") or meta["created_at"]
+    meta.update({name: value for name, value in told.items() if _is_sound(name, value)})

@@ -106,7 +106,7 @@ class _Layout:
                 text = inert_line(meta_of(entry).get("text") or "")
                 self._labels.setdefault(at if type(at) is int else seq, []).append(text)
             elif aside_of(entry) == "pin":
-                self._pins.add(at)
+                self._pins.add(at if type(at) is int else seq)
 
     def items(self) -> list[Item]:
         items: list[Item] = []

@@ -69,11 +69,10 @@ class ToolOrder:
             return
         try:
             first, last = _answers_and_questions(messages)
+            self.kept = self._asked_for == last or {*self._asked_for} == {*last}
+            self._asked_for = first
         except (AttributeError, LookupError, TypeError, ValueError):
             self.kept = False
-            return
-        self.kept = self._asked_for == last or {*self._asked_for} == {*last}
-        self._asked_for = first
 
     def whole(self) -> bool:
         """After the oldest: no result may stand before all calls."""

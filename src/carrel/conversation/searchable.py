@@ -1,7 +1,8 @@
 """Pure: what of a log can be searched, and what must be remembered to go on reading it later."""
 
+import json
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from hashlib import blake2b
 from typing import Any
 
@@ -126,11 +127,18 @@ class Known:
     meanings: list[int] = field(default_factory=list)
 
     def encoded(self) -> bytes:
-        return orjson.dumps(self)
+        try:
+            return orjson.dumps(self)
+        except TypeError:
+            # Half a surrogate pair, in a title for example.
+            return json.dumps(asdict(self)).encode("ascii")
 
     @classmethod
     def decoded(cls, state: bytes) -> "Known":
-        return cls(**orjson.loads(state))
+        try:
+            return cls(**orjson.loads(state))
+        except orjson.JSONDecodeError:
+            return cls(**json.loads(state))
 
     def shows(self, seq: int) -> bool:
         """Is this entry part of the conversation as it is loaded now, or was it rewound or summed up?"""

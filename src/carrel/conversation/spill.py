@@ -3,6 +3,7 @@
 import base64
 import binascii
 import hashlib
+import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -15,6 +16,7 @@ FILE_LIMIT = 64 * 1024
 PREVIEW = 2000
 """How many characters of a long output stay in the line, at its head and at its tail."""
 
+_PATH = re.compile(r"(tool-output|blobs)/[A-Za-z0-9_-][A-Za-z0-9._-]{0,99}")
 _RESULT_TEXTS = ("model_text", "display_text", "content")
 
 
@@ -132,7 +134,7 @@ def _find(block: Any, found: list[str]) -> None:
     references = list(spilled.values()) if isinstance(spilled, dict) else []
     for reference in [*references, blob]:
         path = reference.get("path") if isinstance(reference, dict) else None
-        if isinstance(path, str) and path.split("/")[0] in ("tool-output", "blobs"):
+        if isinstance(path, str) and _PATH.fullmatch(path):
             found.append(path)
     inner = block.get("content")
     for part in inner if isinstance(inner, list) else []:

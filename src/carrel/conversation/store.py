@@ -19,12 +19,19 @@ from carrel.conversation.importing import stored_entries, stored_meta
 from carrel.conversation.listing import Listing
 from carrel.conversation.logs import Redact, SessionLogs, not_found
 from carrel.conversation.messages import ConversationMessage, SessionData, SessionMeta
-from carrel.conversation.metadata import FORMAT_VERSION, checked_id, is_id, new_meta
+from carrel.conversation.metadata import FORMAT_VERSION, checked_fields, checked_id, is_id, new_meta
 from carrel.conversation.repair import mend
 from carrel.conversation.replay import Numbered
 from carrel.conversation.search import SearchHit, SessionSearch
 from carrel.conversation.usage import Price, Usage, UsageCount
-from carrel.errors import ConfigurationError, RewindRefused, SessionExists, SessionNotFound, StorageError
+from carrel.errors import (
+    ConfigurationError,
+    MetadataRefused,
+    RewindRefused,
+    SessionExists,
+    SessionNotFound,
+    StorageError,
+)
 from carrel.events import Event, EventType, bus
 from carrel.home import resolve_sessions_dir
 from carrel.meaning import Embedder, default_embedder
@@ -32,6 +39,9 @@ from carrel.storage.file_store import FileStore
 from carrel.storage.seam import Store
 
 logger = logging.getLogger(__name__)
+
+_MOST_DRAFTS = 1000
+"""How many drafts are remembered, so that their titles are not lost."""
 
 Summarize = Callable[[list[ConversationMessage]], Awaitable[Any]]
 
@@ -70,6 +80,7 @@ class SessionStore:
         self._new_id = new_id
         self._embedder = embedder
         self._logs = SessionLogs(store, prefix, sync=durability == "fsync", redact=redact, now=now)
+        self._drafts: dict[str, SessionMeta] = {}
         self._listing = Listing(store, prefix, self._logs.rebuilt_meta)
         self._search: SessionSearch | None = None
 
@@ -115,8 +126,17 @@ class SessionStore:
     ) -> SessionData:
         """A session that is nowhere until its first message is appended."""
         meta = new_meta(
-            self._new_id(), now=self._now(), title=title, provider=provider, model=model, cwd=cwd, api_base=api_base
+            self._new_id(),
+            now=self._now(),
+            title=title and self._logs.redacted_text(title),
+            provider=provider,
+            model=model,
+            cwd=cwd,
+            api_base=api_base,
         )
+        self._drafts[meta["id"]] = meta.copy()
+        while len(self._drafts) > _MOST_DRAFTS:
+            del self._drafts[next(iter(self._drafts))]
         return {"session": meta, "messages": []}
 
     async def create_session(
@@ -132,16 +152,9 @@ class SessionStore:
     ) -> SessionData:
         """A new session; `SessionExists` when the id is taken. `more` goes into the metadata as it is."""
         id_ = checked_id(session_id) if session_id is not None else self._new_id()
-        meta = new_meta(
-            id_,
-            now=self._now(),
-            title=title and self._logs.redacted_text(title),
-            provider=provider,
-            model=model,
-            cwd=cwd,
-            api_base=api_base,
-            **more,
-        )
+        given = {"title": title, "provider": provider, "model": model, "cwd": cwd, "api_base": api_base}
+        checked_fields({name: value for name, value in given.items() if value is not None})
+        meta = new_meta(id_, now=self._now(), **self._logs.redacted_fields(given | more))
         if not await self._logs.make(meta):
             raise SessionExists(f"session {id_} is there already; load it, or give another session_id")
         return {"session": meta.copy(), "messages": []}
@@ -233,7 +246,9 @@ class SessionStore:
         checked_id(session_id)
 
         def draft() -> SessionMeta:
-            return new_meta(session_id, now=self._now(), provider=provider, model=model, cwd=cwd, api_base=api_base)
+            remembered = self._drafts.pop(session_id, None)
+            given = {"provider": provider, "model": model, "cwd": cwd, "api_base": api_base}
+            return remembered or new_meta(session_id, now=self._now(), **self._logs.redacted_fields(given))
 
         return await self._logs.append(session_id, messages, draft)
 
@@ -341,17 +356,18 @@ class SessionStore:
     async def update_meta(self, session_id: str, **fields: Any) -> SessionMeta:
         """Set metadata, in the log too, so that it is there when `meta.json` has to be made again."""
         await self.read_meta(session_id)
-        if isinstance(fields.get("title"), str):
-            fields["title"] = self._logs.redacted_text(fields["title"])
+        fields = checked_fields(self._logs.redacted_fields(fields))
         await self._logs.append(session_id, [build_aside("meta", created_at=self._now(), set=fields)])
         await self._logs.writers[session_id].flush()
         return self._logs.writers[session_id].told()
 
     async def rename(self, session_id: str, title: str) -> SessionMeta:
+        if not isinstance(title, str) or not title.strip():
+            raise MetadataRefused("a session needs a title with something in it; nothing was written")
         return await self.update_meta(session_id, title=title)
 
     async def set_tags(self, session_id: str, tags: Iterable[str]) -> SessionMeta:
-        return await self.update_meta(session_id, tags=sorted(set(tags)))
+        return await self.update_meta(session_id, tags=sorted({str(tag) for tag in tags}))
 
     async def archive(self, session_id: str) -> SessionMeta:
         meta = await self.update_meta(session_id, archived_at=self._now())
@@ -365,6 +381,8 @@ class SessionStore:
 
     async def label(self, session_id: str, text: str, at: int | None = None) -> int:
         """Give an entry (the last one) a name; returns the entry's sequence number."""
+        if not isinstance(text, str) or not text.strip():
+            raise MetadataRefused("a label needs a text with something in it; nothing was written")
         text = self._logs.redacted_text(text)
         place = await self._mark(session_id, "label", at, text=text)
         _tell(EventType.SESSION_LABELLED, session_id, text=text, seq=place)

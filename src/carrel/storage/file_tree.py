@@ -198,7 +198,7 @@ class FileTree:
             for entry in self.entries(folder):
                 if entry.is_dir(follow_symlinks=False):
                     waiting.append((f"{start}{entry.name}/", entry.path))
-                elif entry.is_file():
+                elif _is_file(entry):
                     keys.append(start + entry.name)
         return sorted(keys)
 
@@ -235,9 +235,16 @@ class FileTree:
             for entry in self.entries(f"{folder}/{start}"):
                 if entry.is_dir(follow_symlinks=False):
                     waiting.append(f"{start}{entry.name}/")
-                elif entry.is_file():
+                elif _is_file(entry):
                     return start + entry.name
         return None
+
+
+def _is_file(entry: "os.DirEntry[str]") -> bool:
+    try:
+        return entry.is_file()
+    except OSError:
+        return False  # a link that leads to itself
 
 
 def _refuse_odd(key: str) -> None:
