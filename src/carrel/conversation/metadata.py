@@ -179,9 +179,8 @@ def apply_aside(meta: dict[str, Any], seq: int, entry: ConversationMessage) -> N
     kind, said = aside_of(entry), meta_of(entry)
     told: dict[str, Any] = {}
     if kind == "meta" and isinstance(said.get("set"), dict):
-        told = {
-            name: value for name, value in said["set"].items() if name not in ("id", "message_format_version", *COUNTS)
-        }
+        ours = ("id", "message_format_version", "message_count", "log_seq", "log_bytes")
+        told = {name: value for name, value in said["set"].items() if name not in ours}
     elif kind == "label":
         told["labels"] = [*meta.get("labels", []), {k: said.get(k) for k in ("text", "at_seq", "created_at")}]
     elif kind == "pin" and _is_count(said.get("at_seq")):

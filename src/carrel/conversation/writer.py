@@ -10,7 +10,7 @@ from carrel.conversation.entries import aside_of
 from carrel.conversation.messages import ConversationMessage, SessionMeta, meta_of, tool_calls_of, tool_results_of
 from carrel.conversation.metadata import COUNTS, DEFAULT_TITLE, apply_aside, decode_meta, encode_meta, title_from
 from carrel.conversation.usage import tokens_of
-from carrel.errors import StorageError
+from carrel.errors import SessionTooNew, StorageError
 from carrel.storage.seam import Lock, Store
 
 logger = logging.getLogger(__name__)
@@ -130,7 +130,10 @@ class Writer:
         """Write the metadata, unless the session was deleted meanwhile. What another process set there stays."""
         self._flushed_at = time.monotonic()
         own, self._own = self._own, set()
-        there = decode_meta(await self._store.get(f"{self.folder}/meta.json"), self.meta["id"])
+        try:
+            there = decode_meta(await self._store.get(f"{self.folder}/meta.json"), self.meta["id"])
+        except SessionTooNew:
+            return  # a newer carrel has taken it over; what it wrote is left alone
         for name, value in (there or {}).items():
             if name not in own and name not in (*COUNTS, "updated_at"):
                 cast(dict[str, Any], self.meta)[name] = value
