@@ -1,0 +1,73 @@
+"""The last steps of the worker child: everything it could still abuse is given up, and its entry is called."""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+from collections.abc import Callable
+from typing import Any
+
+from . import limits, syscalls
+from .place import Step
+from .plan import Plan
+
+PATH = "/usr/local/bin:/usr/bin:/bin:/usr/local/sbin:/usr/sbin:/sbin"
+
+
+def environment(plan: Plan) -> dict[str, str]:
+    """Nothing of the host's but what was named."""
+    own = {"PATH": PATH, "HOME": plan.home, "USER": "agent", "LOGNAME": "agent", "LANG": "C.UTF-8", "TMPDIR": "/tmp"}
+    if not plan.confined:
+        own = {"PATH": PATH, "HOME": plan.workspace.source or "/", "LANG": "C.UTF-8"}
+    return {**own, **plan.env}
+
+
+def keep_only(wanted: set[int]) -> None:
+    """Close every descriptor but these and the first three."""
+    for name in os.listdir("/proc/self/fd"):
+        number = int(name)
+        if number > 2 and number not in wanted:
+            try:
+                os.close(number)
+            except OSError as error:
+                if error.errno != 9:  # The listing's own descriptor is gone already.
+                    raise
+
+
+def usual_signals() -> None:
+    """As a program finds them after exec; no handler of the zygote stays."""
+    signal.set_wakeup_fd(-1)
+    for number in set(signal.Signals) - {signal.SIGKILL, signal.SIGSTOP}:
+        if signal.getsignal(number) not in (None, signal.SIG_DFL):
+            signal.signal(number, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+
+
+def standard_streams(stdout: int, stderr: int) -> None:
+    nothing = os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC)
+    for source, number in ((nothing, 0), (stdout, 1), (stderr, 2)):
+        os.dup2(source, number, inheritable=True)
+        if source > 2:
+            os.close(source)
+
+
+def give_up_privileges(plan: Plan, step: Step) -> None:
+    step("limits")
+    limits.apply(plan)
+    step("no new privileges")
+    syscalls.prctl(syscalls.PR_SET_NO_NEW_PRIVS, 1)
+    if plan.confined:
+        step("drop capabilities")
+        syscalls.drop_capabilities()
+    # Readable by its own kind again: user code may look at itself in /proc.
+    syscalls.prctl(syscalls.PR_SET_DUMPABLE, 1)
+
+
+def call_entry(
+    entry: Callable[[int, int, dict[str, Any]], None], line: int, init: int, settings: dict[str, Any]
+) -> None:
+    """Never returns: what the entry does not catch ends the process with a traceback on its stderr."""
+    gc.enable()
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    entry(line, init, settings)
