@@ -8,8 +8,8 @@ import signal
 from collections.abc import Callable
 from typing import Any
 
-from . import limits, syscalls
-from .place import Step
+from . import etc_files, filter, landlock, limits, syscalls
+from .place import MACHINE_FACTS, Step
 from .plan import Plan
 
 PATH = "/usr/local/bin:/usr/bin:/bin:/usr/local/sbin:/usr/sbin:/sbin"
@@ -60,8 +60,27 @@ def give_up_privileges(plan: Plan, step: Step) -> None:
     if plan.confined:
         step("drop capabilities")
         syscalls.drop_capabilities()
-    # Readable by its own kind again: user code may look at itself in /proc.
-    syscalls.prctl(syscalls.PR_SET_DUMPABLE, 1)
+    if "landlock" in plan.parts:
+        step("landlock")
+        if plan.confined:
+            landlock.fence()
+        else:
+            landlock.fence(*reachable(plan))
+    if "seccomp" in plan.parts:
+        step("system call filter")
+        filter.install(filter.program())
+
+
+def reachable(plan: Plan) -> tuple[list[str], list[str]]:
+    """Without namespaces: what may be read, and what may be written, of the host's own file system."""
+    readable = ["/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/proc", *etc_files.FROM_HOST, *plan.readonly]
+    readable += ["/etc/passwd", "/etc/group", "/etc/hosts", "/etc/nsswitch.conf", "/etc/resolv.conf", *MACHINE_FACTS]
+    readable += [mount.source for mount in plan.mounts if mount.mode == "ro"]
+    writable = [f"/dev/{name}" for name in ("null", "zero", "full", "random", "urandom", "tty", "ptmx", "pts", "shm")]
+    writable += [mount.source for mount in plan.mounts if mount.mode == "rw"]
+    if plan.workspace.source:
+        (readable if plan.workspace.mode == "ro" else writable).append(plan.workspace.source)
+    return readable, writable
 
 
 def call_entry(

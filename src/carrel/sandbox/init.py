@@ -115,11 +115,16 @@ def _become_worker(
         if not plan.confined:
             syscalls.prctl(syscalls.PR_SET_PDEATHSIG, signal.SIGKILL)
         os.setsid()
+        # Unlike init: user code may look at itself in /proc, and none is running yet.
+        syscalls.prctl(syscalls.PR_SET_DUMPABLE, 1)
         confine.standard_streams(ends.stdout, ends.stderr)
         confine.keep_only({ends.line, ends.report, init.fileno()})
         os.environ.clear()
         os.environ.update(confine.environment(plan))
         os.umask(0o022)
+        # When memory runs out, the session's own processes go before its init.
+        with open("/proc/self/oom_score_adj", "w", encoding="ascii") as file:
+            file.write("500")
         os.chdir(plan.workspace.at if plan.confined else plan.workspace.source or "/")
         confine.give_up_privileges(plan, report.step)
         report.step("call the entry")

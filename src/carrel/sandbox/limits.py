@@ -16,7 +16,7 @@ def apply(plan: Plan) -> None:
     if limits.processes is not None and plan.confined:
         # Counted per user namespace, so this session's only. Without one it would count all of the user's processes.
         _lower(resource.RLIMIT_NPROC, limits.processes)
-    if limits.memory is not None and not plan.cgroups:
+    if limits.memory is not None and "memory" not in plan.held:
         # Private writable memory of each process. RLIMIT_AS would stop programs that map much and use little.
         _lower(resource.RLIMIT_DATA, limits.memory)
     if limits.disk is not None:

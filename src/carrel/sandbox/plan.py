@@ -56,8 +56,8 @@ class Plan:
     env: dict[str, str] = field(default_factory=dict)
     limits: Limits = field(default_factory=Limits)
     home: str = HOME
-    cgroups: list[str] = field(default_factory=list)
-    """Folders of the host's cgroup tree that the session is put into; made by the zygote."""
+    held: frozenset[str] = frozenset()
+    """The cgroup controllers that hold this session; set by the zygote, which makes the groups."""
 
     @property
     def confined(self) -> bool:

@@ -10,11 +10,12 @@ import select
 import signal
 import socket
 import sys
+import time
 from typing import Any
 
-from . import init, namespaces, syscalls
+from . import cgroups, filter, init, namespaces, syscalls
 from .place import Place
-from .plan import PlanRefused, read_plan
+from .plan import Plan, PlanRefused, read_plan
 from .records import PeerBroken, Records
 from .zygote import load_folder
 
@@ -22,8 +23,8 @@ from .zygote import load_folder
 class Child:
     """A session's init as the zygote knows it."""
 
-    def __init__(self, identity: object, pid: int, go: int, report: int) -> None:
-        self.identity, self.pid, self.go, self.report = identity, pid, go, report
+    def __init__(self, identity: object, pid: int, go: int, report: int, group: cgroups.Group | None) -> None:
+        self.identity, self.pid, self.go, self.report, self.group = identity, pid, go, report, group
         self.said = b""
         self.answered = False
 
@@ -37,6 +38,9 @@ class Zygote:
         self.poll = select.poll()
         self.wake_read, self.wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self.entry: init.Entry | None = None
+        self.trees = cgroups.trees()
+        self.left: list[cgroups.Group] = []
+        self.made = 0
 
     def setup(self, record: dict[str, Any]) -> None:
         """Load the program and what sessions will import; from here on memory is shared with every session."""
@@ -52,6 +56,8 @@ class Zygote:
             except Exception as error:  # noqa: BLE001 -- a package may fail in any way; the host is told which
                 failures[wanted] = f"{type(error).__name__}: {error}"
         self.leave_threads_behind()
+        cgroups.sweep(self.trees)
+        filter.program()
         gc.collect()
         gc.freeze()
         gc.disable()
@@ -119,18 +125,22 @@ class Zygote:
             place = Place(plan, step.step)
             if plan.confined and os.geteuid() == 0:
                 place.take_given(self.owners.for_path)
-            self._fork(record, plan, place, descriptors, step)
+            step.step("make the cgroup")
+            group = self._group(plan)
+            step.step("clone into new namespaces")
+            self._fork(record, plan, place, descriptors, group)
         except (OSError, ValueError, TypeError) as error:
             number = error.errno if isinstance(error, OSError) else None
             self._answer(
                 {"op": "failed", "id": record.get("id"), "step": step.now, "errno": number, "message": str(error)}
             )
 
-    def _fork(self, record: dict[str, Any], plan: Any, place: Place, descriptors: list[int], step: init.Report) -> None:
+    def _fork(
+        self, record: dict[str, Any], plan: Plan, place: Place, descriptors: list[int], group: cgroups.Group | None
+    ) -> None:
         report_read, report_write = os.pipe2(os.O_CLOEXEC)
         go_read, go_write = os.pipe2(os.O_CLOEXEC)
         try:
-            step.step("clone into new namespaces")
             pid = syscalls.fork_with(namespaces.flags(plan))
             if pid == 0:
                 ends = init.Ends([*descriptors, go_read, report_write])
@@ -139,24 +149,41 @@ class Zygote:
         except OSError:
             os.close(report_read)
             os.close(go_write)
+            self._drop(group)
             raise
         finally:
             os.close(report_write)
             os.close(go_read)
             place.close_given()
-        child = self.children[pid] = Child(record.get("id"), pid, go_write, report_read)
+        child = self.children[pid] = Child(record.get("id"), pid, go_write, report_read, group)
         self.poll.register(report_read, select.POLLIN)
+        step = "write the id maps"
         try:
             if plan.confined:
-                step.step("write the id maps")
                 namespaces.write_maps(pid, plan.uid, self.outside)
+            step = "enter the cgroup"
+            if group is not None:
+                group.take(pid)
             os.write(go_write, b"g")
         except OSError as error:
             os.kill(pid, signal.SIGKILL)
             child.answered = True
             self._answer(
-                {"op": "failed", "id": child.identity, "step": step.now, "errno": error.errno, "message": str(error)}
+                {"op": "failed", "id": child.identity, "step": step, "errno": error.errno, "message": str(error)}
             )
+
+    def _group(self, plan: Plan) -> cgroups.Group | None:
+        """Groups for the limits that were asked for, where this machine lets us make them."""
+        if "cgroup" not in plan.parts or not self.trees:
+            return None
+        self.made += 1
+        group = cgroups.Group(cgroups.name_for(self.made), plan.limits, self.trees)
+        plan.held = frozenset(group.controllers)
+        return group
+
+    def _drop(self, group: cgroups.Group | None) -> None:
+        if group is not None and not group.remove():
+            self.left.append(group)
 
     def _heard(self, report: int) -> None:
         """A new session says that it is there, or why not; an end without a word is a failure too."""
@@ -186,6 +213,7 @@ class Zygote:
             self.end()
 
     def _bury(self) -> None:
+        self.left = [group for group in self.left if not group.remove()]
         while self.children:
             pid, _ = os.waitpid(-1, os.WNOHANG)
             if pid == 0:
@@ -197,12 +225,19 @@ class Zygote:
                 self._heard(child.report)
             os.close(child.go)
             del self.children[pid]
+            self._drop(child.group)
 
     def end(self) -> None:
         for child in self.children.values():
             os.kill(child.pid, signal.SIGKILL)
         for child in self.children.values():
             os.waitpid(child.pid, 0)
+            self._drop(child.group)
+        for _ in range(100):
+            self.left = [group for group in self.left if not group.remove()]
+            if not self.left:
+                break
+            time.sleep(0.01)
         os._exit(0)
 
 

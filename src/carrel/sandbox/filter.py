@@ -1,0 +1,163 @@
+"""The system calls that a session may not make: everything else is allowed, so that ordinary programs run."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import functools
+import platform
+
+from . import bpf, syscalls
+from .numbers import NUMBERS
+
+AUDIT_ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
+X32_BIT = 0x40000000
+SECCOMP_SET_MODE_FILTER = 1
+SECCOMP_FILTER_FLAG_NEW_LISTENER = 1 << 3
+
+# Nothing that runs in good faith calls these: the attempt ends the process.
+KILLED = {
+    "the kernel itself": "kexec_load kexec_file_load init_module finit_module delete_module create_module",
+    "the machine": "reboot swapon swapoff iopl ioperm",
+    "another root": "pivot_root",
+}
+REFUSED = {
+    "other file systems": "mount umount2 fsopen fsconfig fsmount fspick open_tree open_tree_attr move_mount "
+    "mount_setattr statmount listmount",
+    "other roots and namespaces": "chroot unshare",
+    "files by handle, past every path": "open_by_handle_at name_to_handle_at",
+    "other processes": "ptrace process_vm_readv process_vm_writev process_madvise kcmp pidfd_getfd",
+    "the kernel's memory, programs and keys": "bpf perf_event_open keyctl add_key request_key lookup_dcookie syslog "
+    "_sysctl uselib ustat sysfs get_kernel_syms query_module nfsservctl lsm_set_self_attr fanotify_init",
+    "ways to win a race in the kernel": "userfaultfd modify_ldt vmsplice move_pages migrate_pages memfd_secret",
+    "calls that no filter sees": "io_uring_setup io_uring_enter io_uring_register",
+    "the machine as a whole": "sethostname setdomainname acct quotactl quotactl_fd settimeofday clock_settime "
+    "clock_adjtime adjtimex vhangup",
+}
+
+NAMESPACE_FLAGS = (
+    syscalls.CLONE_NEWNS
+    | syscalls.CLONE_NEWCGROUP
+    | syscalls.CLONE_NEWUTS
+    | syscalls.CLONE_NEWIPC
+    | syscalls.CLONE_NEWUSER
+    | syscalls.CLONE_NEWPID
+    | syscalls.CLONE_NEWNET
+)
+AF_UNIX, AF_INET, AF_INET6 = 1, 2, 10
+TIOCSTI, TIOCLINUX = 0x5412, 0x541C
+S_IFMT, S_IFCHR, S_IFBLK = 0o170000, 0o020000, 0o060000
+# What tools ask for: plain Linux, and the same with addresses not randomised.
+PERSONALITIES = (0x0, 0x0008, 0x0040000, 0xFFFFFFFF)
+PR_SET_MM, PR_SET_SECCOMP = 35, 22
+
+
+@functools.cache
+def program(*, fork: bool = False, machine: str | None = None) -> bytes:
+    """The filter as the kernel takes it; with `fork`, setns waits for init's word instead of failing."""
+    machine = machine or platform.machine()
+    eperm = bpf.giving(bpf.refuse(errno.EPERM))
+    made = bpf.Program()
+    made.load(bpf.ARCHITECTURE)
+    made.unless_equal(AUDIT_ARCH[machine], bpf.giving(bpf.KILL))
+    made.load(bpf.NUMBER)
+    if machine == "x86_64":
+        made.if_at_least(X32_BIT, bpf.giving(bpf.KILL))
+    for name, inside in _looked_into().items():
+        if name in NUMBERS:
+            made.if_equal(NUMBERS[name], inside)
+    for calls, answer in ((KILLED, bpf.giving(bpf.KILL)), (REFUSED, eperm)):
+        for name in " ".join(calls.values()).split():
+            if name in NUMBERS:
+                made.if_equal(NUMBERS[name], answer)
+    made.if_equal(NUMBERS["setns"], bpf.giving(bpf.NOTIFY) if fork else eperm)
+    # libc then uses clone, whose flags can be looked at.
+    made.if_equal(NUMBERS["clone3"], bpf.giving(bpf.refuse(errno.ENOSYS)))
+    made.give(bpf.ALLOW)
+    return made.assemble()
+
+
+def _looked_into() -> dict[str, bpf.Program]:
+    """Calls whose arguments decide; each program ends with an answer."""
+    return {
+        "clone": _clone(),
+        "ioctl": _refusing(1, (TIOCSTI, TIOCLINUX)),
+        "socket": _socket(),
+        "socketpair": _socket(),
+        "personality": _only(0, PERSONALITIES),
+        "mknod": _device(1),
+        "mknodat": _device(2),
+        "prctl": _refusing(0, (PR_SET_MM,)),
+        "seccomp": _seccomp(),
+    }
+
+
+def _clone() -> bpf.Program:
+    found = bpf.Program()
+    found.load_argument(0)
+    found.if_any_bit(NAMESPACE_FLAGS, bpf.giving(bpf.refuse(errno.EPERM)))
+    found.give(bpf.ALLOW)
+    return found
+
+
+def _seccomp() -> bpf.Program:
+    """A session may filter itself further, but not listen: a listener of its own could answer for ours."""
+    found = bpf.Program()
+    found.load_argument(1)
+    found.if_any_bit(SECCOMP_FILTER_FLAG_NEW_LISTENER, bpf.giving(bpf.refuse(errno.EPERM)))
+    found.give(bpf.ALLOW)
+    return found
+
+
+def _refusing(index: int, values: tuple[int, ...]) -> bpf.Program:
+    """The kernel looks at 32 bits of these arguments, and so does this."""
+    found = bpf.Program()
+    found.load_argument(index)
+    for value in values:
+        found.if_equal(value, bpf.giving(bpf.refuse(errno.EPERM)))
+    found.give(bpf.ALLOW)
+    return found
+
+
+def _only(index: int, values: tuple[int, ...]) -> bpf.Program:
+    found = bpf.Program()
+    found.load_argument(index)
+    for value in values:
+        found.if_equal(value, bpf.giving(bpf.ALLOW))
+    found.give(bpf.refuse(errno.EPERM))
+    return found
+
+
+def _socket() -> bpf.Program:
+    """Netlink, packets, vsock, the kernel's ciphers, Bluetooth: each its own way into the kernel."""
+    found = bpf.Program()
+    found.load_argument(0)
+    for family in (AF_UNIX, AF_INET, AF_INET6):
+        found.if_equal(family, bpf.giving(bpf.ALLOW))
+    found.give(bpf.refuse(errno.EAFNOSUPPORT))
+    return found
+
+
+def _device(index: int) -> bpf.Program:
+    """Named pipes and sockets may be made, devices not."""
+    found = bpf.Program()
+    found.load_argument(index)
+    found.mask(S_IFMT)
+    for kind in (S_IFCHR, S_IFBLK):
+        found.if_equal(kind, bpf.giving(bpf.refuse(errno.EPERM)))
+    found.give(bpf.ALLOW)
+    return found
+
+
+class _Code(ctypes.Structure):
+    """struct sock_fprog."""
+
+    _fields_ = (("length", ctypes.c_ushort), ("instructions", ctypes.c_char_p))
+
+
+def install(code: bytes, *, listen: bool = False) -> int | None:
+    """Put the calling process under a filter, for good; with `listen`, the descriptor on which its questions arrive."""
+    wrapped = _Code(len(code) // 8, code)
+    flags = SECCOMP_FILTER_FLAG_NEW_LISTENER if listen else 0
+    found = syscalls.call("seccomp", SECCOMP_SET_MODE_FILTER, flags, ctypes.byref(wrapped))
+    return found if listen else None
