@@ -57,7 +57,7 @@ def give_up_privileges(plan: Plan, step: Step) -> None:
     limits.apply(plan)
     step("no new privileges")
     syscalls.prctl(syscalls.PR_SET_NO_NEW_PRIVS, 1)
-    if plan.confined:
+    if plan.confined or (plan.parts and os.geteuid() == 0):
         step("drop capabilities")
         syscalls.drop_capabilities()
     if "landlock" in plan.parts:

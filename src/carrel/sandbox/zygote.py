@@ -26,13 +26,12 @@ def load_folder(folder: str, package: str) -> None:
 def main() -> None:
     if not set(os.environ) <= KEPT:
         kept = {name: value for name, value in os.environ.items() if name in KEPT}
-        os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]] if hasattr(sys, "orig_argv") else _argv(), kept)
+        os.execve(sys.executable, [sys.executable, "-I", os.path.abspath(__file__), *sys.argv[1:]], kept)
     load_folder(os.path.dirname(os.path.abspath(__file__)), PACKAGE)
-    importlib.import_module(PACKAGE + ".spawning").serve(3)
-
-
-def _argv() -> list[str]:
-    return [sys.executable, "-I", os.path.abspath(__file__)]
+    if sys.argv[1:] == ["trying"]:
+        importlib.import_module(PACKAGE + ".trying").main()
+    else:
+        importlib.import_module(PACKAGE + ".spawning").serve(3)
 
 
 if __name__ == "__main__":
