@@ -3,143 +3,206 @@
 from __future__ import annotations
 
 import asyncio
-import builtins
+import os
 import threading
+from collections import deque
 from typing import Any
 
 from . import values
+from .host_errors import HostCallError, raised
+from .interrupts import Interrupts
 from .line import Line, LineBroken, Record
-
-
-class HostCallError(Exception):
-    """What the host answered instead of a value."""
-
-
-_known: dict[str, type[BaseException]] = {}
-
-
-def error_class(name: str, also: list[str]) -> type[BaseException]:
-    """The class for an error of the host: the builtin of that name, or one made for it that is also what `also` says."""
-    standard = getattr(builtins, name, None)
-    if isinstance(standard, type) and issubclass(standard, Exception):
-        return standard
-    if name not in _known:
-        bases = [getattr(builtins, other, None) for other in also]
-        standards = [kind for kind in bases if isinstance(kind, type) and issubclass(kind, Exception)]
-        try:
-            _known[name] = type(name, (HostCallError, *standards), {"__module__": "carrel"})
-        except TypeError:
-            _known[name] = type(name, (HostCallError,), {"__module__": "carrel"})
-    return _known[name]
 
 
 class _Waiting:
     """One call that has no answer yet."""
 
-    def __init__(self) -> None:
+    def __init__(self, future: asyncio.Future[Record] | None = None) -> None:
         self.answer: Record | None = None
-        self.future: asyncio.Future[Record] | None = None
+        self.future = future
 
 
 class Host:
-    """Whoever needs an answer reads the line for all; the others wait for whoever reads."""
+    """Whoever needs an answer reads the line for all; the others wait for whoever reads.
 
-    def __init__(self, line: Line) -> None:
+    One reader at a time, and it gives out every whole record before it lets go: so what is not given out is still
+    in the socket, where the next one to look sees it.
+    """
+
+    def __init__(self, line: Line, interrupts: Interrupts) -> None:
         self.line = line
-        self.requests: list[tuple[Record, list[int]]] = []
-        """What came meanwhile and is no answer; the main loop takes it up afterwards."""
+        self.requests: deque[tuple[Record, list[int]]] = deque()
+        """What came meanwhile and is no answer; the main loop takes it up."""
+        self._interrupts = interrupts
         self._number = 0
+        self._bell = -1
+        self._begin()
+
+    def _begin(self) -> None:
         self._open: dict[int, _Waiting] = {}
+        self._loops: dict[asyncio.AbstractEventLoop, int] = {}
         self._changed = threading.Condition()
         self._reading = False
 
+    def move(self, line: Line, bell: int) -> None:
+        """In a fork: another line, and nobody waits for what was asked on the old one. `bell` wakes the main loop."""
+        for waiting in self._open.values():
+            if waiting.future is not None and not waiting.future.done():
+                waiting.future.set_exception(HostCallError("this call was asked before the session was forked"))
+        self.line, self._bell = line, bell
+        self.requests.clear()
+        self._begin()
+
+    # --- asking -----------------------------------------------------------------------------------------------------
+
     def call(self, name: str, arguments: dict[str, Any]) -> Any:
         """Ask, and wait for the answer."""
-        number, waiting = self._asked(name, arguments)
+        encoded = values.encode(arguments)
+        waiting, number, told = _Waiting(), 0, False
+        self._interrupts.hold()
         try:
-            while True:
-                with self._changed:
-                    while waiting.answer is None and self._reading:
-                        self._changed.wait()
-                    if waiting.answer is not None:
-                        return _value(waiting.answer)
-                    self._reading = True
-                try:
-                    self._take(*self.line.read())
-                finally:
-                    with self._changed:
-                        self._reading = False
-                        self._changed.notify_all()
+            number = self._ask(name, encoded, waiting)
+            while not self._arrived(waiting):
+                pass
+            told = True
         finally:
             self._open.pop(number, None)
+            if number and not told:
+                self._cancel(number)
+            self._interrupts.release()
+        return _value(waiting.answer)
 
     async def call_async(self, name: str, arguments: dict[str, Any]) -> Any:
         """Ask; others go on until the answer is there."""
+        encoded = values.encode(arguments)
         loop = asyncio.get_running_loop()
-        number, waiting = self._asked(name, arguments)
-        waiting.future = loop.create_future()
-        loop.add_reader(self.line.fileno(), self._readable, loop)
+        waiting, number = _Waiting(loop.create_future()), 0
+        assert waiting.future is not None
         try:
-            while self.line.waiting():
-                self._readable(loop)
+            self._interrupts.hold()
+            try:
+                self._watch(loop)
+                number = self._ask(name, encoded, waiting)
+            finally:
+                self._interrupts.release()
             return _value(await waiting.future)
         finally:
             self._open.pop(number, None)
-            if not any(other.future is not None for other in self._open.values()):
-                loop.remove_reader(self.line.fileno())
+            self._unwatch(loop)
+            if number and (not waiting.future.done() or waiting.future.cancelled()):
+                self._cancel(number)
 
-    def _asked(self, name: str, arguments: dict[str, Any]) -> tuple[int, _Waiting]:
+    def _ask(self, name: str, encoded: Any, waiting: _Waiting) -> int:
         with self._changed:
             self._number += 1
-            number, waiting = self._number, _Waiting()
+            number = self._number
             self._open[number] = waiting
-        self.line.send({"op": "call", "call": number, "name": name, "arguments": values.encode(arguments)})
-        return number, waiting
+        self.line.send({"op": "call", "call": number, "name": name, "arguments": encoded})
+        return number
 
-    def _readable(self, loop: asyncio.AbstractEventLoop) -> None:
+    def _cancel(self, number: int) -> None:
+        try:
+            self.line.send({"op": "cancel", "call": number})
+        except LineBroken:
+            return  # whoever reads next sees it too
+
+    # --- reading ----------------------------------------------------------------------------------------------------
+
+    def _arrived(self, waiting: _Waiting) -> bool:
+        """Wait for something to happen; True when it was this answer."""
+        with self._changed:
+            while self._reading and waiting.answer is None:
+                # Short, because an interrupt is only looked at in between.
+                self._changed.wait(0.02)
+                self._interrupts.check()
+            if waiting.answer is not None:
+                return True
+            self._reading = True
+        try:
+            self._interrupts.wait_readable(self.line.fileno())
+            self._give_out(self.line.receive())
+        finally:
+            self._let_go()
+        return waiting.answer is not None
+
+    def take(self) -> bool:
+        """Read what is there and give it out, unless somebody else is at it; False then. Never waits."""
         with self._changed:
             if self._reading:
-                return
+                return False
+            self._reading = True
         try:
-            self._take(*self.line.read())
+            self._give_out(self.line.receive(wait=False))
+        finally:
+            self._let_go()
+        return True
+
+    def _let_go(self) -> None:
+        with self._changed:
+            self._reading = False
+            self._changed.notify_all()
+
+    def _give_out(self, records: list[tuple[Record, list[int]]]) -> None:
+        for record, fds in records:
+            if record.get("op") != "answer":
+                self.requests.append((record, fds))
+                if self._bell >= 0 and not self._interrupts.mine():
+                    os.write(self._bell, b"!")
+                continue
+            number = record.get("call")
+            waiting = self._open.get(number) if isinstance(number, int) else None
+            if waiting is None:
+                continue
+            with self._changed:
+                waiting.answer = record
+                self._changed.notify_all()
+            if waiting.future is not None:
+                _settle(waiting.future, record)
+
+    # --- loops that wait --------------------------------------------------------------------------------------------
+
+    def _watch(self, loop: asyncio.AbstractEventLoop) -> None:
+        with self._changed:
+            self._loops[loop] = self._loops.get(loop, 0) + 1
+        loop.add_reader(self.line.fileno(), self._readable, loop)
+
+    def _unwatch(self, loop: asyncio.AbstractEventLoop) -> None:
+        with self._changed:
+            left = self._loops.pop(loop, 0) - 1
+            if left > 0:
+                self._loops[loop] = left
+        if left == 0 and not loop.is_closed():
+            loop.remove_reader(self.line.fileno())
+
+    def _readable(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._interrupts.hold()
+        try:
+            self.take()
         except LineBroken as problem:
             loop.remove_reader(self.line.fileno())
             for waiting in list(self._open.values()):
                 if waiting.future is not None and not waiting.future.done():
                     waiting.future.set_exception(problem)
-
-    def _take(self, record: Record, fds: list[int]) -> None:
-        if record.get("op") != "answer":
-            self.requests.append((record, fds))
-            return
-        waiting = self._open.get(record.get("call", 0))
-        if waiting is None:
-            return
-        with self._changed:
-            waiting.answer = record
-            self._changed.notify_all()
-        future = waiting.future
-        if future is not None and not future.done():
-            future.get_loop().call_soon_threadsafe(_settle, future, record)
-
-    def forget(self) -> None:
-        """After a fork or a reset: nobody waits for what was asked before."""
-        self._open.clear()
-        self.requests.clear()
-        self._reading = False
-        self._changed = threading.Condition()
+        finally:
+            self._interrupts.release()
 
 
 def _settle(future: asyncio.Future[Record], record: Record) -> None:
-    if not future.done():
-        future.set_result(record)
+    def settled() -> None:
+        if not future.done():
+            future.set_result(record)
+
+    try:
+        future.get_loop().call_soon_threadsafe(settled)
+    except RuntimeError:
+        return  # its loop was closed, so nobody waits
 
 
-def _value(answer: Record) -> Any:
+def _value(answer: Record | None) -> Any:
+    assert answer is not None
     error = answer.get("error")
     if isinstance(error, dict):
-        also = [str(name) for name in error.get("also", [])]
-        raise error_class(str(error.get("type", "HostCallError")), also)(str(error.get("message", "")))
+        raise raised(error)
     return values.decode(answer.get("value"))
 
 
@@ -153,7 +216,8 @@ class Remote:
         object.__setattr__(self, "_name", name)
 
     def __getattr__(self, name: str) -> Remote:
-        if name.startswith("__"):
+        # Asking for what an object may have is no call: copying, pickling, displaying and testing all do so.
+        if name.startswith("__") or name.startswith("_repr_") or name.startswith("_ipython_"):
             raise AttributeError(name)
         return Remote(self._host, "%s.%s" % (self._name, name))
 

@@ -7,7 +7,7 @@ import json
 import socket
 import struct
 import threading
-from typing import Any
+from typing import Any, Dict
 
 LARGEST = 64 * 1024 * 1024
 """The longest record; whoever sends a longer one is broken."""
@@ -15,7 +15,7 @@ MOST_FDS = 16
 
 _HEAD = struct.Struct(">I")
 
-Record = dict  # of str to JSON data; written plainly because Python 3.9 reads this file
+Record = Dict[str, Any]
 
 
 class LineBroken(Exception):
@@ -24,7 +24,8 @@ class LineBroken(Exception):
 
 def packed(record: Record) -> bytes:
     """A record as it goes over the line."""
-    body = json.dumps(record, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "surrogatepass")
+    # A lone surrogate (a file name may have one) becomes its JSON escape, so that every record is UTF-8.
+    body = json.dumps(record, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "backslashreplace")
     if len(body) > LARGEST:
         raise LineBroken("a record of %d bytes is longer than the line takes" % len(body))
     return _HEAD.pack(len(body)) + body
@@ -73,7 +74,18 @@ class Line:
     def read(self) -> tuple[Record, list[int]]:
         """The next record and its file descriptors; waits for it."""
         while not self.waiting():
-            self._receive()
+            self._receive(0)
+        return self._cut()
+
+    def receive(self, wait: bool = True) -> list[tuple[Record, list[int]]]:
+        """Read once, and give every record that is whole by now; none of them stays behind."""
+        self._receive(0 if wait else socket.MSG_DONTWAIT)
+        records = []
+        while self.waiting():
+            records.append(self._cut())
+        return records
+
+    def _cut(self) -> tuple[Record, list[int]]:
         (length,) = _HEAD.unpack_from(self._data)
         body = bytes(self._data[4 : 4 + length])
         del self._data[: 4 + length]
@@ -84,15 +96,18 @@ class Line:
         fds, self._fds = self._fds[:wanted], self._fds[wanted:]
         return record, fds
 
-    def _receive(self) -> None:
-        if len(self._data) >= 4 and _HEAD.unpack_from(self._data)[0] > LARGEST:
-            raise LineBroken("a record longer than the line takes was announced")
+    def _receive(self, flags: int) -> None:
         size = 65536
         if len(self._data) >= 4:
-            size = max(size, 4 + _HEAD.unpack_from(self._data)[0] - len(self._data))
+            (length,) = _HEAD.unpack_from(self._data)
+            if length > LARGEST:
+                raise LineBroken("a record longer than the line takes was announced")
+            size = max(size, 4 + length - len(self._data))
         try:
             space = socket.CMSG_LEN(MOST_FDS * 4)
-            data, ancillary, _, _ = self.socket.recvmsg(size, space)
+            data, ancillary, _, _ = self.socket.recvmsg(size, space, flags | socket.MSG_CMSG_CLOEXEC)
+        except BlockingIOError:
+            return
         except OSError as problem:
             raise LineBroken("the line to the host is gone: %s" % problem) from None
         for level, kind, body in ancillary:

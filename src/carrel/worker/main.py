@@ -6,7 +6,6 @@ import asyncio
 import os
 import resource
 import selectors
-import signal
 import socket
 import sys
 import time
@@ -17,6 +16,7 @@ from .cells import Cell, new_namespace
 from .commands import Commands
 from .freezing import Frozen, foreign_threads
 from .host import Host, Remote
+from .interrupts import Interrupts
 from .line import Line, LineBroken, Record
 from .output import NoInput, StandardStreams, no_input
 
@@ -38,8 +38,8 @@ class Worker:
         self._frozen = Frozen(int(settings.get("frozen_ceiling") or (1 << 31)))
         self._keeps_frozen = bool(settings.get("frozen", True))
         self._streams = StandardStreams()
-        self._host = Host(line)
-        self._running = False
+        self._interrupts = Interrupts()
+        self._host = Host(line, self._interrupts)
         self._changed = False
         self._refused: str | None = None
         self._cells = 0
@@ -58,13 +58,18 @@ class Worker:
     def _begin(self, line: Line) -> None:
         self._pid = os.getpid()
         self._line = line
-        self._host.line = line
-        self._host.forget()
         self._selector = selectors.DefaultSelector()
+        self._bell, bell = os.pipe()
+        os.set_blocking(self._bell, False)
+        self._selector.register(self._bell, selectors.EVENT_READ, self._rung)
+        self._host.move(line, bell)
         self._selector.register(line.socket, selectors.EVENT_READ, None)
         self._commands = Commands(self._selector, self._home, self._send)
-        self._running = False
-        signal.signal(signal.SIGINT, self._interrupted)
+        self._interrupts.end()
+        self._interrupts.install()
+
+    def _rung(self) -> None:
+        os.read(self._bell, 4096)
 
     def _reset(self) -> None:
         os.chdir(self._home)
@@ -101,13 +106,9 @@ class Worker:
 
     def _next(self) -> None:
         if self._host.requests:
-            self._answer(*self._host.requests.pop(0))
-            return
-        if not self._line.waiting() and not self._selected():
-            return
-        if self._line.waiting() or self._readable:
-            record, fds = self._line.read()
-            self._answer(record, fds)
+            self._answer(*self._host.requests.popleft())
+        elif self._selected() and self._readable:
+            self._host.take()
 
     def _selected(self) -> bool:
         """Wait for something; freeze when there is time. True when anything happened."""
@@ -136,7 +137,6 @@ class Worker:
             "kill": self._kill,
             "reset": self._reset_for,
             "fork": self._fork,
-            "answer": lambda record, fds: None,
         }.get(str(record.get("op")))
         if work is None:
             self._send({"op": "done", "id": record.get("id"), "error": "unknown request %r" % (record.get("op"),)})
@@ -171,16 +171,16 @@ class Worker:
         answer: Record = {"op": "done", "id": record.get("id")}
         before = _usage()
         try:
-            signal.signal(signal.SIGINT, self._interrupted)
-            self._running = True
+            self._interrupts.install()
+            self._interrupts.begin()
             try:
                 answer.update(self._ran(str(record.get("code", "")), "<cell %d>" % self._cells))
             finally:
-                self._running = False
+                self._interrupts.end()
         except Woken:
             raise
         except BaseException as problem:  # noqa: BLE001 - whatever the code raises is its result
-            self._running = False
+            self._interrupts.end()
             answer.update(error=telling.told(problem), error_type=type(problem).__name__)
         if self._stray or os.getpid() != self._pid:
             os._exit(0)
@@ -193,9 +193,9 @@ class Worker:
     def _ran(self, code: str, filename: str) -> Record:
         cell = Cell(code, filename)
         if self._changed and self._keeps_frozen and not cell.harmless:
-            self._running = False
+            self._interrupts.end()
             self._freeze()
-            self._running = True
+            self._interrupts.begin()
         self._changed = True
         value = self._awaited(cell) if cell.waits else cell.run(self._names)
         rich = display.bundle(value)
@@ -228,10 +228,6 @@ class Worker:
                 print(value)
             else:
                 self._shown.append(rich)
-
-    def _interrupted(self, number: int, frame: object) -> None:
-        if self._running and os.getpid() == self._pid:
-            raise KeyboardInterrupt
 
     # --- forks ------------------------------------------------------------------------------------------------------
 
