@@ -1,0 +1,380 @@
+"""One session's processes as the host holds them: the worker's line, the two pipes, init, and the frozen fork."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+from collections.abc import Callable
+from typing import Any
+
+from carrel.execution.calls import Calls
+from carrel.execution.endings import Ending, told_ending
+from carrel.execution.executor import Handler
+from carrel.execution.host_line import HostLine, Record
+from carrel.execution.pipes import Discard, OutputPipe, Sink
+from carrel.execution.zygotes import SpawnFailed, Zygote
+from carrel.worker.line import LineBroken
+
+READY = 30.0
+"""Seconds in which a worker that was started, or woken, must say so."""
+STATUS = 1.0
+"""Seconds in which init must have told how a dead worker ended."""
+
+Piece = Callable[[Record], None]
+
+
+class WorkerDied(Exception):
+    """The worker ended before it answered."""
+
+
+class LiveSession:
+    """Opened by `open`; after `close` nothing of the session runs."""
+
+    def __init__(self, handlers: dict[str, Handler]) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._handlers = handlers
+        self.stdout, self.stderr = OutputPipe(), OutputPipe()
+        self._line: HostLine | None = None
+        self._control: HostLine | None = None
+        self._init_pid = 0
+        self._init_fd = -1
+        self._worker_fd = -1
+        self._worker_pid = 0
+        self._frozen: tuple[socket.socket, int, int] | None = None
+        self.unfrozen = "no frozen fork had been made yet"
+        self._ready: asyncio.Future[Record] = self._loop.create_future()
+        self._number = 0
+        self._pending: dict[int, asyncio.Future[Record]] = {}
+        self._pieces: dict[int, Piece] = {}
+        self._calls: Calls | None = None
+        self._discard = Discard()
+        self._broke = ""
+        self._statuses: dict[int, int] = {}
+        self._status_came = asyncio.Event()
+        self.python = ""
+
+    # --- beginning --------------------------------------------------------------------------------------------------
+
+    async def open(self, zygote: Zygote, settings: dict[str, Any]) -> None:
+        """Ask the zygote for it; SpawnFailed leaves nothing behind."""
+        line, theirs = socket.socketpair()
+        control, init = socket.socketpair()
+        try:
+            fds = [theirs.fileno(), init.fileno(), self.stdout.write_end, self.stderr.write_end]
+            self._line = HostLine(line, self._heard, self._line_ended)
+            self._control = HostLine(control, self._heard_init, self._init_ended)
+            spawned = await asyncio.wrap_future(zygote.spawn(settings, fds))
+        finally:
+            theirs.close()
+            init.close()
+            self.stdout.handed_over()
+            self.stderr.handed_over()
+        self._init_pid = int(spawned["pid"])
+        try:
+            self._init_fd = os.pidfd_open(self._init_pid)
+        except ProcessLookupError:
+            raise SpawnFailed("start", None, "the session ended at once") from None
+        await self._get_ready("start")
+
+    async def _get_ready(self, step: str) -> None:
+        try:
+            hello = await asyncio.wait_for(asyncio.shield(self._ready), READY)
+        except TimeoutError:
+            raise SpawnFailed(step, None, f"the worker said nothing for {READY:.0f} seconds") from None
+        except WorkerDied as problem:
+            raise SpawnFailed(step, None, f"the worker ended before it was ready: {problem}") from None
+        if hello.get("protocol") != 1:
+            raise SpawnFailed(step, None, f"the worker speaks protocol {hello.get('protocol')!r}, not 1")
+        self._worker_pid = hello["pid"] if type(hello.get("pid")) is int else 0
+        self.python = str(hello.get("python", ""))
+
+    # --- asking -----------------------------------------------------------------------------------------------------
+
+    def request(self, record: Record, piece: Piece | None = None) -> asyncio.Future[Record]:
+        """Send a request; the future has its answer, or WorkerDied."""
+        self._number += 1
+        answer: asyncio.Future[Record] = self._loop.create_future()
+        if self._line is None or self._line.closed:
+            answer.set_exception(WorkerDied(self._broke or "its line is closed"))
+            return answer
+        self._pending[self._number] = answer
+        if piece is not None:
+            self._pieces[self._number] = piece
+        self._line.send({**record, "id": self._number})
+        return answer
+
+    @property
+    def last_request(self) -> int:
+        return self._number
+
+    def begin_run(self, stdout: Sink, stderr: Sink) -> None:
+        """From here on output has somewhere to go, and the worker may call the host."""
+        self._calls = Calls(self._handlers, self._answer_call)
+        # What came since the last run belongs to nobody.
+        self.stdout.drain()
+        self.stderr.drain()
+        self.stdout.sink, self.stderr.sink = stdout, stderr
+
+    def watch_output(self, on: bool) -> None:
+        self.stdout.watch(on)
+        self.stderr.watch(on)
+
+    def end_run(self) -> None:
+        self.stdout.sink = self.stderr.sink = None
+        if self._calls is not None:
+            self._calls.cancel()
+            self._calls = None
+
+    def _answer_call(self, record: Record) -> None:
+        if self._line is not None:
+            try:
+                self._line.send(record)
+            except LineBroken as problem:
+                error = {"type": "ValueError", "message": f"the answer is too large: {problem}"}
+                self._line.send({"op": "answer", "call": record["call"], "error": error})
+
+    def interrupt(self) -> None:
+        self._signal(signal.SIGINT)
+
+    def kill(self, why: str = "") -> None:
+        """End the worker; whoever waits for an answer gets WorkerDied."""
+        self._broke = self._broke or why
+        self._signal(signal.SIGKILL)
+
+    def _signal(self, number: int) -> None:
+        if self._worker_fd >= 0:
+            try:
+                signal.pidfd_send_signal(self._worker_fd, number)
+            except ProcessLookupError:
+                return
+        elif number == signal.SIGKILL and self._init_fd >= 0:
+            self._end_init()
+
+    # --- hearing ----------------------------------------------------------------------------------------------------
+
+    def _heard(self, record: Record, fds: list[int]) -> None:
+        operation = record.get("op")
+        if operation == "frozen":
+            self._keep_frozen(record, fds)
+            return
+        # Read ends of pipes that a command's background processes still write to; anything else is dropped as well.
+        self._discard.take(fds)
+        if operation == "done":
+            answer = self._pending.pop(record.get("id", 0), None)
+            if answer is None:
+                raise LineBroken("an answer to nothing that was asked")
+            self._pieces.pop(record.get("id", 0), None)
+            self.stdout.drain()
+            self.stderr.drain()
+            if not answer.done():
+                answer.set_result(record)
+        elif operation == "call":
+            if self._calls is None:
+                error = {"type": "RuntimeError", "message": "no run is under way; the host answers calls during one"}
+                self._answer_call({"op": "answer", "call": record.get("call"), "error": error})
+            else:
+                self._calls.begin(record)
+        elif operation == "cancel":
+            if self._calls is not None:
+                self._calls.cancel_one(record.get("call"))
+        elif operation == "output":
+            piece = self._pieces.get(record.get("id", 0))
+            if piece is not None:
+                piece(record)
+        elif operation == "ready":
+            if not self._ready.done():
+                self._ready.set_result(record)
+        elif operation == "unfrozen":
+            self._drop_frozen(str(record.get("why")))
+        else:
+            raise LineBroken(f"a record of an unknown kind: {str(operation)[:100]!r}")
+
+    def _keep_frozen(self, record: Record, fds: list[int]) -> None:
+        try:
+            if len(fds) != 2:
+                raise LineBroken("a frozen fork without its two descriptors")
+            signal.pidfd_send_signal(fds[1], 0)
+            wake = socket.socket(fileno=fds[0])
+        except OSError as problem:
+            for descriptor in fds:
+                os.close(descriptor)
+            if isinstance(problem, ProcessLookupError):
+                return
+            raise LineBroken("a frozen fork whose descriptors are not what they should be") from None
+        self._drop_frozen("")
+        pid = record.get("pid")
+        self._frozen = wake, fds[1], pid if type(pid) is int else 0
+
+    def _drop_frozen(self, why: str) -> None:
+        self.unfrozen = why
+        if self._frozen is not None:
+            wake, watched, _ = self._frozen
+            self._frozen = None
+            wake.close()
+            os.close(watched)
+
+    def _heard_init(self, record: Record, fds: list[int]) -> None:
+        if record.get("op") == "worker" and len(fds) == 1:
+            self._watch_worker(fds.pop())
+        elif record.get("op") == "exited":
+            self._statuses[record["pid"]] = record["status"]
+            self._status_came.set()
+        for descriptor in fds:
+            os.close(descriptor)
+
+    def _watch_worker(self, descriptor: int) -> None:
+        self._forget_worker()
+        self._worker_fd = descriptor
+        self._loop.add_reader(descriptor, self._worker_gone)
+
+    def _forget_worker(self) -> None:
+        if self._worker_fd >= 0:
+            self._loop.remove_reader(self._worker_fd)
+            os.close(self._worker_fd)
+            self._worker_fd = -1
+
+    def _line_ended(self, reason: str) -> None:
+        """Dead, or broken; either way this worker is done with."""
+        if reason not in ("the line was closed", "the line is gone: Connection reset by peer"):
+            self._broke = self._broke or reason
+        self._signal(signal.SIGKILL)
+        self._fail_all(reason)
+
+    def _worker_gone(self) -> None:
+        self._loop.remove_reader(self._worker_fd)
+        if self._line is not None:
+            self._line.read_rest()
+            self._line.close()
+        self._fail_all("its process ended")
+
+    def _init_ended(self, reason: str) -> None:
+        if self._line is not None:
+            self._line.read_rest()
+            self._line.close()
+        self._drop_frozen("the session's first process is gone")
+        self._status_came.set()
+        self._fail_all(f"the session's first process is gone ({reason})")
+
+    def _fail_all(self, reason: str) -> None:
+        self.stdout.drain()
+        self.stderr.drain()
+        waiting, self._pending = self._pending, {}
+        self._pieces.clear()
+        for answer in [*waiting.values(), self._ready]:
+            if not answer.done():
+                answer.set_exception(WorkerDied(self._broke or reason))
+        if self._ready.done() and not self._ready.cancelled():
+            self._ready.exception()
+
+    # --- after a death ----------------------------------------------------------------------------------------------
+
+    @property
+    def worker_alive(self) -> bool:
+        return self._line is not None and not self._line.closed
+
+    @property
+    def alive(self) -> bool:
+        """Whether the place itself is still there."""
+        return self._control is not None and not self._control.closed
+
+    async def how_it_ended(self) -> Ending:
+        """Of the worker that has just died, as init saw it."""
+        if self._broke:
+            return told_ending(None, self._broke, 0)
+        end = self._loop.time() + STATUS
+        while self.alive and self._worker_pid not in self._statuses and (left := end - self._loop.time()) > 0:
+            self._status_came.clear()
+            try:
+                await asyncio.wait_for(self._status_came.wait(), left)
+            except TimeoutError:
+                break
+        status = self._statuses.pop(self._worker_pid, None)
+        return told_ending(status, self._broke, self._init_pid if self.alive else 0)
+
+    async def wake(self) -> bool:
+        """Go on from the frozen fork; False when there is none, or it does not answer."""
+        if self._frozen is None or not self.alive:
+            return False
+        wake, watched, pid = self._frozen
+        self._frozen = None
+        self._broke = ""
+        self.unfrozen = "no frozen fork had been made since the last one was used"
+        self._ready = self._loop.create_future()
+        self._worker_pid = pid
+        self._line = HostLine(wake, self._heard, self._line_ended)
+        self._watch_worker(watched)
+        self._line.send({"op": "wake"})
+        try:
+            await self._get_ready("wake the frozen fork")
+        except SpawnFailed as problem:
+            self.unfrozen = f"the frozen fork did not go on: {problem}"
+            return False
+        return True
+
+    async def begin_again(self) -> bool:
+        """A fresh worker in the same place, the files as they are; False when init cannot give one."""
+        if not self.alive or self._control is None:
+            return False
+        line, theirs = socket.socketpair()
+        for pipe in (self.stdout, self.stderr):
+            pipe.close()
+        self.stdout, self.stderr = OutputPipe(), OutputPipe()
+        self._broke = ""
+        self._ready = self._loop.create_future()
+        self._line = HostLine(line, self._heard, self._line_ended)
+        self._forget_worker()
+        self._control.send({"op": "again"}, [theirs.fileno(), self.stdout.write_end, self.stderr.write_end])
+        try:
+            theirs.close()
+            self.stdout.handed_over()
+            self.stderr.handed_over()
+            await self._get_ready("start a fresh worker")
+        except SpawnFailed:
+            return False
+        return True
+
+    # --- the end ----------------------------------------------------------------------------------------------------
+
+    async def close(self) -> None:
+        """Init takes everything with it; returns when it is gone."""
+        if self._control is not None:
+            self._control.send({"op": "close"})
+        self._broke = self._broke or "the session was closed"
+        if self._line is not None:
+            self._line.close()
+        self._fail_all("the session was closed")
+        self.end_run()
+        if self._init_fd >= 0:
+            gone = asyncio.Event()
+            self._loop.add_reader(self._init_fd, gone.set)
+            try:
+                await asyncio.wait_for(gone.wait(), 5)
+            except TimeoutError:
+                self._end_init()
+                await gone.wait()
+            finally:
+                self._let_go()
+        else:
+            self._let_go()
+
+    def _end_init(self) -> None:
+        try:
+            signal.pidfd_send_signal(self._init_fd, signal.SIGKILL)
+        except ProcessLookupError:
+            return
+
+    def _let_go(self) -> None:
+        if self._init_fd >= 0:
+            self._loop.remove_reader(self._init_fd)
+            os.close(self._init_fd)
+            self._init_fd = -1
+        self._forget_worker()
+        self._drop_frozen("the session is closed")
+        for line in (self._line, self._control):
+            if line is not None:
+                line.close()
+        self.stdout.close()
+        self.stderr.close()
+        self._discard.close()
