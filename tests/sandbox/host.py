@@ -26,6 +26,23 @@ class Refused(Exception):
         self.answer = answer
 
 
+FORK = """
+import os, socket
+connection.sendall(b'{}\\n')
+_, ends, _, _ = socket.recv_fds(connection, 1, 3)
+child = settings["enter_fork"]()
+if child == 0:
+    for number in (1, 2):
+        os.dup2(ends[number], number)
+    os.close(connection.detach())
+    os.close(ends[1]); os.close(ends[2])
+    serve(socket.socket(fileno=ends[0]), names)
+for end in ends:
+    os.close(end)
+answer = child
+"""
+
+
 class Session:
     """One session, seen from outside."""
 
@@ -44,6 +61,9 @@ class Session:
             self.close()
             raise Refused(self.answer)
         self.pid: int = self.answer["pid"]
+        self.greet()
+
+    def greet(self) -> None:
         self.stream = self.line.makefile("rb")
         self.line.settimeout(60)
         self.ready = json.loads(self.stream.readline())
@@ -55,6 +75,35 @@ class Session:
         found = self.control.receive()
         assert found is not None, "init is gone"
         return found
+
+    def fork(self) -> Session:
+        """A live fork: the same variables and files, in a place of its own."""
+        fork = Session.__new__(Session)
+        fork.line, line = socket.socketpair()
+        control, theirs = socket.socketpair()
+        fork.control = Records(control)
+        self.control.send({"op": "fork", "id": 7}, [theirs.fileno()])
+        theirs.close()
+        told, _ = self.hear()
+        if told["op"] != "fork_ready":
+            fork.line.close()
+            line.close()
+            fork.control.close()
+            raise Refused(told)
+        fork.stdout, out = os.pipe()
+        fork.stderr, err = os.pipe()
+        self.line.sendall(json.dumps({"code": FORK}).encode() + b"\n")
+        assert self.stream.readline() == b"{}\n"
+        socket.send_fds(self.line, [b"x"], [line.fileno(), out, err])
+        answer = json.loads(self.stream.readline())
+        line.close()
+        os.close(out)
+        os.close(err)
+        if "value" not in answer:
+            fork.close()
+            raise Refused(answer)
+        fork.greet()
+        return fork
 
     def run(self, code: str) -> dict[str, Any]:
         """What came of the code inside; {"error": "Gone"} when the worker died of it."""

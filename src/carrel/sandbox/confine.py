@@ -52,7 +52,8 @@ def standard_streams(stdout: int, stderr: int) -> None:
             os.close(source)
 
 
-def give_up_privileges(plan: Plan, step: Step) -> None:
+def give_up_privileges(plan: Plan, step: Step) -> int | None:
+    """For good. Where the session can be forked, the descriptor on which init answers for setns."""
     step("limits")
     limits.apply(plan)
     step("no new privileges")
@@ -68,7 +69,8 @@ def give_up_privileges(plan: Plan, step: Step) -> None:
             landlock.fence(*reachable(plan))
     if "seccomp" in plan.parts:
         step("system call filter")
-        filter.install(filter.program())
+        return filter.install(filter.program(fork=plan.can_fork), listen=plan.can_fork)
+    return None
 
 
 def reachable(plan: Plan) -> tuple[list[str], list[str]]:

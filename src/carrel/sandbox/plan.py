@@ -64,6 +64,11 @@ class Plan:
         """Whether the session gets namespaces and its own file system at all."""
         return {"user", "mount", "pid"} <= self.parts
 
+    @property
+    def can_fork(self) -> bool:
+        """Landlock keeps a worker from its fork's init, and the filter asks before anybody enters."""
+        return self.confined and {"fork", "seccomp", "landlock"} <= self.parts
+
 
 def read_plan(record: dict[str, Any]) -> Plan:
     """The plan that a settings record describes; what is missing gets its default."""

@@ -21,8 +21,9 @@ class PeerBroken(Exception):
 class Records:
     """One end of a line of records; blocking, for programs with one thread."""
 
-    def __init__(self, line: socket.socket) -> None:
+    def __init__(self, line: socket.socket, largest: int = LARGEST) -> None:
         self.line = line
+        self.largest = largest
         self._buffer = bytearray()
         self._descriptors: list[int] = []
 
@@ -49,6 +50,14 @@ class Records:
             if not self.read():
                 return None
 
+    def ask(self, record: dict[str, Any], descriptors: list[int] | None = None) -> tuple[dict[str, Any], list[int]]:
+        """Send, and wait for the answer."""
+        self.send(record, descriptors)
+        found = self.receive()
+        if found is None:
+            raise ConnectionError("the other end is gone")
+        return found
+
     def read(self) -> bool:
         """Take in what has arrived; False at the end of the line."""
         space = socket.CMSG_SPACE(MOST_DESCRIPTORS * 4)
@@ -61,6 +70,8 @@ class Records:
                 found = array.array("i")
                 found.frombytes(raw[: len(raw) - len(raw) % 4])
                 self._descriptors += found
+        if len(self._descriptors) > 4 * MOST_DESCRIPTORS:
+            raise PeerBroken("descriptors that no record names")
         self._buffer += data
         return bool(data)
 
@@ -69,8 +80,8 @@ class Records:
         if len(self._buffer) < 4:
             return None
         length = int.from_bytes(self._buffer[:4], "big")
-        if length > LARGEST:
-            raise PeerBroken(f"a record of {length:,} bytes; at most {LARGEST:,} are taken")
+        if length > self.largest:
+            raise PeerBroken(f"a record of {length:,} bytes; at most {self.largest:,} are taken")
         if len(self._buffer) < 4 + length:
             return None
         try:

@@ -13,7 +13,7 @@ import sys
 import time
 from typing import Any
 
-from . import cgroups, filter, init, namespaces, syscalls
+from . import cgroups, filter, namespaces, starting, syscalls
 from .place import Place
 from .plan import Plan, PlanRefused, read_plan
 from .records import PeerBroken, Records
@@ -37,7 +37,7 @@ class Zygote:
         self.owners = namespaces.OwnerMaps(self.outside)
         self.poll = select.poll()
         self.wake_read, self.wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        self.entry: init.Entry | None = None
+        self.entry: starting.Entry | None = None
         self.trees = cgroups.trees()
         self.left: list[cgroups.Group] = []
         self.made = 0
@@ -58,6 +58,7 @@ class Zygote:
         self.leave_threads_behind()
         cgroups.sweep(self.trees)
         filter.program()
+        filter.program(fork=True)
         gc.collect()
         gc.freeze()
         gc.disable()
@@ -115,7 +116,7 @@ class Zygote:
 
     def spawn(self, record: dict[str, Any], descriptors: list[int]) -> None:
         """Fork a session; its answer follows when the worker's entry is about to be called, or the step that failed."""
-        step = init.Report(-1)
+        step = starting.Report(-1)
         try:
             plan = read_plan(record.get("settings", {}))
             if len(descriptors) != 4 or self.entry is None:
@@ -143,9 +144,9 @@ class Zygote:
         try:
             pid = syscalls.fork_with(namespaces.flags(plan))
             if pid == 0:
-                ends = init.Ends([*descriptors, go_read, report_write])
+                ends = starting.Ends([*descriptors, go_read, report_write])
                 assert self.entry is not None
-                init.live(plan, place, ends, self.entry, record.get("settings", {}))
+                starting.live(plan, place, ends, self.entry, record.get("settings", {}))
         except OSError:
             os.close(report_read)
             os.close(go_write)

@@ -10,12 +10,12 @@ from typing import Any
 
 def run(line: int, init: int, settings: dict[str, Any]) -> None:
     """The entry: never returns while the host's end is open."""
-    names: dict[str, Any] = {"settings": settings, "init": init, "line": line, "run": run}
+    names: dict[str, Any] = {"settings": settings, "init": init, "line": line, "serve": serve}
     serve(socket.socket(fileno=line), names)
 
 
 def serve(connection: socket.socket, names: dict[str, Any]) -> None:
-    names["connection"] = connection
+    names.update(connection=connection, names=names)
     connection.sendall(json.dumps({"ready": os.getpid()}).encode() + b"\n")
     stream = connection.makefile("rb")
     for text in stream:

@@ -1,0 +1,67 @@
+"""Init's word on setns: the filter asks, and only the one child that a live fork is waiting for may go on."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import struct
+
+from . import syscalls
+
+NOTIF_RECEIVE, NOTIF_SEND = 0xC0502100, 0xC0182101
+NOTIF = struct.Struct("=QIIiIQ6Q")
+ANSWER = struct.Struct("=QqiI")
+CONTINUE = 1
+# What a fork gets anew, in the order of entering: the user namespace gives the right to the others.
+NAMES = {
+    "user": syscalls.CLONE_NEWUSER,
+    "mnt": syscalls.CLONE_NEWNS,
+    "pid": syscalls.CLONE_NEWPID,
+    "ipc": syscalls.CLONE_NEWIPC,
+    "uts": syscalls.CLONE_NEWUTS,
+    "net": syscalls.CLONE_NEWNET,
+}
+FORK_FLAGS = frozenset(NAMES.values())
+
+
+class Permits:
+    """The listening end of the sessions' filter. Flags are in registers, so what is checked is what is run.
+
+    The descriptor that setns gets could be any: the kernel lets this user only into namespaces it owns, which
+    are those of its forks.
+    """
+
+    def __init__(self, listener: int) -> None:
+        self.listener = listener
+        self.expected: dict[int, int] = {}
+        """Who may, and how often: once for each namespace."""
+
+    def answer(self) -> None:
+        """One question, answered at once."""
+        buffer = bytearray(NOTIF.size)
+        try:
+            fcntl.ioctl(self.listener, NOTIF_RECEIVE, buffer)
+        except OSError as error:
+            if error.errno == errno.ENOENT:  # Who asked is dead.
+                return
+            raise
+        identity, pid, _, _, _, _, _, flags, *_ = NOTIF.unpack(bytes(buffer))
+        left = self.expected.pop(pid, 0)
+        allowed = left > 0 and flags in FORK_FLAGS
+        if allowed and left > 1:
+            self.expected[pid] = left - 1
+        reply = ANSWER.pack(identity, 0, 0 if allowed else -errno.EPERM, CONTINUE if allowed else 0)
+        try:
+            fcntl.ioctl(self.listener, NOTIF_SEND, bytearray(reply))
+        except OSError as error:
+            if error.errno != errno.ENOENT:
+                raise
+
+
+def number_of(pidfd: int) -> int:
+    """The process behind a descriptor, in our own count; -1 when it is gone."""
+    with open(f"/proc/self/fdinfo/{pidfd}", encoding="ascii") as file:
+        for line in file:
+            if line.startswith("Pid:"):
+                return int(line.split()[1])
+    return -1
