@@ -210,6 +210,8 @@ class Remote:
     """A name on the host: `tools.curl.get(url=…)` calls `tools.curl.get` there."""
 
     __slots__ = ("_host", "_name")
+    _host: Host
+    _name: str
 
     def __init__(self, host: Host, name: str) -> None:
         object.__setattr__(self, "_host", host)
@@ -217,12 +219,12 @@ class Remote:
 
     def __getattr__(self, name: str) -> Remote:
         # Asking for what an object may have is no call: copying, pickling, displaying and testing all do so.
-        if name.startswith("__") or name.startswith("_repr_") or name.startswith("_ipython_"):
+        if name.startswith(("__", "_repr_", "_ipython_")):
             raise AttributeError(name)
-        return Remote(self._host, "%s.%s" % (self._name, name))
+        return Remote(self._host, f"{self._name}.{name}")
 
     def __setattr__(self, name: str, value: Any) -> None:
-        raise AttributeError("%s is on the host; nothing can be set on it" % self._name)
+        raise AttributeError(f"{self._name} is on the host; nothing can be set on it")
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self._host.call(self._name, {"args": list(args), "kwargs": kwargs})
@@ -234,4 +236,4 @@ class Remote:
         return self._host.call_async(self._name, {"args": list(args), "kwargs": kwargs})
 
     def __repr__(self) -> str:
-        return "<%s, on the host>" % self._name
+        return f"<{self._name}, on the host>"

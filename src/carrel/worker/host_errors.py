@@ -58,7 +58,7 @@ def raised(error: dict[str, Any]) -> Exception:
         problem = kind(message)
     except TypeError:
         # Some of Python's own want more than a message.
-        problem = HostCallError("%s: %s" % (name, message))
+        problem = HostCallError(f"{name}: {message}")
     attributes = values.decode(error.get("attributes"))
     for attribute, value in attributes.items() if isinstance(attributes, dict) else ():
         if str(attribute).isidentifier() and not str(attribute).startswith("_"):

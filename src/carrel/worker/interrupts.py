@@ -6,6 +6,8 @@ import os
 import select
 import signal
 import threading
+import types
+from collections.abc import Callable
 
 
 class Interrupts:
@@ -17,6 +19,8 @@ class Interrupts:
         self._pending = False
         self._owner = os.getpid()
         self._thread = threading.get_ident()
+        self.stop: Callable[[str], bool] | None = None
+        """Asked first, with the file in which the interrupt found the code: True when it will see to it."""
 
     def install(self) -> None:
         """Take SIGINT, also when it came ignored (as in the background of a shell) or the last cell took it."""
@@ -34,12 +38,12 @@ class Interrupts:
         """The cell is over."""
         self.running = False
 
-    def _came(self, number: int, frame: object) -> None:
+    def _came(self, number: int, frame: types.FrameType | None) -> None:
         if not self.running or os.getpid() != self._owner:
             return
         if self._held:
             self._pending = True
-        else:
+        elif self.stop is None or not self.stop(frame.f_code.co_filename if frame is not None else ""):
             raise KeyboardInterrupt
 
     def mine(self) -> bool:

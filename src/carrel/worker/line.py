@@ -7,7 +7,7 @@ import json
 import socket
 import struct
 import threading
-from typing import Any, Dict
+from typing import Any
 
 LARGEST = 64 * 1024 * 1024
 """The longest record; whoever sends a longer one is broken."""
@@ -15,11 +15,15 @@ MOST_FDS = 16
 
 _HEAD = struct.Struct(">I")
 
-Record = Dict[str, Any]
+Record = dict[str, Any]
 
 
 class LineBroken(Exception):
     """The other side is gone, or sent what is no record."""
+
+
+class TooLong(ValueError):
+    """A record that is longer than the line takes; nothing of it was sent."""
 
 
 def packed(record: Record) -> bytes:
@@ -27,7 +31,7 @@ def packed(record: Record) -> bytes:
     # A lone surrogate (a file name may have one) becomes its JSON escape, so that every record is UTF-8.
     body = json.dumps(record, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "backslashreplace")
     if len(body) > LARGEST:
-        raise LineBroken("a record of %d bytes is longer than the line takes" % len(body))
+        raise TooLong(f"a record of {len(body)} bytes is longer than the line takes")
     return _HEAD.pack(len(body)) + body
 
 
@@ -36,7 +40,7 @@ def unpacked(body: bytes) -> Record:
     try:
         record = json.loads(body)
     except (ValueError, RecursionError) as problem:
-        raise LineBroken("what came over the line is no JSON: %s" % problem) from None
+        raise LineBroken(f"what came over the line is no JSON: {problem}") from None
     if not isinstance(record, dict):
         raise LineBroken("what came over the line is no record")
     return record
@@ -65,7 +69,7 @@ class Line:
                     data = data[self.socket.sendmsg([data], ancillary) :]
                 self.socket.sendall(data)
             except OSError as problem:
-                raise LineBroken("the line to the host is gone: %s" % problem) from None
+                raise LineBroken(f"the line to the host is gone: {problem}") from None
 
     def waiting(self) -> bool:
         """Whether a whole record has been read already."""
@@ -92,7 +96,7 @@ class Line:
         record = unpacked(body)
         wanted: Any = record.get("fds", 0)
         if not isinstance(wanted, int) or not 0 <= wanted <= len(self._fds):
-            raise LineBroken("a record promised %r file descriptors and brought %d" % (wanted, len(self._fds)))
+            raise LineBroken(f"a record promised {wanted!r} file descriptors and brought {len(self._fds)}")
         fds, self._fds = self._fds[:wanted], self._fds[wanted:]
         return record, fds
 
@@ -109,7 +113,7 @@ class Line:
         except BlockingIOError:
             return
         except OSError as problem:
-            raise LineBroken("the line to the host is gone: %s" % problem) from None
+            raise LineBroken(f"the line to the host is gone: {problem}") from None
         for level, kind, body in ancillary:
             if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
                 fds = array.array("i")

@@ -2,93 +2,85 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
-import resource
 import selectors
 import socket
 import sys
 import time
+import traceback
+from collections.abc import Callable
 from typing import Any
 
-from . import display, files, telling, values
-from .cells import Cell, new_namespace
+from . import files, values
+from .cells import Cell
 from .commands import Commands
-from .freezing import Frozen, foreign_threads
-from .host import Host, Remote
+from .freezing import Frozen, channels, devices, native_threads, python_threads, quiet_fork, threads
+from .host import Host
 from .interrupts import Interrupts
-from .line import Line, LineBroken, Record
-from .output import NoInput, StandardStreams, no_input
+from .line import Line, LineBroken, Record, TooLong
+from .output import out_of_the_way
+from .running import Running, Woken
 
 PROTOCOL = 1
 IDLE = 0.001
 """How long nothing must have come before a frozen fork is made."""
-
-
-class Woken(BaseException):
-    """Raised in a fork that goes on: back to the loop, with its own line."""
+CEILING = 2 << 30
+"""How large a session may be for one to be kept."""
 
 
 class Worker:
     """One session's Python."""
 
-    def __init__(self, line: Line, settings: dict[str, Any]) -> None:
-        self._settings = settings
+    def __init__(self, line: Line, init: int, settings: dict[str, Any]) -> None:
+        self._init = init
         self._home = str(settings.get("home") or os.getcwd())
-        self._frozen = Frozen(int(settings.get("frozen_ceiling") or (1 << 31)))
+        self._frozen = Frozen(int(settings.get("frozen_ceiling") or CEILING))
         self._keeps_frozen = bool(settings.get("frozen", True))
-        self._streams = StandardStreams()
-        self._interrupts = Interrupts()
-        self._host = Host(line, self._interrupts)
-        self._changed = False
-        self._refused: str | None = None
-        self._cells = 0
-        self._pid = os.getpid()
+        self._fork_process: Callable[[], int] = settings.get("enter_fork") or os.fork
+        self._why_not = "no frozen fork was made yet" if self._keeps_frozen else "frozen forks are switched off"
+        self._told: str | None = None
+        self._changed = True
+        self._covers: Any = None
         self._forking = False
         self._stray = False
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._shown: list[dict[str, Any]] = []
-        self._names: dict[str, Any] = {}
+        self._line = line
+        self._interrupts = Interrupts()
+        self._host = Host(line, self._interrupts)
+        self._selector = selectors.EpollSelector()
+        self._bell: tuple[int, int] | None = None
         self._begin(line)
-        self._reset()
+        self._commands = Commands(self._selector, self._home, self._send_fds)
+        self._running = Running(self._host, self._interrupts, settings, self._home)
         os.register_at_fork(after_in_child=self._forked_by_the_user)
 
-    # --- beginning, also again in a fork ----------------------------------------------------------------------------
-
     def _begin(self, line: Line) -> None:
-        self._pid = os.getpid()
+        """Everything that belongs to this process alone; again in each fork."""
         self._line = line
-        self._selector = selectors.DefaultSelector()
-        self._bell, bell = os.pipe()
-        os.set_blocking(self._bell, False)
-        self._selector.register(self._bell, selectors.EVENT_READ, self._rung)
-        self._host.move(line, bell)
+        for fd in self._bell or ():
+            os.close(fd)
+        heard, rung = os.pipe()
+        self._bell = (out_of_the_way(heard), out_of_the_way(rung))
+        os.close(heard)
+        os.close(rung)
+        self._selector.close()
+        self._selector = selectors.EpollSelector()
         self._selector.register(line.socket, selectors.EVENT_READ, None)
-        self._commands = Commands(self._selector, self._home, self._send)
+        self._selector.register(self._bell[0], selectors.EVENT_READ, self._rung)
+        self._host.move(line, self._bell[1])
         self._interrupts.end()
         self._interrupts.install()
 
     def _rung(self) -> None:
-        os.read(self._bell, 4096)
-
-    def _reset(self) -> None:
-        os.chdir(self._home)
-        sys.path[:0] = [""] if sys.path[:1] != [""] else []
-        sys.argv = [""]
-        sys.stdin = NoInput()  # type: ignore[assignment]
-        self._names = new_namespace()
-        own: dict[str, Any] = self._names["__builtins__"]
-        own["input"] = no_input
-        own["display"] = self._display
-        for name in self._settings.get("names", []):
-            self._names[name] = Remote(self._host, name)
-        self._changed = True
+        os.read(self._bell[0] if self._bell else -1, 4096)
 
     def _send(self, record: Record) -> None:
         self._line.send(record)
 
+    def _send_fds(self, record: Record, fds: tuple[int, ...]) -> None:
+        self._line.send(record, fds)
+
     def _ready(self) -> None:
-        version = "%d.%d.%d" % sys.version_info[:3]
+        version = ".".join(map(str, sys.version_info[:3]))
         self._send({"op": "ready", "protocol": PROTOCOL, "python": version, "pid": os.getpid()})
 
     def serve(self) -> None:
@@ -107,26 +99,24 @@ class Worker:
     def _next(self) -> None:
         if self._host.requests:
             self._answer(*self._host.requests.popleft())
-        elif self._selected() and self._readable:
-            self._host.take()
-
-    def _selected(self) -> bool:
-        """Wait for something; freeze when there is time. True when anything happened."""
+            return
         deadline = self._commands.next_deadline()
         wait = None if deadline is None else max(0.0, deadline - time.monotonic())
-        if self._changed and self._keeps_frozen:
+        freezes = self._changed and self._keeps_frozen
+        if freezes:
             wait = IDLE if wait is None else min(wait, IDLE)
         events = self._selector.select(wait)
-        self._readable = False
         for key, _ in events:
             if key.data is None:
-                self._readable = True
+                self._host.take()
             else:
                 key.data()
         self._commands.check_deadlines()
-        if not events and self._changed and self._keeps_frozen:
+        if self._commands.left_something:
+            self._commands.left_something = False
+            self._changed = True
+        if not events and freezes:
             self._freeze()
-        return bool(events)
 
     def _answer(self, record: Record, fds: list[int]) -> None:
         work = {
@@ -135,11 +125,12 @@ class Worker:
             "file": self._file,
             "processes": self._processes,
             "kill": self._kill,
-            "reset": self._reset_for,
+            "reset": self._reset,
             "fork": self._fork,
+            "close": self._close,
         }.get(str(record.get("op")))
         if work is None:
-            self._send({"op": "done", "id": record.get("id"), "error": "unknown request %r" % (record.get("op"),)})
+            self._send({"op": "done", "id": record.get("id"), "error": f"there is no request {record.get('op')!r}"})
         else:
             work(record, fds)
 
@@ -157,123 +148,126 @@ class Worker:
         self._send({"op": "done", "id": record.get("id"), "processes": self._commands.listing()})
 
     def _kill(self, record: Record, fds: list[int]) -> None:
-        self._send({"op": "done", "id": record.get("id"), "killed": self._commands.kill(int(record.get("pid", 0)))})
+        killed = self._commands.kill(record.get("pid"), record.get("of"))
+        self._send({"op": "done", "id": record.get("id"), "killed": killed})
 
-    def _reset_for(self, record: Record, fds: list[int]) -> None:
-        self._reset()
+    def _reset(self, record: Record, fds: list[int]) -> None:
+        self._running.reset()
+        self._changed = True
         self._send({"op": "done", "id": record.get("id")})
+
+    def _close(self, record: Record, fds: list[int]) -> None:
+        self._send({"op": "done", "id": record.get("id")})
+        raise LineBroken("the host has closed the session")
 
     # --- cells ------------------------------------------------------------------------------------------------------
 
     def _run(self, record: Record, fds: list[int]) -> None:
-        self._cells += 1
-        self._shown = []
-        answer: Record = {"op": "done", "id": record.get("id")}
-        before = _usage()
+        changed_before = self._changed
+
+        def before_it(cell: Cell) -> None:
+            if changed_before and self._keeps_frozen and not cell.harmless:
+                self._freeze()
+            self._changed = self._changed or not cell.changes_nothing
+
+        def unsafe() -> None:
+            if changed_before and self._keeps_frozen:
+                self._freeze()
+
+        outcome = self._running.run(str(record.get("code", "")), before_it, unsafe)
+        if self._stray:
+            _end_stray(outcome)
+        self._running.streams.settle()
+        self._covers = record.get("id")
+        result = {"op": "done", "id": record.get("id"), "frozen": self._why_not, **outcome}
         try:
-            self._interrupts.install()
-            self._interrupts.begin()
+            self._send(result)
+        except TooLong:
+            # Text that JSON has to escape grows on its way.
+            value = values.as_repr("", "too large to cross as data")
+            self._send({**result, "value": value, "display": []})
+
+    def _freeze(self) -> None:
+        """Keep a fork of this moment, or say why there is none."""
+        made: Line | str | None = self._frozen.refusal()
+        if made is None:
+            self._forking = True
             try:
-                answer.update(self._ran(str(record.get("code", "")), "<cell %d>" % self._cells))
+                made = self._frozen.make(self._line, self._covers)
             finally:
-                self._interrupts.end()
-        except Woken:
-            raise
-        except BaseException as problem:  # noqa: BLE001 - whatever the code raises is its result
-            self._interrupts.end()
-            answer.update(error=telling.told(problem), error_type=type(problem).__name__)
-        if self._stray or os.getpid() != self._pid:
-            os._exit(0)
-        self._streams.settle()
-        after = _usage()
-        answer["usage"] = {"cpu_seconds": after[0] - before[0], "max_rss_bytes": after[1]}
-        answer["display"] = self._shown
-        self._send(answer)
+                self._forking = False
+        self._changed = False
+        if isinstance(made, Line):
+            self._wake(made)
+            return
+        self._why_not = made or "kept"
+        if made is not None:
+            self._frozen.drop()
+            if made != self._told:
+                self._send({"op": "unfrozen", "why": made})
+        self._told = made
 
-    def _ran(self, code: str, filename: str) -> Record:
-        cell = Cell(code, filename)
-        if self._changed and self._keeps_frozen and not cell.harmless:
-            self._interrupts.end()
-            self._freeze()
-            self._interrupts.begin()
+    def _wake(self, line: Line) -> None:
+        """In the frozen fork: the worker is dead, and this is the worker now."""
+        self._go_on(line, keep_commands=True)
+        if self._init >= 0:
+            init = socket.socket(fileno=os.dup(self._init))
+            with init:
+                Line(init).send({"op": "worker", "pid": os.getpid()})
+        raise Woken
+
+    def _go_on(self, line: Line, keep_commands: bool) -> None:
+        self._begin(line)
+        self._commands.in_fork(self._selector, keep_commands)
+        self._running.loop.renew()
+        self._frozen.forget()
+        self._why_not = "no frozen fork was made yet"
+        self._told = None
         self._changed = True
-        value = self._awaited(cell) if cell.waits else cell.run(self._names)
-        rich = display.bundle(value)
-        if rich is not None:
-            self._shown.append(rich)
-        self._shown += display.open_figures()
-        return {"value": values.encode(value)}
-
-    def _awaited(self, cell: Cell) -> Any:
-        if self._loop is None or self._loop.is_closed():
-            self._loop = asyncio.new_event_loop()
-        asyncio.set_event_loop(self._loop)
-        task = self._loop.create_task(cell.run_waiting(self._names))
-        try:
-            return self._loop.run_until_complete(task)
-        except BaseException:
-            # An interrupt leaves the task half way; it gets the chance to clean up.
-            if not task.done():
-                task.cancel()
-                try:
-                    self._loop.run_until_complete(asyncio.wait([task], timeout=0.5))
-                except RuntimeError:
-                    self._loop = None
-            raise
-
-    def _display(self, *shown: Any) -> None:
-        for value in shown:
-            rich = display.bundle(value)
-            if rich is None:
-                print(value)
-            else:
-                self._shown.append(rich)
 
     # --- forks ------------------------------------------------------------------------------------------------------
 
-    def _freeze(self) -> None:
-        why = self._frozen.refusal()
-        if why is not None:
-            self._frozen.drop()
-            if why != self._refused:
-                self._send({"op": "unfrozen", "why": why})
-            self._refused = why
-            self._changed = False
-            return
-        self._refused = None
-        self._forking = True
-        try:
-            line = self._frozen.make(self._line)
-        finally:
-            self._forking = False
-        self._changed = False
-        if line is not None:
-            self._changed = True
-            self._begin(line)
-            raise Woken
-
     def _fork(self, record: Record, fds: list[int]) -> None:
-        why = foreign_threads()
-        if why is not None or len(fds) != 3:
-            for fd in fds:
-                os.close(fd)
-            self._send({"op": "done", "id": record.get("id"), "refused": why or "no line came with the request"})
-            return
-        sys.stdout.flush()
-        sys.stderr.flush()
-        self._forking = True
-        pid = os.fork()
-        self._forking = False
+        """Another worker with the same variables, on its own line; or the reason why not, and nothing has changed."""
+        why = self._why_no_fork(fds)
+        pid = -1
+        if why is None:
+            self._forking = True
+            try:
+                pid = quiet_fork(self._fork_process)
+            except OSError as problem:
+                why = str(problem.strerror or problem)
+            finally:
+                self._forking = False
         if pid == 0:
             self._line.socket.close()
-            self._frozen.forget()
-            self._streams.replace(fds[1], fds[2])
-            self._begin(Line(socket.socket(fileno=fds[0])))
-            self._changed = True
+            self._running.streams.replace(fds[1], fds[2])
+            line = out_of_the_way(fds[0])
+            os.close(fds[0])
+            self._go_on(Line(socket.socket(fileno=line)), keep_commands=False)
             raise Woken
         for fd in fds:
             os.close(fd)
-        self._send({"op": "done", "id": record.get("id"), "pid": pid})
+        answer = {"pid": pid} if why is None else {"refused": why}
+        self._send({"op": "done", "id": record.get("id"), **answer})
+
+    def _why_no_fork(self, fds: list[int]) -> str | None:
+        if len(fds) != 3:
+            return "the request brought no line, stdout and stderr of the fork"
+        own = {self._line.fileno(), self._init, self._selector.fileno(), *fds, *(self._bell or ())}
+        own |= self._running.streams.descriptors() | self._running.loop.descriptors() | self._commands.descriptors()
+        why = python_threads() or devices() or channels(own)
+        if why is None and threads():
+            # Some libraries end their threads before a fork: a child that ends at once shows which are left.
+            self._forking = True
+            pid = quiet_fork()
+            if pid == 0:
+                os._exit(0)
+            self._forking = False
+            os.waitpid(pid, 0)
+            left = threads()
+            why = native_threads(left) if left else None
+        return why
 
     def _forked_by_the_user(self) -> None:
         """A child made by the user's code is no worker: it has no line, and ends when its cell does."""
@@ -282,17 +276,27 @@ class Worker:
             self._line.socket.close()
 
 
-def _usage() -> tuple[float, int]:
-    own = resource.getrusage(resource.RUSAGE_SELF)
-    children = resource.getrusage(resource.RUSAGE_CHILDREN)
-    seconds = own.ru_utime + own.ru_stime + children.ru_utime + children.ru_stime
-    return seconds, own.ru_maxrss * 1024
+def _end_stray(outcome: Record) -> None:
+    """End a child that the user's code forked, as a Python program ends."""
+    code = outcome.get("exit_code", 1 if "error" in outcome else 0)
+    if "error" in outcome and "exit_code" not in outcome:
+        sys.stderr.write(f"{outcome['error']}\n")
+    try:
+        sys.stdout.flush()
+        sys.stderr.flush()
+    finally:
+        os._exit(code & 0xFF if isinstance(code, int) else 1)
 
 
 def run(line_fd: int, init_fd: int, settings: dict[str, Any]) -> None:
     """Be the worker of a session until the host is gone; never returns."""
-    worker = Worker(Line(socket.socket(fileno=line_fd)), settings)
+    code = 1
     try:
-        worker.serve()
+        line = out_of_the_way(line_fd)
+        os.close(line_fd)
+        Worker(Line(socket.socket(fileno=line)), init_fd, settings).serve()
+        code = 0
+    except BaseException:  # noqa: BLE001 - the worker's own fault: told where the session's output goes, then the end
+        traceback.print_exc()
     finally:
-        os._exit(0)
+        os._exit(code)

@@ -2,52 +2,90 @@
 
 from __future__ import annotations
 
+import ctypes
 import fcntl
 import io
 import os
+import resource
 import sys
+from typing import Any
 
-_KEPT_FROM = 200
-"""Where the spare descriptors lie: out of the way of code that closes the low ones."""
+
+def out_of_the_way(fd: int) -> int:
+    """A copy of a descriptor with a high number: code that closes the low ones, or counts on them, does not meet it."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    lowest = 200 if limit == resource.RLIM_INFINITY or limit > 300 else max(3, limit // 2)
+    return fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, lowest)
+
+
+class _Stream:
+    """One of the two: its number, a spare of its pipe, and the pipe's identity."""
+
+    def __init__(self, name: str, fd: int) -> None:
+        self.name, self.fd = name, fd
+        self.spare = out_of_the_way(fd)
+        self.pipe = _identity(self.spare)
+
+    def take(self, fd: int) -> None:
+        os.dup2(fd, self.spare, inheritable=False)
+        os.dup2(fd, self.fd)
+        os.close(fd)
+        self.pipe = _identity(self.spare)
+
+    def flushed(self) -> bool:
+        """Write out what is waiting; whether all is as it should be."""
+        stream = getattr(sys, self.name, None)
+        try:
+            stream.flush()  # type: ignore[union-attr]
+        except Exception:  # noqa: BLE001 - closed, replaced or broken by the cell
+            return False
+        return stream is getattr(sys, f"__{self.name}__", None) and _identity(self.fd) == self.pipe
+
+    def renew(self) -> None:
+        if _identity(self.fd) != self.pipe:
+            os.dup2(self.spare, self.fd)
+        raw: Any = open(self.fd, "wb", buffering=0, closefd=False)  # noqa: SIM115 - it lives as long as the process
+        # Write-through, so that a child's output comes after what was printed before it.
+        fresh = io.TextIOWrapper(raw, encoding="utf-8", errors="backslashreplace", write_through=True)
+        setattr(sys, self.name, fresh)
+        setattr(sys, f"__{self.name}__", fresh)
 
 
 class StandardStreams:
     """The pipes to the host at 1 and 2, and a spare of each."""
 
     def __init__(self) -> None:
-        self._spares = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, _KEPT_FROM) for fd in (1, 2)]
-        self._pipes = [_identity(fd) for fd in self._spares]
+        self._streams = [_Stream("stdout", 1), _Stream("stderr", 2)]
+        self._c_library = ctypes.CDLL(None)
+        self._line_by_line()
         self.renew()
+
+    def _line_by_line(self) -> None:
+        """What C code prints is sent line by line too, though a pipe is no terminal."""
+        try:
+            stdout = ctypes.c_void_p.in_dll(self._c_library, "stdout")
+            self._c_library.setvbuf(stdout, None, 1, 0)
+        except (ValueError, AttributeError):
+            return  # a C library without these names: it is sent at the end of the cell
+
+    def descriptors(self) -> set[int]:
+        return {stream.spare for stream in self._streams}
 
     def replace(self, stdout: int, stderr: int) -> None:
         """Take other pipes, as a fork does."""
-        for spare, fd in zip(self._spares, (stdout, stderr)):
-            os.dup2(fd, spare, inheritable=False)
-            os.close(fd)
-        self._pipes = [_identity(fd) for fd in self._spares]
-        for target, spare in zip((1, 2), self._spares):
-            os.dup2(spare, target)
+        self._streams[0].take(stdout)
+        self._streams[1].take(stderr)
         self.renew()
 
     def renew(self) -> None:
         """Fresh streams over the pipes, wherever 1 and 2 lead now."""
-        for target, spare, pipe in zip((1, 2), self._spares, self._pipes):
-            if _identity(target) != pipe:
-                os.dup2(spare, target)
-        sys.stdout = sys.__stdout__ = _stream(1)  # type: ignore[misc]
-        sys.stderr = sys.__stderr__ = _stream(2)  # type: ignore[misc]
+        for stream in self._streams:
+            stream.renew()
 
     def settle(self) -> None:
         """After a cell: what it printed is out, and the streams are whole again."""
-        damaged = False
-        for name, target, pipe in (("stdout", 1, self._pipes[0]), ("stderr", 2, self._pipes[1])):
-            stream = getattr(sys, name, None)
-            try:
-                stream.flush()  # type: ignore[union-attr]
-            except Exception:  # noqa: BLE001 - closed, replaced or broken by the cell
-                damaged = True
-            damaged = damaged or stream is not getattr(sys, "__%s__" % name, None) or _identity(target) != pipe
-        if damaged:
+        self._c_library.fflush(None)
+        if not all([stream.flushed() for stream in self._streams]):  # noqa: C419 - both, also when the first is broken
             self.renew()
 
 
@@ -59,12 +97,6 @@ def _identity(fd: int) -> tuple[int, int] | None:
     return found.st_dev, found.st_ino
 
 
-def _stream(fd: int) -> io.TextIOWrapper:
-    raw = open(fd, "wb", buffering=0, closefd=False)  # noqa: SIM115 - it lives as long as the process
-    # Write-through, so that a child's output comes after what was printed before it.
-    return io.TextIOWrapper(raw, encoding="utf-8", errors="backslashreplace", write_through=True)
-
-
 class NoInput(io.TextIOBase):
     """What `sys.stdin` is: there is nobody to type."""
 
@@ -73,11 +105,17 @@ class NoInput(io.TextIOBase):
     def readable(self) -> bool:
         return True
 
+    def fileno(self) -> int:
+        return 0
+
     def readline(self, size: int | None = -1) -> str:  # type: ignore[override]
         raise EOFError("code here has no standard input: give it its data as a value, a file or an argument")
 
     def read(self, size: int | None = -1) -> str:
         return self.readline()
+
+    def close(self) -> None:
+        """`quit()` closes it; the next cell may still ask."""
 
 
 def no_input(prompt: object = "") -> str:

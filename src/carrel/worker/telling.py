@@ -1,32 +1,43 @@
-"""What is told of an exception: the user's own lines with their source, and nothing of the worker's."""
+"""What is told of an exception: the user's own lines with their source, and nothing of the worker's or a library's."""
 
 from __future__ import annotations
 
 import os
+import sysconfig
 import traceback
 
 _HERE = os.path.dirname(os.path.abspath(__file__))
-_MOST_FRAMES = 40
+_LONGEST = 40_000
+_FOLDERS = (_HERE, *(sysconfig.get_paths()[kind] for kind in ("stdlib", "platstdlib", "purelib", "platlib")))
+_LIBRARIES = ("<frozen ", *(path + os.sep for path in (*_FOLDERS, *map(os.path.realpath, _FOLDERS))))
 
 
 def told(problem: BaseException) -> str:
-    """The traceback as Python prints it, without the frames of this program."""
+    """The traceback as Python prints it, without the frames of this program and of installed packages."""
     try:
-        trace = traceback.TracebackException(type(problem), problem, problem.__traceback__, compact=True)
+        trace = traceback.TracebackException(type(problem), problem, problem.__traceback__, limit=-2000)
         _strip(trace, set())
-        return "".join(trace.format()).rstrip("\n")
+        text = "".join(trace.format()).rstrip("\n")
     except Exception as worse:  # noqa: BLE001 - the exception's own __str__ may raise anything
-        return "%s (and telling of it raised %s)" % (type(problem).__name__, type(worse).__name__)
+        text = f"{type(problem).__name__} (and telling of it raised {type(worse).__name__})"
+    if len(text) > _LONGEST:
+        cut = len(text) - _LONGEST
+        text = f"{text[: _LONGEST // 2]}\n… {cut} characters left out …\n{text[-_LONGEST // 2 :]}"
+    return text
+
+
+def kind(problem: BaseException) -> str:
+    """The name of its class."""
+    name = type(problem).__name__
+    return name if isinstance(name, str) else "Exception"
 
 
 def _strip(trace: traceback.TracebackException, seen: set[int]) -> None:
     if id(trace) in seen:
         return
     seen.add(id(trace))
-    frames = [frame for frame in trace.stack if os.path.dirname(frame.filename) != _HERE]
-    if len(frames) > _MOST_FRAMES:
-        frames = frames[: _MOST_FRAMES // 2] + frames[-_MOST_FRAMES // 2 :]
-    trace.stack = traceback.StackSummary.from_list(frames)
+    mine = [frame for frame in trace.stack if not frame.filename.startswith(_LIBRARIES)]
+    trace.stack = traceback.StackSummary.from_list(mine)
     for inner in (trace.__cause__, trace.__context__, *(getattr(trace, "exceptions", None) or ())):
         if inner is not None:
             _strip(inner, seen)

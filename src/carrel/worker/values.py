@@ -1,22 +1,27 @@
 """Values as tagged JSON data, both ways: what is no data crosses as its repr, and nothing is ever evaluated."""
 
+from __future__ import annotations
+
 import base64
 import binascii
 import dataclasses
 import datetime
 import decimal
 import enum
-import json
 import math
 import pathlib
 import uuid
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from .reprs import safe_repr
 
 LARGEST = 32 * 1024 * 1024
 """How many bytes an encoded value may have; a larger one crosses as the beginning of its repr."""
 DEEPEST = 200
-REPR_LENGTH = 100000
 TAG = "$"
 _SAFE = 2**53
+_MOST_EQUAL_HASHES = 1000
 
 
 class TooLarge(Exception):
@@ -28,41 +33,33 @@ class Repr(str):
 
     __slots__ = ()
 
-    def __repr__(self):
+    def __repr__(self) -> str:
         return str(self)
 
 
-def encode(value, largest=LARGEST):
+def encode(value: Any, largest: int = LARGEST) -> Any:
     """The value as JSON data; never raises, whatever the value's own methods do."""
     try:
         return _Encoding(largest).encode(value, 0)
     except (TooLarge, RecursionError, MemoryError):
-        return {TAG: "repr", "text": safe_repr(value), "why": "too large or too deep to cross as data"}
+        return as_repr(value, "too large or too deep to cross as data")
+    except RuntimeError:
+        return as_repr(value, "changed by another thread while it was sent")
 
 
-def safe_repr(value, length=REPR_LENGTH):
-    """`repr`, cut, also of an object whose own one raises."""
-    try:
-        text = repr(value)
-        if not isinstance(text, str):
-            raise TypeError("__repr__ returned no text")
-    except RecursionError:
-        text = "<%s object, too deep to show>" % type(value).__name__
-    except Exception as problem:  # noqa: BLE001 - the user's own __repr__ may raise anything
-        text = "<%s object whose repr raised %s>" % (type(value).__name__, type(problem).__name__)
-    if len(text) > length:
-        text = text[:length] + "… (%d characters in all)" % len(text)
-    return text
+def as_repr(value: Any, why: str) -> Any:
+    """The repr of a value in its place, and the reason."""
+    return {TAG: "repr", "text": safe_repr(value), "why": why}
 
 
 class _Encoding:
     """One value on its way out: counts what it makes, and knows what it is inside of."""
 
-    def __init__(self, largest):
+    def __init__(self, largest: int) -> None:
         self._left = largest
-        self._inside = set()
+        self._inside: set[int] = set()
 
-    def encode(self, value, depth):
+    def encode(self, value: Any, depth: int) -> Any:
         kind = type(value)
         if value is None or kind is bool:
             return self._spent(value, 5)
@@ -76,112 +73,141 @@ class _Encoding:
             raise TooLarge
         plain = _PLAIN.get(kind)
         if plain is not None:
-            return self._tagged(*plain(value))
-        if kind in (list, tuple, set, frozenset, dict):
-            return self._container(kind, value, depth)
+            return self._plain(plain, value)
+        if kind in _ITEMS:
+            return self._container(kind, value, value, depth)
         return self._other(value, depth)
 
-    def _spent(self, data, size):
+    def _spent(self, data: Any, size: int) -> Any:
         self._left -= size
         if self._left < 0:
             raise TooLarge
         return data
 
-    def _tagged(self, name, data):
+    def _tagged(self, name: str, data: str) -> Any:
         return self._spent({TAG: name, "of": data}, len(data) + 16)
 
-    def _int(self, value):
+    def _plain(self, plain: Callable[[Any], tuple[str, str]], value: Any) -> Any:
+        if isinstance(value, (bytes, bytearray)) and len(value) > self._left:
+            raise TooLarge
+        return self._tagged(*plain(value))
+
+    def _int(self, value: int) -> Any:
         if -_SAFE <= value <= _SAFE:
             return self._spent(value, 17)
-        return self._tagged("int", format(value, "x"))
+        self._spent(None, value.bit_length() // 4)
+        return {TAG: "int", "of": format(value, "x")}
 
-    def _float(self, value):
+    def _float(self, value: float) -> Any:
         if math.isfinite(value):
             return self._spent(value, 20)
         return self._tagged("float", repr(value))
 
-    def _text(self, value):
+    def _text(self, value: str) -> Any:
         # A cheap bound first, so that a text of a gigabyte is never copied.
-        self._spent(None, len(value))
+        self._spent(None, len(value) + 2)
         try:
-            value.encode("utf-8")
+            self._spent(None, len(value.encode("utf-8")) - len(value))
         except UnicodeEncodeError:
-            return {TAG: "text", "of": base64.b64encode(value.encode("utf-8", "surrogatepass")).decode("ascii")}
+            return self._tagged("text", base64.b64encode(value.encode("utf-8", "surrogatepass")).decode("ascii"))
         return value
 
-    def _container(self, kind, value, depth):
-        if id(value) in self._inside:
+    def _container(self, kind: type, value: Any, itself: object, depth: int) -> Any:
+        if id(itself) in self._inside:
             return {TAG: "repr", "text": "..."}
-        self._inside.add(id(value))
+        self._inside.add(id(itself))
         try:
             self._spent(None, 2 + len(value))
             if kind is dict:
                 return self._dict(value, depth)
             items = [self.encode(item, depth + 1) for item in value]
         finally:
-            self._inside.discard(id(value))
+            self._inside.discard(id(itself))
         return items if kind is list else {TAG: kind.__name__, "of": items}
 
-    def _dict(self, value, depth):
+    def _dict(self, value: dict[Any, Any], depth: int) -> Any:
         if all(type(key) is str and not key.startswith(TAG) and key.isascii() for key in value):
             for key in value:
                 self._spent(None, len(key) + 4)
             return {key: self.encode(item, depth + 1) for key, item in value.items()}
         return {TAG: "dict", "of": [[self.encode(k, depth + 1), self.encode(v, depth + 1)] for k, v in value.items()]}
 
-    def _other(self, value, depth):
+    def _other(self, value: Any, depth: int) -> Any:
         """Subclasses of the plain kinds as those, enum members as their value, dataclasses as dicts."""
         try:
-            if isinstance(value, enum.Enum):
-                return self.encode(value.value, depth + 1)
-            if dataclasses.is_dataclass(value) and not isinstance(value, type):
-                fields = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
-                return self._container(dict, fields, depth)
-            if isinstance(value, pathlib.PurePath):
-                return self._tagged("path", str(value))
-            for kind in (int, float, str):
-                if isinstance(value, kind):
-                    return self.encode(kind.__new__(kind, value) if kind is not str else str.__str__(value), depth)
-            for kind in (list, tuple, set, frozenset, dict):
-                if isinstance(value, kind):
-                    return self._container(kind, kind(value), depth)
-            for kind, plain in _PLAIN.items():
-                if isinstance(value, kind):
-                    return self._tagged(*plain(value))
+            return self._as_data(value, depth)
         except (TooLarge, RecursionError, MemoryError):
             raise
-        except Exception:  # noqa: BLE001 - the user's own class may raise anything; its repr is what is left
-            pass
+        except Exception as problem:  # noqa: BLE001 - the user's own class may raise anything; its repr is what is left
+            return self._repr(value, f"it raised {type(problem).__name__} when it was looked at")
+
+    def _as_data(self, value: Any, depth: int) -> Any:
+        if isinstance(value, enum.Enum):
+            return self.encode(value.value, depth + 1)
+        if dataclasses.is_dataclass(value) and not isinstance(value, type):
+            fields = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+            return self._container(dict, fields, value, depth)
+        if isinstance(value, pathlib.PurePath):
+            return self._tagged("path", str(value))
+        if isinstance(value, str):
+            return self._text(str.__str__(value))
+        if isinstance(value, int):
+            return self._int(int.__index__(value))
+        if isinstance(value, float):
+            return self._float(float.__float__(value))
+        for kind, items in _ITEMS.items():
+            if isinstance(value, kind):
+                # By the builtin's own iteration: a subclass may go on forever.
+                return self._container(kind, kind(items(value)), value, depth)
+        for kind, plain in _PLAIN.items():
+            if isinstance(value, kind):
+                return self._plain(plain, value)
+        return self._repr(value)
+
+    def _repr(self, value: Any, why: str | None = None) -> Any:
         text = safe_repr(value)
-        return self._spent({TAG: "repr", "text": text}, len(text))
+        told = {TAG: "repr", "text": text} if why is None else {TAG: "repr", "text": text, "why": why}
+        return self._spent(told, len(text) + 32)
 
 
-def _base64(data):
+_ITEMS: dict[type, Callable[[Any], Iterable[Any]]] = {
+    list: list.__iter__,
+    tuple: tuple.__iter__,
+    set: set.__iter__,
+    frozenset: frozenset.__iter__,
+    dict: dict.items,
+}
+
+
+def _base64(data: bytes | bytearray) -> str:
     return base64.b64encode(data).decode("ascii")
 
 
-_PLAIN = {
+_PLAIN: dict[type, Callable[[Any], tuple[str, str]]] = {
     bytes: lambda v: ("bytes", _base64(v)),
-    bytearray: lambda v: ("bytes", _base64(bytes(v))),
-    complex: lambda v: ("complex", "%r %r" % (v.real, v.imag)),
+    bytearray: lambda v: ("bytes", _base64(v)),
+    complex: lambda v: ("complex", f"{v.real!r} {v.imag!r}"),
     datetime.datetime: lambda v: ("datetime", v.isoformat() + ("|fold" if v.fold else "")),
     datetime.date: lambda v: ("date", v.isoformat()),
     datetime.time: lambda v: ("time", v.isoformat() + ("|fold" if v.fold else "")),
-    datetime.timedelta: lambda v: ("timedelta", "%d %d %d" % (v.days, v.seconds, v.microseconds)),
+    datetime.timedelta: lambda v: ("timedelta", f"{v.days} {v.seconds} {v.microseconds}"),
     decimal.Decimal: lambda v: ("decimal", str(v)),
     uuid.UUID: lambda v: ("uuid", str(v)),
 }
 
 
-def decode(data):
+# --- the way back ---------------------------------------------------------------------------------------------------
+
+
+def decode(data: Any) -> Any:
     """The value that tagged data stands for; ValueError for data that no `encode` makes."""
     try:
         return _decode(data, 0)
-    except (KeyError, TypeError, ArithmeticError, binascii.Error, RecursionError, OverflowError) as problem:
-        raise ValueError("this is no value of the protocol: %s" % problem) from None
+    except (KeyError, TypeError, ArithmeticError, binascii.Error, RecursionError) as problem:
+        raise ValueError(f"this is no value of the protocol: {problem}") from None
 
 
-def _decode(data, depth):
+def _decode(data: Any, depth: int) -> Any:
     if depth > DEEPEST + 50:
         raise ValueError("deeper than any value that is sent")
     if isinstance(data, list):
@@ -194,36 +220,58 @@ def _decode(data, depth):
     if kind == "repr":
         return Repr(data["text"])
     if kind == "dict":
-        return {_hashable(_decode(k, depth + 1)): _decode(v, depth + 1) for k, v in data["of"]}
+        pairs = [(_hashable(_decode(k, depth + 1)), _decode(v, depth + 1)) for k, v in data["of"]]
+        _spread([key for key, _ in pairs])
+        return dict(pairs)
     if kind in _CONTAINERS:
         return _CONTAINERS[kind]([_decode(item, depth + 1) for item in data["of"]])
     if kind not in _READ or not isinstance(data["of"], str):
-        raise ValueError("an unknown kind of value: %r" % (kind,))
+        raise ValueError(f"an unknown kind of value: {kind!r}")
     return _READ[kind](data["of"])
 
 
-def _hashable(key):
+def _hashable(key: Any) -> Any:
     try:
         hash(key)
     except TypeError:
-        return Repr(repr(key))
+        return Repr(safe_repr(key, 1000))
     return key
 
 
-def _set(items):
-    return {_hashable(item) for item in items}
+def _spread(keys: list[Any]) -> None:
+    """Refuse keys that were made to share one hash: putting a million such into a dict would take hours."""
+    if len(keys) <= _MOST_EQUAL_HASHES:
+        return
+    hashes = sorted(map(hash, keys))
+    if any(one == other for one, other in zip(hashes, hashes[_MOST_EQUAL_HASHES:])):  # noqa: B905 - of two lengths
+        raise ValueError("too many keys with the same hash")
 
 
-def _folded(read):
-    def value(text):
+def _set(items: list[Any]) -> set[Any]:
+    keys = [_hashable(item) for item in items]
+    _spread(keys)
+    return set(keys)
+
+
+def _folded(read: Callable[[str], Any]) -> Callable[[str], Any]:
+    def value(text: str) -> Any:
         text, _, fold = text.partition("|")
         return read(text).replace(fold=1) if fold else read(text)
 
     return value
 
 
-_CONTAINERS = {"tuple": tuple, "set": _set, "frozenset": lambda items: frozenset(_set(items))}
-_READ = {
+def _timedelta(text: str) -> datetime.timedelta:
+    days, seconds, microseconds = map(int, text.split())
+    return datetime.timedelta(days, seconds, microseconds)
+
+
+_CONTAINERS: dict[str, Callable[[list[Any]], Any]] = {
+    "tuple": tuple,
+    "set": _set,
+    "frozenset": lambda items: frozenset(_set(items)),
+}
+_READ: dict[str, Callable[[str], Any]] = {
     "int": lambda text: int(text, 16),
     "float": float,
     "complex": lambda text: complex(*map(float, text.split())),
@@ -232,13 +280,8 @@ _READ = {
     "datetime": _folded(datetime.datetime.fromisoformat),
     "date": datetime.date.fromisoformat,
     "time": _folded(datetime.time.fromisoformat),
-    "timedelta": lambda text: datetime.timedelta(*map(int, text.split())),
+    "timedelta": _timedelta,
     "decimal": decimal.Decimal,
     "uuid": uuid.UUID,
     "path": pathlib.PurePosixPath,
 }
-
-
-def dumps(record):
-    """A record as the bytes of one JSON object."""
-    return json.dumps(record, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "surrogatepass")
