@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 from carrel.execution.executor import ExecutionResult, Usage
 from carrel.execution.host_line import Record
-from carrel.execution.live_session import LiveSession
 from carrel.worker import values
 
 Why = Literal["timeout", "cancelled"]
@@ -15,10 +14,18 @@ _AGAIN = 0.1
 """Seconds between interrupts of code that goes on."""
 
 
+class Stoppable(Protocol):
+    """Something that runs code."""
+
+    def interrupt(self) -> None: ...
+
+    def kill(self, why: str = "") -> None: ...
+
+
 class Stop:
     """Ends a run that must not go on: an interrupt first, a kill after the grace."""
 
-    def __init__(self, session: LiveSession, grace: float) -> None:
+    def __init__(self, session: Stoppable, grace: float) -> None:
         self._session = session
         self.grace = grace
         self._loop = asyncio.get_running_loop()

@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import codecs
 from collections import deque
-from collections.abc import Callable
-from typing import Literal
+from collections.abc import AsyncIterator, Callable, Coroutine
+from typing import Any, Literal
 
 from carrel.execution.bounded_output import BoundedOutput
-from carrel.execution.executor import Output
+from carrel.execution.executor import ExecutionResult, Output
 
 MOST_PENDING = 4 * 1024 * 1024
 """Bytes that wait for a slow reader; beyond them the code waits when it writes."""
@@ -74,3 +74,27 @@ class _Streamed(BoundedOutput):
 
 def _nothing_to_watch(on: bool) -> None:
     """The run has not begun."""
+
+
+async def streamed(
+    limit: int, run: Callable[[Streaming], Coroutine[Any, Any, ExecutionResult]]
+) -> AsyncIterator[Output | ExecutionResult]:
+    """Run, and give out the pieces and then the result; a reader who leaves cancels the run."""
+    streaming = Streaming(limit)
+    task = asyncio.get_running_loop().create_task(run(streaming))
+    task.add_done_callback(lambda _: streaming.finish())
+    try:
+        while True:
+            piece = streaming.take()
+            if piece is not None:
+                yield piece
+            elif task.done():
+                break
+            else:
+                await streaming.wait()
+        yield task.result()
+    finally:
+        streaming.watch(True)
+        if not task.done():
+            task.cancel()
+            await asyncio.wait([task])

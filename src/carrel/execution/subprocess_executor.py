@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import shutil
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -20,7 +20,7 @@ from carrel.execution.host_line import Record
 from carrel.execution.live_session import LiveSession, WorkerDied
 from carrel.execution.outcome import Stop, closed_result, failed_result, finished, stopped
 from carrel.execution.settings import SubprocessConfig, sandbox_mode
-from carrel.execution.streaming import Streaming
+from carrel.execution.streaming import Streaming, streamed
 from carrel.execution.zygotes import SANDBOX, WORKER, Family, Zygote, shared
 from carrel.home import resolve_carrel_home
 from carrel.worker.line import LineBroken
@@ -160,29 +160,14 @@ class SubprocessExecutor:
         limit = self.config.output_limit
         return await self._run(code, timeout, BoundedOutput(limit), BoundedOutput(limit))
 
-    async def stream(self, code: str, timeout: float | None = None) -> AsyncIterator[Output | ExecutionResult]:
-        streaming = Streaming(self.config.output_limit)
+    def stream(self, code: str, timeout: float | None = None) -> AsyncIterator[Output | ExecutionResult]:
+        def run(streaming: Streaming) -> Coroutine[Any, Any, ExecutionResult]:
+            def begun(session: LiveSession) -> None:
+                streaming.watch = session.watch_output
 
-        def begun(session: LiveSession) -> None:
-            streaming.watch = session.watch_output
+            return self._run(code, timeout, streaming.stdout, streaming.stderr, begun)
 
-        run = asyncio.ensure_future(self._run(code, timeout, streaming.stdout, streaming.stderr, begun))
-        run.add_done_callback(lambda _: streaming.finish())
-        try:
-            while True:
-                piece = streaming.take()
-                if piece is not None:
-                    yield piece
-                elif run.done():
-                    break
-                else:
-                    await streaming.wait()
-            yield run.result()
-        finally:
-            streaming.watch(True)
-            if not run.done():
-                run.cancel()
-                await asyncio.wait([run])
+        return streamed(self.config.output_limit, run)
 
     async def _run(
         self,
