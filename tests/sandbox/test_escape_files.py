@@ -109,9 +109,10 @@ def test_the_kernel_s_settings(inside: Session, path: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["kcore", "kmsg", "keys", "kallsyms", "timer_list", "iomem", "config.gz", "cmdline"])
-def test_the_kernel_s_secrets_are_empty(inside: Session, name: str) -> None:
+def test_the_kernel_s_secrets_are_empty_or_closed(inside: Session, name: str) -> None:
     code = f"p = '/proc/{name}'\nanswer = open(p, 'rb').read(10).decode('latin1') if os.path.exists(p) else ''"
-    assert inside.value(RAW + code) == ""
+    reply = inside.run(RAW + code)
+    assert reply.get("value") == "" or reply["errno"] == EACCES, reply
 
 
 def test_sysrq(inside: Session) -> None:

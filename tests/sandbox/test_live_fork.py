@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -179,6 +180,21 @@ def test_without_the_parts_for_it_a_fork_is_refused(start: Start) -> None:
         session.fork()
     assert "doctor" in refused.value.answer["message"]
     assert session.value("answer = 'enter_fork' in settings") is False
+
+
+def test_a_place_that_nobody_entered_is_gone_with_its_line(start: Start) -> None:
+    session = start()
+    for _ in range(3):
+        ours, theirs = socket.socketpair()
+        session.control.send({"op": "fork", "id": 1}, [theirs.fileno()])
+        theirs.close()
+        assert session.hear()[0]["op"] == "fork_ready"
+        ours.close()
+        end = time.monotonic() + 5
+        while len(session.value("import os; answer = [n for n in os.listdir('/proc') if n.isdigit()]")) > 2:
+            assert time.monotonic() < end, "the place is still there"
+    reply = session.run("settings['enter_fork']()")
+    assert (reply["error"], reply["errno"]) == ("ForkRefusedHere", EPERM)
 
 
 def test_no_entrance_without_the_host_s_wish(start: Start) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import stat
 from collections.abc import Callable
 from pathlib import Path
 
@@ -84,6 +85,39 @@ def test_an_overlay_leaves_the_folder_as_it_was(start: Callable[..., Session], f
     assert session.value(code) == ["given and more", ["d", "kept.txt", "new"]]
     assert sorted(path.name for path in folder.iterdir()) == ["gone.txt", "kept.txt"]
     assert (folder / "kept.txt").read_text(encoding="utf-8") == "given"
+
+
+def test_where_there_is_no_overlay_the_folder_is_copied(
+    start: Callable[..., Session], folder: Path, host: Host
+) -> None:
+    give(folder / "kept.txt", host)
+    parts = ["user", "mount", "pid", "ipc", "uts", "net", "seccomp", "landlock", "cgroup", "fork"]
+    session = start(parts=parts, workspace={"source": str(folder), "mode": "overlay"})
+    assert (
+        session.value("open('kept.txt', 'a').write(' and more'); answer = open('kept.txt').read()") == "given and more"
+    )
+    assert (folder / "kept.txt").read_text(encoding="utf-8") == "given"
+
+
+def test_the_host_can_look_at_what_was_changed(start: Callable[..., Session], folder: Path, host: Host) -> None:
+    give(folder / "kept.txt", host)
+    give(folder / "gone.txt", host)
+    session = start(workspace={"source": str(folder), "mode": "overlay"})
+    session.value("import os; open('new', 'w').write('made'); os.remove('gone.txt')")
+    session.control.send({"op": "upper", "id": 3})
+    record, (upper,) = session.hear()
+    assert (record["op"], record["id"]) == ("upper", 3)
+    try:
+        assert sorted(os.listdir(upper)) == ["gone.txt", "new"]
+        assert stat.S_ISCHR(os.stat("gone.txt", dir_fd=upper, follow_symlinks=False).st_mode)
+        with open(os.open("new", os.O_RDONLY | os.O_NOFOLLOW, dir_fd=upper), encoding="utf-8") as file:
+            assert file.read() == "made"
+    finally:
+        os.close(upper)
+
+
+def test_writing_to_a_closed_pipe_is_an_error_and_not_the_end(inside: Session) -> None:
+    assert inside.run("import os; r, w = os.pipe(); os.close(r); os.write(w, b'x')")["error"] == "BrokenPipeError"
 
 
 def test_a_writable_workspace_is_the_folder_itself(start: Callable[..., Session], folder: Path, host: Host) -> None:

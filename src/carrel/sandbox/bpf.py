@@ -37,6 +37,9 @@ class Program:
     def give(self, action: int) -> None:
         self.instructions.append((0x06, 0, 0, action))
 
+    def follow(self, other: Program) -> None:
+        self.instructions += other.instructions
+
     def if_equal(self, value: int, inside: Program) -> None:
         """Run `inside` when the loaded word equals the value, else skip it."""
         self._branch(0x15, value, inside, negated=False)

@@ -36,11 +36,12 @@ def keep_only(wanted: set[int]) -> None:
 
 
 def usual_signals() -> None:
-    """As a program finds them after exec; no handler of the zygote stays."""
+    """As a Python program finds them at its start; no handler of the zygote stays."""
     signal.set_wakeup_fd(-1)
-    for number in set(signal.Signals) - {signal.SIGKILL, signal.SIGSTOP}:
-        if signal.getsignal(number) not in (None, signal.SIG_DFL):
-            signal.signal(number, signal.SIG_DFL)
+    for number in (signal.SIGINT, signal.SIGCHLD, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
+    for number in (signal.SIGPIPE, signal.SIGXFSZ):
+        signal.signal(number, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
 
 
@@ -75,7 +76,18 @@ def give_up_privileges(plan: Plan, step: Step) -> int | None:
 
 def reachable(plan: Plan) -> tuple[list[str], list[str]]:
     """Without namespaces: what may be read, and what may be written, of the host's own file system."""
-    readable = ["/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/proc", *etc_files.FROM_HOST, *plan.readonly]
+    readable = [
+        "/usr",
+        "/bin",
+        "/sbin",
+        "/lib",
+        "/lib32",
+        "/lib64",
+        "/proc",
+        *etc_files.BOUND,
+        *etc_files.COPIED,
+        *plan.readonly,
+    ]
     readable += ["/etc/passwd", "/etc/group", "/etc/hosts", "/etc/nsswitch.conf", "/etc/resolv.conf", *MACHINE_FACTS]
     readable += [mount.source for mount in plan.mounts if mount.mode == "ro"]
     writable = [f"/dev/{name}" for name in ("null", "zero", "full", "random", "urandom", "tty", "ptmx", "pts", "shm")]

@@ -2,30 +2,36 @@
 
 from __future__ import annotations
 
+import functools
 import os
 
-# Taken from the host, read-only: how to find libraries, trust servers, tell the time and name ports.
-FROM_HOST = (
+# Taken from the host, read-only: how to find libraries and fonts, and whom to trust.
+BOUND = (
     "/etc/alternatives",
-    "/etc/ca-certificates",
-    "/etc/ca-certificates.conf",
-    "/etc/debian_version",
     "/etc/fonts",
-    "/etc/gai.conf",
-    "/etc/host.conf",
     "/etc/ld.so.cache",
-    "/etc/ld.so.conf",
-    "/etc/ld.so.conf.d",
-    "/etc/localtime",
-    "/etc/mime.types",
     "/etc/pki/ca-trust",
     "/etc/pki/tls/certs",
+    "/etc/ssl/certs",
+)
+# Small ones are copied, which is quicker than a mount: what time it is here, and the names of ports and the like.
+COPIED = (
+    "/etc/localtime",
+    "/etc/mime.types",
+    "/etc/os-release",
     "/etc/protocols",
     "/etc/services",
-    "/etc/ssl/certs",
     "/etc/ssl/openssl.cnf",
     "/etc/timezone",
 )
+LARGEST = 256 * 1024
+
+
+@functools.cache
+def copies() -> dict[str, bytes]:
+    """Read once, by the zygote."""
+    found = {path: _host_bytes(path) for path in COPIED}
+    return {path: content for path, content in found.items() if content}
 
 
 def written(uid: int, home: str, hostname: str, network: bool) -> dict[str, str]:
@@ -45,18 +51,19 @@ def written(uid: int, home: str, hostname: str, network: bool) -> dict[str, str]
     if network:
         files["/etc/resolv.conf"] = _host_text("/etc/resolv.conf")
         files["/etc/hosts"] += _own_hosts()
-    release = _host_text("/etc/os-release")
-    if release:
-        files["/etc/os-release"] = release
     return files
 
 
-def _host_text(path: str) -> str:
+def _host_bytes(path: str) -> bytes:
     try:
-        with open(path, encoding="utf-8", errors="replace") as file:
-            return file.read(64 * 1024)
+        with open(path, "rb") as file:
+            return file.read(LARGEST)
     except OSError:
-        return ""
+        return b""
+
+
+def _host_text(path: str) -> str:
+    return _host_bytes(path).decode("utf-8", errors="replace")
 
 
 def _own_hosts() -> str:
@@ -66,7 +73,9 @@ def _own_hosts() -> str:
 
 
 def write_all(root: str, files: dict[str, str]) -> None:
-    os.makedirs(root + "/etc", mode=0o755, exist_ok=True)
-    for path, content in files.items():
-        with open(root + path, "w", encoding="utf-8") as file:
-            file.write(content)
+    os.makedirs(root + "/etc/ssl", mode=0o755, exist_ok=True)
+    written = {path: content.encode() for path, content in files.items()}
+    for path, content in {**copies(), **written}.items():
+        descriptor = os.open(root + path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        os.write(descriptor, content)
+        os.close(descriptor)

@@ -59,9 +59,9 @@ def _show(plan: Plan, step: place.Step) -> None:
         attributes = mounts.HARMLESS | (syscalls.MOUNT_ATTR_NOEXEC if name == "shm" else 0)
         mounts.bind(f"scratch/{name}", target, attributes)
     step("mount the fork's workspace")
-    if plan.workspace.source is None:
+    if plan.workspace.source is None or plan.copied:
         mounts.bind("scratch/upper", plan.workspace.at, mounts.HARMLESS)
-    elif plan.workspace.mode == "overlay":
+    elif plan.overlaid:
         mounts.overlay("lower", "scratch/upper", "scratch/work", plan.workspace.at)
     for path, tree in above:
         tree.attach(path, 0)

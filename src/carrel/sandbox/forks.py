@@ -155,7 +155,7 @@ class Forks:
             line.close()
 
     def _give_up(self) -> None:
-        if self.pending is not None:
+        if self.pending is not None and self.pending.pid in self.living:
             os.kill(self.pending.pid, signal.SIGKILL)
         self._settled()
 

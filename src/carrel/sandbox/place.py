@@ -7,10 +7,11 @@ it is init's working directory, covered for everybody else. A live fork is built
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Callable
 
-from . import etc_files, mounts, syscalls
+from . import copying, etc_files, mounts, syscalls
 from .plan import Plan
 
 HIDDEN = "/.carrel"
@@ -21,7 +22,7 @@ LINKS = {"fd": "/proc/self/fd", "stdin": "fd/0", "stdout": "fd/1", "stderr": "fd
 MERGED = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
 # What reads the number of processors, caches and memory nodes looks here; nothing else of /sys is shown.
 MACHINE_FACTS = ("/sys/devices/system/cpu", "/sys/devices/system/node")
-PROC_SEALED = ("bus", "fs", "irq", "sys", "sysrq-trigger", "driver", "tty", "asound")
+PROC_SEALED = ("bus", "fs", "irq", "sys", "sysrq-trigger")
 PROC_EMPTY_FILES = [
     "kcore",
     "keys",
@@ -44,7 +45,7 @@ PROC_EMPTY_FILES = [
     "pagetypeinfo",
     "mdstat",
 ]
-PROC_EMPTY_FOLDERS = ("acpi", "scsi", "pressure", "sysvipc")
+PROC_EMPTY_FOLDERS = ("acpi", "scsi")
 
 Step = Callable[[str], None]
 
@@ -103,9 +104,8 @@ class Place:
                 self.links[path] = os.readlink(path)
             elif os.path.isdir(path):
                 self.system.append((path, mounts.Tree(path)))
-        for path in (*etc_files.FROM_HOST, *MACHINE_FACTS):
-            if os.path.exists(path):
-                self.system.append((path, mounts.Tree(path)))
+        for path in present((*etc_files.BOUND, *MACHINE_FACTS)):
+            self.system.append((path, mounts.Tree(path)))
 
     def build(self) -> None:
         """From the host's file system to ours; afterwards nothing of the host is reachable but what was given."""
@@ -202,10 +202,13 @@ class Place:
             for name in ("upper", "work"):
                 os.makedirs(f"{hidden}/kept/{name}", mode=0o755, exist_ok=True)
         upper_parent = "kept" if workspace.upper_dir else "scratch"
-        if workspace.source is None:
-            mounts.bind(f"{hidden}/{upper_parent}/upper", target, mounts.HARMLESS)
-        elif workspace.mode == "overlay":
+        if workspace.source is not None and workspace.mode == "overlay":
             self.given[LOWER].attach(hidden + "/lower", mounts.READ_ONLY)
+        if self.plan.copied:
+            copying.copy_tree(hidden + "/lower", f"{hidden}/{upper_parent}/upper")
+        if workspace.source is None or self.plan.copied:
+            mounts.bind(f"{hidden}/{upper_parent}/upper", target, mounts.HARMLESS)
+        elif self.plan.overlaid:
             before = os.getcwd()
             os.chdir(hidden)
             mounts.overlay("lower", f"{upper_parent}/upper", f"{upper_parent}/work", target)
@@ -222,8 +225,23 @@ def mask_proc(clean: str, target: str, null: str) -> None:
         if os.path.exists(f"{target}/{name}"):
             mounts.bind(f"{clean}/{name}", f"{target}/{name}", mounts.READ_ONLY | syscalls.MOUNT_ATTR_NOEXEC)
     for name in PROC_EMPTY_FILES:
-        if os.path.exists(f"{target}/{name}"):
+        if _can_be_read(f"{target}/{name}"):
             mounts.bind(null, f"{target}/{name}", syscalls.MOUNT_ATTR_RDONLY | syscalls.MOUNT_ATTR_NOSUID)
     for name in PROC_EMPTY_FOLDERS:
         if os.path.isdir(f"{target}/{name}"):
             mounts.tmpfs(f"{target}/{name}", size=4096, files=2, mode="555", flags=syscalls.MS_RDONLY)
+
+
+def _can_be_read(path: str) -> bool:
+    """Many of them only the host's root can read, which no session is; a mount for nothing costs time."""
+    try:
+        found = os.stat(path)
+    except FileNotFoundError:
+        return False
+    return bool(found.st_mode & 0o004) or found.st_uid == os.getuid()
+
+
+@functools.cache
+def present(paths: tuple[str, ...]) -> list[str]:
+    """Those that this host has; asked once, by the zygote."""
+    return [path for path in paths if os.path.exists(path)]

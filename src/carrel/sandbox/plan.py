@@ -65,6 +65,15 @@ class Plan:
         return {"user", "mount", "pid"} <= self.parts
 
     @property
+    def overlaid(self) -> bool:
+        """Whether the workspace is an overlay; where the kernel has none it is a copy of the given folder."""
+        return self.workspace.source is not None and self.workspace.mode == "overlay" and "overlay" in self.parts
+
+    @property
+    def copied(self) -> bool:
+        return self.workspace.source is not None and self.workspace.mode == "overlay" and "overlay" not in self.parts
+
+    @property
     def can_fork(self) -> bool:
         """Landlock keeps a worker from its fork's init, and the filter asks before anybody enters."""
         return self.confined and {"fork", "seccomp", "landlock"} <= self.parts

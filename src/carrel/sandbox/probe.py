@@ -22,7 +22,8 @@ WHAT = {
     "net": "the network can be switched off (network namespace)",
     "overlay": "a workspace that keeps changes apart (overlay)",
     "seccomp": "dangerous system calls are refused (seccomp)",
-    "landlock": "no signals, tracing or abstract sockets beyond the session (Landlock)",
+    "landlock": "no tracing beyond the session (Landlock)",
+    "sockets": "no signals and no abstract sockets beyond the session, also with the network on (Landlock 6)",
     "fork": "live forks of a session",
     "memory": "a limit on the memory of the whole session (cgroup)",
     "pids": "a limit on the processes of the whole session (cgroup)",
@@ -74,7 +75,9 @@ def remedy(name: str) -> str:
         wish = "start carrel with `systemd-run --user --scope -p Delegate=yes`, or as root"
         return wish + INSTEAD[name]
     if name == "landlock":
-        return "Linux 5.13 or newer with `landlock` in its lsm= list (6.12 for sockets and signals)"
+        return "Linux 5.13 or newer with `landlock` in its lsm= list"
+    if name == "sockets":
+        return "Linux 6.12 or newer; until then do not give hostile code the network"
     if name == "seccomp":
         return "a kernel with CONFIG_SECCOMP_FILTER"
     if name == "fork":
@@ -111,8 +114,8 @@ def can_confine(parts: tuple[Part, ...]) -> bool:
 def usable(parts: tuple[Part, ...]) -> list[str]:
     """The `parts` of a spawn's settings: all that this machine can do."""
     names = [part.name for part in parts if part.in_force]
-    kept = [name for name in names if name not in ("memory", "pids", "cpu")]
-    if len(kept) < len(names):
+    kept = [name for name in names if name not in ("memory", "pids", "cpu", "sockets")]
+    if {"memory", "pids", "cpu"} & set(names):
         kept.append("cgroup")
     if not can_confine(parts):
         kept = [name for name in kept if name in ("seccomp", "landlock", "cgroup")]

@@ -13,8 +13,8 @@ import sys
 import time
 from typing import Any
 
-from . import cgroups, filter, namespaces, starting, syscalls
-from .place import Place
+from . import cgroups, etc_files, filter, namespaces, starting, syscalls
+from .place import MACHINE_FACTS, Place, present
 from .plan import Plan, PlanRefused, read_plan
 from .records import PeerBroken, Records
 from .zygote import load_folder
@@ -41,6 +41,7 @@ class Zygote:
         self.trees = cgroups.trees()
         self.left: list[cgroups.Group] = []
         self.made = 0
+        self.moved = False
 
     def setup(self, record: dict[str, Any]) -> None:
         """Load the program and what sessions will import; from here on memory is shared with every session."""
@@ -57,6 +58,8 @@ class Zygote:
                 failures[wanted] = f"{type(error).__name__}: {error}"
         self.leave_threads_behind()
         cgroups.sweep(self.trees)
+        present((*etc_files.BOUND, *MACHINE_FACTS))
+        etc_files.copies()
         filter.program()
         filter.program(fork=True)
         gc.collect()
@@ -71,9 +74,13 @@ class Zygote:
         """
         if len(os.listdir("/proc/self/task")) == 1:
             return
+        parent = os.getpid()
         pid = os.fork()
         if pid == 0:
+            self.moved = True
             syscalls.prctl(syscalls.PR_SET_PDEATHSIG, signal.SIGKILL)
+            if os.getppid() != parent:
+                os._exit(1)
             return
         self.control.line.detach()
         os.close(3)
@@ -257,5 +264,6 @@ def serve(descriptor: int) -> None:
     zygote.setup(first[0])
     # Loading may take long, and who started us may be gone. From here on the end of the socket says it better: the
     # signal comes when the *thread* that started us ends, which a host may do and live on.
-    syscalls.prctl(syscalls.PR_SET_PDEATHSIG, 0)
+    if not zygote.moved:
+        syscalls.prctl(syscalls.PR_SET_PDEATHSIG, 0)
     zygote.serve()
