@@ -8,7 +8,7 @@ import functools
 import platform
 
 from . import bpf, syscalls
-from .numbers import NUMBERS
+from .numbers import TABLES
 
 AUDIT_ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 X32_BIT = 0x40000000
@@ -69,7 +69,8 @@ def program(*, fork: bool = False, machine: str | None = None) -> bytes:
     answers["setns"] = bpf.giving(bpf.NOTIFY) if fork else eperm
     # libc then uses clone, whose flags can be looked at.
     answers["clone3"] = bpf.giving(bpf.refuse(errno.ENOSYS))
-    known = [(NUMBERS[name], answer) for name, answer in answers.items() if name in NUMBERS]
+    numbers = TABLES[machine]
+    known = [(numbers[name], answer) for name, answer in answers.items() if name in numbers]
     made.follow(_search(sorted(known, key=lambda pair: pair[0])))
     return made.assemble()
 
