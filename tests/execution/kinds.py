@@ -24,6 +24,7 @@ DIFFERENCES: dict[tuple[str, str], str] = {
     ("in-process", "only its own environment variables"): "they belong to the whole process",
     ("in-process", "the workspace stays as it was"): "there is nothing to keep changes apart",
     ("in-process", "forks"): "a part of a process cannot be forked",
+    ("subprocess", "forks"): "without a sandbox two sessions cannot have different files at the same path",
     ("in-process", "memory of its own"): "a bomb would take the host with it",
     ("subprocess", "a file system of its own"): "the sandbox is off",
     ("in-process", "a file system of its own"): "it is the host's",

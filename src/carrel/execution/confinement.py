@@ -33,9 +33,14 @@ class Confinement:
             found.add("memory_limit")
         if config.limits.cpus is not None and "cpu" in self.groups:
             found.add("cpu_limit")
-        if "fork" in self.parts or not self.confined:
+        if self.can_fork(config):
             found.add("fork")
         return found
+
+    def can_fork(self, config: SubprocessConfig) -> bool:
+        """A fork gets its own copy of what was written; a folder of the host's that is written to has none."""
+        own = config.workspace is None or config.workspace_mode != "rw"
+        return self.confined and "fork" in self.parts and own
 
 
 def confinement(mode: SandboxMode, config: SubprocessConfig) -> Confinement:

@@ -6,9 +6,10 @@ import asyncio
 import os
 import signal
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
+from carrel.errors import ForkRefused
 from carrel.execution.calls import Calls
 from carrel.execution.endings import Ending, told_ending
 from carrel.execution.executor import Handler
@@ -48,6 +49,9 @@ class LiveSession:
         self._number = 0
         self._pending: dict[int, asyncio.Future[Record]] = {}
         self._pieces: dict[int, Piece] = {}
+        self._asked_of_init: dict[int, asyncio.Future[Record]] = {}
+        self._has_forked = False
+        self._init_gone = asyncio.Event()
         self._calls: Calls | None = None
         self._discard = Discard()
         self._broke = ""
@@ -92,7 +96,7 @@ class LiveSession:
 
     # --- asking -----------------------------------------------------------------------------------------------------
 
-    def request(self, record: Record, piece: Piece | None = None) -> asyncio.Future[Record]:
+    def request(self, record: Record, piece: Piece | None = None, fds: Sequence[int] = ()) -> asyncio.Future[Record]:
         """Send a request; the future has its answer, or WorkerDied."""
         self._number += 1
         answer: asyncio.Future[Record] = self._loop.create_future()
@@ -102,8 +106,17 @@ class LiveSession:
         self._pending[self._number] = answer
         if piece is not None:
             self._pieces[self._number] = piece
-        self._line.send({**record, "id": self._number})
+        self._line.send({**record, "id": self._number}, fds)
         return answer
+
+    async def _ask_init(self, record: Record, fds: Sequence[int]) -> Record:
+        self._number += 1
+        answer: asyncio.Future[Record] = self._loop.create_future()
+        self._asked_of_init[self._number] = answer
+        if self._control is None or self._control.closed:
+            raise WorkerDied("the session's first process is gone")
+        self._control.send({**record, "id": self._number}, fds)
+        return await answer
 
     @property
     def last_request(self) -> int:
@@ -221,6 +234,10 @@ class LiveSession:
         elif record.get("op") == "exited":
             self._statuses[record["pid"]] = record["status"]
             self._status_came.set()
+        elif record.get("op") in ("fork_ready", "fork_failed"):
+            answer = self._asked_of_init.pop(record.get("id", 0), None)
+            if answer is not None and not answer.done():
+                answer.set_result(record)
         for descriptor in fds:
             os.close(descriptor)
 
@@ -255,6 +272,7 @@ class LiveSession:
             self._line.close()
         self._drop_frozen("the session's first process is gone")
         self._status_came.set()
+        self._init_gone.set()
         self._fail_all(f"the session's first process is gone ({reason})")
 
     def _fail_all(self, reason: str) -> None:
@@ -262,7 +280,8 @@ class LiveSession:
         self.stderr.drain()
         waiting, self._pending = self._pending, {}
         self._pieces.clear()
-        for answer in [*waiting.values(), self._ready]:
+        asked, self._asked_of_init = (self._asked_of_init, {}) if not self.alive else ({}, self._asked_of_init)
+        for answer in [*waiting.values(), *asked.values(), self._ready]:
             if not answer.done():
                 answer.set_exception(WorkerDied(self._broke or reason))
         if self._ready.done() and not self._ready.cancelled():
@@ -335,10 +354,42 @@ class LiveSession:
             return False
         return True
 
+    # --- forking ----------------------------------------------------------------------------------------------------
+
+    async def fork(self, handlers: dict[str, Handler]) -> LiveSession:
+        """Another session with the same variables and files; ForkRefused, and nothing has changed."""
+        control, init = socket.socketpair()
+        line, theirs = socket.socketpair()
+        child = LiveSession(handlers)
+        try:
+            child._line = HostLine(line, child._heard, child._line_ended)
+            child._control = HostLine(control, child._heard_init, child._init_ended)
+            prepared = await self._ask_init({"op": "fork"}, [init.fileno()])
+            if prepared.get("op") != "fork_ready":
+                raise ForkRefused(f"a live fork was refused: {prepared.get('message')}")
+            self._has_forked = True
+            ends = [theirs.fileno(), child.stdout.write_end, child.stderr.write_end]
+            answer = await asyncio.shield(self.request({"op": "fork"}, fds=ends))
+            if "refused" in answer or answer.get("error"):
+                raise ForkRefused(f"a live fork was refused: {answer.get('refused') or answer.get('error')}")
+            theirs.close()
+            child.stdout.handed_over()
+            child.stderr.handed_over()
+            await child._get_ready("start the fork")
+        except BaseException as problem:
+            await child.close()
+            if isinstance(problem, SpawnFailed):
+                raise ForkRefused(f"a live fork failed: {problem}") from None
+            raise
+        finally:
+            init.close()
+            theirs.close()
+        return child
+
     # --- the end ----------------------------------------------------------------------------------------------------
 
     async def close(self) -> None:
-        """Init takes everything with it; returns when it is gone."""
+        """Init takes everything with it; returns when all is gone."""
         if self._control is not None:
             self._control.send({"op": "close"})
         self._broke = self._broke or "the session was closed"
@@ -346,20 +397,30 @@ class LiveSession:
             self._line.close()
         self._fail_all("the session was closed")
         self.end_run()
-        if self._init_fd >= 0:
-            gone = asyncio.Event()
-            self._loop.add_reader(self._init_fd, gone.set)
-            try:
-                await asyncio.wait_for(gone.wait(), 5)
-            except TimeoutError:
-                self._end_init()
-                await gone.wait()
-            finally:
-                self._let_go()
-        else:
+        try:
+            await asyncio.wait_for(self._until_gone(), 5)
+        except TimeoutError:
+            self._end_init()
+        finally:
             self._let_go()
 
+    async def _until_gone(self) -> None:
+        """Init is the last to go. Where forks live on it stays for them, or is not ours to see: then the worker is."""
+        watched = self._init_fd if self._init_fd >= 0 and not self._has_forked else self._worker_fd
+        if watched != self._init_fd and self._control is not None and not self._control.closed:
+            await self._init_gone.wait()
+        if watched < 0:
+            return
+        gone = asyncio.Event()
+        self._loop.add_reader(watched, gone.set)
+        try:
+            await gone.wait()
+        finally:
+            self._loop.remove_reader(watched)
+
     def _end_init(self) -> None:
+        if self._init_fd < 0 or self._has_forked:
+            return  # The end of its control socket has to do.
         try:
             signal.pidfd_send_signal(self._init_fd, signal.SIGKILL)
         except ProcessLookupError:

@@ -257,7 +257,31 @@ class SubprocessExecutor:
         await self._ask({"op": "reset"})
 
     async def fork(self) -> SubprocessExecutor:
-        raise ForkRefused("a live fork is not possible yet")
+        async with self._turn:
+            session = await self._started()
+            if self._confinement is None or not self._confinement.can_fork(self.config) or self._zygote is None:
+                raise ForkRefused(
+                    "a live fork needs the whole sandbox, and a workspace that is not the host's own folder"
+                )
+            fork = SubprocessExecutor(self.config, handlers=dict(self.handlers))
+            if not self._zygote.take():
+                raise ForkRefused("the process that the session came from is gone")
+            try:
+                fork._session = await session.fork(fork.handlers)
+            except WorkerDied as problem:
+                self._zygote.give_back()
+                result = await self._after_death(session, problem)
+                raise ForkRefused(
+                    f"the session's Python ended: {result.error}; its variables are {result.state}"
+                ) from None
+            except BaseException:
+                self._zygote.give_back()
+                raise
+            fork._zygote = self._zygote
+            fork._environment = self._environment
+            fork._confinement = self._confinement
+            fork._before = self._before
+            return fork
 
     # --- commands and files -----------------------------------------------------------------------------------------
 

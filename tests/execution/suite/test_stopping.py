@@ -47,7 +47,8 @@ async def test_waiting_code_is_interrupted(executor: Executor) -> None:
 async def test_code_that_will_not_stop_is_killed_and_the_variables_are_restored(start: Start) -> None:
     executor = start(grace=0.3)
     await executor.run("x = 5")
-    code = "x = n = 6\nwhile True:\n    try:\n        while True: n += 1\n    except BaseException: pass"
+    code = "import time\nx = 6\nwhile True:\n    try:\n"
+    code += "        while True: time.sleep(0.01)\n    except BaseException: pass"
     result = await executor.run(code, timeout=0.2)
     assert (result.error_type, result.state) == ("Timeout", "restored")
     assert "killed" in (result.error or "")
@@ -66,7 +67,7 @@ async def test_interrupt_stops_the_code_and_keeps_the_variables(executor: Execut
 
 
 async def test_code_may_catch_the_interrupt(executor: Executor) -> None:
-    code = "n = 0\ntry:\n    while True: n += 1\nexcept KeyboardInterrupt:\n    caught = 'yes'\ncaught"
+    code = "import time\ntry:\n    while True: time.sleep(0.01)\nexcept KeyboardInterrupt:\n    caught = 'yes'\ncaught"
     running = asyncio.ensure_future(executor.run(code))
     await asyncio.sleep(0.2)
     await executor.interrupt()
