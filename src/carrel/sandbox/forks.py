@@ -15,7 +15,7 @@ from . import confine, forked_place, namespaces, permits, syscalls
 from .records import PeerBroken, Records
 
 if TYPE_CHECKING:
-    from .init import Init
+    from .init import Init, Link
 
 
 class Fork:
@@ -26,6 +26,7 @@ class Fork:
         self.control = Records(socket.socket(fileno=control))
         self.namespaces: dict[str, int] = {}
         self.worker: int | None = None
+        self.filter_is_ours = False
 
 
 class Ends:
@@ -46,7 +47,7 @@ class Forks:
         self.pending: Fork | None = None
         self.report: int | None = None
         self.entrance: socket.socket | None = None
-        self.aboves: dict[int, Records] = {}
+        self.aboves: dict[int, tuple[Records, Fork]] = {}
 
     def begin(self, identity: object, descriptors: list[int]) -> None:
         """Prepare a place; the host hears fork_ready or fork_failed."""
@@ -90,7 +91,7 @@ class Forks:
         self.pending.namespaces = doors
         self.report = ends.report_read
         self.entrance = ends.link_theirs
-        self.aboves[ends.above_ours.fileno()] = Records(ends.above_ours)
+        self.aboves[ends.above_ours.fileno()] = (Records(ends.above_ours), self.pending)
         self.init.poll.register(ends.report_read, select.POLLIN)
         self.init.poll.register(ends.above_ours.fileno(), select.POLLIN)
 
@@ -112,11 +113,11 @@ class Forks:
             if "net" in plan.parts and not plan.network:
                 namespaces.raise_loopback()
             forked_place.build(plan, folder, lambda name: step.__setitem__(0, name))
-            again = type(self.init)(plan, control, ends.go_read, ours[0], Records(ours[1]))
+            again = type(self.init)(plan, control, ends.go_read, self.init.start, Records(ours[1]))
             gc.freeze()
             os.write(ends.report_write, b"{}\n")
             os.close(ends.report_write)
-            again.serve(None)
+            again.serve(None, ours[0])
         except BaseException as error:  # noqa: BLE001 -- told to the init above, which tells the host
             number = error.errno if isinstance(error, OSError) else None
             said = {"step": step[0], "errno": number, "message": str(error) or type(error).__name__}
@@ -136,9 +137,9 @@ class Forks:
             else:
                 self.init.tell({"op": "fork_ready", "id": self.pending.identity})
         elif source in self.aboves:
-            self._relay(source, self.aboves[source])
+            self._relay(source, *self.aboves[source])
 
-    def _relay(self, source: int, line: Records) -> None:
+    def _relay(self, source: int, line: Records, fork: Fork) -> None:
         try:
             alive = line.read()
             found = line.next() if alive else None
@@ -146,7 +147,7 @@ class Forks:
             alive, found = False, None
         if found is not None:
             for descriptor in found[1]:
-                self.init.permit(descriptor)
+                self.init.permit(descriptor, here=fork.filter_is_ours)
                 os.close(descriptor)
             line.send({"op": "permitted"})
         if not alive:
@@ -169,9 +170,9 @@ class Forks:
             self.entrance.close()
             self.entrance = None
 
-    def asked(self, link: Records, op: str, pid: int) -> None:
+    def asked(self, worker: Link, op: str, pid: int) -> None:
         """The worker wants to send a child into the prepared place; without one it is told so."""
-        fork = self.pending
+        fork, link = self.pending, worker.records
         if fork is None or self.entrance is None or self.report is not None:
             link.send({"op": "refused", "message": "no place for a fork is ready"})
             return
@@ -185,7 +186,8 @@ class Forks:
             link.send({"op": "refused", "message": "the child is gone"})
             return
         if op == "crossing":
-            self.init.permit(descriptor)
+            fork.filter_is_ours = worker.filter_is_ours
+            self.init.permit(descriptor, here=worker.filter_is_ours)
         else:
             fork.worker = pid
             with contextlib.suppress(OSError):

@@ -7,6 +7,7 @@ import select
 import signal
 import socket
 import time
+from collections.abc import Callable
 from typing import Any
 
 from . import copying, place, syscalls
@@ -14,45 +15,85 @@ from .forks import Forks
 from .permits import NAMES, Permits, number_of
 from .plan import Plan
 from .records import PeerBroken, Records
+from .report import Report, heard
 
 MOST_WORKERS = 64
 LARGEST_FROM_WORKER = 1 << 16
+StartWorker = Callable[["list[int]", Report], "tuple[int, socket.socket]"]
+
+
+class Link:
+    """The line to one worker and to what is forked from it."""
+
+    def __init__(self, line: socket.socket, *, started_here: bool) -> None:
+        line.setblocking(False)
+        self.records = Records(line, LARGEST_FROM_WORKER)
+        self.filter_is_ours = started_here
+        """Whether the questions of its filter arrive here, or further up, at the init that started its ancestor."""
+        self.listener_is_due = started_here
 
 
 class Init:
-    """The loop: nothing in it runs user code, and nothing that the worker sends is believed beyond the session."""
+    """The loop: nothing in it runs user code, and nothing that a worker sends is believed beyond the session."""
 
-    def __init__(self, plan: Plan, control: int, go: int, link: socket.socket, above: Records | None = None) -> None:
+    def __init__(self, plan: Plan, control: int, go: int, start: StartWorker, above: Records | None = None) -> None:
         self.plan = plan
         self.go = go
+        self.start = start
         self.control: Records | None = Records(socket.socket(fileno=control))
-        link.setblocking(False)
-        self.link: Records | None = Records(link, LARGEST_FROM_WORKER)
+        self.links: dict[int, Link] = {}
         self.above = above
         """The init of the session that this one was forked from."""
-        self.permits: Permits | None = None
+        self.permits = Permits()
         self.forks = Forks(self)
         self.workers: set[int] = set()
         self.poll = select.poll()
         self.wake_read, self.wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
 
-    def serve(self, worker: int | None) -> None:
-        """Until told to close, or until the host or the zygote is gone; never returns."""
+    def serve(self, worker: int | None, link: socket.socket) -> None:
+        """Until told to close, or until the host or the zygote is gone; never returns. A fork's worker comes later."""
         signal.set_wakeup_fd(self.wake_write, warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, _ignore)
+        self._connect(Link(link, started_here=worker is not None))
         if worker is not None:
-            self.workers.add(worker)
-            descriptor = syscalls.pidfd_open(worker)
-            self.tell({"op": "worker", "pid": worker}, [descriptor])
-            os.close(descriptor)
+            self._announce(worker)
         assert self.control is not None
-        assert self.link is not None
-        for source in (self.control.fileno(), self.go, self.link.fileno(), self.wake_read):
+        for source in (self.control.fileno(), self.go, self.wake_read):
             self.poll.register(source, select.POLLIN)
         self._reap()
         while True:
             for source, _ in self.poll.poll():
                 self._heard(source)
+
+    def _connect(self, link: Link) -> None:
+        self.links[link.records.fileno()] = link
+        self.poll.register(link.records.fileno(), select.POLLIN)
+
+    def _announce(self, worker: int) -> None:
+        self.workers.add(worker)
+        descriptor = syscalls.pidfd_open(worker)
+        self.tell({"op": "worker", "pid": worker}, [descriptor])
+        os.close(descriptor)
+
+    def _again(self, identity: object, ends: list[int]) -> None:
+        """Another worker in the same place, when the last was lost with all its frozen forks."""
+        said_read, said_write = os.pipe2(os.O_CLOEXEC)
+        try:
+            if len(ends) != 3:
+                raise OSError(22, "line, stdout and stderr are needed")
+            worker, link = self.start(ends, Report(said_write))
+        except OSError as error:
+            os.close(said_write)
+            said: dict[str, Any] = {"step": "fork the worker", "errno": error.errno, "message": str(error)}
+        else:
+            os.close(said_write)
+            self._connect(Link(link, started_here=True))
+            said = heard(said_read)
+        os.close(said_read)
+        if said.get("ok"):
+            self._announce(worker)
+        else:
+            self.tell({"op": "again_failed", "id": identity, **said})
 
     def _heard(self, source: int) -> None:
         if source == self.go:
@@ -63,10 +104,10 @@ class Init:
         elif self.control is not None and source == self.control.fileno():
             if not self._controlled(self.control):
                 self.end()
-        elif self.link is not None and source == self.link.fileno():
-            self._told_by_worker(self.link)
-        elif self.permits is not None and source == self.permits.listener:
-            self.permits.answer()
+        elif source in self.links:
+            self._told_by_worker(self.links[source])
+        elif source in self.permits.listeners:
+            self._asked_by_kernel(source)
         else:
             self.forks.heard(source)
 
@@ -92,12 +133,18 @@ class Init:
         except OSError:
             self.end()
 
-    def permit(self, pidfd: int) -> None:
-        """Let one process call setns once; the filter's questions arrive at the first session of the family."""
-        if self.permits is not None:
+    def permit(self, pidfd: int, *, here: bool) -> None:
+        """Let one process into the namespaces of a fork, by whichever init its filter asks."""
+        if here:
             self.permits.expected[number_of(pidfd)] = len(NAMES)
         elif self.above is not None:
             self.above.ask({"op": "permit"}, [pidfd])
+
+    def _asked_by_kernel(self, listener: int) -> None:
+        if not self.permits.answer(listener):
+            self.poll.unregister(listener)
+            self.permits.listeners.discard(listener)
+            os.close(listener)
 
     def _controlled(self, control: Records) -> bool:
         """One reading of the host's socket; False when the session is over."""
@@ -111,6 +158,8 @@ class Init:
                 record, descriptors = found
                 if record.get("op") == "fork":
                     self.forks.begin(record.get("id"), descriptors)
+                elif record.get("op") == "again":
+                    self._again(record.get("id"), descriptors)
                 elif record.get("op") == "upper" and self.plan.confined:
                     self._show_upper(record.get("id"))
                 for descriptor in descriptors:
@@ -126,11 +175,12 @@ class Init:
         self.tell({"op": "upper", "id": identity}, [folder])
         os.close(folder)
 
-    def _told_by_worker(self, link: Records) -> None:
+    def _told_by_worker(self, link: Link) -> None:
+        records = link.records
         try:
-            alive = link.read()
+            alive = records.read()
             while alive:
-                found = link.next()
+                found = records.next()
                 if found is None:
                     return
                 record, descriptors = found
@@ -139,18 +189,20 @@ class Init:
                     os.close(descriptor)
         except (PeerBroken, OSError):
             # It sends what is no record, or does not read its answers: then it has no init to talk to.
-            alive = False
-        self.poll.unregister(link.fileno())
-        link.close()
-        self.link = None
+            pass
+        del self.links[records.fileno()]
+        self.poll.unregister(records.fileno())
+        records.close()
 
-    def _obey_worker(self, link: Records, record: dict[str, Any], descriptors: list[int]) -> None:
+    def _obey_worker(self, link: Link, record: dict[str, Any], descriptors: list[int]) -> None:
         pid = record.get("pid")
         op = record.get("op")
-        if op == "listener" and self.permits is None and self.above is None and descriptors:
+        if op == "listener" and link.listener_is_due and descriptors:
             # The first that comes was sent before any user code ran.
-            self.permits = Permits(descriptors.pop())
-            self.poll.register(self.permits.listener, select.POLLIN)
+            link.listener_is_due = False
+            listener = descriptors.pop()
+            self.permits.listeners.add(listener)
+            self.poll.register(listener, select.POLLIN)
         elif op == "worker" and isinstance(pid, int) and len(self.workers) < MOST_WORKERS:
             # A frozen fork that became the worker says so, to have its end reported.
             self.workers.add(pid)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import select
 import struct
 
 from . import syscalls
@@ -25,25 +26,28 @@ FORK_FLAGS = frozenset(NAMES.values())
 
 
 class Permits:
-    """The listening end of the sessions' filter. Flags are in registers, so what is checked is what is run.
+    """Answers for the filters of all workers that this init has started.
 
-    The descriptor that setns gets could be any: the kernel lets this user only into namespaces it owns, which
-    are those of its forks.
+    Flags are in registers, so what is checked is what is run. The descriptor that setns gets could be any: the
+    kernel lets this user only into namespaces it owns, which are those of its forks.
     """
 
-    def __init__(self, listener: int) -> None:
-        self.listener = listener
+    def __init__(self) -> None:
+        self.listeners: set[int] = set()
         self.expected: dict[int, int] = {}
         """Who may, and how often: once for each namespace."""
 
-    def answer(self) -> None:
-        """One question, answered at once."""
+    def answer(self, listener: int) -> bool:
+        """One question, answered at once; False when nobody is left who could ask."""
+        events = _events(listener)
+        if not events & select.POLLIN:
+            return not events & select.POLLHUP
         buffer = bytearray(NOTIF.size)
         try:
-            fcntl.ioctl(self.listener, NOTIF_RECEIVE, buffer)
+            fcntl.ioctl(listener, NOTIF_RECEIVE, buffer)
         except OSError as error:
             if error.errno == errno.ENOENT:  # Who asked is dead.
-                return
+                return True
             raise
         identity, pid, _, _, _, _, _, flags, *_ = NOTIF.unpack(bytes(buffer))
         left = self.expected.pop(pid, 0)
@@ -52,10 +56,18 @@ class Permits:
             self.expected[pid] = left - 1
         reply = ANSWER.pack(identity, 0, 0 if allowed else -errno.EPERM, CONTINUE if allowed else 0)
         try:
-            fcntl.ioctl(self.listener, NOTIF_SEND, bytearray(reply))
+            fcntl.ioctl(listener, NOTIF_SEND, bytearray(reply))
         except OSError as error:
             if error.errno != errno.ENOENT:
                 raise
+        return True
+
+
+def _events(listener: int) -> int:
+    """Looked at before receiving, which would wait for ever after a hang-up."""
+    look = select.poll()
+    look.register(listener, select.POLLIN)
+    return sum(event for _, event in look.poll(0))
 
 
 def number_of(pidfd: int) -> int:

@@ -17,6 +17,7 @@ from . import cgroups, etc_files, filter, namespaces, starting, syscalls
 from .place import MACHINE_FACTS, Place, present
 from .plan import Plan, PlanRefused, read_plan
 from .records import PeerBroken, Records
+from .report import SILENCE, Report
 from .zygote import load_folder
 
 
@@ -123,7 +124,7 @@ class Zygote:
 
     def spawn(self, record: dict[str, Any], descriptors: list[int]) -> None:
         """Fork a session; its answer follows when the worker's entry is about to be called, or the step that failed."""
-        step = starting.Report(-1)
+        step = Report(-1)
         try:
             plan = read_plan(record.get("settings", {}))
             if len(descriptors) != 4 or self.entry is None:
@@ -210,7 +211,7 @@ class Zygote:
         if said.get("ok"):
             self._answer({"op": "spawned", "id": child.identity, "pid": child.pid})
             return
-        said = said or {"step": "start", "errno": None, "message": "the session's first process ended without a word"}
+        said = said or SILENCE
         self._answer({"op": "failed", "id": child.identity, **said})
         os.kill(child.pid, signal.SIGKILL)
 

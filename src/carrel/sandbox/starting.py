@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import socket
@@ -15,35 +14,9 @@ from .init import Init
 from .place import Place
 from .plan import Plan
 from .records import Records
+from .report import Report
 
 Entry = Callable[[int, int, "dict[str, Any]"], None]
-
-
-class Report:
-    """Tells the zygote, once, how the start went: nothing but `ok`, or the step that failed."""
-
-    def __init__(self, descriptor: int) -> None:
-        self.descriptor = descriptor
-        self.now = "start"
-
-    def step(self, name: str) -> None:
-        self.now = name
-
-    def failed(self, error: BaseException) -> None:
-        number = error.errno if isinstance(error, OSError) else None
-        text = (
-            str(error)
-            if isinstance(error, OSError)
-            else "".join(traceback.format_exception(None, error, error.__traceback__))
-        )
-        self._tell({"step": self.now, "errno": number, "message": text})
-
-    def succeeded(self) -> None:
-        self._tell({"ok": True})
-
-    def _tell(self, what: dict[str, Any]) -> None:
-        os.write(self.descriptor, json.dumps(what)[:60_000].encode() + b"\n")
-        os.close(self.descriptor)
 
 
 class Ends:
@@ -64,15 +37,11 @@ def live(plan: Plan, place: Place, ends: Ends, entry: Entry, settings: dict[str,
             os._exit(1)
         place.step = report.step
         _enter(plan, place, report)
-        theirs, ours = socket.socketpair()
-        report.step("fork the worker")
-        pid = os.fork()
-        if pid == 0:
-            _become_worker(plan, ends, theirs, entry, settings, report)
+        start = Starter(plan, entry, settings)
+        pid, link = start([ends.line, ends.stdout, ends.stderr], report)
         for descriptor in (ends.line, ends.stdout, ends.stderr, ends.report):
             os.close(descriptor)
-        theirs.close()
-        Init(plan, ends.control, ends.go, ours).serve(pid)
+        Init(plan, ends.control, ends.go, start).serve(pid, link)
     except BaseException as error:  # noqa: BLE001 -- whatever it is, the zygote is told, and the session ends
         report.failed(error)
     os._exit(1)
@@ -106,9 +75,27 @@ def _unmapped(path: str) -> None:
     """Without root there is nothing to map: the session is the user who owns the files."""
 
 
+class Starter:
+    """Forks a worker into the place that is there: the session's first, and another when that was lost."""
+
+    def __init__(self, plan: Plan, entry: Entry, settings: dict[str, Any]) -> None:
+        self.plan, self.entry, self.settings = plan, entry, settings
+
+    def __call__(self, ends: list[int], report: Report) -> tuple[int, socket.socket]:
+        """With line, stdout and stderr; gives the process number and our end of the link to it."""
+        report.step("fork the worker")
+        theirs, ours = socket.socketpair()
+        pid = os.fork()
+        if pid == 0:
+            _become_worker(self.plan, ends, theirs, self.entry, self.settings, report)
+        theirs.close()
+        return pid, ours
+
+
 def _become_worker(
-    plan: Plan, ends: Ends, init: socket.socket, entry: Entry, settings: dict[str, Any], report: Report
+    plan: Plan, ends: list[int], init: socket.socket, entry: Entry, settings: dict[str, Any], report: Report
 ) -> None:
+    line, stdout, stderr = ends
     try:
         report.step("prepare the worker")
         if not plan.confined:
@@ -116,8 +103,9 @@ def _become_worker(
         os.setsid()
         # Unlike init: user code may look at itself in /proc, and none is running yet.
         syscalls.prctl(syscalls.PR_SET_DUMPABLE, 1)
-        confine.standard_streams(ends.stdout, ends.stderr)
-        confine.keep_only({ends.line, ends.report, init.fileno()})
+        confine.usual_signals()
+        confine.standard_streams(stdout, stderr)
+        confine.keep_only({line, report.descriptor, init.fileno()})
         os.environ.clear()
         os.environ.update(confine.environment(plan))
         os.umask(0o022)
@@ -136,7 +124,7 @@ def _become_worker(
         os._exit(1)
     try:
         number = init.detach()
-        confine.call_entry(entry, ends.line, number, entering.offer(settings, number) if plan.can_fork else settings)
+        confine.call_entry(entry, line, number, entering.offer(settings, number) if plan.can_fork else settings)
     except SystemExit as stopped:
         os._exit(stopped.code if isinstance(stopped.code, int) else 1)
     except BaseException:  # noqa: BLE001 -- the worker's own fault, shown where its output goes
