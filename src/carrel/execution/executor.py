@@ -13,7 +13,7 @@ State = Literal["kept", "restored", "lost"]
 
 
 @dataclass(slots=True)
-class Usage:
+class RunUsage:
     """What one run took."""
 
     cpu_seconds: float = 0.0
@@ -47,7 +47,7 @@ class ExecutionResult:
     """Why they are restored or lost."""
     display: list[dict[str, Any]] = field(default_factory=list)
     """Rich forms, by MIME type."""
-    usage: Usage = field(default_factory=Usage)
+    usage: RunUsage = field(default_factory=RunUsage)
 
     @property
     def is_ok(self) -> bool:

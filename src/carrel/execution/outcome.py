@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any, Literal, Protocol
 
-from carrel.execution.executor import ExecutionResult, Usage
+from carrel.execution.executor import ExecutionResult, RunUsage
 from carrel.execution.host_line import Record
 from carrel.worker import values
 
@@ -79,7 +79,7 @@ def finished(record: Record) -> ExecutionResult:
     if not isinstance(display, list) or not all(isinstance(item, dict) for item in display):
         raise ValueError("its display is no list of bundles")
     try:
-        spent = Usage(float(usage.get("cpu_seconds", 0.0)), int(usage.get("max_rss_bytes", 0)))
+        spent = RunUsage(float(usage.get("cpu_seconds", 0.0)), int(usage.get("max_rss_bytes", 0)))
     except (TypeError, ValueError, AttributeError, OverflowError):
         raise ValueError("its usage is no pair of numbers") from None
     return ExecutionResult(
