@@ -14,6 +14,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -102,6 +103,7 @@ class Session:
         self.records: list[Record] = []
         self.left_open: list[int] = []
         self._number = 0
+        self._sender = ThreadPoolExecutor(1)
         self._pidfds: list[int] = []
         here, there = socket.socketpair()
         told = {"home": self.home, "names": ["tools"], **settings}
@@ -168,7 +170,8 @@ class Session:
             answer["value"] = values.encode(value)
         except HostError as problem:
             answer["error"] = problem.told
-        self.line.send(answer)
+        # Beside the reading: two who only write to each other would wait forever.
+        self._sender.submit(self.line.send, answer)
 
     def result(self, number: int) -> Record:
         return self.until(lambda record: record.get("op") == "done" and record.get("id") == number)
@@ -268,6 +271,7 @@ class Session:
 
     def close(self) -> None:
         self.line.socket.close()
+        self._sender.shutdown()
         self._let_frozen_go()
         self.process.wait(PATIENCE)
         for fd in self._pidfds:

@@ -20,6 +20,7 @@ _KEPT_SOURCE = 32 * 1024 * 1024
 _KEPT_CELLS = 500
 _STARTS = re.compile(r"^(?!(?:else|elif|except|finally|case)\b)[\w@]", re.MULTILINE)
 
+_cache = linecache.cache
 _sources: deque[tuple[str, int]] = deque()
 
 
@@ -80,10 +81,10 @@ def _waits(code: types.CodeType) -> bool:
 
 def _remember(code: str, filename: str) -> None:
     """Keep the source for tracebacks; the oldest goes when there is too much of it."""
-    linecache.cache[filename] = (len(code), None, code.splitlines(keepends=True), filename)
+    _cache[filename] = (len(code), None, code.splitlines(keepends=True), filename)
     _sources.append((filename, len(code)))
     while len(_sources) > 1 and (len(_sources) > _KEPT_CELLS or sum(size for _, size in _sources) > _KEPT_SOURCE):
-        linecache.cache.pop(_sources.popleft()[0], None)
+        _cache.pop(_sources.popleft()[0], None)
 
 
 def _pieces(code: str, filename: str) -> Iterator[tuple[types.CodeType, str]]:
@@ -129,6 +130,7 @@ def _number(node: ast.AST) -> bool:
 
 _BUILTINS = builtins.__dict__
 _builtins_once = dict(_BUILTINS)
+_modules_once = dict(sys.modules)
 
 
 def new_namespace() -> dict[str, Any]:
@@ -145,7 +147,11 @@ def add_builtin(name: str, value: Any) -> None:
 
 
 def mend(names: dict[str, Any]) -> None:
-    """Put back what a cell took out of the builtins. Uses none of them, since there may be none."""
+    """Put back what a cell took away from all Python code. Uses no builtin, since there may be none."""
     for name in _builtins_once.keys() - _BUILTINS.keys():
         _BUILTINS[name] = _builtins_once[name]
     names["__builtins__"] = builtins
+    linecache.cache = _cache
+    if "builtins" not in sys.modules:
+        for name in _modules_once.keys() - sys.modules.keys():
+            sys.modules[name] = _modules_once[name]

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import array
-import json
 import socket
 import struct
 import threading
+from json import dumps, loads  # by name: what code sets on the module json does not matter here
 from typing import Any
 
 LARGEST = 64 * 1024 * 1024
@@ -29,7 +29,7 @@ class TooLong(ValueError):
 def packed(record: Record) -> bytes:
     """A record as it goes over the line."""
     # A lone surrogate (a file name may have one) becomes its JSON escape, so that every record is UTF-8.
-    body = json.dumps(record, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "backslashreplace")
+    body = dumps(record, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "backslashreplace")
     if len(body) > LARGEST:
         raise TooLong(f"a record of {len(body)} bytes is longer than the line takes")
     return _HEAD.pack(len(body)) + body
@@ -38,7 +38,7 @@ def packed(record: Record) -> bytes:
 def unpacked(body: bytes) -> Record:
     """The record of a body; `LineBroken` when it is none."""
     try:
-        record = json.loads(body)
+        record = loads(body)
     except (ValueError, RecursionError) as problem:
         raise LineBroken(f"what came over the line is no JSON: {problem}") from None
     if not isinstance(record, dict):

@@ -28,7 +28,7 @@ class CellLoop:
 
     def run(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
         """What the coroutine returns or raises; KeyboardInterrupt when it was interrupted."""
-        if self._loop is None or self._loop.is_closed():
+        if self._loop is None or self._loop.is_closed() or not self._whole():
             self._loop = asyncio.new_event_loop()
         loop = self._loop
         asyncio.set_event_loop(loop)
@@ -94,6 +94,15 @@ class CellLoop:
         if loop is None or loop.is_closed() or not isinstance(loop, asyncio.SelectorEventLoop):
             return set()
         return {loop._selector.fileno(), loop._ssock.fileno(), loop._csock.fileno()}  # type: ignore[attr-defined]
+
+    def _whole(self) -> bool:
+        """Whether code has not closed what the loop works with."""
+        try:
+            for fd in self.descriptors():
+                os.fstat(fd)
+        except OSError:
+            return False
+        return True
 
     def renew(self) -> None:
         """In a fork: the kernel's side of a loop is shared with the parent; what one watches would reach the other."""

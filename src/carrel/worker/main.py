@@ -46,7 +46,7 @@ class Worker:
         self._line = line
         self._interrupts = Interrupts()
         self._host = Host(line, self._interrupts)
-        self._selector = selectors.EpollSelector()
+        self._selector = selectors.PollSelector()
         self._bell: tuple[int, int] | None = None
         self._begin(line)
         self._commands = Commands(self._selector, self._home, self._send_fds)
@@ -63,7 +63,7 @@ class Worker:
         os.close(heard)
         os.close(rung)
         self._selector.close()
-        self._selector = selectors.EpollSelector()
+        self._selector = selectors.PollSelector()
         self._selector.register(line.socket, selectors.EVENT_READ, None)
         self._selector.register(self._bell[0], selectors.EVENT_READ, self._rung)
         self._host.move(line, self._bell[1])
@@ -177,7 +177,6 @@ class Worker:
         outcome = self._running.run(str(record.get("code", "")), before_it, unsafe)
         if self._stray:
             _end_stray(outcome)
-        self._running.streams.settle()
         self._covers = record.get("id")
         result = {"op": "done", "id": record.get("id"), "frozen": self._why_not, **outcome}
         try:
@@ -254,7 +253,7 @@ class Worker:
     def _why_no_fork(self, fds: list[int]) -> str | None:
         if len(fds) != 3:
             return "the request brought no line, stdout and stderr of the fork"
-        own = {self._line.fileno(), self._init, self._selector.fileno(), *fds, *(self._bell or ())}
+        own = {self._line.fileno(), self._init, *fds, *(self._bell or ())}
         own |= self._running.streams.descriptors() | self._running.loop.descriptors() | self._commands.descriptors()
         why = python_threads() or devices() or channels(own)
         if why is None and threads():

@@ -10,6 +10,8 @@ import resource
 import sys
 from typing import Any
 
+_MAKES_CHILDREN = frozenset(("subprocess.Popen", "os.system", "os.fork", "os.forkpty", "os.posix_spawn", "os.exec"))
+
 
 def out_of_the_way(fd: int) -> int:
     """A copy of a descriptor with a high number: code that closes the low ones, or counts on them, does not meet it."""
@@ -37,7 +39,7 @@ class _Stream:
         stream = getattr(sys, self.name, None)
         try:
             stream.flush()  # type: ignore[union-attr]
-        except Exception:  # noqa: BLE001 - closed, replaced or broken by the cell
+        except BaseException:  # noqa: BLE001 - closed, replaced or broken by the cell, whose own code this may be
             return False
         return stream is getattr(sys, f"__{self.name}__", None) and _identity(self.fd) == self.pipe
 
@@ -45,8 +47,8 @@ class _Stream:
         if _identity(self.fd) != self.pipe:
             os.dup2(self.spare, self.fd)
         raw: Any = open(self.fd, "wb", buffering=0, closefd=False)  # noqa: SIM115 - it lives as long as the process
-        # Write-through, so that a child's output comes after what was printed before it.
-        fresh = io.TextIOWrapper(raw, encoding="utf-8", errors="backslashreplace", write_through=True)
+        # A line at a time: it streams, and lines of several threads or processes stay whole.
+        fresh = io.TextIOWrapper(raw, encoding="utf-8", errors="backslashreplace", line_buffering=True)
         setattr(sys, self.name, fresh)
         setattr(sys, f"__{self.name}__", fresh)
 
@@ -59,6 +61,7 @@ class StandardStreams:
         self._c_library = ctypes.CDLL(None)
         self._line_by_line()
         self.renew()
+        sys.addaudithook(self._before_children)
 
     def _line_by_line(self) -> None:
         """What C code prints is sent line by line too, though a pipe is no terminal."""
@@ -67,6 +70,12 @@ class StandardStreams:
             self._c_library.setvbuf(stdout, None, 1, 0)
         except (ValueError, AttributeError):
             return  # a C library without these names: it is sent at the end of the cell
+
+    def _before_children(self, event: str, details: object) -> None:
+        """A child's output comes after what was printed before it, also when that was no whole line."""
+        if event in _MAKES_CHILDREN:
+            for stream in self._streams:
+                stream.flushed()
 
     def descriptors(self) -> set[int]:
         return {stream.spare for stream in self._streams}

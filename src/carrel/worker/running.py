@@ -77,6 +77,7 @@ class Running:
         except BaseException as problem:  # noqa: BLE001 - an interrupt while the outcome was told
             self._interrupts.end()
             mend(self._names)
+            self.streams.settle()
             outcome = {
                 "error": f"{telling.kind(problem)}: while the result was made",
                 "error_type": telling.kind(problem),
@@ -111,6 +112,7 @@ class Running:
             if isinstance(problem, SystemExit):
                 outcome["exit_code"] = problem.code if type(problem.code) is int else int(problem.code is not None)
         self._shown.add_open_figures()
+        self.streams.settle()
         return outcome
 
     def _display(self, *shown: Any) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sysconfig
-import traceback
+from traceback import StackSummary, TracebackException
 
 _HERE = os.path.dirname(os.path.abspath(__file__))
 _LONGEST = 40_000
@@ -15,7 +15,7 @@ _LIBRARIES = ("<frozen ", *(path + os.sep for path in (*_FOLDERS, *map(os.path.r
 def told(problem: BaseException) -> str:
     """The traceback as Python prints it, without the frames of this program and of installed packages."""
     try:
-        trace = traceback.TracebackException(type(problem), problem, problem.__traceback__, limit=-2000)
+        trace = TracebackException(type(problem), problem, problem.__traceback__, limit=-2000)
         _strip(trace, set())
         text = "".join(trace.format()).rstrip("\n")
     except Exception as worse:  # noqa: BLE001 - the exception's own __str__ may raise anything
@@ -32,12 +32,12 @@ def kind(problem: BaseException) -> str:
     return name if isinstance(name, str) else "Exception"
 
 
-def _strip(trace: traceback.TracebackException, seen: set[int]) -> None:
+def _strip(trace: TracebackException, seen: set[int]) -> None:
     if id(trace) in seen:
         return
     seen.add(id(trace))
     mine = [frame for frame in trace.stack if not frame.filename.startswith(_LIBRARIES)]
-    trace.stack = traceback.StackSummary.from_list(mine)
+    trace.stack = StackSummary.from_list(mine)
     for inner in (trace.__cause__, trace.__context__, *(getattr(trace, "exceptions", None) or ())):
         if inner is not None:
             _strip(inner, seen)
