@@ -36,8 +36,10 @@ def test_a_deadly_call(inside: Session, name: str) -> None:
     assert inside.value(in_a_child(f"raw({NUMBERS[name]}, 0, 0, 0, 0)")) & 0x7F == signal.SIGSYS
 
 
-def test_setns_without_a_fork_being_made(inside: Session) -> None:
-    fails(inside, f"raw({NUMBERS['setns']}, os.open('/proc/self/ns/mnt', 0), 0)", EPERM)
+@pytest.mark.parametrize("name", ["user", "mnt", "pid", "ipc", "uts", "net", "cgroup"])
+@pytest.mark.parametrize("flag", [0, 0x20000, 0x2000000, 0x4000000, 0x8000000, 0x10000000, 0x20000000, 0x40000000])
+def test_setns_without_a_fork_being_made(inside: Session, name: str, flag: int) -> None:
+    fails(inside, f"raw({NUMBERS['setns']}, os.open('/proc/self/ns/{name}', 0), {flag})", EPERM, EINVAL)
 
 
 @pytest.mark.parametrize("flag", [0x20000, 0x2000000, 0x4000000, 0x8000000, 0x10000000, 0x20000000, 0x40000000])

@@ -87,7 +87,9 @@ def test_devices(machine: str) -> None:
 
 
 def test_setns_asks_init_where_forks_are_made(machine: str) -> None:
-    assert ask(machine, "setns", fork=True) == bpf.NOTIFY
+    for flags in (0, 1 << 28, 1 << 28 | 1 << 17, 1 << 25, 1 << 32 | 1 << 28):
+        assert ask(machine, "setns", 3, flags, fork=True) == bpf.NOTIFY
+    assert ask(machine, "setns", 3, 1 << 17, fork=True) == bpf.ALLOW
     assert ask(machine, "setns") == EPERM
 
 

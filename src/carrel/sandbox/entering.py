@@ -56,7 +56,7 @@ class Entrance:
         kind, _, rest = answer.partition(" ")
         if kind != "pid":
             raise ForkRefusedHere(1, rest or "the child between ended without a word")
-        link.ask({"op": "crossed", "pid": int(rest)})
+        link.send({"op": "crossed", "pid": int(rest)})
         return int(rest)
 
     def _cross(

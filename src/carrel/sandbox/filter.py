@@ -66,7 +66,7 @@ def program(*, fork: bool = False, machine: str | None = None) -> bytes:
     answers = {name: bpf.giving(bpf.KILL) for name in _names(KILLED)}
     answers.update(dict.fromkeys(_names(REFUSED), eperm))
     answers.update(_looked_into())
-    answers["setns"] = bpf.giving(bpf.NOTIFY) if fork else eperm
+    answers["setns"] = _entering() if fork else eperm
     # libc then uses clone, whose flags can be looked at.
     answers["clone3"] = bpf.giving(bpf.refuse(errno.ENOSYS))
     numbers = TABLES[machine]
@@ -106,6 +106,22 @@ def _looked_into() -> dict[str, bpf.Program]:
         "prctl": _refusing(0, (PR_SET_MM,)),
         "seccomp": _seccomp(),
     }
+
+
+def _entering() -> bpf.Program:
+    """A user namespace only with init's leave. Others the kernel itself refuses to who has no capability."""
+    found = bpf.Program()
+    found.load_argument(1)
+    for flag in (
+        syscalls.CLONE_NEWNS,
+        syscalls.CLONE_NEWPID,
+        syscalls.CLONE_NEWIPC,
+        syscalls.CLONE_NEWUTS,
+        syscalls.CLONE_NEWNET,
+    ):
+        found.if_equal(flag, bpf.giving(bpf.ALLOW))
+    found.give(bpf.NOTIFY)
+    return found
 
 
 def _clone() -> bpf.Program:

@@ -174,7 +174,8 @@ class Forks:
         """The worker wants to send a child into the prepared place; without one it is told so."""
         fork, link = self.pending, worker.records
         if fork is None or self.entrance is None or self.report is not None:
-            link.send({"op": "refused", "message": "no place for a fork is ready"})
+            if op != "crossed":
+                link.send({"op": "refused", "message": "no place for a fork is ready"})
             return
         if op == "enter":
             flags = [permits.NAMES[name] for name in fork.namespaces]
@@ -183,18 +184,20 @@ class Forks:
         try:
             descriptor = syscalls.pidfd_open(pid)
         except OSError:
-            link.send({"op": "refused", "message": "the child is gone"})
+            # It is dead already: as good as let in.
+            if op == "crossing":
+                link.send({"op": "refused", "message": "the child is gone"})
             return
         if op == "crossing":
             fork.filter_is_ours = worker.filter_is_ours
             self.init.permit(descriptor, here=worker.filter_is_ours)
+            link.send({"op": "go"})
         else:
             fork.worker = pid
             with contextlib.suppress(OSError):
                 fork.control.send({"op": "worker", "pid": pid}, [descriptor])
             self._settled()
         os.close(descriptor)
-        link.send({"op": "go"})
 
     def buried(self, pid: int, status: int) -> None:
         """A child of init ended: perhaps a fork's worker, which is ours to reap, or a fork's init."""

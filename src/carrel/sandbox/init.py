@@ -12,7 +12,7 @@ from typing import Any
 
 from . import copying, place, syscalls
 from .forks import Forks
-from .permits import NAMES, Permits, number_of
+from .permits import Permits, number_of
 from .plan import Plan
 from .records import PeerBroken, Records
 from .report import Report, heard
@@ -136,7 +136,7 @@ class Init:
     def permit(self, pidfd: int, *, here: bool) -> None:
         """Let one process into the namespaces of a fork, by whichever init its filter asks."""
         if here:
-            self.permits.expected[number_of(pidfd)] = len(NAMES)
+            self.permits.expected.add(number_of(pidfd))
         elif self.above is not None:
             self.above.ask({"op": "permit"}, [pidfd])
 

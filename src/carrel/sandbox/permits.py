@@ -1,4 +1,4 @@
-"""Init's word on setns: the filter asks, and only the one child that a live fork is waiting for may go on."""
+"""Init's word on entering a user namespace: only the one child that a live fork is waiting for may, and once."""
 
 from __future__ import annotations
 
@@ -22,7 +22,6 @@ NAMES = {
     "uts": syscalls.CLONE_NEWUTS,
     "net": syscalls.CLONE_NEWNET,
 }
-FORK_FLAGS = frozenset(NAMES.values())
 
 
 class Permits:
@@ -34,8 +33,7 @@ class Permits:
 
     def __init__(self) -> None:
         self.listeners: set[int] = set()
-        self.expected: dict[int, int] = {}
-        """Who may, and how often: once for each namespace."""
+        self.expected: set[int] = set()
 
     def answer(self, listener: int) -> bool:
         """One question, answered at once; False when nobody is left who could ask."""
@@ -50,10 +48,8 @@ class Permits:
                 return True
             raise
         identity, pid, _, _, _, _, _, flags, *_ = NOTIF.unpack(bytes(buffer))
-        left = self.expected.pop(pid, 0)
-        allowed = left > 0 and flags in FORK_FLAGS
-        if allowed and left > 1:
-            self.expected[pid] = left - 1
+        allowed = pid in self.expected and flags == syscalls.CLONE_NEWUSER
+        self.expected.discard(pid)
         reply = ANSWER.pack(identity, 0, 0 if allowed else -errno.EPERM, CONTINUE if allowed else 0)
         try:
             fcntl.ioctl(listener, NOTIF_SEND, bytearray(reply))
