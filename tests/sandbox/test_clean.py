@@ -21,7 +21,7 @@ HOST = """
 import sys, time
 from tests.sandbox.conftest import Host
 host = Host({user!r})
-sessions = [host.session(limits={{"memory": 1 << 30}}) for _ in range(5)]
+sessions = [host.session(limits={{"memory": 1 << 30}}, **{settings!r}) for _ in range(5)]
 for session in sessions:
     session.value("import subprocess; subprocess.Popen(['sleep', '1000'], start_new_session=True); answer = 1")
 print(host.zygote.pid, *[session.pid for session in sessions], flush=True)
@@ -79,9 +79,12 @@ def test_a_killed_init_leaves_nothing(host: Host) -> None:
     session.close()
 
 
-def test_a_killed_zygote_takes_its_sessions_along(host: Host) -> None:
+@pytest.mark.parametrize("sandbox", ["auto", "off"])
+def test_a_killed_zygote_takes_its_sessions_along(host: Host, sandbox: str) -> None:
     zygote = Zygote(user=host.user, python=host.python)
-    sessions = [Session(zygote, {"readonly": host.readonly}) for _ in range(3)]
+    sessions = [Session(zygote, {"readonly": host.readonly, "sandbox": sandbox}) for _ in range(3)]
+    for session in sessions:
+        session.value("import subprocess; p = subprocess.Popen(['sleep', '1000'], start_new_session=True)")
     below = {pid for session in sessions for pid in family(session.pid) | {session.pid}}
     os.kill(zygote.pid, signal.SIGKILL)
     os.waitpid(zygote.pid, 0)
@@ -95,10 +98,11 @@ def test_a_killed_zygote_takes_its_sessions_along(host: Host) -> None:
     other.close()
 
 
+@pytest.mark.parametrize("settings", [{}, {"sandbox": "off"}], ids=["sandbox", "off"])
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
-def test_a_killed_host_leaves_nothing(host: Host, number: signal.Signals) -> None:
+def test_a_killed_host_leaves_nothing(host: Host, number: signal.Signals, settings: dict[str, str]) -> None:
     here = Path(__file__).parents[2]
-    code = HOST.format(user=host.user)
+    code = HOST.format(user=host.user, settings=settings)
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, cwd=here) as process:
         assert process.stdout is not None
         zygote, *inits = (int(word) for word in process.stdout.readline().split())

@@ -81,6 +81,18 @@ def test_sockets(machine: str) -> None:
     assert ask(machine, "socket", 1 << 32 | 16) == bpf.refuse(errno.EAFNOSUPPORT)
 
 
+def test_raw_sockets_and_packet_rules(machine: str) -> None:
+    # The flags SOCK_CLOEXEC and SOCK_NONBLOCK ride on the kind of socket.
+    assert [ask(machine, "socket", 2, kind | 0o2004000) for kind in (1, 2, 3, 10)] == [
+        bpf.ALLOW,
+        bpf.ALLOW,
+        EPERM,
+        EPERM,
+    ]
+    assert [ask(machine, "setsockopt", 3, level, 64) for level in (0, 41, 1, 6)] == [EPERM, EPERM, bpf.ALLOW, bpf.ALLOW]
+    assert [ask(machine, "setsockopt", 3, 41, option) for option in (26, 66, 67)] == [bpf.ALLOW] * 3
+
+
 def test_devices(machine: str) -> None:
     modes = {0o100644: bpf.ALLOW, 0o010644: bpf.ALLOW, 0o140644: bpf.ALLOW, 0o020666: EPERM, 0o060666: EPERM}
     assert {mode: ask(machine, "mknodat", 0, 0, mode) for mode in modes} == modes

@@ -45,6 +45,10 @@ NAMESPACE_FLAGS = (
     | syscalls.CLONE_NEWNET
 )
 AF_UNIX, AF_INET, AF_INET6 = 1, 2, 10
+SOCK_RAW, SOCK_PACKET = 3, 10
+SOL_IP, SOL_IPV6 = 0, 41
+# SET_REPLACE and SET_ADD_COUNTERS of each; no option of IP or IPv6 in ordinary use has these numbers.
+PACKET_RULES = (64, 65, 96, 97, 128, 129)
 TIOCSTI, TIOCLINUX = 0x5412, 0x541C
 S_IFMT, S_IFCHR, S_IFBLK = 0o170000, 0o020000, 0o060000
 # What tools ask for: plain Linux, and the same with addresses not randomised.
@@ -100,6 +104,7 @@ def _looked_into() -> dict[str, bpf.Program]:
         "ioctl": _refusing(1, (TIOCSTI, TIOCLINUX)),
         "socket": _socket(),
         "socketpair": _socket(),
+        "setsockopt": _packet_rules(),
         "personality": _only(0, PERSONALITIES),
         "mknod": _device(1),
         "mknodat": _device(2),
@@ -161,12 +166,37 @@ def _only(index: int, values: tuple[int, ...]) -> bpf.Program:
 
 
 def _socket() -> bpf.Program:
-    """Netlink, packets, vsock, the kernel's ciphers, Bluetooth: each its own way into the kernel."""
+    """Netlink, packets, vsock, the kernel's ciphers, Bluetooth: each its own way into the kernel. Raw sockets too."""
+    kind = bpf.Program()
+    kind.load_argument(1)
+    kind.mask(0xF)
+    for refused in (SOCK_RAW, SOCK_PACKET):
+        kind.if_equal(refused, bpf.giving(bpf.refuse(errno.EPERM)))
+    kind.give(bpf.ALLOW)
     found = bpf.Program()
     found.load_argument(0)
-    for family in (AF_UNIX, AF_INET, AF_INET6):
-        found.if_equal(family, bpf.giving(bpf.ALLOW))
+    found.if_equal(AF_UNIX, bpf.giving(bpf.ALLOW))
+    for family in (AF_INET, AF_INET6):
+        found.if_equal(family, kind)
     found.give(bpf.refuse(errno.EAFNOSUPPORT))
+    return found
+
+
+def _packet_rules() -> bpf.Program:
+    """The tables of iptables, arptables and ebtables are set by socket options, and have been a way in more than once.
+
+    A child that enters a fork holds, until it gives them up, capabilities over the fork's own network.
+    """
+    rules = bpf.Program()
+    rules.load_argument(2)
+    for option in PACKET_RULES:
+        rules.if_equal(option, bpf.giving(bpf.refuse(errno.EPERM)))
+    rules.give(bpf.ALLOW)
+    found = bpf.Program()
+    found.load_argument(1)
+    for level in (SOL_IP, SOL_IPV6):
+        found.if_equal(level, rules)
+    found.give(bpf.ALLOW)
     return found
 
 

@@ -97,6 +97,8 @@ class Init:
 
     def _heard(self, source: int) -> None:
         if source == self.go:
+            if not self.plan.confined:
+                kill_descendants()
             os._exit(0)
         elif source == self.wake_read:
             os.read(self.wake_read, 4096)

@@ -20,12 +20,15 @@ from .records import PeerBroken, Records
 from .report import SILENCE, Report
 from .zygote import load_folder
 
+PATIENCE = 1.0
+
 
 class Child:
     """A session's init as the zygote knows it."""
 
     def __init__(self, identity: object, pid: int, go: int, report: int, group: cgroups.Group | None) -> None:
         self.identity, self.pid, self.go, self.report, self.group = identity, pid, go, report, group
+        self.confined = False
         self.said = b""
         self.answered = False
 
@@ -165,6 +168,7 @@ class Zygote:
             os.close(go_read)
             place.close_given()
         child = self.children[pid] = Child(record.get("id"), pid, go_write, report_read, group)
+        child.confined = plan.confined
         self.poll.register(report_read, select.POLLIN)
         step = "write the id maps"
         try:
@@ -237,10 +241,14 @@ class Zygote:
             self._drop(child.group)
 
     def end(self) -> None:
+        """A confined init takes its session along when killed; one without a pid namespace has to do it itself."""
         for child in self.children.values():
-            os.kill(child.pid, signal.SIGKILL)
+            if child.confined:
+                os.kill(child.pid, signal.SIGKILL)
+            else:
+                os.close(child.go)
         for child in self.children.values():
-            os.waitpid(child.pid, 0)
+            _wait(child.pid, PATIENCE)
             self._drop(child.group)
         for _ in range(100):
             self.left = [group for group in self.left if not group.remove()]
@@ -248,6 +256,17 @@ class Zygote:
                 break
             time.sleep(0.01)
         os._exit(0)
+
+
+def _wait(pid: int, seconds: float) -> None:
+    """For its end, which is helped along when it takes longer."""
+    end = time.monotonic() + seconds
+    while os.waitpid(pid, os.WNOHANG)[0] == 0:
+        if time.monotonic() > end:
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+            return
+        time.sleep(0.001)
 
 
 def _ignore(number: int, frame: object) -> None:

@@ -52,10 +52,11 @@ def _enter(plan: Plan, place: Place, report: Report) -> None:
         report.step("become the session's user")
         os.setresgid(plan.uid, plan.uid, plan.uid)
         os.setresuid(plan.uid, plan.uid, plan.uid)
-    # After the change of user, which would clear it.
-    syscalls.prctl(syscalls.PR_SET_PDEATHSIG, signal.SIGKILL)
     os.setsid()
-    if not plan.confined:
+    if plan.confined:
+        # After the change of user, which would clear it. Without a pid namespace it must live to end the others.
+        syscalls.prctl(syscalls.PR_SET_PDEATHSIG, signal.SIGKILL)
+    else:
         syscalls.prctl(36, 1)  # PR_SET_CHILD_SUBREAPER: orphans come to us, as they do to the first of a namespace.
         return
     if "uts" in plan.parts:
