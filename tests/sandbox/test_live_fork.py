@@ -197,6 +197,34 @@ def test_a_place_that_nobody_entered_is_gone_with_its_line(start: Start) -> None
     assert (reply["error"], reply["errno"]) == ("ForkRefusedHere", EPERM)
 
 
+def test_after_a_place_that_was_given_up_the_next_fork_is_made_at_once(start: Start, fork: ForkIt) -> None:
+    session = start()
+    session.value("x = 3")
+    for ready in (True, False, True, False):
+        ours, theirs = socket.socketpair()
+        session.control.send({"op": "fork", "id": 1}, [theirs.fileno()])
+        theirs.close()
+        if ready:
+            assert session.hear()[0]["op"] == "fork_ready"
+        ours.close()
+        if not ready:
+            # Given up while it was being made: told either way, then the next.
+            assert session.hear()[0]["op"] in ("fork_ready", "fork_failed")
+    assert fork(session).value("answer = x") == 3
+
+
+def test_two_forks_at_once_are_refused(start: Start) -> None:
+    session = start()
+    lines = [socket.socketpair() for _ in range(2)]
+    for number, (_, theirs) in enumerate(lines):
+        session.control.send({"op": "fork", "id": number}, [theirs.fileno()])
+    told = {record["id"]: record["op"] for record, _ in (session.hear(), session.hear())}
+    assert told == {0: "fork_ready", 1: "fork_failed"}
+    for line in lines:
+        line[0].close()
+        line[1].close()
+
+
 def test_no_entrance_without_the_host_s_wish(start: Start) -> None:
     reply = start().run("settings['enter_fork']()")
     assert (reply["error"], reply["errno"]) == ("ForkRefusedHere", EPERM)

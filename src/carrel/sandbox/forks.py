@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from . import confine, forked_place, namespaces, permits, syscalls
 from .records import PeerBroken, Records
+from .report import SILENCE
 
 if TYPE_CHECKING:
     from .init import Init, Link
@@ -27,6 +28,12 @@ class Fork:
         self.namespaces: dict[str, int] = {}
         self.worker: int | None = None
         self.filter_is_ours = False
+
+    def is_abandoned(self) -> bool:
+        """Whether the host has closed its end."""
+        look = select.poll()
+        look.register(self.control.fileno(), 0)
+        return any(event & select.POLLHUP for _, event in look.poll(0))
 
 
 class Ends:
@@ -56,8 +63,9 @@ class Forks:
                 raise forked_place.ForkImpossible(
                     "this sandbox has not all that a live fork needs; see `carrel doctor`"
                 )
-            if self.pending is not None:
+            if self.pending is not None and not self.pending.is_abandoned():
                 raise forked_place.ForkImpossible("another fork of this session is being made")
+            self._give_up()
             forked_place.check(self.init.plan)
             self._make(identity, os.dup(descriptors[0]))
         except forked_place.ForkImpossible as refusal:
@@ -127,12 +135,15 @@ class Forks:
     def heard(self, source: int) -> None:
         """A fork's init reports, or asks on behalf of one further down."""
         if source == self.report and self.pending is not None:
-            said = json.loads(os.read(source, 65536) or b'{"step": "start", "errno": null, "message": "it ended"}')
+            said = os.read(source, 65536)
+            if not said:
+                return
             self.init.poll.unregister(source)
             os.close(source)
             self.report = None
-            if said:
-                self._failed(self.pending.identity, said)
+            why = json.loads(said)
+            if why:
+                self._failed(self.pending.identity, why)
                 self._give_up()
             else:
                 self.init.tell({"op": "fork_ready", "id": self.pending.identity})
@@ -149,7 +160,8 @@ class Forks:
             for descriptor in found[1]:
                 self.init.permit(descriptor, here=fork.filter_is_ours)
                 os.close(descriptor)
-            line.send({"op": "permitted"})
+            with contextlib.suppress(OSError):
+                line.send({"op": "permitted"})
         if not alive:
             self.init.poll.unregister(source)
             del self.aboves[source]
@@ -169,6 +181,10 @@ class Forks:
         if self.entrance is not None:
             self.entrance.close()
             self.entrance = None
+        if self.report is not None:
+            self.init.poll.unregister(self.report)
+            os.close(self.report)
+            self.report = None
 
     def asked(self, worker: Link, op: str, pid: int) -> None:
         """The worker wants to send a child into the prepared place; without one it is told so."""
@@ -214,7 +230,9 @@ class Forks:
             return
         os.close(gone.go)
         gone.control.close()
-        if gone is self.pending and self.report is None:
+        if gone is self.pending:
+            if self.report is not None:
+                self._failed(gone.identity, SILENCE)
             self._settled()
         if not self.living and self.init.control is None:
             os._exit(0)
