@@ -55,7 +55,7 @@ def test_json_is_one_document() -> None:
 
 
 def test_the_network_can_be_switched_off() -> None:
-    code = "import socket; sorted(name for _, name in socket.if_nameindex())"
+    code = "[line.split(':')[0].strip() for line in open('/proc/net/dev') if ':' in line]"
     assert carrel("run", "--no-network", code).stdout == "['lo']\n"
 
 

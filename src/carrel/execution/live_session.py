@@ -168,17 +168,19 @@ class LiveSession:
     # --- hearing ----------------------------------------------------------------------------------------------------
 
     def _heard(self, record: Record, fds: list[int]) -> None:
-        operation = record.get("op")
+        operation, number = record.get("op"), record.get("id", 0)
+        if type(number) is not int:
+            raise LineBroken(f"an id that is no number: {str(number)[:100]}")
         if operation == "frozen":
             self._keep_frozen(record, fds)
             return
         # Read ends of pipes that a command's background processes still write to; anything else is dropped as well.
         self._discard.take(fds)
         if operation == "done":
-            answer = self._pending.pop(record.get("id", 0), None)
+            answer = self._pending.pop(number, None)
             if answer is None:
                 raise LineBroken("an answer to nothing that was asked")
-            self._pieces.pop(record.get("id", 0), None)
+            self._pieces.pop(number, None)
             self.stdout.drain()
             self.stderr.drain()
             if not answer.done():
@@ -193,7 +195,7 @@ class LiveSession:
             if self._calls is not None:
                 self._calls.cancel_one(record.get("call"))
         elif operation == "output":
-            piece = self._pieces.get(record.get("id", 0))
+            piece = self._pieces.get(number)
             if piece is not None:
                 piece(record)
         elif operation == "ready":

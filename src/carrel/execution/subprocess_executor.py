@@ -65,6 +65,9 @@ class SubprocessExecutor:
         if self._closed:
             raise ExecutorClosed("this executor is closed; make another")
         if self._session is not None:
+            if not self._session.worker_alive:
+                # It died between two requests; where a frozen fork is left nothing is lost by that.
+                await self._session.wake()
             return self._session
         config = self.config
         if self._environment is None:
