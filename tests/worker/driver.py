@@ -68,7 +68,7 @@ class Pipe:
             time.sleep(0.0002)
         with self._lock:
             data, self._data = bytes(self._data), bytearray()
-        return data.decode()
+        return data.decode(errors="replace")
 
     def close(self) -> None:
         self.thread.join(PATIENCE)
@@ -103,6 +103,8 @@ class Session:
         self.records: list[Record] = []
         self.left_open: list[int] = []
         self._number = 0
+        self._last_run: int | None = None
+        self._closed = False
         self._sender = ThreadPoolExecutor(1)
         self._pidfds: list[int] = []
         here, there = socket.socketpair()
@@ -129,6 +131,8 @@ class Session:
     def ask(self, fds: tuple[int, ...] = (), **request: Any) -> int:
         """Send a request; its number."""
         self._number += 1
+        if request.get("op") == "run":
+            self._last_run = self._number
         try:
             self.line.send({"id": self._number, **request}, fds)
         except LineBroken as problem:
@@ -241,9 +245,12 @@ class Session:
 
     def wait_frozen(self) -> None:
         """Until the worker has kept a frozen fork of what was last run, or has said why not."""
-        covers = self._number
-        if not any(r.get("op") == "unfrozen" or r.get("covers") == covers for r in self.records[-3:]):
-            self.until(lambda r: r.get("op") == "unfrozen" or (r.get("op") == "frozen" and r.get("covers") == covers))
+
+        def about_it(record: Record) -> bool:
+            return record.get("op") in ("frozen", "unfrozen") and record["covers"] == self._last_run
+
+        if not any(map(about_it, self.records)):
+            self.until(about_it)
 
     def wake(self) -> None:
         """Go on from the frozen fork, the worker being dead."""
@@ -270,6 +277,9 @@ class Session:
         self.frozen = []
 
     def close(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
         self.line.socket.close()
         self._sender.shutdown()
         self._let_frozen_go()

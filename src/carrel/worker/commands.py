@@ -97,7 +97,7 @@ class Commands:
         """Begin; the answer comes when it ends, or at once for one in the background."""
         try:
             command = Command(request, self._home)
-        except (OSError, ValueError, TypeError) as problem:
+        except (OSError, ValueError, TypeError, IndexError) as problem:
             missing = isinstance(problem, FileNotFoundError) and os.path.isdir(
                 os.path.join(self._home, os.path.expanduser(str(request.get("cwd") or "")))
             )

@@ -12,6 +12,8 @@ from collections.abc import Callable
 from .line import Line, LineBroken
 
 _NEVER_SHARED = ("/dev/nvidia", "/dev/kfd", "/dev/dri/")
+_BEAR_A_FORK = ("jemalloc_bg_thd",)
+"""Housekeeping of memory (pyarrow brings it, and so does pandas), which ends and begins again around a fork."""
 _CHANNELS = ("socket:", "pipe:", "anon_inode:")
 
 
@@ -23,8 +25,17 @@ def quiet_fork(fork: Callable[[], int] = os.fork) -> int:
 
 
 def threads() -> set[int]:
-    """The threads of this process that are not this one, Python's and others'."""
-    return {int(task) for task in os.listdir("/proc/self/task")} - {threading.get_native_id()}
+    """The threads of this process that are not this one, Python's and others', but for those that bear a fork."""
+    tasks = {int(task) for task in os.listdir("/proc/self/task")} - {threading.get_native_id()}
+    return {task for task in tasks if not _bears_a_fork(task)}
+
+
+def _bears_a_fork(task: int) -> bool:
+    try:
+        with open(f"/proc/self/task/{task}/comm", encoding="utf-8", errors="replace") as file:
+            return file.read().strip() in _BEAR_A_FORK
+    except OSError:
+        return True  # it has ended
 
 
 def python_threads() -> str | None:

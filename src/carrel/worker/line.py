@@ -73,7 +73,12 @@ class Line:
 
     def waiting(self) -> bool:
         """Whether a whole record has been read already."""
-        return len(self._data) >= 4 and len(self._data) >= 4 + _HEAD.unpack_from(self._data)[0]
+        if len(self._data) < 4:
+            return False
+        (length,) = _HEAD.unpack_from(self._data)
+        if length > LARGEST:
+            raise LineBroken("a record longer than the line takes was announced")
+        return len(self._data) >= 4 + int(length)
 
     def read(self) -> tuple[Record, list[int]]:
         """The next record and its file descriptors; waits for it."""
@@ -103,10 +108,7 @@ class Line:
     def _receive(self, flags: int) -> None:
         size = 65536
         if len(self._data) >= 4:
-            (length,) = _HEAD.unpack_from(self._data)
-            if length > LARGEST:
-                raise LineBroken("a record longer than the line takes was announced")
-            size = max(size, 4 + length - len(self._data))
+            size = max(size, 4 + _HEAD.unpack_from(self._data)[0] - len(self._data))
         try:
             space = socket.CMSG_LEN(MOST_FDS * 4)
             data, ancillary, _, _ = self.socket.recvmsg(size, space, flags | socket.MSG_CMSG_CLOEXEC)

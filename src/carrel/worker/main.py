@@ -38,7 +38,6 @@ class Worker:
         self._keeps_frozen = bool(settings.get("frozen", True))
         self._fork_process: Callable[[], int] = settings.get("enter_fork") or os.fork
         self._why_not = "no frozen fork was made yet" if self._keeps_frozen else "frozen forks are switched off"
-        self._told: str | None = None
         self._changed = True
         self._covers: Any = None
         self._forking = False
@@ -109,7 +108,8 @@ class Worker:
         for key, _ in events:
             if key.data is None:
                 self._host.take()
-            else:
+            elif self._selector.get_map().get(key.fd) is key:
+                # Otherwise what happened before it in this round has closed it.
                 key.data()
         self._commands.check_deadlines()
         if self._commands.left_something:
@@ -202,9 +202,7 @@ class Worker:
         self._why_not = made or "kept"
         if made is not None:
             self._frozen.drop()
-            if made != self._told:
-                self._send({"op": "unfrozen", "why": made})
-        self._told = made
+            self._send({"op": "unfrozen", "why": made, "covers": self._covers})
 
     def _wake(self, line: Line) -> None:
         """In the frozen fork: the worker is dead, and this is the worker now."""
@@ -221,7 +219,6 @@ class Worker:
         self._running.loop.renew()
         self._frozen.forget()
         self._why_not = "no frozen fork was made yet"
-        self._told = None
         self._changed = True
 
     # --- forks ------------------------------------------------------------------------------------------------------
