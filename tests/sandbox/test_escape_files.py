@@ -134,6 +134,31 @@ def test_no_disk_in_dev(inside: Session) -> None:
     assert inside.value(RAW + code) == []
 
 
+@pytest.mark.parametrize("how", ["workspace", "mount", "kept"])
+def test_no_set_user_id_program_is_left_on_the_host(start: Callable[..., Session], folder: Path, how: str) -> None:
+    """Its owner would be the user who runs carrel, and anybody on the host could run it."""
+    given = {
+        "workspace": {"workspace": {"source": str(folder), "mode": "rw"}},
+        "mount": {"mounts": [{"source": str(folder), "at": "/out", "mode": "rw"}]},
+        "kept": {"workspace": {"source": None, "upper_dir": str(folder)}},
+    }[how]
+    session = start(**given)
+    at = "/out" if how == "mount" else "/workspace"
+    session.value(f"import os; os.chdir({at!r}); open('p', 'w').close(); os.chmod('p', 0o755); os.mkdir('d')")
+    for code in (
+        "os.chmod('p', 0o4755)",
+        "os.chmod('p', 0o2755)",
+        "os.fchmod(os.open('p', os.O_RDONLY), 0o6755)",
+        "os.umask(0); os.open('q', os.O_CREAT | os.O_WRONLY, 0o4755)",
+        "os.open('.', os.O_TMPFILE | os.O_WRONLY, 0o4755)",
+        "os.mknod('r', 0o104755)",
+        "raw(452, -100, b'p', 0o4755, 0)",
+    ):
+        fails(session, code, EPERM)
+    fails(session, "raw(437, -100, b's', ctypes.create_string_buffer(24), 24)", 38)
+    assert [path for path in folder.rglob("*") if path.lstat().st_mode & 0o6000] == []
+
+
 def test_a_setuid_program_stays_who_it_was(inside: Session) -> None:
     code = (
         "import subprocess, shutil\nshutil.copy('/usr/bin/id', '/tmp/id'); os.chmod('/tmp/id', 0o6755)\n"

@@ -93,6 +93,28 @@ def test_raw_sockets_and_packet_rules(machine: str) -> None:
     assert [ask(machine, "setsockopt", 3, 41, option) for option in (26, 66, 67)] == [bpf.ALLOW] * 3
 
 
+def test_no_set_user_id_where_files_reach_the_disk(machine: str) -> None:
+    code = filter.program(setuid=False, machine=machine)
+    table, architecture = TABLES[machine], filter.AUDIT_ARCH[machine]
+    places = {"chmod": 1, "fchmod": 1, "fchmodat": 2, "fchmodat2": 2, "creat": 1, "mknod": 1, "mknodat": 2}
+    for name, place in places.items():
+        for mode, expected in ((0o644, bpf.ALLOW), (0o1777, bpf.ALLOW), (0o4755, EPERM), (0o2755, EPERM)):
+            if name in table:
+                assert answer(code, table[name], *[0] * place, mode, architecture=architecture) == expected, name
+    for name, place in (("open", 1), ("openat", 2)):
+        for flags, mode, expected in (
+            (0o100, 0o644, bpf.ALLOW),
+            (0o101, 0o4755, EPERM),
+            (0o20200001, 0o2755, EPERM),
+            (0o200000, 0o4755, bpf.ALLOW),
+        ):
+            if name in table:
+                words = [*[0] * place, flags, mode]
+                assert answer(code, table[name], *words, architecture=architecture) == expected, (name, flags)
+    assert answer(code, table["openat2"], architecture=architecture) == bpf.refuse(errno.ENOSYS)
+    assert ask(machine, "fchmod", 0, 0o4755) == bpf.ALLOW
+
+
 def test_devices(machine: str) -> None:
     modes = {0o100644: bpf.ALLOW, 0o010644: bpf.ALLOW, 0o140644: bpf.ALLOW, 0o020666: EPERM, 0o060666: EPERM}
     assert {mode: ask(machine, "mknodat", 0, 0, mode) for mode in modes} == modes

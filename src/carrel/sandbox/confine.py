@@ -70,7 +70,9 @@ def give_up_privileges(plan: Plan, step: Step) -> int | None:
             landlock.fence(*reachable(plan))
     if "seccomp" in plan.parts:
         step("system call filter")
-        return filter.install(filter.program(fork=plan.can_fork), listen=plan.can_fork)
+        return filter.install(
+            filter.program(fork=plan.can_fork, setuid=not plan.reaches_the_disk), listen=plan.can_fork
+        )
     return None
 
 

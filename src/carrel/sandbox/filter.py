@@ -51,14 +51,21 @@ SOL_IP, SOL_IPV6 = 0, 41
 PACKET_RULES = (64, 65, 96, 97, 128, 129)
 TIOCSTI, TIOCLINUX = 0x5412, 0x541C
 S_IFMT, S_IFCHR, S_IFBLK = 0o170000, 0o020000, 0o060000
+S_ISUID, S_ISGID = 0o4000, 0o2000
+# The bit of O_TMPFILE that is not O_DIRECTORY.
+O_CREAT, O_TMPFILE = 0o100, 0o20000000
 # What tools ask for: plain Linux, and the same with addresses not randomised.
 PERSONALITIES = (0x0, 0x0008, 0x0040000, 0xFFFFFFFF)
 PR_SET_MM, PR_SET_SECCOMP = 35, 22
 
 
 @functools.cache
-def program(*, fork: bool = False, machine: str | None = None) -> bytes:
-    """The filter as the kernel takes it; with `fork`, setns waits for init's word instead of failing."""
+def program(*, fork: bool = False, setuid: bool = True, machine: str | None = None) -> bytes:
+    """The filter as the kernel takes it; with `fork`, setns waits for init's word instead of failing.
+
+    Without `setuid` no file can be marked set-user-ID or set-group-ID: on a folder of the host another user could
+    run it, and be the one who runs carrel.
+    """
     machine = machine or platform.machine()
     eperm = bpf.giving(bpf.refuse(errno.EPERM))
     made = bpf.Program()
@@ -70,6 +77,8 @@ def program(*, fork: bool = False, machine: str | None = None) -> bytes:
     answers = {name: bpf.giving(bpf.KILL) for name in _names(KILLED)}
     answers.update(dict.fromkeys(_names(REFUSED), eperm))
     answers.update(_looked_into())
+    if not setuid:
+        answers.update(_unmarked())
     answers["setns"] = _entering() if fork else eperm
     # libc then uses clone, whose flags can be looked at.
     answers["clone3"] = bpf.giving(bpf.refuse(errno.ENOSYS))
@@ -111,6 +120,28 @@ def _looked_into() -> dict[str, bpf.Program]:
         "prctl": _refusing(0, (PR_SET_MM,)),
         "seccomp": _seccomp(),
     }
+
+
+def _unmarked() -> dict[str, bpf.Program]:
+    """The calls that give a file its mode; openat2 hides it in memory, and who gets ENOSYS uses openat."""
+    found = {"chmod": _mode(1), "fchmod": _mode(1), "fchmodat": _mode(2), "fchmodat2": _mode(2), "creat": _mode(1)}
+    found.update({"mknod": _device(1, marks=True), "mknodat": _device(2, marks=True)})
+    for name, flags in (("open", 1), ("openat", 2)):
+        found[name] = bpf.Program()
+        found[name].load_argument(flags)
+        # Without one of these flags the mode is not looked at, and holds anything.
+        found[name].if_any_bit(O_CREAT | O_TMPFILE, _mode(flags + 1))
+        found[name].give(bpf.ALLOW)
+    found["openat2"] = bpf.giving(bpf.refuse(errno.ENOSYS))
+    return found
+
+
+def _mode(index: int) -> bpf.Program:
+    found = bpf.Program()
+    found.load_argument(index)
+    found.if_any_bit(S_ISUID | S_ISGID, bpf.giving(bpf.refuse(errno.EPERM)))
+    found.give(bpf.ALLOW)
+    return found
 
 
 def _entering() -> bpf.Program:
@@ -200,10 +231,12 @@ def _packet_rules() -> bpf.Program:
     return found
 
 
-def _device(index: int) -> bpf.Program:
-    """Named pipes and sockets may be made, devices not."""
+def _device(index: int, *, marks: bool = False) -> bpf.Program:
+    """Named pipes and sockets may be made, devices not; with `marks`, nothing that is set-user-ID either."""
     found = bpf.Program()
     found.load_argument(index)
+    if marks:
+        found.if_any_bit(S_ISUID | S_ISGID, bpf.giving(bpf.refuse(errno.EPERM)))
     found.mask(S_IFMT)
     for kind in (S_IFCHR, S_IFBLK):
         found.if_equal(kind, bpf.giving(bpf.refuse(errno.EPERM)))

@@ -25,6 +25,7 @@ class Fork:
     def __init__(self, identity: object, pid: int, control: int, go: int) -> None:
         self.identity, self.pid, self.go = identity, pid, go
         self.control = Records(socket.socket(fileno=control))
+        self.folder = ""
         self.namespaces: dict[str, int] = {}
         self.worker: int | None = None
         self.filter_is_ours = False
@@ -78,13 +79,14 @@ class Forks:
 
     def _make(self, identity: object, control: int) -> None:
         self.number += 1
+        folder = f"fork{self.number}"
         ends = Ends()
         # The maps of a process that is not dumpable belong to the host's root. Landlock keeps the worker from both.
         syscalls.prctl(syscalls.PR_SET_DUMPABLE, 1)
         try:
             pid = syscalls.fork_with(namespaces.flags(self.init.plan))
             if pid == 0:
-                self._live(ends, control, f"fork{self.number}")
+                self._live(ends, control, folder)
             namespaces.write_maps(pid, self.init.plan.uid, (self.init.plan.uid, self.init.plan.uid))
             wanted = namespaces.flags(self.init.plan)
             doors = {name: _door(pid, name) for name, flag in permits.NAMES.items() if flag & wanted}
@@ -97,6 +99,7 @@ class Forks:
         os.write(ends.go_write, b"g")
         self.pending = self.living[pid] = Fork(identity, pid, control, ends.go_write)
         self.pending.namespaces = doors
+        self.pending.folder = folder
         self.report = ends.report_read
         self.entrance = ends.link_theirs
         self.aboves[ends.above_ours.fileno()] = (Records(ends.above_ours), self.pending)
@@ -230,6 +233,8 @@ class Forks:
             return
         os.close(gone.go)
         gone.control.close()
+        with contextlib.suppress(OSError):
+            os.rmdir(gone.folder)
         if gone is self.pending:
             if self.report is not None:
                 self._failed(gone.identity, SILENCE)

@@ -20,6 +20,7 @@ EVERYWHERE = {
     "fspick": 433,
     "pidfd_open": 434,
     "clone3": 435,
+    "openat2": 437,
     "pidfd_getfd": 438,
     "process_madvise": 440,
     "mount_setattr": 442,
@@ -29,6 +30,7 @@ EVERYWHERE = {
     "landlock_restrict_self": 446,
     "memfd_secret": 447,
     "process_mrelease": 448,
+    "fchmodat2": 452,
     "statmount": 457,
     "listmount": 458,
     "lsm_set_self_attr": 460,
@@ -36,6 +38,12 @@ EVERYWHERE = {
 }
 
 X86_64 = {
+    "open": 2,
+    "creat": 85,
+    "chmod": 90,
+    "fchmod": 91,
+    "openat": 257,
+    "fchmodat": 268,
     "ioctl": 16,
     "shmat": 30,
     "socket": 41,
@@ -103,6 +111,9 @@ X86_64 = {
 }
 
 AARCH64 = {
+    "fchmod": 52,
+    "fchmodat": 53,
+    "openat": 56,
     "ioctl": 29,
     "lookup_dcookie": 18,
     "mknodat": 33,

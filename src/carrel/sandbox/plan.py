@@ -74,6 +74,13 @@ class Plan:
         return self.workspace.source is not None and self.workspace.mode == "overlay" and "overlay" not in self.parts
 
     @property
+    def reaches_the_disk(self) -> bool:
+        """Whether what the session writes can stay on the host, for others to run."""
+        given = self.workspace.source is not None and self.workspace.mode == "rw"
+        kept = self.workspace.upper_dir is not None
+        return not self.confined or given or kept or any(mount.mode == "rw" for mount in self.mounts)
+
+    @property
     def can_fork(self) -> bool:
         """Landlock keeps a worker from its fork's init, and the filter asks before anybody enters."""
         return self.confined and {"fork", "seccomp", "landlock"} <= self.parts

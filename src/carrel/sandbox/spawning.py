@@ -64,8 +64,9 @@ class Zygote:
         cgroups.sweep(self.trees)
         present((*etc_files.BOUND, *MACHINE_FACTS))
         etc_files.copies()
-        filter.program()
-        filter.program(fork=True)
+        for fork in (True, False):
+            for setuid in (True, False):
+                filter.program(fork=fork, setuid=setuid)
         gc.collect()
         gc.freeze()
         gc.disable()
