@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import socket
@@ -90,6 +91,7 @@ class Frozen:
     def __init__(self, ceiling: int) -> None:
         self._ceiling = ceiling
         self._pid = 0
+        self._dying: list[int] = []
         self._foreign: set[int] = set()
 
     def refusal(self) -> str | None:
@@ -125,7 +127,9 @@ class Frozen:
         # Some libraries end their threads before a fork and make them again after it; whatever is left does not.
         self._foreign = threads()
         if self._foreign:
-            _end(pid)
+            self._pid, before = pid, self._pid
+            self.drop()
+            self._pid = before
             here.close()
             return native_threads(self._foreign)
         self.drop()
@@ -139,7 +143,6 @@ class Frozen:
         return None
 
     def _sleep(self, line: Line) -> Line:
-        self._pid = 0
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         try:
             record, _ = line.read()
@@ -150,19 +153,26 @@ class Frozen:
         return line
 
     def drop(self) -> None:
-        """End the frozen fork that is there."""
+        """End the frozen fork that is there, without waiting for its end."""
         pid, self._pid = self._pid, 0
         if pid:
-            _end(pid)
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+            self._dying.append(pid)
+
+    def bury(self) -> bool:
+        """Bury those that have ended; whether there are others that will soon."""
+        self._dying = [pid for pid in self._dying if not _buried(pid)]
+        return bool(self._dying)
 
     def forget(self) -> None:
-        """In a fork: the frozen one belongs to the parent."""
+        """In a fork: the frozen ones belong to the parent."""
         self._pid = 0
+        self._dying = []
 
 
-def _end(pid: int) -> None:
+def _buried(pid: int) -> bool:
     try:
-        os.kill(pid, signal.SIGKILL)
-        os.waitpid(pid, 0)
-    except (ProcessLookupError, ChildProcessError):
-        return  # it is gone already
+        return os.waitpid(pid, os.WNOHANG)[0] == pid
+    except ChildProcessError:
+        return True  # code has waited for it

@@ -24,6 +24,8 @@ from .running import Running, Woken
 PROTOCOL = 1
 IDLE = 0.001
 """How long nothing must have come before a frozen fork is made."""
+BURIAL = 0.02
+"""How often those that have been ended are looked after."""
 CEILING = 2 << 30
 """How large a session may be for one to be kept."""
 
@@ -102,8 +104,9 @@ class Worker:
         deadline = self._commands.next_deadline()
         wait = None if deadline is None else max(0.0, deadline - time.monotonic())
         freezes = self._changed and self._keeps_frozen
-        if freezes:
-            wait = IDLE if wait is None else min(wait, IDLE)
+        if freezes or self._frozen.bury():
+            soon = IDLE if freezes else BURIAL
+            wait = soon if wait is None else min(wait, soon)
         events = self._selector.select(wait)
         for key, _ in events:
             if key.data is None:
