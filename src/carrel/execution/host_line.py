@@ -34,6 +34,7 @@ class HostLine:
         self._data = bytearray()
         self._fds: list[int] = []
         self._outgoing: list[tuple[memoryview, tuple[int, ...]]] = []
+        self._waits_for_room = False
         self.closed = False
         end.setblocking(False)
         self._loop.add_reader(end.fileno(), self.read_now)
@@ -66,12 +67,15 @@ class HostLine:
                 else:
                     self._outgoing.pop(0)
         except BlockingIOError:
+            self._waits_for_room = True
             self._loop.add_writer(self._socket.fileno(), self._write)
             return
         except OSError as problem:
             self._end(f"the line is gone: {problem.strerror}")
             return
-        self._loop.remove_writer(self._socket.fileno())
+        if self._waits_for_room:
+            self._waits_for_room = False
+            self._loop.remove_writer(self._socket.fileno())
 
     def read_now(self) -> bool:
         """Take in some of what has arrived; True when there was something."""

@@ -49,6 +49,8 @@ class LiveSession:
         self._number = 0
         self._pending: dict[int, asyncio.Future[Record]] = {}
         self._pieces: dict[int, Piece] = {}
+        self._late: dict[int, Record] = {}
+        """Answers to requests whose caller was cancelled, until it asks for them again."""
         self._asked_of_init: dict[int, asyncio.Future[Record]] = {}
         self._has_forked = False
         self._init_gone = asyncio.Event()
@@ -108,6 +110,19 @@ class LiveSession:
             self._pieces[self._number] = piece
         self._line.send({**record, "id": self._number}, fds)
         return answer
+
+    def rejoin(self, number: int, answer: asyncio.Future[Record]) -> asyncio.Future[Record]:
+        """The same answer once more, for a caller whose cancellation has cancelled the future as well."""
+        if not answer.cancelled():
+            return answer
+        again: asyncio.Future[Record] = self._loop.create_future()
+        if number in self._late:
+            again.set_result(self._late.pop(number))
+        elif number in self._pending:
+            self._pending[number] = again
+        else:
+            again.set_exception(WorkerDied(self._broke or "its process ended"))
+        return again
 
     async def _ask_init(self, record: Record, fds: Sequence[int]) -> Record:
         self._number += 1
@@ -183,7 +198,9 @@ class LiveSession:
             self._pieces.pop(number, None)
             self.stdout.drain()
             self.stderr.drain()
-            if not answer.done():
+            if answer.done():
+                self._late[number] = record
+            else:
                 answer.set_result(record)
         elif operation == "call":
             if self._calls is None:

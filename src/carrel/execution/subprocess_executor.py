@@ -210,14 +210,16 @@ class SubprocessExecutor:
             answer = session.request({"op": "run", "code": code})
         except LineBroken as problem:
             return failed_result("ValueError", str(problem))
+        number = session.last_request
         if seconds is not None:
             stop.after(seconds)
         cancelled = False
         try:
             try:
-                record = await asyncio.shield(answer)
+                record = await answer
             except asyncio.CancelledError:
                 cancelled = True
+                answer = session.rejoin(number, answer)
                 stop.now("cancelled")
                 await asyncio.wait([answer])
                 record = answer.result()
