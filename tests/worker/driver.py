@@ -49,24 +49,34 @@ class Pipe:
         self.read_end, self.write_end = os.pipe()
         self._data = bytearray()
         self._lock = threading.Lock()
+        self._ended = False
         self.total = 0
+        os.set_blocking(self.read_end, False)
         self.thread = threading.Thread(target=self._drain, daemon=True)
         self.thread.start()
 
     def _drain(self) -> None:
-        while True:
-            piece = os.read(self.read_end, 1 << 20)
-            if not piece:
-                return
+        while not self._ended:
+            select.select([self.read_end], [], [])
             with self._lock:
-                self.total += len(piece)
-                self._data += piece[: max(0, (16 << 20) - len(self._data))]
+                self._read()
+
+    def _read(self) -> bool:
+        """One piece; False when there is none now."""
+        try:
+            piece = os.read(self.read_end, 1 << 20)
+        except BlockingIOError:
+            return False
+        self._ended = not piece
+        self.total += len(piece)
+        self._data += piece[: max(0, (16 << 20) - len(self._data))]
+        return bool(piece)
 
     def take(self) -> str:
-        """Everything until now; waits until the pipe is empty."""
-        while select.select([self.read_end], [], [], 0)[0] and self.thread.is_alive():
-            time.sleep(0.0002)
+        """Everything until now; the pipe is empty then."""
         with self._lock:
+            while self._read():
+                pass
             data, self._data = bytes(self._data), bytearray()
         return data.decode(errors="replace")
 
@@ -256,7 +266,7 @@ class Session:
         """Go on from the frozen fork, the worker being dead."""
         self.process.wait(PATIENCE)
         (end, watched), self.frozen = self.frozen, []
-        self.line.socket.close()
+        self.line.close()
         self._pidfds.append(watched)
         self.line = Line(socket.socket(fileno=end))
         self.line.send({"op": "wake"})
@@ -280,7 +290,7 @@ class Session:
         if self._closed:
             return
         self._closed = True
-        self.line.socket.close()
+        self.line.close()
         self._sender.shutdown()
         self._let_frozen_go()
         self.process.wait(PATIENCE)

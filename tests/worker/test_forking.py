@@ -42,7 +42,7 @@ class Branch:
                 return values.decode(record["value"])
 
     def close(self) -> None:
-        self.line.socket.close()
+        self.line.close()
         until = time.monotonic() + 20
         while "pid" in self.answer and _runs(self.answer["pid"]):
             assert time.monotonic() < until
@@ -83,7 +83,7 @@ def test_a_branch_outlives_its_trunk() -> None:
     with Session() as session:
         session.value("x = 7")
         branch = Branch(session)
-        session.line.socket.close()
+        session.line.close()
         session.process.wait(30)
         assert branch.run("x") == 7
         branch.close()

@@ -129,7 +129,7 @@ def test_a_fork_from_a_thread(session: Session) -> None:
 def test_the_worker_ends_when_its_host_is_gone() -> None:
     with Session() as session:
         session.run("import threading, time\nthreading.Thread(target=time.sleep, args=(1000,)).start()")
-        session.line.socket.close()
+        session.line.close()
         until = time.monotonic() + 30
         while session.process.poll() is None:
             assert time.monotonic() < until

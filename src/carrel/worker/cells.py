@@ -21,7 +21,6 @@ _KEPT_CELLS = 500
 _STARTS = re.compile(r"^(?!(?:else|elif|except|finally|case)\b)[\w@]", re.MULTILINE)
 
 _cache = linecache.cache
-_sources: deque[tuple[str, int]] = deque()
 
 
 class Cell:
@@ -29,7 +28,7 @@ class Cell:
 
     def __init__(self, code: str, filename: str) -> None:
         """Raises what compiling raises: SyntaxError, ValueError for NUL bytes, RecursionError, MemoryError."""
-        _remember(code, filename)
+        _sources.keep(code, filename)
         self._codes: list[types.CodeType] = []
         self._last: types.CodeType | None = None
         self.harmless = self.changes_nothing = False
@@ -79,12 +78,24 @@ def _waits(code: types.CodeType) -> bool:
     return bool(code.co_flags & inspect.CO_COROUTINE)
 
 
-def _remember(code: str, filename: str) -> None:
-    """Keep the source for tracebacks; the oldest goes when there is too much of it."""
-    _cache[filename] = (len(code), None, code.splitlines(keepends=True), filename)
-    _sources.append((filename, len(code)))
-    while len(_sources) > 1 and (len(_sources) > _KEPT_CELLS or sum(size for _, size in _sources) > _KEPT_SOURCE):
-        _cache.pop(_sources.popleft()[0], None)
+class _Sources:
+    """The source of the last cells, for tracebacks; the oldest goes when there is too much of it."""
+
+    def __init__(self) -> None:
+        self._kept: deque[tuple[str, int]] = deque()
+        self._size = 0
+
+    def keep(self, code: str, filename: str) -> None:
+        _cache[filename] = (len(code), None, code.splitlines(keepends=True), filename)
+        self._kept.append((filename, len(code)))
+        self._size += len(code)
+        while len(self._kept) > 1 and (len(self._kept) > _KEPT_CELLS or self._size > _KEPT_SOURCE):
+            oldest, size = self._kept.popleft()
+            _cache.pop(oldest, None)
+            self._size -= size
+
+
+_sources = _Sources()
 
 
 def _pieces(code: str, filename: str) -> Iterator[tuple[types.CodeType, str]]:
@@ -148,8 +159,9 @@ def add_builtin(name: str, value: Any) -> None:
 
 def mend(names: dict[str, Any]) -> None:
     """Put back what a cell took away from all Python code. Uses no builtin, since there may be none."""
-    for name in _builtins_once.keys() - _BUILTINS.keys():
-        _BUILTINS[name] = _builtins_once[name]
+    if not _builtins_once.keys() <= _BUILTINS.keys():
+        for name in _builtins_once.keys() - _BUILTINS.keys():
+            _BUILTINS[name] = _builtins_once[name]
     names["__builtins__"] = builtins
     linecache.cache = _cache
     if "builtins" not in sys.modules:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import array
+import os
 import socket
 import struct
 import threading
@@ -57,6 +58,13 @@ class Line:
 
     def fileno(self) -> int:
         return self.socket.fileno()
+
+    def close(self) -> None:
+        """Also what came along with records that nobody has read."""
+        self.socket.close()
+        for fd in self._fds:
+            os.close(fd)
+        self._fds = []
 
     def send(self, record: Record, fds: tuple[int, ...] = ()) -> None:
         if fds:

@@ -65,7 +65,6 @@ class Running:
         self._cells += 1
         self._shown = display.Shown()
         before = _usage()
-        mend(self._names)
         sys.stdin = NoInput()
         self._interrupts.install()
         try:
