@@ -43,11 +43,11 @@ class Confinement:
         return self.confined and "fork" in self.parts and own
 
 
-def confinement(mode: SandboxMode, config: SubprocessConfig) -> Confinement:
+def confinement(mode: SandboxMode, config: SubprocessConfig, parts: tuple[Part, ...] | None = None) -> Confinement:
     """For these settings here; waits for the first probe. SandboxUnavailable when required and not possible."""
     if mode == "off":
         return Confinement((), confined=False)
-    parts = probe()
+    parts = probe() if parts is None else parts
     if mode == "required":
         missing = [part for part in parts if part.name in _required(config) and not part.in_force]
         if missing:

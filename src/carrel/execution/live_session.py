@@ -56,6 +56,9 @@ class LiveSession:
         self._init_gone = asyncio.Event()
         self._calls: Calls | None = None
         self._discard = Discard()
+        self._takes_pipes = False
+        self._shared = False
+        """Whether something that an earlier run has left may still write to the pipes."""
         self._broke = ""
         self._statuses: dict[int, int] = {}
         self._status_came = asyncio.Event()
@@ -95,6 +98,7 @@ class LiveSession:
             raise SpawnFailed(step, None, f"the worker speaks protocol {hello.get('protocol')!r}, not 1")
         self._worker_pid = hello["pid"] if type(hello.get("pid")) is int else 0
         self.python = str(hello.get("python", ""))
+        self._takes_pipes = hello.get("pipes") is True
 
     # --- asking -----------------------------------------------------------------------------------------------------
 
@@ -137,13 +141,28 @@ class LiveSession:
     def last_request(self) -> int:
         return self._number
 
-    def begin_run(self, stdout: Sink, stderr: Sink) -> None:
+    def _begin_run(self, stdout: Sink, stderr: Sink) -> None:
         """From here on output has somewhere to go, and the worker may call the host."""
         self._calls = Calls(self._handlers, self._answer_call)
         # What came since the last run belongs to nobody.
         self.stdout.drain()
         self.stderr.drain()
         self.stdout.sink, self.stderr.sink = stdout, stderr
+
+    def run(self, code: str, stdout: Sink, stderr: Sink) -> asyncio.Future[Record]:
+        """Ask for a run; where an earlier one has left writers behind, with pipes that only this one has."""
+        fds: list[int] = []
+        if self._shared and self._takes_pipes:
+            self._shared = False
+            self._discard.take([self.stdout.give_up(), self.stderr.give_up()])
+            self.stdout, self.stderr = OutputPipe(), OutputPipe()
+            fds = [self.stdout.write_end, self.stderr.write_end]
+        self._begin_run(stdout, stderr)
+        try:
+            return self.request({"op": "run", "code": code}, fds=fds)
+        finally:
+            self.stdout.handed_over()
+            self.stderr.handed_over()
 
     def watch_output(self, on: bool) -> None:
         self.stdout.watch(on)
@@ -196,6 +215,7 @@ class LiveSession:
             if answer is None:
                 raise LineBroken("an answer to nothing that was asked")
             self._pieces.pop(number, None)
+            self._shared = self._shared or record.get("shared") is True
             self.stdout.drain()
             self.stderr.drain()
             if answer.done():
@@ -338,6 +358,7 @@ class LiveSession:
         wake, watched, pid = self._frozen
         self._frozen = None
         self._broke = ""
+        self._shared = True
         self.unfrozen = "no frozen fork had been made since the last one was used"
         self._ready = self._loop.create_future()
         self._worker_pid = pid

@@ -68,6 +68,13 @@ class OutputPipe:
             os.close(self.write_end)
             self.write_end = -1
 
+    def give_up(self) -> int:
+        """The read end, for somebody else to read; this pipe is done with."""
+        self.watch(False)
+        self._closed = True
+        self.handed_over()
+        return self._read
+
     def close(self) -> None:
         if not self._closed:
             self.watch(False)

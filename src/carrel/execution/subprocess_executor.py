@@ -192,10 +192,12 @@ class SubprocessExecutor:
             seconds = self.config.timeout if timeout is None else timeout
             stop = Stop(session, self.config.grace)
             began = time.perf_counter()
-            session.begin_run(stdout.add, stderr.add)
             self._stop = stop
             try:
-                result = await self._answered(session, code, seconds, stop)
+                answer = session.run(code, stdout.add, stderr.add)
+                result = await self._answered(session, answer, seconds, stop)
+            except LineBroken as problem:
+                return failed_result("ValueError", str(problem))
             finally:
                 stop.over()
                 self._stop = None
@@ -205,11 +207,9 @@ class SubprocessExecutor:
             result.duration = time.perf_counter() - began
             return result
 
-    async def _answered(self, session: LiveSession, code: str, seconds: float | None, stop: Stop) -> ExecutionResult:
-        try:
-            answer = session.request({"op": "run", "code": code})
-        except LineBroken as problem:
-            return failed_result("ValueError", str(problem))
+    async def _answered(
+        self, session: LiveSession, answer: asyncio.Future[Record], seconds: float | None, stop: Stop
+    ) -> ExecutionResult:
         number = session.last_request
         if seconds is not None:
             stop.after(seconds)
