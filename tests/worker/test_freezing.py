@@ -260,6 +260,8 @@ def test_libraries_go_on_in_a_woken_fork_or_none_is_kept(session: Session, libra
     "code",
     [
         "import polars as pl\nx = pl.DataFrame({'x': [1, 2]}).lazy().group_by('x').len().collect().height",
+        "from sklearn.ensemble import HistGradientBoostingClassifier as H\n"
+        "x = int(H(max_iter=2).fit([[n] for n in range(50)], [0, 1] * 25).predict([[1]]).shape[0])",
         "from concurrent.futures import ThreadPoolExecutor as T\npool = T(2)\nx = pool.submit(abs, -1).result()",
     ],
 )

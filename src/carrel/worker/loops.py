@@ -48,9 +48,13 @@ class CellLoop:
         try:
             return loop.run_until_complete(task)
         except asyncio.CancelledError as cancelled:
-            if stopped:
-                raise KeyboardInterrupt().with_traceback(cancelled.__traceback__) from None
-            raise
+            if not stopped:
+                raise
+            where: BaseException = cancelled
+            # Until Python 3.10 the place itself stands in what was raised before.
+            while isinstance(where.__context__, asyncio.CancelledError):
+                where = where.__context__
+            raise KeyboardInterrupt().with_traceback(where.__traceback__) from None
         finally:
             self._interrupts.stop = None
             if not task.done():
