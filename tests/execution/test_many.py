@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import gc
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -76,6 +78,25 @@ async def test_a_thousand_sessions_in_a_row_leave_nothing() -> None:
 @pytest.mark.timeout(3600)
 async def test_ten_thousand_sessions_in_a_row_leave_nothing() -> None:
     await in_a_row(10_000)
+
+
+MORE_THAN_THE_LIMIT = """
+import asyncio, resource
+from carrel.execution.settings import SubprocessConfig
+from carrel.execution.subprocess_executor import SubprocessExecutor
+resource.setrlimit(resource.RLIMIT_NOFILE, (300, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+async def main():
+    executors = [SubprocessExecutor(SubprocessConfig(sandbox="required")) for _ in range(50)]
+    await asyncio.gather(*(one.start() for one in executors))
+    print(sum([(await one.run("1")).value for one in executors]))
+    await asyncio.gather(*(one.close() for one in executors))
+asyncio.run(main())
+"""
+
+
+def test_more_sessions_than_the_soft_limit_of_descriptors_has_room_for() -> None:
+    done = subprocess.run([sys.executable, "-c", MORE_THAN_THE_LIMIT], capture_output=True, text=True, check=False)
+    assert (done.stdout, done.stderr) == ("50\n", "")
 
 
 @pytest.mark.slow

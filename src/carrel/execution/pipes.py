@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import fcntl
 import os
+import resource
 import termios
 from collections.abc import Callable
 from contextlib import suppress
@@ -12,8 +13,17 @@ from contextlib import suppress
 CAPACITY = 1 << 18
 _MOST_AT_ONCE = 1 << 20
 _MOST_DISCARDED = 64
+_SPARE = 256
 
 Sink = Callable[[bytes], None]
+
+
+def make_room_for_more(descriptor: int) -> None:
+    """A session takes eight descriptors, and the usual soft limit is 1,024: raise it before it is reached."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != resource.RLIM_INFINITY and descriptor > soft - _SPARE:
+        most = soft * 4 if hard == resource.RLIM_INFINITY else min(soft * 4, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
 
 class OutputPipe:
@@ -23,6 +33,7 @@ class OutputPipe:
         self._loop = asyncio.get_running_loop()
         self._read, self.write_end = os.pipe2(os.O_CLOEXEC)
         os.set_blocking(self._read, False)
+        make_room_for_more(self.write_end)
         # Refused when the user's share of pipe memory is used up; a pipe of the usual size does, slower.
         with suppress(PermissionError):
             fcntl.fcntl(self.write_end, fcntl.F_SETPIPE_SZ, CAPACITY)
