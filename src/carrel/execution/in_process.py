@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import signal
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
@@ -250,7 +251,9 @@ class InProcessExecutor:
             except (OSError, ValueError) as problem:
                 for pipe in pipes:
                     pipe.close()
-                code = 127 if isinstance(problem, FileNotFoundError) else 126
+                # A folder on the path that may not be looked into is no reason to call the program forbidden.
+                missing = isinstance(problem, FileNotFoundError) or shutil.which(words[0]) is None
+                code = 127 if missing else 126
                 return CommandResult(stderr=f"{problem}\n", exit_code=code, duration=time.perf_counter() - began)
             for pipe in pipes:
                 pipe.handed_over()
