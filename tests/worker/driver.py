@@ -108,6 +108,7 @@ class Session:
         self.home = home or self._folder.name  # type: ignore[union-attr]
         self.answer: Handler = lambda name, args, kwargs: [name, args, kwargs]
         self.stdout, self.stderr = Pipe(), Pipe()
+        self._old_pipes: list[Pipe] = []
         self.frozen: list[int] = []
         self.why_not: str | None = None
         self.records: list[Record] = []
@@ -199,6 +200,16 @@ class Session:
         self.stdout.take()
         self.stderr.take()
         return self.ran(self.ask(op="run", code=code))
+
+    def run_apart(self, code: str) -> Outcome:
+        """Run with fresh pipes; what comes through the old ones is nobody's."""
+        self._old_pipes += [self.stdout, self.stderr]
+        self.stdout, self.stderr = Pipe(), Pipe()
+        ends = (self.stdout.write_end, self.stderr.write_end)
+        number = self.ask(ends, op="run", code=code)
+        for end in ends:
+            os.close(end)
+        return self.ran(number)
 
     def ran(self, number: int) -> Outcome:
         record = self.result(number)
@@ -299,8 +310,8 @@ class Session:
             os.close(fd)
         for fd in self.left_open:
             os.close(fd)
-        self.stdout.close()
-        self.stderr.close()
+        for pipe in (self.stdout, self.stderr, *self._old_pipes):
+            pipe.close()
         if self._folder is not None:
             self._folder.cleanup()
 

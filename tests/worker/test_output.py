@@ -83,6 +83,40 @@ def test_a_late_thread_prints_and_nothing_breaks(session: Session) -> None:
     assert session.run("thread.join()\nprint('mine')").stdout == "mine\n"
 
 
+def test_what_earlier_cells_left_running_prints_into_no_later_result(everywhere: Session) -> None:
+    started = everywhere.run(
+        "import threading, time\nstop = False\n"
+        "def late():\n    while not stop:\n        print('late')\n        time.sleep(0.001)\n"
+        "thread = threading.Thread(target=late)\nthread.start()"
+    )
+    assert started.record["shared"] is True
+    outcome = everywhere.run_apart("for n in range(20):\n    print('mine')\n    time.sleep(0.002)")
+    assert set(outcome.stdout.split()) == {"mine"}
+    outcome = everywhere.run_apart("t = threading.Thread(target=print, args=('new',))\nt.start()\nt.join()")
+    assert outcome.stdout == "new\n"
+    ended = everywhere.run("stop = True\nthread.join()")
+    assert ended.record["shared"] is False
+    everywhere.value("from concurrent.futures import ThreadPoolExecutor\npool = ThreadPoolExecutor(1)")
+    everywhere.value("pool.submit(abs, 1).result()")
+    assert everywhere.run("pool.submit(print, 'pooled').result()").stdout == "pooled\n"
+
+
+def test_a_run_may_bring_its_own_pipes(everywhere: Session) -> None:
+    assert everywhere.ready["pipes"] is True
+    first = everywhere.run("import os\nos.system('(sleep 0.2; echo late) & echo now')")
+    assert first.stdout == "now\n"
+    assert first.record["shared"] is True
+    old = everywhere.stdout
+    apart = everywhere.run_apart("import time\nprint('mine')\ntime.sleep(0.4)\nos.system('echo child')")
+    assert apart.stdout == "mine\nchild\n"
+    assert old.take() == "late\n"
+    assert everywhere.run("1").record["shared"] is False
+    everywhere.value("x = len([1])")
+    everywhere.crash("os._exit(1)")
+    everywhere.wake()
+    assert everywhere.run_apart("print(x)").stdout == "1\n"
+
+
 def test_a_thread_that_dies_says_so_on_stderr(session: Session) -> None:
     outcome = session.run("import threading\nt = threading.Thread(target=lambda: 1/0)\nt.start()\nt.join()")
     assert "ZeroDivisionError" in outcome.stderr

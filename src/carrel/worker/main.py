@@ -82,7 +82,7 @@ class Worker:
 
     def _ready(self) -> None:
         version = ".".join(map(str, sys.version_info[:3]))
-        self._send({"op": "ready", "protocol": PROTOCOL, "python": version, "pid": os.getpid()})
+        self._send({"op": "ready", "protocol": PROTOCOL, "python": version, "pid": os.getpid(), "pipes": True})
 
     def serve(self) -> None:
         """Until the host closes the line."""
@@ -167,6 +167,7 @@ class Worker:
 
     def _run(self, record: Record, fds: list[int]) -> None:
         changed_before = self._changed
+        self._running.streams.begin(fds)
 
         def before_it(cell: Cell) -> None:
             if changed_before and self._keeps_frozen and not cell.harmless:

@@ -8,6 +8,7 @@ import io
 import os
 import resource
 import sys
+import threading
 from typing import Any
 
 _MAKES_CHILDREN = frozenset(("subprocess.Popen", "os.system", "os.fork", "os.forkpty", "os.posix_spawn", "os.exec"))
@@ -18,6 +19,24 @@ def out_of_the_way(fd: int) -> int:
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     lowest = 200 if limit == resource.RLIM_INFINITY or limit > 300 else max(3, limit // 2)
     return fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, lowest)
+
+
+class _WithoutLate(io.TextIOWrapper):
+    """A stream of one cell: what threads of earlier cells print meanwhile belongs to no result, and is dropped."""
+
+    late: frozenset[threading.Thread] = frozenset()
+
+    def write(self, text: str) -> int:
+        if threading.current_thread() in self.late:
+            return len(text)
+        return super().write(text)
+
+
+def late_threads() -> frozenset[threading.Thread]:
+    """Threads that run already. Those of a pool are the cell's own, which may give them work."""
+    pools: Any = getattr(sys.modules.get("concurrent.futures.thread"), "_threads_queues", ())
+    own = threading.current_thread()
+    return frozenset(thread for thread in threading.enumerate() if thread is not own and thread not in pools)
 
 
 class _Stream:
@@ -43,12 +62,15 @@ class _Stream:
             return False
         return stream is getattr(sys, f"__{self.name}__", None) and _identity(self.fd) == self.pipe
 
-    def renew(self) -> None:
+    def renew(self, late: frozenset[threading.Thread]) -> None:
         if _identity(self.fd) != self.pipe:
             os.dup2(self.spare, self.fd)
         raw: Any = open(self.fd, "wb", buffering=0, closefd=False)  # noqa: SIM115 - it lives as long as the process
         # A line at a time: it streams, and lines of several threads or processes stay whole.
-        fresh = io.TextIOWrapper(raw, encoding="utf-8", errors="backslashreplace", line_buffering=True)
+        kind = _WithoutLate if late else io.TextIOWrapper
+        fresh = kind(raw, encoding="utf-8", errors="backslashreplace", line_buffering=True)
+        if isinstance(fresh, _WithoutLate):
+            fresh.late = late
         setattr(sys, self.name, fresh)
         setattr(sys, f"__{self.name}__", fresh)
 
@@ -58,6 +80,9 @@ class StandardStreams:
 
     def __init__(self) -> None:
         self._streams = [_Stream("stdout", 1), _Stream("stderr", 2)]
+        self._late: frozenset[threading.Thread] = frozenset()
+        self.children_made = False
+        """Whether a process was made since this was last set back: it may write long after."""
         self._c_library = ctypes.CDLL(None)
         self._line_by_line()
         self.renew()
@@ -74,6 +99,7 @@ class StandardStreams:
     def _before_children(self, event: str, details: object) -> None:
         """A child's output comes after what was printed before it, also when that was no whole line."""
         if event in _MAKES_CHILDREN:
+            self.children_made = True
             for stream in self._streams:
                 stream.flushed()
 
@@ -89,7 +115,20 @@ class StandardStreams:
     def renew(self) -> None:
         """Fresh streams over the pipes, wherever 1 and 2 lead now."""
         for stream in self._streams:
-            stream.renew()
+            stream.renew(self._late)
+
+    def begin(self, pipes: list[int]) -> None:
+        """Before a cell, which may bring its own pipes: they are only reached by what it starts itself."""
+        late = late_threads()
+        if late != self._late:
+            self._late = late
+            self.renew()
+        if len(pipes) == 2:
+            self.replace(pipes[0], pipes[1])
+
+    def shared(self) -> bool:
+        """Whether something that the code has started may still write."""
+        return self.children_made or bool(late_threads())
 
     def settle(self) -> None:
         """After a cell: what it printed is out, and the streams are whole again."""

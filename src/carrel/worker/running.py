@@ -84,6 +84,7 @@ class Running:
         after = _usage()
         outcome["usage"] = {"cpu_seconds": after[0] - before[0], "max_rss_bytes": after[1]}
         outcome["display"] = self._shown.bundles
+        outcome["shared"] = self.streams.shared()
         return outcome
 
     def _outcome(
@@ -94,12 +95,14 @@ class Running:
             cell = Cell(code, filename)
             self._interrupts.end()
             before_it(cell)
+            self.streams.children_made = False
             self._interrupts.begin()
             value = self.loop.run(cell.run_waiting(self._names)) if cell.waits else cell.run(self._names)
             mend(self._names)
             if cell.harmless and type(value) not in _SCALARS:
                 self._interrupts.end()
                 unsafe()
+                self.streams.children_made = False
                 self._interrupts.begin()
             self._shown.add(value)
             outcome = {"value": values.encode(value)}
