@@ -79,3 +79,33 @@ async def test_what_a_background_process_writes_is_in_no_later_result(executor: 
     await executor.run("1")
     await asyncio.sleep(0.4)
     assert (await executor.run("print('mine')")).stdout == "mine\n"
+
+
+@pytest.mark.promise("output below Python")
+async def test_a_background_process_that_writes_during_the_next_run_is_not_in_it(executor: Executor) -> None:
+    await executor.run(
+        "import subprocess, time\np = subprocess.Popen(['sh', '-c', 'while sleep 0.02; do echo tick; done'])"
+    )
+    for n in range(3):
+        assert (await executor.run(f"time.sleep(0.2); print({n})")).stdout == f"{n}\n"
+    assert (await executor.run("p.kill(); p.wait(); print('end')")).stdout == "end\n"
+
+
+@pytest.mark.promise("output of threads")
+async def test_a_late_thread_that_prints_during_the_next_run_is_not_in_it(executor: Executor) -> None:
+    code = (
+        "import threading, time\nstop = threading.Event()\ndef say():\n    while not stop.wait(0.02): print('late')\n"
+    )
+    await executor.run(code + "t = threading.Thread(target=say); t.start()")
+    for n in range(3):
+        assert (await executor.run(f"time.sleep(0.2); print({n})")).stdout == f"{n}\n"
+    assert (await executor.run("stop.set(); t.join(); print('end')")).stdout == "end\n"
+    assert (await executor.run("print('after')")).stdout == "after\n"
+
+
+@pytest.mark.promise("survives the end of its process")
+async def test_output_is_whole_after_a_crash(executor: Executor) -> None:
+    for n in range(3):
+        await executor.run("import subprocess, os; subprocess.run(['true']); os._exit(1)")
+        assert (await executor.run(f"print({n}); subprocess_ran = True")).stdout == f"{n}\n"
+        assert (await executor.run(f"import os; os.system('echo {n}')")).stdout == f"{n}\n"
