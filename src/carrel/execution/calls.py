@@ -7,6 +7,8 @@ import builtins
 from collections.abc import Callable
 from typing import Any
 
+from carrel import errors
+from carrel.errors import CarrelError
 from carrel.execution.executor import Handler
 from carrel.execution.host_line import Record
 from carrel.worker import values
@@ -31,10 +33,19 @@ def handler_for(handlers: dict[str, Handler], name: str) -> Handler:
 
 def told(problem: BaseException) -> dict[str, Any]:
     """An exception as the code inside gets it: its class by name, and the builtins that it is."""
-    kinds = [kind for kind in type(problem).__mro__ if getattr(builtins, kind.__name__, None) is kind]
-    also = [kind.__name__ for kind in kinds if kind not in (object, BaseException, Exception)]
     name = "LookupError" if isinstance(problem, NoSuchName) else type(problem).__name__
-    return {"type": name, "message": str(problem), "also": also}
+    return {"type": name, "message": str(problem), "also": _builtins_of(type(problem))}
+
+
+def known_errors() -> dict[str, list[str]]:
+    """carrel's own errors, and the builtins that each is: code inside may catch them by name."""
+    kinds = [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, CarrelError)]
+    return {kind.__name__: _builtins_of(kind) for kind in kinds}
+
+
+def _builtins_of(kind: type[BaseException]) -> list[str]:
+    found = [other for other in kind.__mro__ if getattr(builtins, other.__name__, None) is other]
+    return [other.__name__ for other in found if other not in (object, BaseException, Exception)]
 
 
 class Calls:

@@ -16,9 +16,11 @@ from collections.abc import Callable
 from typing import Any
 
 from carrel.execution import thread_streams
+from carrel.execution.calls import known_errors
 from carrel.execution.host_line import Record
 from carrel.worker import display, telling, values
 from carrel.worker.cells import Cell
+from carrel.worker.host_errors import error_class
 from carrel.worker.output import no_input
 
 Done = Callable[[Record], None]
@@ -44,6 +46,7 @@ class CodeThread:
     def _fresh_names(self) -> dict[str, Any]:
         """A module of its own, which is not put in the place of the host's main module."""
         own = dict(vars(builtins))
+        own.update({name: error_class(name, also) for name, also in known_errors().items()})
         own.update(input=no_input, quit=sys.exit, exit=sys.exit, display=self._display)
         names = types.ModuleType("__main__").__dict__
         names["__builtins__"] = own

@@ -13,6 +13,7 @@ from typing import Any, Self
 from carrel.errors import CarrelError, ExecutorClosed, ForkRefused, WorkerLost
 from carrel.execution import file_changes, requests, scratch
 from carrel.execution.bounded_output import BoundedOutput
+from carrel.execution.calls import known_errors
 from carrel.execution.confinement import Confinement, confinement
 from carrel.execution.environments import Environment, environment
 from carrel.execution.executor import CommandResult, ExecutionResult, FileChange, FileEntry, Handler, Output
@@ -121,6 +122,7 @@ class SubprocessExecutor:
             "env": {"PATH": f"{environment.path}:{SYSTEM_PATH}", **config.env},
             "limits": {name: getattr(config.limits, name) for name in config.limits.__dataclass_fields__},
             "names": sorted({name.partition(".")[0] for name in self.handlers}),
+            "errors": known_errors(),
             "frozen": config.frozen,
             "frozen_ceiling": config.frozen_ceiling,
         }

@@ -56,6 +56,7 @@ async def test_an_error_of_our_own_is_also_the_builtin(start: Start) -> None:
     executor = start(handlers=HANDLERS)
     code = "try:\n    refuse('missing')\nexcept KeyError as e:\n    found = type(e).__name__, str(e)\nfound"
     assert (await executor.run(code)).value == ("SessionNotFound", "there is no session abc")
+    assert (await executor.run(code.replace("KeyError", "SessionNotFound"))).is_ok
 
 
 async def test_a_name_that_nobody_answers(start: Start) -> None:
