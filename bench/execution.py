@@ -136,7 +136,8 @@ async def carrel_memory() -> float:
         await executor.run("x = 1")
         await asyncio.sleep(0.2)
         assert executor._session is not None
-        return float(sum(private_memory(pid) for pid in below(executor._session._init_pid)))
+        assert executor._session.init is not None
+        return float(sum(private_memory(pid) for pid in below(executor._session.init.pid)))
 
 
 async def carrel_twenty() -> tuple[float, float]:

@@ -115,7 +115,7 @@ async def test_the_worker_is_killed_in_a_fork() -> None:
 
 async def test_the_worker_is_killed_while_it_is_closed(executor: SubprocessExecutor) -> None:
     await executor.run("1")
-    processes = descendants(session_of(executor)._init_pid)
+    processes = descendants(session_of(executor).init.pid)
     closing = asyncio.ensure_future(executor.close())
     session_of(executor).kill() if session_of(executor) else None
     await closing
@@ -134,7 +134,7 @@ async def test_the_frozen_fork_is_killed_too(executor: SubprocessExecutor) -> No
 async def test_init_is_killed(executor: SubprocessExecutor) -> None:
     await executor.run("x = 5")
     session = session_of(executor)
-    os.kill(session._init_pid, signal.SIGKILL)
+    os.kill(session.init.pid, signal.SIGKILL)
     result = await executor.run("x")
     assert (result.error_type, result.state) == ("Crashed", "lost")
     assert (await executor.run("1 + 1")).value == 2

@@ -21,6 +21,10 @@ _FAULTS = {
 }
 
 
+class WorkerDied(Exception):
+    """The worker ended before it answered."""
+
+
 @dataclass(frozen=True)
 class Ending:
     """What a result says of it."""

@@ -11,23 +11,17 @@ from typing import Any
 
 from carrel.errors import ForkRefused
 from carrel.execution.calls import Calls
-from carrel.execution.endings import Ending, told_ending
+from carrel.execution.endings import Ending, WorkerDied, told_ending
 from carrel.execution.executor import Handler
 from carrel.execution.host_line import HostLine, Record
+from carrel.execution.init_control import InitControl
 from carrel.execution.pipes import Discard, OutputPipe, Sink
 from carrel.execution.zygotes import SpawnFailed, Zygote
 from carrel.worker.line import LineBroken
 
 READY = 30.0
 """Seconds in which a worker that was started, or woken, must say so."""
-STATUS = 1.0
-"""Seconds in which init must have told how a dead worker ended."""
-
 Piece = Callable[[Record], None]
-
-
-class WorkerDied(Exception):
-    """The worker ended before it answered."""
 
 
 class LiveSession:
@@ -38,9 +32,7 @@ class LiveSession:
         self._handlers = handlers
         self.stdout, self.stderr = OutputPipe(), OutputPipe()
         self._line: HostLine | None = None
-        self._control: HostLine | None = None
-        self._init_pid = 0
-        self._init_fd = -1
+        self.init: InitControl | None = None
         self._worker_fd = -1
         self._worker_pid = 0
         self._frozen: tuple[socket.socket, int, int] | None = None
@@ -51,17 +43,12 @@ class LiveSession:
         self._pieces: dict[int, Piece] = {}
         self._late: dict[int, Record] = {}
         """Answers to requests whose caller was cancelled, until it asks for them again."""
-        self._asked_of_init: dict[int, asyncio.Future[Record]] = {}
-        self._has_forked = False
-        self._init_gone = asyncio.Event()
         self._calls: Calls | None = None
         self._discard = Discard()
         self._takes_pipes = False
         self._shared = False
         """Whether something that an earlier run has left may still write to the pipes."""
         self._broke = ""
-        self._statuses: dict[int, int] = {}
-        self._status_came = asyncio.Event()
         self.python = ""
 
     # --- beginning --------------------------------------------------------------------------------------------------
@@ -73,16 +60,15 @@ class LiveSession:
         try:
             fds = [theirs.fileno(), init.fileno(), self.stdout.write_end, self.stderr.write_end]
             self._line = HostLine(line, self._heard, self._line_ended)
-            self._control = HostLine(control, self._heard_init, self._init_ended)
+            self.init = InitControl(control, self._watch_worker, self._init_ended)
             spawned = await asyncio.wrap_future(zygote.spawn(settings, fds))
         finally:
             theirs.close()
             init.close()
             self.stdout.handed_over()
             self.stderr.handed_over()
-        self._init_pid = int(spawned["pid"])
         try:
-            self._init_fd = os.pidfd_open(self._init_pid)
+            self.init.watch(int(spawned["pid"]))
         except ProcessLookupError:
             raise SpawnFailed("start", None, "the session ended at once") from None
         await self._get_ready("start")
@@ -127,15 +113,6 @@ class LiveSession:
         else:
             again.set_exception(WorkerDied(self._broke or "its process ended"))
         return again
-
-    async def _ask_init(self, record: Record, fds: Sequence[int]) -> Record:
-        self._number += 1
-        answer: asyncio.Future[Record] = self._loop.create_future()
-        self._asked_of_init[self._number] = answer
-        if self._control is None or self._control.closed:
-            raise WorkerDied("the session's first process is gone")
-        self._control.send({**record, "id": self._number}, fds)
-        return await answer
 
     @property
     def last_request(self) -> int:
@@ -196,8 +173,8 @@ class LiveSession:
                 signal.pidfd_send_signal(self._worker_fd, number)
             except ProcessLookupError:
                 return
-        elif number == signal.SIGKILL and self._init_fd >= 0:
-            self._end_init()
+        elif number == signal.SIGKILL and self.init is not None:
+            self.init.kill()
 
     # --- hearing ----------------------------------------------------------------------------------------------------
 
@@ -246,7 +223,7 @@ class LiveSession:
     def _keep_frozen(self, record: Record, fds: list[int]) -> None:
         try:
             if len(fds) != 2:
-                raise LineBroken("a frozen fork without its two descriptors")
+                raise OSError("a frozen fork without its two descriptors")
             signal.pidfd_send_signal(fds[1], 0)
             wake = socket.socket(fileno=fds[0])
         except OSError as problem:
@@ -266,19 +243,6 @@ class LiveSession:
             self._frozen = None
             wake.close()
             os.close(watched)
-
-    def _heard_init(self, record: Record, fds: list[int]) -> None:
-        if record.get("op") == "worker" and len(fds) == 1:
-            self._watch_worker(fds.pop())
-        elif record.get("op") == "exited":
-            self._statuses[record["pid"]] = record["status"]
-            self._status_came.set()
-        elif record.get("op") in ("fork_ready", "fork_failed"):
-            answer = self._asked_of_init.pop(record.get("id", 0), None)
-            if answer is not None and not answer.done():
-                answer.set_result(record)
-        for descriptor in fds:
-            os.close(descriptor)
 
     def _watch_worker(self, descriptor: int) -> None:
         self._forget_worker()
@@ -310,8 +274,6 @@ class LiveSession:
             self._line.read_rest()
             self._line.close()
         self._drop_frozen("the session's first process is gone")
-        self._status_came.set()
-        self._init_gone.set()
         self._fail_all(f"the session's first process is gone ({reason})")
 
     def _fail_all(self, reason: str) -> None:
@@ -319,8 +281,7 @@ class LiveSession:
         self.stderr.drain()
         waiting, self._pending = self._pending, {}
         self._pieces.clear()
-        asked, self._asked_of_init = (self._asked_of_init, {}) if not self.alive else ({}, self._asked_of_init)
-        for answer in [*waiting.values(), *asked.values(), self._ready]:
+        for answer in [*waiting.values(), self._ready]:
             if not answer.done():
                 answer.set_exception(WorkerDied(self._broke or reason))
         if self._ready.done() and not self._ready.cancelled():
@@ -335,21 +296,14 @@ class LiveSession:
     @property
     def alive(self) -> bool:
         """Whether the place itself is still there."""
-        return self._control is not None and not self._control.closed
+        return self.init is not None and self.init.alive
 
     async def how_it_ended(self) -> Ending:
         """Of the worker that has just died, as init saw it."""
-        if self._broke:
+        if self._broke or self.init is None:
             return told_ending(None, self._broke, 0)
-        end = self._loop.time() + STATUS
-        while self.alive and self._worker_pid not in self._statuses and (left := end - self._loop.time()) > 0:
-            self._status_came.clear()
-            try:
-                await asyncio.wait_for(self._status_came.wait(), left)
-            except TimeoutError:
-                break
-        status = self._statuses.pop(self._worker_pid, None)
-        return told_ending(status, self._broke, self._init_pid if self.alive else 0)
+        status = await self.init.status_of(self._worker_pid)
+        return told_ending(status, self._broke, self.init.pid if self.alive else 0)
 
     async def wake(self) -> bool:
         """Go on from the frozen fork; False when there is none, or it does not answer."""
@@ -374,7 +328,7 @@ class LiveSession:
 
     async def begin_again(self) -> bool:
         """A fresh worker in the same place, the files as they are; False when init cannot give one."""
-        if not self.alive or self._control is None:
+        if self.init is None or not self.init.alive:
             return False
         line, theirs = socket.socketpair()
         for pipe in (self.stdout, self.stderr):
@@ -384,7 +338,7 @@ class LiveSession:
         self._ready = self._loop.create_future()
         self._line = HostLine(line, self._heard, self._line_ended)
         self._forget_worker()
-        self._control.send({"op": "again"}, [theirs.fileno(), self.stdout.write_end, self.stderr.write_end])
+        self.init.tell({"op": "again"}, [theirs.fileno(), self.stdout.write_end, self.stderr.write_end])
         try:
             theirs.close()
             self.stdout.handed_over()
@@ -398,16 +352,18 @@ class LiveSession:
 
     async def fork(self, handlers: dict[str, Handler]) -> LiveSession:
         """Another session with the same variables and files; ForkRefused, and nothing has changed."""
+        if self.init is None:
+            raise ForkRefused("the session has not begun")
         control, init = socket.socketpair()
         line, theirs = socket.socketpair()
         child = LiveSession(handlers)
         try:
             child._line = HostLine(line, child._heard, child._line_ended)
-            child._control = HostLine(control, child._heard_init, child._init_ended)
-            prepared = await self._ask_init({"op": "fork"}, [init.fileno()])
+            child.init = InitControl(control, child._watch_worker, child._init_ended)
+            prepared = await self.init.ask({"op": "fork"}, [init.fileno()])
             if prepared.get("op") != "fork_ready":
                 raise ForkRefused(f"a live fork was refused: {prepared.get('message')}")
-            self._has_forked = True
+            self.init.has_forked = True
             ends = [theirs.fileno(), child.stdout.write_end, child.stderr.write_end]
             answer = await asyncio.shield(self.request({"op": "fork"}, fds=ends))
             if "refused" in answer or answer.get("error"):
@@ -430,52 +386,27 @@ class LiveSession:
 
     async def close(self) -> None:
         """Init takes everything with it; returns when all is gone."""
-        if self._control is not None:
-            self._control.send({"op": "close"})
+        if self.init is not None:
+            self.init.tell({"op": "close"})
         self._broke = self._broke or "the session was closed"
         if self._line is not None:
             self._line.close()
         self._fail_all("the session was closed")
         self.end_run()
         try:
-            await asyncio.wait_for(self._until_gone(), 5)
+            if self.init is not None:
+                await asyncio.wait_for(self.init.until_gone(self._worker_fd), 5)
         except TimeoutError:
-            self._end_init()
+            if self.init is not None:
+                self.init.kill()
         finally:
             self._let_go()
 
-    async def _until_gone(self) -> None:
-        """Init is the last to go. Where forks live on it stays for them, or is not ours to see: then the worker is."""
-        watched = self._init_fd if self._init_fd >= 0 and not self._has_forked else self._worker_fd
-        if watched != self._init_fd and self._control is not None and not self._control.closed:
-            await self._init_gone.wait()
-        if watched < 0:
-            return
-        gone = asyncio.Event()
-        self._loop.add_reader(watched, gone.set)
-        try:
-            await gone.wait()
-        finally:
-            self._loop.remove_reader(watched)
-
-    def _end_init(self) -> None:
-        if self._init_fd < 0 or self._has_forked:
-            return  # The end of its control socket has to do.
-        try:
-            signal.pidfd_send_signal(self._init_fd, signal.SIGKILL)
-        except ProcessLookupError:
-            return
-
     def _let_go(self) -> None:
-        if self._init_fd >= 0:
-            self._loop.remove_reader(self._init_fd)
-            os.close(self._init_fd)
-            self._init_fd = -1
         self._forget_worker()
         self._drop_frozen("the session is closed")
-        for line in (self._line, self._control):
-            if line is not None:
-                line.close()
+        if self.init is not None:
+            self.init.close()
         self.stdout.close()
         self.stderr.close()
         self._discard.close()

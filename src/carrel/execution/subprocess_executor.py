@@ -15,10 +15,11 @@ from carrel.execution import file_changes, requests, scratch
 from carrel.execution.bounded_output import BoundedOutput
 from carrel.execution.calls import known_errors
 from carrel.execution.confinement import Confinement, confinement
+from carrel.execution.endings import WorkerDied
 from carrel.execution.environments import Environment, environment
 from carrel.execution.executor import CommandResult, ExecutionResult, FileChange, FileEntry, Handler, Output
 from carrel.execution.host_line import Record
-from carrel.execution.live_session import LiveSession, WorkerDied
+from carrel.execution.live_session import LiveSession
 from carrel.execution.outcome import Stop, closed_result, failed_result, finished, stopped
 from carrel.execution.settings import SubprocessConfig, sandbox_mode
 from carrel.execution.streaming import Streaming, streamed
