@@ -57,3 +57,9 @@ def memory(pid: int | str = "self") -> int:
     """Bytes that only this process has."""
     text = Path(f"/proc/{pid}/smaps_rollup").read_text()
     return sum(int(line.split()[1]) * 1024 for line in text.splitlines() if line.startswith("Private_"))
+
+
+def groups_of(zygotes: set[int]) -> list[str]:
+    """The cgroups that sessions of these zygotes have; other hosts on the machine have theirs."""
+    names = [name for _, folders, _ in os.walk("/sys/fs/cgroup") for name in folders if name.startswith("carrel-")]
+    return [name for name in names if int(name.split("-")[1]) in zygotes]

@@ -18,7 +18,8 @@ from carrel.errors import CarrelError, ForkRefused
 from carrel.execution.settings import SubprocessConfig
 from carrel.execution.subprocess_executor import SubprocessExecutor
 from carrel.execution.zygotes import Family, SpawnFailed, Zygotes, shared
-from tests.execution.processes import alive, descendants, started, wait_gone
+from carrel.sandbox.probe import probe
+from tests.execution.processes import alive, descendants, groups_of, started, wait_gone
 
 MODES = ("off", "required")
 
@@ -133,11 +134,14 @@ async def test_the_frozen_fork_is_killed_too(executor: SubprocessExecutor) -> No
 
 async def test_init_is_killed(executor: SubprocessExecutor) -> None:
     await executor.run("x = 5")
-    session = session_of(executor)
-    os.kill(session.init.pid, signal.SIGKILL)
+    init = session_of(executor).init.pid
+    processes = descendants(init)
+    os.kill(init, signal.SIGKILL)
+    assert await asyncio.to_thread(wait_gone, dict(list(processes.items())[:1]), 5) == []
     result = await executor.run("x")
     assert (result.error_type, result.state) == ("Crashed", "lost")
     assert (await executor.run("1 + 1")).value == 2
+    assert await asyncio.to_thread(wait_gone, processes, 5) == []
 
 
 async def test_the_zygote_is_killed_and_the_next_start_makes_a_new_one(executor: SubprocessExecutor) -> None:
@@ -178,6 +182,26 @@ async def test_a_python_that_does_not_start_is_named() -> None:
         await asyncio.wrap_future(zygote.ready)
 
 
+ELSEWHERE = """
+import asyncio, os, sys
+from pathlib import Path
+os.chdir(sys.argv[1])
+from carrel.execution.settings import SubprocessConfig
+from carrel.execution.subprocess_executor import SubprocessExecutor
+async def main():
+    async with SubprocessExecutor(SubprocessConfig(sandbox="required", workspace=Path("."))) as executor:
+        print((await executor.run("open('f').read()")).value)
+asyncio.run(main())
+"""
+
+
+def test_a_host_whose_own_folder_is_the_workspace_below_tmp(tmp_path: Path) -> None:
+    (tmp_path / "f").write_text("given")
+    command = [sys.executable, "-c", ELSEWHERE, str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    assert (done.stdout, done.stderr) == ("given\n", "")
+
+
 HOST = """
 import asyncio, sys
 from carrel.execution.settings import SubprocessConfig
@@ -196,7 +220,6 @@ asyncio.run(main())
 
 
 def test_the_host_is_killed_while_twenty_sessions_run(tmp_path: Path) -> None:
-    groups = own_groups()
     mounts = Path("/proc/self/mountinfo").read_text()
     host = subprocess.Popen(
         [sys.executable, "-c", HOST], stdout=subprocess.PIPE, text=True, env={**os.environ, "TMPDIR": str(tmp_path)}
@@ -205,6 +228,7 @@ def test_the_host_is_killed_while_twenty_sessions_run(tmp_path: Path) -> None:
     assert host.stdout.readline() == "ready\n"
     processes = descendants(host.pid)
     assert len(processes) > 60
+    assert groups_of(set(processes)) or not any(part.name == "pids" and part.in_force for part in probe())
     assert any(tmp_path.iterdir())
     host.kill()
     host.wait()
@@ -215,9 +239,9 @@ def test_the_host_is_killed_while_twenty_sessions_run(tmp_path: Path) -> None:
         time.sleep(0.01)
     assert list(tmp_path.iterdir()) == []
     assert Path("/proc/self/mountinfo").read_text() == mounts
-    while own_groups() - groups and time.monotonic() < end:
+    while groups_of(set(processes)) and time.monotonic() < end:
         time.sleep(0.01)
-    assert own_groups() <= groups
+    assert groups_of(set(processes)) == []
 
 
 def named(pid: int) -> str:
@@ -225,11 +249,6 @@ def named(pid: int) -> str:
         return Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ")
     except OSError:
         return ""
-
-
-def own_groups() -> set[str]:
-    """The cgroups that sessions have now."""
-    return {str(path) for path in Path("/sys/fs/cgroup").glob("**/carrel-*")}
 
 
 def pid_of(pidfd: int) -> int:

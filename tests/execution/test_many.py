@@ -7,14 +7,13 @@ import gc
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
 from carrel.execution import scratch
 from carrel.execution.settings import SubprocessConfig
 from carrel.execution.subprocess_executor import SubprocessExecutor
-from tests.execution.processes import descendants, descriptors, memory
+from tests.execution.processes import descendants, descriptors, groups_of, memory
 
 
 @pytest.mark.parametrize("count", [2, 20])
@@ -45,7 +44,7 @@ async def in_a_row(count: int) -> None:
     assert zygote._zygote is not None
     pid = zygote._zygote.pid
     await zygote.close()
-    before = descriptors(), len(descendants(os.getpid())), left_on_disk(), groups()
+    before = descriptors(), len(descendants(os.getpid())), left_on_disk(), len(groups_of({pid}))
     inside = len(os.listdir(f"/proc/{pid}/fd"))
     ours, theirs = memory(), memory(pid)
     for _ in range(count):
@@ -55,7 +54,7 @@ async def in_a_row(count: int) -> None:
     assert descriptors() <= before[0]
     assert len(descendants(os.getpid())) <= before[1]
     assert left_on_disk() <= before[2]
-    assert groups() <= before[3]
+    assert len(groups_of({pid})) <= before[3]
     assert len(os.listdir(f"/proc/{pid}/fd")) <= inside
     assert memory() - ours < 4 << 20
     assert memory(pid) - theirs < 4 << 20
@@ -63,10 +62,6 @@ async def in_a_row(count: int) -> None:
 
 def left_on_disk() -> int:
     return len(list(scratch._folder.iterdir())) if scratch._folder is not None else 0
-
-
-def groups() -> int:
-    return len(list(Path("/sys/fs/cgroup").glob("**/carrel-*")))
 
 
 @pytest.mark.timeout(400)

@@ -136,9 +136,10 @@ class Zygote:
             ]
             names = ("LANG", "LC_ALL", "LD_LIBRARY_PATH")
             environment = {name: os.environ[name] for name in names if name in os.environ}
+            # The shell only leaves the host's current folder, which a session may cover, and becomes the program.
             pid = os.posix_spawn(
-                self.family.python,
-                [self.family.python, "-I", str(SANDBOX / "zygote.py")],
+                "/bin/sh",
+                ["/bin/sh", "-c", 'cd / && exec "$0" -I "$1"', self.family.python, str(SANDBOX / "zygote.py")],
                 {"PATH": "/usr/local/bin:/usr/bin:/bin", **environment},
                 file_actions=actions,
                 setsid=True,
