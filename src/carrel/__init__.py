@@ -89,6 +89,10 @@ if TYPE_CHECKING:
         CatalogueLost,
         CompactRefused,
         ConfigurationError,
+        EnvironmentFailed,
+        ExecutionError,
+        ExecutorClosed,
+        ForkRefused,
         FormatRefused,
         ImportRefused,
         KeyMissing,
@@ -96,6 +100,7 @@ if TYPE_CHECKING:
         MessageRefused,
         MetadataRefused,
         RewindRefused,
+        SandboxUnavailable,
         SessionBusy,
         SessionError,
         SessionExists,
@@ -106,11 +111,32 @@ if TYPE_CHECKING:
         StorageReadError,
         StorageUnavailable,
         StorageWriteError,
+        WorkerLost,
     )
     from carrel.events import (
         Event,
         EventType,
         bus,
+    )
+    from carrel.execution.executor import (
+        CommandResult,
+        ExecutionResult,
+        Executor,
+        FileChange,
+        FileEntry,
+        Output,
+    )
+    from carrel.execution.in_process import (
+        InProcessExecutor,
+    )
+    from carrel.execution.settings import (
+        InProcessConfig,
+        Limits,
+        Mount,
+        SubprocessConfig,
+    )
+    from carrel.execution.subprocess_executor import (
+        SubprocessExecutor,
     )
     from carrel.home import (
         resolve_carrel_home,
@@ -123,29 +149,44 @@ __all__ = [
     "CarrelError",
     "CatalogueBusy",
     "CatalogueLost",
+    "CommandResult",
     "CompactRefused",
     "ConfigurationError",
     "Conversation",
     "ConversationStorage",
     "Converted",
+    "EnvironmentFailed",
     "Event",
     "EventType",
+    "ExecutionError",
+    "ExecutionResult",
+    "Executor",
+    "ExecutorClosed",
+    "FileChange",
+    "FileEntry",
     "FileStorage",
+    "ForkRefused",
     "FormatRefused",
     "ImagePart",
     "ImportRefused",
     "ImportReport",
+    "InProcessConfig",
+    "InProcessExecutor",
     "KeyMissing",
     "KeyRefused",
+    "Limits",
     "MemoryStorage",
     "Message",
     "MessageRefused",
     "MessageRole",
     "MetadataRefused",
+    "Mount",
+    "Output",
     "Price",
     "Redactor",
     "RedisStorage",
     "RewindRefused",
+    "SandboxUnavailable",
     "SearchHit",
     "SessionBusy",
     "SessionData",
@@ -163,10 +204,13 @@ __all__ = [
     "StorageReadError",
     "StorageUnavailable",
     "StorageWriteError",
+    "SubprocessConfig",
+    "SubprocessExecutor",
     "TextPart",
     "ToolCallPart",
     "ToolResultPart",
     "Usage",
+    "WorkerLost",
     "__version__",
     "apply_compact",
     "apply_rewind",
@@ -215,11 +259,15 @@ _ROOMS = {
     "carrel.conversation.typed_parts": "ImagePart TextPart ToolCallPart ToolResultPart",
     "carrel.conversation.usage": "Price Usage",
     "carrel.errors": """
-        CarrelError CatalogueBusy CatalogueLost CompactRefused ConfigurationError FormatRefused ImportRefused
-        KeyMissing KeyRefused MessageRefused MetadataRefused RewindRefused SessionBusy SessionError SessionExists
-        SessionIdRefused SessionNotFound SessionTooNew StorageError StorageReadError StorageUnavailable
-        StorageWriteError""",
+        CarrelError CatalogueBusy CatalogueLost CompactRefused ConfigurationError EnvironmentFailed ExecutionError
+        ExecutorClosed ForkRefused FormatRefused ImportRefused KeyMissing KeyRefused MessageRefused MetadataRefused
+        RewindRefused SandboxUnavailable SessionBusy SessionError SessionExists SessionIdRefused SessionNotFound
+        SessionTooNew StorageError StorageReadError StorageUnavailable StorageWriteError WorkerLost""",
     "carrel.events": "Event EventType bus",
+    "carrel.execution.executor": "CommandResult ExecutionResult Executor FileChange FileEntry Output",
+    "carrel.execution.in_process": "InProcessExecutor",
+    "carrel.execution.settings": "InProcessConfig Limits Mount SubprocessConfig",
+    "carrel.execution.subprocess_executor": "SubprocessExecutor",
     "carrel.home": "resolve_carrel_home resolve_sessions_dir",
 }
 _ROOM_OF = {name: room for room, names in _ROOMS.items() for name in names.split()}

@@ -96,3 +96,27 @@ class CatalogueLost(StorageError):
 
 class FormatRefused(CarrelError, ValueError):
     """A provider nobody knows, or a payload that is not in its shape."""
+
+
+class ExecutionError(CarrelError, RuntimeError):
+    """Something about the place where code runs, not about the code."""
+
+
+class SandboxUnavailable(ExecutionError):
+    """A sandbox was required and this machine cannot give it; the message says what is missing and how to get it."""
+
+
+class ForkRefused(ExecutionError):
+    """A live fork is not possible now; the message says why, and nothing has changed."""
+
+
+class ExecutorClosed(ExecutionError):
+    """The executor was closed before this was asked of it, or while it was being done."""
+
+
+class WorkerLost(ExecutionError):
+    """The session's Python ended while it was doing something for the host; the message says how."""
+
+
+class EnvironmentFailed(ExecutionError):
+    """A Python environment could not be made; the message has what the installer said."""

@@ -6,7 +6,9 @@ import typer
 
 from carrel import __version__
 from carrel.cli.demo import demo
+from carrel.cli.doctor import doctor
 from carrel.cli.ending import run_to_its_end
+from carrel.cli.run import run
 from carrel.cli.sessions import app as sessions
 
 app = typer.Typer(
@@ -20,6 +22,8 @@ app = typer.Typer(
 )
 app.add_typer(sessions, name="sessions")
 app.command("demo")(demo)
+app.command("run")(run)
+app.command("doctor")(doctor)
 
 
 def _print_version(wanted: bool) -> None:

@@ -14,6 +14,7 @@ from carrel.conversation.inert import inert_line
 from carrel.errors import (
     CarrelError,
     CompactRefused,
+    ExecutionError,
     ImportRefused,
     MessageRefused,
     SessionBusy,
@@ -102,7 +103,7 @@ def _code_of(problem: Exception) -> int:
             return FAILED
         case StorageError() if not isinstance(problem, ValueError):
             return MACHINE_LACKS
-        case SessionTooNew():
+        case SessionTooNew() | ExecutionError():
             return MACHINE_LACKS
         case CarrelError():
             return WRONG_USAGE

@@ -1,0 +1,45 @@
+"""`carrel doctor`: what this machine can do for a sandbox, what it cannot, why, and how to get it."""
+
+from dataclasses import asdict
+from typing import Annotated
+
+import typer
+
+from carrel.cli import show
+from carrel.cli.ending import MACHINE_LACKS
+from carrel.sandbox.probe import Part, can_confine, probe
+
+
+def doctor(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
+    """Show what of the sandbox is in force here, and what the machine's owner can do about the rest."""
+    parts = probe()
+    possible = can_confine(parts)
+    if as_json:
+        show.print_json({"sandbox": possible, "parts": [asdict(part) for part in parts]})
+    else:
+        _print_table(parts)
+        show.say()
+        show.say(_verdict(parts, possible), "bold" if possible else "bold red")
+    if not possible:
+        raise typer.Exit(MACHINE_LACKS)
+
+
+def _verdict(parts: tuple[Part, ...], possible: bool) -> str:
+    missing = [part for part in parts if not part.in_force]
+    if not possible:
+        return "No sandbox is possible here: code runs in a process of its own, and sees what you see."
+    if missing:
+        return f"Code is sandboxed here; {len(missing)} of {len(parts)} parts are missing."
+    return "Code is sandboxed here, with every part in force."
+
+
+def _print_table(parts: tuple[Part, ...]) -> None:
+    from rich.table import Table  # noqa: PLC0415 -- slow to load, and `--json` does without
+
+    table = Table(box=None, pad_edge=False, show_edge=False, padding=(0, 2, 0, 0))
+    for name in ("", "what", "why not", "how to get it"):
+        table.add_column(name, overflow="fold")
+    for part in parts:
+        mark = show.words("yes", "green") if part.in_force else show.words("no", "red")
+        table.add_row(mark, show.words(part.what), show.words(part.why), show.words(part.how_to_get_it))
+    show.console().print(table)

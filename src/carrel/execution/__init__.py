@@ -1,0 +1,1 @@
+"""Running code: what an executor promises, and the kinds that keep it."""

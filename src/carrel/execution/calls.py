@@ -1,0 +1,97 @@
+"""Calls from inside, answered by the host's handlers; each belongs to a run and is cancelled with it."""
+
+from __future__ import annotations
+
+import asyncio
+import builtins
+from collections.abc import Callable
+from typing import Any
+
+from carrel import errors
+from carrel.errors import CarrelError
+from carrel.execution.executor import Handler
+from carrel.execution.host_line import Record
+from carrel.worker import values
+from carrel.worker.line import LineBroken
+
+MOST_OPEN = 1000
+
+
+class NoSuchName(LookupError):
+    """Code called a name that nobody answers."""
+
+
+def handler_for(handlers: dict[str, Handler], name: str) -> Handler:
+    """The handler of the name, or of the longest beginning of it."""
+    words = name.split(".")
+    for count in range(len(words), 0, -1):
+        found = handlers.get(".".join(words[:count]))
+        if found is not None:
+            return found
+    raise NoSuchName(f"there is no {name} here")
+
+
+def told(problem: BaseException) -> dict[str, Any]:
+    """An exception as the code inside gets it: its class by name, and the builtins that it is."""
+    name = "LookupError" if isinstance(problem, NoSuchName) else type(problem).__name__
+    return {"type": name, "message": str(problem), "also": _builtins_of(type(problem))}
+
+
+def known_errors() -> dict[str, list[str]]:
+    """carrel's own errors, and the builtins that each is: code inside may catch them by name."""
+    kinds = [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, CarrelError)]
+    return {kind.__name__: _builtins_of(kind) for kind in kinds}
+
+
+def _builtins_of(kind: type[BaseException]) -> list[str]:
+    found = [other for other in kind.__mro__ if getattr(builtins, other.__name__, None) is other]
+    return [other.__name__ for other in found if other not in (object, BaseException, Exception)]
+
+
+class Calls:
+    """The calls of one run that have no answer yet."""
+
+    def __init__(self, handlers: dict[str, Handler], send: Callable[[Record], None]) -> None:
+        self._handlers = handlers
+        self._send = send
+        self._open: dict[int, asyncio.Task[None]] = {}
+
+    def begin(self, record: Record) -> None:
+        """Answer when the handler has; LineBroken for what is no call."""
+        number, name = record.get("call"), record.get("name")
+        if type(number) is not int or not isinstance(name, str):
+            raise LineBroken("a call without a number or a name")
+        if len(self._open) >= MOST_OPEN:
+            raise LineBroken(f"more than {MOST_OPEN} calls to the host at once")
+        try:
+            arguments = values.decode(record.get("arguments"))
+            args, kwargs = list(arguments["args"]), dict(arguments["kwargs"])
+        except (ValueError, KeyError, TypeError) as problem:
+            raise LineBroken(f"a call of {name[:100]} whose arguments cannot be read: {problem}") from None
+        if number in self._open:
+            raise LineBroken(f"two calls with the number {number}")
+        task = asyncio.get_running_loop().create_task(self._answer(number, name, args, kwargs))
+        self._open[number] = task
+        task.add_done_callback(lambda _: self._open.pop(number, None))
+
+    async def _answer(self, number: int, name: str, args: list[Any], kwargs: dict[str, Any]) -> None:
+        answer: Record = {"op": "answer", "call": number}
+        try:
+            value = await handler_for(self._handlers, name)(name, args, kwargs)
+            answer["value"] = values.encode(value)
+        except asyncio.CancelledError:
+            raise
+        except Exception as problem:  # noqa: BLE001 -- whatever a handler raises is for the code that called
+            answer["error"] = told(problem)
+        self._send(answer)
+
+    def cancel(self) -> None:
+        """The run is over: nobody waits for these any more."""
+        for task in list(self._open.values()):
+            task.cancel()
+
+    def cancel_one(self, number: object) -> None:
+        """Nobody inside waits for this one any more."""
+        task = self._open.get(number) if type(number) is int else None
+        if task is not None:
+            task.cancel()

@@ -1,0 +1,161 @@
+"""A thread of this process that runs code, one cell after the other, and can be interrupted between two bytecodes."""
+
+from __future__ import annotations
+
+import asyncio
+import builtins
+import contextvars
+import ctypes
+import queue
+import resource
+import sys
+import threading
+import time
+import types
+from collections.abc import Callable
+from typing import Any
+
+from carrel.execution import thread_streams
+from carrel.execution.calls import known_errors
+from carrel.execution.host_line import Record
+from carrel.worker import display, telling, values
+from carrel.worker.cells import Cell
+from carrel.worker.host_errors import error_class
+from carrel.worker.output import no_input
+
+Done = Callable[[Record], None]
+_set_exception = ctypes.pythonapi.PyThreadState_SetAsyncExc
+
+
+class CodeThread:
+    """Holds the variables of one session. After `abandon` nothing it does is heard of."""
+
+    def __init__(self, given: dict[str, Any]) -> None:
+        self._given = given
+        self._lock = threading.Lock()
+        self._running = False
+        self._left = False
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._shown: list[dict[str, Any]] = []
+        self._cells = 0
+        self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self.names = self._fresh_names()
+        self._thread = threading.Thread(target=self._live, name="carrel-code", daemon=True)
+        self._thread.start()
+
+    def _fresh_names(self) -> dict[str, Any]:
+        """A module of its own, which is not put in the place of the host's main module."""
+        own = dict(vars(builtins))
+        own.update({name: error_class(name, also) for name, also in known_errors().items()})
+        own.update(input=no_input, quit=sys.exit, exit=sys.exit, display=self._display)
+        names = types.ModuleType("__main__").__dict__
+        names["__builtins__"] = own
+        names.update(self._given)
+        return names
+
+    def _display(self, *shown: object) -> None:
+        for value in shown:
+            rich = display.bundle(value)
+            if rich is None:
+                print(value)
+            else:
+                self._shown.append(rich)
+
+    def reset(self) -> None:
+        self.names = self._fresh_names()
+
+    def run(self, code: str, sinks: thread_streams.Sinks, done: Done) -> None:
+        """Have it run; `done` is called in this thread with the same record that a worker sends."""
+        context = contextvars.Context()
+        self._jobs.put(lambda: context.run(self._cell, code, sinks, done))
+
+    def interrupt(self) -> None:
+        with self._lock:
+            if self._running and self._thread.ident is not None:
+                _set_exception(ctypes.c_ulong(self._thread.ident), ctypes.py_object(KeyboardInterrupt))
+        loop = self._loop
+        if loop is not None and not loop.is_closed():
+            # A loop that waits runs no bytecode; this makes it.
+            loop.call_soon_threadsafe(_nothing)
+
+    def abandon(self) -> None:
+        """Let the thread go; it ends when its code does."""
+        self._left = True
+        self._jobs.put(None)
+
+    # --- in the thread ----------------------------------------------------------------------------------------------
+
+    def _live(self) -> None:
+        while True:
+            try:
+                job = self._jobs.get()
+                if job is None or self._left:
+                    break
+                job()
+            except KeyboardInterrupt:
+                continue  # It came after the code had ended.
+        if self._loop is not None and not self._loop.is_closed():
+            self._loop.close()
+
+    def _cell(self, code: str, sinks: thread_streams.Sinks, done: Done) -> None:
+        thread_streams.begin(sinks)
+        answer: Record = {}
+        cpu = time.thread_time()
+        try:
+            self._shown = []
+            self._cells += 1
+            self._running = True
+            answer = self._ran(code, f"<cell {self._cells}>")
+        except BaseException as problem:  # noqa: BLE001 -- whatever the code raises is its result
+            answer = _told(problem)
+        answer = self._settle(answer)
+        answer["display"] = self._shown
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+        answer["usage"] = {"cpu_seconds": time.thread_time() - cpu, "max_rss_bytes": peak}
+        thread_streams.mend()
+        if not self._left:
+            done(answer)
+
+    def _ran(self, code: str, filename: str) -> Record:
+        cell = Cell(code, filename)
+        value = self._awaited(cell) if cell.waits else cell.run(self.names)
+        rich = display.bundle(value)
+        if rich is not None:
+            self._shown.append(rich)
+        return {"value": values.encode(value)}
+
+    def _awaited(self, cell: Cell) -> Any:
+        if self._loop is None or self._loop.is_closed():
+            self._loop = asyncio.new_event_loop()
+        task = self._loop.create_task(cell.run_waiting(self.names))
+        try:
+            return self._loop.run_until_complete(task)
+        except BaseException:
+            if not task.done():
+                task.cancel()
+                self._loop.run_until_complete(asyncio.wait([task], timeout=0.5))
+            raise
+
+    def _settle(self, answer: Record) -> Record:
+        """From here on an interrupt means nothing; one that was on its way is taken back."""
+        while True:
+            try:
+                with self._lock:
+                    self._running = False
+                    if self._thread.ident is not None:
+                        _set_exception(ctypes.c_ulong(self._thread.ident), None)
+                return answer
+            except KeyboardInterrupt as problem:
+                answer = _told(problem)
+
+
+def _told(problem: BaseException) -> Record:
+    """Only the frames of the code: what is above them is this room's."""
+    trace = problem.__traceback__
+    while trace is not None and not trace.tb_frame.f_code.co_filename.startswith("<cell "):
+        trace = trace.tb_next
+    return {"error": telling.told(problem.with_traceback(trace)), "error_type": type(problem).__name__}
+
+
+def _nothing() -> None:
+    """Having been called is all."""

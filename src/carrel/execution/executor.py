@@ -1,0 +1,155 @@
+"""What every executor promises, and the small things it hands out."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol, Self, runtime_checkable
+
+Handler = Callable[[str, list[Any], dict[str, Any]], Awaitable[Any]]
+"""Answers calls from inside: the whole name (`tools.curl.get`), the positional and the named arguments."""
+
+State = Literal["kept", "restored", "lost"]
+
+
+@dataclass(slots=True)
+class RunUsage:
+    """What one run took."""
+
+    cpu_seconds: float = 0.0
+    max_rss_bytes: int = 0
+
+
+@dataclass(slots=True)
+class Output:
+    """A piece of what running code wrote."""
+
+    stream: Literal["stdout", "stderr"]
+    text: str
+
+
+@dataclass(slots=True)
+class ExecutionResult:
+    """What came of one run."""
+
+    value: Any = None
+    """Of the last expression, else None; what is no data is its `repr`."""
+    stdout: str = ""
+    stderr: str = ""
+    error: str | None = None
+    """The message, with the traceback of the user's own lines."""
+    error_type: str | None = None
+    """The exception's class, or Timeout, Crashed, OutOfMemory, Closed."""
+    duration: float = 0.0
+    state: State = "kept"
+    """The variables: as the code left them, as they were before this run, or gone."""
+    state_reason: str = ""
+    """Why they are restored or lost."""
+    display: list[dict[str, Any]] = field(default_factory=list)
+    """Rich forms, by MIME type."""
+    usage: RunUsage = field(default_factory=RunUsage)
+
+    @property
+    def is_ok(self) -> bool:
+        return self.error is None
+
+
+@dataclass(slots=True)
+class CommandResult:
+    """What came of one command."""
+
+    stdout: str = ""
+    stderr: str = ""
+    exit_code: int = 0
+    """As a shell tells it: 128 and the signal's number for one that was killed, 124 when time was up."""
+    duration: float = 0.0
+    timed_out: bool = False
+
+    @property
+    def success(self) -> bool:
+        return self.exit_code == 0 and not self.timed_out
+
+
+@dataclass(slots=True, frozen=True)
+class FileEntry:
+    """One name in a folder."""
+
+    name: str
+    kind: Literal["file", "folder", "link"]
+    size: int
+
+
+@dataclass(slots=True, frozen=True)
+class FileChange:
+    """A file that is not as it was at the start."""
+
+    path: str
+    kind: Literal["added", "modified", "deleted"]
+    size: int = 0
+
+
+@runtime_checkable
+class Executor(Protocol):
+    """A Python that keeps its variables, with commands and files in the same place.
+
+    Calls queue up in the order in which they were made. Different executors run side by side.
+    """
+
+    handlers: dict[str, Handler]
+    """Who answers calls from inside, by name or its beginning: `tools` answers `tools.curl.get`. Set before start."""
+
+    async def start(self) -> None:
+        """Be ready to run; twice is harmless. Raises SandboxUnavailable where a required sandbox is not possible."""
+
+    async def run(self, code: str, timeout: float | None = None) -> ExecutionResult:
+        """Run code; whatever it does, a result comes, never an exception and never a hang.
+
+        `timeout` in seconds; None takes the executor's own. Cancelling the caller stops the code.
+        """
+
+    def stream(self, code: str, timeout: float | None = None) -> AsyncIterator[Output | ExecutionResult]:
+        """The same, with what is written as it comes, the result last. Closing the iterator stops the code."""
+
+    async def interrupt(self) -> bool:
+        """Stop the running code as Ctrl-C does; True when some was running. Its variables survive."""
+
+    async def exec(
+        self,
+        command: str | Sequence[str],
+        *,
+        timeout: float | None = 300,
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+        stdin: bytes | str | None = None,
+    ) -> CommandResult:
+        """Run a command (text for a shell, or words); when time is up it is gone with all it started."""
+
+    async def read_file(self, path: str) -> bytes:
+        """Relative to the workspace. Raises FileNotFoundError, IsADirectoryError, PermissionError as `open` does."""
+
+    async def write_file(self, path: str, data: bytes | str) -> None:
+        """Missing folders are made."""
+
+    async def list_files(self, path: str = ".") -> list[FileEntry]:
+        """What is in a folder, by name."""
+
+    async def str_replace(self, path: str, old: str, new: str) -> None:
+        """Replace the one place where `old` stands; ValueError says how many there are otherwise."""
+
+    async def changed_files(self) -> list[FileChange]:
+        """Which files of the workspace are not as they were at the start, by path."""
+
+    async def diff(self) -> str:
+        """The same as a unified diff."""
+
+    async def fork(self) -> Self:
+        """Another executor with the same variables and files, from now on apart; ForkRefused changes nothing."""
+
+    async def reset(self) -> None:
+        """Forget the variables; files stay."""
+
+    async def close(self) -> None:
+        """End everything that was started here; twice is harmless. A run under way ends with the error type Closed."""
+
+    def supported_capabilities(self) -> set[str]:
+        """Only what is in force on this machine now."""

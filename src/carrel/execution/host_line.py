@@ -1,0 +1,168 @@
+"""The host's end of a line of records: whatever comes over it, only that worker can suffer."""
+
+from __future__ import annotations
+
+import array
+import asyncio
+import os
+import socket
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import orjson
+
+from carrel.worker.line import LARGEST, MOST_FDS, LineBroken, packed, unpacked
+
+Record = dict[str, Any]
+_CHUNK = 1 << 18
+_SPACE = socket.CMSG_SPACE(MOST_FDS * 4)
+
+
+class HostLine:
+    """Reads as records arrive, sends without waiting; `ended` is called once, with the reason."""
+
+    def __init__(
+        self,
+        end: socket.socket,
+        heard: Callable[[Record, list[int]], None],
+        ended: Callable[[str], None],
+    ) -> None:
+        self._socket = end
+        self._heard = heard
+        self._ended = ended
+        self._loop = asyncio.get_running_loop()
+        self._data = bytearray()
+        self._fds: list[int] = []
+        self._outgoing: list[tuple[memoryview, tuple[int, ...]]] = []
+        self._waits_for_room = False
+        self.closed = False
+        end.setblocking(False)
+        self._loop.add_reader(end.fileno(), self.read_now)
+
+    def send(self, record: Record, fds: Sequence[int] = ()) -> None:
+        """Send it, or keep it until there is room. The descriptors must stay open until `sent_all`."""
+        if self.closed:
+            return
+        if fds:
+            record = {**record, "fds": len(fds)}
+        self._outgoing.append((memoryview(_framed(record)), tuple(fds)))
+        if len(self._outgoing) == 1:
+            self._write()
+
+    @property
+    def sent_all(self) -> bool:
+        return not self._outgoing
+
+    def _write(self) -> None:
+        try:
+            while self._outgoing:
+                data, fds = self._outgoing[0]
+                if fds:
+                    ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))]
+                    sent = self._socket.sendmsg([data], ancillary)
+                else:
+                    sent = self._socket.send(data)
+                if sent < len(data):
+                    self._outgoing[0] = (data[sent:], ())
+                else:
+                    self._outgoing.pop(0)
+        except BlockingIOError:
+            self._waits_for_room = True
+            self._loop.add_writer(self._socket.fileno(), self._write)
+            return
+        except OSError as problem:
+            self._end(f"the line is gone: {problem.strerror}")
+            return
+        if self._waits_for_room:
+            self._waits_for_room = False
+            self._loop.remove_writer(self._socket.fileno())
+
+    def read_now(self) -> bool:
+        """Take in some of what has arrived; True when there was something."""
+        if self.closed:
+            return False
+        wanted = _CHUNK
+        if len(self._data) >= 4:
+            wanted = max(wanted, min(4 + int.from_bytes(self._data[:4], "big") - len(self._data), 1 << 22))
+        try:
+            data, ancillary, _, _ = self._socket.recvmsg(wanted, _SPACE, socket.MSG_CMSG_CLOEXEC)
+        except BlockingIOError:
+            return False
+        except OSError as problem:
+            self._end(f"the line is gone: {problem.strerror}")
+            return False
+        for level, kind, body in ancillary:
+            if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+                found = array.array("i")
+                found.frombytes(body[: len(body) - len(body) % found.itemsize])
+                self._fds += found
+        if not data:
+            self._end("the line was closed")
+            return False
+        self._data += data
+        try:
+            self._take_records()
+        except LineBroken as problem:
+            self._end(str(problem))
+        return True
+
+    def _take_records(self) -> None:
+        while len(self._data) >= 4 and not self.closed:
+            length = int.from_bytes(self._data[:4], "big")
+            if length > LARGEST:
+                raise LineBroken(f"a record of {length:,} bytes was announced; at most {LARGEST:,} are taken")
+            if len(self._data) < 4 + length:
+                break
+            body = bytes(self._data[4 : 4 + length])
+            del self._data[: 4 + length]
+            record = _read(body)
+            count = record.get("fds", 0)
+            if type(count) is not int or not 0 <= count <= len(self._fds):
+                raise LineBroken(f"a record promised {count!r} descriptors and brought {len(self._fds)}")
+            mine, self._fds = self._fds[:count], self._fds[count:]
+            self._heard(record, mine)
+        if len(self._fds) > MOST_FDS:
+            raise LineBroken("descriptors came that no record names")
+
+    def read_rest(self) -> None:
+        """When the other end is dead: everything it had sent before."""
+        while self.read_now():
+            pass
+
+    def _end(self, reason: str) -> None:
+        if not self.closed:
+            self.close()
+            self._ended(reason)
+
+    def close(self) -> None:
+        """Let go of it; `ended` is not called any more."""
+        if self.closed:
+            return
+        self.closed = True
+        self._loop.remove_reader(self._socket.fileno())
+        self._loop.remove_writer(self._socket.fileno())
+        self._socket.close()
+        self._outgoing.clear()
+        for descriptor in self._fds:
+            os.close(descriptor)
+        self._fds.clear()
+
+
+def _framed(record: Record) -> bytes:
+    try:
+        body = orjson.dumps(record)
+    except TypeError:  # Code with lone surrogates; the other way of writing lets them through.
+        return packed(record)
+    if len(body) > LARGEST:
+        raise LineBroken(f"a record of {len(body):,} bytes is longer than the line takes ({LARGEST:,})")
+    return len(body).to_bytes(4, "big") + body
+
+
+def _read(body: bytes) -> Record:
+    try:
+        record = orjson.loads(body)
+    except ValueError:
+        return unpacked(body)
+    if not isinstance(record, dict):
+        raise LineBroken("what came over the line is no record")
+    return record

@@ -1,0 +1,359 @@
+"""Code in a thread of this very process: nothing is started and nothing is kept apart."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import signal
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from carrel.errors import ExecutorClosed, ForkRefused
+from carrel.execution import file_changes, requests, scratch, thread_streams
+from carrel.execution.bounded_output import BoundedOutput
+from carrel.execution.calls import handler_for, told
+from carrel.execution.code_thread import CodeThread
+from carrel.execution.executor import CommandResult, ExecutionResult, FileChange, FileEntry, Handler, Output
+from carrel.execution.host_line import Record
+from carrel.execution.outcome import Stop, closed_result, finished, stopped
+from carrel.execution.pipes import OutputPipe
+from carrel.execution.settings import InProcessConfig
+from carrel.execution.streaming import Streaming, streamed
+from carrel.worker import files, values
+from carrel.worker.host import Remote
+from carrel.worker.host_errors import raised
+
+_LOOK = 0.02
+"""Seconds after which code that waits for the host looks whether it was interrupted."""
+
+
+class InProcessExecutor:
+    """See `Executor` for what is promised, and `supported_capabilities` for how little of it is isolation.
+
+    Code that will not be interrupted (a C function that does not return) is left behind in its thread. What code
+    starts in threads of its own writes to this process's own output, and `os._exit` ends this process.
+    """
+
+    def __init__(self, config: InProcessConfig | None = None, *, handlers: dict[str, Handler] | None = None) -> None:
+        self.config = config or InProcessConfig()
+        self.handlers: dict[str, Handler] = handlers if handlers is not None else {}
+        self._turn = asyncio.Lock()
+        self._thread: CodeThread | None = None
+        self._home = Path()
+        self._before: file_changes.Before = file_changes.Empty()
+        self._own_home: Path | None = None
+        self._answer: asyncio.Future[Record] | None = None
+        self._stop: Stop | None = None
+        self._calls: set[asyncio.Task[Any]] = set()
+        self._groups: dict[int, tuple[OutputPipe, OutputPipe]] = {}
+        self._closed = False
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    # --- life -------------------------------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        async with self._turn:
+            self._started()
+
+    def _started(self) -> CodeThread:
+        if self._closed:
+            raise ExecutorClosed("this executor is closed; make another")
+        if self._thread is None:
+            self._loop = asyncio.get_running_loop()
+            if self.config.workspace is not None:
+                self._home = self.config.workspace.absolute()
+                self._before = file_changes.Remembered(self._home)
+            else:
+                self._home = self._own_home = scratch.new_folder("workspace")
+            thread_streams.use()
+            self._thread = self._new_thread()
+        return self._thread
+
+    def _new_thread(self) -> CodeThread:
+        names = sorted({name.partition(".")[0] for name in self.handlers})
+        return CodeThread({name: Remote(self, name) for name in names})  # type: ignore[arg-type]
+
+    async def close(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        thread, self._thread = self._thread, None
+        if thread is None:
+            return
+        thread.interrupt()
+        thread.abandon()
+        self._cancel_calls()
+        if self._answer is not None and not self._answer.done():
+            self._answer.set_result({"error": "Session is closed", "error_type": "Closed"})
+        for group, pipes in self._groups.items():
+            _end_group(group)
+            for pipe in pipes:
+                pipe.close()
+        thread_streams.leave()
+        if self._own_home is not None:
+            await asyncio.to_thread(scratch.remove, self._own_home)
+
+    def supported_capabilities(self) -> set[str]:
+        return {"timeout", "reset", "interrupt", "streaming"}
+
+    # --- code -------------------------------------------------------------------------------------------------------
+
+    async def run(self, code: str, timeout: float | None = None) -> ExecutionResult:
+        limit = self.config.output_limit
+        return await self._run(code, timeout, BoundedOutput(limit), BoundedOutput(limit))
+
+    def stream(self, code: str, timeout: float | None = None) -> AsyncIterator[Output | ExecutionResult]:
+        def run(streaming: Streaming) -> Coroutine[Any, Any, ExecutionResult]:
+            loop = asyncio.get_running_loop()
+            return self._run(code, timeout, _Posted(streaming.stdout, loop), _Posted(streaming.stderr, loop))
+
+        return streamed(self.config.output_limit, run)
+
+    async def _run(
+        self, code: str, timeout: float | None, stdout: BoundedOutput, stderr: BoundedOutput
+    ) -> ExecutionResult:
+        async with self._turn:
+            if self._closed:
+                return closed_result()
+            thread = self._started()
+            seconds = self.config.timeout if timeout is None else timeout
+            self._answer = answer = self._loop.create_future()
+            self._stop = stop = Stop(_Thread(self._interrupt_thread, self._leave_thread), self.config.grace)
+            began = time.perf_counter()
+            thread.run(code, (stdout, stderr), _delivery(self._loop, answer))
+            if seconds is not None:
+                stop.after(seconds)
+            cancelled = False
+            try:
+                try:
+                    record = await asyncio.shield(answer)
+                except asyncio.CancelledError:
+                    cancelled = True
+                    stop.now("cancelled")
+                    record = await answer
+            finally:
+                stop.over()
+                self._stop = self._answer = None
+                self._cancel_calls()
+            if cancelled:
+                raise asyncio.CancelledError
+            result = closed_result() if record.get("error_type") == "Closed" else finished(record)
+            result = stopped(result, stop, seconds)
+            if record.get("lost"):
+                result.state, result.state_reason = "lost", str(record["lost"])
+            result.stdout, result.stderr = stdout.text(), stderr.text()
+            result.duration = time.perf_counter() - began
+            return result
+
+    def _interrupt_thread(self) -> None:
+        if self._thread is not None:
+            self._thread.interrupt()
+
+    def _leave_thread(self, why: str) -> None:
+        """A thread cannot be killed: it is left behind with its variables, and the next run gets new ones."""
+        if self._thread is None or self._answer is None or self._answer.done():
+            return
+        self._thread.abandon()
+        self._thread = self._new_thread()
+        lost = "its thread could not be stopped and was left behind; variables begin anew"
+        self._answer.set_result({"error": why, "error_type": "Timeout", "lost": lost})
+
+    async def interrupt(self) -> bool:
+        if self._stop is None:
+            return False
+        self._interrupt_thread()
+        return True
+
+    async def reset(self) -> None:
+        async with self._turn:
+            self._started().reset()
+
+    async def fork(self) -> InProcessExecutor:
+        raise ForkRefused("code that runs in the host's own process cannot be forked apart from it; use a subprocess")
+
+    # --- calls to the host, asked in the thread ----------------------------------------------------------------------
+
+    def call(self, name: str, arguments: dict[str, Any]) -> Any:
+        """Waits in small steps, because an interrupt only comes between two bytecodes."""
+        future = asyncio.run_coroutine_threadsafe(self._handled(name, values.encode(arguments)), self._loop)
+        try:
+            while True:
+                try:
+                    return _value(future.result(_LOOK))
+                except TimeoutError:
+                    if future.done():
+                        raise
+        except BaseException:
+            future.cancel()
+            raise
+
+    async def call_async(self, name: str, arguments: dict[str, Any]) -> Any:
+        future = asyncio.run_coroutine_threadsafe(self._handled(name, values.encode(arguments)), self._loop)
+        return _value(await asyncio.wrap_future(future))
+
+    async def _handled(self, name: str, encoded: Any) -> Record:
+        """In the host's loop; crosses as data, as it would from another process."""
+        task = asyncio.current_task()
+        if task is not None:
+            self._calls.add(task)
+            task.add_done_callback(self._calls.discard)
+        try:
+            arguments = values.decode(encoded)
+            answer = await handler_for(self.handlers, name)(name, list(arguments["args"]), dict(arguments["kwargs"]))
+            return {"value": values.encode(answer)}
+        except Exception as problem:  # noqa: BLE001 -- whatever a handler raises is for the code that called
+            return {"error": told(problem)}
+
+    def _cancel_calls(self) -> None:
+        for task in list(self._calls):
+            task.cancel()
+
+    # --- commands and files -----------------------------------------------------------------------------------------
+
+    async def exec(
+        self,
+        command: str | Sequence[str],
+        *,
+        timeout: float | None = 300,
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+        stdin: bytes | str | None = None,
+    ) -> CommandResult:
+        async with self._turn:
+            self._started()
+            out, err = BoundedOutput(self.config.output_limit), BoundedOutput(self.config.output_limit)
+            words = ["/bin/sh", "-c", command] if isinstance(command, str) else [str(word) for word in command]
+            pipes = OutputPipe(), OutputPipe()
+            pipes[0].sink, pipes[1].sink = out.add, err.add
+            began = time.perf_counter()
+            try:
+                process = await asyncio.create_subprocess_exec(
+                    *words,
+                    cwd=self._home / (cwd or ""),
+                    env={**os.environ, **(env or {})},
+                    stdin=asyncio.subprocess.DEVNULL if stdin is None else asyncio.subprocess.PIPE,
+                    stdout=pipes[0].write_end,
+                    stderr=pipes[1].write_end,
+                    start_new_session=True,
+                )
+            except (OSError, ValueError) as problem:
+                for pipe in pipes:
+                    pipe.close()
+                # A folder on the path that may not be looked into is no reason to call the program forbidden.
+                missing = isinstance(problem, FileNotFoundError) or shutil.which(words[0]) is None
+                code = 127 if missing else 126
+                return CommandResult(stderr=f"{problem}\n", exit_code=code, duration=time.perf_counter() - began)
+            for pipe in pipes:
+                pipe.handed_over()
+            # What it leaves behind in the background may go on writing until the executor is closed.
+            self._groups[process.pid] = pipes
+            given = stdin.encode("utf-8") if isinstance(stdin, str) else stdin
+            timed_out = False
+            try:
+                await asyncio.wait_for(process.communicate(given), timeout)
+            except TimeoutError:
+                timed_out = True
+                _end_group(process.pid)
+                await process.wait()
+            except asyncio.CancelledError:
+                _end_group(process.pid)
+                await process.wait()
+                raise
+            finally:
+                for pipe in pipes:
+                    pipe.drain()
+                    pipe.sink = None
+            code = 0 if process.returncode is None else process.returncode
+            code = 124 if timed_out else code if code >= 0 else 128 - code
+            return CommandResult(out.text(), err.text(), code, time.perf_counter() - began, timed_out)
+
+    async def read_file(self, path: str) -> bytes:
+        return await requests.read_file(self._ask, path)
+
+    async def write_file(self, path: str, data: bytes | str) -> None:
+        await requests.write_file(self._ask, path, data)
+
+    async def list_files(self, path: str = ".") -> list[FileEntry]:
+        return await requests.list_files(self._ask, path)
+
+    async def str_replace(self, path: str, old: str, new: str) -> None:
+        await requests.str_replace(self._ask, path, old, new)
+
+    async def changed_files(self) -> list[FileChange]:
+        await self.start()
+        now = await asyncio.to_thread(file_changes.seen_below, self._home)
+        return await file_changes.changes(self._before, now, self.read_file)
+
+    async def diff(self) -> str:
+        return await file_changes.unified(self._before, await self.changed_files(), self.read_file)
+
+    async def _ask(self, record: Record) -> Record:
+        async with self._turn:
+            self._started()
+            return await asyncio.to_thread(self._file, record)
+
+    def _file(self, record: Record) -> Record:
+        try:
+            return files.answer(record, str(self._home))
+        except (OSError, ValueError) as problem:
+            return {"error": str(problem), "error_type": type(problem).__name__}
+
+
+class _Thread:
+    """What a Stop stops."""
+
+    def __init__(self, interrupt: Callable[[], None], leave: Callable[[str], None]) -> None:
+        self._interrupt, self._leave = interrupt, leave
+
+    def interrupt(self) -> None:
+        self._interrupt()
+
+    def kill(self, why: str = "") -> None:
+        self._leave(why)
+
+
+class _Posted(BoundedOutput):
+    """Takes output in the code's thread and hands it on in the loop's."""
+
+    def __init__(self, to: BoundedOutput, loop: asyncio.AbstractEventLoop) -> None:
+        super().__init__(1)
+        self._to, self._loop = to, loop
+
+    def add(self, data: bytes) -> None:
+        self._loop.call_soon_threadsafe(self._to.add, data)
+
+    def text(self) -> str:
+        return self._to.text()
+
+
+def _delivery(loop: asyncio.AbstractEventLoop, answer: asyncio.Future[Record]) -> Any:
+    def settle(record: Record) -> None:
+        if not answer.done():
+            answer.set_result(record)
+
+    return lambda record: loop.call_soon_threadsafe(settle, record)
+
+
+def _value(answer: Record) -> Any:
+    if "error" in answer:
+        raise raised(answer["error"])
+    return values.decode(answer["value"])
+
+
+def _end_group(group: int) -> None:
+    try:
+        os.killpg(group, signal.SIGKILL)
+    except (ProcessLookupError, PermissionError):
+        return

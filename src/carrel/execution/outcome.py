@@ -1,0 +1,109 @@
+"""From a worker's answer, or the lack of one, to an ExecutionResult."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, Literal, Protocol
+
+from carrel.execution.executor import ExecutionResult, RunUsage
+from carrel.execution.host_line import Record
+from carrel.worker import values
+
+Why = Literal["timeout", "cancelled"]
+_AGAIN = 0.1
+"""Seconds between interrupts of code that goes on."""
+
+
+class Stoppable(Protocol):
+    """Something that runs code."""
+
+    def interrupt(self) -> None: ...
+
+    def kill(self, why: str = "") -> None: ...
+
+
+class Stop:
+    """Ends a run that must not go on: an interrupt first, a kill after the grace."""
+
+    def __init__(self, session: Stoppable, grace: float) -> None:
+        self._session = session
+        self.grace = grace
+        self._loop = asyncio.get_running_loop()
+        self._timer: asyncio.TimerHandle | None = None
+        self.why: Why | None = None
+        self.killed = False
+        self._kill_at = 0.0
+
+    def after(self, seconds: float) -> None:
+        if seconds != float("inf"):
+            self._timer = self._loop.call_later(max(seconds, 0.0), self.now, "timeout")
+
+    def now(self, why: Why) -> None:
+        self.over()
+        self.why = self.why or why
+        self._kill_at = self._loop.time() + self.grace
+        self._press()
+
+    def interrupt(self) -> None:
+        """As Ctrl-C, and no more: nothing is killed."""
+        self._session.interrupt()
+
+    def _press(self) -> None:
+        """The worker ignores an interrupt that comes before it has begun with the code, so it is sent again."""
+        if self._loop.time() >= self._kill_at:
+            self.killed = True
+            self._session.kill("it did not stop when it was interrupted")
+            return
+        self._session.interrupt()
+        self._timer = self._loop.call_later(min(_AGAIN, max(self._kill_at - self._loop.time(), 0.0)), self._press)
+
+    def over(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+
+def closed_result() -> ExecutionResult:
+    return ExecutionResult(error="Session is closed", error_type="Closed", state="lost", state_reason="it was closed")
+
+
+def failed_result(error_type: str, text: str) -> ExecutionResult:
+    return ExecutionResult(error=clean(text), error_type=error_type)
+
+
+def finished(record: Record) -> ExecutionResult:
+    """What the worker answered; ValueError when that is not what a worker answers."""
+    error, kind = record.get("error"), record.get("error_type")
+    usage: Any = record.get("usage") or {}
+    display: Any = record.get("display") or []
+    if not isinstance(display, list) or not all(isinstance(item, dict) for item in display):
+        raise ValueError("its display is no list of bundles")
+    try:
+        spent = RunUsage(float(usage.get("cpu_seconds", 0.0)), int(usage.get("max_rss_bytes", 0)))
+    except (TypeError, ValueError, AttributeError, OverflowError):
+        raise ValueError("its usage is no pair of numbers") from None
+    return ExecutionResult(
+        value=values.decode(record.get("value")),
+        error=None if error is None else clean(str(error)),
+        error_type=None if error is None else str(kind or "Error"),
+        display=display,
+        usage=spent,
+    )
+
+
+def stopped(result: ExecutionResult, stop: Stop, seconds: float | None) -> ExecutionResult:
+    """A run whose time was up has that as its error, whatever it did afterwards."""
+    if stop.why != "timeout" or result.error_type == "Closed":
+        return result
+    text = f"the code ran longer than its timeout of {seconds:g} s"
+    if stop.killed:
+        text += f" and did not stop within {stop.grace:g} s of being interrupted, so it was killed"
+    elif result.error_type == "KeyboardInterrupt" and result.error:
+        text += f"\n{result.error}"
+    result.value, result.error, result.error_type = None, text, "Timeout"
+    return result
+
+
+def clean(text: str) -> str:
+    """Without lone surrogates, which no terminal, file or JSON takes."""
+    return text.encode("utf-8", "replace").decode("utf-8") if not text.isascii() else text

@@ -1,0 +1,133 @@
+"""The pipes that a session's code writes to, read by the host as bytes; outside of a run what comes is dropped."""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import os
+import resource
+import termios
+from collections.abc import Callable
+from contextlib import suppress
+
+CAPACITY = 1 << 18
+_MOST_AT_ONCE = 1 << 20
+_MOST_DISCARDED = 64
+_SPARE = 256
+
+Sink = Callable[[bytes], None]
+
+
+def make_room_for_more(descriptor: int) -> None:
+    """A session takes eight descriptors, and the usual soft limit is 1,024: raise it before it is reached."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != resource.RLIM_INFINITY and descriptor > soft - _SPARE:
+        most = soft * 4 if hard == resource.RLIM_INFINITY else min(soft * 4, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+
+
+class OutputPipe:
+    """One stream of a session; the write end goes to the session."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._read, self.write_end = os.pipe2(os.O_CLOEXEC)
+        os.set_blocking(self._read, False)
+        make_room_for_more(self.write_end)
+        # Refused when the user's share of pipe memory is used up; a pipe of the usual size does, slower.
+        with suppress(PermissionError):
+            fcntl.fcntl(self.write_end, fcntl.F_SETPIPE_SZ, CAPACITY)
+        self.sink: Sink | None = None
+        self._watching = False
+        self._closed = False
+        self.watch(True)
+
+    def watch(self, on: bool) -> None:
+        """Whether to take what comes; when not, the writer waits as soon as the pipe is full."""
+        if on and not self._watching and not self._closed:
+            self._loop.add_reader(self._read, self._readable)
+        elif not on and self._watching:
+            self._loop.remove_reader(self._read)
+        self._watching = on and not self._closed
+
+    def _readable(self) -> None:
+        try:
+            data = os.read(self._read, _MOST_AT_ONCE)
+        except BlockingIOError:
+            return
+        if not data:
+            self.watch(False)
+        elif self.sink is not None:
+            self.sink(data)
+
+    def drain(self) -> None:
+        """Take what is in the pipe now, and no more: a program left in the background may write for ever."""
+        if self._closed:
+            return
+        left = int.from_bytes(fcntl.ioctl(self._read, termios.FIONREAD, b"\0\0\0\0"), "little")
+        while left > 0:
+            data = os.read(self._read, min(left, _MOST_AT_ONCE))
+            left -= len(data)
+            if not data:
+                return
+            if self.sink is not None:
+                self.sink(data)
+
+    def handed_over(self) -> None:
+        """The session has its write end now."""
+        if self.write_end >= 0:
+            os.close(self.write_end)
+            self.write_end = -1
+
+    def give_up(self) -> int:
+        """The read end, for somebody else to read; this pipe is done with."""
+        self.watch(False)
+        self._closed = True
+        self.handed_over()
+        return self._read
+
+    def close(self) -> None:
+        if not self._closed:
+            self.watch(False)
+            self._closed = True
+            self.handed_over()
+            os.close(self._read)
+
+
+class Discard:
+    """Descriptors whose output nobody wants, read all the same so that no writer has to wait."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._open: list[int] = []
+
+    def take(self, descriptors: list[int]) -> None:
+        for descriptor in descriptors:
+            try:
+                os.set_blocking(descriptor, False)
+                self._loop.add_reader(descriptor, self._readable, descriptor)
+            except OSError:  # No pipe, but something that cannot be waited for.
+                os.close(descriptor)
+                continue
+            self._open.append(descriptor)
+        while len(self._open) > _MOST_DISCARDED:
+            self._drop(self._open[0])
+
+    def _readable(self, descriptor: int) -> None:
+        try:
+            ended = not os.read(descriptor, _MOST_AT_ONCE)
+        except BlockingIOError:
+            return
+        except OSError:
+            ended = True
+        if ended:
+            self._drop(descriptor)
+
+    def _drop(self, descriptor: int) -> None:
+        self._open.remove(descriptor)
+        self._loop.remove_reader(descriptor)
+        os.close(descriptor)
+
+    def close(self) -> None:
+        for descriptor in list(self._open):
+            self._drop(descriptor)

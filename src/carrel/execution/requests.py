@@ -1,0 +1,141 @@
+"""Commands and files, asked of a worker: each function is one request and what its answer means."""
+
+from __future__ import annotations
+
+import base64
+import builtins
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any, Literal
+
+from carrel.errors import WorkerLost
+from carrel.execution.bounded_output import BoundedOutput
+from carrel.execution.executor import CommandResult, FileEntry
+from carrel.execution.file_changes import Seen, Tree
+from carrel.execution.host_line import Record
+
+PIECE = 16 * 1024 * 1024
+"""Bytes of a file that go into one record."""
+
+Ask = Callable[[Record], Awaitable[Record]]
+
+
+def command_request(
+    command: str | Sequence[str],
+    timeout: float | None,
+    cwd: str | None,
+    env: Mapping[str, str] | None,
+    stdin: bytes | str | None,
+) -> Record:
+    words = command if isinstance(command, str) else [str(word) for word in command]
+    given = stdin.encode("utf-8") if isinstance(stdin, str) else stdin
+    return {
+        "op": "exec",
+        "command": words,
+        "timeout": None if timeout is None or timeout == float("inf") else max(timeout, 0.0),
+        "cwd": cwd,
+        "env": dict(env or {}),
+        "stdin": None if given is None else base64.b64encode(given).decode("ascii"),
+    }
+
+
+class CommandOutput:
+    """Collects the pieces of one command's output."""
+
+    def __init__(self, limit: int) -> None:
+        self._streams = {"stdout": BoundedOutput(limit), "stderr": BoundedOutput(limit)}
+
+    def add(self, record: Record) -> None:
+        stream = self._streams.get(str(record.get("stream")))
+        if stream is not None:
+            try:
+                stream.add(base64.b64decode(str(record.get("data", ""))))
+            except ValueError:
+                stream.add(b"[a piece that could not be read]")
+
+    def result(self, record: Record, duration: float) -> CommandResult:
+        code, error = record.get("exit_code"), record.get("error")
+        result = CommandResult(
+            stdout=self._streams["stdout"].text(),
+            stderr=self._streams["stderr"].text(),
+            exit_code=code if type(code) is int else 126,
+            duration=duration,
+            timed_out=record.get("timed_out") is True,
+        )
+        if isinstance(error, str):
+            result.stderr += error + "\n"
+        return result
+
+
+async def read_file(ask: Ask, path: str) -> bytes:
+    """Piece by piece; a file that grows meanwhile is read as far as it was at the last look."""
+    data = bytearray()
+    while True:
+        answer = await _file(ask, "read", path, offset=len(data))
+        piece = _decoded(answer)
+        data += piece
+        if answer.get("end") is not False or not piece:
+            return bytes(data)
+
+
+async def write_file(ask: Ask, path: str, data: bytes | str) -> None:
+    content = data.encode("utf-8") if isinstance(data, str) else bytes(data)
+    for offset in range(0, max(len(content), 1), PIECE):
+        piece = base64.b64encode(content[offset : offset + PIECE]).decode("ascii")
+        await _file(ask, "write", path, data=piece, append=offset > 0)
+
+
+async def list_files(ask: Ask, path: str) -> list[FileEntry]:
+    return [FileEntry(entry["name"], _kind(entry), int(entry["size"])) for entry in await _entries(ask, path)]
+
+
+async def str_replace(ask: Ask, path: str, old: str, new: str) -> None:
+    await _file(ask, "replace", path, old=old, new=new)
+
+
+async def seen_inside(ask: Ask, path: str = ".") -> Tree:
+    """Every file and link below the folder, as the session sees them."""
+    found: Tree = {}
+    folders = [""]
+    while folders:
+        folder = folders.pop()
+        for entry in await _entries(ask, f"{path}/{folder}" if folder else path):
+            name = f"{folder}/{entry['name']}" if folder else str(entry["name"])
+            if entry.get("kind") == "folder":
+                folders.append(name)
+            else:
+                found[name] = Seen(_kind(entry), int(entry["size"]), float(entry.get("modified", 0.0)))
+    return found
+
+
+async def _entries(ask: Ask, path: str) -> list[dict[str, Any]]:
+    entries = (await _file(ask, "list", path)).get("entries")
+    if not isinstance(entries, list) or not all(isinstance(e, dict) and "name" in e and "size" in e for e in entries):
+        raise WorkerLost(f"the session's Python did not list {path} as it should")
+    return entries
+
+
+def _kind(entry: dict[str, Any]) -> Literal["file", "folder", "link"]:
+    kind = entry.get("kind")
+    return "folder" if kind == "folder" else "link" if kind == "link" else "file"
+
+
+async def _file(ask: Ask, do: str, path: str, **more: Any) -> Record:
+    answer = await ask({"op": "file", "do": do, "path": path, **more})
+    if answer.get("error") is not None:
+        raise _error(str(answer.get("error_type")), str(answer["error"]))
+    return answer
+
+
+def _error(name: str, text: str) -> Exception:
+    """As `open` would have raised it here."""
+    kind = getattr(builtins, name, OSError)
+    if isinstance(kind, type) and issubclass(kind, OSError | ValueError) and not issubclass(kind, UnicodeError):
+        return kind(text)
+    return ValueError(text)
+
+
+def _decoded(answer: Record) -> bytes:
+    try:
+        return base64.b64decode(str(answer.get("data", "")), validate=True)
+    except ValueError:
+        raise WorkerLost("the session's Python answered with what is no file content") from None

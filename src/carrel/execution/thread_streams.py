@@ -1,0 +1,111 @@
+"""Standard output and error of code that runs in a thread of this process, told apart by the context it runs in."""
+
+from __future__ import annotations
+
+import io
+import sys
+import threading
+from contextvars import ContextVar
+from typing import TextIO
+
+from carrel.execution.bounded_output import BoundedOutput
+
+Sinks = tuple[BoundedOutput, BoundedOutput]
+_current: ContextVar[Sinks | None] = ContextVar("carrel_output", default=None)
+_lock = threading.Lock()
+_users = 0
+_replaced: tuple[TextIO, TextIO] | None = None
+
+
+class Routed(io.TextIOBase):
+    """Writes to the run that the caller belongs to, and for everybody else to the stream it stands for."""
+
+    encoding = "utf-8"
+    errors = "backslashreplace"
+
+    def __init__(self, number: int, original: TextIO) -> None:
+        self._number = number
+        self._original = original
+
+    def write(self, text: str) -> int:
+        sinks = _current.get()
+        if sinks is None:
+            return self._original.write(text)
+        if not isinstance(text, str):
+            raise TypeError(f"write() argument must be str, not {type(text).__name__}")
+        sinks[self._number].add(text.encode("utf-8", "backslashreplace"))
+        return len(text)
+
+    def flush(self) -> None:
+        if _current.get() is None:
+            self._original.flush()
+
+    def writable(self) -> bool:
+        return True
+
+    def isatty(self) -> bool:
+        return _current.get() is None and self._original.isatty()
+
+    def fileno(self) -> int:
+        return self._original.fileno()
+
+    @property
+    def buffer(self) -> RoutedBytes | io.BufferedIOBase:
+        if _current.get() is None:
+            return self._original.buffer  # type: ignore[return-value]
+        return RoutedBytes(self)
+
+
+class RoutedBytes(io.RawIOBase):
+    """`sys.stdout.buffer` of such a stream."""
+
+    def __init__(self, text: Routed) -> None:
+        self._text = text
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: object) -> int:
+        content = bytes(data)  # type: ignore[call-overload]
+        sinks = _current.get()
+        if sinks is not None:
+            sinks[self._text._number].add(content)
+        return len(content)
+
+
+def begin(sinks: Sinks) -> None:
+    """In the context of a run: from here on its output goes there."""
+    _current.set(sinks)
+
+
+def use() -> None:
+    """Put the routed streams in place; each `use` needs its `leave`."""
+    global _users, _replaced
+    with _lock:
+        _users += 1
+        if _users == 1:
+            _replaced = sys.stdout, sys.stderr
+            sys.stdout, sys.stderr = Routed(0, sys.stdout), Routed(1, sys.stderr)
+
+
+def mend() -> None:
+    """After a run that may have put its own streams in place of ours, or closed ours."""
+    with _lock:
+        if _replaced is not None:
+            if not isinstance(sys.stdout, Routed) or sys.stdout.closed:
+                sys.stdout = Routed(0, _replaced[0])
+            if not isinstance(sys.stderr, Routed) or sys.stderr.closed:
+                sys.stderr = Routed(1, _replaced[1])
+
+
+def leave() -> None:
+    """The last one to go puts back what was there, unless somebody has put something else there meanwhile."""
+    global _users, _replaced
+    with _lock:
+        _users -= 1
+        if _users == 0 and _replaced is not None:
+            if isinstance(sys.stdout, Routed):
+                sys.stdout = _replaced[0]
+            if isinstance(sys.stderr, Routed):
+                sys.stderr = _replaced[1]
+            _replaced = None

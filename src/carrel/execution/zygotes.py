@@ -1,0 +1,273 @@
+"""The zygotes of this host process: one per Python and preload list, shared by all sessions and all event loops."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import select
+import signal
+import socket
+import threading
+import time
+from concurrent.futures import Future
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import carrel.sandbox
+import carrel.worker
+from carrel.errors import ExecutionError
+from carrel.sandbox.records import PeerBroken, Records
+
+SANDBOX = Path(carrel.sandbox.__file__).parent
+WORKER = Path(carrel.worker.__file__).parent
+IDLE = 60.0
+"""Seconds without a session after which a zygote is ended."""
+START = 60.0
+"""Seconds that a zygote may take to import what it preloads."""
+
+
+@dataclass(frozen=True)
+class Family:
+    """What sessions must share to come from one zygote."""
+
+    python: str
+    preload: tuple[str, ...] = ()
+
+
+class SpawnFailed(ExecutionError):
+    """A session could not be started; says at which step, and what the kernel said."""
+
+    def __init__(self, step: str, number: int | None, message: str) -> None:
+        super().__init__(f"a session could not be started: {step}: {message}")
+        self.step, self.number = step, number
+
+
+class Zygote:
+    """One zygote, and the thread that starts it, listens to it and buries it."""
+
+    def __init__(self, family: Family, idle: float) -> None:
+        self.family = family
+        self.ready: Future[dict[str, Any]] = Future()
+        self.pid = 0
+        self._idle = idle
+        self._lock = threading.Lock()
+        self._asked: dict[int, Future[dict[str, Any]]] = {}
+        self._number = 0
+        self._sessions = 0
+        self._unused_since = time.monotonic()
+        self._over = False
+        ours, self._theirs = socket.socketpair()
+        self._control = Records(ours)
+        self._wake_read, self._wake_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        self._thread = threading.Thread(target=self._live, name="carrel-zygote", daemon=True)
+        self._thread.start()
+
+    @property
+    def alive(self) -> bool:
+        return not self._over
+
+    def take(self) -> bool:
+        """Count a session in, so that the zygote is not ended for being unused; False when it is over."""
+        with self._lock:
+            if self._over:
+                return False
+            self._sessions += 1
+            return True
+
+    def give_back(self) -> None:
+        with self._lock:
+            self._sessions -= 1
+            self._unused_since = time.monotonic()
+
+    def spawn(self, settings: dict[str, Any], fds: list[int]) -> Future[dict[str, Any]]:
+        """Ask for a session; the future has its record, or SpawnFailed."""
+        answer: Future[dict[str, Any]] = Future()
+        with self._lock:
+            if self._over:
+                answer.set_exception(SpawnFailed("ask the zygote", None, "it is gone"))
+                return answer
+            self._number += 1
+            self._asked[self._number] = answer
+            try:
+                self._control.send({"op": "spawn", "id": self._number, "settings": settings}, fds)
+            except OSError as problem:
+                del self._asked[self._number]
+                answer.set_exception(SpawnFailed("ask the zygote", problem.errno, str(problem)))
+        return answer
+
+    def end(self) -> None:
+        """Close its line: it ends its sessions and itself."""
+        with self._lock:
+            if not self._over:
+                os.write(self._wake_write, b"e")
+        if threading.current_thread() is not self._thread:
+            self._thread.join(10)
+
+    def forget(self) -> None:
+        """In a forked copy of the host: this end is the parent's; held open here it would hide the parent's death."""
+        self._over = True
+        self._control.line.close()
+
+    # --- the thread -------------------------------------------------------------------------------------------------
+
+    def _live(self) -> None:
+        try:
+            pid = self._begin()
+        except (OSError, ExecutionError, PeerBroken) as problem:
+            self._close(f"the zygote did not start: {problem}")
+            if not self.ready.done():
+                self.ready.set_exception(SpawnFailed("start the zygote", None, str(problem)))
+            return
+        try:
+            self._listen()
+        finally:
+            self._close("the zygote is gone")
+            _bury(pid, 10.0)
+
+    def _begin(self) -> int:
+        errors_read, errors_write = os.pipe2(os.O_CLOEXEC)
+        try:
+            actions: list[tuple[Any, ...]] = [
+                (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
+                (os.POSIX_SPAWN_DUP2, errors_write, 2),
+                (os.POSIX_SPAWN_OPEN, 1, os.devnull, os.O_WRONLY, 0),
+                (os.POSIX_SPAWN_DUP2, self._theirs.fileno(), 3),
+            ]
+            names = ("LANG", "LC_ALL", "LD_LIBRARY_PATH")
+            environment = {name: os.environ[name] for name in names if name in os.environ}
+            # The shell only leaves the host's current folder, which a session may cover, and becomes the program.
+            pid = os.posix_spawn(
+                "/bin/sh",
+                ["/bin/sh", "-c", 'cd / && exec "$0" -I "$1"', self.family.python, str(SANDBOX / "zygote.py")],
+                {"PATH": "/usr/local/bin:/usr/bin:/bin", **environment},
+                file_actions=actions,
+                setsid=True,
+            )
+            self._theirs.close()
+            os.close(errors_write)
+            errors_write = -1
+            setup = {"op": "setup", "program": str(WORKER), "package": "carrel_worker"}
+            try:
+                entry = "carrel_worker.main:run"
+                self._control.send({**setup, "entry": entry, "preload": list(self.family.preload)})
+                self._control.line.settimeout(START)
+                found = self._control.receive()
+            except (TimeoutError, BrokenPipeError):
+                found = None
+            if found is None:
+                _kill(pid)
+                said = os.read(errors_read, 65536).decode("utf-8", "replace").strip()
+                raise ExecutionError(said.splitlines()[-1] if said else f"{self.family.python} ended without a word")
+        finally:
+            os.close(errors_read)
+            if errors_write >= 0:
+                os.close(errors_write)
+        self._control.line.settimeout(None)
+        self.pid = pid
+        self.ready.set_result(found[0])
+        return pid
+
+    def _listen(self) -> None:
+        poll = select.poll()
+        poll.register(self._control.fileno(), select.POLLIN)
+        poll.register(self._wake_read, select.POLLIN)
+        while True:
+            events = poll.poll(self._patience() * 1000)
+            if any(source == self._wake_read for source, _ in events):
+                return
+            if not events:
+                with self._lock:
+                    if not self._sessions and time.monotonic() - self._unused_since >= self._idle:
+                        self._over = True
+                        return
+                continue
+            try:
+                if not self._control.read():
+                    return
+                while (found := self._control.next()) is not None:
+                    self._heard(found[0])
+            except (PeerBroken, OSError):
+                return
+
+    def _patience(self) -> float:
+        with self._lock:
+            return self._idle if self._sessions else max(0.05, self._idle - time.monotonic() + self._unused_since)
+
+    def _heard(self, record: dict[str, Any]) -> None:
+        with self._lock:
+            answer = self._asked.pop(record.get("id", 0), None)
+        if answer is None or not answer.set_running_or_notify_cancel():
+            return
+        if record.get("op") == "spawned":
+            answer.set_result(record)
+        else:
+            step, number = str(record.get("step")), record.get("errno")
+            answer.set_exception(SpawnFailed(step, number, str(record.get("message"))))
+
+    def _close(self, why: str) -> None:
+        with self._lock:
+            self._over = True
+            waiting, self._asked = self._asked, {}
+            self._control.close()
+            self._theirs.close()
+            os.close(self._wake_read)
+            os.close(self._wake_write)
+        for answer in waiting.values():
+            if answer.set_running_or_notify_cancel():
+                answer.set_exception(SpawnFailed("ask the zygote", None, why))
+
+
+def _bury(pid: int, patience: float) -> None:
+    """Wait for its end, and bring it about when it takes too long."""
+    end = time.monotonic() + patience
+    try:
+        while os.waitpid(pid, os.WNOHANG) == (0, 0):
+            if time.monotonic() > end:
+                _kill(pid)
+                return
+            time.sleep(0.002)
+    except ChildProcessError:
+        return  # The program ignores SIGCHLD, so the kernel has buried it.
+
+
+def _kill(pid: int) -> None:
+    try:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+    except (ProcessLookupError, ChildProcessError):
+        return
+
+
+class Zygotes:
+    """All of them; one that died is replaced by the next session that needs it."""
+
+    def __init__(self, idle: float = IDLE) -> None:
+        self._idle = idle
+        self._lock = threading.Lock()
+        self._alive: dict[Family, Zygote] = {}
+
+    def take(self, family: Family) -> Zygote:
+        """The family's zygote with one session counted in; give it back when the session has ended."""
+        with self._lock:
+            zygote = self._alive.get(family)
+            while zygote is None or not zygote.take():
+                zygote = self._alive[family] = Zygote(family, self._idle)
+            return zygote
+
+    def end_all(self) -> None:
+        with self._lock:
+            zygotes, self._alive = list(self._alive.values()), {}
+        for zygote in zygotes:
+            zygote.end()
+
+    def forget_all(self) -> None:
+        self._lock = threading.Lock()
+        for zygote in self._alive.values():
+            zygote.forget()
+        self._alive = {}
+
+
+shared = Zygotes()
+atexit.register(shared.end_all)
+os.register_at_fork(after_in_child=shared.forget_all)

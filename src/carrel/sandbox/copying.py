@@ -1,0 +1,94 @@
+"""A folder copied as it is: modes, links, times, extended attributes, and the marks of an overlay's upper layer."""
+
+from __future__ import annotations
+
+import os
+import stat
+
+
+def copy_tree(source: str, target: str) -> None:
+    """Into a folder that exists. Sockets are left out: nobody listens on a copy."""
+    _copy_folder(source, target, {})
+
+
+def _copy_folder(source: str, target: str, links: dict[tuple[int, int], str]) -> None:
+    with os.scandir(source) as entries:
+        for entry in entries:
+            _copy_one(entry, f"{target}/{entry.name}", links)
+    _copy_marks(source, target, os.stat(source))
+
+
+def _copy_one(entry: os.DirEntry[str], target: str, links: dict[tuple[int, int], str]) -> None:
+    found = entry.stat(follow_symlinks=False)
+    kind = stat.S_IFMT(found.st_mode)
+    if kind == stat.S_IFDIR:
+        os.mkdir(target, 0o700)
+        _copy_folder(entry.path, target, links)
+        return
+    if found.st_nlink > 1:
+        known = links.setdefault((found.st_dev, found.st_ino), target)
+        if known != target:
+            os.link(known, target, follow_symlinks=False)
+            return
+    if kind == stat.S_IFLNK:
+        os.symlink(os.readlink(entry.path), target)
+        os.utime(target, ns=(found.st_atime_ns, found.st_mtime_ns), follow_symlinks=False)
+        return
+    if kind == stat.S_IFREG:
+        _copy_content(entry.path, target, found.st_size)
+    elif kind == stat.S_IFIFO:
+        os.mkfifo(target)
+    elif kind == stat.S_IFCHR and found.st_rdev == 0:
+        # An overlay's mark for a file that was deleted; the one device that anybody may make.
+        os.mknod(target, stat.S_IFCHR, 0)
+    else:
+        return
+    _copy_marks(entry.path, target, found)
+
+
+def _copy_content(source: str, target: str, size: int) -> None:
+    read = os.open(source, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    try:
+        write = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        try:
+            # Holes stay holes: a sparse file may be larger than the whole disk.
+            position = 0
+            while position < size:
+                try:
+                    position = os.lseek(read, position, os.SEEK_DATA)
+                except OSError:
+                    break
+                end = os.lseek(read, position, os.SEEK_HOLE)
+                os.lseek(write, position, os.SEEK_SET)
+                while position < end:
+                    sent = os.sendfile(write, read, position, min(end - position, 1 << 30))
+                    if sent == 0:
+                        break
+                    position += sent
+            os.truncate(write, size)
+        finally:
+            os.close(write)
+    finally:
+        os.close(read)
+
+
+def _copy_marks(source: str, target: str, found: os.stat_result) -> None:
+    if not stat.S_ISCHR(found.st_mode):
+        for name in os.listxattr(source, follow_symlinks=False):
+            if name.startswith("user."):
+                os.setxattr(target, name, os.getxattr(source, name, follow_symlinks=False), follow_symlinks=False)
+    os.chmod(target, stat.S_IMODE(found.st_mode))
+    os.utime(target, ns=(found.st_atime_ns, found.st_mtime_ns), follow_symlinks=False)
+
+
+def empty_tree(folder: str) -> None:
+    """Remove what is in a folder, whatever its modes say."""
+    with os.scandir(folder) as entries:
+        found = list(entries)
+    for entry in found:
+        if entry.is_dir(follow_symlinks=False):
+            os.chmod(entry.path, 0o700)
+            empty_tree(entry.path)
+            os.rmdir(entry.path)
+        else:
+            os.remove(entry.path)

@@ -1,0 +1,271 @@
+"""The first process of a session: reaps, answers the host, makes forks, and takes everything with it when it goes."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import socket
+import time
+from collections.abc import Callable
+from typing import Any
+
+from . import copying, place, syscalls
+from .forks import Forks
+from .permits import Permits, number_of
+from .plan import Plan
+from .records import PeerBroken, Records
+from .report import Report, heard
+
+MOST_WORKERS = 64
+LARGEST_FROM_WORKER = 1 << 16
+StartWorker = Callable[["list[int]", Report], "tuple[int, socket.socket]"]
+
+
+class Link:
+    """The line to one worker and to what is forked from it."""
+
+    def __init__(self, line: socket.socket, *, started_here: bool) -> None:
+        line.setblocking(False)
+        self.records = Records(line, LARGEST_FROM_WORKER)
+        self.filter_is_ours = started_here
+        """Whether the questions of its filter arrive here, or further up, at the init that started its ancestor."""
+        self.listener_is_due = started_here
+
+
+class Init:
+    """The loop: nothing in it runs user code, and nothing that a worker sends is believed beyond the session."""
+
+    def __init__(self, plan: Plan, control: int, go: int, start: StartWorker, above: Records | None = None) -> None:
+        self.plan = plan
+        self.go = go
+        self.start = start
+        self.control: Records | None = Records(socket.socket(fileno=control))
+        self.links: dict[int, Link] = {}
+        self.above = above
+        """The init of the session that this one was forked from."""
+        self.permits = Permits()
+        self.forks = Forks(self)
+        self.workers: set[int] = set()
+        self.poll = select.poll()
+        self.wake_read, self.wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+
+    def serve(self, worker: int | None, link: socket.socket) -> None:
+        """Until told to close, or until the host or the zygote is gone; never returns. A fork's worker comes later."""
+        signal.set_wakeup_fd(self.wake_write, warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, _ignore)
+        self._connect(Link(link, started_here=worker is not None))
+        if worker is not None:
+            self._announce(worker)
+        assert self.control is not None
+        for source in (self.control.fileno(), self.go, self.wake_read):
+            self.poll.register(source, select.POLLIN)
+        self._reap()
+        while True:
+            for source, _ in self.poll.poll():
+                self._heard(source)
+
+    def _connect(self, link: Link) -> None:
+        self.links[link.records.fileno()] = link
+        self.poll.register(link.records.fileno(), select.POLLIN)
+
+    def _announce(self, worker: int) -> None:
+        self.workers.add(worker)
+        descriptor = syscalls.pidfd_open(worker)
+        self.tell({"op": "worker", "pid": worker}, [descriptor])
+        os.close(descriptor)
+
+    def _again(self, identity: object, ends: list[int]) -> None:
+        """Another worker in the same place, when the last was lost with all its frozen forks."""
+        said_read, said_write = os.pipe2(os.O_CLOEXEC)
+        try:
+            if len(ends) != 3:
+                raise OSError(22, "line, stdout and stderr are needed")
+            worker, link = self.start(ends, Report(said_write))
+        except OSError as error:
+            os.close(said_write)
+            said: dict[str, Any] = {"step": "fork the worker", "errno": error.errno, "message": str(error)}
+        else:
+            os.close(said_write)
+            self._connect(Link(link, started_here=True))
+            said = heard(said_read)
+        os.close(said_read)
+        if said.get("ok"):
+            self._announce(worker)
+        else:
+            self.tell({"op": "again_failed", "id": identity, **said})
+
+    def _heard(self, source: int) -> None:
+        if source == self.go:
+            if not self.plan.confined:
+                kill_descendants()
+            os._exit(0)
+        elif source == self.wake_read:
+            os.read(self.wake_read, 4096)
+            self._reap()
+        elif self.control is not None and source == self.control.fileno():
+            if not self._controlled(self.control):
+                self.end()
+        elif source in self.links:
+            self._told_by_worker(self.links[source])
+        elif source in self.permits.listeners:
+            self._asked_by_kernel(source)
+        else:
+            self.forks.heard(source)
+
+    def end(self) -> None:
+        """The kernel kills a pid namespace with its first process, forks below it too: so init waits for those."""
+        if not self.plan.confined:
+            kill_descendants()
+        if not self.forks.living:
+            os._exit(0)
+        if self.control is not None:
+            self.poll.unregister(self.control.fileno())
+            kill_own_processes()
+            for name in place.WRITABLE:
+                if name != "work":
+                    copying.empty_tree(f"scratch/{name}")
+            self.control.close()
+            self.control = None
+
+    def tell(self, record: dict[str, Any], descriptors: list[int] | None = None) -> None:
+        try:
+            if self.control is not None:
+                self.control.send(record, descriptors)
+        except OSError:
+            self.end()
+
+    def permit(self, pidfd: int, *, here: bool) -> None:
+        """Let one process into the namespaces of a fork, by whichever init its filter asks."""
+        if here:
+            self.permits.expected.add(number_of(pidfd))
+        elif self.above is not None:
+            self.above.ask({"op": "permit"}, [pidfd])
+
+    def _asked_by_kernel(self, listener: int) -> None:
+        if not self.permits.answer(listener):
+            self.poll.unregister(listener)
+            self.permits.listeners.discard(listener)
+            os.close(listener)
+
+    def _controlled(self, control: Records) -> bool:
+        """One reading of the host's socket; False when the session is over."""
+        try:
+            if not control.read():
+                return False
+            while True:
+                found = control.next()
+                if found is None:
+                    return True
+                record, descriptors = found
+                if record.get("op") == "fork":
+                    self.forks.begin(record.get("id"), descriptors)
+                elif record.get("op") == "again":
+                    self._again(record.get("id"), descriptors)
+                elif record.get("op") == "upper" and self.plan.confined:
+                    self._show_upper(record.get("id"))
+                for descriptor in descriptors:
+                    os.close(descriptor)
+                if record.get("op") == "close":
+                    return False
+        except PeerBroken:
+            return False
+
+    def _show_upper(self, identity: object) -> None:
+        """The folder of what was changed in the workspace, for the host to read; marks of deleted files included."""
+        folder = os.open("kept/upper" if os.path.isdir("kept") else "scratch/upper", os.O_RDONLY | os.O_DIRECTORY)
+        self.tell({"op": "upper", "id": identity}, [folder])
+        os.close(folder)
+
+    def _told_by_worker(self, link: Link) -> None:
+        records = link.records
+        try:
+            alive = records.read()
+            while alive:
+                found = records.next()
+                if found is None:
+                    return
+                record, descriptors = found
+                self._obey_worker(link, record, descriptors)
+                for descriptor in descriptors:
+                    os.close(descriptor)
+        except (PeerBroken, OSError):
+            # It sends what is no record, or does not read its answers: then it has no init to talk to.
+            pass
+        del self.links[records.fileno()]
+        self.poll.unregister(records.fileno())
+        records.close()
+
+    def _obey_worker(self, link: Link, record: dict[str, Any], descriptors: list[int]) -> None:
+        pid = record.get("pid")
+        op = record.get("op")
+        if op == "listener" and link.listener_is_due and descriptors:
+            # The first that comes was sent before any user code ran.
+            link.listener_is_due = False
+            listener = descriptors.pop()
+            self.permits.listeners.add(listener)
+            self.poll.register(listener, select.POLLIN)
+        elif op == "worker" and isinstance(pid, int) and len(self.workers) < MOST_WORKERS:
+            # A frozen fork that became the worker says so, to have its end reported.
+            self.workers.add(pid)
+        elif op in ("enter", "crossing", "crossed"):
+            self.forks.asked(link, op, pid if isinstance(pid, int) else -1)
+
+    def _reap(self) -> None:
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            if pid in self.workers:
+                self.workers.discard(pid)
+                self.tell({"op": "exited", "pid": pid, "status": status})
+            else:
+                self.forks.buried(pid, status)
+
+
+def _ignore(number: int, frame: object) -> None:
+    """Only the wake-up pipe matters; without a handler the signal would not reach it."""
+
+
+def kill_own_processes() -> None:
+    """All of this pid namespace but init, and none of the namespaces below it."""
+    while True:
+        found = 0
+        for name in os.listdir("/proc"):
+            if name.isdigit() and name != "1" and _depth(name) == 1:
+                found += 1
+                os.kill(int(name), signal.SIGKILL)
+        if not found:
+            return
+        time.sleep(0.001)
+
+
+def _depth(name: str) -> int:
+    """How many pid namespaces, from ours downwards, a process has a number in; 0 when it is gone or a zombie."""
+    try:
+        with open(f"/proc/{name}/status", encoding="utf-8", errors="replace") as file:
+            text = file.read()
+        if "\nState:\tZ" in text:
+            return 0
+        return next((len(line.split()) - 1 for line in text.splitlines() if line.startswith("NSpid:")), 0)
+    except (FileNotFoundError, ProcessLookupError):
+        return 0
+
+
+def kill_descendants() -> None:
+    """Without a pid namespace: kill children, and theirs as they come to us, until there are none."""
+    while True:
+        try:
+            with open(f"/proc/self/task/{os.getpid()}/children", encoding="ascii") as file:
+                children = [int(word) for word in file.read().split()]
+        except OSError:
+            children = []
+        for child in children:
+            os.kill(child, signal.SIGKILL)
+        try:
+            os.waitpid(-1, 0)
+        except ChildProcessError:
+            return

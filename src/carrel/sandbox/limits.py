@@ -1,0 +1,33 @@
+"""Limits of one process and those it starts, by setrlimit; cgroups.py has those of the session as a whole."""
+
+from __future__ import annotations
+
+import resource
+
+from .plan import Plan
+
+
+def apply(plan: Plan) -> None:
+    """For the calling process and all that come from it; none can be raised again."""
+    limits = plan.limits
+    _lower(resource.RLIMIT_CORE, 0)
+    if limits.open_files is not None:
+        _lower(resource.RLIMIT_NOFILE, limits.open_files)
+    if limits.processes is not None and plan.confined:
+        # Counted per user namespace, so this session's only. Without one it would count all of the user's processes.
+        _lower(resource.RLIMIT_NPROC, limits.processes)
+    if limits.memory is not None and "memory" not in plan.held:
+        # Private writable memory of each process. RLIMIT_AS would stop programs that map much and use little.
+        _lower(resource.RLIMIT_DATA, limits.memory)
+    if limits.disk is not None:
+        _lower(resource.RLIMIT_FSIZE, limits.disk)
+    _lower(resource.RLIMIT_MSGQUEUE, 1 << 20)
+    _lower(resource.RLIMIT_MEMLOCK, 8 << 20)
+    _lower(resource.RLIMIT_RTPRIO, 0)
+    _lower(resource.RLIMIT_NICE, 0)
+
+
+def _lower(kind: int, value: int) -> None:
+    _, most = resource.getrlimit(kind)
+    value = value if most == resource.RLIM_INFINITY else min(value, most)
+    resource.setrlimit(kind, (value, value))

@@ -1,0 +1,79 @@
+"""Mounts: trees taken from the host, made harmless, and put in their place."""
+
+from __future__ import annotations
+
+import os
+import stat
+
+from . import syscalls
+
+HARMLESS = syscalls.MOUNT_ATTR_NOSUID | syscalls.MOUNT_ATTR_NODEV
+READ_ONLY = HARMLESS | syscalls.MOUNT_ATTR_RDONLY
+
+
+class Tree:
+    """A detached copy of the mounts at a path of the host; attached once, or closed."""
+
+    def __init__(self, path: str, *, idmap: int | None = None) -> None:
+        self.path = path
+        self.is_folder = stat.S_ISDIR(os.stat(path).st_mode)
+        # An id-mapped tree is one mount: what is mounted below may be of a kind that cannot be mapped.
+        self.descriptor = syscalls.open_tree(path, recursive=idmap is None)
+        if idmap is not None:
+            try:
+                syscalls.mount_setattr(self.descriptor, 0, recursive=False, idmap=idmap)
+            except OSError:
+                self.close()
+                raise
+
+    def attach(self, target: str, attributes: int) -> None:
+        """Mount it there, with these attributes on every mount in it."""
+        if attributes:
+            syscalls.mount_setattr(self.descriptor, attributes)
+        make_target(target, self.is_folder)
+        syscalls.move_mount(self.descriptor, target)
+        self.close()
+
+    def close(self) -> None:
+        if self.descriptor >= 0:
+            os.close(self.descriptor)
+            self.descriptor = -1
+
+
+def make_target(path: str, is_folder: bool) -> None:
+    """Something to mount on; what is there already is taken."""
+    if is_folder:
+        os.makedirs(path, mode=0o755, exist_ok=True)
+        return
+    os.makedirs(os.path.dirname(path), mode=0o755, exist_ok=True)
+    if not os.path.lexists(path):
+        os.close(os.open(path, os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC, 0o644))
+
+
+def bind(source: str, target: str, attributes: int) -> None:
+    Tree(source).attach(target, attributes)
+
+
+def tmpfs(target: str, *, size: int | None, files: int | None, mode: str = "755", flags: int = 0) -> None:
+    """Memory that looks like a disk; `size` and `files` are its quota."""
+    options = [f"mode={mode}", f"size={size or '50%'}"]
+    if files is not None:
+        options.append(f"nr_inodes={files}")
+    os.makedirs(target, mode=0o755, exist_ok=True)
+    syscalls.mount("tmpfs", target, "tmpfs", syscalls.MS_NOSUID | syscalls.MS_NODEV | flags, ",".join(options))
+
+
+def overlay(lower: str, upper: str, work: str, target: str) -> None:
+    """Relative paths, so that no character of a host path has to be escaped."""
+    os.makedirs(target, mode=0o755, exist_ok=True)
+    options = f"lowerdir={lower},upperdir={upper},workdir={work},userxattr"
+    syscalls.mount("overlay", target, "overlay", syscalls.MS_NOSUID | syscalls.MS_NODEV, options)
+
+
+def seal(path: str) -> None:
+    """Make the mount at a path read-only, and only that one."""
+    descriptor = os.open(path, os.O_PATH | os.O_CLOEXEC)
+    try:
+        syscalls.mount_setattr(descriptor, READ_ONLY, recursive=False)
+    finally:
+        os.close(descriptor)

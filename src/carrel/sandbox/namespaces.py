@@ -1,0 +1,102 @@
+"""Namespaces: which a session gets, who it is outside of them, and the loopback device of a network of its own.
+
+Inside, a session is one user, 1000 by default; root does not exist there. Outside it is the user who runs carrel,
+or, when that is root, a number from a range that nobody uses: so that even a way out of the namespace leads to an
+account which owns nothing.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import random
+import signal
+import socket
+import struct
+
+from . import syscalls
+from .plan import Plan
+
+# systemd lists the numbers from here up to 2^31 as used by nobody.
+UNUSED_FIRST, UNUSED_COUNT = 0x7000_0000, 0x0FFF_0000
+NOBODY = 65534
+SIOCGIFFLAGS, SIOCSIFFLAGS, IFF_UP = 0x8913, 0x8914, 1
+
+
+def flags(plan: Plan) -> int:
+    """The namespaces of a plan, as clone takes them."""
+    if not plan.confined:
+        return 0
+    wanted = syscalls.CLONE_NEWUSER | syscalls.CLONE_NEWNS | syscalls.CLONE_NEWPID
+    if "ipc" in plan.parts:
+        wanted |= syscalls.CLONE_NEWIPC
+    if "uts" in plan.parts:
+        wanted |= syscalls.CLONE_NEWUTS
+    if "net" in plan.parts and not plan.network:
+        wanted |= syscalls.CLONE_NEWNET
+    return wanted
+
+
+def outer_ids() -> tuple[int, int]:
+    """Who a session is outside; for root an unused number, or nobody where the numbers are few (in a container)."""
+    if os.geteuid() != 0:
+        return os.geteuid(), os.getegid()
+    chosen = UNUSED_FIRST + random.SystemRandom().randrange(UNUSED_COUNT)
+    for candidate in (chosen, NOBODY):
+        if all(_is_mapped(candidate, f"/proc/self/{kind}_map") for kind in ("uid", "gid")):
+            return candidate, candidate
+    return 0, 0
+
+
+def _is_mapped(number: int, path: str) -> bool:
+    with open(path, encoding="ascii") as file:
+        rows = [[int(word) for word in line.split()] for line in file]
+    return any(first <= number < first + count for first, _, count in rows)
+
+
+def write_maps(pid: int, inside: int, outside: tuple[int, int]) -> None:
+    """One user and one group; supplementary groups cannot be changed any more."""
+    with open(f"/proc/{pid}/setgroups", "w", encoding="ascii") as file:
+        file.write("deny")
+    for kind, number in (("uid", outside[0]), ("gid", outside[1])):
+        with open(f"/proc/{pid}/{kind}_map", "w", encoding="ascii") as file:
+            file.write(f"{inside} {number} 1")
+
+
+class OwnerMaps:
+    """As root: user namespaces that make a folder's owner appear as the session's user, for id-mapped mounts."""
+
+    def __init__(self, outside: tuple[int, int]) -> None:
+        self.outside = outside
+        self._made: dict[tuple[int, int], int] = {}
+
+    def for_path(self, path: str) -> int | None:
+        """A namespace for this folder, or None where nothing needs mapping."""
+        if os.geteuid() != 0 or self.outside == (0, 0):
+            return None
+        found = os.stat(path)
+        owner = (found.st_uid, found.st_gid)
+        if owner not in self._made:
+            self._made[owner] = self._make(owner)
+        return self._made[owner]
+
+    def _make(self, owner: tuple[int, int]) -> int:
+        pid = syscalls.fork_with(syscalls.CLONE_NEWUSER)
+        if pid == 0:
+            signal.pause()
+            os._exit(0)
+        try:
+            for kind, inside, outside in (("uid", owner[0], self.outside[0]), ("gid", owner[1], self.outside[1])):
+                with open(f"/proc/{pid}/{kind}_map", "w", encoding="ascii") as file:
+                    file.write(f"{inside} {outside} 1")
+            return os.open(f"/proc/{pid}/ns/user", os.O_RDONLY | os.O_CLOEXEC)
+        finally:
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+
+
+def raise_loopback() -> None:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as line:
+        request = struct.pack("16sH22x", b"lo", 0)
+        (now,) = struct.unpack("16xH22x", fcntl.ioctl(line, SIOCGIFFLAGS, request))
+        fcntl.ioctl(line, SIOCSIFFLAGS, struct.pack("16sH22x", b"lo", now | IFF_UP))

@@ -1,0 +1,290 @@
+"""The zygote's work: load the program once, then fork a session for every spawn record, and bury those that ended."""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import json
+import os
+import select
+import signal
+import socket
+import sys
+import time
+from typing import Any
+
+from . import cgroups, etc_files, filter, namespaces, starting, syscalls
+from .place import MACHINE_FACTS, Place, present
+from .plan import Plan, PlanRefused, read_plan
+from .records import PeerBroken, Records
+from .report import SILENCE, Report
+from .zygote import load_folder
+
+PATIENCE = 1.0
+
+
+class Child:
+    """A session's init as the zygote knows it."""
+
+    def __init__(self, identity: object, pid: int, go: int, report: int, group: cgroups.Group | None) -> None:
+        self.identity, self.pid, self.go, self.report, self.group = identity, pid, go, report, group
+        self.confined = False
+        self.said = b""
+        self.answered = False
+
+
+class Zygote:
+    def __init__(self, control: Records) -> None:
+        self.control = control
+        self.children: dict[int, Child] = {}
+        self.outside = namespaces.outer_ids()
+        self.owners = namespaces.OwnerMaps(self.outside)
+        self.poll = select.poll()
+        self.wake_read, self.wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self.entry: starting.Entry | None = None
+        self.trees = cgroups.trees()
+        self.left: list[cgroups.Group] = []
+        self.made = 0
+        self.moved = False
+
+    def setup(self, record: dict[str, Any]) -> None:
+        """Load the program and what sessions will import; from here on memory is shared with every session."""
+        for folder in record.get("path_extra", []):
+            sys.path.append(folder)
+        load_folder(record["program"], record["package"])
+        module, _, name = record["entry"].partition(":")
+        self.entry = getattr(importlib.import_module(module), name)
+        failures = {}
+        for wanted in record.get("preload", []):
+            try:
+                importlib.import_module(wanted)
+            except Exception as error:  # noqa: BLE001 -- a package may fail in any way; the host is told which
+                failures[wanted] = f"{type(error).__name__}: {error}"
+        self.leave_threads_behind()
+        cgroups.sweep(self.trees)
+        present((*etc_files.BOUND, *MACHINE_FACTS))
+        etc_files.copies()
+        for fork in (True, False):
+            for setuid in (True, False):
+                filter.program(fork=fork, setuid=setuid)
+        gc.collect()
+        gc.freeze()
+        gc.disable()
+        self.control.send({"op": "ready", "protocol": 1, "pid": os.getpid(), "preload_failures": failures})
+
+    def leave_threads_behind(self) -> None:
+        """A preloaded library may have started threads, which no fork survives: go on in a child that has none.
+
+        An ordinary fork lets the library close its pool properly; what the zygote forks later it could not see.
+        """
+        if len(os.listdir("/proc/self/task")) == 1:
+            return
+        parent = os.getpid()
+        pid = os.fork()
+        if pid == 0:
+            self.moved = True
+            syscalls.prctl(syscalls.PR_SET_PDEATHSIG, signal.SIGKILL)
+            if os.getppid() != parent:
+                os._exit(1)
+            return
+        self.control.line.detach()
+        os.close(3)
+        _, status = os.waitpid(pid, 0)
+        os._exit(os.WEXITSTATUS(status) if os.WIFEXITED(status) else 1)
+
+    def serve(self) -> None:
+        """Until the host closes its end: then every session is ended, and this process too."""
+        signal.set_wakeup_fd(self.wake_write, warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, _ignore)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        self.poll.register(self.control.fileno(), select.POLLIN)
+        self.poll.register(self.wake_read, select.POLLIN)
+        while True:
+            for source, _ in self.poll.poll():
+                if source == self.wake_read:
+                    os.read(self.wake_read, 4096)
+                elif source == self.control.fileno():
+                    if not self._controlled():
+                        self.end()
+                else:
+                    self._heard(source)
+            self._bury()
+
+    def _controlled(self) -> bool:
+        try:
+            if not self.control.read():
+                return False
+            while True:
+                found = self.control.next()
+                if found is None:
+                    return True
+                record, descriptors = found
+                if record.get("op") == "spawn":
+                    self.spawn(record, descriptors)
+                for descriptor in descriptors:
+                    os.close(descriptor)
+        except PeerBroken:
+            return False
+
+    def spawn(self, record: dict[str, Any], descriptors: list[int]) -> None:
+        """Fork a session; its answer follows when the worker's entry is about to be called, or the step that failed."""
+        step = Report(-1)
+        try:
+            plan = read_plan(record.get("settings", {}))
+            if len(descriptors) != 4 or self.entry is None:
+                raise PlanRefused(
+                    "a spawn needs a setup before it, and four descriptors: line, control, stdout, stderr"
+                )
+            place = Place(plan, step.step)
+            if plan.confined and os.geteuid() == 0:
+                place.take_given(self.owners.for_path)
+            step.step("make the cgroup")
+            group = self._group(plan)
+            step.step("clone into new namespaces")
+            self._fork(record, plan, place, descriptors, group)
+        except (OSError, ValueError, TypeError) as error:
+            number = error.errno if isinstance(error, OSError) else None
+            self._answer(
+                {"op": "failed", "id": record.get("id"), "step": step.now, "errno": number, "message": str(error)}
+            )
+
+    def _fork(
+        self, record: dict[str, Any], plan: Plan, place: Place, descriptors: list[int], group: cgroups.Group | None
+    ) -> None:
+        report_read, report_write = os.pipe2(os.O_CLOEXEC)
+        go_read, go_write = os.pipe2(os.O_CLOEXEC)
+        try:
+            pid = syscalls.fork_with(namespaces.flags(plan))
+            if pid == 0:
+                ends = starting.Ends([*descriptors, go_read, report_write])
+                assert self.entry is not None
+                starting.live(plan, place, ends, self.entry, record.get("settings", {}))
+        except OSError:
+            os.close(report_read)
+            os.close(go_write)
+            self._drop(group)
+            raise
+        finally:
+            os.close(report_write)
+            os.close(go_read)
+            place.close_given()
+        child = self.children[pid] = Child(record.get("id"), pid, go_write, report_read, group)
+        child.confined = plan.confined
+        self.poll.register(report_read, select.POLLIN)
+        step = "write the id maps"
+        try:
+            if plan.confined:
+                namespaces.write_maps(pid, plan.uid, self.outside)
+            step = "enter the cgroup"
+            if group is not None:
+                group.take(pid)
+            os.write(go_write, b"g")
+        except OSError as error:
+            os.kill(pid, signal.SIGKILL)
+            child.answered = True
+            self._answer(
+                {"op": "failed", "id": child.identity, "step": step, "errno": error.errno, "message": str(error)}
+            )
+
+    def _group(self, plan: Plan) -> cgroups.Group | None:
+        """Groups for the limits that were asked for, where this machine lets us make them."""
+        if "cgroup" not in plan.parts or not self.trees:
+            return None
+        self.made += 1
+        group = cgroups.Group(cgroups.name_for(self.made), plan.limits, self.trees)
+        plan.held = frozenset(group.controllers)
+        return group
+
+    def _drop(self, group: cgroups.Group | None) -> None:
+        if group is not None and not group.remove():
+            self.left.append(group)
+
+    def _heard(self, report: int) -> None:
+        """A new session says that it is there, or why not; an end without a word is a failure too."""
+        child = next(child for child in self.children.values() if child.report == report)
+        piece = os.read(report, 65536)
+        child.said += piece
+        if piece and not child.said.endswith(b"\n"):
+            return
+        self.poll.unregister(report)
+        os.close(report)
+        child.report = -1
+        if child.answered:
+            return
+        child.answered = True
+        said = json.loads(child.said) if child.said.endswith(b"\n") else {}
+        if said.get("ok"):
+            self._answer({"op": "spawned", "id": child.identity, "pid": child.pid})
+            return
+        said = said or SILENCE
+        self._answer({"op": "failed", "id": child.identity, **said})
+        os.kill(child.pid, signal.SIGKILL)
+
+    def _answer(self, record: dict[str, Any]) -> None:
+        try:
+            self.control.send(record)
+        except OSError:
+            self.end()
+
+    def _bury(self) -> None:
+        self.left = [group for group in self.left if not group.remove()]
+        while self.children:
+            pid, _ = os.waitpid(-1, os.WNOHANG)
+            if pid == 0:
+                return
+            child = self.children.get(pid)
+            if child is None:
+                continue
+            if child.report >= 0:
+                self._heard(child.report)
+            os.close(child.go)
+            del self.children[pid]
+            self._drop(child.group)
+
+    def end(self) -> None:
+        """A confined init takes its session along when killed; one without a pid namespace has to do it itself."""
+        for child in self.children.values():
+            if child.confined:
+                os.kill(child.pid, signal.SIGKILL)
+            else:
+                os.close(child.go)
+        for child in self.children.values():
+            _wait(child.pid, PATIENCE)
+            self._drop(child.group)
+        for _ in range(100):
+            self.left = [group for group in self.left if not group.remove()]
+            if not self.left:
+                break
+            time.sleep(0.01)
+        os._exit(0)
+
+
+def _wait(pid: int, seconds: float) -> None:
+    """For its end, which is helped along when it takes longer."""
+    end = time.monotonic() + seconds
+    while os.waitpid(pid, os.WNOHANG)[0] == 0:
+        if time.monotonic() > end:
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+            return
+        time.sleep(0.001)
+
+
+def _ignore(number: int, frame: object) -> None:
+    """Only the wake-up pipe matters; without a handler the signal would not reach it."""
+
+
+def serve(descriptor: int) -> None:
+    """The zygote's main: a setup record, then spawns."""
+    os.set_inheritable(descriptor, False)
+    syscalls.prctl(syscalls.PR_SET_PDEATHSIG, signal.SIGKILL)
+    zygote = Zygote(Records(socket.socket(fileno=descriptor)))
+    first = zygote.control.receive()
+    if first is None:
+        return
+    zygote.setup(first[0])
+    # Loading may take long, and who started us may be gone. From here on the end of the socket says it better: the
+    # signal comes when the *thread* that started us ends, which a host may do and live on.
+    if not zygote.moved:
+        syscalls.prctl(syscalls.PR_SET_PDEATHSIG, 0)
+    zygote.serve()

@@ -1,0 +1,152 @@
+"""Tries each part of the sandbox once, in a child of its own, and prints what came of it as JSON.
+
+Run as a program (`python -I zygote.py trying`): it forks, which a host with threads should not.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+from collections.abc import Callable
+from typing import Any
+
+from . import cgroups, filter, landlock, mounts, namespaces, syscalls
+from .numbers import NUMBERS
+from .plan import Limits
+
+USER = syscalls.CLONE_NEWUSER
+MOUNT = USER | syscalls.CLONE_NEWNS
+PID = MOUNT | syscalls.CLONE_NEWPID
+
+
+def in_child(flags: int, attempt: Callable[[], None]) -> str | None:
+    """None when it worked, else what the kernel said; maps are written as for a session."""
+    said_read, said_write = os.pipe()
+    go_read, go_write = os.pipe()
+    try:
+        pid = syscalls.fork_with(flags)
+    except OSError as error:
+        return str(error)
+    if pid == 0:
+        said = ""
+        try:
+            os.read(go_read, 1)
+            if flags & USER:
+                os.setresgid(1000, 1000, 1000)
+                os.setresuid(1000, 1000, 1000)
+            attempt()
+        except BaseException as error:  # noqa: BLE001 -- it is the answer
+            said = str(error) or type(error).__name__
+        os.write(said_write, said.encode())
+        os._exit(0)
+    os.close(said_write)
+    try:
+        if flags & USER:
+            namespaces.write_maps(pid, 1000, namespaces.outer_ids())
+    except OSError as error:
+        os.close(go_write)
+        os.waitpid(pid, 0)
+        return f"the id maps could not be written: {error}"
+    os.write(go_write, b"g")
+    said = os.read(said_read, 4096).decode()
+    _, status = os.waitpid(pid, 0)
+    for descriptor in (said_read, go_read, go_write):
+        os.close(descriptor)
+    return said or (None if status == 0 else f"the attempt ended with status {status}")
+
+
+def _own_root() -> None:
+    syscalls.mount(None, "/", None, syscalls.MS_REC | syscalls.MS_PRIVATE)
+    mounts.tmpfs("/tmp", size=1 << 20, files=100)
+    mounts.bind("/usr", "/tmp/usr", mounts.READ_ONLY)
+
+
+def _own_proc() -> None:
+    _own_root()
+    os.mkdir("/tmp/proc")
+    syscalls.mount("proc", "/tmp/proc", "proc")
+    if os.listdir("/tmp/proc/self/fd") == []:
+        raise OSError(2, "the new /proc is empty")
+
+
+def _overlay() -> None:
+    _own_root()
+    for name in ("lower", "upper", "work"):
+        os.mkdir("/tmp/" + name)
+    os.chdir("/tmp")
+    mounts.overlay("lower", "upper", "work", "/tmp/merged")
+    with open("/tmp/merged/file", "w", encoding="utf-8") as file:
+        file.write("x")
+
+
+def _filter() -> None:
+    syscalls.prctl(syscalls.PR_SET_NO_NEW_PRIVS, 1)
+    filter.install(filter.program())
+    try:
+        syscalls.unshare(syscalls.CLONE_NEWUTS)
+    except PermissionError:
+        return
+    raise OSError(0, "the filter is in place but refuses nothing")
+
+
+def _listener() -> None:
+    syscalls.prctl(syscalls.PR_SET_NO_NEW_PRIVS, 1)
+    if not landlock.version():
+        raise OSError(95, "Landlock is missing: a fork's init could not be kept from its parent")
+    filter.install(filter.program(fork=True), listen=True)
+
+
+def _fence() -> None:
+    syscalls.prctl(syscalls.PR_SET_NO_NEW_PRIVS, 1)
+    if not landlock.fence():
+        raise OSError(95, "this kernel has no Landlock, or it is switched off")
+
+
+def _nothing() -> None:
+    """The namespaces themselves are the attempt."""
+
+
+ATTEMPTS: dict[str, tuple[int, Callable[[], None]]] = {
+    "user": (USER, _nothing),
+    "mount": (MOUNT, _own_root),
+    "pid": (PID, _own_proc),
+    "ipc": (PID | syscalls.CLONE_NEWIPC, _nothing),
+    "uts": (PID | syscalls.CLONE_NEWUTS, lambda: syscalls.sethostname("tried")),
+    "net": (PID | syscalls.CLONE_NEWNET, namespaces.raise_loopback),
+    "overlay": (MOUNT, _overlay),
+    "seccomp": (0, _filter),
+    "landlock": (0, _fence),
+    "fork": (0, _listener),
+}
+
+
+def groups() -> dict[str, str | None]:
+    """For each controller None, or why the session cannot be held by it."""
+    found: dict[str, str | None] = {}
+    where = cgroups.trees()
+    for controller in cgroups.CONTROLLERS:
+        if controller not in where:
+            found[controller] = "no cgroup here that we may make groups below, with this controller switched on"
+            continue
+        try:
+            limits = Limits(memory=1 << 30, cpus=1.0, processes=100)
+            cgroups.Group(cgroups.name_for(0), limits, {controller: where[controller]}).remove()
+            found[controller] = None
+        except OSError as error:
+            found[controller] = str(error)
+    return found
+
+
+def everything() -> dict[str, Any]:
+    if not NUMBERS:
+        why = f"the sandbox knows x86_64 and aarch64 machines, not {platform.machine()}"
+        return {"parts": dict.fromkeys([*ATTEMPTS, "sockets"], why), "cgroups": dict.fromkeys(cgroups.CONTROLLERS, why)}
+    parts = {name: in_child(flags, attempt) for name, (flags, attempt) in ATTEMPTS.items()}
+    known = landlock.version()
+    parts["sockets"] = None if known >= 6 else f"version {known} of Landlock cannot do it; 6 can"
+    return {"parts": parts, "cgroups": groups()}
+
+
+def main() -> None:
+    print(json.dumps(everything()))

@@ -1,0 +1,1 @@
+"""The program inside: runs code, commands and file requests that come over its line. Standard library only."""

@@ -1,0 +1,169 @@
+"""One cell of code: compiled, run in a lasting namespace, its last expression's value kept."""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import inspect
+import linecache
+import re
+import sys
+import types
+from collections import deque
+from collections.abc import Iterator
+from typing import Any
+
+_AWAIT = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
+LARGE = 512 * 1024
+"""Longer code is compiled in pieces: as one tree, ten megabytes of it would take gigabytes of memory."""
+_KEPT_SOURCE = 32 * 1024 * 1024
+_KEPT_CELLS = 500
+_STARTS = re.compile(r"^(?!(?:else|elif|except|finally|case)\b)[\w@]", re.MULTILINE)
+
+_cache = linecache.cache
+
+
+class Cell:
+    """Compiled code: what is executed, and the expression whose value is wanted."""
+
+    def __init__(self, code: str, filename: str) -> None:
+        """Raises what compiling raises: SyntaxError, ValueError for NUL bytes, RecursionError, MemoryError."""
+        _sources.keep(code, filename)
+        self._codes: list[types.CodeType] = []
+        self._last: types.CodeType | None = None
+        self.harmless = self.changes_nothing = False
+        if len(code) <= LARGE:
+            self._add(compile(code, filename, "exec", _AWAIT | ast.PyCF_ONLY_AST, dont_inherit=True), filename)
+            return
+        rest = ""
+        for piece, left in _pieces(code, filename):
+            self._codes.append(piece)
+            rest = left
+        self._add(compile(rest or code, filename, "exec", _AWAIT | ast.PyCF_ONLY_AST, dont_inherit=True), filename)
+        self.harmless = self.changes_nothing = False
+
+    def _add(self, tree: Any, filename: str) -> None:
+        self.harmless = all(map(_harmless, tree.body))
+        self.changes_nothing = self.harmless and all(isinstance(node, (ast.Expr, ast.Pass)) for node in tree.body)
+        last = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
+        if tree.body:
+            self._codes.append(compile(tree, filename, "exec", _AWAIT, dont_inherit=True))
+        if last is not None:
+            self._last = compile(ast.Expression(last.value), filename, "eval", _AWAIT, dont_inherit=True)
+
+    @property
+    def waits(self) -> bool:
+        """Whether it awaits at its top level and so needs a running loop."""
+        return any(map(_waits, self._codes)) or (self._last is not None and _waits(self._last))
+
+    def run(self, names: dict[str, Any]) -> Any:
+        """The value of the last expression, or None when the last statement is none."""
+        for code in self._codes:
+            exec(code, names)
+        return eval(self._last, names) if self._last is not None else None
+
+    async def run_waiting(self, names: dict[str, Any]) -> Any:
+        """The same, in a loop."""
+        for code in self._codes:
+            value = eval(code, names)
+            if _waits(code):
+                await value
+        if self._last is None:
+            return None
+        value = eval(self._last, names)
+        return await value if _waits(self._last) else value
+
+
+def _waits(code: types.CodeType) -> bool:
+    return bool(code.co_flags & inspect.CO_COROUTINE)
+
+
+class _Sources:
+    """The source of the last cells, for tracebacks; the oldest goes when there is too much of it."""
+
+    def __init__(self) -> None:
+        self._kept: deque[tuple[str, int]] = deque()
+        self._size = 0
+
+    def keep(self, code: str, filename: str) -> None:
+        _cache[filename] = (len(code), None, code.splitlines(keepends=True), filename)
+        self._kept.append((filename, len(code)))
+        self._size += len(code)
+        while len(self._kept) > 1 and (len(self._kept) > _KEPT_CELLS or self._size > _KEPT_SOURCE):
+            oldest, size = self._kept.popleft()
+            _cache.pop(oldest, None)
+            self._size -= size
+
+
+_sources = _Sources()
+
+
+def _pieces(code: str, filename: str) -> Iterator[tuple[types.CodeType, str]]:
+    """Long code, compiled piece by piece; with each, what is left after it."""
+    begin, lines = 0, 0
+    while len(code) - begin > LARGE:
+        size = LARGE // 2
+        while True:
+            found = _STARTS.search(code, begin + size)
+            if found is None:
+                return
+            piece = code[begin : found.start()]
+            try:
+                # Where it was cut inside of a statement this does not compile, and more is taken.
+                made = compile("\n" * lines + piece, filename, "exec", _AWAIT, dont_inherit=True)
+                break
+            except SyntaxError:
+                size *= 2
+        begin, lines = found.start(), lines + piece.count("\n")
+        yield made, "\n" * lines + code[begin:]
+
+
+def _harmless(node: ast.AST) -> bool:
+    """Whether running this can neither crash nor hang: names and literals, and a little arithmetic on them."""
+    if isinstance(node, ast.Expr):
+        return _harmless(node.value)
+    if isinstance(node, ast.Assign):
+        return all(isinstance(target, ast.Name) for target in node.targets) and _harmless(node.value)
+    if isinstance(node, ast.BinOp):
+        return _number(node)
+    if isinstance(node, (ast.Tuple, ast.List)):
+        return all(map(_harmless, node.elts))
+    return isinstance(node, (ast.Constant, ast.Name, ast.Pass))
+
+
+def _number(node: ast.AST) -> bool:
+    if isinstance(node, ast.BinOp):
+        return isinstance(node.op, (ast.Add, ast.Sub)) and _number(node.left) and _number(node.right)
+    return isinstance(node, ast.Constant) and isinstance(node.value, (int, float))
+
+
+# --- names ----------------------------------------------------------------------------------------------------------
+
+_BUILTINS = builtins.__dict__
+_builtins_once = dict(_BUILTINS)
+_modules_once = dict(sys.modules)
+
+
+def new_namespace() -> dict[str, Any]:
+    """The names of a fresh session, as those of the main module."""
+    module = types.ModuleType("__main__")
+    sys.modules["__main__"] = module
+    module.__dict__["__builtins__"] = builtins
+    return module.__dict__
+
+
+def add_builtin(name: str, value: Any) -> None:
+    """A name that code has without importing it, and that it cannot lose."""
+    _BUILTINS[name] = _builtins_once[name] = value
+
+
+def mend(names: dict[str, Any]) -> None:
+    """Put back what a cell took away from all Python code. Uses no builtin, since there may be none."""
+    if not _builtins_once.keys() <= _BUILTINS.keys():
+        for name in _builtins_once.keys() - _BUILTINS.keys():
+            _BUILTINS[name] = _builtins_once[name]
+    names["__builtins__"] = builtins
+    linecache.cache = _cache
+    if "builtins" not in sys.modules:
+        for name in _modules_once.keys() - sys.modules.keys():
+            sys.modules[name] = _modules_once[name]

@@ -1,0 +1,178 @@
+"""A frozen fork: the session as it was after the last cell, ready to go on when the worker dies."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import threading
+import warnings
+from collections.abc import Callable
+
+from .line import Line, LineBroken
+
+_NEVER_SHARED = ("/dev/nvidia", "/dev/kfd", "/dev/dri/")
+_BEAR_A_FORK = ("jemalloc_bg_thd",)
+"""Housekeeping of memory (pyarrow brings it, and so does pandas), which ends and begins again around a fork."""
+_CHANNELS = ("socket:", "pipe:", "anon_inode:")
+
+
+def quiet_fork(fork: Callable[[], int] = os.fork) -> int:
+    """Fork, without Python's word on threads: they are counted here, before and after."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return fork()
+
+
+def threads() -> set[int]:
+    """The threads of this process that are not this one, Python's and others', but for those that bear a fork."""
+    tasks = {int(task) for task in os.listdir("/proc/self/task")} - {threading.get_native_id()}
+    return {task for task in tasks if not _bears_a_fork(task)}
+
+
+def _bears_a_fork(task: int) -> bool:
+    try:
+        with open(f"/proc/self/task/{task}/comm", encoding="utf-8", errors="replace") as file:
+            return file.read().strip() in _BEAR_A_FORK
+    except OSError:
+        return True  # it has ended
+
+
+def python_threads() -> str | None:
+    """Why Python's own threads forbid a fork, or None: only the forking thread lives on in the child."""
+    others = [thread.name for thread in threading.enumerate() if thread is not threading.current_thread()]
+    if not others:
+        return None
+    shown = ", ".join(others[:3]) + (", …" if len(others) > 3 else "")
+    return f"{len(others)} other thread{'s' * (len(others) > 1)} running in the session's Python ({shown})"
+
+
+def native_threads(left: set[int]) -> str:
+    return f"{len(left)} native thread{'s' * (len(left) > 1)} of a library, which no fork survives"
+
+
+def devices() -> str | None:
+    """Why an open device forbids a fork, or None."""
+    for target in descriptors().values():
+        if target.startswith(_NEVER_SHARED):
+            return f"a GPU is in use ({target})"
+    return None
+
+
+def channels(own: set[int]) -> str | None:
+    """Why two processes cannot both have what is open here, or None: both would read and write one connection."""
+    found = [fd for fd, target in descriptors().items() if fd > 2 and fd not in own and target.startswith(_CHANNELS)]
+    if not found:
+        return None
+    kinds = sorted({descriptors().get(fd, "?").partition(":")[0] for fd in found})
+    return f"open connections cannot be shared: {', '.join(kinds)} (descriptors {', '.join(map(str, found[:5]))})"
+
+
+def descriptors() -> dict[int, str]:
+    """What this process has open, by number."""
+    found = {}
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            found[int(name)] = os.readlink(f"/proc/self/fd/{name}")
+        except OSError:
+            continue  # the listing's own, closed by now
+    return found
+
+
+def resident_bytes() -> int:
+    with open("/proc/self/statm", encoding="ascii") as table:
+        return int(table.read().split()[1]) * os.sysconf("SC_PAGESIZE")
+
+
+class Frozen:
+    """The one frozen fork that is kept; making the next ends the one before."""
+
+    def __init__(self, ceiling: int) -> None:
+        self._ceiling = ceiling
+        self._pid = 0
+        self._dying: list[int] = []
+        self._foreign: set[int] = set()
+
+    def refusal(self) -> str | None:
+        """Why none can be made now, or None."""
+        try:
+            size = resident_bytes()
+            if size > self._ceiling:
+                return (
+                    f"the session's Python uses {size >> 20} MiB, more than is kept twice ({self._ceiling >> 20} MiB)"
+                )
+            still = self._foreign & threads() if self._foreign else None
+            return python_threads() or devices() or (native_threads(still) if still else None)
+        except (OSError, ValueError, IndexError) as problem:
+            return f"the session's Python cannot be looked at: {problem}"
+
+    def make(self, line: Line, covers: object) -> Line | str | None:
+        """Fork. In the parent: hand the host the fork's line, None; or the reason why it could not be.
+
+        In the fork: its own line, once it is woken.
+        """
+        here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            pid = quiet_fork()
+        except OSError as problem:
+            here.close()
+            there.close()
+            return f"no process could be made: {problem}"
+        if pid == 0:
+            here.close()
+            line.socket.close()
+            return self._sleep(Line(there))
+        there.close()
+        # Some libraries end their threads before a fork and make them again after it; whatever is left does not.
+        self._foreign = threads()
+        if self._foreign:
+            self._pid, before = pid, self._pid
+            self.drop()
+            self._pid = before
+            here.close()
+            return native_threads(self._foreign)
+        self.drop()
+        self._pid = pid
+        watched = os.pidfd_open(pid)
+        try:
+            line.send({"op": "frozen", "pid": pid, "covers": covers}, (here.fileno(), watched))
+        finally:
+            here.close()
+            os.close(watched)
+        return None
+
+    def _sleep(self, line: Line) -> Line:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        try:
+            record, _ = line.read()
+        except LineBroken:
+            os._exit(0)
+        if record.get("op") != "wake":
+            os._exit(0)
+        return line
+
+    def drop(self) -> None:
+        """End the frozen fork that is there, without waiting for its end."""
+        pid, self._pid = self._pid, 0
+        if pid:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+            self._dying.append(pid)
+
+    def bury(self) -> bool:
+        """Bury those that have ended; whether there are others that will soon."""
+        self._dying = [pid for pid in self._dying if not _buried(pid)]
+        return bool(self._dying)
+
+    def forget(self) -> None:
+        """In a fork: the frozen ones belong to the parent."""
+        self._pid = 0
+        self._dying = []
+
+
+def _buried(pid: int) -> bool:
+    try:
+        return os.waitpid(pid, os.WNOHANG)[0] == pid
+    except ChildProcessError:
+        return True  # code has waited for it

@@ -1,0 +1,66 @@
+"""Errors that the host answers with, as the exception classes they are there."""
+
+from __future__ import annotations
+
+import builtins
+from typing import Any
+
+from . import values
+
+
+class HostCallError(Exception):
+    """What the host answered instead of a value; the root of all that have no class of Python's own."""
+
+    def __str__(self) -> str:
+        # KeyError shows the repr of its argument; a message is for reading.
+        return str(self.args[0]) if self.args else ""
+
+
+_made: dict[str, type[Exception]] = {}
+_UNFIT = (StopIteration, StopAsyncIteration)
+"""Raised through a coroutine or a generator, these mean something else."""
+
+
+def error_class(name: str, also: list[str]) -> type[Exception]:
+    """The class of this name: Python's own, or one made for it that is also each of `also`."""
+    known = _known(name)
+    if known is not None:
+        return known
+    bases = [kind for kind in map(_known, also) if kind is not None]
+    # Each only once, and none that another one of them is already.
+    bases = [kind for kind in bases if not any(other is not kind and issubclass(other, kind) for other in bases)]
+    if not any(issubclass(kind, HostCallError) for kind in bases):
+        bases.insert(0, HostCallError)
+    try:
+        made = type(name, tuple(dict.fromkeys(bases)), {"__module__": "carrel"})
+    except TypeError:
+        made = type(name, (HostCallError,), {"__module__": "carrel"})
+    _made[name] = made
+    return made
+
+
+def _known(name: str) -> type[Exception] | None:
+    if name in _made:
+        return _made[name]
+    standard = getattr(builtins, name, None)
+    if isinstance(standard, type) and issubclass(standard, Exception) and not issubclass(standard, _UNFIT):
+        return standard
+    return None
+
+
+def raised(error: dict[str, Any]) -> Exception:
+    """The exception that an answer describes: its class, its message, and what else is known of it as attributes."""
+    message = str(error.get("message", ""))
+    name, also = error.get("type"), error.get("also")
+    name = name if isinstance(name, str) and name.isidentifier() else "HostCallError"
+    kind = error_class(name, [str(other) for other in also] if isinstance(also, list) else [])
+    try:
+        problem = kind(message)
+    except TypeError:
+        # Some of Python's own want more than a message.
+        problem = HostCallError(f"{name}: {message}")
+    attributes = values.decode(error.get("attributes"))
+    for attribute, value in attributes.items() if isinstance(attributes, dict) else ():
+        if str(attribute).isidentifier() and not str(attribute).startswith("_"):
+            setattr(problem, str(attribute), value)
+    return problem

@@ -1,0 +1,82 @@
+"""SIGINT, taken when it does no harm: in the user's code at once, in the worker's own steps only after them."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import threading
+import types
+from collections.abc import Callable
+
+
+class Interrupts:
+    """While a cell runs, SIGINT raises KeyboardInterrupt in it; at any other time it means nothing."""
+
+    def __init__(self) -> None:
+        self.running = False
+        self._held = False
+        self._pending = False
+        self._owner = os.getpid()
+        self._thread = threading.get_ident()
+        self.stop: Callable[[str], bool] | None = None
+        """Asked first, with the file in which the interrupt found the code: True when it will see to it."""
+
+    def install(self) -> None:
+        """Take SIGINT, also when it came ignored (as in the background of a shell) or the last cell took it."""
+        self._owner = os.getpid()
+        self._thread = threading.get_ident()
+        signal.signal(signal.SIGINT, self._came)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+
+    def begin(self) -> None:
+        """A cell starts."""
+        self._held = self._pending = False
+        self.running = True
+
+    def end(self) -> None:
+        """The cell is over."""
+        self.running = False
+
+    def _came(self, number: int, frame: types.FrameType | None) -> None:
+        if not self.running or os.getpid() != self._owner:
+            return
+        if self._held:
+            self._pending = True
+        elif self.stop is None or not self.stop(frame.f_code.co_filename if frame is not None else ""):
+            raise KeyboardInterrupt
+
+    def mine(self) -> bool:
+        """Whether this is the thread that cells run in."""
+        return threading.get_ident() == self._thread
+
+    def hold(self) -> None:
+        """What follows must be done whole: half a record sent or read would break the line."""
+        if self.mine():
+            self._held = True
+
+    def release(self) -> None:
+        """Raises the KeyboardInterrupt that came meanwhile."""
+        if self.mine():
+            self._held = False
+            self.check()
+
+    def check(self) -> None:
+        """Raise what is pending, in the thread that it is meant for."""
+        if self._pending and self.mine():
+            self._pending = False
+            raise KeyboardInterrupt
+
+    def wait_readable(self, fd: int) -> None:
+        """Wait inside of a held step; here an interrupt may come at any moment."""
+        poll = select.poll()
+        poll.register(fd, select.POLLIN)
+        if not self.mine():
+            poll.poll()
+            return
+        try:
+            self._held = False
+            self.check()
+            poll.poll()
+        finally:
+            self._held = True

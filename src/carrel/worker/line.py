@@ -1,0 +1,134 @@
+"""The line to the host: length-prefixed JSON records over a socket, file descriptors riding along."""
+
+from __future__ import annotations
+
+import array
+import os
+import socket
+import struct
+import threading
+from json import dumps, loads  # by name: what code sets on the module json does not matter here
+from typing import Any
+
+LARGEST = 64 * 1024 * 1024
+"""The longest record; whoever sends a longer one is broken."""
+MOST_FDS = 16
+
+_HEAD = struct.Struct(">I")
+
+Record = dict[str, Any]
+
+
+class LineBroken(Exception):
+    """The other side is gone, or sent what is no record."""
+
+
+class TooLong(ValueError):
+    """A record that is longer than the line takes; nothing of it was sent."""
+
+
+def packed(record: Record) -> bytes:
+    """A record as it goes over the line."""
+    # A lone surrogate (a file name may have one) becomes its JSON escape, so that every record is UTF-8.
+    body = dumps(record, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "backslashreplace")
+    if len(body) > LARGEST:
+        raise TooLong(f"a record of {len(body)} bytes is longer than the line takes")
+    return _HEAD.pack(len(body)) + body
+
+
+def unpacked(body: bytes) -> Record:
+    """The record of a body; `LineBroken` when it is none."""
+    try:
+        record = loads(body)
+    except (ValueError, RecursionError) as problem:
+        raise LineBroken(f"what came over the line is no JSON: {problem}") from None
+    if not isinstance(record, dict):
+        raise LineBroken("what came over the line is no record")
+    return record
+
+
+class Line:
+    """A blocking line; sending is safe from several threads, reading belongs to one at a time."""
+
+    def __init__(self, end: socket.socket) -> None:
+        self.socket = end
+        self._sending = threading.Lock()
+        self._data = bytearray()
+        self._fds: list[int] = []
+
+    def fileno(self) -> int:
+        return self.socket.fileno()
+
+    def close(self) -> None:
+        """Also what came along with records that nobody has read."""
+        self.socket.close()
+        for fd in self._fds:
+            os.close(fd)
+        self._fds = []
+
+    def send(self, record: Record, fds: tuple[int, ...] = ()) -> None:
+        if fds:
+            record = {**record, "fds": len(fds)}
+        data = packed(record)
+        with self._sending:
+            try:
+                if fds:
+                    ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))]
+                    data = data[self.socket.sendmsg([data], ancillary) :]
+                self.socket.sendall(data)
+            except OSError as problem:
+                raise LineBroken(f"the line to the host is gone: {problem}") from None
+
+    def waiting(self) -> bool:
+        """Whether a whole record has been read already."""
+        if len(self._data) < 4:
+            return False
+        (length,) = _HEAD.unpack_from(self._data)
+        if length > LARGEST:
+            raise LineBroken("a record longer than the line takes was announced")
+        return len(self._data) >= 4 + int(length)
+
+    def read(self) -> tuple[Record, list[int]]:
+        """The next record and its file descriptors; waits for it."""
+        while not self.waiting():
+            self._receive(0)
+        return self._cut()
+
+    def receive(self, wait: bool = True) -> list[tuple[Record, list[int]]]:
+        """Read once, and give every record that is whole by now; none of them stays behind."""
+        self._receive(0 if wait else socket.MSG_DONTWAIT)
+        records = []
+        while self.waiting():
+            records.append(self._cut())
+        return records
+
+    def _cut(self) -> tuple[Record, list[int]]:
+        (length,) = _HEAD.unpack_from(self._data)
+        body = bytes(self._data[4 : 4 + length])
+        del self._data[: 4 + length]
+        record = unpacked(body)
+        wanted: Any = record.get("fds", 0)
+        if not isinstance(wanted, int) or not 0 <= wanted <= len(self._fds):
+            raise LineBroken(f"a record promised {wanted!r} file descriptors and brought {len(self._fds)}")
+        fds, self._fds = self._fds[:wanted], self._fds[wanted:]
+        return record, fds
+
+    def _receive(self, flags: int) -> None:
+        size = 65536
+        if len(self._data) >= 4:
+            size = max(size, 4 + _HEAD.unpack_from(self._data)[0] - len(self._data))
+        try:
+            space = socket.CMSG_LEN(MOST_FDS * 4)
+            data, ancillary, _, _ = self.socket.recvmsg(size, space, flags | socket.MSG_CMSG_CLOEXEC)
+        except BlockingIOError:
+            return
+        except OSError as problem:
+            raise LineBroken(f"the line to the host is gone: {problem}") from None
+        for level, kind, body in ancillary:
+            if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+                fds = array.array("i")
+                fds.frombytes(body[: len(body) - len(body) % fds.itemsize])
+                self._fds += fds
+        if not data:
+            raise LineBroken("the host closed the line")
+        self._data += data

@@ -1,0 +1,129 @@
+"""The event loop of cells that await: kept between them, stopped by an interrupt, made whole again in a fork."""
+
+from __future__ import annotations
+
+import asyncio
+import asyncio.events
+import asyncio.tasks
+import functools
+import os
+import selectors
+from collections.abc import Coroutine
+from typing import Any
+
+from .interrupts import Interrupts
+
+_ASYNCIO = os.path.dirname(asyncio.__file__) + os.sep
+_MACHINERY = (_ASYNCIO, selectors.__file__)
+
+
+class CellLoop:
+    """One loop for all cells of a session, so that tasks and connections of one go on in the next."""
+
+    def __init__(self, interrupts: Interrupts) -> None:
+        self._interrupts = interrupts
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._plain_run = asyncio.run
+        asyncio.run = functools.wraps(asyncio.run)(lambda *given, **options: self._run_inside(*given, **options))
+
+    def run(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
+        """What the coroutine returns or raises; KeyboardInterrupt when it was interrupted."""
+        if self._loop is None or self._loop.is_closed() or not self._whole():
+            self._loop = asyncio.new_event_loop()
+        loop = self._loop
+        asyncio.set_event_loop(loop)
+        task = loop.create_task(coroutine)
+        stopped = False
+
+        def stop(filename: str) -> bool:
+            nonlocal stopped
+            # Where the loop only waits, cancelling is gentle; code that runs is stopped like any other.
+            if stopped or not filename.startswith(_MACHINERY):
+                return False
+            stopped = True
+            loop.call_soon_threadsafe(task.cancel)
+            return True
+
+        self._interrupts.stop = stop
+        try:
+            return loop.run_until_complete(task)
+        except asyncio.CancelledError as cancelled:
+            if not stopped:
+                raise
+            where: BaseException = cancelled
+            # Until Python 3.10 the place itself stands in what was raised before.
+            while isinstance(where.__context__, asyncio.CancelledError):
+                where = where.__context__
+            raise KeyboardInterrupt().with_traceback(where.__traceback__) from None
+        finally:
+            self._interrupts.stop = None
+            if not task.done():
+                self._clean_up(loop, task)
+
+    def _clean_up(self, loop: asyncio.AbstractEventLoop, task: asyncio.Task[Any]) -> None:
+        """An exception went through the loop and left the task half way: it gets the chance to end well."""
+        task.cancel()
+        try:
+            loop.run_until_complete(asyncio.wait([task], timeout=0.5))
+        except RuntimeError:
+            self._loop = None
+
+    def _run_inside(self, main: Any, **options: Any) -> Any:
+        """`asyncio.run`, which a cell that awaits may call as well: in a loop of its own, while the cell's waits."""
+        outer = asyncio.events._get_running_loop()
+        if outer is None or outer is not self._loop:
+            return self._plain_run(main, **options)
+        task: Any = asyncio.current_task(outer)
+        asyncio.tasks._leave_task(outer, task)
+        asyncio.events._set_running_loop(None)
+        try:
+            return self._plain_run(main, **options)
+        finally:
+            asyncio.events._set_running_loop(outer)
+            asyncio.tasks._enter_task(outer, task)
+            asyncio.set_event_loop(outer)
+
+    def forget(self) -> None:
+        """After a reset: the next cell that awaits gets a new one."""
+        loop, self._loop = self._loop, None
+        if loop is not None and not loop.is_closed():
+            for task in asyncio.all_tasks(loop):
+                task.cancel()
+            loop.run_until_complete(asyncio.sleep(0))
+            loop.close()
+
+    def descriptors(self) -> set[int]:
+        """What the loop itself holds open."""
+        loop: Any = self._loop
+        if loop is None or loop.is_closed() or not isinstance(loop, asyncio.SelectorEventLoop):
+            return set()
+        return {loop._selector.fileno(), loop._ssock.fileno(), loop._csock.fileno()}  # type: ignore[attr-defined]
+
+    def _whole(self) -> bool:
+        """Whether code has not closed what the loop works with."""
+        try:
+            for fd in self.descriptors():
+                os.fstat(fd)
+        except OSError:
+            return False
+        return True
+
+    def renew(self) -> None:
+        """In a fork: the kernel's side of a loop is shared with the parent; what one watches would reach the other."""
+        loop: Any = self._loop
+        if loop is None or loop.is_closed():
+            return
+        if not isinstance(loop, asyncio.SelectorEventLoop):
+            self._loop = None
+            return
+        inner: Any = loop
+        before = inner._selector
+        inner._selector = selectors.DefaultSelector()
+        for key in list(before.get_map().values()):
+            try:
+                inner._selector.register(key.fileobj, key.events, key.data)
+            except (OSError, ValueError):
+                continue  # closed in this process: the old line
+        before.close()
+        inner._close_self_pipe()
+        inner._make_self_pipe()

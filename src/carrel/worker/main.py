@@ -1,0 +1,302 @@
+"""The worker's loop: requests come over the line, one at a time; between cells a frozen fork is kept."""
+
+from __future__ import annotations
+
+import os
+import selectors
+import socket
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+from . import files, values
+from .cells import Cell
+from .commands import Commands
+from .freezing import Frozen, channels, devices, native_threads, python_threads, quiet_fork, threads
+from .host import Host
+from .interrupts import Interrupts
+from .line import Line, LineBroken, Record, TooLong
+from .output import out_of_the_way
+from .running import Running, Woken
+
+PROTOCOL = 1
+IDLE = 0.001
+"""How long nothing must have come before a frozen fork is made."""
+BURIAL = 0.02
+"""How often those that have been ended are looked after."""
+CEILING = 2 << 30
+"""How large a session may be for one to be kept."""
+
+
+class Worker:
+    """One session's Python."""
+
+    def __init__(self, line: Line, init: int, settings: dict[str, Any]) -> None:
+        self._init = init
+        self._home = str(settings.get("home") or os.getcwd())
+        self._frozen = Frozen(int(settings.get("frozen_ceiling") or CEILING))
+        self._keeps_frozen = bool(settings.get("frozen", True))
+        self._fork_process: Callable[[], int] = settings.get("enter_fork") or os.fork
+        self._why_not = "no frozen fork was made yet" if self._keeps_frozen else "frozen forks are switched off"
+        self._changed = True
+        self._covers: Any = None
+        self._forking = False
+        self._stray = False
+        self._line = line
+        self._interrupts = Interrupts()
+        self._host = Host(line, self._interrupts)
+        self._selector = selectors.PollSelector()
+        self._bell: tuple[int, int] | None = None
+        self._begin(line)
+        self._commands = Commands(self._selector, self._home, self._send_fds)
+        self._running = Running(self._host, self._interrupts, settings, self._home)
+        os.register_at_fork(after_in_child=self._forked_by_the_user)
+
+    def _begin(self, line: Line) -> None:
+        """Everything that belongs to this process alone; again in each fork."""
+        self._line = line
+        for fd in self._bell or ():
+            os.close(fd)
+        heard, rung = os.pipe()
+        self._bell = (out_of_the_way(heard), out_of_the_way(rung))
+        os.close(heard)
+        os.close(rung)
+        self._selector.close()
+        self._selector = selectors.PollSelector()
+        self._selector.register(line.socket, selectors.EVENT_READ, None)
+        self._selector.register(self._bell[0], selectors.EVENT_READ, self._rung)
+        self._host.move(line, self._bell[1])
+        self._interrupts.end()
+        self._interrupts.install()
+
+    def _rung(self) -> None:
+        os.read(self._bell[0] if self._bell else -1, 4096)
+
+    def _send(self, record: Record) -> None:
+        self._line.send(record)
+
+    def _send_fds(self, record: Record, fds: tuple[int, ...]) -> None:
+        self._line.send(record, fds)
+
+    def _ready(self) -> None:
+        version = ".".join(map(str, sys.version_info[:3]))
+        self._send({"op": "ready", "protocol": PROTOCOL, "python": version, "pid": os.getpid(), "pipes": True})
+
+    def serve(self) -> None:
+        """Until the host closes the line."""
+        self._ready()
+        while True:
+            try:
+                self._next()
+            except Woken:
+                self._ready()
+            except LineBroken:
+                return
+
+    # --- requests ---------------------------------------------------------------------------------------------------
+
+    def _next(self) -> None:
+        if self._host.requests:
+            self._answer(*self._host.requests.popleft())
+            return
+        deadline = self._commands.next_deadline()
+        wait = None if deadline is None else max(0.0, deadline - time.monotonic())
+        freezes = self._changed and self._keeps_frozen
+        if freezes or self._frozen.bury():
+            soon = IDLE if freezes else BURIAL
+            wait = soon if wait is None else min(wait, soon)
+        events = self._selector.select(wait)
+        for key, _ in events:
+            if key.data is None:
+                self._host.take()
+            elif self._selector.get_map().get(key.fd) is key:
+                # Otherwise what happened before it in this round has closed it.
+                key.data()
+        self._commands.check_deadlines()
+        if self._commands.left_something:
+            self._commands.left_something = False
+            self._changed = True
+        if not events and freezes:
+            self._freeze()
+
+    def _answer(self, record: Record, fds: list[int]) -> None:
+        work = {
+            "run": self._run,
+            "exec": self._exec,
+            "file": self._file,
+            "processes": self._processes,
+            "kill": self._kill,
+            "reset": self._reset,
+            "fork": self._fork,
+            "close": self._close,
+        }.get(str(record.get("op")))
+        if work is None:
+            self._send({"op": "done", "id": record.get("id"), "error": f"there is no request {record.get('op')!r}"})
+        else:
+            work(record, fds)
+
+    def _exec(self, record: Record, fds: list[int]) -> None:
+        self._commands.start(record)
+
+    def _file(self, record: Record, fds: list[int]) -> None:
+        try:
+            answer = files.answer(record, self._home)
+        except (OSError, ValueError) as problem:
+            answer = {"error": str(problem), "error_type": type(problem).__name__}
+        self._send({"op": "done", "id": record.get("id"), **answer})
+
+    def _processes(self, record: Record, fds: list[int]) -> None:
+        self._send({"op": "done", "id": record.get("id"), "processes": self._commands.listing()})
+
+    def _kill(self, record: Record, fds: list[int]) -> None:
+        killed = self._commands.kill(record.get("pid"), record.get("of"))
+        self._send({"op": "done", "id": record.get("id"), "killed": killed})
+
+    def _reset(self, record: Record, fds: list[int]) -> None:
+        self._running.reset()
+        self._changed = True
+        self._send({"op": "done", "id": record.get("id")})
+
+    def _close(self, record: Record, fds: list[int]) -> None:
+        self._send({"op": "done", "id": record.get("id")})
+        raise LineBroken("the host has closed the session")
+
+    # --- cells ------------------------------------------------------------------------------------------------------
+
+    def _run(self, record: Record, fds: list[int]) -> None:
+        changed_before = self._changed
+        self._running.streams.begin(fds)
+
+        def before_it(cell: Cell) -> None:
+            if changed_before and self._keeps_frozen and not cell.harmless:
+                self._freeze()
+            self._changed = self._changed or not cell.changes_nothing
+
+        def unsafe() -> None:
+            if changed_before and self._keeps_frozen:
+                self._freeze()
+
+        outcome = self._running.run(str(record.get("code", "")), before_it, unsafe)
+        if self._stray:
+            _end_stray(outcome)
+        self._covers = record.get("id")
+        result = {"op": "done", "id": record.get("id"), "frozen": self._why_not, **outcome}
+        try:
+            self._send(result)
+        except TooLong:
+            # Text that JSON has to escape grows on its way.
+            value = values.as_repr("", "too large to cross as data")
+            self._send({**result, "value": value, "display": []})
+
+    def _freeze(self) -> None:
+        """Keep a fork of this moment, or say why there is none."""
+        made: Line | str | None = self._frozen.refusal()
+        if made is None:
+            self._forking = True
+            try:
+                made = self._frozen.make(self._line, self._covers)
+            finally:
+                self._forking = False
+        self._changed = False
+        if isinstance(made, Line):
+            self._wake(made)
+            return
+        self._why_not = made or "kept"
+        if made is not None:
+            self._frozen.drop()
+            self._send({"op": "unfrozen", "why": made, "covers": self._covers})
+
+    def _wake(self, line: Line) -> None:
+        """In the frozen fork: the worker is dead, and this is the worker now."""
+        self._go_on(line, keep_commands=True)
+        if self._init >= 0:
+            init = socket.socket(fileno=os.dup(self._init))
+            with init:
+                Line(init).send({"op": "worker", "pid": os.getpid()})
+        raise Woken
+
+    def _go_on(self, line: Line, keep_commands: bool) -> None:
+        self._begin(line)
+        self._commands.in_fork(self._selector, keep_commands)
+        self._running.loop.renew()
+        self._frozen.forget()
+        self._why_not = "no frozen fork was made yet"
+        self._changed = True
+
+    # --- forks ------------------------------------------------------------------------------------------------------
+
+    def _fork(self, record: Record, fds: list[int]) -> None:
+        """Another worker with the same variables, on its own line; or the reason why not, and nothing has changed."""
+        why = self._why_no_fork(fds)
+        pid = -1
+        if why is None:
+            self._forking = True
+            try:
+                pid = quiet_fork(self._fork_process)
+            except OSError as problem:
+                why = str(problem.strerror or problem)
+            finally:
+                self._forking = False
+        if pid == 0:
+            self._line.socket.close()
+            self._running.streams.replace(fds[1], fds[2])
+            line = out_of_the_way(fds[0])
+            os.close(fds[0])
+            self._go_on(Line(socket.socket(fileno=line)), keep_commands=False)
+            raise Woken
+        for fd in fds:
+            os.close(fd)
+        answer = {"pid": pid} if why is None else {"refused": why}
+        self._send({"op": "done", "id": record.get("id"), **answer})
+
+    def _why_no_fork(self, fds: list[int]) -> str | None:
+        if len(fds) != 3:
+            return "the request brought no line, stdout and stderr of the fork"
+        own = {self._line.fileno(), self._init, *fds, *(self._bell or ())}
+        own |= self._running.streams.descriptors() | self._running.loop.descriptors() | self._commands.descriptors()
+        why = python_threads() or devices() or channels(own)
+        if why is None and threads():
+            # Some libraries end their threads before a fork: a child that ends at once shows which are left.
+            self._forking = True
+            pid = quiet_fork()
+            if pid == 0:
+                os._exit(0)
+            self._forking = False
+            os.waitpid(pid, 0)
+            left = threads()
+            why = native_threads(left) if left else None
+        return why
+
+    def _forked_by_the_user(self) -> None:
+        """A child made by the user's code is no worker: it has no line, and ends when its cell does."""
+        if not self._forking:
+            self._stray = True
+            self._line.socket.close()
+
+
+def _end_stray(outcome: Record) -> None:
+    """End a child that the user's code forked, as a Python program ends."""
+    code = outcome.get("exit_code", 1 if "error" in outcome else 0)
+    if "error" in outcome and "exit_code" not in outcome:
+        sys.stderr.write(f"{outcome['error']}\n")
+    try:
+        sys.stdout.flush()
+        sys.stderr.flush()
+    finally:
+        os._exit(code & 0xFF if isinstance(code, int) else 1)
+
+
+def run(line_fd: int, init_fd: int, settings: dict[str, Any]) -> None:
+    """Be the worker of a session until the host is gone; never returns."""
+    code = 1
+    try:
+        line = out_of_the_way(line_fd)
+        os.close(line_fd)
+        Worker(Line(socket.socket(fileno=line)), init_fd, settings).serve()
+        code = 0
+    except BaseException:  # noqa: BLE001 - the worker's own fault: told where the session's output goes, then the end
+        traceback.print_exc()
+    finally:
+        os._exit(code)

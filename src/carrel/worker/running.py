@@ -1,0 +1,130 @@
+"""Running cells: names that last, an outcome for whatever they do, and what they showed."""
+
+from __future__ import annotations
+
+import gc
+import os
+import resource
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from . import display, telling, values
+from .cells import Cell, add_builtin, mend, new_namespace
+from .host import Host, Remote
+from .host_errors import error_class
+from .interrupts import Interrupts
+from .line import Record
+from .loops import CellLoop
+from .output import NoInput, StandardStreams, no_input
+
+_SCALARS = (type(None), bool, int, float, str, bytes)
+
+
+class Woken(BaseException):
+    """Raised in a fork that goes on: out of whatever was under way, back to the loop, with its own line."""
+
+
+class Running:
+    """The session's names, and the one way to run code in them."""
+
+    def __init__(self, host: Host, interrupts: Interrupts, settings: dict[str, Any], home: str) -> None:
+        self.streams = StandardStreams()
+        self.loop = CellLoop(interrupts)
+        self._interrupts = interrupts
+        self._host = host
+        self._home = home
+        self._names_of_host = [str(name) for name in settings.get("names") or []]
+        self._cells = 0
+        self._names: dict[str, Any] = {}
+        self._shown = display.Shown()
+        add_builtin("input", no_input)
+        add_builtin("display", self._display)
+        for name, also in (settings.get("errors") or {}).items():
+            add_builtin(str(name), error_class(str(name), [str(other) for other in also]))
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget every name that code has made."""
+        os.chdir(self._home)
+        if sys.path[:1] != [""]:
+            sys.path.insert(0, "")
+        sys.argv = [""]
+        self.loop.forget()
+        self._names = new_namespace()
+        for name in self._names_of_host:
+            self._names[name] = Remote(self._host, name)
+        gc.collect()
+
+    def run(self, code: str, before_it: Callable[[Cell], None], unsafe: Callable[[], None]) -> Record:
+        """The outcome of one cell, as its result says it. Never raises, but `Woken` where a fork goes on from here.
+
+        `before_it` is called when the code is compiled, and `unsafe` before the user's own code shows a value that
+        nothing has been kept for.
+        """
+        self._cells += 1
+        self._shown = display.Shown()
+        before = _usage()
+        sys.stdin = NoInput()
+        self._interrupts.install()
+        try:
+            self._interrupts.begin()
+            outcome = self._outcome(code, f"<cell {self._cells}>", before_it, unsafe)
+            self._interrupts.end()
+        except Woken:
+            raise
+        except BaseException as problem:  # noqa: BLE001 - an interrupt while the outcome was told
+            self._interrupts.end()
+            mend(self._names)
+            self.streams.settle()
+            outcome = {
+                "error": f"{telling.kind(problem)}: while the result was made",
+                "error_type": telling.kind(problem),
+            }
+        after = _usage()
+        outcome["usage"] = {"cpu_seconds": after[0] - before[0], "max_rss_bytes": after[1]}
+        outcome["display"] = self._shown.bundles
+        outcome["shared"] = self.streams.shared()
+        return outcome
+
+    def _outcome(
+        self, code: str, filename: str, before_it: Callable[[Cell], None], unsafe: Callable[[], None]
+    ) -> Record:
+        outcome: Record = {}
+        try:
+            cell = Cell(code, filename)
+            self._interrupts.end()
+            before_it(cell)
+            self.streams.children_made = False
+            self._interrupts.begin()
+            value = self.loop.run(cell.run_waiting(self._names)) if cell.waits else cell.run(self._names)
+            mend(self._names)
+            if cell.harmless and type(value) not in _SCALARS:
+                self._interrupts.end()
+                unsafe()
+                self.streams.children_made = False
+                self._interrupts.begin()
+            self._shown.add(value)
+            outcome = {"value": values.encode(value)}
+        except Woken:
+            raise
+        except BaseException as problem:  # noqa: BLE001 - whatever the code raises is its result
+            mend(self._names)
+            outcome = {"error": telling.told(problem), "error_type": telling.kind(problem)}
+            if isinstance(problem, SystemExit):
+                outcome["exit_code"] = problem.code if type(problem.code) is int else int(problem.code is not None)
+        self._shown.add_open_figures()
+        self.streams.settle()
+        return outcome
+
+    def _display(self, *shown: Any) -> None:
+        for value in shown:
+            if not self._shown.add(value):
+                sys.stdout.write(f"{value}\n")
+
+
+def _usage() -> tuple[float, int]:
+    own = resource.getrusage(resource.RUSAGE_SELF)
+    children = resource.getrusage(resource.RUSAGE_CHILDREN)
+    seconds = own.ru_utime + own.ru_stime + children.ru_utime + children.ru_stime
+    return seconds, own.ru_maxrss * 1024

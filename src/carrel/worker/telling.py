@@ -1,0 +1,43 @@
+"""What is told of an exception: the user's own lines with their source, and nothing of the worker's or a library's."""
+
+from __future__ import annotations
+
+import os
+import sysconfig
+from traceback import StackSummary, TracebackException
+
+_HERE = os.path.dirname(os.path.abspath(__file__))
+_LONGEST = 40_000
+_FOLDERS = (_HERE, *(sysconfig.get_paths()[kind] for kind in ("stdlib", "platstdlib", "purelib", "platlib")))
+_LIBRARIES = ("<frozen ", *(path + os.sep for path in (*_FOLDERS, *map(os.path.realpath, _FOLDERS))))
+
+
+def told(problem: BaseException) -> str:
+    """The traceback as Python prints it, without the frames of this program and of installed packages."""
+    try:
+        trace = TracebackException(type(problem), problem, problem.__traceback__, limit=-2000)
+        _strip(trace, set())
+        text = "".join(trace.format()).rstrip("\n")
+    except Exception as worse:  # noqa: BLE001 - the exception's own __str__ may raise anything
+        text = f"{type(problem).__name__} (and telling of it raised {type(worse).__name__})"
+    if len(text) > _LONGEST:
+        cut = len(text) - _LONGEST
+        text = f"{text[: _LONGEST // 2]}\n… {cut} characters left out …\n{text[-_LONGEST // 2 :]}"
+    return text
+
+
+def kind(problem: BaseException) -> str:
+    """The name of its class."""
+    name = type(problem).__name__
+    return name if isinstance(name, str) else "Exception"
+
+
+def _strip(trace: TracebackException, seen: set[int]) -> None:
+    if id(trace) in seen:
+        return
+    seen.add(id(trace))
+    mine = [frame for frame in trace.stack if not frame.filename.startswith(_LIBRARIES)]
+    trace.stack = StackSummary.from_list(mine)
+    for inner in (trace.__cause__, trace.__context__, *(getattr(trace, "exceptions", None) or ())):
+        if inner is not None:
+            _strip(inner, seen)

@@ -1,0 +1,56 @@
+"""Bad input: whatever comes, there is a result, and the next run is as if nothing had been."""
+
+from __future__ import annotations
+
+import pytest
+
+from carrel.execution.executor import Executor
+
+CODES = {
+    "NUL bytes": "x = 1\0",
+    "a lone surrogate": "'\ud800'",
+    "deep nesting": "(" * 5000 + ")" * 5000,
+    "deep recursion": "def f(): return f()\nf()",
+    "surrogates in output": "print('\\ud800\\udfff')",
+    "a repr that raises": "class A:\n    def __repr__(self): raise RuntimeError('no')\nA()",
+    "a repr that is no text": "class A:\n    def __repr__(self): return 5\nA()",
+    "a generator": "(x for x in range(3))",
+    "itself": "a = []; a.append(a); a",
+    "an error whose text raises": "class E(Exception):\n    def __str__(self): raise ValueError\nraise E",
+    "a bad encoding line": "# coding: nonsense\n1",
+    "only a comment": "# nothing",
+    "tabs and spaces": "if 1:\n\tx = 1\n        y = 2",
+    "an empty line of spaces": "   \n  ",
+    "deep value": "v = []\nfor _ in range(100_000): v = [v]\nv",
+}
+
+
+@pytest.mark.parametrize("name", CODES)
+async def test_a_result_comes_and_the_session_goes_on(executor: Executor, name: str) -> None:
+    await executor.run("kept = 7")
+    result = await executor.run(CODES[name], timeout=60)
+    assert result.error_type != "Timeout"
+    (result.error or "").encode("utf-8")
+    result.stdout.encode("utf-8")
+    assert (await executor.run("kept")).value == 7
+
+
+async def test_ten_megabytes_of_code(executor: Executor) -> None:
+    code = "x = 1\n" * 1_700_000 + "x"
+    result = await executor.run(code, timeout=100)
+    assert result.value == 1 or result.error is not None
+    assert (await executor.run("1 + 1")).value == 2
+
+
+@pytest.mark.promise("memory of its own")
+async def test_a_gigabyte_as_a_value(executor: Executor) -> None:
+    result = await executor.run("'x' * 1_000_000_000", timeout=100)
+    assert result.error is None
+    assert str(result.value).startswith("'xxx")
+    assert len(str(result.value)) < 40_000_000
+
+
+async def test_code_longer_than_a_record(executor: Executor, executor_kind: str) -> None:
+    result = await executor.run("#" + "x" * (65 * 1024 * 1024))
+    assert result.is_ok if executor_kind == "in-process" else "longer than the line takes" in (result.error or "")
+    assert (await executor.run("1 + 1")).value == 2

@@ -1,0 +1,113 @@
+"""Calls from inside to the host, by name."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from carrel.errors import SessionNotFound
+from carrel.execution.executor import Handler
+from tests.execution.conftest import Start
+
+
+async def echo(name: str, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    return [name, args, kwargs]
+
+
+async def refuse(name: str, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    if args[0] == "missing":
+        raise SessionNotFound("there is no session abc")
+    raise {"value": ValueError, "key": KeyError, "time": TimeoutError}[args[0]](f"no {args[0]}")
+
+
+async def slow(name: str, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    await asyncio.sleep(args[0])
+    return args[0]
+
+
+HANDLERS: dict[str, Handler] = {"tools": echo, "refuse": refuse, "slow": slow}
+
+
+async def test_a_call_has_its_name_and_its_arguments(start: Start) -> None:
+    executor = start(handlers=HANDLERS)
+    result = await executor.run("tools.curl.get('u', depth=2, data=b'x', when=(1, None))")
+    assert result.value == ["tools.curl.get", ["u"], {"depth": 2, "data": b"x", "when": (1, None)}]
+
+
+async def test_calls_in_parallel(start: Start) -> None:
+    executor = start(handlers=HANDLERS)
+    code = "import asyncio\nawait asyncio.gather(*[slow.call_async(0.3) for _ in range(10)])"
+    result = await executor.run(code)
+    assert result.value == [0.3] * 10
+    assert result.duration < 2.5  # One after the other they take 3 seconds.
+
+
+@pytest.mark.parametrize(("word", "name"), [("value", "ValueError"), ("key", "KeyError"), ("time", "TimeoutError")])
+async def test_an_error_of_the_host_has_its_class_inside(start: Start, word: str, name: str) -> None:
+    executor = start(handlers=HANDLERS)
+    result = await executor.run(f"try:\n    refuse({word!r})\nexcept {name} as e:\n    found = str(e)\nfound")
+    assert result.error is None
+    assert f"no {word}" in result.value
+
+
+async def test_an_error_of_our_own_is_also_the_builtin(start: Start) -> None:
+    executor = start(handlers=HANDLERS)
+    code = "try:\n    refuse('missing')\nexcept KeyError as e:\n    found = type(e).__name__, str(e)\nfound"
+    assert (await executor.run(code)).value == ("SessionNotFound", "there is no session abc")
+    assert (await executor.run(code.replace("KeyError", "SessionNotFound"))).is_ok
+
+
+async def test_a_name_that_nobody_answers(start: Start) -> None:
+    executor = start(handlers={"tools.known": echo})
+    assert (await executor.run("tools.known.x()")).is_ok
+    result = await executor.run("tools.unknown()")
+    assert result.error_type == "LookupError"
+    assert "tools.unknown" in (result.error or "")
+
+
+async def test_several_runs_with_calls_at_once_have_each_their_own_output(start: Start) -> None:
+    executor = start(handlers=HANDLERS)
+    codes = [f"print('before', {n})\nslow(0.01)\nprint('after', {n})\n{n}" for n in range(8)]
+    results = await asyncio.gather(*(executor.run(code) for code in codes))
+    assert [(r.value, r.stdout) for r in results] == [(n, f"before {n}\nafter {n}\n") for n in range(8)]
+
+
+async def test_a_call_is_cancelled_with_its_run(start: Start) -> None:
+    cancelled = asyncio.Event()
+
+    async def hang(name: str, args: list[Any], kwargs: dict[str, Any]) -> Any:
+        try:
+            await asyncio.sleep(60)
+        except asyncio.CancelledError:
+            cancelled.set()
+            raise
+
+    executor = start(handlers={"hang": hang})
+    result = await executor.run("x = 1\nhang()", timeout=0.3)
+    assert (result.error_type, result.state) == ("Timeout", "kept")
+    await asyncio.wait_for(cancelled.wait(), 5)
+    assert (await executor.run("x")).value == 1
+
+
+async def test_an_answer_that_is_no_data_arrives_as_its_repr(start: Start) -> None:
+    async def odd(name: str, args: list[Any], kwargs: dict[str, Any]) -> Any:
+        return object
+
+    executor = start(handlers={"odd": odd})
+    assert (await executor.run("odd()")).value == "<class 'object'>"
+
+
+async def test_code_that_assigns_the_name_breaks_only_itself(start: Start) -> None:
+    executor = start(handlers=HANDLERS)
+    await executor.run("tools = 5")
+    await executor.reset()
+    assert (await executor.run("tools.a()")).value == ["tools.a", [], {}]
+
+
+async def test_calls_from_threads(start: Start) -> None:
+    executor = start(handlers=HANDLERS)
+    code = "from concurrent.futures import ThreadPoolExecutor\nwith ThreadPoolExecutor(4) as pool:\n"
+    code += "    found = list(pool.map(lambda n: tools.t(n)[1], range(20)))\nfound"
+    assert (await executor.run(code)).value == [[n] for n in range(20)]

@@ -1,0 +1,199 @@
+"""Running code: values, variables, output, errors, waiting."""
+
+from __future__ import annotations
+
+import asyncio
+import datetime
+import decimal
+import math
+import uuid
+from pathlib import PurePosixPath
+
+import pytest
+
+from carrel.execution.executor import Executor
+from tests.execution.conftest import Start
+
+
+async def test_the_value_of_the_last_expression(executor: Executor) -> None:
+    result = await executor.run("x = 20\nx + 22")
+    assert (result.value, result.error, result.is_ok, result.state) == (42, None, True, "kept")
+    assert result.duration > 0
+    assert result.usage.max_rss_bytes > 0
+
+
+async def test_without_a_last_expression_there_is_no_value(executor: Executor) -> None:
+    assert (await executor.run("x = 1")).value is None
+    assert (await executor.run("")).is_ok
+
+
+async def test_variables_imports_and_functions_stay(executor: Executor) -> None:
+    await executor.run("import math\ndef area(r): return math.pi * r ** 2\nclass Point: x = 3")
+    result = await executor.run("round(area(2)), Point.x, __name__")
+    assert result.value == (13, 3, "__main__")
+
+
+VALUES = [
+    None,
+    True,
+    10**60,
+    -(2**53) - 1,
+    1.5,
+    math.inf,
+    3 + 4j,
+    "päron \0 \U0001f40d",
+    b"\0\xff",
+    [1, [2, ()]],
+    (1, "a"),
+    {"a": 1, "$": 2},
+    {(1, 2): {3}, None: b"x"},
+    frozenset({1, 2}),
+    datetime.datetime(2026, 1, 2, 3, 4, 5, 6, tzinfo=datetime.UTC),
+    datetime.date(2026, 1, 2),
+    datetime.timedelta(days=-1, microseconds=3),
+    decimal.Decimal("1.10"),
+    uuid.UUID(int=7),
+    PurePosixPath("/a/b"),
+]
+
+
+@pytest.mark.parametrize("value", VALUES, ids=repr)
+async def test_data_arrives_equal(executor: Executor, value: object) -> None:
+    imports = "import datetime, uuid, decimal; from decimal import Decimal; from uuid import UUID\n"
+    imports += "from pathlib import PurePosixPath; inf = float('inf')\n"
+    result = await executor.run(f"{imports}{value!r}")
+    assert result.error is None
+    assert result.value == value
+    assert type(result.value) is type(value)
+
+
+async def test_what_is_no_data_arrives_as_its_repr(executor: Executor) -> None:
+    result = await executor.run("class A:\n    def __repr__(self): return 'an A'\n[A(), 1]")
+    assert result.value == ["an A", 1]
+
+
+async def test_a_long_list_arrives_whole(executor: Executor) -> None:
+    assert (await executor.run("list(range(100_000))")).value == list(range(100_000))
+
+
+async def test_rich_forms_are_in_display(executor: Executor) -> None:
+    code = "class T:\n    def _repr_html_(self): return '<b>t</b>'\nT()"
+    assert {"text/html": "<b>t</b>"}.items() <= (await executor.run(code)).display[0].items()
+
+
+async def test_output_of_both_streams(executor: Executor) -> None:
+    result = await executor.run(
+        "import sys\nprint('one')\nprint('two', file=sys.stderr)\nsys.stdout.write('three')\nNone"
+    )
+    assert (result.stdout, result.stderr) == ("one\nthree", "two\n")
+
+
+@pytest.mark.promise("output below Python")
+async def test_output_of_children_and_of_descriptors_comes_in_order(executor: Executor) -> None:
+    result = await executor.run(
+        "import os\nprint('a')\nos.system('echo b; echo c >&2')\nos.write(1, b'd\\n')\nprint('e')"
+    )
+    assert (result.stdout, result.stderr) == ("a\nb\nd\ne\n", "c\n")
+
+
+async def test_an_error_shows_the_users_own_lines(executor: Executor) -> None:
+    result = await executor.run("def f(n):\n    return 1 / n\nprint('before')\nf(0)")
+    assert result.error_type == "ZeroDivisionError"
+    assert result.error is not None
+    assert "return 1 / n" in result.error
+    assert "f(0)" in result.error
+    assert "carrel" not in result.error
+    assert (result.is_ok, result.stdout, result.value) == (False, "before\n", None)
+
+
+@pytest.mark.parametrize(
+    ("code", "name"),
+    [
+        ("1 +", "SyntaxError"),
+        ("raise KeyboardInterrupt", "KeyboardInterrupt"),
+        ("raise GeneratorExit", "GeneratorExit"),
+        ("import sys; sys.exit(3)", "SystemExit"),
+        ("quit()", "SystemExit"),
+        ("exit()", "SystemExit"),
+        ("raise StopIteration", "StopIteration"),
+        ("raise SystemExit", "SystemExit"),
+        ("class E(BaseException): pass\nraise E", "E"),
+        ("raise asyncio_", "NameError"),
+    ],
+)
+async def test_whatever_is_raised_is_a_result_and_the_session_goes_on(executor: Executor, code: str, name: str) -> None:
+    await executor.run("kept = 5")
+    result = await executor.run(code)
+    assert (result.error_type, result.state) == (name, "kept")
+    assert (await executor.run("kept")).value == 5
+
+
+async def test_input_says_why_there_is_none(executor: Executor) -> None:
+    result = await executor.run("input('5')")
+    assert (result.error_type, result.stdout) == ("EOFError", "5")
+    assert "input" in (result.error or "")
+
+
+async def test_top_level_await_and_asyncio_run_both_work(executor: Executor) -> None:
+    assert (await executor.run("import asyncio\nawait asyncio.sleep(0, 'a')")).value == "a"
+    assert (await executor.run("asyncio.run(asyncio.sleep(0, 'b'))")).value == "b"
+    code = "async def items():\n    yield 1\n    yield 2\n"
+    code += "found = []\nasync for item in items():\n    found.append(item)\nfound"
+    assert (await executor.run(code)).value == [1, 2]
+    assert (await executor.run("await asyncio.gather(*[asyncio.sleep(0, n) for n in range(3)])")).value == [0, 1, 2]
+
+
+async def test_reset_forgets_the_variables(executor: Executor) -> None:
+    await executor.run("x = 1")
+    await executor.reset()
+    assert (await executor.run("x")).error_type == "NameError"
+
+
+BREAKING = [
+    "json = sys = print = None",
+    "import sys; sys.stdout = None",
+    "import sys; sys.stdout.close()",
+    "__builtins__.clear() if isinstance(__builtins__, dict) else __builtins__.__dict__.clear()",
+    "import builtins\nprint = len = None",
+    "globals().clear()",
+    "tools = 5",
+    "import sys; sys.stdin = 1",
+]
+
+
+@pytest.mark.parametrize("code", BREAKING)
+async def test_code_that_breaks_names_breaks_only_itself(start: Start, code: str, executor_kind: str) -> None:
+    if executor_kind == "in-process" and "clear" in code and "builtins" in code:
+        code = "__builtins__.clear()"  # Its builtins are a copy; the module's own would be the host's.
+    executor, other = start(), start()
+    await executor.run(code)
+    assert (await other.run("print(len('abc'))\n1")).stdout == "3\n"
+    await executor.reset()
+    result = await executor.run("import json\nprint(json.dumps([1]))\nlen('ab')")
+    assert (result.value, result.stdout, result.error) == (2, "[1]\n", None)
+
+
+async def test_several_runs_at_once_queue_up_in_order(executor: Executor) -> None:
+    await executor.run("seen = []")
+    codes = [f"seen.append({n})\nprint({n})\n{n}" for n in range(20)]
+    results = await asyncio.gather(*(executor.run(code) for code in codes))
+    assert [(r.value, r.stdout) for r in results] == [(n, f"{n}\n") for n in range(20)]
+    assert (await executor.run("seen")).value == list(range(20))
+
+
+@pytest.mark.promise("output of threads")
+async def test_output_of_threads_and_what_comes_late(executor: Executor) -> None:
+    code = "import threading, time\nt = threading.Thread(target=print, args=('in time',)); t.start(); t.join()"
+    assert (await executor.run(code)).stdout == "in time\n"
+    late = "def say():\n    time.sleep(0.2)\n    print('late')\nthreading.Thread(target=say).start()"
+    assert (await executor.run(late)).stdout == ""
+    await asyncio.sleep(0.5)
+    assert (await executor.run("1")).stdout == ""
+
+
+async def test_after_close_there_is_a_result_that_says_so(executor: Executor) -> None:
+    await executor.run("1")
+    await executor.close()
+    await executor.close()
+    result = await executor.run("1")
+    assert (result.error, result.error_type) == ("Session is closed", "Closed")

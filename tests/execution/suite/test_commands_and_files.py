@@ -1,0 +1,179 @@
+"""Commands and files, in the same place as the code."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from carrel.errors import ExecutorClosed
+from carrel.execution.executor import Executor, FileChange, FileEntry
+from tests.execution.conftest import Start
+
+
+async def test_a_command_has_output_and_an_exit_code(executor: Executor) -> None:
+    result = await executor.exec("echo out; echo err >&2; exit 3")
+    assert (result.stdout, result.stderr, result.exit_code, result.success) == ("out\n", "err\n", 3, False)
+    assert (await executor.exec(["echo", "a b", "*"])).stdout == "a b *\n"
+    assert (await executor.exec("true")).success
+
+
+async def test_input_environment_and_folder_of_a_command(executor: Executor) -> None:
+    await executor.write_file("sub/x", "1")
+    result = await executor.exec("cat; echo $WORD; ls", stdin="typed\n", env={"WORD": "hello"}, cwd="sub")
+    assert result.stdout == "typed\nhello\nx\n"
+
+
+async def test_a_program_that_is_not_there(executor: Executor) -> None:
+    assert (await executor.exec("no-such-program-anywhere")).exit_code == 127
+    assert (await executor.exec(["no-such-program-anywhere"])).exit_code == 127
+
+
+async def test_time_is_up_for_the_command_and_all_it_started(executor: Executor) -> None:
+    began = time.monotonic()
+    result = await executor.exec("echo begun; (sleep 47.5; echo never > left) & sleep 47.5", timeout=0.3)
+    assert (result.exit_code, result.timed_out, result.success, result.stdout) == (124, True, False, "begun\n")
+    assert time.monotonic() - began < 40
+    assert "47.5" not in (await executor.exec("ps ax -o args | grep -v grep | grep 'sleep 47.5' || true")).stdout
+
+
+async def test_killed_by_a_signal(executor: Executor) -> None:
+    assert (await executor.exec("kill -9 $$")).exit_code == 137
+
+
+async def test_what_stays_in_the_background_does_not_hold_up_the_answer(executor: Executor) -> None:
+    began = time.monotonic()
+    assert (await executor.exec("sleep 47 & echo done")).stdout == "done\n"
+    assert time.monotonic() - began < 40
+
+
+async def test_much_output_of_a_command_is_bounded(start: Start) -> None:
+    executor = start(output_limit=1000)
+    result = await executor.exec("head -c 5000000 /dev/zero | tr '\\0' x")
+    assert "4,999,000 bytes left out" in result.stdout
+
+
+async def test_cancelling_the_caller_ends_the_command(executor: Executor) -> None:
+    running = asyncio.ensure_future(executor.exec("sleep 46.25"))
+    await asyncio.sleep(0.3)
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    assert "46.25" not in (await executor.exec("ps ax -o args | grep -v grep | grep 'sleep 46.25' || true")).stdout
+
+
+async def test_files_are_written_read_and_listed(executor: Executor) -> None:
+    await executor.write_file("a/b.txt", "text")
+    await executor.write_file("raw", b"\0\xff")
+    assert await executor.read_file("a/b.txt") == b"text"
+    assert await executor.read_file("raw") == b"\0\xff"
+    assert [(e.name, e.kind) for e in await executor.list_files()] == [("a", "folder"), ("raw", "file")]
+    assert await executor.list_files("a") == [FileEntry("b.txt", "file", 4)]
+
+
+async def test_a_large_file_goes_both_ways(executor: Executor) -> None:
+    content = os.urandom(1 << 20) * 50
+    await executor.write_file("large", content)
+    assert await executor.read_file("large") == content
+
+
+async def test_errors_of_files_are_those_of_open(executor: Executor) -> None:
+    with pytest.raises(FileNotFoundError, match="missing"):
+        await executor.read_file("missing")
+    await executor.write_file("folder/x", "1")
+    with pytest.raises(IsADirectoryError):
+        await executor.read_file("folder")
+    with pytest.raises(FileNotFoundError):
+        await executor.list_files("nowhere")
+
+
+async def test_str_replace_wants_exactly_one_place(executor: Executor) -> None:
+    await executor.write_file("f", "one two two")
+    await executor.str_replace("f", "one", "1")
+    assert await executor.read_file("f") == b"1 two two"
+    with pytest.raises(ValueError, match="2 times"):
+        await executor.str_replace("f", "two", "2")
+    with pytest.raises(ValueError, match="0 times"):
+        await executor.str_replace("f", "three", "3")
+    assert await executor.read_file("f") == b"1 two two"
+
+
+@pytest.mark.promise("works in its workspace")
+async def test_code_commands_and_files_see_the_same_place(executor: Executor) -> None:
+    await executor.run("open('from_code', 'w').write('1')")
+    await executor.exec("echo 2 > from_command")
+    await executor.write_file("from_host", "3")
+    code = "[open(n).read().strip() for n in ('from_code', 'from_command', 'from_host')]"
+    assert (await executor.run(code)).value == ["1", "2", "3"]
+
+
+def given(folder: Path) -> Path:
+    (folder / "kept.txt").write_text("same\n")
+    (folder / "changed.txt").write_text("one\ntwo\nthree\n")
+    (folder / "gone.txt").write_text("bye\n")
+    (folder / "sub").mkdir()
+    (folder / "sub" / "raw").write_bytes(b"\0\1")
+    return folder
+
+
+async def edit(executor: Executor) -> None:
+    await executor.write_file("changed.txt", "one\n2\nthree\n")
+    await executor.write_file("new.txt", "hello")
+    await executor.write_file("sub/raw", b"\0\2\3")
+    await executor.exec("rm gone.txt; touch kept.txt")
+
+
+@pytest.mark.parametrize("mode", ["overlay", "rw"])
+async def test_changes_are_told_against_the_start(start: Start, tmp_path: Path, mode: str) -> None:
+    executor = start(workspace=given(tmp_path), workspace_mode=mode)
+    assert await executor.changed_files() == []
+    await edit(executor)
+    assert await executor.changed_files() == [
+        FileChange("changed.txt", "modified", 12),
+        FileChange("gone.txt", "deleted"),
+        FileChange("new.txt", "added", 5),
+        FileChange("sub/raw", "modified", 3),
+    ]
+    assert await executor.diff() == (
+        "--- a/changed.txt\n+++ b/changed.txt\n@@ -1,3 +1,3 @@\n one\n-two\n+2\n three\n"
+        "--- a/gone.txt\n+++ /dev/null\n@@ -1 +0,0 @@\n-bye\n"
+        "--- /dev/null\n+++ b/new.txt\n@@ -0,0 +1 @@\n+hello\n\\ No newline at end of file\n"
+        "Binary files a/sub/raw and b/sub/raw differ\n"
+    )
+
+
+@pytest.mark.promise("the workspace stays as it was")
+async def test_an_overlay_leaves_the_folder_as_it_was(start: Start, tmp_path: Path) -> None:
+    executor = start(workspace=given(tmp_path))
+    await edit(executor)
+    assert (tmp_path / "changed.txt").read_text() == "one\ntwo\nthree\n"
+    assert (tmp_path / "gone.txt").exists()
+    assert not (tmp_path / "new.txt").exists()
+
+
+async def test_rw_changes_the_folder_itself(start: Start, tmp_path: Path) -> None:
+    executor = start(workspace=given(tmp_path), workspace_mode="rw")
+    await edit(executor)
+    assert (tmp_path / "changed.txt").read_text() == "one\n2\nthree\n"
+    assert not (tmp_path / "gone.txt").exists()
+
+
+@pytest.mark.promise("only its own environment variables")
+async def test_nothing_of_the_hosts_environment_is_inside(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CARREL_TEST_SECRET", "s3cret")
+    executor = start(env={"GIVEN": "yes"})
+    result = await executor.run("import os\n'CARREL_TEST_SECRET' in os.environ, os.environ['GIVEN']")
+    assert result.value == (False, "yes")
+    assert "s3cret" not in (await executor.exec("env; cat /proc/*/environ 2>/dev/null || true")).stdout
+
+
+async def test_after_close_they_say_so(executor: Executor) -> None:
+    await executor.start()
+    await executor.close()
+    with pytest.raises(ExecutorClosed):
+        await executor.read_file("x")
+    with pytest.raises(ExecutorClosed):
+        await executor.exec("true")

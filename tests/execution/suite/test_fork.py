@@ -1,0 +1,81 @@
+"""Live forks: the same variables and files, and from then on apart."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from carrel.errors import ForkRefused
+from carrel.execution.executor import Executor
+from tests.execution.conftest import Start
+
+
+async def test_where_it_cannot_fork_it_says_so_and_goes_on(executor: Executor) -> None:
+    await executor.run("x = 1")
+    if "fork" not in executor.supported_capabilities():
+        with pytest.raises(ForkRefused):
+            await executor.fork()
+    assert (await executor.run("x")).value == 1
+
+
+@pytest.mark.promise("forks")
+async def test_a_fork_has_the_variables_and_the_files_and_goes_its_own_way(executor: Executor) -> None:
+    await executor.run("x = [1]\nopen('f', 'w').write('before')")
+    fork = await executor.fork()
+    try:
+        for one, other in ((executor, "parent"), (fork, "fork")):
+            await one.run(f"x.append({other!r})\nopen('f', 'w').write({other!r})\nprint({other!r})")
+        for one, other in ((executor, "parent"), (fork, "fork")):
+            result = await one.run("print(x[1])\nx, open('f').read()")
+            assert (result.value, result.stdout) == (([1, other], other), f"{other}\n")
+            assert (await one.exec("cat f")).stdout == other
+    finally:
+        await fork.close()
+
+
+@pytest.mark.promise("forks")
+async def test_a_fork_outlives_its_parent_and_survives_a_crash(executor: Executor) -> None:
+    await executor.run("x = 7")
+    fork = await executor.fork()
+    try:
+        await executor.close()
+        assert (await fork.run("x")).value == 7
+        result = await fork.run("import os; os._exit(1)")
+        assert (result.error_type, result.state) == ("Crashed", "restored")
+        assert (await fork.run("x")).value == 7
+    finally:
+        await fork.close()
+
+
+@pytest.mark.promise("forks")
+async def test_forks_of_forks_and_many_of_one(executor: Executor) -> None:
+    await executor.run("x = 0")
+    line = [executor]
+    try:
+        for number in range(1, 5):
+            line.append(await line[-1].fork())
+            await line[-1].run(f"x = {number}")
+        line += [await executor.fork() for _ in range(4)]
+        assert [r.value for r in await asyncio.gather(*(one.run("x") for one in line))] == [0, 1, 2, 3, 4, 0, 0, 0, 0]
+    finally:
+        await asyncio.gather(*(one.close() for one in line))
+
+
+@pytest.mark.promise("forks")
+async def test_threads_refuse_a_fork_and_nothing_changes(executor: Executor) -> None:
+    await executor.run("import threading\nstop = threading.Event()\nt = threading.Thread(target=stop.wait); t.start()")
+    with pytest.raises(ForkRefused, match="thread"):
+        await executor.fork()
+    assert (await executor.run("stop.set(); t.join(); 5")).value == 5
+    fork = await executor.fork()
+    assert (await fork.run("6")).value == 6
+    await fork.close()
+
+
+async def test_a_closed_one_cannot_be_forked(start: Start) -> None:
+    executor = start()
+    await executor.start()
+    await executor.close()
+    with pytest.raises((ForkRefused, RuntimeError)):
+        await executor.fork()

@@ -1,0 +1,111 @@
+"""Output: bounded, whole, streamed, and never in somebody else's result."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from carrel.execution.executor import ExecutionResult, Executor, Output
+from tests.execution.conftest import Start
+
+
+async def test_output_is_cut_in_the_middle_and_says_by_how_much(start: Start) -> None:
+    executor = start(output_limit=1000)
+    result = await executor.run("print('a' * 600 + 'b' * 600)")
+    assert result.stdout.startswith("a" * 500 + "\n[… ")
+    assert result.stdout.endswith("b" * 499 + "\n")
+    assert "201 bytes left out" in result.stdout
+
+
+async def test_a_hundred_megabytes_of_which_nothing_is_in_the_next_result(executor: Executor) -> None:
+    result = await executor.run("for _ in range(100): print('x' * 999_999)", timeout=60)
+    assert result.error is None
+    assert 10_000_000 < len(result.stdout) < 11_000_000
+    assert "89,514,240 bytes left out" in result.stdout
+    assert (await executor.run("print('next')")).stdout == "next\n"
+
+
+async def test_pieces_come_while_the_code_runs(executor: Executor) -> None:
+    code = "import time, sys\nprint('one', flush=True)\ntime.sleep(0.5)\nprint('two', file=sys.stderr)\n3"
+    items: list[Output | ExecutionResult] = []
+    order = []
+    async for item in executor.stream(code):
+        items.append(item)
+        order.append(asyncio.get_running_loop().time())
+    assert (
+        items[:2] == [Output("stdout", "one\n"), Output("stderr", "two\n")]
+        or "".join(item.text for item in items[:-1] if isinstance(item, Output)) == "one\ntwo\n"
+    )
+    result = items[-1]
+    assert isinstance(result, ExecutionResult)
+    assert (result.value, result.stdout, result.stderr) == (3, "one\n", "two\n")
+    assert order[-1] - order[0] > 0.25
+
+
+async def test_a_character_cut_in_two_comes_whole(executor: Executor) -> None:
+    code = "import sys, time\nb = sys.stdout.buffer\n"
+    code += "b.write(b'\\xc3'); b.flush(); time.sleep(0.1); b.write(b'\\xa9'); b.flush()"
+    pieces = [item.text async for item in executor.stream(code) if isinstance(item, Output)]
+    assert "".join(pieces) == "é"
+
+
+async def test_a_slow_reader_gets_everything(executor: Executor) -> None:
+    got = 0
+    async for item in executor.stream("for n in range(30): print('x' * 999_999)", timeout=60):
+        if isinstance(item, Output):
+            got += len(item.text)
+            await asyncio.sleep(0.001)
+    assert got == 30_000_000
+
+
+async def test_leaving_the_stream_stops_the_code(executor: Executor) -> None:
+    await executor.run("n = 0")
+    stream = executor.stream("while True:\n    n += 1\n    print(n)")
+    async for _ in stream:
+        break
+    await stream.aclose()  # type: ignore[attr-defined]
+    first = (await executor.run("n")).value
+    await asyncio.sleep(0.05)
+    assert (await executor.run("n")).value == first > 0
+
+
+@pytest.mark.promise("output below Python")
+async def test_what_a_background_process_writes_is_in_no_later_result(executor: Executor) -> None:
+    result = await executor.run(
+        "import subprocess\np = subprocess.Popen(['sh', '-c', 'for i in 1 2 3 4 5; do echo tick; sleep 0.05; done'])"
+    )
+    assert result.error is None
+    await executor.run("1")
+    await asyncio.sleep(0.4)
+    assert (await executor.run("print('mine')")).stdout == "mine\n"
+
+
+@pytest.mark.promise("output below Python")
+async def test_a_background_process_that_writes_during_the_next_run_is_not_in_it(executor: Executor) -> None:
+    await executor.run(
+        "import subprocess, time\np = subprocess.Popen(['sh', '-c', 'while sleep 0.02; do echo tick; done'])"
+    )
+    for n in range(3):
+        assert (await executor.run(f"time.sleep(0.2); print({n})")).stdout == f"{n}\n"
+    assert (await executor.run("p.kill(); p.wait(); print('end')")).stdout == "end\n"
+
+
+@pytest.mark.promise("output of threads")
+async def test_a_late_thread_that_prints_during_the_next_run_is_not_in_it(executor: Executor) -> None:
+    code = (
+        "import threading, time\nstop = threading.Event()\ndef say():\n    while not stop.wait(0.02): print('late')\n"
+    )
+    await executor.run(code + "t = threading.Thread(target=say); t.start()")
+    for n in range(3):
+        assert (await executor.run(f"time.sleep(0.2); print({n})")).stdout == f"{n}\n"
+    assert (await executor.run("stop.set(); t.join(); print('end')")).stdout == "end\n"
+    assert (await executor.run("print('after')")).stdout == "after\n"
+
+
+@pytest.mark.promise("survives the end of its process")
+async def test_output_is_whole_after_a_crash(executor: Executor) -> None:
+    for n in range(3):
+        await executor.run("import subprocess, os; subprocess.run(['true']); os._exit(1)")
+        assert (await executor.run(f"print({n}); subprocess_ran = True")).stdout == f"{n}\n"
+        assert (await executor.run(f"import os; os.system('echo {n}')")).stdout == f"{n}\n"

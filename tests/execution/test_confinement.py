@@ -1,0 +1,135 @@
+"""What is in force: capabilities that are true, limits that hold, and a required sandbox that is one."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from carrel.errors import ConfigurationError, SandboxUnavailable
+from carrel.execution.confinement import Confinement, confinement
+from carrel.execution.endings import told_ending
+from carrel.execution.in_process import InProcessExecutor
+from carrel.execution.settings import Limits, Mount, SubprocessConfig, sandbox_mode
+from carrel.execution.subprocess_executor import SubprocessExecutor
+from carrel.sandbox.probe import probe
+
+MIB = 1024 * 1024
+
+
+async def test_capabilities_are_what_is_in_force() -> None:
+    assert InProcessExecutor().supported_capabilities() == {"timeout", "reset", "interrupt", "streaming"}
+    off = SubprocessExecutor(SubprocessConfig(sandbox="off", network=False)).supported_capabilities()
+    assert off == {"timeout", "reset", "interrupt", "streaming", "process_isolation"}
+    whole = SubprocessConfig(sandbox="auto", network=False, limits=Limits(memory=256 * MIB, cpus=1))
+    more = {"filesystem_isolation", "network_isolation", "memory_limit", "fork"}
+    if any(part.name == "cpu" and part.in_force for part in probe()):
+        more.add("cpu_limit")
+    assert SubprocessExecutor(whole).supported_capabilities() == off | more
+    plain = SubprocessExecutor(SubprocessConfig(sandbox="required")).supported_capabilities()
+    assert plain == off | {"filesystem_isolation", "fork"}
+
+
+async def test_a_part_that_is_missing_is_no_capability(tmp_path: Path) -> None:
+    without = Confinement(("user", "mount", "pid"), confined=True)
+    config = SubprocessConfig(network=False, limits=Limits(cpus=1))
+    assert not {"network_isolation", "cpu_limit", "fork"} & without.capabilities(config)
+    writes = SubprocessConfig(workspace=tmp_path, workspace_mode="rw")
+    assert "fork" not in SubprocessExecutor(writes).supported_capabilities()
+
+
+async def test_a_memory_bomb_costs_the_run_and_not_the_session() -> None:
+    config = SubprocessConfig(sandbox="auto", limits=Limits(memory=128 * MIB))
+    async with SubprocessExecutor(config) as executor:
+        await executor.run("x = 5")
+        result = await executor.run("big = []\nwhile True: big.append(bytearray(1 << 20))", timeout=60)
+        assert (result.error_type, result.state) in [("OutOfMemory", "restored"), ("MemoryError", "kept")]
+        assert (await executor.run("big = None\nx")).value == 5
+
+
+async def test_the_disk_limit_is_an_error_of_the_code() -> None:
+    async with SubprocessExecutor(SubprocessConfig(sandbox="required", limits=Limits(disk=8 * MIB))) as executor:
+        result = await executor.run("open('f', 'wb').write(b'x' * (16 << 20))")
+        assert result.error_type == "OSError"
+        assert (await executor.exec("rm f; echo fine > g; cat g")).stdout == "fine\n"
+
+
+async def test_a_fork_bomb_is_an_error_of_the_code() -> None:
+    async with SubprocessExecutor(SubprocessConfig(sandbox="required", limits=Limits(processes=30))) as executor:
+        await executor.run("x = 5")
+        code = "import subprocess\nfor _ in range(100): subprocess.Popen(['sleep', '100'])"
+        assert (await executor.run(code)).error_type == "BlockingIOError"
+        assert (await executor.run("x")).value == 5
+
+
+async def test_mounts_are_shown_where_they_were_asked_for(tmp_path: Path) -> None:
+    (tmp_path / "f").write_text("given")
+    (tmp_path / "rw").mkdir()
+    mounts = (Mount(source=tmp_path, at="/data"), Mount(source=tmp_path / "rw", at="/out", mode="rw"))
+    async with SubprocessExecutor(SubprocessConfig(sandbox="required", mounts=mounts)) as executor:
+        assert (await executor.run("open('/data/f').read()")).value == "given"
+        assert (await executor.run("open('/data/f', 'w')")).error_type in ("OSError", "PermissionError")
+        assert (await executor.run("open('/out/g', 'w').write('made')")).is_ok
+    assert (tmp_path / "rw" / "g").read_text() == "made"
+
+
+async def test_one_session_does_not_see_another() -> None:
+    one, other = (SubprocessExecutor(SubprocessConfig(sandbox="required")) for _ in range(2))
+    try:
+        await one.run("open('/tmp/secret', 'w').write('s'); open('here', 'w').write('s')")
+        found = await other.exec("ls /tmp /workspace; ps ax | wc -l")
+        assert "secret" not in found.stdout
+        assert "here" not in found.stdout
+    finally:
+        await asyncio.gather(one.close(), other.close())
+
+
+def test_the_variable_is_the_default_and_never_weakens(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CARREL_SANDBOX", raising=False)
+    assert sandbox_mode(None) == "auto"
+    monkeypatch.setenv("CARREL_SANDBOX", "off")
+    assert sandbox_mode(None) == "off"
+    assert sandbox_mode("required") == "required"
+    assert sandbox_mode("auto") == "auto"
+    monkeypatch.setenv("CARREL_SANDBOX", "nonsense")
+    with pytest.raises(ConfigurationError, match="CARREL_SANDBOX"):
+        sandbox_mode(None)
+
+
+def test_a_required_sandbox_that_is_not_there_says_what_is_missing() -> None:
+    parts = tuple(
+        dataclasses.replace(part, in_force=False, why="EPERM", how_to_get_it="sysctl x=1")
+        if part.name == "net"
+        else part
+        for part in probe()
+    )
+    with pytest.raises(SandboxUnavailable, match=r"network.*EPERM.*sysctl x=1"):
+        confinement("required", SubprocessConfig(), parts)
+    assert confinement("auto", SubprocessConfig(), parts).confined
+
+
+@pytest.mark.parametrize("settings", [{"sandbox": "maybe"}, {"workspace_mode": "rx"}, {"workspace": Path("/nowhere")}])
+def test_settings_that_make_no_sense_are_named(settings: dict[str, object]) -> None:
+    with pytest.raises(ConfigurationError):
+        SubprocessConfig(**settings)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("status", "broke", "said"),
+    [
+        (3 << 8, "", "exit code 3"),
+        (11, "", "SIGSEGV: a segmentation fault"),
+        (31, "", "SIGSYS: a system call that the sandbox refuses"),
+        (9, "", "SIGKILL"),
+        (64, "", "SIGRTMAX"),
+        (63, "", "signal 63"),
+        (None, "", "ended"),
+        (None, "it sent nonsense", "it sent nonsense"),
+    ],
+)
+def test_how_it_ended_is_told_in_words(status: int | None, broke: str, said: str) -> None:
+    ending = told_ending(status, broke, 0)
+    assert ending.error_type == "Crashed"
+    assert said in ending.text

@@ -1,0 +1,256 @@
+"""Faults: whatever dies, and whenever, there is an answer, the session goes on or says why not, and nothing is left."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from carrel.errors import CarrelError, ForkRefused
+from carrel.execution.settings import SubprocessConfig
+from carrel.execution.subprocess_executor import SubprocessExecutor
+from carrel.execution.zygotes import Family, SpawnFailed, Zygotes, shared
+from carrel.sandbox.probe import probe
+from tests.execution.processes import alive, descendants, groups_of, started, wait_gone
+
+MODES = ("off", "required")
+
+
+@pytest.fixture(params=MODES)
+async def executor(request: pytest.FixtureRequest) -> AsyncIterator[SubprocessExecutor]:
+    made = SubprocessExecutor(SubprocessConfig(sandbox=request.param, timeout=20))
+    yield made
+    await asyncio.wait_for(made.close(), 20)
+
+
+def session_of(executor: SubprocessExecutor) -> Any:
+    return executor._session
+
+
+async def test_the_worker_is_killed_while_it_starts(executor: SubprocessExecutor) -> None:
+    zygote = shared.take(Family(sys.executable))
+    await asyncio.wrap_future(zygote.ready)
+    before = descendants(zygote.pid)
+    starting = asyncio.ensure_future(executor.start())
+    while not starting.done():
+        for pid in descendants(zygote.pid).keys() - before.keys():
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                continue
+        await asyncio.sleep(0)
+    zygote.give_back()
+    if starting.exception() is not None:
+        assert isinstance(starting.exception(), SpawnFailed)
+    await executor.run("1")
+    assert (await executor.run("1 + 1")).value == 2
+
+
+async def test_the_worker_is_killed_between_runs_and_nothing_is_lost(executor: SubprocessExecutor) -> None:
+    await executor.run("x = 5")
+    await asyncio.sleep(0.1)
+    session_of(executor).kill()
+    await asyncio.sleep(0.1)
+    result = await executor.run("x + 1")
+    assert (result.value, result.error) == (6, None)
+
+
+async def test_the_worker_is_killed_while_it_runs(executor: SubprocessExecutor) -> None:
+    await executor.run("x = 5")
+    running = asyncio.ensure_future(executor.run("x = 6\nwhile True: pass"))
+    await asyncio.sleep(0.2)
+    os.kill(pid_of(session_of(executor)._worker_fd), signal.SIGKILL)
+    result = await running
+    assert (result.error_type, result.state) == ("Crashed", "restored")
+    assert "SIGKILL" in (result.error or "")
+    assert (await executor.run("x")).value == 5
+
+
+async def test_the_worker_is_killed_in_a_host_call(executor: SubprocessExecutor) -> None:
+    async def kill(name: str, args: list[Any], kwargs: dict[str, Any]) -> None:
+        os.kill(pid_of(session_of(executor)._worker_fd), signal.SIGKILL)
+        await asyncio.sleep(30)
+
+    executor.handlers["kill"] = kill
+    await executor.run("x = 5")
+    result = await executor.run("kill()")
+    assert (result.error_type, result.state) == ("Crashed", "restored")
+    assert (await executor.run("x")).value == 5
+
+
+async def test_the_worker_is_killed_in_a_command(executor: SubprocessExecutor) -> None:
+    await executor.run("x = 5")
+    running = asyncio.ensure_future(executor.exec("sleep 30"))
+    await asyncio.sleep(0.2)
+    session_of(executor).kill()
+    with pytest.raises(CarrelError):
+        await running
+    assert (await executor.run("x")).value == 5
+
+
+async def test_the_worker_is_killed_in_a_fork() -> None:
+    async with SubprocessExecutor(SubprocessConfig(sandbox="required")) as executor:
+        await executor.run("x = 5")
+        await asyncio.sleep(0.1)
+        for pause in (0.0, 0.001, 0.003, 0.006, 0.01):
+            forking = asyncio.ensure_future(executor.fork())
+            await asyncio.sleep(pause)
+            session_of(executor).kill()
+            try:
+                fork = await forking
+                assert (await fork.run("x")).value == 5
+                await fork.close()
+            except ForkRefused:
+                pass  # Refused because it died: that is the answer.
+            assert (await executor.run("x")).value == 5
+            await asyncio.sleep(0.1)  # Time for the next frozen fork.
+
+
+async def test_the_worker_is_killed_while_it_is_closed(executor: SubprocessExecutor) -> None:
+    await executor.run("1")
+    processes = descendants(session_of(executor).init.pid)
+    closing = asyncio.ensure_future(executor.close())
+    session_of(executor).kill() if session_of(executor) else None
+    await closing
+    assert alive(processes) == []
+
+
+async def test_the_frozen_fork_is_killed_too(executor: SubprocessExecutor) -> None:
+    await executor.run("x = 5")
+    await asyncio.sleep(0.1)
+    os.kill(pid_of(session_of(executor)._frozen[1]), signal.SIGKILL)
+    result = await executor.run("import os; os._exit(1)")
+    assert result.state in ("restored", "lost")  # A new one may have been made before the code ran.
+    assert (await executor.run("1 + 1")).value == 2
+
+
+async def test_init_is_killed(executor: SubprocessExecutor) -> None:
+    await executor.run("x = 5")
+    init = session_of(executor).init.pid
+    processes = descendants(init)
+    os.kill(init, signal.SIGKILL)
+    assert await asyncio.to_thread(wait_gone, dict(list(processes.items())[:1]), 5) == []
+    result = await executor.run("x")
+    assert (result.error_type, result.state) == ("Crashed", "lost")
+    assert (await executor.run("1 + 1")).value == 2
+    assert await asyncio.to_thread(wait_gone, processes, 5) == []
+
+
+async def test_the_zygote_is_killed_and_the_next_start_makes_a_new_one(executor: SubprocessExecutor) -> None:
+    await executor.run("x = 5")
+    zygote = executor._zygote
+    assert zygote is not None
+    sessions = descendants(zygote.pid)
+    assert sessions
+    os.kill(zygote.pid, signal.SIGKILL)
+    assert wait_gone(sessions, 2) == []
+    result = await executor.run("x")
+    assert (result.error_type, result.state) == ("Crashed", "lost")
+    assert (await executor.run("1 + 1")).value == 2
+    async with SubprocessExecutor(executor.config) as other:
+        assert (await other.run("2")).value == 2
+        assert other._zygote is not zygote
+
+
+async def test_an_unused_zygote_is_ended() -> None:
+    zygotes = Zygotes(idle=0.2)
+    zygote = zygotes.take(Family(sys.executable))
+    await asyncio.wrap_future(zygote.ready)
+    began = {zygote.pid: started(zygote.pid) or ""}
+    await asyncio.sleep(0.5)
+    assert alive(began) == [zygote.pid]
+    zygote.give_back()
+    assert await asyncio.to_thread(wait_gone, began, 5) == []
+    other = zygotes.take(Family(sys.executable))
+    assert other is not zygote
+    other.give_back()
+    await asyncio.to_thread(zygotes.end_all)
+
+
+async def test_a_python_that_does_not_start_is_named() -> None:
+    zygotes = Zygotes()
+    zygote = zygotes.take(Family("/usr/bin/false"))
+    with pytest.raises(SpawnFailed, match="/usr/bin/false"):
+        await asyncio.wrap_future(zygote.ready)
+
+
+ELSEWHERE = """
+import asyncio, os, sys
+from pathlib import Path
+os.chdir(sys.argv[1])
+from carrel.execution.settings import SubprocessConfig
+from carrel.execution.subprocess_executor import SubprocessExecutor
+async def main():
+    async with SubprocessExecutor(SubprocessConfig(sandbox="required", workspace=Path("."))) as executor:
+        print((await executor.run("open('f').read()")).value)
+asyncio.run(main())
+"""
+
+
+def test_a_host_whose_own_folder_is_the_workspace_below_tmp(tmp_path: Path) -> None:
+    (tmp_path / "f").write_text("given")
+    command = [sys.executable, "-c", ELSEWHERE, str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    assert (done.stdout, done.stderr) == ("given\n", "")
+
+
+HOST = """
+import asyncio, sys
+from carrel.execution.settings import SubprocessConfig
+from carrel.execution.subprocess_executor import SubprocessExecutor
+async def main():
+    modes = ["required"] * 14 + ["off"] * 6
+    executors = [SubprocessExecutor(SubprocessConfig(sandbox=mode)) for mode in modes]
+    await asyncio.gather(*(one.start() for one in executors))
+    code = "import os\\nos.system('sleep 300 &')\\nwhile True: pass"
+    runs = [asyncio.ensure_future(one.run(code)) for one in executors]
+    await asyncio.sleep(1.0)
+    print("ready", flush=True)
+    await asyncio.gather(*runs)
+asyncio.run(main())
+"""
+
+
+def test_the_host_is_killed_while_twenty_sessions_run(tmp_path: Path) -> None:
+    mounts = Path("/proc/self/mountinfo").read_text()
+    host = subprocess.Popen(
+        [sys.executable, "-c", HOST], stdout=subprocess.PIPE, text=True, env={**os.environ, "TMPDIR": str(tmp_path)}
+    )
+    assert host.stdout is not None
+    assert host.stdout.readline() == "ready\n"
+    processes = descendants(host.pid)
+    assert len(processes) > 60
+    assert groups_of(set(processes)) or not any(part.name == "pids" and part.in_force for part in probe())
+    assert any(tmp_path.iterdir())
+    host.kill()
+    host.wait()
+    host.stdout.close()
+    end = time.monotonic() + 2
+    assert [named(pid) for pid in wait_gone(processes, 2)] == []
+    while any(tmp_path.iterdir()) and time.monotonic() < end:
+        time.sleep(0.01)
+    assert list(tmp_path.iterdir()) == []
+    assert Path("/proc/self/mountinfo").read_text() == mounts
+    while groups_of(set(processes)) and time.monotonic() < end:
+        time.sleep(0.01)
+    assert groups_of(set(processes)) == []
+
+
+def named(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ")
+    except OSError:
+        return ""
+
+
+def pid_of(pidfd: int) -> int:
+    text = Path(f"/proc/self/fdinfo/{pidfd}").read_text()
+    return int(next(line.split()[1] for line in text.splitlines() if line.startswith("Pid:")))

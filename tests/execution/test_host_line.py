@@ -1,0 +1,175 @@
+"""The host's end of the line: garbage ends that line with a reason, and costs the host nothing."""
+
+from __future__ import annotations
+
+import array
+import asyncio
+import json
+import os
+import socket
+from collections.abc import AsyncIterator
+
+import pytest
+
+from carrel.execution.host_line import HostLine, Record
+from carrel.execution.settings import SubprocessConfig
+from carrel.execution.subprocess_executor import SubprocessExecutor
+from tests.execution.processes import descriptors
+
+
+class Heard:
+    def __init__(self) -> None:
+        self.records: list[Record] = []
+        self.fds: list[int] = []
+        self.reasons: list[str] = []
+        self.changed = asyncio.Event()
+        ours, self.peer = socket.socketpair()
+        self.line = HostLine(ours, self._record, self._ended)
+
+    def _record(self, record: Record, fds: list[int]) -> None:
+        self.records.append(record)
+        self.fds += fds
+        self.changed.set()
+
+    def _ended(self, reason: str) -> None:
+        self.reasons.append(reason)
+        self.changed.set()
+
+    async def until(self) -> None:
+        self.changed.clear()
+        await asyncio.wait_for(self.changed.wait(), 10)
+
+
+@pytest.fixture
+async def heard() -> AsyncIterator[Heard]:
+    made = Heard()
+    yield made
+    made.line.close()
+    made.peer.close()
+    for descriptor in made.fds:
+        os.close(descriptor)
+
+
+def framed(body: bytes) -> bytes:
+    return len(body).to_bytes(4, "big") + body
+
+
+async def test_records_arrive_whole_however_they_are_cut(heard: Heard) -> None:
+    records = [{"n": n, "text": "é" * n} for n in range(50)]
+    data = b"".join(framed(json.dumps(record).encode()) for record in records)
+    for at in range(0, len(data), 7):
+        heard.peer.send(data[at : at + 7])
+        await asyncio.sleep(0)
+    while len(heard.records) < 50:
+        await heard.until()
+    assert heard.records == records
+
+
+async def test_descriptors_come_with_the_record_that_names_them(heard: Heard) -> None:
+    read, write = os.pipe()
+    ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [write]))]
+    heard.peer.sendmsg([framed(b'{"fds":1}')], ancillary)
+    os.close(write)
+    await heard.until()
+    os.write(heard.fds[0], b"through")
+    assert os.read(read, 100) == b"through"
+    assert not os.get_inheritable(heard.fds[0])
+    os.close(read)
+
+
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        (framed(b"no json"), "no JSON"),
+        (framed(b"[1]"), "no record"),
+        (framed(b"\xff\xfe"), "no JSON"),
+        (framed(b"[" * 100_000), "no JSON"),
+        (b"\xff\xff\xff\xff", "announced"),
+        (framed(b'{"fds":1}'), "descriptors"),
+        (framed(b'{"fds":-1}'), "descriptors"),
+        (framed(b'{"fds":true}'), "descriptors"),
+        (framed(b'{"fds":"1"}'), "descriptors"),
+        (framed(b""), "no JSON"),
+    ],
+)
+async def test_what_is_no_record_ends_the_line_with_a_reason(heard: Heard, data: bytes, said: str) -> None:
+    heard.peer.send(data)
+    await heard.until()
+    assert len(heard.reasons) == 1
+    assert said in heard.reasons[0]
+    assert heard.line.closed
+
+
+async def test_descriptors_that_nobody_named_are_closed(heard: Heard) -> None:
+    before = descriptors()
+    with open(os.devnull) as file:
+        for _ in range(5):
+            numbers = array.array("i", [file.fileno()] * 10)
+            try:
+                heard.peer.sendmsg([framed(b"{}")], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, numbers)])
+            except BrokenPipeError:
+                break
+            await asyncio.sleep(0.02)
+    assert heard.line.closed
+    assert descriptors() <= before
+
+
+async def test_a_peer_that_does_not_read_holds_nobody_up(heard: Heard) -> None:
+    for n in range(100):
+        heard.line.send({"n": n, "data": "x" * 100_000})
+    assert not heard.line.sent_all
+    received = bytearray()
+    heard.peer.setblocking(False)
+    loop = asyncio.get_running_loop()
+    while len(received) < 100 * 100_000:
+        received += await asyncio.wait_for(loop.sock_recv(heard.peer, 1 << 20), 10)
+    await asyncio.sleep(0.05)
+    assert heard.line.sent_all
+
+
+GARBAGE = """
+import os, socket, stat, struct
+def lines():
+    for fd in range(3, 1000):
+        try:
+            if stat.S_ISSOCK(os.fstat(fd).st_mode):
+                yield fd
+        except OSError: pass
+for fd in lines():
+    try: os.write(fd, {data!r})
+    except OSError: pass
+import time; time.sleep(5)
+"""
+
+
+@pytest.mark.parametrize("mode", ["off", "required"])
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"\xff" * 100,
+        framed(b"nonsense"),
+        framed(b'{"op":"nonsense"}'),
+        framed(b'{"op":"done","id":999}'),
+        framed(b'{"op":"done","id":[]}'),
+        framed(b'{"op":"call","call":1,"name":"tools.x","arguments":{"$":"nonsense"}}'),
+        framed(b'{"op":"call","call":"1","name":null}'),
+        framed(b'{"op":"frozen","fds":0}'),
+    ],
+)
+async def test_code_that_forges_records_ends_only_its_own_worker(mode: str, data: bytes) -> None:
+    async with SubprocessExecutor(SubprocessConfig(sandbox=mode)) as executor:  # type: ignore[arg-type]
+        await executor.run("x = 5")
+        result = await executor.run(GARBAGE.format(data=data), timeout=30)
+        assert result.error_type == "Crashed"
+        assert (await executor.run("1 + 1")).value == 2
+
+
+async def test_a_forged_answer_is_a_value_at_worst() -> None:
+    """Code can lie about its own result; it is data all the same, and the next run is its own again."""
+    async with SubprocessExecutor() as executor:
+        await executor.run("x = 5")
+        forged = framed(b'{"op":"done","id":2,"value":{"$":"bytes","of":"aGk="}}')
+        result = await executor.run(GARBAGE.format(data=forged), timeout=30)
+        assert result.value == b"hi" or result.error_type == "Crashed"
+        await executor.run("1")
+        assert (await executor.run("1 + 1")).value == 2

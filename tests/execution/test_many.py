@@ -1,0 +1,107 @@
+"""Many sessions: at once, and one after the other, with nothing left of any."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import subprocess
+import sys
+
+import pytest
+
+from carrel.execution import scratch
+from carrel.execution.settings import SubprocessConfig
+from carrel.execution.subprocess_executor import SubprocessExecutor
+from tests.execution.processes import descendants, descriptors, groups_of, memory
+
+
+@pytest.mark.parametrize("count", [2, 20])
+@pytest.mark.parametrize("mode", ["off", "required"])
+async def test_many_started_at_once_in_one_loop(count: int, mode: str) -> None:
+    executors = [SubprocessExecutor(SubprocessConfig(sandbox=mode)) for _ in range(count)]  # type: ignore[arg-type]
+    try:
+        results = await asyncio.gather(*(one.run(f"x = {n}\nprint({n})\nx") for n, one in enumerate(executors)))
+        assert [(r.value, r.stdout) for r in results] == [(n, f"{n}\n") for n in range(count)]
+        again = await asyncio.gather(*(one.run("x") for one in executors))
+        assert [r.value for r in again] == list(range(count))
+    finally:
+        await asyncio.gather(*(one.close() for one in executors))
+
+
+async def in_a_row(count: int) -> None:
+    config = SubprocessConfig(sandbox="required")
+
+    async def one() -> None:
+        async with SubprocessExecutor(config) as executor:
+            assert (await executor.run("open('f', 'w').write('x' * 10000); 1")).value == 1
+
+    for _ in range(20):
+        await one()
+    gc.collect()
+    zygote = SubprocessExecutor(config)
+    await zygote.start()
+    assert zygote._zygote is not None
+    pid = zygote._zygote.pid
+    await zygote.close()
+    before = descriptors(), len(descendants(os.getpid())), left_on_disk(), len(groups_of({pid}))
+    inside = len(os.listdir(f"/proc/{pid}/fd"))
+    ours, theirs = memory(), memory(pid)
+    for _ in range(count):
+        await one()
+    gc.collect()
+    await asyncio.sleep(0.2)
+    assert descriptors() <= before[0]
+    assert len(descendants(os.getpid())) <= before[1]
+    assert left_on_disk() <= before[2]
+    assert len(groups_of({pid})) <= before[3]
+    assert len(os.listdir(f"/proc/{pid}/fd")) <= inside
+    assert memory() - ours < 4 << 20
+    assert memory(pid) - theirs < 4 << 20
+
+
+def left_on_disk() -> int:
+    return len(list(scratch._folder.iterdir())) if scratch._folder is not None else 0
+
+
+@pytest.mark.timeout(400)
+async def test_a_thousand_sessions_in_a_row_leave_nothing() -> None:
+    await in_a_row(1000)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+async def test_ten_thousand_sessions_in_a_row_leave_nothing() -> None:
+    await in_a_row(10_000)
+
+
+MORE_THAN_THE_LIMIT = """
+import asyncio, resource
+from carrel.execution.settings import SubprocessConfig
+from carrel.execution.subprocess_executor import SubprocessExecutor
+resource.setrlimit(resource.RLIMIT_NOFILE, (300, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+async def main():
+    executors = [SubprocessExecutor(SubprocessConfig(sandbox="required")) for _ in range(50)]
+    await asyncio.gather(*(one.start() for one in executors))
+    print(sum([(await one.run("1")).value for one in executors]))
+    await asyncio.gather(*(one.close() for one in executors))
+asyncio.run(main())
+"""
+
+
+def test_more_sessions_than_the_soft_limit_of_descriptors_has_room_for() -> None:
+    done = subprocess.run([sys.executable, "-c", MORE_THAN_THE_LIMIT], capture_output=True, text=True, check=False)
+    assert (done.stdout, done.stderr) == ("50\n", "")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+async def test_two_hundred_live_sessions_each_answer() -> None:
+    executors = [SubprocessExecutor(SubprocessConfig(sandbox="required")) for _ in range(200)]
+    try:
+        await asyncio.gather(*(one.start() for one in executors))
+        for _ in range(3):
+            results = await asyncio.gather(*(one.run(f"x = {n}\nx * 2") for n, one in enumerate(executors)))
+            assert [r.value for r in results] == [n * 2 for n in range(200)]
+    finally:
+        await asyncio.gather(*(one.close() for one in executors))

@@ -1,0 +1,198 @@
+"""The host's side of the sandbox, as small as it can be: starts a real zygote and talks to real sessions."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import socket
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from carrel.sandbox.records import Records
+
+ROOM = Path(__file__).parents[2] / "src" / "carrel" / "sandbox"
+PROGRAM = Path(__file__).parent / "program"
+NOBODY = 65534
+
+
+class Refused(Exception):
+    """The zygote could not start a session; holds its answer."""
+
+    def __init__(self, answer: dict[str, Any]) -> None:
+        super().__init__(str(answer))
+        self.answer = answer
+
+
+FORK = """
+import os, socket
+connection.sendall(b'{}\\n')
+_, ends, _, _ = socket.recv_fds(connection, 1, 3)
+child = settings["enter_fork"]()
+if child == 0:
+    for number in (1, 2):
+        os.dup2(ends[number], number)
+    os.close(connection.detach())
+    os.close(ends[1]); os.close(ends[2])
+    serve(socket.socket(fileno=ends[0]), names)
+for end in ends:
+    os.close(end)
+answer = child
+"""
+
+
+class Session:
+    """One session, seen from outside."""
+
+    def __init__(self, host: Zygote, settings: dict[str, Any]) -> None:
+        self.line, line = socket.socketpair()
+        control, theirs = socket.socketpair()
+        self.control = Records(control)
+        self.stdout, out = os.pipe()
+        self.stderr, err = os.pipe()
+        self.answer = host.spawn(settings, [line.fileno(), theirs.fileno(), out, err])
+        for end in (line, theirs):
+            end.close()
+        os.close(out)
+        os.close(err)
+        if self.answer["op"] != "spawned":
+            self.close()
+            raise Refused(self.answer)
+        self.pid: int = self.answer["pid"]
+        self.greet()
+
+    def greet(self) -> None:
+        self.stream = self.line.makefile("rb")
+        self.line.settimeout(60)
+        self.ready = json.loads(self.stream.readline())
+        self.hello, (self.worker,) = self.hear()
+
+    def hear(self) -> tuple[dict[str, Any], list[int]]:
+        """The next record of init."""
+        self.control.line.settimeout(30)
+        found = self.control.receive()
+        assert found is not None, "init is gone"
+        return found
+
+    def again(self) -> None:
+        """Another worker in the same place."""
+        self.line.close()
+        self.stream.close()
+        for descriptor in (self.stdout, self.stderr, self.worker):
+            os.close(descriptor)
+        self.line, line = socket.socketpair()
+        self.stdout, out = os.pipe()
+        self.stderr, err = os.pipe()
+        self.control.send({"op": "again", "id": 9}, [line.fileno(), out, err])
+        line.close()
+        os.close(out)
+        os.close(err)
+        self.greet()
+
+    def fork(self) -> Session:
+        """A live fork: the same variables and files, in a place of its own."""
+        fork = Session.__new__(Session)
+        fork.line, line = socket.socketpair()
+        control, theirs = socket.socketpair()
+        fork.control = Records(control)
+        self.control.send({"op": "fork", "id": 7}, [theirs.fileno()])
+        theirs.close()
+        told, _ = self.hear()
+        if told["op"] != "fork_ready":
+            fork.line.close()
+            line.close()
+            fork.control.close()
+            raise Refused(told)
+        fork.stdout, out = os.pipe()
+        fork.stderr, err = os.pipe()
+        self.line.sendall(json.dumps({"code": FORK}).encode() + b"\n")
+        assert self.stream.readline() == b"{}\n"
+        socket.send_fds(self.line, [b"x"], [line.fileno(), out, err])
+        answer = json.loads(self.stream.readline())
+        line.close()
+        os.close(out)
+        os.close(err)
+        if "value" not in answer:
+            fork.close()
+            raise Refused(answer)
+        fork.greet()
+        return fork
+
+    def run(self, code: str) -> dict[str, Any]:
+        """What came of the code inside; {"error": "Gone"} when the worker died of it."""
+        try:
+            self.line.sendall(json.dumps({"code": code}).encode() + b"\n")
+            text = self.stream.readline()
+        except (ConnectionResetError, BrokenPipeError):
+            text = b""
+        return json.loads(text) if text else {"error": "Gone", "errno": None, "message": self.errors()}
+
+    def value(self, code: str) -> Any:
+        reply = self.run(code)
+        assert "value" in reply, reply
+        return reply["value"]
+
+    def errors(self) -> str:
+        ready, _, _ = select.select([self.stderr], [], [], 0.2)
+        return os.read(self.stderr, 65536).decode(errors="replace") if ready else ""
+
+    def close(self) -> None:
+        """Let go of everything; the session ends by that."""
+        self.line.close()
+        if hasattr(self, "stream"):
+            self.stream.close()
+        self.control.close()
+        for name in ("stdout", "stderr", "worker"):
+            descriptor = self.__dict__.pop(name, None)
+            if descriptor is not None:
+                os.close(descriptor)
+        if hasattr(self, "pid"):
+            wait_gone(self.pid)
+
+
+class Zygote:
+    """A zygote started as the host would, as root or as nobody."""
+
+    def __init__(
+        self, *, user: int | None = None, preload: list[str] | None = None, python: str = sys.executable, **setup: Any
+    ) -> None:
+        ours, theirs = socket.socketpair()
+        self.control = Records(ours)
+        self.number = 0
+        drop = [] if user is None else ["setpriv", f"--reuid={user}", f"--regid={user}", "--clear-groups"]
+        command = [*drop, python, "-I", str(ROOM / "zygote.py")]
+        actions = [(os.POSIX_SPAWN_DUP2, theirs.fileno(), 3)]
+        self.pid = os.posix_spawnp(command[0], command, {"PATH": "/usr/bin:/bin"}, file_actions=actions)
+        theirs.close()
+        setup = {"program": str(PROGRAM), "package": "tests_inside", "entry": "tests_inside.main:run", **setup}
+        self.control.send({"op": "setup", "preload": preload or [], **setup})
+        found = self.control.receive()
+        assert found is not None, "the zygote did not start"
+        self.ready = found[0]
+
+    def spawn(self, settings: dict[str, Any], descriptors: list[int]) -> dict[str, Any]:
+        self.number += 1
+        self.control.send({"op": "spawn", "id": self.number, "settings": settings}, descriptors)
+        found = self.control.receive()
+        assert found is not None, "the zygote is gone"
+        assert found[0]["id"] == self.number
+        return found[0]
+
+    def session(self, **settings: Any) -> Session:
+        readonly = [sys.prefix, sys.base_prefix, str(PROGRAM), str(ROOM)]
+        return Session(self, {"readonly": readonly, **settings})
+
+    def close(self) -> None:
+        """Its end of the line is closed; that alone must end it and all sessions."""
+        self.control.close()
+        os.waitpid(self.pid, 0)
+
+
+def wait_gone(pid: int, seconds: float = 5.0) -> None:
+    """Until no such process is there any more."""
+    end = time.monotonic() + seconds
+    while os.path.exists(f"/proc/{pid}"):
+        assert time.monotonic() < end, f"process {pid} is still there"
+        time.sleep(0.002)

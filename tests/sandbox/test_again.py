@@ -1,0 +1,78 @@
+"""Another worker in the same place: when the last one died and left no frozen fork, the files are still there."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from tests.sandbox.attempts import EPERM
+from tests.sandbox.host import Session
+
+Start = Callable[..., Session]
+
+
+def kill(session: Session) -> None:
+    signal.pidfd_send_signal(session.worker, signal.SIGKILL)
+    record, _ = session.hear()
+    assert record["op"] == "exited"
+
+
+def test_the_files_stay_and_the_variables_go(start: Start) -> None:
+    session = start()
+    session.value("x = 1; open('kept', 'w').write('y'); open('/tmp/kept', 'w').write('z')")
+    kill(session)
+    session.again()
+    assert session.value("answer = [open('kept').read(), open('/tmp/kept').read(), 'x' in globals()]") == [
+        "y",
+        "z",
+        False,
+    ]
+
+
+def test_it_is_confined_as_the_first_was(start: Start) -> None:
+    session = start()
+    first = session.value("answer = open('/proc/self/status').read()")
+    kill(session)
+    session.again()
+    second = session.value("answer = open('/proc/self/status').read()")
+    rows = ("Uid", "Gid", "Cap", "NoNew", "Seccomp", "SigIgn", "SigCgt")
+    assert [row for row in first.splitlines() if row.startswith(rows)] == [
+        row for row in second.splitlines() if row.startswith(rows)
+    ]
+    assert session.run("import os; os.chroot('/')")["errno"] == EPERM
+    assert session.value("answer = len(os.listdir('/proc/self/fd'))") == 6
+
+
+def test_it_can_be_forked(start: Start) -> None:
+    session = start()
+    kill(session)
+    session.again()
+    session.value("x = 5; open('f', 'w').write('g')")
+    fork = session.fork()
+    assert fork.value("answer = [x, open('f').read()]") == [5, "g"]
+    kill(fork)
+    fork.again()
+    assert fork.value("x = 6; answer = open('f').read()") == "g"
+    deeper = fork.fork()
+    assert deeper.value("answer = x") == 6
+    deepest = deeper.fork()
+    assert deepest.value("answer = x") == 6
+    for member in (deepest, deeper, fork):
+        member.close()
+    assert session.value("answer = x") == 5
+
+
+def test_init_rests_when_no_worker_is_left(start: Start) -> None:
+    session = start()
+    kill(session)
+
+    def used() -> int:
+        fields = Path(f"/proc/{session.pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
+        return int(fields[11]) + int(fields[12])
+
+    before = used()
+    time.sleep(0.4)
+    assert used() - before <= os.sysconf("SC_CLK_TCK") * 0.1

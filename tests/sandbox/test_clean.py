@@ -1,0 +1,145 @@
+"""Nothing is left: no process, mount, cgroup or folder, whoever ends first and however."""
+
+from __future__ import annotations
+
+import glob
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from carrel.sandbox import cgroups
+from tests.sandbox.conftest import Host
+from tests.sandbox.host import Session, Zygote, wait_gone
+
+HOST = """
+import sys, time
+from tests.sandbox.conftest import Host
+host = Host({user!r})
+sessions = [host.session(limits={{"memory": 1 << 30}}, **{settings!r}) for _ in range(5)]
+for session in sessions:
+    session.value("import subprocess; subprocess.Popen(['sleep', '1000'], start_new_session=True); answer = 1")
+print(host.zygote.pid, *[session.pid for session in sessions], flush=True)
+time.sleep(1000)
+"""
+
+
+def groups(pid: int) -> list[str]:
+    folders = {tree.folder for tree in cgroups.trees().values()}
+    return [found for folder in folders for found in glob.glob(f"{folder}/carrel-{pid}-*")]
+
+
+def family(pid: int) -> set[int]:
+    """All processes below one."""
+    found: set[int] = set()
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            try:
+                stat = Path(f"/proc/{name}/stat").read_text(encoding="utf-8", errors="replace")
+            except (FileNotFoundError, ProcessLookupError):
+                continue
+            if int(stat.rpartition(")")[2].split()[1]) == pid:
+                found |= {int(name)} | family(int(name))
+    return found
+
+
+def wait_empty(look: Callable[[], object], seconds: float = 2.0) -> None:
+    end = time.monotonic() + seconds
+    while look():
+        assert time.monotonic() < end, look()
+        time.sleep(0.01)
+
+
+def alive(pids: set[int]) -> set[int]:
+    return {pid for pid in pids if os.path.exists(f"/proc/{pid}")}
+
+
+def test_closing_a_session_leaves_nothing(host: Host) -> None:
+    session = host.session(limits={"memory": 1 << 30, "cpus": 1.0})
+    session.value("import os; [os.fork() or os.execv('/bin/sleep', ['sleep', '1000']) for _ in range(3)]")
+    below = family(session.pid)
+    assert len(below) == 4
+    session.close()
+    assert alive(below) == set()
+    wait_empty(lambda: groups(host.zygote.pid))
+
+
+def test_a_killed_init_leaves_nothing(host: Host) -> None:
+    session = host.session(limits={"memory": 1 << 30})
+    below = family(session.pid)
+    os.kill(session.pid, signal.SIGKILL)
+    wait_gone(session.pid)
+    wait_empty(lambda: alive(below))
+    wait_empty(lambda: groups(host.zygote.pid))
+    session.close()
+
+
+@pytest.mark.parametrize("sandbox", ["auto", "off"])
+def test_a_killed_zygote_takes_its_sessions_along(host: Host, sandbox: str) -> None:
+    zygote = Zygote(user=host.user, python=host.python)
+    sessions = [Session(zygote, {"readonly": host.readonly, "sandbox": sandbox}) for _ in range(3)]
+    for session in sessions:
+        session.value("import subprocess; p = subprocess.Popen(['sleep', '1000'], start_new_session=True)")
+    below = {pid for session in sessions for pid in family(session.pid) | {session.pid}}
+    os.kill(zygote.pid, signal.SIGKILL)
+    os.waitpid(zygote.pid, 0)
+    wait_empty(lambda: alive(below))
+    for session in sessions:
+        session.close()
+    zygote.control.close()
+    # What it could not remove, the next one does.
+    other = Zygote(user=host.user, python=host.python)
+    assert groups(zygote.pid) == []
+    other.close()
+
+
+@pytest.mark.parametrize("settings", [{}, {"sandbox": "off"}], ids=["sandbox", "off"])
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_a_killed_host_leaves_nothing(host: Host, number: signal.Signals, settings: dict[str, str]) -> None:
+    here = Path(__file__).parents[2]
+    code = HOST.format(user=host.user, settings=settings)
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, cwd=here) as process:
+        assert process.stdout is not None
+        zygote, *inits = (int(word) for word in process.stdout.readline().split())
+        everything = family(zygote) | {zygote}
+        assert len(inits) == 5
+        assert len(everything) >= 16
+        process.send_signal(number)
+    wait_empty(lambda: alive(everything))
+    wait_empty(lambda: groups(zygote))
+
+
+def test_a_failed_start_leaves_nothing(host: Host) -> None:
+    before = (family(host.zygote.pid), set(os.listdir(f"/proc/{host.zygote.pid}/fd")))
+    for _ in range(5):
+        with pytest.raises(Exception, match="missing"):
+            host.session(mounts=[{"source": "/missing", "at": "/data", "mode": "ro"}])
+    wait_empty(lambda: family(host.zygote.pid) - before[0])
+    wait_empty(lambda: set(os.listdir(f"/proc/{host.zygote.pid}/fd")) - before[1])
+    assert groups(host.zygote.pid) == []
+
+
+def test_many_sessions_leak_nothing(host: Host) -> None:
+    """Descriptors and mounts of the zygote and of the host are as many after as before."""
+
+    def state() -> tuple[int, int, int]:
+        mounts = len(Path("/proc/self/mountinfo").read_text(encoding="utf-8").splitlines())
+        return len(os.listdir("/proc/self/fd")), len(os.listdir(f"/proc/{host.zygote.pid}/fd")), mounts
+
+    host.session().close()
+    before = state()
+    for _ in range(50):
+        host.session().close()
+    wait_empty(lambda: state() != before)
+
+
+def test_twenty_at_once(host: Host) -> None:
+    sessions = [host.session() for _ in range(20)]
+    assert [session.value("answer = 6 * 7") for session in sessions] == [42] * 20
+    for session in sessions:
+        session.close()

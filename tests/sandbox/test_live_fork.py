@@ -1,0 +1,277 @@
+"""Live forks: the same variables and files in a place of their own, which outlives its parent and cannot touch it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from carrel.sandbox.numbers import NUMBERS
+from tests.sandbox.attempts import EACCES, EPERM, RAW
+from tests.sandbox.conftest import Host
+from tests.sandbox.host import Refused, Session, wait_gone
+
+
+@pytest.fixture
+def fork(start: Callable[..., Session], request: pytest.FixtureRequest) -> Callable[[Session], Session]:
+    """`fork(session)`; closed after the test, before the session is."""
+
+    def make(session: Session) -> Session:
+        made = session.fork()
+        request.addfinalizer(made.close)
+        return made
+
+    return make
+
+
+Start = Callable[..., Session]
+ForkIt = Callable[[Session], Session]
+
+
+def test_variables_are_there_and_apart(start: Start, fork: ForkIt) -> None:
+    session = start()
+    session.value("import os; numbers = list(range(1000)); f = lambda: len(numbers)")
+    other = fork(session)
+    assert other.value("numbers.append('x'); answer = f()") == 1001
+    assert session.value("answer = f()") == 1000
+
+
+@pytest.mark.parametrize("given", [False, True])
+def test_files_are_there_and_apart(start: Start, fork: ForkIt, folder: Path, host: Host, given: bool) -> None:
+    for name in ("kept", "gone", "replaced/old"):
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text(name, encoding="utf-8")
+    for path in [folder, *folder.rglob("*")]:
+        os.chown(path, folder.stat().st_uid, folder.stat().st_gid)
+    session = start(workspace={"source": str(folder), "mode": "overlay"} if given else None)
+    code = (
+        "import os, shutil\nfor p in ('new', '/tmp/t', '/home/agent/h', '/dev/shm/s'): open(p, 'w').write('before')\n"
+        "os.symlink('new', 'link'); os.link('new', 'hard'); os.chmod('/tmp/t', 0o640); os.mkfifo('pipe')\n"
+    )
+    gone = "os.remove('gone'); shutil.rmtree('replaced'); os.mkdir('replaced'); open('replaced/new', 'w').write('n')\n"
+    session.value(code + (gone if given else ""))
+    other = fork(session)
+    look = (
+        "import os\nanswer = [open(p).read() for p in ('new', 'link', '/tmp/t', '/home/agent/h', '/dev/shm/s')]"
+        " + [os.stat('new').st_nlink, oct(os.stat('/tmp/t').st_mode), os.path.exists('pipe'), os.getcwd()]"
+    )
+    assert other.value(look) == ["before"] * 5 + [2, "0o100640", True, "/workspace"]
+    if given:
+        assert other.value("answer = [sorted(os.listdir('.')), os.listdir('replaced')]") == [
+            ["hard", "kept", "link", "new", "pipe", "replaced"],
+            ["new"],
+        ]
+    other.value(
+        "for p in ('new', '/tmp/t', '/home/agent/h', '/dev/shm/s'): open(p, 'w').write('after')\nos.remove('link')"
+    )
+    assert session.value(look)[:5] == ["before"] * 5
+    session.value("open('only-here', 'w').close()")
+    assert other.value("answer = os.path.exists('only-here')") is False
+
+
+def test_a_fork_sees_only_its_own_processes(start: Start, fork: ForkIt) -> None:
+    session = start()
+    session.value("import subprocess; p = subprocess.Popen(['sleep', '1000'])")
+    other = fork(session)
+    assert other.value("import os; answer = [int(n) for n in os.listdir('/proc') if n.isdigit()]") == [1, 2]
+    assert other.value("import socket; answer = [os.getpid(), os.getuid(), socket.gethostname()]") == [
+        2,
+        1000,
+        "carrel",
+    ]
+
+
+def test_a_fork_is_confined_as_its_parent(start: Start, fork: ForkIt) -> None:
+    other = fork(start())
+    status = other.value("answer = open('/proc/self/status').read()")
+    fields = dict(line.split(":\t", 1) for line in status.splitlines() if ":\t" in line)
+    assert {fields[name] for name in ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb")} == {"0" * 16}
+    assert (fields["NoNewPrivs"], fields["Seccomp"]) == ("1", "2")
+    for code in (
+        "os.chroot('/')",
+        f"raw({NUMBERS['unshare']}, {1 << 28})",
+        "raw(308, os.open('/proc/self/ns/mnt', 0), 0)",
+    ):
+        assert other.run(RAW + code)["errno"] == EPERM
+    for path in ("/proc/1/root", "/proc/1/cwd", "/.carrel"):
+        assert other.run(f"import os; os.listdir({path!r})")["errno"] in (EACCES, EPERM)
+    for path in ("/usr/x", "/etc/x", "/x", "/dev/x"):
+        assert other.run(f"open({path!r}, 'w')")["errno"] == 30
+    assert other.run("import socket; socket.create_connection(('1.1.1.1', 53), 2)")["errno"] == 101
+    assert other.value("answer = open('/proc/kallsyms').read()") == ""
+
+
+def test_its_loopback_is_its_own(start: Start, fork: ForkIt) -> None:
+    session = start()
+    session.value("import socket; server = socket.create_server(('127.0.0.1', 4000))")
+    other = fork(session)
+    assert other.run("socket.create_connection(('127.0.0.1', 4000), 2)")["errno"] == 111
+
+
+def test_a_fork_outlives_its_parent(start: Start, fork: ForkIt) -> None:
+    session = start()
+    session.value("x = 'kept'; import subprocess; p = subprocess.Popen(['sleep', '1000'], start_new_session=True)")
+    other = fork(session)
+    session.control.send({"op": "close"})
+    assert session.control.receive() is None
+    assert session.run("1")["error"] == "Gone"
+    assert other.value("import subprocess; answer = [x, subprocess.getoutput('echo ok')]") == ["kept", "ok"]
+    other.control.send({"op": "close"})
+    wait_gone(session.pid)
+
+
+def test_forks_of_forks(start: Start, fork: ForkIt) -> None:
+    family = [start()]
+    family[0].value("trail = [0]")
+    for number in range(1, 6):
+        family.append(fork(family[-1]))
+        assert family[-1].value(f"trail.append({number}); answer = trail") == list(range(number + 1))
+    assert family[0].value("answer = trail") == [0]
+    family[2].control.send({"op": "close"})
+    assert [family[2].control.receive() is None for _ in range(2)] == [False, True]
+    assert [member.value("answer = len(trail)") for member in (family[1], family[3], family[5])] == [2, 4, 6]
+
+
+def test_how_deep_forks_go(start: Start, fork: ForkIt) -> None:
+    family = [start()]
+    told = ""
+    while not told and len(family) < 40:
+        try:
+            family.append(fork(family[-1]))
+        except Refused as refused:
+            told = refused.answer["message"]
+    assert 25 < len(family) < 35
+    assert "deep" in told
+    assert [member.value("answer = 1") for member in family] == [1] * len(family)
+
+
+def test_many_forks_of_one(start: Start, fork: ForkIt) -> None:
+    session = start()
+    session.value("x = 1")
+    forks = [fork(session) for _ in range(10)]
+    assert [other.value(f"x += {number}; answer = x") for number, other in enumerate(forks)] == list(range(1, 11))
+
+
+def test_the_end_of_a_fork_s_worker_is_told(start: Start, fork: ForkIt) -> None:
+    session = start()
+    other = fork(session)
+    signal.pidfd_send_signal(other.worker, signal.SIGKILL)
+    record, _ = other.hear()
+    assert (record["op"], record["pid"], record["status"]) == ("exited", other.hello["pid"], signal.SIGKILL)
+    assert session.value("answer = 1") == 1
+
+
+def test_a_workspace_that_is_the_folder_itself_is_not_forked(start: Start, folder: Path) -> None:
+    session = start(workspace={"source": str(folder), "mode": "rw"})
+    with pytest.raises(Refused) as refused:
+        session.fork()
+    assert "mode rw" in refused.value.answer["message"]
+    assert session.value("answer = 1") == 1
+
+
+def test_without_the_parts_for_it_a_fork_is_refused(start: Start) -> None:
+    session = start(parts=["user", "mount", "pid", "ipc", "uts", "net", "overlay", "seccomp"])
+    with pytest.raises(Refused) as refused:
+        session.fork()
+    assert "doctor" in refused.value.answer["message"]
+    assert session.value("answer = 'enter_fork' in settings") is False
+
+
+def test_a_place_that_nobody_entered_is_gone_with_its_line(start: Start) -> None:
+    session = start()
+    for _ in range(3):
+        ours, theirs = socket.socketpair()
+        session.control.send({"op": "fork", "id": 1}, [theirs.fileno()])
+        theirs.close()
+        assert session.hear()[0]["op"] == "fork_ready"
+        ours.close()
+        end = time.monotonic() + 5
+        while len(session.value("import os; answer = [n for n in os.listdir('/proc') if n.isdigit()]")) > 2:
+            assert time.monotonic() < end, "the place is still there"
+    reply = session.run("settings['enter_fork']()")
+    assert (reply["error"], reply["errno"]) == ("ForkRefusedHere", EPERM)
+
+
+def test_after_a_place_that_was_given_up_the_next_fork_is_made_at_once(start: Start, fork: ForkIt) -> None:
+    session = start()
+    session.value("x = 3")
+    for ready in (True, False, True, False):
+        ours, theirs = socket.socketpair()
+        session.control.send({"op": "fork", "id": 1}, [theirs.fileno()])
+        theirs.close()
+        if ready:
+            assert session.hear()[0]["op"] == "fork_ready"
+        ours.close()
+        if not ready:
+            # Given up while it was being made: told either way, then the next.
+            assert session.hear()[0]["op"] in ("fork_ready", "fork_failed")
+    assert fork(session).value("answer = x") == 3
+
+
+def test_two_forks_at_once_are_refused(start: Start) -> None:
+    session = start()
+    lines = [socket.socketpair() for _ in range(2)]
+    for number, (_, theirs) in enumerate(lines):
+        session.control.send({"op": "fork", "id": number}, [theirs.fileno()])
+    told = {record["id"]: record["op"] for record, _ in (session.hear(), session.hear())}
+    assert told == {0: "fork_ready", 1: "fork_failed"}
+    for line in lines:
+        line[0].close()
+        line[1].close()
+
+
+def test_no_entrance_without_the_host_s_wish(start: Start) -> None:
+    reply = start().run("settings['enter_fork']()")
+    assert (reply["error"], reply["errno"]) == ("ForkRefusedHere", EPERM)
+
+
+def test_the_worker_cannot_abuse_the_place_made_for_its_fork(start: Start, fork: ForkIt) -> None:
+    """Between the host's wish and the fork, and after it: the fork's init is out of reach."""
+    session = start()
+    fork(session)
+    others = session.value("import os; answer = [n for n in os.listdir('/proc') if n.isdigit() and int(n) > 2]")
+    told = {number: session.value(f"answer = open('/proc/{number}/status').read()") for number in others}
+    numbers = {
+        n: next(row.split()[1:] for row in text.splitlines() if row.startswith("NSpid")) for n, text in told.items()
+    }
+    init_of_fork = [number for number, seen in numbers.items() if seen[1:] == ["1"]]
+    assert len(init_of_fork) == 1
+    for name in ("root", "fd", "cwd"):
+        assert session.run(f"os.listdir('/proc/{init_of_fork[0]}/{name}')")["errno"] in (EACCES, EPERM)
+    for name in ("mem", "ns/user", "ns/mnt", "environ"):
+        assert session.run(f"open('/proc/{init_of_fork[0]}/{name}', 'rb')")["errno"] in (EACCES, EPERM)
+    assert session.run(f"os.kill({init_of_fork[0]}, 9)")["errno"] == EPERM
+
+
+def test_lies_to_init_harm_only_the_liar(start: Start) -> None:
+    session = start()
+    code = (
+        "import socket, json, array\ns = socket.socket(fileno=os.dup(init))\n"
+        "def tell(record, fds=()):\n  b = json.dumps(record).encode()\n"
+        "  socket.send_fds(s, [len(b).to_bytes(4, 'big') + b], list(fds))\n"
+        "r, w = os.pipe()\ntell({'op': 'listener', 'fds': 1}, [r])\ntell({'op': 'crossing', 'pid': 1})\n"
+        "tell({'op': 'crossed', 'pid': 1})\ntell({'op': 'worker', 'pid': 1})\ntell({'op': 'enter'})\n"
+        "heard = b''\nwhile heard.count(b'refused') < 2: heard += s.recv(1000)\n"
+    )
+    session.value(RAW + code)
+    assert session.run(RAW + f"raw({NUMBERS['setns']}, os.open('/proc/self/ns/mnt', 0), 0x20000)")["errno"] == EPERM
+    session.value("s.sendall(b'\\xff' * 100)")
+    assert session.value("answer = 1") == 1
+    assert os.path.exists(f"/proc/{session.pid}")
+
+
+def test_a_family_leaves_nothing(start: Start, host: Host) -> None:
+    session = start()
+    forks = [session.fork() for _ in range(3)]
+    for other in forks:
+        other.close()
+    end = time.monotonic() + 5
+    while len(session.value("import os; answer = [n for n in os.listdir('/proc') if n.isdigit()]")) > 2:
+        assert time.monotonic() < end, "processes of closed forks are left"
+    session.close()
+    assert not os.path.exists(f"/proc/{session.pid}")

@@ -1,0 +1,170 @@
+"""What code writes arrives, in order, in its own result; whatever it does to its streams, the next cell has them."""
+
+import time
+
+import pytest
+
+from tests.worker.driver import Session
+
+
+def test_output_of_python_children_and_c_in_order(everywhere: Session) -> None:
+    outcome = everywhere.run(
+        "import ctypes, os, subprocess, sys\n"
+        "print('one', end=' ')\n"
+        "subprocess.run(['echo', 'two'])\n"
+        "os.system('echo three; echo wrong >&2')\n"
+        "os.write(1, b'four\\n')\n"
+        "print('fi', end='')\nprint('ve')\n"
+        "ctypes.CDLL(None).puts(b'six')\n"
+        "ctypes.CDLL(None).printf(b'no newline')\n"
+        "print('err', file=sys.stderr)"
+    )
+    assert outcome.stdout == "one two\nthree\nfour\nfive\nsix\nno newline"
+    assert outcome.stderr == "wrong\nerr\n"
+    assert everywhere.run("1").stdout == ""
+
+
+def test_output_streams_while_the_code_runs(session: Session) -> None:
+    number = session.ask(op="run", code="import time\nprint('first')\ntools.wait()\nprint('second')")
+    seen: list[str] = []
+    session.answer = lambda name, args, kwargs: seen.append(session.wait_for_output("first"))
+    assert session.ran(number).stdout == "second\n"
+    assert seen == ["first\n"]
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import sys; sys.stdout.close(); sys.stderr.close()",
+        "import os; os.close(1); os.close(2)",
+        "import os; os.close(1); open('f', 'w')",
+        "import os; os.dup2(os.open('/dev/null', os.O_WRONLY), 1)",
+        "import sys, io; sys.stdout = io.StringIO()",
+        "import sys; sys.stdout = sys.stderr = None",
+        "import sys; sys.stdout.detach()",
+        "import sys; sys.stdout.buffer.close()",
+        "import os; os.closerange(0, 100)",
+        "import asyncio, os; await asyncio.sleep(0); os.closerange(0, 100)",
+        "class Bad:\n    def flush(self): raise SystemExit\n    write = None\nimport sys; sys.stdout = Bad()",
+    ],
+)
+def test_streams_that_code_closed_are_there_again(everywhere: Session, code: str) -> None:
+    everywhere.run(code)
+    everywhere.run("pass")
+    outcome = everywhere.run("import os, sys\nprint('again')\nos.system('echo child')\nprint('err', file=sys.stderr)")
+    assert (outcome.stdout, outcome.stderr, outcome.error) == ("again\nchild\n", "err\n", None)
+    assert everywhere.value("import asyncio\nawait asyncio.sleep(0, 'awake')") == "awake"
+
+
+def test_surrogates_and_bytes_that_are_no_text(everywhere: Session) -> None:
+    assert everywhere.run("print('a\\ud800b', 'ü')").stdout == "a\\ud800b ü\n"
+    assert everywhere.value("'\\ud800'") == "\ud800"
+    assert everywhere.value("{'\\ud800': 'ü'}") == {"\ud800": "ü"}
+    assert "ud800" in (everywhere.run("raise ValueError('\\ud800')").error or "")
+
+
+def test_a_hundred_megabytes_arrive_and_none_in_the_next_result(session: Session) -> None:
+    session.run("line = 'x' * 999_999 + '\\n'")
+    before = session.stdout.total
+    outcome = session.run("import sys\nfor n in range(100): n = sys.stdout.write(line)\nlen(line)")
+    assert outcome.value == 1_000_000
+    assert session.stdout.total - before == 100_000_000
+    assert session.run("print('next')").stdout == "next\n"
+
+
+def test_a_late_thread_prints_and_nothing_breaks(session: Session) -> None:
+    session.run(
+        "import threading, time\n"
+        "def late():\n    time.sleep(0.1)\n    print('late')\n"
+        "thread = threading.Thread(target=late)\nthread.start()"
+    )
+    assert session.stdout.take() == ""
+    assert "late" in session.wait_for_output("late")
+    assert session.run("thread.join()\nprint('mine')").stdout == "mine\n"
+
+
+def test_what_earlier_cells_left_running_prints_into_no_later_result(everywhere: Session) -> None:
+    started = everywhere.run(
+        "import threading, time\nstop = False\n"
+        "def late():\n    while not stop:\n        print('late')\n        time.sleep(0.001)\n"
+        "thread = threading.Thread(target=late)\nthread.start()"
+    )
+    assert started.record["shared"] is True
+    outcome = everywhere.run_apart("for n in range(20):\n    print('mine')\n    time.sleep(0.002)")
+    assert set(outcome.stdout.split()) == {"mine"}
+    outcome = everywhere.run_apart("t = threading.Thread(target=print, args=('new',))\nt.start()\nt.join()")
+    assert outcome.stdout == "new\n"
+    ended = everywhere.run("stop = True\nthread.join()")
+    assert ended.record["shared"] is False
+    everywhere.value("from concurrent.futures import ThreadPoolExecutor\npool = ThreadPoolExecutor(1)")
+    everywhere.value("pool.submit(abs, 1).result()")
+    assert everywhere.run("pool.submit(print, 'pooled').result()").stdout == "pooled\n"
+
+
+def test_a_run_may_bring_its_own_pipes(everywhere: Session) -> None:
+    assert everywhere.ready["pipes"] is True
+    first = everywhere.run("import os\nos.system('(sleep 0.2; echo late) & echo now')")
+    assert first.stdout == "now\n"
+    assert first.record["shared"] is True
+    old = everywhere.stdout
+    apart = everywhere.run_apart("import time\nprint('mine')\ntime.sleep(0.4)\nos.system('echo child')")
+    assert apart.stdout == "mine\nchild\n"
+    assert old.take() == "late\n"
+    assert everywhere.run("1").record["shared"] is False
+    everywhere.value("x = len([1])")
+    everywhere.crash("os._exit(1)")
+    everywhere.wake()
+    assert everywhere.run_apart("print(x)").stdout == "1\n"
+
+
+def test_a_thread_that_dies_says_so_on_stderr(session: Session) -> None:
+    outcome = session.run("import threading\nt = threading.Thread(target=lambda: 1/0)\nt.start()\nt.join()")
+    assert "ZeroDivisionError" in outcome.stderr
+    assert outcome.error is None
+
+
+def test_a_fork_of_the_users_ends_with_its_cell(everywhere: Session) -> None:
+    outcome = everywhere.run(
+        "import os, sys\n"
+        "pid = os.fork()\n"
+        "print('child' if pid == 0 else 'parent', flush=True)\n"
+        "if pid: ended = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])\n"
+        "else: sys.exit(7)\n"
+        "ended"
+    )
+    assert outcome.value == 7
+    assert sorted(outcome.stdout.split()) == ["child", "parent"]
+    ends = "import os\npid = os.fork()\nif not pid: 1/0\nos.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])"
+    outcome = everywhere.run(ends)
+    assert outcome.value == 1
+    assert "ZeroDivisionError" in outcome.stderr
+    refused = "import os\npid = os.fork()\nif not pid:\n    tools.a()\nos.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])"
+    assert everywhere.value(refused) == 1
+    assert everywhere.value("os.getpid() != pid") is True
+
+
+def test_processes_of_multiprocessing(session: Session) -> None:
+    code = "import multiprocessing as m\nwith m.get_context('fork').Pool(2) as pool: got = pool.map(abs, [-1, -2])\ngot"
+    assert session.value(code) == [1, 2]
+    assert session.value("got") == [1, 2]
+
+
+def test_a_fork_from_a_thread(session: Session) -> None:
+    code = (
+        "import os, threading\n"
+        "def work():\n    global pid\n    pid = os.fork()\n    if pid == 0: print('child', flush=True)\n"
+        "t = threading.Thread(target=work)\nt.start()\nt.join()\nos.waitpid(pid, 0)[1]"
+    )
+    outcome = session.run(code)
+    assert outcome.value == 0
+    assert outcome.stdout == "child\n"
+
+
+def test_the_worker_ends_when_its_host_is_gone() -> None:
+    with Session() as session:
+        session.run("import threading, time\nthreading.Thread(target=time.sleep, args=(1000,)).start()")
+        session.line.close()
+        until = time.monotonic() + 30
+        while session.process.poll() is None:
+            assert time.monotonic() < until
+            time.sleep(0.01)
