@@ -2,10 +2,9 @@
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo test confined check gates soak bench constraints clean run-venv dev-venv
+.PHONY: help demo test check gates soak bench constraints clean run-venv dev-venv
 
 PYTEST = .venv/bin/python -m pytest
-CONFINED = tests/worker tests/sandbox tests/execution
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -13,11 +12,8 @@ help:  ## this list
 demo: run-venv  ## install carrel into .venv and take the tour, offline
 	@.venv/bin/carrel demo
 
-test: dev-venv  ## all tests but the soak tests and those of running code, in parallel
-	@$(PYTEST) -n auto -m "not slow" $(patsubst %,--ignore=%,$(CONFINED))
-
-confined: dev-venv  ## the tests of running code: worker, sandbox, executors; they need a machine that can confine
-	@$(PYTEST) -n auto -m "not slow" $(CONFINED)
+test: dev-venv  ## all tests but the soak tests, in parallel
+	@$(PYTEST) -n auto -m "not slow"
 
 check: dev-venv  ## style, types, the order of the rooms, and the examples in the docs
 	.venv/bin/ruff check .

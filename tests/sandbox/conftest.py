@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.sandbox.host import NOBODY, PROGRAM, ROOM, Session, Zygote
+from tests.sandbox.host import NOBODY, Session, Zygote
 
 
 def python_for(user: int | None) -> tuple[str, list[str]]:
@@ -22,7 +22,7 @@ def python_for(user: int | None) -> tuple[str, list[str]]:
     for python in (sys.executable, "/usr/bin/python3"):
         found = subprocess.run([*drop, python, "-I", "-c", code], capture_output=True, check=False, text=True)
         if found.returncode == 0 and os.path.realpath(python).startswith(found.stdout.split()[-1]):
-            return python, [*found.stdout.split(), str(PROGRAM), str(ROOM)]
+            return python, found.stdout.split()
     raise AssertionError(f"no Python here that user {user} can run; install the distribution's python3")
 
 

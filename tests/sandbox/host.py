@@ -181,7 +181,7 @@ class Zygote:
         return found[0]
 
     def session(self, **settings: Any) -> Session:
-        readonly = [sys.prefix, sys.base_prefix, str(PROGRAM), str(ROOM)]
+        readonly = [sys.prefix, sys.base_prefix]
         return Session(self, {"readonly": readonly, **settings})
 
     def close(self) -> None:

@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from carrel.sandbox import place
 from tests.sandbox.conftest import Host
-from tests.sandbox.host import Refused, Session, wait_gone
+from tests.sandbox.host import PROGRAM, ROOM, Refused, Session, wait_gone
 
 
 def give(path: Path, host: Host, text: str = "given") -> Path:
@@ -65,13 +66,25 @@ def test_ordinary_programs_run(inside: Session) -> None:
     assert inside.value("import threading; t = threading.Thread(target=print); t.start(); t.join(); answer = 1") == 1
 
 
-def test_the_workspace_is_there_to_write_in(start: Callable[..., Session]) -> None:
+def test_the_workspace_is_there_to_write_in(start: Callable[..., Session], host: Host) -> None:
     session = start()
     session.value(
         "for p in ('/workspace/a', '/tmp/a', '/home/agent/a', '/dev/shm/a', '/var/tmp/b'): open(p, 'w').write('x')"
     )
     assert session.value("import os; answer = os.getcwd()") == "/workspace"
-    assert start().value("import os; answer = os.listdir('/workspace') + os.listdir('/tmp')") == []
+    # A Python that lies below /tmp is seen at its own path.
+    leads_to_python = {Path(path).parts[2] for path in host.readonly if path.startswith("/tmp/")}
+    assert set(start().value("import os; answer = os.listdir('/workspace') + os.listdir('/tmp')")) == leads_to_python
+
+
+def test_of_what_runs_it_nothing_is_seen(start: Callable[..., Session], host: Host) -> None:
+    """All of the program was loaded before; only a checkout inside of the Python's own folder shows its files."""
+    session = start()
+    shown = [folder for folder in (PROGRAM, ROOM) if not any(place.is_in(str(folder), path) for path in host.readonly)]
+    assert session.value(f"import os; answer = [os.path.exists(path) for path in {list(map(str, shown))}]") == [
+        False for _ in shown
+    ]
+    assert session.value("import traceback, carrel_sandbox.forks, tests_inside.main; answer = 'loaded'") == "loaded"
 
 
 def test_an_overlay_leaves_the_folder_as_it_was(start: Callable[..., Session], folder: Path, host: Host) -> None:

@@ -9,7 +9,7 @@ import subprocess
 
 import pytest
 
-from tests.sandbox.host import PROGRAM, ROOM, Session, Zygote
+from tests.sandbox.host import Session, Zygote
 
 VERSIONS = ["3.9", "3.10", "3.11", "3.12", "3.13"]
 
@@ -35,7 +35,7 @@ def test_a_session_and_a_fork_of_it(version: str) -> None:
     folders = subprocess.check_output([python, "-I", "-c", code], text=True).split()
     zygote = Zygote(python=python)
     try:
-        session = Session(zygote, {"readonly": [*folders, str(PROGRAM), str(ROOM)]})
+        session = Session(zygote, {"readonly": folders})
         assert session.value("import sys; answer = '%d.%d' % sys.version_info[:2]") == version
         fork = session.fork()
         assert fork.value("answer = '%d.%d' % sys.version_info[:2]") == version

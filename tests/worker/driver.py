@@ -13,8 +13,9 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -223,9 +224,17 @@ class Session:
         self.stdout.take()
         number = self.ask(op="run", code=code)
         self.wait_for_output(after)
+        with self.pressing():
+            return self.ran(number)
+
+    @contextmanager
+    def pressing(self, begin: threading.Event | None = None) -> Iterator[None]:
+        """Ctrl-C again and again, from that moment on, as a host does until it has the result."""
         stop = threading.Event()
 
         def press() -> None:
+            if begin is not None:
+                assert begin.wait(PATIENCE), "the moment to press never came"
             while not stop.is_set():
                 os.kill(self.pid, signal.SIGINT)
                 stop.wait(0.2)
@@ -233,9 +242,11 @@ class Session:
         presser = threading.Thread(target=press)
         presser.start()
         try:
-            return self.ran(number)
+            yield
         finally:
             stop.set()
+            if begin is not None:
+                begin.set()
             presser.join()
 
     def wait_for_output(self, word: str) -> str:

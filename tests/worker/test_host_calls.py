@@ -139,9 +139,21 @@ def test_large_arguments_and_answers(session: Session) -> None:
 
 
 def test_an_interrupt_stops_a_call_and_the_line_stays_whole(session: Session) -> None:
-    session.answer = lambda name, args, kwargs: NotImplemented if name == "tools.slow" else name
-    for code in ("print('go')\ntools.slow()", "print('go')\nawait tools.slow.call_async()"):
-        outcome = session.interrupted(code)
+    pressing = threading.Event()
+
+    def answer(name: str, args: list[object], kwargs: dict[str, object]) -> object:
+        if name != "tools.slow":
+            return name
+        pressing.set()
+        return NotImplemented
+
+    session.answer = answer
+    for code in ("tools.slow()", "await tools.slow.call_async()"):
+        pressing.clear()
+        number = session.ask(op="run", code=code)
+        # Only when the call has come is it a call that is interrupted.
+        with session.pressing(pressing):
+            outcome = session.ran(number)
         assert outcome.error_type == "KeyboardInterrupt"
         assert "slow" in (outcome.error or "")
         assert session.value("tools.next()") == "tools.next"
@@ -162,8 +174,9 @@ def test_interrupts_at_any_moment_of_many_calls(session: Session) -> None:
             outcome = session.ran(number)
             timer.join()
             assert outcome.error_type == "KeyboardInterrupt"
-            assert session.value("tools.a('whole')") == "whole"
-            assert session.value("await tools.a.call_async('whole')") == "whole"
+            for whole in ("tools.a('whole')", "await tools.a.call_async('whole')"):
+                later = session.run(f"import gc; gc.collect(); {whole}" if "await" not in whole else whole)
+                assert (later.value, later.stderr) == ("whole", "")
 
 
 def _press(session: Session, after: float) -> None:

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import threading
 import time
 
 import pytest
@@ -106,3 +107,44 @@ def test_a_frozen_fork_does_not_mind(session: Session) -> None:
     assert session.value("x") == 5
     assert session.interrupted("print('go')\nwhile True: pass").error_type == "KeyboardInterrupt"
     assert session.value("x") == 5
+
+
+def test_pressing_on_does_not_spoil_what_is_told(session: Session) -> None:
+    """The telling of a long traceback takes longer than the pause between two presses."""
+    code = "def deep(n):\n    if n: deep(n - 1)\n    else:\n        print('go')\n        while True: pass\n"
+    session.value(code + "import sys; sys.setrecursionlimit(3000)")
+    number = session.ask(op="run", code="deep(900)")
+    session.wait_for_output("go")
+    stop = threading.Event()
+
+    def press() -> None:
+        while not stop.is_set():
+            os.kill(session.pid, signal.SIGINT)
+
+    presser = threading.Thread(target=press)
+    presser.start()
+    try:
+        outcome = session.ran(number)
+    finally:
+        stop.set()
+        presser.join()
+    assert outcome.error_type == "KeyboardInterrupt"
+    assert "in deep" in (outcome.error or "")
+
+
+def test_the_peak_of_whoever_started_it_is_not_its_own(session: Session) -> None:
+    ballast = bytearray(os.urandom(1)) * (256 << 20)
+    with Session() as other:
+        assert other.run("1").record["usage"]["max_rss_bytes"] < len(ballast)
+        assert other.run("x = b'1' * (300 << 20)").record["usage"]["max_rss_bytes"] > 300 << 20
+
+
+def test_an_interrupt_in_a_destructor_is_not_lost(session: Session) -> None:
+    code = (
+        "import os, signal, time\nclass Ends:\n    def __del__(self):\n"
+        "        os.kill(os.getpid(), signal.SIGINT)\n        time.sleep(0)\n"
+        "Ends()\nwhile True: pass"
+    )
+    outcome = session.run(code)
+    assert (outcome.error_type, outcome.stderr) == ("KeyboardInterrupt", "")
+    assert session.run("class Odd:\n    def __del__(self): 1 / 0\nOdd()\n1").stderr.count("ZeroDivisionError") == 1

@@ -49,10 +49,10 @@ def confirmed(question: str) -> None:
     """Ask a person; ends the command unless the answer is yes."""
     if not sys.stdin.isatty():
         raise WrongUsage("nobody can be asked here (no terminal); --yes does it without asking")
-    print(f"{question} [y/N] ", end="", file=sys.stderr, flush=True)
-    # A running loop only notes Ctrl-C and goes on waiting for the answer.
+    # A running loop only notes Ctrl-C and goes on waiting for the answer: ours is there before the question.
     noted = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
+        print(f"{question} [y/N] ", end="", file=sys.stderr, flush=True)
         answer = sys.stdin.readline()
     finally:
         signal.signal(signal.SIGINT, noted)

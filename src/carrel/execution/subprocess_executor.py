@@ -23,7 +23,7 @@ from carrel.execution.live_session import LiveSession
 from carrel.execution.outcome import Stop, closed_result, failed_result, finished, stopped
 from carrel.execution.settings import SubprocessConfig, sandbox_mode
 from carrel.execution.streaming import Streaming, streamed
-from carrel.execution.zygotes import SANDBOX, WORKER, Family, Zygote, shared
+from carrel.execution.zygotes import Family, Zygote, shared
 from carrel.home import resolve_carrel_home
 from carrel.worker.line import LineBroken
 
@@ -119,7 +119,7 @@ class SubprocessExecutor:
             "hostname": config.hostname,
             "workspace": {"source": str(source.absolute()) if source is not None else None, "mode": mode, "at": AT},
             "mounts": [{"source": str(m.source.absolute()), "at": m.at, "mode": m.mode} for m in config.mounts],
-            "readonly": [*environment.folders, str(WORKER), str(SANDBOX)],
+            "readonly": list(environment.folders),
             "env": {"PATH": f"{environment.path}:{SYSTEM_PATH}", **config.env},
             "limits": {name: getattr(config.limits, name) for name in config.limits.__dataclass_fields__},
             "names": sorted({name.partition(".")[0] for name in self.handlers}),

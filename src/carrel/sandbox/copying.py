@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 
@@ -82,13 +83,17 @@ def _copy_marks(source: str, target: str, found: os.stat_result) -> None:
 
 
 def empty_tree(folder: str) -> None:
-    """Remove what is in a folder, whatever its modes say."""
+    """Remove what is in a folder, whatever its modes say; a folder that something is mounted on stays."""
     with os.scandir(folder) as entries:
         found = list(entries)
     for entry in found:
         if entry.is_dir(follow_symlinks=False):
             os.chmod(entry.path, 0o700)
             empty_tree(entry.path)
-            os.rmdir(entry.path)
+            try:
+                os.rmdir(entry.path)
+            except OSError as problem:
+                if problem.errno not in (errno.EBUSY, errno.ENOTEMPTY):
+                    raise
         else:
             os.remove(entry.path)

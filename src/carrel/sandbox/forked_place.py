@@ -52,8 +52,8 @@ def _show(plan: Plan, step: place.Step) -> None:
     if plan.home != plan.workspace.at:
         shown[plan.home] = "home"
     covered = [*shown, plan.workspace.at]
-    given = [*plan.readonly, *(mount.at for mount in plan.mounts)]
-    above = [(path, mounts.Tree(path)) for path in given if any(path.startswith(upper + "/") for upper in covered)]
+    given = [*place.readonly(plan), *(mount.at for mount in plan.mounts)]
+    above = [(path, mounts.Tree(path)) for path in given if any(place.is_in(path, upper) for upper in covered)]
     step("mount the fork's home and /tmp")
     for target, name in shown.items():
         attributes = mounts.HARMLESS | (syscalls.MOUNT_ATTR_NOEXEC if name == "shm" else 0)

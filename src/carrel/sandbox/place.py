@@ -64,7 +64,7 @@ class Place:
         """Copies of the mounts that the settings name; as root this happens before root is given up."""
         workspace = self.plan.workspace
         wanted = {mount.at: mount.source for mount in self.plan.mounts}
-        wanted.update({path: path for path in self.readonly()})
+        wanted.update({path: path for path in readonly(self.plan)})
         for name, path in ((LOWER, workspace.source), (KEPT, workspace.upper_dir)):
             if path:
                 wanted[name] = path
@@ -85,15 +85,6 @@ class Place:
     def close_given(self) -> None:
         for tree in self.given.values():
             tree.close()
-
-    def readonly(self) -> list[str]:
-        """The folders to show at their own paths, without those that are inside others or in the system."""
-        kept: list[str] = []
-        for path in sorted({os.path.normpath(path) for path in self.plan.readonly}, key=len):
-            above = ["/usr", *kept]
-            if not any(path == upper or path.startswith(upper + "/") for upper in above):
-                kept.append(path)
-        return kept
 
     def take_system(self) -> None:
         self.step("open system folders")
@@ -183,7 +174,7 @@ class Place:
 
     def _given(self, root: str) -> None:
         self._workspace(root)
-        for path in self.readonly():
+        for path in readonly(self.plan):
             self.step(f"mount {path}")
             self.given[path].attach(root + path, mounts.READ_ONLY)
         for mount in self.plan.mounts:
@@ -216,6 +207,20 @@ class Place:
         else:
             attributes = mounts.READ_ONLY if workspace.mode == "ro" else mounts.HARMLESS
             self.given[LOWER].attach(target, attributes)
+
+
+def is_in(path: str, folder: str) -> bool:
+    """Whether it is that folder, or something in it."""
+    return path == folder or path.startswith(folder + "/")
+
+
+def readonly(plan: Plan) -> list[str]:
+    """The folders to show at their own paths, without those that are inside others or in the system."""
+    kept: list[str] = []
+    for path in sorted({os.path.normpath(path) for path in plan.readonly}, key=len):
+        if not any(is_in(path, upper) for upper in ("/usr", *kept)):
+            kept.append(path)
+    return kept
 
 
 def mask_proc(clean: str, target: str, null: str) -> None:

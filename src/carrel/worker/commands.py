@@ -49,7 +49,7 @@ class Command:
             start_new_session=True,
         )
         self.family = Family(self.process.pid, mark)
-        self.watched = os.pidfd_open(self.process.pid)
+        self.watched = _watched(self.process.pid)
         self.streams: dict[str, Any] = {"stdout": self.process.stdout, "stderr": self.process.stderr}
         for pipe in (*self.streams.values(), self.process.stdin):
             if pipe is not None:
@@ -232,6 +232,17 @@ class Commands:
         self._selector = selector
         self._background = {**self._background, **self._running} if keep else {}
         self._running = {}
+
+
+def _watched(pid: int) -> int:
+    """What can be read from when the process has ended."""
+    try:
+        return os.pidfd_open(pid)
+    except ProcessLookupError:
+        # Code has set SIGCHLD to be ignored, so that the kernel buries who ends; this one has ended already.
+        ended, other = os.pipe()
+        os.close(other)
+        return ended
 
 
 def _code(command: Command, status: int | None) -> int | None:

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import _thread
 import os
 import select
 import signal
+import sys
 import threading
+import time
 import types
 from collections.abc import Callable
+from typing import Any
+
+_AGAIN = 0.01
+"""Seconds after one interrupt in which another is taken for the same: the first must have time to leave the code."""
 
 
 class Interrupts:
@@ -17,6 +24,9 @@ class Interrupts:
         self.running = False
         self._held = False
         self._pending = False
+        self._raised = 0.0
+        self._cells = 0
+        self._plain_hook = sys.unraisablehook
         self._owner = os.getpid()
         self._thread = threading.get_ident()
         self.stop: Callable[[str], bool] | None = None
@@ -27,11 +37,15 @@ class Interrupts:
         self._owner = os.getpid()
         self._thread = threading.get_ident()
         signal.signal(signal.SIGINT, self._came)
+        if sys.unraisablehook != self._swallowed:
+            self._plain_hook, sys.unraisablehook = sys.unraisablehook, self._swallowed
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
 
     def begin(self) -> None:
         """A cell starts."""
         self._held = self._pending = False
+        self._raised = 0.0
+        self._cells += 1
         self.running = True
 
     def end(self) -> None:
@@ -43,8 +57,23 @@ class Interrupts:
             return
         if self._held:
             self._pending = True
+        elif time.monotonic() - self._raised < _AGAIN:
+            return
         elif self.stop is None or not self.stop(frame.f_code.co_filename if frame is not None else ""):
+            self._raised = time.monotonic()
             raise KeyboardInterrupt
+
+    def _swallowed(self, what: Any) -> None:
+        """Python drops what is raised in a destructor or a weak reference's callback: an interrupt then comes again."""
+        if what.exc_type is KeyboardInterrupt and self.running and os.getpid() == self._owner:
+            _thread.start_new_thread(self._press_again, (self._cells,))
+        else:
+            self._plain_hook(what)
+
+    def _press_again(self, cell: int) -> None:
+        time.sleep(_AGAIN)
+        if self.running and self._cells == cell:
+            os.kill(os.getpid(), signal.SIGINT)
 
     def mine(self) -> bool:
         """Whether this is the thread that cells run in."""

@@ -57,16 +57,35 @@ class CellLoop:
             raise KeyboardInterrupt().with_traceback(where.__traceback__) from None
         finally:
             self._interrupts.stop = None
-            if not task.done():
-                self._clean_up(loop, task)
+            try:
+                if not task.done():
+                    self._clean_up(loop, task)
+            finally:
+                if task.done() and not task.cancelled():
+                    # Looked at, or it is complained of in a later cell, from a destructor, which swallows interrupts.
+                    task.exception()
 
     def _clean_up(self, loop: asyncio.AbstractEventLoop, task: asyncio.Task[Any]) -> None:
         """An exception went through the loop and left the task half way: it gets the chance to end well."""
-        task.cancel()
+        waiting = True
+
+        def stop(*_: object) -> None:
+            if waiting:
+                loop.stop()
+
         try:
-            loop.run_until_complete(asyncio.wait([task], timeout=0.5))
+            task.cancel()
+            task.add_done_callback(stop)
+            loop.call_later(0.5, stop)
+            loop.run_forever()
         except RuntimeError:
             self._loop = None
+        except KeyboardInterrupt:
+            # The same that is being told already, coming out of the task once more.
+            if not task.done():
+                raise
+        finally:
+            waiting = False
 
     def _run_inside(self, main: Any, **options: Any) -> Any:
         """`asyncio.run`, which a cell that awaits may call as well: in a loop of its own, while the cell's waits."""

@@ -77,10 +77,7 @@ class Running:
             self._interrupts.end()
             mend(self._names)
             self.streams.settle()
-            outcome = {
-                "error": f"{telling.kind(problem)}: while the result was made",
-                "error_type": telling.kind(problem),
-            }
+            outcome = {"error": telling.told_late(problem), "error_type": telling.kind(problem)}
         after = _usage()
         outcome["usage"] = {"cpu_seconds": after[0] - before[0], "max_rss_bytes": after[1]}
         outcome["display"] = self._shown.bundles
@@ -109,6 +106,9 @@ class Running:
         except Woken:
             raise
         except BaseException as problem:  # noqa: BLE001 - whatever the code raises is its result
+            if telling.is_plain_interrupt(problem):
+                # The host presses until it has the result; the telling of the first is not to be cut off by the second.
+                self._interrupts.end()
             mend(self._names)
             outcome = {"error": telling.told(problem), "error_type": telling.kind(problem)}
             if isinstance(problem, SystemExit):
@@ -123,8 +123,21 @@ class Running:
                 sys.stdout.write(f"{value}\n")
 
 
+_INHERITED = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+"""A program begins with the peak of the process that started it, which may have been far larger."""
+
+
 def _usage() -> tuple[float, int]:
     own = resource.getrusage(resource.RUSAGE_SELF)
     children = resource.getrusage(resource.RUSAGE_CHILDREN)
     seconds = own.ru_utime + own.ru_stime + children.ru_utime + children.ru_stime
-    return seconds, own.ru_maxrss * 1024
+    return seconds, (own.ru_maxrss if own.ru_maxrss != _INHERITED else _own_peak(_INHERITED)) * 1024
+
+
+def _own_peak(otherwise: int) -> int:
+    """In kilobytes, of this program alone; slower to ask for."""
+    try:
+        with open("/proc/self/status", "rb") as table:
+            return next(int(row.split()[1]) for row in table if row.startswith(b"VmHWM:"))
+    except (OSError, StopIteration, ValueError):
+        return otherwise

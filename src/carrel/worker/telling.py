@@ -26,6 +26,27 @@ def told(problem: BaseException) -> str:
     return text
 
 
+def is_plain_interrupt(problem: BaseException | None) -> bool:
+    """Whether telling of this KeyboardInterrupt runs no code but Python's own, and so comes to an end."""
+    if type(problem) is not KeyboardInterrupt:
+        return False
+    seen: set[int] = set()
+    while problem is not None and id(problem) not in seen:
+        if type(problem).__module__ not in ("builtins", "asyncio.exceptions"):
+            return False
+        seen.add(id(problem))
+        problem = problem.__cause__ or problem.__context__
+    return True
+
+
+def told_late(problem: BaseException) -> str:
+    """Of what was raised while an outcome was told: where it was an interrupt after another, the first is told."""
+    first = problem
+    while is_plain_interrupt(first) and isinstance(first.__context__, KeyboardInterrupt):
+        first = first.__context__
+    return told(first) if first is not problem else f"{kind(problem)}: while the result was made"
+
+
 def kind(problem: BaseException) -> str:
     """The name of its class."""
     name = type(problem).__name__
