@@ -254,7 +254,7 @@ def test_lies_to_init_harm_only_the_liar(start: Start) -> None:
         "import socket, json, array\ns = socket.socket(fileno=os.dup(init))\n"
         "def tell(record, fds=()):\n  b = json.dumps(record).encode()\n"
         "  socket.send_fds(s, [len(b).to_bytes(4, 'big') + b], list(fds))\n"
-        "r, w = os.pipe()\ntell({'op': 'listener', 'fds': 1}, [r])\ntell({'op': 'crossing', 'pid': 1})\n"
+        "r, w = os.pipe()\ntell({'op': 'listener', 'fds': 1}, [r])\n"
         "tell({'op': 'crossed', 'pid': 1})\ntell({'op': 'worker', 'pid': 1})\ntell({'op': 'enter'})\n"
         "heard = b''\nwhile heard.count(b'refused') < 2: heard += s.recv(1000)\n"
     )

@@ -50,7 +50,10 @@ def test_what_is_named_is_in_the_environment(start: Callable[..., Session]) -> N
 
 
 def test_only_the_processes_of_the_session_are_seen(inside: Session) -> None:
-    assert inside.value("import os; answer = [int(n) for n in os.listdir('/proc') if n.isdigit()]") == [1, 2]
+    assert inside.value("import os; answer = [int(n) for n in os.listdir('/proc') if n.isdigit()]") == [
+        1,
+        inside.ready["ready"],
+    ]
 
 
 def test_ordinary_programs_run(inside: Session) -> None:
@@ -185,10 +188,11 @@ def test_a_failed_step_is_named(start: Callable[..., Session], folder: Path) -> 
 
 def test_init_tells_of_the_worker_and_of_its_end(start: Callable[..., Session]) -> None:
     session = start()
-    assert session.hello["pid"] == session.ready["ready"] == 2
+    worker = session.hello["pid"]
+    assert worker == session.ready["ready"] > 1
     signal.pidfd_send_signal(session.worker, signal.SIGKILL)
     record, _ = session.hear()
-    assert record == {"op": "exited", "pid": 2, "status": signal.SIGKILL}
+    assert record == {"op": "exited", "pid": worker, "status": signal.SIGKILL}
 
 
 def test_close_ends_everything(start: Callable[..., Session]) -> None:

@@ -45,15 +45,18 @@ class InitControl:
     def tell(self, record: Record, fds: Sequence[int] = ()) -> None:
         self._line.send(record, fds)
 
-    async def ask(self, record: Record, fds: Sequence[int]) -> Record:
-        """The answer to a request; WorkerDied when init is gone."""
-        if not self.alive:
-            raise WorkerDied("the session's first process is gone")
-        self._number += 1
+    def ask(self, record: Record, fds: Sequence[int]) -> asyncio.Future[Record]:
+        """Send a request; the future has its answer, or WorkerDied when init is gone."""
         answer: asyncio.Future[Record] = self._loop.create_future()
+        # Whoever asks may have been answered by somebody else meanwhile, and not come for it.
+        answer.add_done_callback(_looked_at)
+        if not self.alive:
+            answer.set_exception(WorkerDied("the session's first process is gone"))
+            return answer
+        self._number += 1
         self._asked[self._number] = answer
         self._line.send({**record, "id": self._number}, fds)
-        return await answer
+        return answer
 
     async def status_of(self, worker: int) -> int | None:
         """How a worker ended, as wait tells it; None when that is not known."""
@@ -118,3 +121,8 @@ class InitControl:
         if self._pidfd >= 0:
             os.close(self._pidfd)
             self._pidfd = -1
+
+
+def _looked_at(answer: asyncio.Future[Record]) -> None:
+    if not answer.cancelled():
+        answer.exception()

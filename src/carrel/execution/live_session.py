@@ -360,12 +360,14 @@ class LiveSession:
         try:
             child._line = HostLine(line, child._heard, child._line_ended)
             child.init = InitControl(control, child._watch_worker, child._init_ended)
-            prepared = await self.init.ask({"op": "fork"}, [init.fileno()])
+            # Init makes the place while the worker forks; who is first waits for the other.
+            preparing = self.init.ask({"op": "fork"}, [init.fileno()])
+            ends = [theirs.fileno(), child.stdout.write_end, child.stderr.write_end]
+            answer = await asyncio.shield(self.request({"op": "fork"}, fds=ends))
+            prepared = await preparing
             if prepared.get("op") != "fork_ready":
                 raise ForkRefused(f"a live fork was refused: {prepared.get('message')}")
             self.init.has_forked = True
-            ends = [theirs.fileno(), child.stdout.write_end, child.stderr.write_end]
-            answer = await asyncio.shield(self.request({"op": "fork"}, fds=ends))
             if "refused" in answer or answer.get("error"):
                 raise ForkRefused(f"a live fork was refused: {answer.get('refused') or answer.get('error')}")
             theirs.close()

@@ -15,10 +15,12 @@ class ForkRefusedHere(OSError):
 
 
 class Entrance:
-    """Given to the worker as settings["enter_fork"]; call it when init has said that a place is ready."""
+    """Given to the worker as settings["enter_fork"]; call it when init has been told to make a place."""
 
     def __init__(self, init: int) -> None:
         self.init = init
+        self.left: list[int] = []
+        """Processes that stood between and are ending: for the caller to bury, or for the next call."""
 
     def __call__(self) -> int:
         """Like os.fork: the child's process number in the parent, 0 in the child. Raises ForkRefusedHere.
@@ -26,61 +28,52 @@ class Entrance:
         The child is in its own namespaces, without capabilities, with its own init behind the same descriptor.
         Its open files are still the parent's: what is to be written must be opened again by its path.
         """
-        link = Records(socket.socket(fileno=os.dup(self.init)))
-        try:
-            record, descriptors = link.ask({"op": "enter"})
-            if record.get("op") != "entering" or len(descriptors) < 2:
-                raise ForkRefusedHere(1, str(record.get("message", "init has no place ready for a fork")))
-            return self._fork(link, descriptors[0], descriptors[1:], record["flags"])
-        finally:
-            link.close()
-
-    def _fork(self, link: Records, own_init: int, place: list[int], flags: list[int]) -> int:
+        for pid in self.left:
+            os.waitpid(pid, 0)
+        self.left = []
         cwd = os.getcwd()
         heard, said = os.pipe2(os.O_CLOEXEC)
-        go_read, go_write = os.pipe2(os.O_CLOEXEC)
-        between = os.fork()
+        between = syscalls.fork_as_it_is()
         if between == 0:
-            os.close(go_write)
-            return self._cross(go_read, heard, said, own_init, place, flags, cwd)
-        for descriptor in (said, go_read, own_init, *place):
-            os.close(descriptor)
-        try:
-            link.ask({"op": "crossing", "pid": between})
-            os.write(go_write, b"g")
-            answer = os.read(heard, 4096).decode()
-        finally:
-            os.close(go_write)
             os.close(heard)
-            os.waitpid(between, 0)
-        kind, _, rest = answer.partition(" ")
+            return self._cross(said, cwd)
+        self.left.append(between)
+        os.close(said)
+        try:
+            kind, _, rest = os.read(heard, 4096).decode().partition(" ")
+        finally:
+            os.close(heard)
         if kind != "pid":
             raise ForkRefusedHere(1, rest or "the child between ended without a word")
-        link.send({"op": "crossed", "pid": int(rest)})
         return int(rest)
 
-    def _cross(
-        self, go: int, heard: int, said: int, own_init: int, place: list[int], flags: list[int], cwd: str
-    ) -> int:
+    def _cross(self, said: int, cwd: str) -> int:
         """In the child between: into the namespaces, then another fork, as only a child is in the new pid namespace."""
-        os.close(heard)
         try:
-            if os.read(go, 1) != b"g":
-                os._exit(1)
+            link = Records(socket.socket(fileno=os.dup(self.init)))
+            # Answered when the place is ready, which is built while we were made.
+            record, descriptors = link.ask({"op": "enter", "pid": os.getpid()})
+            if record.get("op") != "entering" or len(descriptors) < 2:
+                raise ForkRefusedHere(1, str(record.get("message", "init has no place ready for a fork")))
+            own_init, *place = descriptors
             for number, descriptor in enumerate(place):
-                syscalls.setns(descriptor, flags[number])
+                syscalls.setns(descriptor, record["flags"][number])
                 os.close(descriptor)
             syscalls.drop_capabilities()
             os.chdir(cwd)
             pid = os.fork()
-        except OSError as error:
-            os.write(said, f"error {error}".encode())
+            if pid:
+                # Answered when init is done with this fork: the next may be asked for as soon as the worker says so.
+                link.ask({"op": "crossed", "pid": pid})
+                os.write(said, f"pid {pid}".encode())
+                os._exit(0)
+        except BaseException as error:  # noqa: BLE001 -- whatever it is, this process must not go on as a second worker
+            text = error.strerror if isinstance(error, ForkRefusedHere) else str(error)
+            os.write(said, f"error {text or type(error).__name__}"[:4000].encode())
             os._exit(1)
-        if pid:
-            os.write(said, f"pid {pid}".encode())
-            os._exit(0)
+        link.close()
         os.close(said)
-        os.close(go)
+        self.left = []
         os.dup2(own_init, self.init, inheritable=False)
         os.close(own_init)
         syscalls.prctl(syscalls.PR_SET_DUMPABLE, 1)

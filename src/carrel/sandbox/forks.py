@@ -55,6 +55,8 @@ class Forks:
         self.pending: Fork | None = None
         self.report: int | None = None
         self.entrance: socket.socket | None = None
+        self.waiting: tuple[Link, int] | None = None
+        """Who asked to enter before the place was ready."""
         self.aboves: dict[int, tuple[Records, Fork]] = {}
 
     def begin(self, identity: object, descriptors: list[int]) -> None:
@@ -150,6 +152,10 @@ class Forks:
                 self._give_up()
             else:
                 self.init.tell({"op": "fork_ready", "id": self.pending.identity})
+                if self.waiting is not None and self.entrance is not None:
+                    (link, pid), self.waiting = self.waiting, None
+                    with contextlib.suppress(OSError):
+                        self._let_in(self.pending, self.entrance, link, pid)
         elif source in self.aboves:
             self._relay(source, *self.aboves[source])
 
@@ -176,6 +182,10 @@ class Forks:
         self._settled()
 
     def _settled(self) -> None:
+        if self.waiting is not None:
+            (link, _), self.waiting = self.waiting, None
+            with contextlib.suppress(OSError):
+                link.records.send({"op": "refused", "message": "no place for the fork could be made"})
         if self.pending is not None:
             for descriptor in self.pending.namespaces.values():
                 os.close(descriptor)
@@ -190,33 +200,39 @@ class Forks:
             self.report = None
 
     def asked(self, worker: Link, op: str, pid: int) -> None:
-        """The worker wants to send a child into the prepared place; without one it is told so."""
-        fork, link = self.pending, worker.records
-        if fork is None or self.entrance is None or self.report is not None:
-            if op != "crossed":
-                link.send({"op": "refused", "message": "no place for a fork is ready"})
-            return
-        if op == "enter":
-            flags = [permits.NAMES[name] for name in fork.namespaces]
-            link.send({"op": "entering", "flags": flags}, [self.entrance.fileno(), *fork.namespaces.values()])
-            return
+        """The worker wants to send a child into the place, and waits until that is ready; or a child has entered."""
+        if self.pending is None or self.entrance is None:
+            worker.records.send({"op": "refused", "message": "no place for a fork is ready"})
+        elif op == "crossed":
+            self._crossed(self.pending, pid)
+            worker.records.send({"op": "noted"})
+        elif self.report is None:
+            self._let_in(self.pending, self.entrance, worker, pid)
+        else:
+            self.waiting = worker, pid
+
+    def _let_in(self, fork: Fork, entrance: socket.socket, worker: Link, pid: int) -> None:
         try:
             descriptor = syscalls.pidfd_open(pid)
         except OSError:
-            # It is dead already: as good as let in.
-            if op == "crossing":
-                link.send({"op": "refused", "message": "the child is gone"})
+            worker.records.send({"op": "refused", "message": "the child is gone"})
             return
-        if op == "crossing":
-            fork.filter_is_ours = worker.filter_is_ours
-            self.init.permit(descriptor, here=worker.filter_is_ours)
-            link.send({"op": "go"})
-        else:
-            fork.worker = pid
-            with contextlib.suppress(OSError):
-                fork.control.send({"op": "worker", "pid": pid}, [descriptor])
-            self._settled()
+        fork.filter_is_ours = worker.filter_is_ours
+        self.init.permit(descriptor, here=worker.filter_is_ours)
         os.close(descriptor)
+        flags = [permits.NAMES[name] for name in fork.namespaces]
+        worker.records.send({"op": "entering", "flags": flags}, [entrance.fileno(), *fork.namespaces.values()])
+
+    def _crossed(self, fork: Fork, pid: int) -> None:
+        try:
+            descriptor = syscalls.pidfd_open(pid)
+        except OSError:
+            return  # dead already, as its own init will say
+        fork.worker = pid
+        with contextlib.suppress(OSError):
+            fork.control.send({"op": "worker", "pid": pid}, [descriptor])
+        os.close(descriptor)
+        self._settled()
 
     def buried(self, pid: int, status: int) -> None:
         """A child of init ended: perhaps a fork's worker, which is ours to reap, or a fork's init."""

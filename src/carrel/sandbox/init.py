@@ -62,8 +62,12 @@ class Init:
             self.poll.register(source, select.POLLIN)
         self._reap()
         while True:
-            for source, _ in self.poll.poll():
+            # The host first: a worker that wants to enter a fork's place was told after we were told to make it.
+            for source, _ in sorted(self.poll.poll(), key=self._comes_later):
                 self._heard(source)
+
+    def _comes_later(self, event: tuple[int, int]) -> bool:
+        return self.control is None or event[0] != self.control.fileno()
 
     def _connect(self, link: Link) -> None:
         self.links[link.records.fileno()] = link
@@ -208,7 +212,7 @@ class Init:
         elif op == "worker" and isinstance(pid, int) and len(self.workers) < MOST_WORKERS:
             # A frozen fork that became the worker says so, to have its end reported.
             self.workers.add(pid)
-        elif op in ("enter", "crossing", "crossed"):
+        elif op in ("enter", "crossed"):
             self.forks.asked(link, op, pid if isinstance(pid, int) else -1)
 
     def _reap(self) -> None:

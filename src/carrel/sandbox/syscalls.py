@@ -7,6 +7,7 @@ import os
 
 from .numbers import NUMBERS
 
+CLONE_FS = 0x00000200
 CLONE_NEWNS = 0x00020000
 CLONE_NEWCGROUP = 0x02000000
 CLONE_NEWUTS = 0x04000000
@@ -133,11 +134,10 @@ def pidfd_open(pid: int) -> int:
 def fork_with(flags: int) -> int:
     """fork() whose child starts in the new namespaces that `flags` name; in a process with one thread only.
 
-    os.fork cannot make a child the first of a pid namespace without a process in between. The interpreter's own
-    fork hooks run; those of C libraries do not, which is why the zygote has no threads when it gets here.
+    os.fork cannot make a child the first of a pid namespace without a process in between. No fork hooks run, neither
+    Python's nor those of C libraries: there are no threads whose locks they would have to see to, each would write to
+    pages that are shared otherwise, and the worker, for whom random numbers must begin anew, comes of an os.fork.
     """
-    before = ctypes.pythonapi.PyOS_BeforeFork
-    before()
     pid: int = _holding_lock.syscall(
         ctypes.c_long(NUMBERS["clone"]),
         ctypes.c_long(flags | SIGCHLD),
@@ -146,13 +146,18 @@ def fork_with(flags: int) -> int:
         ctypes.c_long(0),
         ctypes.c_long(0),
     )
-    number = ctypes.get_errno()
-    if pid == 0:
-        ctypes.pythonapi.PyOS_AfterFork_Child()
-        return 0
-    ctypes.pythonapi.PyOS_AfterFork_Parent()
     if pid < 0:
+        number = ctypes.get_errno()
         raise OSError(number, f"clone: {os.strerror(number)}")
+    return pid
+
+
+def fork_as_it_is() -> int:
+    """fork() with the hooks of C libraries and without Python's own, for a child that will fork again or end."""
+    pid: int = _holding_lock.fork()
+    if pid < 0:
+        number = ctypes.get_errno()
+        raise OSError(number, f"fork: {os.strerror(number)}")
     return pid
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
+import select
 import signal
 import socket
 import threading
@@ -23,6 +25,41 @@ def quiet_fork(fork: Callable[[], int] = os.fork) -> int:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return fork()
+
+
+class _Poll(ctypes.Structure):
+    """struct pollfd of poll.h."""
+
+    _fields_ = (("fd", ctypes.c_int), ("events", ctypes.c_short), ("revents", ctypes.c_short))
+
+
+# Called with the interpreter's lock held, which a forked child must come back with.
+_library = ctypes.PyDLL(None)
+_fork, _poll, _close = _library.fork, _library.poll, _library.close
+_api = ctypes.pythonapi
+_before, _in_parent, _in_child = _api.PyOS_BeforeFork, _api.PyOS_AfterFork_Parent, _api.PyOS_AfterFork_Child
+
+
+def fork_asleep(until: int, without: tuple[int, ...]) -> int:
+    """A fork whose child does nothing, and so shares all its memory, until something comes on a descriptor.
+
+    It runs no line of Python before: each would write to the counts of what it uses, and a page that is written to
+    is a page of its own. What Python does after a fork is done when it wakes up; `without` is closed at once.
+    """
+    waits = ctypes.byref(_Poll(until, select.POLLIN, 0))
+    _before()
+    pid: int = _fork()
+    if pid == 0:
+        for fd in without:
+            _close(fd)
+        while _poll(waits, 1, -1) < 0:
+            continue  # a signal came
+        _in_child()
+        return 0
+    _in_parent()
+    if pid < 0:
+        raise OSError("there is no room for another process")
+    return pid
 
 
 def threads() -> set[int]:
@@ -114,15 +151,15 @@ class Frozen:
         """
         here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
-            pid = quiet_fork()
+            pid = fork_asleep(there.fileno(), (here.fileno(), line.fileno()))
         except OSError as problem:
             here.close()
             there.close()
             return f"no process could be made: {problem}"
         if pid == 0:
-            here.close()
-            line.socket.close()
-            return self._sleep(Line(there))
+            here.detach()
+            line.socket.detach()
+            return self._woken(Line(there))
         there.close()
         # Some libraries end their threads before a fork and make them again after it; whatever is left does not.
         self._foreign = threads()
@@ -142,8 +179,7 @@ class Frozen:
             os.close(watched)
         return None
 
-    def _sleep(self, line: Line) -> Line:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
+    def _woken(self, line: Line) -> Line:
         try:
             record, _ = line.read()
         except LineBroken:
@@ -159,6 +195,11 @@ class Frozen:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
             self._dying.append(pid)
+
+    def bury_later(self, ending: list[int]) -> None:
+        """Take over other children that are about to end."""
+        self._dying += ending
+        ending.clear()
 
     def bury(self) -> bool:
         """Bury those that have ended; whether there are others that will soon."""
