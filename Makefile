@@ -28,8 +28,9 @@ gates: dev-venv  ## show that each check can fail: plant a violation for each an
 soak: dev-venv  ## the slow tests: crashes, full disks and big logs, many times over
 	@$(PYTEST) -n auto -m slow
 
-bench: dev-venv  ## how fast it is, against the plain way of doing the same
+bench: dev-venv  ## how fast it is, against the plain way, ipykernel, and docker where an engine answers
 	@.venv/bin/python bench/run.py
+	@.venv/bin/python bench/execution.py
 
 constraints: dev-venv  ## renew constraints.txt: the newest versions that go together
 	@.venv/bin/uv pip compile -q pyproject.toml --all-extras --group dev --python-version 3.11 --python-platform linux \
