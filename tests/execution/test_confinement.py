@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from carrel.errors import ConfigurationError, SandboxUnavailable
+from carrel.errors import ConfigurationError, ForkRefused, SandboxUnavailable
 from carrel.execution.confinement import Confinement, confinement
 from carrel.execution.endings import told_ending
 from carrel.execution.in_process import InProcessExecutor
@@ -24,9 +24,9 @@ async def test_capabilities_are_what_is_in_force() -> None:
     off = SubprocessExecutor(SubprocessConfig(sandbox="off", network=False)).supported_capabilities()
     assert off == {"timeout", "reset", "interrupt", "streaming", "process_isolation"}
     whole = SubprocessConfig(sandbox="auto", network=False, limits=Limits(memory=256 * MIB, cpus=1))
-    more = {"filesystem_isolation", "network_isolation", "memory_limit", "fork"}
-    if any(part.name == "cpu" and part.in_force for part in probe()):
-        more.add("cpu_limit")
+    more = {"filesystem_isolation", "network_isolation", "fork"}
+    held = {part.name for part in probe() if part.in_force}
+    more |= {f"{name}_limit" for name in ("cpu", "memory") if name in held}
     assert SubprocessExecutor(whole).supported_capabilities() == off | more
     plain = SubprocessExecutor(SubprocessConfig(sandbox="required")).supported_capabilities()
     assert plain == off | {"filesystem_isolation", "fork"}
@@ -34,8 +34,8 @@ async def test_capabilities_are_what_is_in_force() -> None:
 
 async def test_a_part_that_is_missing_is_no_capability(tmp_path: Path) -> None:
     without = Confinement(("user", "mount", "pid"), confined=True)
-    config = SubprocessConfig(network=False, limits=Limits(cpus=1))
-    assert not {"network_isolation", "cpu_limit", "fork"} & without.capabilities(config)
+    config = SubprocessConfig(network=False, limits=Limits(cpus=1, memory=MIB))
+    assert not {"network_isolation", "cpu_limit", "memory_limit", "fork"} & without.capabilities(config)
     writes = SubprocessConfig(workspace=tmp_path, workspace_mode="rw")
     assert "fork" not in SubprocessExecutor(writes).supported_capabilities()
 
@@ -47,6 +47,32 @@ async def test_a_memory_bomb_costs_the_run_and_not_the_session() -> None:
         result = await executor.run("big = []\nwhile True: big.append(bytearray(1 << 20))", timeout=60)
         assert (result.error_type, result.state) in [("OutOfMemory", "restored"), ("MemoryError", "kept")]
         assert (await executor.run("big = None\nx")).value == 5
+        # The kernel's count stands for ever; a later death is not for want of memory.
+        later = await executor.run("import os, signal; os.kill(os.getpid(), signal.SIGKILL)")
+        assert (later.error_type, later.state) == ("Crashed", "restored")
+
+
+async def test_a_fork_that_runs_out_of_memory_says_so_and_its_parent_does_not() -> None:
+    if not any(part.name == "memory" and part.in_force for part in probe()):
+        pytest.skip("a limit on the memory of a whole session needs a cgroup that we may make")
+    config = SubprocessConfig(sandbox="required", limits=Limits(memory=128 * MIB))
+    async with SubprocessExecutor(config) as executor:
+        await executor.run("x = 5")
+        async with await executor.fork() as fork:
+            result = await fork.run("big = []\nwhile True: big.append(bytearray(1 << 20))", timeout=60)
+            assert result.error_type == "OutOfMemory", result
+        later = await executor.run("import os, signal; os.kill(os.getpid(), signal.SIGKILL)")
+        assert later.error_type == "Crashed", later
+
+
+@pytest.mark.parametrize(("settings", "why"), [({"sandbox": "off"}, "sandbox"), ({"workspace_mode": "rw"}, "mode rw")])
+async def test_where_there_is_no_fork_it_is_said_why(tmp_path: Path, settings: dict[str, str], why: str) -> None:
+    async with SubprocessExecutor(SubprocessConfig(workspace=tmp_path, **settings)) as executor:  # type: ignore[arg-type]
+        await executor.run("x = 5")
+        with pytest.raises(ForkRefused, match=why):
+            await executor.fork()
+        assert "fork" not in executor.supported_capabilities()
+        assert (await executor.run("x")).value == 5
 
 
 async def test_the_disk_limit_is_an_error_of_the_code() -> None:
@@ -130,6 +156,6 @@ def test_settings_that_make_no_sense_are_named(settings: dict[str, object]) -> N
     ],
 )
 def test_how_it_ended_is_told_in_words(status: int | None, broke: str, said: str) -> None:
-    ending = told_ending(status, broke, 0)
+    ending = told_ending(status, broke)
     assert ending.error_type == "Crashed"
     assert said in ending.text

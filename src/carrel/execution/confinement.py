@@ -29,7 +29,8 @@ class Confinement:
             found.add("filesystem_isolation")
             if "net" in self.parts and not config.network:
                 found.add("network_isolation")
-        if config.limits.memory is not None:
+        # Without a cgroup the limit holds for each process and not for their sum: that is less than the word says.
+        if config.limits.memory is not None and "memory" in self.groups:
             found.add("memory_limit")
         if config.limits.cpus is not None and "cpu" in self.groups:
             found.add("cpu_limit")
@@ -38,9 +39,20 @@ class Confinement:
         return found
 
     def can_fork(self, config: SubprocessConfig) -> bool:
-        """A fork gets its own copy of what was written; a folder of the host's that is written to has none."""
-        own = config.workspace is None or config.workspace_mode != "rw"
-        return self.confined and "fork" in self.parts and own
+        return self.why_no_fork(config) is None
+
+    def why_no_fork(self, config: SubprocessConfig) -> str | None:
+        """Why sessions like this cannot be forked alive, or None."""
+        if config.workspace is not None and config.workspace_mode == "rw":
+            return (
+                f"the workspace is the folder {config.workspace} itself (mode rw), which there cannot be two of; "
+                "use mode overlay to be able to fork"
+            )
+        if not self.confined:
+            return "without a sandbox two sessions cannot have different files at the same path"
+        if "fork" not in self.parts:
+            return "this machine lacks a part of the sandbox that it needs; `carrel doctor` shows which"
+        return None
 
 
 def confinement(mode: SandboxMode, config: SubprocessConfig, parts: tuple[Part, ...] | None = None) -> Confinement:

@@ -33,8 +33,8 @@ class Ending:
     text: str
 
 
-def told_ending(status: int | None, broke: str, init: int) -> Ending:
-    """From the wait status, where it is known; `init` is the session's first process, while it lives."""
+def told_ending(status: int | None, broke: str, *, out_of_memory: bool = False) -> Ending:
+    """From the wait status, where it is known; `out_of_memory` when the kernel ended something of it just now."""
     if broke:
         return Ending("Crashed", f"the session's Python was ended: {broke}")
     if status is None:
@@ -42,7 +42,7 @@ def told_ending(status: int | None, broke: str, init: int) -> Ending:
     if os.WIFEXITED(status):
         return Ending("Crashed", f"the code ended the session's Python, with exit code {os.WEXITSTATUS(status)}")
     number = os.WTERMSIG(status)
-    if number == signal.SIGKILL and init and ran_out_of_memory(init):
+    if number == signal.SIGKILL and out_of_memory:
         return Ending("OutOfMemory", "the session used more memory than it may, and the kernel ended its Python")
     try:
         name = signal.Signals(number).name
@@ -52,28 +52,55 @@ def told_ending(status: int | None, broke: str, init: int) -> Ending:
     return Ending("Crashed", f"the session's Python ended by {name}: {reason}")
 
 
-def ran_out_of_memory(pid: int) -> bool:
-    """Whether the kernel has ended something in this process's cgroup for want of memory."""
-    tree = trees().get("memory")
-    if tree is None:
-        return False
-    try:
-        rows = Path(f"/proc/{pid}/cgroup").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return False
-    for row in rows:
-        _, controllers, path = row.split(":", 2)
-        if controllers == "" or "memory" in controllers.split(","):
-            folder = Path(tree.folder) / Path(path).name
+class MemoryKills:
+    """How often the kernel has ended something in a session's cgroup for want of memory; it counts on for ever.
+
+    So the count is taken when a request begins, and what matters is whether it has grown since. A session and its
+    forks have one cgroup.
+    """
+
+    def __init__(self, file: int = -1) -> None:
+        self._file = file
+        self._before = 0
+
+    @classmethod
+    def of(cls, init: int) -> MemoryKills:
+        """Of the session with this first process; one that counts nothing where there is no memory cgroup."""
+        tree = trees().get("memory")
+        try:
+            rows = Path(f"/proc/{init}/cgroup").read_text(encoding="utf-8").splitlines()
+        except OSError:
+            rows = []
+        for row in rows if tree is not None else []:
+            _, controllers, path = row.split(":", 2)
+            if tree is None or not (controllers == "" or "memory" in controllers.split(",")):
+                continue
             for name in ("memory.events", "memory.oom_control"):
-                if _count(folder / name, "oom_kill") > 0:
-                    return True
-    return False
+                file = Path(tree.folder) / Path(path).name / name
+                if file.exists():
+                    return cls(os.open(file, os.O_RDONLY | os.O_CLOEXEC))
+        return cls()
 
+    def shared(self) -> MemoryKills:
+        """For a fork."""
+        return MemoryKills(os.dup(self._file) if self._file >= 0 else -1)
 
-def _count(file: Path, word: str) -> int:
-    try:
-        rows = [line.split() for line in file.read_text(encoding="ascii").splitlines()]
-    except OSError:
-        return 0
-    return next((int(row[1]) for row in rows if len(row) == 2 and row[0] == word), 0)
+    def begin(self) -> None:
+        self._before = self._count()
+
+    def has_grown(self) -> bool:
+        return self._count() > self._before
+
+    def _count(self) -> int:
+        if self._file < 0:
+            return 0
+        try:
+            rows = [line.split() for line in os.pread(self._file, 4096, 0).splitlines()]
+        except OSError:
+            return 0  # the cgroup is gone
+        return next((int(row[1]) for row in rows if len(row) == 2 and row[0] == b"oom_kill"), 0)
+
+    def close(self) -> None:
+        if self._file >= 0:
+            os.close(self._file)
+            self._file = -1

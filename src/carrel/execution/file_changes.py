@@ -27,6 +27,8 @@ class Seen:
     kind: str
     size: int
     modified: float
+    changed: int = 0
+    """When the kernel last saw it change, in nanoseconds: unlike the time before, nobody can set it."""
 
 
 Tree = dict[str, Seen]
@@ -65,6 +67,20 @@ class Folder:
         return read_plain(self._path / path)
 
 
+class Copied:
+    """A folder that the session has a copy of: the list is of the copy as it was made, the content the folder's."""
+
+    def __init__(self, path: Path, copy: Path) -> None:
+        self._path = path
+        self._tree = seen_below(copy)
+
+    def tree(self) -> Tree:
+        return self._tree
+
+    def read(self, path: str) -> bytes | None:
+        return read_plain(self._path / path)
+
+
 class Remembered:
     """A folder that the session does change: a list of it, and the content of what is not too large."""
 
@@ -97,7 +113,7 @@ def seen_below(folder: Path) -> Tree:
             except FileNotFoundError:
                 continue
             kind = "link" if stat.S_ISLNK(about.st_mode) else "file"
-            found[os.path.relpath(path, folder)] = Seen(kind, about.st_size, about.st_mtime)
+            found[os.path.relpath(path, folder)] = Seen(kind, about.st_size, about.st_mtime, about.st_ctime_ns)
     return found
 
 
@@ -112,7 +128,7 @@ def read_plain(path: Path) -> bytes | None:
 
 
 async def changes(before: Before, now: Tree, read: Reader) -> list[FileChange]:
-    """By path. Size and time decide at a glance; where only the time differs, the content does."""
+    """By path. Size and times decide at a glance; where only a time differs, the content does."""
     was = before.tree()
     found = [FileChange(path, "deleted") for path in was.keys() - now.keys()]
     found += [FileChange(path, "added", now[path].size) for path in now.keys() - was.keys()]

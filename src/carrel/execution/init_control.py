@@ -16,9 +16,9 @@ STATUS = 1.0
 
 
 class InitControl:
-    """`worker` is called with a pidfd for each worker that init starts, `ended` when init is gone."""
+    """`worker` is called with a pidfd and a number for each worker that init starts, `ended` when init is gone."""
 
-    def __init__(self, end: socket.socket, worker: Callable[[int], None], ended: Callable[[str], None]) -> None:
+    def __init__(self, end: socket.socket, worker: Callable[[int, int], None], ended: Callable[[str], None]) -> None:
         self._loop = asyncio.get_running_loop()
         self._worker = worker
         self._told_end = ended
@@ -72,7 +72,8 @@ class InitControl:
     def _heard(self, record: Record, fds: list[int]) -> None:
         operation = record.get("op")
         if operation == "worker" and len(fds) == 1:
-            self._worker(fds.pop())
+            # By init's count, in which it tells the end too; a fork's first worker has another number for itself.
+            self._worker(fds.pop(), record["pid"])
         elif operation == "exited":
             self._statuses[record["pid"]] = record["status"]
             self._changed.set()

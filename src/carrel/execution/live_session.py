@@ -11,7 +11,7 @@ from typing import Any
 
 from carrel.errors import ForkRefused
 from carrel.execution.calls import Calls
-from carrel.execution.endings import Ending, WorkerDied, told_ending
+from carrel.execution.endings import Ending, MemoryKills, WorkerDied, told_ending
 from carrel.execution.executor import Handler
 from carrel.execution.host_line import HostLine, Record
 from carrel.execution.init_control import InitControl
@@ -49,6 +49,7 @@ class LiveSession:
         self._shared = False
         """Whether something that an earlier run has left may still write to the pipes."""
         self._broke = ""
+        self._memory_kills = MemoryKills()
         self.python = ""
 
     # --- beginning --------------------------------------------------------------------------------------------------
@@ -71,6 +72,8 @@ class LiveSession:
             self.init.watch(int(spawned["pid"]))
         except ProcessLookupError:
             raise SpawnFailed("start", None, "the session ended at once") from None
+        if settings.get("limits", {}).get("memory") is not None:
+            self._memory_kills = MemoryKills.of(int(spawned["pid"]))
         await self._get_ready("start")
 
     async def _get_ready(self, step: str) -> None:
@@ -82,7 +85,6 @@ class LiveSession:
             raise SpawnFailed(step, None, f"the worker ended before it was ready: {problem}") from None
         if hello.get("protocol") != 1:
             raise SpawnFailed(step, None, f"the worker speaks protocol {hello.get('protocol')!r}, not 1")
-        self._worker_pid = hello["pid"] if type(hello.get("pid")) is int else 0
         self.python = str(hello.get("python", ""))
         self._takes_pipes = hello.get("pipes") is True
 
@@ -95,6 +97,7 @@ class LiveSession:
         if self._line is None or self._line.closed:
             answer.set_exception(WorkerDied(self._broke or "its line is closed"))
             return answer
+        self._memory_kills.begin()
         self._pending[self._number] = answer
         if piece is not None:
             self._pieces[self._number] = piece
@@ -244,9 +247,9 @@ class LiveSession:
             wake.close()
             os.close(watched)
 
-    def _watch_worker(self, descriptor: int) -> None:
+    def _watch_worker(self, descriptor: int, pid: int) -> None:
         self._forget_worker()
-        self._worker_fd = descriptor
+        self._worker_fd, self._worker_pid = descriptor, pid
         self._loop.add_reader(descriptor, self._worker_gone)
 
     def _forget_worker(self) -> None:
@@ -301,9 +304,9 @@ class LiveSession:
     async def how_it_ended(self) -> Ending:
         """Of the worker that has just died, as init saw it."""
         if self._broke or self.init is None:
-            return told_ending(None, self._broke, 0)
+            return told_ending(None, self._broke)
         status = await self.init.status_of(self._worker_pid)
-        return told_ending(status, self._broke, self.init.pid if self.alive else 0)
+        return told_ending(status, self._broke, out_of_memory=self._memory_kills.has_grown())
 
     async def wake(self) -> bool:
         """Go on from the frozen fork; False when there is none, or it does not answer."""
@@ -315,9 +318,8 @@ class LiveSession:
         self._shared = True
         self.unfrozen = "no frozen fork had been made since the last one was used"
         self._ready = self._loop.create_future()
-        self._worker_pid = pid
         self._line = HostLine(wake, self._heard, self._line_ended)
-        self._watch_worker(watched)
+        self._watch_worker(watched, pid)
         self._line.send({"op": "wake"})
         try:
             await self._get_ready("wake the frozen fork")
@@ -357,6 +359,7 @@ class LiveSession:
         control, init = socket.socketpair()
         line, theirs = socket.socketpair()
         child = LiveSession(handlers)
+        child._memory_kills = self._memory_kills.shared()
         try:
             child._line = HostLine(line, child._heard, child._line_ended)
             child.init = InitControl(control, child._watch_worker, child._init_ended)
@@ -409,6 +412,7 @@ class LiveSession:
         self._drop_frozen("the session is closed")
         if self.init is not None:
             self.init.close()
+        self._memory_kills.close()
         self.stdout.close()
         self.stderr.close()
         self._discard.close()

@@ -103,7 +103,8 @@ async def seen_inside(ask: Ask, path: str = ".") -> Tree:
             if entry.get("kind") == "folder":
                 folders.append(name)
             else:
-                found[name] = Seen(_kind(entry), int(entry["size"]), float(entry.get("modified", 0.0)))
+                times = float(entry.get("modified", 0.0)), int(entry.get("changed", 0))
+                found[name] = Seen(_kind(entry), int(entry["size"]), *times)
     return found
 
 

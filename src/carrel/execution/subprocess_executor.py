@@ -107,6 +107,7 @@ class SubprocessExecutor:
         self._scratch = scratch.new_folder("workspace")
         if given is not None:
             shutil.copytree(given, self._scratch, symlinks=True, dirs_exist_ok=True)
+            self._before = file_changes.Copied(given, self._scratch)
 
     def _settings(self, environment: Environment, confinement: Confinement) -> dict[str, Any]:
         config = self.config
@@ -267,10 +268,11 @@ class SubprocessExecutor:
     async def fork(self) -> SubprocessExecutor:
         async with self._turn:
             session = await self._started()
-            if self._confinement is None or not self._confinement.can_fork(self.config) or self._zygote is None:
-                raise ForkRefused(
-                    "a live fork needs the whole sandbox, and a workspace that is not the host's own folder"
-                )
+            assert self._confinement is not None
+            assert self._zygote is not None
+            why = self._confinement.why_no_fork(self.config)
+            if why is not None:
+                raise ForkRefused(f"a live fork is not possible here: {why}")
             fork = SubprocessExecutor(self.config, handlers=dict(self.handlers))
             if not self._zygote.take():
                 raise ForkRefused("the process that the session came from is gone")

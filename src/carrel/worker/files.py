@@ -68,6 +68,7 @@ def _about(name: str, found: os.stat_result) -> dict[str, Any]:
         "kind": _KINDS.get(stat.S_IFMT(found.st_mode), "other"),
         "size": found.st_size,
         "modified": found.st_mtime,
+        "changed": found.st_ctime_ns,
         "mode": stat.S_IMODE(found.st_mode),
     }
 

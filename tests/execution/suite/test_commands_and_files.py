@@ -145,6 +145,17 @@ async def test_changes_are_told_against_the_start(start: Start, tmp_path: Path, 
     )
 
 
+@pytest.mark.parametrize("mode", ["overlay", "rw"])
+async def test_a_change_that_sets_size_and_time_back_is_told_too(start: Start, tmp_path: Path, mode: str) -> None:
+    executor = start(workspace=given(tmp_path), workspace_mode=mode)
+    await executor.start()
+    await executor.exec(
+        "touch -r kept.txt stamp; printf %s SAME > kept.txt; echo >> kept.txt; touch -r stamp kept.txt; rm stamp"
+    )
+    await executor.exec("chmod 600 gone.txt")
+    assert await executor.changed_files() == [FileChange("kept.txt", "modified", 5)]
+
+
 @pytest.mark.promise("the workspace stays as it was")
 async def test_an_overlay_leaves_the_folder_as_it_was(start: Start, tmp_path: Path) -> None:
     executor = start(workspace=given(tmp_path))
