@@ -120,3 +120,15 @@ class WorkerLost(ExecutionError):
 
 class EnvironmentFailed(ExecutionError):
     """A Python environment could not be made; the message has what the installer said."""
+
+
+class ToolNotFoundError(CarrelError, KeyError):
+    """There is no such tool or recipe; the message names near ones."""
+
+
+class ToolCallError(CarrelError, RuntimeError):
+    """A call that was refused before anything ran, or that failed; the message says which and why."""
+
+
+class ToolTimeoutError(ToolCallError, TimeoutError):
+    """A call took longer than its tool may; what it started has been ended."""
