@@ -1,0 +1,5 @@
+"""Search over what the library holds, by words and by meaning."""
+
+from carrel.library.search.index import Entry, Hit, Index
+
+__all__ = ["Entry", "Hit", "Index"]
