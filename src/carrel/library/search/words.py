@@ -11,12 +11,13 @@ _UNSPACED = re.compile(
 )
 
 _SAYING_NOTHING = frozenset(
-    (
+    (  # noqa: SIM905 - a hundred quoted words in a column are harder to read
         "a about all also am an and any are as at be been being but by can could did do does doing done down each for "
-        "from get gets give gives had has have having he her him his how i if in into is it its just let like make makes "
-        "may me might my need needs no not now of off on one onto or our out over please shall she should so some such "
-        "than that the their them then there these they thing things this those to too up us use used uses using very "
-        "want wants was we were what when where which while who whom whose why will with within without would you your "
+        "from get gets give gives had has have having he her him his how i if in into is it its just let like make "
+        "makes may me might my need needs no not now of off on one onto or our out over please shall she should so "
+        "some such than that the their them then there these they thing things this those to too up us use used uses "
+        "using very want wants was we were what when where which while who whom whose why will with within without "
+        "would you your "
     ).split()
 )
 
