@@ -129,6 +129,15 @@ class ToolNotFoundError(CarrelError, KeyError):
 class ToolCallError(CarrelError, RuntimeError):
     """A call that was refused before anything ran, or that failed; the message says which and why."""
 
+    exit_code: int | None = None
+    """Of the program that was run, where one was."""
+    stderr: str = ""
+    """The end of what it wrote there."""
+
 
 class ToolTimeoutError(ToolCallError, TimeoutError):
     """A call took longer than its tool may; what it started has been ended."""
+
+
+class ToolRefusedError(ToolCallError, PermissionError):
+    """Whoever was asked before the call said no, or nobody could be asked; nothing was run."""

@@ -27,6 +27,8 @@ class Tool:
     approval: Literal["never", "ask"] = "never"
     timeout: float | None = 60.0
     """Seconds a call may take; None is no limit."""
+    stream: bool = False
+    """Whether code that calls it sees its output while it comes."""
 
 
 @runtime_checkable
