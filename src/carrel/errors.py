@@ -141,3 +141,39 @@ class ToolTimeoutError(ToolCallError, TimeoutError):
 
 class ToolRefusedError(ToolCallError, PermissionError):
     """Whoever was asked before the call said no, or nobody could be asked; nothing was run."""
+
+
+class WorkflowNotFoundError(CarrelError, KeyError):
+    """There is no workflow of this name; the message names those that are near."""
+
+
+class WorkflowValidationError(CarrelError, ValueError):
+    """A name or a source that is no workflow; nothing was kept."""
+
+
+class WorkflowSyntaxError(WorkflowValidationError, SyntaxError):
+    """A source that Python cannot read; nothing was kept."""
+
+
+class WorkflowExecutionError(CarrelError, RuntimeError):
+    """A workflow could not be run; what its own code raises comes as it is."""
+
+
+class WorkflowRecursionError(WorkflowExecutionError, RecursionError):
+    """Workflows call each other without an end in sight."""
+
+
+class ArtifactNotFoundError(CarrelError, KeyError, FileNotFoundError):
+    """There is no artifact of this name."""
+
+
+class ArtifactReadError(CarrelError, OSError):
+    """An artifact is there but could not be read whole."""
+
+
+class ArtifactWriteError(CarrelError, OSError):
+    """An artifact could not be kept; what was there before is whole."""
+
+
+class ArtifactNameRefused(ArtifactWriteError, ValueError):
+    """A name that is no plain relative path; nothing was touched."""
