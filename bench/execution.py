@@ -22,7 +22,7 @@ from carrel.execution.settings import SubprocessConfig
 from carrel.execution.subprocess_executor import SubprocessExecutor
 
 Measure = Callable[[], Awaitable[float]]
-SANDBOXED = SubprocessConfig(sandbox="required", timeout=120)
+SANDBOXED = SubprocessConfig(sandbox="required", default_timeout=120)
 IMAGE = "python:3.11-slim"
 
 

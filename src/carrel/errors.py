@@ -177,3 +177,15 @@ class ArtifactWriteError(CarrelError, OSError):
 
 class ArtifactNameRefused(ArtifactWriteError, ValueError):
     """A name that is no plain relative path; nothing was touched."""
+
+
+class DependencyError(CarrelError, RuntimeError):
+    """A package could not be installed or removed; the message has what the installer said, and nothing has changed."""
+
+
+class RequirementRefused(DependencyError, ValueError):
+    """A requirement that is no plain name with versions; the message says what it may be. Nothing was touched."""
+
+
+class RuntimeDepsDisabledError(DependencyError, PermissionError):
+    """Packages may not be added or removed while the session lives; what a person wrote down can still be synced."""

@@ -40,7 +40,7 @@ async def run(
 ) -> None:
     """Run Python code in a session of its own, sandboxed where this machine can, and print what comes of it."""
     config = SubprocessConfig(
-        timeout=timeout or None,
+        default_timeout=timeout or None,
         sandbox=sandbox,
         network=network,
         workspace=workspace,

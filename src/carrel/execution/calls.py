@@ -9,7 +9,7 @@ from typing import Any
 
 from carrel import errors
 from carrel.errors import CarrelError
-from carrel.execution.executor import Handler
+from carrel.execution.executor import RUN_OUTPUT, Handler
 from carrel.execution.host_line import Record
 from carrel.worker import values
 from carrel.worker.line import LineBroken
@@ -51,9 +51,13 @@ def _builtins_of(kind: type[BaseException]) -> list[str]:
 class Calls:
     """The calls of one run that have no answer yet."""
 
-    def __init__(self, handlers: dict[str, Handler], send: Callable[[Record], None]) -> None:
+    def __init__(
+        self, handlers: dict[str, Handler], send: Callable[[Record], None], write: Callable[[str], None]
+    ) -> None:
         self._handlers = handlers
         self._send = send
+        self._write = write
+        self._over = False
         self._open: dict[int, asyncio.Task[None]] = {}
 
     def begin(self, record: Record) -> None:
@@ -76,6 +80,7 @@ class Calls:
 
     async def _answer(self, number: int, name: str, args: list[Any], kwargs: dict[str, Any]) -> None:
         answer: Record = {"op": "answer", "call": number}
+        RUN_OUTPUT.set(self._written)
         try:
             value = await handler_for(self._handlers, name)(name, args, kwargs)
             answer["value"] = values.encode(value)
@@ -85,8 +90,13 @@ class Calls:
             answer["error"] = told(problem)
         self._send(answer)
 
+    def _written(self, text: str) -> None:
+        if not self._over:
+            self._write(text)
+
     def cancel(self) -> None:
-        """The run is over: nobody waits for these any more."""
+        """The run is over: nobody waits for these any more, and what they still write is nobody's."""
+        self._over = True
         for task in list(self._open.values()):
             task.cancel()
 

@@ -6,6 +6,7 @@ import asyncio
 import os
 import shutil
 import signal
+import threading
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
@@ -17,7 +18,15 @@ from carrel.execution import file_changes, requests, scratch, thread_streams
 from carrel.execution.bounded_output import BoundedOutput
 from carrel.execution.calls import handler_for, told
 from carrel.execution.code_thread import CodeThread
-from carrel.execution.executor import CommandResult, ExecutionResult, FileChange, FileEntry, Handler, Output
+from carrel.execution.executor import (
+    RUN_OUTPUT,
+    CommandResult,
+    ExecutionResult,
+    FileChange,
+    FileEntry,
+    Handler,
+    Output,
+)
 from carrel.execution.host_line import Record
 from carrel.execution.outcome import Stop, closed_result, finished, stopped
 from carrel.execution.pipes import OutputPipe
@@ -48,6 +57,7 @@ class InProcessExecutor:
         self._own_home: Path | None = None
         self._answer: asyncio.Future[Record] | None = None
         self._stop: Stop | None = None
+        self._stdout: BoundedOutput | None = None
         self._calls: set[asyncio.Task[Any]] = set()
         self._groups: dict[int, tuple[OutputPipe, OutputPipe]] = {}
         self._closed = False
@@ -73,7 +83,7 @@ class InProcessExecutor:
         if self._thread is None:
             self._loop = asyncio.get_running_loop()
             if self.config.workspace is not None:
-                self._home = self.config.workspace.absolute()
+                self._home = Path(self.config.workspace).absolute()
                 self._before = file_changes.Remembered(self._home)
             else:
                 self._home = self._own_home = scratch.new_folder("workspace")
@@ -112,7 +122,7 @@ class InProcessExecutor:
 
     async def run(self, code: str, timeout: float | None = None) -> ExecutionResult:
         limit = self.config.output_limit
-        return await self._run(code, timeout, BoundedOutput(limit), BoundedOutput(limit))
+        return await self._run(code, timeout, _Shared(limit), BoundedOutput(limit))
 
     def stream(self, code: str, timeout: float | None = None) -> AsyncIterator[Output | ExecutionResult]:
         def run(streaming: Streaming) -> Coroutine[Any, Any, ExecutionResult]:
@@ -128,9 +138,10 @@ class InProcessExecutor:
             if self._closed:
                 return closed_result()
             thread = self._started()
-            seconds = self.config.timeout if timeout is None else timeout
+            seconds = self.config.default_timeout if timeout is None else timeout
             self._answer = answer = self._loop.create_future()
             self._stop = stop = Stop(_Thread(self._interrupt_thread, self._leave_thread), self.config.grace)
+            self._stdout = stdout
             began = time.perf_counter()
             thread.run(code, (stdout, stderr), _delivery(self._loop, answer))
             if seconds is not None:
@@ -145,7 +156,7 @@ class InProcessExecutor:
                     record = await answer
             finally:
                 stop.over()
-                self._stop = self._answer = None
+                self._stop = self._answer = self._stdout = None
                 self._cancel_calls()
             if cancelled:
                 raise asyncio.CancelledError
@@ -209,6 +220,13 @@ class InProcessExecutor:
         if task is not None:
             self._calls.add(task)
             task.add_done_callback(self._calls.discard)
+        stdout = self._stdout
+
+        def write(text: str) -> None:
+            if stdout is not None and stdout is self._stdout:
+                stdout.add(text.encode("utf-8", "backslashreplace"))
+
+        RUN_OUTPUT.set(write)
         try:
             arguments = values.decode(encoded)
             answer = await handler_for(self.handlers, name)(name, list(arguments["args"]), dict(arguments["kwargs"]))
@@ -322,6 +340,18 @@ class _Thread:
 
     def kill(self, why: str = "") -> None:
         self._leave(why)
+
+
+class _Shared(BoundedOutput):
+    """Takes output of the code's thread, and of handlers in the loop's."""
+
+    def __init__(self, limit: int) -> None:
+        super().__init__(limit)
+        self._lock = threading.Lock()
+
+    def add(self, data: bytes) -> None:
+        with self._lock:
+            super().add(data)
 
 
 class _Posted(BoundedOutput):

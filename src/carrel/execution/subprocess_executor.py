@@ -21,7 +21,7 @@ from carrel.execution.executor import CommandResult, ExecutionResult, FileChange
 from carrel.execution.host_line import Record
 from carrel.execution.live_session import LiveSession
 from carrel.execution.outcome import Stop, closed_result, failed_result, finished, stopped
-from carrel.execution.settings import SubprocessConfig, sandbox_mode
+from carrel.execution.settings import SubprocessConfig, path_of, sandbox_mode
 from carrel.execution.streaming import Streaming, streamed
 from carrel.execution.zygotes import SANDBOX, WORKER, Family, Zygote, shared
 from carrel.home import resolve_carrel_home
@@ -98,7 +98,7 @@ class SubprocessExecutor:
 
     def _look_at_workspace(self) -> None:
         """Remember how it begins; without a file system of its own the session gets a copy to work on."""
-        given, mode = self.config.workspace, self.config.workspace_mode
+        given, mode = path_of(self.config.workspace), self.config.workspace_mode
         confined = self._confinement is not None and self._confinement.confined
         if given is not None:
             self._before = file_changes.Remembered(given) if mode == "rw" else file_changes.Folder(given)
@@ -110,7 +110,7 @@ class SubprocessExecutor:
 
     def _settings(self, environment: Environment, confinement: Confinement) -> dict[str, Any]:
         config = self.config
-        source = self._scratch or config.workspace
+        source = self._scratch or path_of(config.workspace)
         mode = config.workspace_mode if self._scratch is None else "rw"
         return {
             "sandbox": "auto" if confinement.parts else "off",
@@ -118,7 +118,7 @@ class SubprocessExecutor:
             "network": config.network,
             "hostname": config.hostname,
             "workspace": {"source": str(source.absolute()) if source is not None else None, "mode": mode, "at": AT},
-            "mounts": [{"source": str(m.source.absolute()), "at": m.at, "mode": m.mode} for m in config.mounts],
+            "mounts": [{"source": str(Path(m.source).absolute()), "at": m.at, "mode": m.mode} for m in config.mounts],
             "readonly": [*environment.folders, str(WORKER), str(SANDBOX)],
             "env": {"PATH": f"{environment.path}:{SYSTEM_PATH}", **config.env},
             "limits": {name: getattr(config.limits, name) for name in config.limits.__dataclass_fields__},
@@ -192,7 +192,7 @@ class SubprocessExecutor:
                 return closed_result() if self._closed else failed_result(type(problem).__name__, str(problem))
             if begun is not None:
                 begun(session)
-            seconds = self.config.timeout if timeout is None else timeout
+            seconds = self.config.default_timeout if timeout is None else timeout
             stop = Stop(session, self.config.grace)
             began = time.perf_counter()
             self._stop = stop
