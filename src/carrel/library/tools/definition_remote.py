@@ -84,7 +84,7 @@ class EndpointParameter(BaseModel):
     model_config = ConfigDict(extra="allow", frozen=True, populate_by_name=True)
 
     place: Literal["path", "query", "header", "cookie", "body", "payload"] | None = Field(default=None, alias="in")
-    """`body`: a field of it; `payload`: the whole body. Without it: the query of GET, HEAD and DELETE, else the body."""
+    """`body`: a field of it; `payload`: all of it. Without: the query of GET, HEAD and DELETE, else the body."""
     name: str | None = None
     """Its name on the wire, when that is another than in Python."""
     required: bool = False
