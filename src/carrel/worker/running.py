@@ -42,6 +42,7 @@ class Running:
         add_builtin("display", self._display)
         for name, also in (settings.get("errors") or {}).items():
             add_builtin(str(name), error_class(str(name), [str(other) for other in also]))
+        _add_packages(settings.get("packages"))
         self.reset()
 
     def reset(self) -> None:
@@ -121,6 +122,13 @@ class Running:
         for value in shown:
             if not self._shown.add(value):
                 sys.stdout.write(f"{value}\n")
+
+
+def _add_packages(folder: object) -> None:
+    """A folder of packages in front of the interpreter's own, and behind the standard library."""
+    if isinstance(folder, str) and folder not in sys.path:
+        own = [number for number, path in enumerate(sys.path) if path.endswith(("site-packages", "dist-packages"))]
+        sys.path.insert(own[0] if own else len(sys.path), folder)
 
 
 def _usage() -> tuple[float, int]:
