@@ -50,7 +50,7 @@ def test_parameters_come_from_the_signature_and_the_docstring() -> None:
     ("signature", "expected"),
     [
         ("", []),
-        ("a, /, b=(1, 2)", [("a", True, None), ("b", False, (1, 2))]),
+        ("a, /, b=(1, 2)", [("a", True, None), ("b", False, "(1, 2)")]),
         ("*paths: str, **rest", [("*paths", False, None), ("**rest", False, None)]),
         ("*, a, b=None", [("a", True, None), ("b", False, None)]),
         ("a=-1, b='x', c={'k': [1]}", [("a", False, -1), ("b", False, "x"), ("c", False, {"k": [1]})]),

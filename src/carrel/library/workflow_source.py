@@ -72,7 +72,7 @@ def outline(name: str, source: str, description: str = "") -> Outline:
     A `description` that was given beats what the docstrings say."""
     tree = _parsed(name, source)
     run = _run_of(name, tree)
-    of_module, of_run = read_docstring(ast.get_docstring(tree)), read_docstring(ast.get_docstring(run))
+    of_module, of_run = (read_docstring(ast.get_docstring(node, clean=False)) for node in (tree, run))
     told = _described(of_run.parameters or of_module.parameters)
     return Outline(
         description=description or of_module.summary or of_run.summary,
@@ -153,10 +153,10 @@ def _plain(node: ast.expr) -> Any:
     """The value of a literal that is JSON data, else the source of the expression."""
     try:
         value = ast.literal_eval(node)
-        json.dumps(value, allow_nan=False)
+        same = json.loads(json.dumps(value)) == value
     except (ValueError, TypeError, RecursionError, MemoryError):
-        return ast.unparse(node)
-    return value
+        same = False
+    return value if same else ast.unparse(node)
 
 
 def _described(told: dict[str, str]) -> dict[str, str]:
