@@ -35,7 +35,7 @@ class Checker:
     """Checks arguments for one tool; made once, because reading a schema costs more than using it."""
 
     def __init__(self, tool: Tool) -> None:
-        self._tool = tool
+        self.tool = tool
         properties = tool.parameters.get("properties")
         self._properties: Mapping[str, Any] = properties if isinstance(properties, Mapping) else {}
         required = tool.parameters.get("required")
@@ -49,14 +49,14 @@ class Checker:
         for name, value in arguments.items():
             called = name if name in self._properties else python_name(name)
             if called in given:
-                raise ToolCallError(f"{self._tool.name}: {called} is given twice")
+                raise ToolCallError(f"{self.tool.name}: {called} is given twice")
             # None is how Python says "not given", unless the schema knows it as a value.
             if value is not None or called in self._required or _takes_null(self._properties.get(called)):
                 given[called] = plain(value)
         problems = self._unknown(given) + self._missing(given) or self._wrong(given)
         if problems:
             more = f"; and {len(problems) - _MOST_TOLD} more" if len(problems) > _MOST_TOLD else ""
-            raise ToolCallError(f"{self._tool.name}: {'; '.join(problems[:_MOST_TOLD])}{more}")
+            raise ToolCallError(f"{self.tool.name}: {'; '.join(problems[:_MOST_TOLD])}{more}")
         return given
 
     def _unknown(self, given: Mapping[str, Any]) -> list[str]:
@@ -76,9 +76,9 @@ class Checker:
         import referencing.exceptions  # noqa: PLC0415
 
         if self._validator is None:
-            kind = jsonschema.validators.validator_for(self._tool.parameters, jsonschema.Draft202012Validator)
+            kind = jsonschema.validators.validator_for(self.tool.parameters, jsonschema.Draft202012Validator)
             # A registry of our own, empty: nothing is ever fetched because a schema refers to it.
-            self._validator = kind(dict(self._tool.parameters), registry=referencing.Registry())
+            self._validator = kind(dict(self.tool.parameters), registry=referencing.Registry())
         try:
             errors = sorted(self._validator.iter_errors(given), key=lambda error: list(map(str, error.absolute_path)))
         except RecursionError:
