@@ -38,7 +38,7 @@ async def read_definitions(store: Store, prefix: str = "tools", on_error: OnErro
     files = [key for key in await store.list(prefix) if key.endswith((".yaml", ".yml"))]
     contents = {file: data for file, data in zip(files, await store.get_many(files), strict=True) if data is not None}
     hashes = {file: hashlib.blake2b(data, digest_size=16).hexdigest() for file, data in contents.items()}
-    place = f"cache/{prefix}.json"
+    place = f"library/{prefix}/parsed.json"
     if not _parsed.keys() >= set(hashes.values()):
         await _recall(store, place)
     found, new = Definitions(), False
