@@ -32,20 +32,28 @@ def handler_for(handlers: dict[str, Handler], name: str) -> Handler:
 
 
 def told(problem: BaseException) -> dict[str, Any]:
-    """An exception as the code inside gets it: its class by name, and the builtins that it is."""
+    """An exception as the code inside gets it: its class by name, what else it is, and what it knows as data."""
     name = "LookupError" if isinstance(problem, NoSuchName) else type(problem).__name__
-    return {"type": name, "message": str(problem), "also": _builtins_of(type(problem))}
+    error = {"type": name, "message": str(problem), "also": _also(type(problem))}
+    if isinstance(problem, CarrelError):
+        own = {name: value for name, value in vars(problem).items() if not name.startswith("_")}
+        if own:
+            error["attributes"] = values.encode(own)
+    return error
 
 
 def known_errors() -> dict[str, list[str]]:
-    """carrel's own errors, and the builtins that each is: code inside may catch them by name."""
+    """carrel's own errors, parents first, and what else each is: code inside may catch them by name."""
     kinds = [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, CarrelError)]
-    return {kind.__name__: _builtins_of(kind) for kind in kinds}
+    return {kind.__name__: _also(kind) for kind in kinds}
 
 
-def _builtins_of(kind: type[BaseException]) -> list[str]:
-    found = [other for other in kind.__mro__ if getattr(builtins, other.__name__, None) is other]
-    return [other.__name__ for other in found if other not in (object, BaseException, Exception)]
+def _also(kind: type[BaseException]) -> list[str]:
+    """The errors of carrel's own that it is, and the builtins."""
+    above = [other for other in kind.__mro__[1:] if other not in (object, BaseException, Exception)]
+    own = [other for other in above if vars(errors).get(other.__name__) is other]
+    standard = [other for other in above if getattr(builtins, other.__name__, None) is other]
+    return [other.__name__ for other in (*own, *standard)]
 
 
 class Calls:

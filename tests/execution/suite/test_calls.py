@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from carrel.errors import SessionNotFound
+from carrel.errors import SessionNotFound, ToolTimeoutError
 from carrel.execution.executor import RUN_OUTPUT, Handler, Output
 from tests.execution.conftest import Start
 
@@ -69,6 +69,18 @@ async def test_an_error_of_our_own_is_also_the_builtin(start: Start) -> None:
     code = "try:\n    refuse('missing')\nexcept KeyError as e:\n    found = type(e).__name__, str(e)\nfound"
     assert (await executor.run(code)).value == ("SessionNotFound", "there is no session abc")
     assert (await executor.run(code.replace("KeyError", "SessionNotFound"))).is_ok
+
+
+async def test_an_error_of_our_own_keeps_its_parents_and_what_it_knows(start: Start) -> None:
+    async def fail(name: str, args: list[Any], kwargs: dict[str, Any]) -> Any:
+        problem = ToolTimeoutError("too slow")
+        problem.exit_code = 7  # type: ignore[attr-defined]
+        raise problem
+
+    executor = start(handlers={"fail": fail})
+    for name in ("ToolTimeoutError", "ToolCallError", "CarrelError", "TimeoutError", "RuntimeError"):
+        result = await executor.run(f"try:\n    fail()\nexcept {name} as e:\n    found = str(e), e.exit_code\nfound")
+        assert (result.error, result.value) == (None, ("too slow", 7))
 
 
 async def test_a_name_that_nobody_answers(start: Start) -> None:
