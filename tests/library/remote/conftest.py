@@ -4,7 +4,7 @@ import asyncio
 import os
 import socket
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ import pytest
 from carrel.library.tools.definition_remote import McpDefinition
 from carrel.library.tools.mcp_servers import McpServer
 from carrel.library.tools.secrets import Secrets
+from tests.library.remote.web import Answer, Asked, Web
 
 SERVERS = Path(__file__).parent / "servers"
 
@@ -36,6 +37,14 @@ async def answers(port: int) -> None:
         return
 
 
+async def until(happened: Callable[[], bool]) -> None:
+    """Wait for something to be so; a test that waits in vain fails by its own time."""
+    while True:
+        if happened():
+            return
+        await asyncio.sleep(0.01)
+
+
 def alive(pid: int) -> bool:
     """Whether a process of that number runs; one that ended and was not collected does not."""
     try:
@@ -51,7 +60,7 @@ async def unruly() -> AsyncIterator[Callable[..., McpServer]]:
 
     def make(behaviour: str = "", secrets: Secrets | None = None, **fields: Any) -> McpServer:
         fields = {"command": sys.executable, "args": [str(SERVERS / "unruly.py"), behaviour], "timeout": 20} | fields
-        made.append(McpServer(McpDefinition(name="odd", type="mcp", **fields), secrets or Secrets()))
+        made.append(McpServer(McpDefinition(name="odd", type="mcp", **fields), secrets or Secrets(), patience=1))
         return made[-1]
 
     yield make
@@ -97,3 +106,17 @@ async def official(request: pytest.FixtureRequest, start_official: Any) -> Async
 
 def open_files() -> int:
     return len(os.listdir("/proc/self/fd"))
+
+
+@pytest.fixture
+def web() -> Iterator[Callable[[Callable[[Asked], Answer]], Web]]:
+    """Serve on loopback: `web(lambda asked: Answer({"x": 1}))`."""
+    started: list[Web] = []
+
+    def serve(answer: Callable[[Asked], Answer]) -> Web:
+        started.append(Web(answer))
+        return started[-1]
+
+    yield serve
+    for server in started:
+        server.close()

@@ -1,6 +1,7 @@
 """One live connection to an MCP server, kept by a task of its own: the SDK's scopes end in the task that began them."""
 
 import asyncio
+import logging
 from collections.abc import Callable
 from importlib import import_module
 from importlib.metadata import version
@@ -9,12 +10,15 @@ from typing import TYPE_CHECKING, Any
 from carrel.errors import ToolCallError
 from carrel.library.tools.aside import in_a_thread
 from carrel.library.tools.definition_remote import McpDefinition
+from carrel.library.tools.mcp_mending import mending
 from carrel.library.tools.mcp_process import ServerProcess
 from carrel.library.tools.mcp_transports import over_http, over_process, over_sse
 from carrel.library.tools.secrets import Secrets
 
 if TYPE_CHECKING:
     from mcp import Client
+
+logger = logging.getLogger(__name__)
 
 
 class Connection:
@@ -108,10 +112,15 @@ class Connection:
 
         try:
             me = types.Implementation(name="carrel", version=version("carrel"))
-            async with Client(self._transport(), message_handler=heard, client_info=me) as client:
+            async with Client(mending(self._transport()), message_handler=heard, client_info=me) as client:
                 if not self._client.done():
                     self._client.set_result(client)
-                await self._leave.wait()
+                watching = asyncio.create_task(self._watch(client))
+                try:
+                    await self._leave.wait()
+                finally:
+                    watching.cancel()
+                    await asyncio.wait([watching])
         except Exception as problem:  # noqa: BLE001 -- of whatever kind, it is how this connection ended
             self._gone(self._refusal or _words(problem))
         finally:
@@ -121,6 +130,21 @@ class Connection:
             if not self._client.done():
                 self._client.set_exception(ToolCallError(self._why))
                 self._client.exception()  # noted here: nobody may be waiting for it any more
+
+    async def _watch(self, client: "Client") -> None:
+        """Newer servers tell of other tools only to those who listen; older ones tell everybody."""
+        from mcp import MCPError  # noqa: PLC0415 -- see above
+
+        tools = client.server_capabilities.tools
+        if tools is None or not tools.list_changed or client.session.discover_result is None:
+            return
+        try:
+            async with client.listen(tools_list_changed=True) as told:
+                async for _ in told:
+                    self._changed()
+        except (MCPError, RuntimeError, TimeoutError) as problem:
+            # The tools it has can be called all the same.
+            logger.debug("the MCP server %s does not tell of changes: %s", self._definition.name, problem)
 
     def _transport(self) -> Any:
         given = self._definition

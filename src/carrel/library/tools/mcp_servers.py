@@ -17,8 +17,6 @@ from carrel.library.tools.secrets import Secrets
 if TYPE_CHECKING:
     from mcp import Client
 
-PATIENCE = 5.0
-"""Seconds in which a server that left a call unanswered has to answer something else, or is ended."""
 MOST_PAGES = 200
 CLOSED, FORGOTTEN = -32000, "Session terminated"
 """How the SDK says that the connection is gone, and that the server does not know it any more."""
@@ -36,10 +34,13 @@ class _Known:
 class McpServer:
     """One server and what it has."""
 
-    def __init__(self, definition: McpDefinition, secrets: Secrets) -> None:
+    def __init__(self, definition: McpDefinition, secrets: Secrets, *, patience: float = 5.0) -> None:
+        """`patience`: seconds in which a server that left a call unanswered has to answer something else."""
         self.name = definition.name
         self._definition = definition
         self._secrets = secrets
+        self._patience = patience
+        self._working = 0
         self._opening: asyncio.Task[tuple[Connection, Client]] | None = None
         self._asking: asyncio.Task[None] | None = None
         self._tools: list[Tool] = []
@@ -113,6 +114,7 @@ class McpServer:
             connection, client = await self._connected()
             known = self._known.get(tool.name) or _Known(tool.name.partition(".")[2], {})
             wire = {known.parameters.get(name, name): value for name, value in arguments.items()}
+            self._working += 1
             try:
                 result = await client.call_tool(known.name, wire, progress_callback=_progress(stream))
             except Exception as problem:  # noqa: BLE001 -- the SDK raises of many kinds; all are failed calls
@@ -121,6 +123,8 @@ class McpServer:
                     await connection.close("it forgot this connection")
                     continue
                 raise await self._explained(problem, f"failed in {tool.name}", connection) from None
+            finally:
+                self._working -= 1
             answer = result.model_dump(mode="json", by_alias=True, exclude_unset=True)
             if answer.get("isError"):
                 raise ToolCallError(self._secrets.hide(f"{tool.name}: {complaint_of(answer)}"))
@@ -137,7 +141,7 @@ class McpServer:
             return ToolCallError(
                 f"the MCP server {self.name} {what}: {connection.how}. It is started again with the next call"
             )
-        said = str(problem) or type(problem).__name__
+        said = _words(problem)
         if connection is not None and connection.refusal and said == "Server returned an error response":
             said = connection.refusal
         return ToolCallError(self._secrets.hide(f"the MCP server {self.name} {what}: {said}"))
@@ -155,12 +159,21 @@ class McpServer:
         if self._asking is not None:
             await asyncio.wait([self._asking])
         if self._closed:
-            raise ToolCallError(f"the MCP server {self.name} was closed with its session")
+            raise self._over()
         live = self._live()
         if self._opening is None or (self._opening.done() and (live is None or live.ended)):
             self._stale = True
             self._opening = asyncio.create_task(self._open(), name=f"start of the MCP server {self.name}")
-        return await asyncio.shield(self._opening)
+        opening = self._opening
+        try:
+            return await asyncio.shield(opening)
+        except asyncio.CancelledError:
+            if opening.cancelled() and self._closed:
+                raise self._over() from None
+            raise
+
+    def _over(self) -> ToolCallError:
+        return ToolCallError(f"the MCP server {self.name} was closed with its session")
 
     async def _open(self) -> "tuple[Connection, Client]":
         connection = Connection(self._definition, self._secrets, self._changed)
@@ -178,10 +191,12 @@ class McpServer:
         assert self._opening is not None
         connection, client = self._opening.result()
         try:
-            async with asyncio.timeout(PATIENCE):
+            async with asyncio.timeout(self._patience):
                 await client.list_tools(cache_mode="bypass")
         except Exception:  # noqa: BLE001 -- whatever went wrong, it did not answer
-            await connection.close("it did not answer any more, and was ended")
+            # It may be at work for others and answer one after the other; the last of them asks again.
+            if not self._working:
+                await connection.close("it did not answer any more, and was ended")
         finally:
             self._asking = None
 
@@ -219,6 +234,15 @@ def _progress(stream: Stream | None) -> Any:
         stream(f"{part} {message}\n" if message else f"{part}\n")
 
     return progress
+
+
+def _words(problem: Exception) -> str:
+    faults = getattr(problem, "errors", None)
+    if not callable(faults):
+        return str(problem) or type(problem).__name__
+    # Of pydantic: what the server answered has not the shape that MCP wants.
+    first = faults()[0]
+    return f"its answer is no MCP result: {'.'.join(map(str, first['loc']))}: {first['msg']}"
 
 
 def _forgotten(problem: Exception) -> bool:

@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 
 MOST_NONSENSE = 1000
 """Lines in a row that are no message: some servers print a banner, none prints this much."""
-MOST_UNASKED = 100_000
-"""Messages in a row that answer nothing."""
+MOST_UNASKED = 20_000
+"""Messages in a row that answer nothing and tell of no progress."""
 LARGEST_ANSWER = 32 * 1024 * 1024
 
 _SHOWN = 200
@@ -78,7 +78,9 @@ async def _hear(process: ServerProcess, heard: Any) -> None:
                 raise ToolCallError(f"what it writes is no MCP: {_shown(line)}") from None
             continue
         nonsense = 0
-        unasked = 0 if isinstance(message, types.JSONRPCResponse | types.JSONRPCError) else unasked + 1
+        asked = isinstance(message, types.JSONRPCResponse | types.JSONRPCError)
+        if getattr(message, "method", None) != "notifications/progress":
+            unasked = 0 if asked else unasked + 1
         if unasked >= MOST_UNASKED:
             raise ToolCallError(f"it sent {unasked} messages that answer nothing")
         try:

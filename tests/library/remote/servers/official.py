@@ -103,7 +103,7 @@ async def grow(ctx: Context[Any]) -> str:
         return "new"
 
     server.add_tool(grown)
-    await ctx.session.send_tool_list_changed()
+    await ctx.notify_tools_changed()
     return "grown"
 
 

@@ -9,7 +9,10 @@ import time
 
 behaviour = sys.argv[1]
 TOOLS = [
-    {"name": "echo", "inputSchema": {"type": "object", "properties": {"text": {"type": "string"}}, "required": ["text"]}},
+    {
+        "name": "echo",
+        "inputSchema": {"type": "object", "properties": {"text": {"type": "string"}}, "required": ["text"]},
+    },
     {"name": "do", "inputSchema": {"type": "object", "properties": {"what": {"type": "string"}}}},
     {"name": "odd-names", "inputSchema": {"properties": {"user-id": {}, "from": {}}, "required": ["user-id"]}},
     {"name": "odd_names", "inputSchema": {"type": "object"}},
@@ -29,6 +32,8 @@ def do(what: str) -> dict[str, object] | None:
     """The result of `do`, or None for none at all."""
     if what == "hang":  # and read nothing any more
         time.sleep(3600)
+    if what == "work":
+        time.sleep(3)
     if what == "ignore":
         return None
     if what == "spawn":
