@@ -7,7 +7,9 @@ from dataclasses import dataclass
 
 from carrel.errors import RequirementRefused
 
-_COMMENT = re.compile(r"(?:^|\s)#.*$")
+_COMMENT = re.compile(r"(?:^|\s+)#.*$")
+_ARCHIVE = re.compile(r"\.(whl|zip|egg|tgz|tbz|txz|tar(\.\w+)?)$", re.IGNORECASE)
+"""What an installer takes for a file, though a package may be called so."""
 _EXAMPLES = "a name with versions, as in pandas, pandas>=2 or requests[socks]==2.32.3"
 _LONGEST = 500
 
@@ -40,11 +42,12 @@ def checked(requirement: str) -> str:
         raise RequirementRefused(f"{shown} is longer than {_LONGEST} characters or has control characters in it")
     if text.startswith("-"):
         raise RequirementRefused(f"{shown} is an option of the installer, and none can be given: write {_EXAMPLES}")
+    before_address = text.partition("@")[0].rstrip()
+    if re.search(r"[/\\]|^[.~]", before_address) or _ARCHIVE.search(before_address.partition("[")[0]):
+        raise RequirementRefused(f"{shown} is an address or a path, and none is taken: write {_EXAMPLES}")
     try:
         found = Requirement(text)
     except InvalidRequirement as problem:
-        if re.search(r"://|^[./~]|[/\\]|\.whl$", text):
-            raise RequirementRefused(f"{shown} is an address or a path, and none is taken: write {_EXAMPLES}") from None
         said = str(problem).splitlines()[0]
         raise RequirementRefused(f"{shown} is no requirement ({said}): write {_EXAMPLES}") from None
     if found.url is not None:
@@ -96,6 +99,7 @@ def with_requirement(text: str, requirement: str) -> str:
     """The file with this requirement in it: in the place of the package's line, or after all others.
 
     A bare name says nothing that the package's own line does not say, and leaves it alone."""
+    requirement = checked(requirement)
     name, end = name_of(requirement), _line_end(text)
     lines = text.splitlines(keepends=True)
     there = [entry for entry in read(text) if entry.name == name]
