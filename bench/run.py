@@ -19,6 +19,7 @@ from rich.console import Console
 from rich.table import Table
 
 import appending
+import finding
 import importing
 import listing
 import loading
@@ -30,6 +31,7 @@ SUBJECTS = {
     "load": loading.measure,
     "list": listing.measure,
     "search": searching.measure,
+    "find": finding.measure,
     "import": importing.measure,
 }
 RESULTS = Path(__file__).parent / "results"

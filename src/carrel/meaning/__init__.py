@@ -1,6 +1,6 @@
 """Texts as vectors: near each other when they mean the same, whatever the words."""
 
-from carrel.meaning.choosing import better_embedder, default_embedder, minilm_folder
+from carrel.meaning.choosing import better_embedder, default_embedder, minilm_folder, plain_embedder
 from carrel.meaning.minilm import MiniLMEmbedder
 from carrel.meaning.seam import Embedder
 from carrel.meaning.static import StaticEmbedder
@@ -12,4 +12,5 @@ __all__ = [
     "better_embedder",
     "default_embedder",
     "minilm_folder",
+    "plain_embedder",
 ]

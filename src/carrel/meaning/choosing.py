@@ -16,14 +16,16 @@ def default_embedder() -> Embedder | None:
     """MiniLM where its weights are installed, else the one that comes with carrel, else None.
 
     Loads nothing before it is used."""
-    better = better_embedder()
-    if better is not None:
-        return better
+    found = better_embedder() or plain_embedder()
+    if found is None:
+        logger.info("no weights of wordllama are installed: search goes by words alone")
+    return found
+
+
+def plain_embedder() -> StaticEmbedder | None:
+    """The one that comes with carrel, where its package is installed."""
     folder = _installed("wordllama")
-    if folder is not None and (plain := StaticEmbedder(folder)).installed:
-        return plain
-    logger.info("no weights of wordllama are installed: search goes by words alone")
-    return None
+    return plain if folder is not None and (plain := StaticEmbedder(folder)).installed else None
 
 
 def better_embedder() -> MiniLMEmbedder | None:

@@ -58,19 +58,21 @@ class WordIndex:
                 del self._having[term]
                 self._sorted = None
 
-    def scores(self, query: str) -> dict[str, float]:
-        """How well each text that has any of the words answers; the unit is one word that only one text has."""
+    def shares(self, query: str) -> dict[str, float]:
+        """For each text that has any of the words, how much of the question that answers: 1 would be all of it.
+
+        A word that is in every text counts next to nothing, one that is in none as much as any."""
         found: dict[str, float] = {}
+        asked = 0.0
         for term in telling_terms(query):
             having = self._having.get(term)
             if having is None and len(term) >= _PREFIX_FROM:
                 having = self._begun(term)
-            if not having:
-                continue
-            rarity = self._rarity(len(having))
-            for key, about in having.items():
+            rarity = self._rarity(len(having or ()))
+            asked += rarity
+            for key, about in (having or {}).items():
                 found[key] = found.get(key, 0.0) + rarity * about
-        return found
+        return {key: share / asked for key, share in found.items()}
 
     def _rarity(self, count: int) -> float:
         total = len(self._terms)
@@ -88,8 +90,3 @@ class WordIndex:
             for key, about in self._having[term].items():
                 merged[key] = max(merged.get(key, 0.0), about / 2)
         return merged
-
-
-def best(scores: Mapping[str, float], limit: int) -> list[str]:
-    """The keys with the highest scores, equals in the order of their names."""
-    return sorted(scores, key=lambda key: (-scores[key], key))[:limit]
