@@ -133,6 +133,8 @@ class ToolCallError(CarrelError, RuntimeError):
     """Of the program that was run, where one was."""
     stderr: str = ""
     """The end of what it wrote there."""
+    status: int | None = None
+    """Of the HTTP answer, where there was one."""
 
 
 class ToolTimeoutError(ToolCallError, TimeoutError):
