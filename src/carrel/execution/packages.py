@@ -145,9 +145,7 @@ class Packages:
                 fixed = set(wanted).difference(present).intersection(self._installed())
                 if fixed:
                     words = ", ".join(sorted(fixed))
-                    raise DependencyError(
-                        f"{words} belongs to a Python that others use too and stays there"
-                    )
+                    raise DependencyError(f"{words} belongs to a Python that others use too and stays there")
                 if present:
                     self._mark(set())
                     await uv("pip", "uninstall", "--quiet", *self._where(), "--", *present)
