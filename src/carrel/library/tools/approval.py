@@ -60,7 +60,12 @@ class Approval:
                 "give the Session an approve= function"
             )
         request = ApprovalRequest(tool.name, dict(arguments), tool.description, tool.tags)
-        return _meant(tool, arguments, await _asked(self.approver, request))
+        try:
+            answer = await _asked(self.approver, request)
+        except Exception as problem:
+            told = f"{type(problem).__name__}: {problem}"
+            raise ToolRefusedError(f"{tool.name} was not called: the approve function failed: {told}") from problem
+        return _meant(tool, arguments, answer)
 
 
 async def _asked(approver: Approver, request: ApprovalRequest) -> Decision:

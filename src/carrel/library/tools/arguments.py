@@ -14,6 +14,8 @@ from carrel.library.tools.names import near, python_name
 from carrel.library.tools.seam import Tool
 
 _MOST_TOLD = 3
+_ELSEWHERE = {"patternProperties", "allOf", "anyOf", "oneOf", "$ref", "if", "dependentSchemas", "propertyNames"}
+"""Where a schema may know more names than its own properties."""
 _PYTHON = {"string": "str", "integer": "int", "number": "float", "boolean": "bool", "array": "list", "object": "dict"}
 
 
@@ -40,29 +42,34 @@ class Checker:
         self._properties: Mapping[str, Any] = properties if isinstance(properties, Mapping) else {}
         required = tool.parameters.get("required")
         self._required = [name for name in required if isinstance(name, str)] if isinstance(required, list) else []
-        self._closed = tool.parameters.get("additionalProperties") is False
+        self._closed = _is_closed(tool.parameters)
         self._validator: Any = None
 
     def checked(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
         """The arguments as plain data; `ToolCallError` names each one that is missing, unknown or wrong."""
-        given: dict[str, Any] = {}
-        for name, value in arguments.items():
-            called = name if name in self._properties else python_name(name)
-            if called in given:
-                raise ToolCallError(f"{self.tool.name}: {called} is given twice")
-            # None is how Python says "not given", unless the schema knows it as a value.
-            if value is not None or called in self._required or _takes_null(self._properties.get(called)):
-                given[called] = plain(value)
-        problems = self._unknown(given) + self._missing(given) or self._wrong(given)
+        try:
+            given = self._named(arguments)
+            problems = self._unknown(given) + self._missing(given) or self._wrong(given)
+        except RecursionError:
+            raise ToolCallError(f"{self.tool.name}: its arguments are nested too deeply") from None
         if problems:
             more = f"; and {len(problems) - _MOST_TOLD} more" if len(problems) > _MOST_TOLD else ""
             raise ToolCallError(f"{self.tool.name}: {'; '.join(problems[:_MOST_TOLD])}{more}")
         return given
 
+    def _named(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        given: dict[str, Any] = {}
+        for name, value in arguments.items():
+            spelled = python_name(name)
+            called = spelled if name not in self._properties and spelled in self._properties else name
+            if called in given:
+                raise ToolCallError(f"{self.tool.name}: {called} is given twice")
+            # None is how Python says "not given", unless the schema knows it as a value.
+            if value is not None or called in self._required or _takes_null(self._properties.get(called)):
+                given[called] = plain(value)
+        return given
+
     def _unknown(self, given: Mapping[str, Any]) -> list[str]:
-        if not self._closed and self._properties:
-            # Open schemas take anything; a near miss of a required name is still told below.
-            return []
         unknown = [name for name in given if name not in self._properties] if self._closed else []
         return [f"it has no parameter {name}{near(name, self._properties)}" for name in unknown]
 
@@ -81,8 +88,6 @@ class Checker:
             self._validator = kind(dict(self.tool.parameters), registry=referencing.Registry())
         try:
             errors = sorted(self._validator.iter_errors(given), key=lambda error: list(map(str, error.absolute_path)))
-        except RecursionError:
-            return ["its arguments are nested too deeply"]
         except (
             referencing.exceptions.Unresolvable,
             jsonschema.SchemaError,
@@ -94,6 +99,13 @@ class Checker:
             del bad
             return []
         return list(dict.fromkeys(_told(jsonschema.exceptions.best_match([error])) for error in errors))
+
+
+def _is_closed(schema: Mapping[str, Any]) -> bool:
+    """Whether a name that it does not list is a mistake: also where it does not say so, but lists all it knows."""
+    if "additionalProperties" in schema:
+        return schema["additionalProperties"] is False
+    return bool(schema.get("properties")) and not _ELSEWHERE & schema.keys()
 
 
 def plain(value: Any) -> Any:

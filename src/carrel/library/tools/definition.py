@@ -1,5 +1,6 @@
 """Text in, a typed definition out; what is wrong is told by file, line and field."""
 
+import re
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import Annotated, Any
@@ -16,6 +17,8 @@ LONGEST = 1024 * 1024
 """A definition of more bytes is a mistake."""
 
 Place = Sequence[str | int]
+
+_BOOLEAN = re.compile(r"^(?:true|True|TRUE|false|False|FALSE)$")
 
 
 def _kind(given: Any) -> str:
@@ -79,7 +82,8 @@ def _fields(data: bytes, file: str) -> dict[str, Any]:
 
 @lru_cache(maxsize=1)
 def _loader() -> Any:
-    """YAML's own safe loader, except that a key that stands twice is an error and not the last one."""
+    """YAML's own safe loader, except that a key that stands twice is an error, and that only `true` and `false` are
+    boolean and no text is a date: a program may well be called `yes`."""
     import yaml  # noqa: PLC0415
 
     quickest: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
@@ -95,6 +99,11 @@ def _loader() -> Any:
             made: dict[Any, Any] = super().construct_mapping(node, deep=deep)
             return made
 
+    Loader.yaml_implicit_resolvers = {
+        letter: [(tag, pattern) for tag, pattern in known if not tag.endswith((":bool", ":timestamp"))]
+        for letter, known in quickest.yaml_implicit_resolvers.items()
+    }
+    Loader.add_implicit_resolver("tag:yaml.org,2002:bool", _BOOLEAN, list("tTfF"))
     return Loader
 
 

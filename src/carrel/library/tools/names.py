@@ -3,6 +3,7 @@
 import difflib
 import keyword
 import re
+import unicodedata
 from collections.abc import Iterable
 
 _OTHER = re.compile(r"\W+")
@@ -10,8 +11,11 @@ _OTHER = re.compile(r"\W+")
 
 def python_name(name: str) -> str:
     """The name as code can write it: `max-time` is `max_time`, `class` is `class_`."""
-    word = _OTHER.sub("_", name) or "_"
-    if word[0].isdigit():
+    # As Python itself reads a name: what only looks different is the same.
+    word = _OTHER.sub("_", unicodedata.normalize("NFKC", name)) or "_"
+    if not word.isidentifier():
+        word = "".join(letter if f"a{letter}".isidentifier() else "_" for letter in word)
+    if not word.isidentifier():
         word = f"_{word}"
     return f"{word}_" if keyword.iskeyword(word) else word
 
