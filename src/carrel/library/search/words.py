@@ -82,14 +82,15 @@ def stem(word: str) -> str:
 
 
 _ENDINGS = (
+    ("news", "news", 0),
     ("ations", "ate", 3),
     ("ation", "ate", 3),
     ("izers", "ize", 3),
     ("izer", "ize", 3),
     ("ions", "", 4),
     ("ion", "", 4),
-    ("ments", "", 4),
-    ("ment", "", 4),
+    ("ments", "", 5),
+    ("ment", "", 5),
     ("ings", "", 3),
     ("ing", "", 3),
     ("iest", "y", 3),
