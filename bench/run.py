@@ -19,6 +19,7 @@ from rich.console import Console
 from rich.table import Table
 
 import appending
+import describing
 import finding
 import importing
 import listing
@@ -33,6 +34,7 @@ SUBJECTS = {
     "search": searching.measure,
     "find": finding.measure,
     "import": importing.measure,
+    "describe": describing.measure,
 }
 RESULTS = Path(__file__).parent / "results"
 

@@ -72,7 +72,7 @@ def group_stub(name: str, tools: Sequence[tuple[Tool, Docs]]) -> str:
     if len(tools) == 1 and tools[0][0].name == name:
         return f"# {name}" if tools[0][1] == "name" else stub(tools[0][0], name, tools[0][1])
     counted = Counter(said for tool, docs in tools if docs == "all" for said in set(_prose(tool)))
-    known = frozenset(said for said, count in counted.items() if count > 2)
+    known = frozenset(said for said, count in counted.items() if count > 1)
     lines: list[str] = []
     if known:
         lines.append(_quoted_lines(sorted(f"{place}: {prose}" for place, prose in known)))
@@ -94,22 +94,43 @@ def describe(tools: Sequence[Tool], limit: int = 8000, ranked: Sequence[str] = (
     parameters only, or only by name; and the last line says how many there are beside them."""
     order = {name: place for place, name in enumerate(ranked)}
     wanted = sorted(_in_turn(tools), key=lambda tool: order.get(tool.name, math.inf))
-    levels: dict[str, Docs] = {}
-    room = limit - len(_HEAD) - len(_rest(len(tools), len(tools)))
-    if ranked:
-        best = [tool for tool in wanted if tool.name in order][:_FIRST]
-        room -= _upgrade(best, docs, levels, room // 2)
+    page = _Page(limit - len(_HEAD) - len(_rest(len(tools), len(tools))))
+    page.show([tool for tool in wanted if tool.name in order][:_FIRST], docs, page.room // 2)
     # That a thing is there is worth knowing, but not more than what the better ones are.
-    room -= _upgrade(wanted, "name", levels, room // 3)
+    page.show(wanted, "name", page.room // 3)
     for level in _LEVELS[1 : _LEVELS.index(docs) + 1]:
-        room -= _upgrade(wanted, level, levels, room)
-    shown = [tool for tool in wanted if tool.name in levels]
+        page.show(wanted, level, page.room)
+    shown = [tool for tool in wanted if tool.name in page.levels]
     while shown:
-        text = _page(shown, levels, len(tools))
+        text = _written(shown, page.levels, len(tools))
         if len(text) <= limit:
             return text
-        levels.pop(shown.pop().name)
+        page.levels.pop(shown.pop().name)
     return _rest(len(tools), len(tools))[: max(limit, 0)]
+
+
+class _Page:
+    """Who is shown how, and how much room there still is, in characters and about."""
+
+    def __init__(self, room: int) -> None:
+        self.room = room
+        self.levels: dict[str, Docs] = {}
+        self._taken: dict[str, int] = {}
+
+    def show(self, tools: Sequence[Tool], level: Docs, room: int) -> None:
+        """As many as there is room for, in order; those that are shown better already stay so."""
+        room = min(room, self.room)
+        for tool in tools:
+            was = self.levels.get(tool.name)
+            if was is not None and _LEVELS.index(was) >= _LEVELS.index(level):
+                continue
+            if room < len(tool.name):
+                return
+            size = _size(tool, level)
+            costs = size - self._taken.get(tool.name, 0)
+            if costs <= room:
+                self.levels[tool.name], self._taken[tool.name] = level, size
+                self.room, room = self.room - costs, room - costs
 
 
 _HEAD = "# Called as tools.NAME(...) or tools.GROUP.NAME(...); await tools.NAME.call_async(...) for many at once.\n"
@@ -134,20 +155,6 @@ def _in_turn(tools: Sequence[Tool]) -> list[Tool]:
     return [tool for _, tool in sorted(placed, key=lambda one: one[0])]
 
 
-def _upgrade(tools: Sequence[Tool], level: Docs, levels: dict[str, Docs], room: int) -> int:
-    """Show as many as there is room for at this level, in order; the room that was taken."""
-    taken = 0
-    for tool in tools:
-        was = levels.get(tool.name)
-        if was is not None and _LEVELS.index(was) >= _LEVELS.index(level):
-            continue
-        costs = _size(tool, level) - (_size(tool, was) if was is not None else 0)
-        if taken + costs <= room:
-            levels[tool.name] = level
-            taken += costs
-    return taken
-
-
 def _size(tool: Tool, docs: Docs) -> int:
     """About what it takes on the page, its part of a group's first line included."""
     if docs == "name":
@@ -161,7 +168,7 @@ def _below(tool: Tool, itself: str) -> str:
     return python_name(below) if below else itself
 
 
-def _page(tools: Sequence[Tool], levels: Mapping[str, Docs], of: int) -> str:
+def _written(tools: Sequence[Tool], levels: Mapping[str, Docs], of: int) -> str:
     groups: dict[str, list[tuple[Tool, Docs]]] = {}
     for tool in tools:
         groups.setdefault(tool.name.partition(".")[0], []).append((tool, levels[tool.name]))
