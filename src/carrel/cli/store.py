@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from carrel.assembly import FileStorage, RedisStorage
+import carrel
 from carrel.cli import show
 from carrel.cli.ending import WrongUsage, waits
 from carrel.conversation.telling import size_of
@@ -55,7 +55,7 @@ async def opened(address: str | Path, prefix: str, *, there: bool = False) -> As
     """The store at an address; with `there` a folder must exist already."""
     text = str(address)
     if text.startswith(("redis://", "rediss://", "unix://")):
-        storage: FileStorage | RedisStorage = RedisStorage(text, prefix)
+        storage: carrel.FileStorage | carrel.RedisStorage = carrel.RedisStorage(text, prefix)
     elif "://" in text:
         raise WrongUsage(f"{text.partition('://')[0]}:// is no address of a store; redis://host:6379/0 is, or a folder")
     else:
@@ -64,7 +64,7 @@ async def opened(address: str | Path, prefix: str, *, there: bool = False) -> As
             raise WrongUsage(f"{folder} is a file; a folder is wanted")
         if there and not folder.exists():
             raise WrongUsage(f"there is no folder {folder}")
-        storage = FileStorage(folder)
+        storage = carrel.FileStorage(folder)
     async with storage:
         yield storage.store
 
