@@ -191,7 +191,7 @@ def _parameters(tool: Tool) -> Iterator[tuple[str, Mapping[str, Any], bool]]:
     names = sorted(properties, key=lambda name: (name not in required, order.get(name, math.inf)))
     for name in names:
         inner = properties[name]
-        yield str(name), inner if isinstance(inner, Mapping) else {}, name in required
+        yield python_name(str(name)), inner if isinstance(inner, Mapping) else {}, name in required
 
 
 def _parameter(name: str, schema: Mapping[str, Any], required: bool, whole: Mapping[str, Any], room: int) -> str:
@@ -208,7 +208,10 @@ def _parameter(name: str, schema: Mapping[str, Any], required: bool, whole: Mapp
 def _prose(tool: Tool) -> list[tuple[str, str]]:
     """What is said of its parameters and of what lies in them, on one line each, unless the tool says it itself."""
     told = " ".join(tool.description.split())
-    found = [(place, " ".join(prose.split())) for place, prose in _described(tool.parameters, tool.parameters, "", ())]
+    described = (
+        said for name, schema, _ in _parameters(tool) for said in _described(schema, tool.parameters, name, ())
+    )
+    found = [(place, " ".join(prose.split())) for place, prose in described]
     return list(dict.fromkeys((place, prose) for place, prose in found if prose and prose not in told))
 
 
@@ -216,7 +219,7 @@ def _described(schema: Any, whole: Mapping[str, Any], place: str, seen: tuple[st
     if not isinstance(schema, Mapping):
         return
     schema, seen = resolved(schema, whole, seen)
-    if place and isinstance(schema.get("description"), str):
+    if isinstance(schema.get("description"), str):
         yield place, schema["description"]
     for word in ("anyOf", "oneOf"):
         for choice in schema[word] if isinstance(schema.get(word), list) else ():
@@ -224,7 +227,7 @@ def _described(schema: Any, whole: Mapping[str, Any], place: str, seen: tuple[st
     yield from _described(schema.get("items"), whole, place, seen)
     properties = schema.get("properties")
     for name, inner in properties.items() if isinstance(properties, Mapping) else ():
-        yield from _described(inner, whole, f"{place}.{name}" if place else str(name), seen)
+        yield from _described(inner, whole, f"{place}.{name}", seen)
 
 
 def first_sentence(text: str) -> str:
