@@ -53,7 +53,7 @@ async def service() -> AsyncIterator[Callable[..., HttpEndpoints]]:
 
 
 async def call(
-    provider: HttpEndpoints, name: str, stream: Callable[[str], None] | None = None, **arguments: Any
+    provider: HttpEndpoints, name: str, stream: Callable[[str], None] | None = None, /, **arguments: Any
 ) -> Any:
     tools = {tool.name: tool for tool in await provider.definitions()}
     return await provider.call(tools[f"git.{name}"], arguments, stream)

@@ -42,7 +42,7 @@ class Read:
 
 
 def read(content: Any, *, fixed: frozenset[str], base_url: str | None = None, spec_url: str | None = None) -> Read:
-    """All operations; `ConfigurationError` when it is no OpenAPI 3 document.
+    """All operations; `ConfigurationError` when it is no OpenAPI 3 document, or none of them can be used.
 
     `fixed`: names of headers (in small letters) and query parameters that the definition sends itself;
     `spec_url`: what a relative server is relative to."""
@@ -61,6 +61,8 @@ def read(content: Any, *, fixed: frozenset[str], base_url: str | None = None, sp
             found.operations.append(_described(document, name, path, method, item, given, fixed, address))
         except ConfigurationError as problem:
             found.problems.append(f"{method.upper()} {path}: {problem}")
+    if found.problems and not found.operations:
+        raise ConfigurationError(found.problems[0])
     return found
 
 
