@@ -19,7 +19,7 @@ class Document:
 
     def __init__(self, content: Mapping[str, Any]) -> None:
         self.content = content
-        self._schemas: dict[str, dict[str, Any]] = {}
+        self._schemas: dict[str, tuple[dict[str, Any], list[str]]] = {}
 
     def resolved(self, value: Any) -> dict[str, Any]:
         """A part of the document, or what it refers to; `ConfigurationError` when that is not there."""
@@ -62,14 +62,16 @@ class Document:
             name = wanted.pop()
             if name not in definitions:
                 reference = _SCHEMAS + name.replace("~", "~0").replace("/", "~1")
-                definitions[name] = self._named(reference, leave_out)
-                wanted += _referred(definitions[name])
+                definitions[name], others = self._named(reference, leave_out)
+                wanted += others
         return schema | {"$defs": {name: definitions[name] for name in sorted(definitions)}} if definitions else schema
 
-    def _named(self, reference: str, leave_out: str) -> dict[str, Any]:
+    def _named(self, reference: str, leave_out: str) -> tuple[dict[str, Any], list[str]]:
+        """A schema of the document and what it refers to; once for all operations, of which there may be thousands."""
         key = f"{leave_out} {reference}"
         if key not in self._schemas:
-            self._schemas[key] = self._schema(self._at(reference), leave_out, 0)
+            schema = self._schema(self._at(reference), leave_out, 0)
+            self._schemas[key] = schema, _referred(schema)
         return self._schemas[key]
 
     def _schema(self, given: Any, leave_out: str, depth: int) -> dict[str, Any]:
