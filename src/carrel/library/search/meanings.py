@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from carrel.errors import StorageError
 from carrel.library.search.vectors import Nearness, VectorTable, digest
-from carrel.meaning import Embedder, default_embedder
+from carrel.meaning import Embedder, StaticEmbedder, default_embedder
 from carrel.storage.seam import Store
 
 logger = logging.getLogger(__name__)
@@ -106,18 +106,20 @@ class Meanings:
             if self._wanted is not wanted:
                 return
             if (start // _AT_ONCE + 1) * _AT_ONCE % _STEP == 0:
-                await self._show(wanted, table)
+                await self._show(wanted, embedder, table)
                 await self._keep(embedder, table)
-        await self._show(wanted, table)
+        await self._show(wanted, embedder, table)
         self._done = wanted
         if missing:
             await self._keep(embedder, table)
 
-    async def _show(self, wanted: Mapping[str, str], table: VectorTable) -> None:
+    async def _show(self, wanted: Mapping[str, str], embedder: Embedder, table: VectorTable) -> None:
         """Let what has a vector be found."""
         here = [(key, self._digests[text]) for key, text in wanted.items() if self._digests[text] in table]
         vectors = table.unit_vectors([found for _, found in here])
-        self._nearness = await asyncio.to_thread(Nearness, [key for key, _ in here], vectors)
+        # Averages of words are all a little alike; a model that was trained to tell sentences apart has seen to that.
+        averages = isinstance(embedder, StaticEmbedder)
+        self._nearness = await asyncio.to_thread(Nearness, [key for key, _ in here], vectors, leave_common=averages)
 
     # --- between sessions -------------------------------------------------------------------------------------------
 

@@ -92,15 +92,15 @@ class VectorTable:
 class Nearness:
     """The entries' vectors in one matrix, and how near each is to a question.
 
-    What all entries have in common tells none of them apart, so it is taken away from them and from the question;
-    of few entries less of it, because they may have something in common by chance."""
+    With `leave_common`, what all entries have in common is taken away from them and from the question, as it tells
+    none of them apart; of few entries less of it, because they may have something in common by chance."""
 
-    def __init__(self, keys: Sequence[str], vectors: Any) -> None:
+    def __init__(self, keys: Sequence[str], vectors: Any, *, leave_common: bool = False) -> None:
         import numpy  # noqa: PLC0415
 
         self.keys = list(keys)
-        count = len(self.keys)
-        self._common = vectors.sum(axis=0) / numpy.float32(count + _FEW)
+        weight = 1 / (len(self.keys) + _FEW) if leave_common else 0
+        self._common = vectors.sum(axis=0) * numpy.float32(weight)
         self._vectors = self._unit(vectors - self._common)
 
     def ask(self, vector: Any, count: int, least: float) -> list[tuple[str, float]]:
