@@ -28,9 +28,10 @@ def as_tools(server: str, definitions: list[dict[str, Any]]) -> list[Tool]:
         Tool(
             name=f"{server}.{one['name']}",
             description=one.get("description", ""),
-            parameters=renamed(one["inputSchema"])[0],
+            parameters=parameters,
+            positional=tuple(parameters["properties"]),
         )
-        for one in definitions
+        for one, parameters in ((one, renamed(one["inputSchema"])[0]) for one in definitions)
     ]
 
 

@@ -44,6 +44,12 @@ def test_positional_arguments_get_their_names() -> None:
         bound(TOOL, ["a"], {"what": "b"})
 
 
+def test_required_arguments_are_filled_first_as_the_signature_shows() -> None:
+    schema = {"type": "object", "properties": {"a": {}, "b": {}}, "required": ["b"]}
+    tool = Tool(name="x", parameters=schema, positional=("a", "b"))
+    assert bound(tool, [1, 2], {}) == {"b": 1, "a": 2}
+
+
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [

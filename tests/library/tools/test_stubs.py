@@ -18,13 +18,15 @@ PUBLIC = sorted((Path(__file__).parents[3] / "bench" / "data" / "mcp_tools").glo
 
 
 def public(path: Path) -> list[Tool]:
+    said = json.loads(path.read_text(encoding="utf-8"))["tools"]
     return [
         Tool(
             name=f"{path.stem}.{one['name']}",
             description=one.get("description", ""),
-            parameters=renamed(one["inputSchema"])[0],
+            parameters=parameters,
+            positional=tuple(parameters["properties"]),
         )
-        for one in json.loads(path.read_text(encoding="utf-8"))["tools"]
+        for one, parameters in ((one, renamed(one["inputSchema"])[0]) for one in said)
     ]
 
 
@@ -105,6 +107,15 @@ def test_a_signature_is_how_python_calls_it() -> None:
         ("silent", False, None),
         ("max_time", False, 30),
     ]
+
+
+def test_those_that_need_no_name_come_first_and_of_them_the_required() -> None:
+    properties = {name: {"type": "string"} for name in ("a", "b", "c", "d")}
+    schema = {"type": "object", "properties": properties, "required": ["b", "d"]}
+    assert signature_of(Tool(name="x", parameters=schema, positional=("a", "b", "c"))) == (
+        "(b: str, a: str = None, c: str = None, *, d: str)"
+    )
+    assert signature_of(Tool(name="x", parameters=schema)) == "(*, b: str, d: str, a: str = None, c: str = None)"
 
 
 def test_a_stub_says_as_much_as_is_wanted() -> None:

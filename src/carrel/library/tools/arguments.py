@@ -21,12 +21,13 @@ _PYTHON = {"string": "str", "integer": "int", "number": "float", "boolean": "boo
 
 def bound(tool: Tool, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
     """All arguments by name, as Python would bind them; `ToolCallError` for too many, or one said twice."""
-    if len(args) > len(tool.positional):
-        takes = f"only {', '.join(tool.positional)}" if tool.positional else "none"
+    order = tool.in_order
+    if len(args) > len(order):
+        takes = f"only {', '.join(order)}" if order else "none"
         raise ToolCallError(
             f"{tool.name}: {len(args)} arguments without a name, and it takes {takes}; write them as name=value"
         )
-    named = dict(zip(tool.positional, args, strict=False))
+    named = dict(zip(order, args, strict=False))
     twice = [name for name in named if name in kwargs]
     if twice:
         raise ToolCallError(f"{tool.name}: {twice[0]} is given twice")

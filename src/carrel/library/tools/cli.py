@@ -91,7 +91,7 @@ def tools_of(definition: CliDefinition) -> list[Tool]:
             name=definition.name,
             description=definition.description,
             parameters=_schema(parameters),
-            positional=tuple(python_name(part.name) for part in definition.options.positional),
+            positional=_positional(definition),
             tags=definition.tags,
             approval=definition.approval,
             timeout=definition.timeout,
@@ -115,6 +115,12 @@ def tools_of(definition: CliDefinition) -> list[Tool]:
             )
         )
     return tools
+
+
+def _positional(definition: CliDefinition) -> tuple[str, ...]:
+    names = [python_name(part.name) for part in definition.options.positional]
+    text = python_name(definition.stdin) if definition.stdin is not None else None
+    return tuple(names if text is None or text in names else [*names, text])
 
 
 def _left_open(parameters: Mapping[str, Parameter], recipe: Recipe) -> dict[str, Parameter]:
@@ -152,7 +158,7 @@ def words_for(
         said |= {python_name(name): given.default for name, given in recipe.params.items() if given.default is not None}
     said |= arguments
     stdin = said.pop(python_name(definition.stdin), None) if definition.stdin is not None else None
-    words = definition.words
+    words = [*definition.words]
     for name, option in definition.options.options.items():
         if python_name(name) in said:
             words += _option(tool, name, option, said[python_name(name)])

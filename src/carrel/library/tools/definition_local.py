@@ -1,6 +1,7 @@
 """Definitions of tools that run here: programs with their options and recipes, and modules of Python functions."""
 
 import shlex
+from functools import cached_property
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
@@ -152,12 +153,12 @@ class CliDefinition(Definition):
     """Those that are no failure: grep ends with 1 when it found nothing."""
     runs: Literal["host", "sandbox"] = "host"
 
-    @property
+    @cached_property
     def words(self) -> list[str]:
         """The program and its first arguments."""
         return shlex.split(self.command) if isinstance(self.command, str) else list(self.command)
 
-    @property
+    @cached_property
     def parameters(self) -> dict[str, Parameter]:
         """Everything that can be said to it, under its name in Python."""
         found: dict[str, Parameter] = {python_name(part.name): part for part in self.options.positional}

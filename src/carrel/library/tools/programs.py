@@ -65,7 +65,7 @@ async def run_here(
         stdin=subprocess.DEVNULL if stdin is None else subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
-        env={**os.environ, **(env or {})},
+        env={**os.environ, **env} if env else None,
         cwd=os.path.expanduser(cwd) if cwd else None,
         bufsize=0,
         start_new_session=True,

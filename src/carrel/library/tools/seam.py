@@ -22,13 +22,20 @@ class Tool:
     returns: Mapping[str, Any] | None = None
     """The JSON Schema of its result, where it is known."""
     positional: tuple[str, ...] = ()
-    """Which parameters arguments without a name fill, in order."""
+    """Which parameters may be given without a name; the required ones come first, and then in this order."""
     tags: tuple[str, ...] = ()
     approval: Literal["never", "ask"] = "never"
     timeout: float | None = 60.0
     """Seconds a call may take; None is no limit."""
     stream: bool = False
     """Whether code that calls it sees its output while it comes."""
+
+    @property
+    def in_order(self) -> tuple[str, ...]:
+        """The parameters that arguments without a name fill, in the order in which they do."""
+        listed = self.parameters.get("required")
+        required = listed if isinstance(listed, list | tuple) else ()
+        return tuple(sorted(self.positional, key=lambda name: name not in required))
 
 
 @runtime_checkable

@@ -41,13 +41,14 @@ def parameters_of(tool: Tool) -> list[dict[str, Any]]:
 
 def signature_of(tool: Tool, room: int = 240) -> str:
     """`(url: str, max_time: int = 30) -> str`"""
-    shown: list[str] = []
-    by_name = False
-    for place, (name, schema, required) in enumerate(_parameters(tool)):
-        if not by_name and shown and tool.positional and name not in tool.positional[: place + 1]:
-            shown.append("*")
-            by_name = True
-        shown.append(_parameter(name, schema, required, tool.parameters, room))
+    written = [
+        (name, _parameter(name, schema, required, tool.parameters, room))
+        for name, schema, required in _parameters(tool)
+    ]
+    shown = [parameter for name, parameter in written if name in tool.positional]
+    named = [parameter for name, parameter in written if name not in tool.positional]
+    if named:
+        shown += ["*", *named]
     returns = python_type(tool.returns, tool.returns, room) if tool.returns is not None else ANY
     return f"({', '.join(shown)})" + (f" -> {returns}" if returns != ANY else "")
 
@@ -187,8 +188,8 @@ def _parameters(tool: Tool) -> Iterator[tuple[str, Mapping[str, Any], bool]]:
         return
     listed = schema.get("required")
     required = set(map(str, listed)) if isinstance(listed, list) else set()
-    order = {name: place for place, name in enumerate(tool.positional)}
-    names = sorted(properties, key=lambda name: (name not in required, order.get(name, math.inf)))
+    order = {name: place for place, name in enumerate(tool.in_order)}
+    names = sorted(properties, key=lambda name: (order.get(name, math.inf), name not in required))
     for name in names:
         inner = properties[name]
         yield python_name(str(name)), inner if isinstance(inner, Mapping) else {}, name in required
