@@ -110,6 +110,10 @@ def test_words_of_yaml_that_programs_are_called_are_words() -> None:
             "line 5, recipes.go: url is required and is neither in preset nor in params",
         ),
         ("name: a\ncommand: b\nrecipes: {call_async: {}}", "'call_async' is no name that Python code can call"),
+        (
+            "name: a\ncommand: b\nruns: sandbox\nenv:\n  OK: fine\n  KEY: 'x${TOKEN}'\n",
+            "line 6, env.KEY: a secret would go into the sandbox",
+        ),
         ("name: a\ntype: python\nmodule: ../x\n", "line 3, module: "),
         ("name: a\ntype: mcp\n", "command is needed with transport: stdio"),
     ],

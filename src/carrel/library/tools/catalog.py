@@ -38,7 +38,7 @@ class Tools:
         self._sources: dict[str, list[Source]] = {}
         self._approval = Approval(approve)
         self._index = index if index is not None else Index(None, "search/tools")
-        self._entries: dict[str, tuple[Tool, Entry]] = {}
+        self._known: dict[str, _Known] = {}
         self._secrets = secrets if secrets is not None else Secrets()
         self._slots = asyncio.Semaphore(AT_ONCE)
         for provider in providers:
@@ -66,7 +66,7 @@ class Tools:
         there."""
         words = [under] if under else sorted(self._sources)
         found = await self._seen(words)
-        told = [_told(tool) for _, tool in sorted(found.items())]
+        told = [self._of(tool).told() for _, tool in sorted(found.items())]
         if under:
             told = [{**one, "name": one["name"].removeprefix(f"{under}.")} for one in told if one["name"] != under]
         return told + [
@@ -85,9 +85,9 @@ class Tools:
     async def search(self, query: str, limit: int = 10) -> Found:
         """The tools that answer best, the best first, as in `list`, each with its score."""
         found = await self._seen(self._sources)
-        self._index.update(self._entry(tool) for tool in found.values())
+        self._index.update(self._of(tool).entry for tool in found.values())
         hits = await self._index.search(query, limit)
-        return [{**_told(found[hit.key]), "score": hit.score} for hit in hits if hit.key in found]
+        return [{**self._of(found[hit.key]).told(), "score": hit.score} for hit in hits if hit.key in found]
 
     async def describe(self, task: str | None = None, limit: int = 8000, docs: Docs = "all") -> str:
         """Typed Python stubs with their docs in at most `limit` characters, what fits the task first and whole."""
@@ -107,14 +107,11 @@ class Tools:
             found.update(tools)
         return found
 
-    def _entry(self, tool: Tool) -> Entry:
-        known = self._entries.get(tool.name)
-        if known is not None and known[0] is tool:
-            return known[1]
-        spoken = " ".join(f"{one['name']} {one['description']}" for one in parameters_of(tool))
-        entry = Entry(tool.name, tool.name, tool.description, spoken, " ".join(tool.tags))
-        self._entries[tool.name] = (tool, entry)
-        return entry
+    def _of(self, tool: Tool) -> "_Known":
+        known = self._known.get(tool.name)
+        if known is None or known.tool is not tool:
+            known = self._known[tool.name] = _Known(tool)
+        return known
 
     # --- calling ----------------------------------------------------------------------------------------------------
 
@@ -176,7 +173,7 @@ class Tools:
         word = called.partition(".")[0]
         sources = self._sources.get(word, [])
         if not sources:
-            known = [*self._sources, *self._entries]
+            known = [*self._sources, *self._known]
             raise ToolNotFoundError(f"there is no tool {name}{near(called, known)}")
         failed: ToolCallError | None = None
         names: list[str] = []
@@ -210,12 +207,23 @@ async def _called(provider: ToolProvider, tool: Tool, arguments: Mapping[str, An
         raise ToolCallError(f"{tool.name} failed: {type(problem).__name__}: {problem}") from problem
 
 
-def _told(tool: Tool) -> dict[str, Any]:
-    told: dict[str, Any] = {
-        "name": tool.name,
-        "description": tool.description,
-        "tags": [*tool.tags],
-        "parameters": parameters_of(tool),
-        "signature": f"{tool.name}{signature_of(tool)}",
-    }
-    return {**told, "approval": "ask"} if tool.approval == "ask" else told
+class _Known:
+    """What is said of a tool, made once: with six hundred of them it adds up."""
+
+    def __init__(self, tool: Tool) -> None:
+        self.tool = tool
+        self._parameters = parameters_of(tool)
+        spoken = " ".join(f"{one['name']} {one['description']}" for one in self._parameters)
+        self.entry = Entry(tool.name, tool.name, tool.description, spoken, " ".join(tool.tags))
+        self._signature = f"{tool.name}{signature_of(tool)}"
+
+    def told(self) -> dict[str, Any]:
+        """As `list` gives it; whoever gets it may change it."""
+        told: dict[str, Any] = {
+            "name": self.tool.name,
+            "description": self.tool.description,
+            "tags": [*self.tool.tags],
+            "parameters": [dict(one) for one in self._parameters],
+            "signature": self._signature,
+        }
+        return {**told, "approval": "ask"} if self.tool.approval == "ask" else told

@@ -175,6 +175,11 @@ class CliDefinition(Definition):
             raise ValueError(f"command cannot be split into words: {problem}") from None
         if not words or not words[0]:
             raise ValueError("command names no program")
+        inside = [name for name, value in self.env.items() if "${" in value and self.runs == "sandbox"]
+        if inside:
+            raise ValueError(
+                f"env.{inside[0]}: a secret would go into the sandbox; take it out, or let it run on the host"
+            )
         names = [*(part.name for part in self.options.positional), *self.options.options]
         twice = [name for name in names if [python_name(other) for other in names].count(python_name(name)) > 1]
         if twice:
