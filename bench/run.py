@@ -19,6 +19,7 @@ from rich.console import Console
 from rich.table import Table
 
 import appending
+import calling
 import describing
 import finding
 import importing
@@ -35,6 +36,7 @@ SUBJECTS = {
     "find": finding.measure,
     "import": importing.measure,
     "describe": describing.measure,
+    "call": calling.measure,
 }
 RESULTS = Path(__file__).parent / "results"
 
