@@ -30,7 +30,8 @@ _set_exception = ctypes.pythonapi.PyThreadState_SetAsyncExc
 class CodeThread:
     """Holds the variables of one session. After `abandon` nothing it does is heard of."""
 
-    def __init__(self, given: dict[str, Any]) -> None:
+    def __init__(self, given: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
+        """`given` makes the names that code finds, for the builtins that it has."""
         self._given = given
         self._lock = threading.Lock()
         self._running = False
@@ -50,7 +51,7 @@ class CodeThread:
         own.update(input=no_input, quit=sys.exit, exit=sys.exit, display=self._display)
         names = types.ModuleType("__main__").__dict__
         names["__builtins__"] = own
-        names.update(self._given)
+        names.update(self._given(own))
         return names
 
     def _display(self, *shown: object) -> None:

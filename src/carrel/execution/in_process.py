@@ -35,8 +35,8 @@ from carrel.execution.settings import InProcessConfig
 from carrel.execution.streaming import Streaming, streamed
 from carrel.execution.uv_program import has_uv
 from carrel.worker import files, values
-from carrel.worker.host import Remote
 from carrel.worker.host_errors import raised
+from carrel.worker.namespaces import namespaces
 
 _LOOK = 0.02
 """Seconds after which code that waits for the host looks whether it was interrupted."""
@@ -109,7 +109,7 @@ class InProcessExecutor:
 
     def _new_thread(self) -> CodeThread:
         names = sorted({name.partition(".")[0] for name in self.handlers})
-        return CodeThread({name: Remote(self, name) for name in names})  # type: ignore[arg-type]
+        return CodeThread(lambda builtins: namespaces(self, names, builtins))  # type: ignore[arg-type]
 
     async def close(self) -> None:
         if self._closed:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import gc
 import os
 import resource
@@ -11,11 +12,12 @@ from typing import Any
 
 from . import display, telling, values
 from .cells import Cell, add_builtin, mend, new_namespace
-from .host import Host, Remote
+from .host import Host
 from .host_errors import error_class
 from .interrupts import Interrupts
 from .line import Record
 from .loops import CellLoop
+from .namespaces import namespaces
 from .output import NoInput, StandardStreams, no_input
 
 _SCALARS = (type(None), bool, int, float, str, bytes)
@@ -53,8 +55,7 @@ class Running:
         sys.argv = [""]
         self.loop.forget()
         self._names = new_namespace()
-        for name in self._names_of_host:
-            self._names[name] = Remote(self._host, name)
+        self._names.update(namespaces(self._host, self._names_of_host, builtins))
         gc.collect()
 
     def run(self, code: str, before_it: Callable[[Cell], None], unsafe: Callable[[], None]) -> Record:
