@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, Self, runtime_checkable
@@ -111,7 +111,7 @@ class Executor(Protocol):
         `timeout` in seconds; None takes the executor's own. Cancelling the caller stops the code.
         """
 
-    def stream(self, code: str, timeout: float | None = None) -> AsyncIterator[Output | ExecutionResult]:
+    def stream(self, code: str, timeout: float | None = None) -> AsyncGenerator[Output | ExecutionResult]:
         """The same, with what is written as it comes, the result last. Closing the iterator stops the code."""
 
     async def interrupt(self) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import shutil
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -196,7 +196,7 @@ class SubprocessExecutor:
         limit = self.config.output_limit
         return await self._run(code, timeout, BoundedOutput(limit), BoundedOutput(limit))
 
-    def stream(self, code: str, timeout: float | None = None) -> AsyncIterator[Output | ExecutionResult]:
+    def stream(self, code: str, timeout: float | None = None) -> AsyncGenerator[Output | ExecutionResult]:
         def run(streaming: Streaming) -> Coroutine[Any, Any, ExecutionResult]:
             def begun(session: LiveSession) -> None:
                 streaming.watch = session.watch_output

@@ -1,0 +1,1 @@
+"""The fronts that other programs talk to."""
