@@ -221,6 +221,30 @@ async def test_a_redirect_within_the_service_keeps_its_secrets_and_one_elsewhere
     assert len(other.asked) == 1
 
 
+async def test_a_kept_connection_that_was_closed_costs_no_call(service: Any) -> None:
+    asked: list[bytes] = []
+
+    async def once(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Answers one request of a connection, and closes it at the second."""
+        asked.append((await reader.readuntil(b"\r\n\r\n")).split(b"\r\n")[0])
+        writer.write(b"HTTP/1.1 200 OK\r\ncontent-type: text/plain\r\ncontent-length: 4\r\n\r\ndone")
+        asked.append((await reader.readuntil(b"\r\n\r\n")).split(b"\r\n")[0])
+        writer.close()
+
+    server = await asyncio.start_server(once, "127.0.0.1", 0)
+    try:
+        provider = service(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")
+        for number in range(2):
+            assert await call(provider, "get_repo", owner="a", repo=str(number)) == "done"
+        assert [line.split()[1] for line in asked] == [b"/repos/a/0", b"/repos/a/1", b"/repos/a/1"]
+        with pytest.raises(ToolCallError, match="POST /items failed"):
+            await call(provider, "create", name="x")
+        assert [line.split()[0] for line in asked].count(b"POST") == 1
+        await provider.close()
+    finally:
+        server.close()
+
+
 async def test_fifty_calls_run_side_by_side(web: Serve, service: Any) -> None:
     together = threading.Barrier(50)
 

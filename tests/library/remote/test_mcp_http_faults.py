@@ -1,5 +1,6 @@
 """MCP servers behind HTTP that are away, refuse, forget, hang or speak nonsense."""
 
+import asyncio
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -132,6 +133,38 @@ async def test_a_server_that_hangs_costs_a_call_its_time_and_no_more(web: Serve,
             await server.call(Tool(name="far.echo", timeout=0.3), {})
         session.calls = lambda asked: session.result(asked, "again")
         assert await server.call(ECHO, {}) == "again"
+    finally:
+        over.set()
+
+
+async def test_a_server_that_does_not_take_leave_is_left_all_the_same(web: Serve, far: Any) -> None:
+    session, over = Session(), threading.Event()
+
+    def answer(asked: Asked) -> Answer:
+        if asked.method == "DELETE":
+            over.wait()
+        return session(asked)
+
+    served = web(answer)
+    server = far(served.url)
+    assert await server.call(ECHO, {}) == "hello"
+    try:
+        await asyncio.wait_for(server.close(), 30)
+    finally:
+        over.set()
+    assert "DELETE" in [asked.method for asked in served.asked]
+
+
+async def test_a_server_that_says_nothing_at_all_is_given_up(web: Serve, far: Any) -> None:
+    over = threading.Event()
+
+    def answer(_: Asked) -> Answer:
+        over.wait()
+        return Answer()
+
+    try:
+        with pytest.raises(ToolCallError, match=r"far did not start: it did not introduce itself within 0\.5 s"):
+            await far(web(answer).url, startup_timeout=0.5).definitions()
     finally:
         over.set()
 

@@ -106,6 +106,20 @@ async def test_a_server_that_hangs_is_ended_and_started_again(unruly: Make) -> N
     assert not alive(before)
 
 
+async def test_a_server_that_does_not_listen_holds_up_nobody(unruly: Make) -> None:
+    server = unruly()
+    before = await pid_of(server)
+    hanging = asyncio.create_task(server.call(DO, {"what": "hang"}))
+    await asyncio.sleep(0.1)
+    # More than its pipe takes, so that not even the cancelling can be written.
+    with pytest.raises(ToolTimeoutError):
+        await asyncio.wait_for(server.call(HURRIED, {"what": "x" * 10_000_000}), 4)
+    hanging.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asyncio.wait_for(hanging, 4)
+    assert await pid_of(server) != before
+
+
 async def test_a_server_that_leaves_one_call_unanswered_is_kept(unruly: Make) -> None:
     server = unruly()
     before = await pid_of(server)
@@ -135,11 +149,14 @@ async def test_a_cancelled_call_leaves_no_hanging_server(unruly: Make) -> None:
 
 async def test_a_server_killed_between_two_calls_is_started_again(unruly: Make) -> None:
     server = unruly()
+    tools = await server.definitions()
     before = await pid_of(server)
     os.kill(before, 9)
     await until(lambda: not alive(before))
     await asyncio.sleep(0.2)
     assert await pid_of(server) != before
+    # It has the same tools, so nobody has to look at them again.
+    assert await server.definitions() is tools
 
 
 async def test_a_server_at_work_for_others_is_not_ended_for_one_call_that_was_too_slow(unruly: Make) -> None:

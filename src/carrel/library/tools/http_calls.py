@@ -21,6 +21,8 @@ LARGEST_ANSWER = 32 * 1024 * 1024
 MOST_REDIRECTS = 5
 LONGEST_COMPLAINT = 2000
 
+_HARMLESS_TWICE = frozenset(("GET", "HEAD", "OPTIONS", "PUT", "DELETE"))
+
 
 class HttpCaller:
     """What all calls of one definition share."""
@@ -87,7 +89,7 @@ class HttpCaller:
     ) -> Any:
         client = await self._opened()
         url = urlsplit(base_url)
-        query = [*parse_qsl(url.query), *self._secrets.fill_all(self._query).items(), *request.query]
+        query: list[Any] = [*parse_qsl(url.query), *self._secrets.fill_all(self._query).items(), *request.query]
         settled = {name.lower() for name in fixed}
         asked = {name: value for name, value in request.headers.items() if name.lower() not in settled}
         whole = url._replace(path=url.path.rstrip("/") + request.path, query="", fragment="").geturl()
@@ -125,7 +127,7 @@ class HttpCaller:
     ) -> "httpx2.Response":
         """The answer, its body unread. Redirects are followed; to another host without what is private."""
         for _ in range(MOST_REDIRECTS + 1):
-            response = await client.send(request, stream=True, follow_redirects=False)
+            response = await _answered(client, request)
             following = response.next_request
             if following is None:
                 return response
@@ -153,6 +155,20 @@ class HttpCaller:
         finally:
             await response.aclose()
         return bytes(body)
+
+
+async def _answered(client: "httpx2.AsyncClient", request: "httpx2.Request") -> "httpx2.Response":
+    """The answer, its body unread. A kept connection that the service had closed just then costs no call:
+
+    it is asked once more where asking twice does no more than asking once."""
+    import httpx2  # noqa: PLC0415 -- loaded by now
+
+    try:
+        return await client.send(request, stream=True, follow_redirects=False)
+    except (httpx2.RemoteProtocolError, httpx2.ReadError, httpx2.WriteError):
+        if request.method not in _HARMLESS_TWICE:
+            raise
+        return await client.send(request, stream=True, follow_redirects=False)
 
 
 def _failures() -> tuple[type[Exception], ...]:

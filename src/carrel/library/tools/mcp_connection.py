@@ -18,6 +18,9 @@ from carrel.library.tools.secrets import Secrets
 if TYPE_CHECKING:
     from mcp import Client
 
+GOODBYE = 2.0
+"""Seconds for a server that is elsewhere to take note that we go."""
+
 logger = logging.getLogger(__name__)
 
 
@@ -89,7 +92,11 @@ class Connection:
         if not self._client.done():
             self._client.cancel()
             self._keeping.cancel()
-        await asyncio.wait([self._keeping])
+        # A child is ended by force at last; a server that is elsewhere may never answer a goodbye.
+        await asyncio.wait([self._keeping], timeout=GOODBYE if self._process is None else None)
+        if not self._keeping.done():
+            self._keeping.cancel()
+            await asyncio.wait([self._keeping])
 
     async def over(self) -> None:
         """Wait for the end of a connection that is known to be gone, so that it can be told."""

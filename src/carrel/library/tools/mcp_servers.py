@@ -40,7 +40,8 @@ class McpServer:
         self._definition = definition
         self._secrets = secrets
         self._patience = patience
-        self._working = 0
+        self._working: set[asyncio.Task[Any]] = set()
+        self._leaving: set[asyncio.Task[Any]] = set()
         self._opening: asyncio.Task[tuple[Connection, Client]] | None = None
         self._asking: asyncio.Task[None] | None = None
         self._tools: list[Tool] = []
@@ -91,7 +92,10 @@ class McpServer:
             )
             tools.append(tool)
             known[tool.name] = _Known(name, foreign)
-        self._tools, self._known = tools, known
+        if tools != self._tools:
+            # Else the same list, by which others know that nothing is new.
+            self._tools = tools
+        self._known = known
 
     # --- calling ----------------------------------------------------------------------------------------------------
 
@@ -114,22 +118,38 @@ class McpServer:
             connection, client = await self._connected()
             known = self._known.get(tool.name) or _Known(tool.name.partition(".")[2], {})
             wire = {known.parameters.get(name, name): value for name, value in arguments.items()}
-            self._working += 1
             try:
-                result = await client.call_tool(known.name, wire, progress_callback=_progress(stream))
+                result = await self._asked(client, known.name, wire, stream)
             except Exception as problem:  # noqa: BLE001 -- the SDK raises of many kinds; all are failed calls
                 if again and _forgotten(problem):
                     # It has done nothing, for it did not know who asked.
                     await connection.close("it forgot this connection")
                     continue
                 raise await self._explained(problem, f"failed in {tool.name}", connection) from None
-            finally:
-                self._working -= 1
             answer = result.model_dump(mode="json", by_alias=True, exclude_unset=True)
             if answer.get("isError"):
                 raise ToolCallError(self._secrets.hide(f"{tool.name}: {complaint_of(answer)}"))
             return value_of(answer)
         raise AssertionError("unreachable")
+
+    async def _asked(self, client: "Client", name: str, wire: dict[str, Any], stream: Stream | None) -> Any:
+        """The answer. Cancelled, the server is told so, which may take a while when it does not listen: not ours."""
+        task = asyncio.create_task(client.call_tool(name, wire, progress_callback=_progress(stream)))
+        self._working.add(task)
+        task.add_done_callback(self._answered)
+        try:
+            return await asyncio.shield(task)
+        except asyncio.CancelledError:
+            self._working.discard(task)
+            self._leaving.add(task)
+            task.cancel()
+            raise
+
+    def _answered(self, task: "asyncio.Task[Any]") -> None:
+        self._working.discard(task)
+        self._leaving.discard(task)
+        if not task.cancelled():
+            task.exception()  # noted: nobody may be waiting for it any more
 
     async def _explained(self, problem: Exception, what: str, connection: Connection | None = None) -> ToolCallError:
         """The error that says what the SDK's means."""
@@ -210,6 +230,8 @@ class McpServer:
         live = self._live()
         if live is not None:
             await live.close()
+        if self._leaving:
+            await asyncio.wait(self._leaving)
 
 
 async def _listed(client: "Client") -> list[dict[str, Any]]:

@@ -78,11 +78,13 @@ async def _hear(process: ServerProcess, heard: Any) -> None:
                 raise ToolCallError(f"what it writes is no MCP: {_shown(line)}") from None
             continue
         nonsense = 0
-        asked = isinstance(message, types.JSONRPCResponse | types.JSONRPCError)
-        if getattr(message, "method", None) != "notifications/progress":
-            unasked = 0 if asked else unasked + 1
+        method = getattr(message, "method", None)
+        if method != "notifications/progress":
+            unasked = 0 if isinstance(message, types.JSONRPCResponse | types.JSONRPCError) else unasked + 1
         if unasked >= MOST_UNASKED:
             raise ToolCallError(f"it sent {unasked} messages that answer nothing")
+        if method == "notifications/message":
+            continue  # its log, which nobody here reads
         try:
             await heard.send(SessionMessage(message))
         except (anyio.BrokenResourceError, anyio.ClosedResourceError):

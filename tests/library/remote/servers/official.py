@@ -1,7 +1,6 @@
 """An MCP server by the official SDK: `official.py stdio`, or `official.py http|sse PORT`."""
 
 import asyncio
-import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -57,18 +56,6 @@ def broken() -> str:
 
 
 @server.tool(structured_output=False)
-def environment(name: str) -> str:
-    """One of its environment variables."""
-    return os.environ.get(name, "not there")
-
-
-@server.tool(structured_output=False)
-def process() -> str:
-    """Its process id."""
-    return str(os.getpid())
-
-
-@server.tool(structured_output=False)
 async def wait(seconds: float, mark: str = "") -> str:
     """Wait; when that is cancelled, leave a mark."""
     try:
@@ -86,13 +73,6 @@ async def count(to: int, ctx: Context[Any]) -> str:
     for number in range(1, to + 1):
         await ctx.report_progress(number, to, f"at {number}")
     return "counted"
-
-
-@server.tool(structured_output=False)
-def die(code: int) -> str:
-    """End the server at once."""
-    print("I am dying", file=sys.stderr, flush=True)
-    os._exit(code)
 
 
 @server.tool(structured_output=False)
