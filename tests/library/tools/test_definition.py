@@ -75,6 +75,12 @@ def test_words_of_yaml_that_programs_are_called_are_words() -> None:
         ("name: a b\ncommand: b\n", "line 1, name: a name that Python code can write"),
         ("name: list\ncommand: b\n", "line 1, name: another name: tools.list is something else"),
         ("name: a\ntype: cil\ncommand: b\n", "line 2, type: 'cil' is no kind of tool; did you mean cli?"),
+        ("name: a\ncommand: b\nenv: {PORT: 80}\n", "line 3, env.PORT: should be text, not 80"),
+        ("name: a\ncommand: b\ntags: http\n", "line 3, tags: should be a list, not 'http'"),
+        (
+            "name: a\ncommand: b\nschema:\n  options: [x]\n",
+            "schema.options: should be fields (`name: value`), not ['x']",
+        ),
         ("name: a\ncommand: ''\n", "line 1, the definition: command names no program"),
         ("name: a\ncommand: b 'c\n", "command cannot be split into words: No closing quotation"),
         (

@@ -116,13 +116,16 @@ def _told(data: bytes, file: str, error: Any) -> str:
             expected = "is missing"
         case "extra_forbidden":
             expected = "nobody knows this field"
+        case "model_type" | "model_attributes_type" | "dict_type":
+            expected = f"should be fields (`name: value`), not {_short(given)}"
         case "value_error":
             expected = message.removeprefix("Value error, ")
             field, found, rest = expected.partition(": ")
             if found and " " not in field and not place:
                 place, expected = list(field.split(".")), rest
         case _:
-            expected = f"{message.removeprefix('Input ')}, not {_short(given)}"
+            spoken = message.removeprefix("Input ").replace("a valid tuple", "a list").replace("a valid string", "text")
+            expected = f"{spoken}, not {_short(given)}"
     field = ".".join(map(str, place)) or "the definition"
     return f"{file}, line {_line(data, place)}, {field}: {expected}"
 

@@ -70,7 +70,13 @@ async def run_here(
         bufsize=0,
         start_new_session=True,
     )
-    running = _Running(process, stdin or b"", stream)
+    try:
+        running = _Running(process, stdin or b"", stream)
+    except OSError:
+        # No more descriptors: nobody could tell when it ends, so it does so now.
+        os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
+        raise
     try:
         return await running.ended(timeout)
     finally:
