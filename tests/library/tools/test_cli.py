@@ -4,6 +4,8 @@ import asyncio
 import contextlib
 import os
 import shutil
+import subprocess
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -249,6 +251,18 @@ async def test_nothing_is_left_open_here() -> None:
         with contextlib.suppress(ToolCallError):
             await tools.call("sh", {"script": script})
     assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_with_too_few_descriptors_a_call_fails_clearly_and_leaves_nothing() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.library.tools.few_descriptors"],
+        cwd=Path(__file__).parents[3],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.stdout.splitlines() == ["['[Errno 24] Too many open files', 'fine']", "nothing left over"], done.stderr
+    assert done.stderr == ""
 
 
 # --- while it comes ---------------------------------------------------------------------------------------------------
