@@ -261,7 +261,9 @@ def test_with_too_few_descriptors_a_call_fails_clearly_and_leaves_nothing() -> N
         text=True,
         timeout=60,
     )
-    assert done.stdout.splitlines() == ["['[Errno 24] Too many open files', 'fine']", "nothing left over"], done.stderr
+    assert done.stdout.splitlines() == ["['[Errno 24] Too many open files', 'it ran']", "nothing left over"], (
+        done.stderr
+    )
     assert done.stderr == ""
 
 
