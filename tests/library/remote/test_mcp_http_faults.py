@@ -95,6 +95,18 @@ async def test_a_server_that_lets_nobody_in_says_so(web: Serve, far: Any, transp
         await server.definitions()
 
 
+async def test_what_was_refused_before_is_not_why_it_ended(web: Serve, far: Any) -> None:
+    served = web(Session())
+    server = far(served.url)
+    assert await server.call(ECHO, {}) == "hello"
+    served.close()
+    with pytest.raises(ToolCallError, match="it could not be reached"):
+        await server.call(ECHO, {})
+    wrong = far(web(lambda _: Answer(status=404)).url)
+    with pytest.raises(ToolCallError, match="far did not start: it answered 404 Not Found"):
+        await wrong.definitions()
+
+
 @pytest.mark.parametrize("body", ["<html>hello</html>", {"no": "message"}])
 async def test_something_that_is_no_mcp_server_is_said_to_be_none(web: Serve, far: Any, body: Any) -> None:
     with pytest.raises(ToolCallError, match="the MCP server far did not start: "):

@@ -1,6 +1,8 @@
 """A real HTTP server on loopback whose answers a test writes; it remembers what it was asked."""
 
+import contextlib
 import json
+import socket
 import threading
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -38,10 +40,15 @@ class Web:
 
     def __init__(self, answer: Callable[[Asked], Answer]) -> None:
         self.asked: list[Asked] = []
+        self._open: list[socket.socket] = []
         web = self
 
         class Handler(BaseHTTPRequestHandler):
             protocol_version = "HTTP/1.1"
+
+            def setup(self) -> None:
+                super().setup()
+                web._open.append(self.connection)
 
             def handle_any(self) -> None:
                 parts = urlsplit(self.path)
@@ -93,6 +100,10 @@ class Web:
             handler.close_connection = True
 
     def close(self) -> None:
+        """Twice is harmless."""
         self._server.shutdown()
+        for connection in self._open:
+            with contextlib.suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
         self._server.server_close()
         self._thread.join()

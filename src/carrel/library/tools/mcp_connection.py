@@ -54,10 +54,22 @@ class Connection:
             why += f" by signal {-code}" if code < 0 else f" with exit code {code}"
         return self._secrets.hide(f"{why}; it said: {said}" if said else why)
 
-    @property
-    def refusal(self) -> str:
-        """The last HTTP error that it answered with, in words."""
-        return self._refusal
+    def told(self, problem: BaseException) -> str:
+        """What an error of the SDK means, in words."""
+        while isinstance(problem, BaseExceptionGroup):
+            problem = problem.exceptions[0]
+        faults = getattr(problem, "errors", None)
+        if callable(faults):
+            # Of pydantic: what the server answered has not the shape that MCP wants.
+            first = faults()[0]
+            return f"its answer is no MCP result: {'.'.join(map(str, first['loc']))}: {first['msg']}"
+        if type(problem).__name__ == "ConnectError":
+            return "it could not be reached"
+        said = str(problem) or type(problem).__name__
+        unsaid = (
+            said in ("Server returned an error response", "Not Found") or type(problem).__name__ == "HTTPStatusError"
+        )
+        return self._refusal if unsaid and self._refusal else said
 
     async def open(self) -> "Client":
         """The client, once the server has introduced itself; ToolCallError or ConfigurationError when it does not."""
@@ -129,7 +141,7 @@ class Connection:
                     watching.cancel()
                     await asyncio.wait([watching])
         except Exception as problem:  # noqa: BLE001 -- of whatever kind, it is how this connection ended
-            self._gone(self._refusal or _words(problem))
+            self._gone(self.told(problem))
         finally:
             self._gone("it ended")
             if self._process is not None:
@@ -160,11 +172,3 @@ class Connection:
         assert given.url is not None
         over = over_sse if given.transport == "sse" else over_http
         return over(given.url, self._secrets.fill_all(given.headers), self._refused)
-
-
-def _words(problem: BaseException) -> str:
-    while isinstance(problem, BaseExceptionGroup):
-        problem = problem.exceptions[0]
-    if type(problem).__name__ == "ConnectError":
-        return "it could not be reached"
-    return str(problem) or type(problem).__name__

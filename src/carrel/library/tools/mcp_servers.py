@@ -1,7 +1,7 @@
 """Tools of an MCP server: started when first needed, started again when it died, ended with the session."""
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -58,7 +58,7 @@ class McpServer:
             self._stale = False
             try:
                 async with asyncio.timeout(self._definition.startup_timeout):
-                    self._learn(await _listed(client))
+                    self._learn(await self._asked(_listed(client)))
             except BaseException as problem:
                 self._stale = True
                 if isinstance(problem, TimeoutError):
@@ -119,7 +119,7 @@ class McpServer:
             known = self._known.get(tool.name) or _Known(tool.name.partition(".")[2], {})
             wire = {known.parameters.get(name, name): value for name, value in arguments.items()}
             try:
-                result = await self._asked(client, known.name, wire, stream)
+                result = await self._asked(client.call_tool(known.name, wire, progress_callback=_progress(stream)))
             except Exception as problem:  # noqa: BLE001 -- the SDK raises of many kinds; all are failed calls
                 if again and _forgotten(problem):
                     # It has done nothing, for it did not know who asked.
@@ -132,9 +132,9 @@ class McpServer:
             return value_of(answer)
         raise AssertionError("unreachable")
 
-    async def _asked(self, client: "Client", name: str, wire: dict[str, Any], stream: Stream | None) -> Any:
+    async def _asked(self, question: Coroutine[Any, Any, Any]) -> Any:
         """The answer. Cancelled, the server is told so, which may take a while when it does not listen: not ours."""
-        task = asyncio.create_task(client.call_tool(name, wire, progress_callback=_progress(stream)))
+        task = asyncio.create_task(question)
         self._working.add(task)
         task.add_done_callback(self._answered)
         try:
@@ -161,9 +161,7 @@ class McpServer:
             return ToolCallError(
                 f"the MCP server {self.name} {what}: {connection.how}. It is started again with the next call"
             )
-        said = _words(problem)
-        if connection is not None and connection.refusal and said == "Server returned an error response":
-            said = connection.refusal
+        said = connection.told(problem) if connection is not None else str(problem)
         return ToolCallError(self._secrets.hide(f"the MCP server {self.name} {what}: {said}"))
 
     # --- its life ---------------------------------------------------------------------------------------------------
@@ -212,7 +210,7 @@ class McpServer:
         connection, client = self._opening.result()
         try:
             async with asyncio.timeout(self._patience):
-                await client.list_tools(cache_mode="bypass")
+                await self._asked(client.list_tools(cache_mode="bypass"))
         except Exception:  # noqa: BLE001 -- whatever went wrong, it did not answer
             # It may be at work for others and answer one after the other; the last of them asks again.
             if not self._working:
@@ -256,15 +254,6 @@ def _progress(stream: Stream | None) -> Any:
         stream(f"{part} {message}\n" if message else f"{part}\n")
 
     return progress
-
-
-def _words(problem: Exception) -> str:
-    faults = getattr(problem, "errors", None)
-    if not callable(faults):
-        return str(problem) or type(problem).__name__
-    # Of pydantic: what the server answered has not the shape that MCP wants.
-    first = faults()[0]
-    return f"its answer is no MCP result: {'.'.join(map(str, first['loc']))}: {first['msg']}"
 
 
 def _forgotten(problem: Exception) -> bool:
