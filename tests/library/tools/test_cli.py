@@ -205,6 +205,20 @@ async def test_too_slow_is_an_error_and_all_it_started_is_gone(tmp_path: Path) -
     assert await gone(pid)
 
 
+@pytest.mark.parametrize("how", ["timeout", "cancel"])
+async def test_a_program_is_asked_to_end_before_it_is_ended(tmp_path: Path, how: str) -> None:
+    tools = catalog(SHELL + f"timeout: {0.5 if how == 'timeout' else 60}\n")
+    began, tidied = tmp_path / "began", tmp_path / "tidied"
+    script = f"trap 'echo yes > {tidied}; exit' TERM; echo yes > {began}; while :; do sleep 0.01; done"
+    call = asyncio.create_task(tools.call("sh", {"script": script}))
+    await until_there(began)
+    if how == "cancel":
+        call.cancel()
+    with pytest.raises((ToolTimeoutError, asyncio.CancelledError)):
+        await call
+    assert tidied.read_text() == "yes\n"
+
+
 async def test_a_program_that_will_not_hear_is_ended_too(tmp_path: Path) -> None:
     tools = catalog(SHELL + "timeout: 0.3\n")
     pid = tmp_path / "pid"

@@ -106,12 +106,8 @@ class _Running:
         self._loop.add_reader(self._watched, self._exited)
 
     async def ended(self, timeout: float | None) -> Ended:
-        timed_out = False
-        try:
-            async with asyncio.timeout(timeout):
-                await self._finished
-        except TimeoutError:
-            timed_out = True
+        # Waited for from beside: whoever is cancelled while awaiting a future itself takes it along.
+        timed_out = not await self._finished_within(timeout)
         await self.gone()
         if self._say is not None:
             self._say.end()
@@ -138,8 +134,9 @@ class _Running:
         finally:
             self._let_go()
 
-    async def _finished_within(self, seconds: float) -> None:
+    async def _finished_within(self, seconds: float | None) -> bool:
         await asyncio.wait([self._finished], timeout=seconds)
+        return self._finished.done()
 
     def _let_go(self) -> None:
         if self._watched < 0:
