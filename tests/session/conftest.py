@@ -1,8 +1,5 @@
 """A session of each kind, on a base with a tool, a workflow and a package to install."""
 
-import base64
-import hashlib
-import zipfile
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -10,6 +7,7 @@ from typing import Any
 import pytest
 
 from carrel import Session
+from carrel.cli.demo_package import write_wheel
 
 KINDS = ("sandboxed", "in-process")
 
@@ -38,31 +36,11 @@ def run(number: int, times: int = 2) -> int:
 '''
 
 
-def wheel(folder: Path, name: str, source: str, version: str = "1.0") -> Path:
-    """A package of one module, as it would come from an index."""
-    info = f"{name}-{version}.dist-info"
-    files = {
-        f"{name}.py": source,
-        f"{info}/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n",
-        f"{info}/WHEEL": "Wheel-Version: 1.0\nGenerator: tests\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
-    }
-    lines = []
-    for path, text in files.items():
-        digest = base64.urlsafe_b64encode(hashlib.sha256(text.encode()).digest()).rstrip(b"=").decode()
-        lines.append(f"{path},sha256={digest},{len(text.encode())}")
-    files[f"{info}/RECORD"] = "\n".join([*lines, f"{info}/RECORD,,", ""])
-    made = folder / f"{name}-{version}-py3-none-any.whl"
-    with zipfile.ZipFile(made, "w") as archive:
-        for path, text in files.items():
-            archive.writestr(path, text)
-    return made
-
-
 @pytest.fixture
 def wheelhouse(tmp_path: Path) -> Path:
     folder = tmp_path / "wheels"
     folder.mkdir()
-    wheel(folder, "carrel_greeting", "WORD = 'hello'\n")
+    write_wheel(folder, "carrel_greeting", "WORD = 'hello'\n")
     return folder
 
 
