@@ -245,6 +245,14 @@ async def test_what_a_program_leaves_in_the_background_holds_up_nobody_and_is_en
     assert await gone(pid)
 
 
+async def test_what_floods_on_in_the_background_is_no_part_of_the_answer(tmp_path: Path) -> None:
+    tools = catalog(SHELL + "timeout: 30\n")
+    pid = tmp_path / "pid"
+    text = await tools.call("sh", {"script": f"echo first; yes & echo $! > {pid}; sleep 0.1"})
+    assert text.startswith("first\ny\n")
+    assert await gone(pid)
+
+
 async def test_a_flood_is_bounded_and_the_cut_is_marked() -> None:
     tools = catalog(PYTHON, PYTHON.replace("name: python", "name: js", 1) + "output: json\n")
     code = f"import sys; sys.stdout.write('a' * {LIMIT} + 'b' * 5000 + 'end')"

@@ -15,6 +15,8 @@ from carrel.library.tools.bounded import Bounded
 from carrel.library.tools.seam import Stream
 
 _PIECE = 256 * 1024
+_LAST_PIECES = 8
+"""As many as fill the largest pipe, and one more."""
 _GRACE = 0.3
 """Seconds between asking a program to end and ending it."""
 _DYING = 5.0
@@ -203,10 +205,11 @@ class _Running:
             pipe.close()
 
     def _exited(self) -> None:
-        # What it has written is in the pipes by now; what its children may still write is not its answer.
+        # What it has written is in the pipes by now; what its children may go on writing is not its answer.
         for fd in list(self._pipes):
-            while fd in self._pipes and self._readable(fd):
-                pass
+            for _ in range(_LAST_PIECES):
+                if fd not in self._pipes or not self._readable(fd):
+                    break
         self._loop.remove_reader(self._watched)
         if not self._finished.done():
             self._finished.set_result(None)
