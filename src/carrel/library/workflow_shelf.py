@@ -4,7 +4,8 @@ import asyncio
 import hashlib
 import logging
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Literal
 
 import orjson
@@ -19,7 +20,7 @@ from carrel.storage.seam import Stamp, Store
 
 _FORMAT = 1
 _WORTH_KEEPING = 50
-"""So many outlines read anew are written down for the next process."""
+"""So many outlines are written down for the next process."""
 _FEW = 20
 """So many sources are read in the loop's own thread; more, in another."""
 _log = logging.getLogger("carrel.library")
@@ -40,12 +41,12 @@ class Shelved:
     doc: str
     problem: str = ""
     """Why it cannot be called, "" when it can."""
-    entry: Entry = field(init=False)
 
-    def __post_init__(self) -> None:
+    @cached_property
+    def entry(self) -> Entry:
+        """What a search looks at."""
         told = " ".join(f"{p['name']} {p['description']}" for p in self.facts["parameters"])
-        name = self.facts["name"]
-        object.__setattr__(self, "entry", Entry(self.key, name, self.facts["description"], told, self.doc))
+        return Entry(self.key, self.name, self.facts["description"], told, self.doc)
 
     @property
     def name(self) -> str:
@@ -105,12 +106,13 @@ class Shelf:
         self._by_key: dict[str, Shelved] = {}
         self._by_name: dict[str, Shelved] = {}
         self._loaded = False
+        self._unkept = 0
         self._turns = CallOrder()
 
     @property
     def shelved(self) -> list[Shelved]:
         """In the order of their names, as of the last refresh."""
-        return [self._by_name[name] for name in sorted(self._by_name)]
+        return list(self._by_name.values())
 
     async def refresh(self) -> list[tuple[Shelved, bytes]]:
         """Take up what changed; what was read for that, with its bytes."""
@@ -134,8 +136,9 @@ class Shelf:
                 changed = changed or bool(gone) or len(fresh) > before
             if changed:
                 self._by_name = self._named()
-            if len(fresh) >= _WORTH_KEEPING:
-                await self._keep()
+            self._unkept += len(fresh)
+            if self._unkept >= _WORTH_KEEPING:
+                await self.keep()
             return fresh
 
     async def look(self, name: str) -> tuple[Shelved, bytes | None] | None:
@@ -149,6 +152,7 @@ class Shelf:
                 return known, None
             read = await self._read(prefix, [key], set())
             if read:
+                self._unkept += 1
                 self._by_name = self._named()
                 return read[0]
         return None
@@ -199,14 +203,20 @@ class Shelf:
     def _named(self) -> dict[str, Shelved]:
         skills = {shelved.key.rpartition("/")[0] for shelved in self._by_key.values() if shelved.key.endswith(FILE)}
         named: dict[str, Shelved] = {}
-        # The later one counts: from an earlier prefix, and a file rather than a folder.
+        # The later one counts: from an earlier prefix, and a file rather than what lies in a folder.
         for prefix in reversed(self._prefixes):
-            below = [shelved for key, shelved in self._by_key.items() if key.startswith(f"{prefix}/")]
-            for shelved in sorted(below, key=lambda one: one.key.count("/"), reverse=True):
-                folder, inside, _ = shelved.key[len(prefix) + 1 :].partition("/")
-                if shelved.kind != "script" and (not inside or f"{prefix}/{folder}" in skills):
+            start = f"{prefix}/"
+            files: dict[str, Shelved] = {}
+            for key, shelved in self._by_key.items():
+                if shelved.kind == "script" or not key.startswith(start):
+                    continue
+                slash = key.find("/", len(start))
+                if slash < 0:
+                    files[_callable(shelved.name)] = shelved
+                elif key[:slash] in skills:
                     named[_callable(shelved.name)] = shelved
-        return named
+            named.update(files)
+        return dict(sorted(named.items()))
 
     # --- between processes ------------------------------------------------------------------------------------------
 
@@ -225,7 +235,11 @@ class Shelf:
         except (ValueError, KeyError, TypeError) as problem:
             _log.warning("%s could not be read (%s) and is made anew", self._cache, problem)
 
-    async def _keep(self) -> None:
+    async def keep(self) -> None:
+        """Write down what was read anew; of few workflows it is not worth a file."""
+        if not self._unkept or len(self._by_key) < _WORTH_KEEPING:
+            return
+        self._unkept = 0
         kept = {"format": _FORMAT, "shelved": [_as_data(shelved) for shelved in self._by_key.values()]}
         try:
             await self._store.put(self._cache, orjson.dumps(kept))

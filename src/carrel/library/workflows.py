@@ -204,8 +204,9 @@ class WorkflowLibrary:
         self.ended(name, seconds, error)
 
     async def close(self) -> None:
-        """Wait for what was counted; usable again afterwards."""
+        """Write down what the next process needs not find out again; usable again afterwards."""
         await self._usage.written()
+        await self._shelf.keep()
         await self._index.close()
 
     # --- looking ----------------------------------------------------------------------------------------------------
