@@ -151,7 +151,7 @@ def _read(file: Any, closes: bool) -> Iterator[bytes]:
 
 
 def _kind_of(data: Any) -> str:
-    return f"{type(data).__module__}.{type(data).__qualname__}"
+    return f"{type(data).__module__}.{type(data).__qualname__}".removeprefix("builtins.")
 
 
 def _frame(data: Any, suffix: str) -> tuple[str, str, bytes] | None:
