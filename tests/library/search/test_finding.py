@@ -11,7 +11,7 @@ from carrel.library.search.words import telling_terms, terms
 from carrel.meaning import plain_embedder
 
 sys.path.insert(0, str(Path(__file__).parents[3] / "bench"))
-import finding  # noqa: E402 - its folder is not a package
+import finding
 
 ENTRIES = {entry.key: entry for entry in finding.entries()}
 HALVES = ("dev", "held-out")
