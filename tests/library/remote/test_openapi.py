@@ -1,5 +1,6 @@
 """Services that describe themselves: OpenAPI 3.0 and 3.1, as JSON and YAML, from a file and from a URL."""
 
+import copy
 import json
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -8,10 +9,13 @@ from typing import Any
 import jsonschema
 import pytest
 import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from carrel.errors import ConfigurationError, ToolCallError
 from carrel.library.tools.definition_remote import OpenApiDefinition
 from carrel.library.tools.openapi import OpenApi
+from carrel.library.tools.openapi_operations import read
 from carrel.library.tools.seam import Tool, ToolProvider
 from carrel.library.tools.secrets import Secrets
 from tests.library.remote.web import Answer, Asked, Web
@@ -202,3 +206,35 @@ async def test_references_in_a_circle_end(shop: Any) -> None:
     }
     with pytest.raises(ConfigurationError, match="leads back to itself"):
         await shop(content, base_url="http://127.0.0.1:9").definitions()
+
+
+SHOP_READ = yaml.safe_load(SHOP)
+JUNK = st.sampled_from(
+    [None, True, 0, -1.5, "", "x", "#/nowhere", [], {}, [1], {"a": 1}, {"$ref": "#/paths"}, {"$ref": 7}]
+)
+
+
+def places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    """The way to each part of a document."""
+    inside = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    return [path, *(deeper for key, item in inside for deeper in places(item, (*path, key)))]
+
+
+@given(st.data())
+@settings(max_examples=150)
+def test_no_document_whatever_is_in_it_breaks_the_reading(data: st.DataObject) -> None:
+    content = copy.deepcopy(SHOP_READ)
+    for _ in range(data.draw(st.integers(1, 3))):
+        found_places = places(content)[1:]
+        *way, last = found_places[data.draw(st.integers(0, 10_000)) % len(found_places)]
+        part = content
+        for step in way:
+            part = part[step]
+        part[last] = copy.deepcopy(data.draw(JUNK))
+    try:
+        found = read(content, fixed=frozenset())
+    except ConfigurationError:
+        return
+    for operation in found.operations:
+        assert set(operation.parameters["required"]) <= set(operation.parameters["properties"])
+        json.dumps([operation.parameters, operation.returns])

@@ -9,7 +9,7 @@ from urllib.parse import urljoin, urlsplit
 from carrel.errors import ConfigurationError
 from carrel.library.tools.http_request import Operation, Part, Place
 from carrel.library.tools.names import python_names
-from carrel.library.tools.openapi_schema import Document
+from carrel.library.tools.openapi_schema import Document, a_list, an_object, words
 
 METHODS = ("get", "head", "post", "put", "patch", "delete", "options")
 _NEVER = frozenset(("accept", "content-type", "authorization"))
@@ -69,8 +69,7 @@ def read(content: Any, *, fixed: frozenset[str], base_url: str | None = None, sp
 def _operations(
     document: Document, problems: list[str]
 ) -> Iterator[tuple[str, str, Mapping[str, Any], Mapping[str, Any]]]:
-    paths = document.content.get("paths")
-    for path, given in paths.items() if isinstance(paths, Mapping) else ():
+    for path, given in an_object(document.content.get("paths")).items():
         try:
             item = document.resolved(given)
         except ConfigurationError as problem:
@@ -105,14 +104,14 @@ def _described(
         operation=Operation(method.upper(), path, tuple(parts), content_type),
         parameters=document.with_definitions(schema, "readOnly"),
         returns=_returns(document, given.get("responses")),
-        tags=tuple(str(tag) for tag in given.get("tags") or ()),
+        tags=tuple(words(given.get("tags"))),
         base_url=address,
     )
 
 
 def _parameters(document: Document, item: Mapping[str, Any], given: Mapping[str, Any]) -> list[dict[str, Any]]:
     """The path's and the operation's own, which win."""
-    both = [*(item.get("parameters") or ()), *(given.get("parameters") or ())]
+    both = [*a_list(item.get("parameters")), *a_list(given.get("parameters"))]
     resolved = [document.resolved(parameter) for parameter in both]
     return list({(str(parameter.get("in")), str(parameter.get("name"))): parameter for parameter in resolved}.values())
 
@@ -134,10 +133,9 @@ class _Gathered:
         if (place == "header" and wire.lower() in _NEVER) or f"{place} {wire.lower()}" in self.fixed:
             return
         style = str(parameter.get("style") or _STYLES[place])
-        content = parameter.get("content")
-        as_json = isinstance(content, Mapping) and bool(content)
-        given = next(iter(content.values())).get("schema") if as_json and content else parameter.get("schema")
-        schema = self.document.schema(given or {}, "readOnly")
+        content = an_object(parameter.get("content"))
+        holder = an_object(next(iter(content.values()))) if content else parameter
+        schema = self.document.schema(holder.get("schema") or {}, "readOnly")
         if parameter.get("description"):
             schema = {**schema, "description": str(parameter["description"])}
         if parameter.get("deprecated") is True:
@@ -149,7 +147,7 @@ class _Gathered:
             place=_place(place),
             style=style,
             explode=explode if isinstance(explode, bool) else style in ("form", "deepObject"),
-            as_json=as_json,
+            as_json=bool(content),
         )
         self.found.append((part, schema, place == "path" or parameter.get("required") is True))
 
@@ -166,14 +164,13 @@ class _Gathered:
         if body is None:
             return "application/json"
         body = self.document.resolved(body)
-        content = body.get("content")
-        if not isinstance(content, Mapping) or not content:
+        content = an_object(body.get("content"))
+        if not content:
             return "application/json"
         by_kind = {str(kind).partition(";")[0].strip().lower(): str(kind) for kind in content}
         chosen = next((kind for kind in by_kind if kind.endswith("+json")), next(iter(by_kind)))
         kind = next((kind for kind in _BODIES if kind in by_kind), chosen)
-        given = content[by_kind[kind]]
-        schema = self._whole(given.get("schema") if isinstance(given, Mapping) else None)
+        schema = self._whole(an_object(content[by_kind[kind]]).get("schema"))
         required = body.get("required") is True
         fields = self._fields(schema) if kind in _BODIES else None
         if fields is None:
@@ -181,7 +178,7 @@ class _Gathered:
                 schema = {**schema, "description": str(body["description"])}
             self.found.append((Part("body", "body", "payload"), schema, required))
         else:
-            wanted = schema.get("required") or ()
+            wanted = words(schema.get("required"))
             for wire, value in fields.items():
                 self.found.append((Part(wire, wire, "body"), value, required and wire in wanted))
         return kind if "*" not in kind else "application/octet-stream"
@@ -192,10 +189,10 @@ class _Gathered:
             schema = self.document.resolved(schema)
         made = self.document.schema(schema or {}, "readOnly")
         if set(made) <= {"allOf", "description", "title", "type"} and isinstance(schema, Mapping) and "allOf" in schema:
-            several = [self._whole(part) for part in schema["allOf"]]
-            if all(_is_plain(part) for part in several):
+            several = [self._whole(part) for part in a_list(schema["allOf"])]
+            if several and all(_is_plain(part) for part in several):
                 properties = {name: value for part in several for name, value in part["properties"].items()}
-                required = list(dict.fromkeys(name for part in several for name in part.get("required") or ()))
+                required = list(dict.fromkeys(name for part in several for name in words(part.get("required"))))
                 return {"type": "object", "properties": properties, "required": required}
         return made
 
@@ -243,30 +240,31 @@ def _place(word: str) -> Place:
 
 def _returns(document: Document, responses: Any) -> Mapping[str, Any] | None:
     """The schema of what a success answers with, where that is JSON."""
-    if not isinstance(responses, Mapping):
-        return None
-    by_code = {str(code).upper(): response for code, response in responses.items()}
+    by_code = {str(code).upper(): response for code, response in an_object(responses).items()}
     codes = [*sorted(code for code in by_code if code.startswith("2")), "DEFAULT"]
     for code in codes:
         if code not in by_code:
             continue
-        content = document.resolved(by_code[code]).get("content")
-        for kind, given in content.items() if isinstance(content, Mapping) else ():
-            if "json" in str(kind).lower() and isinstance(given, Mapping) and given.get("schema"):
-                return document.with_definitions(document.schema(given["schema"], "writeOnly"), "writeOnly")
+        for kind, given in an_object(document.resolved(by_code[code]).get("content")).items():
+            schema = an_object(given).get("schema")
+            if "json" in str(kind).lower() and schema:
+                return document.with_definitions(document.schema(schema, "writeOnly"), "writeOnly")
         return None
     return None
 
 
 def _server(content: Mapping[str, Any], item: Mapping[str, Any], given: Mapping[str, Any], spec_url: str | None) -> str:
     """Where the operation is: its own server, its path's, or the document's first."""
-    servers = given.get("servers") or item.get("servers") or content.get("servers") or [{"url": "/"}]
-    first = servers[0] if isinstance(servers, list) and isinstance(servers[0], Mapping) else {}
-    url, variables = str(first.get("url") or "/"), first.get("variables")
-    for name, variable in variables.items() if isinstance(variables, Mapping) else ():
-        url = url.replace(f"{{{name}}}", str(variable.get("default", "")) if isinstance(variable, Mapping) else "")
-    if spec_url is not None:
-        url = urljoin(spec_url, url)
-    if urlsplit(url).scheme not in ("http", "https"):
+    several = a_list(given.get("servers")) or a_list(item.get("servers")) or a_list(content.get("servers"))
+    first = an_object(several[0]) if several else {}
+    url = str(first.get("url") or "/")
+    for name, variable in an_object(first.get("variables")).items():
+        url = url.replace(f"{{{name}}}", str(an_object(variable).get("default", "")))
+    try:
+        url = urljoin(spec_url, url) if spec_url is not None else url
+        known = urlsplit(url).scheme in ("http", "https") and bool(urlsplit(url).hostname)
+    except ValueError:
+        known = False
+    if not known:
         raise ConfigurationError(f"servers: {url!r} does not say where the service is; set base_url in the definition")
     return url

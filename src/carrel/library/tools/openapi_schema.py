@@ -6,7 +6,7 @@ from urllib.parse import unquote
 
 from carrel.errors import ConfigurationError
 
-_SCHEMAS = "#/components/schemas/"
+_SCHEMAS, _DEFINITIONS = "#/components/schemas/", "#/$defs/"
 _NOT_SCHEMA = frozenset(("discriminator", "xml", "externalDocs", "example", "examples", "nullable", "deprecated"))
 _INSIDE = ("items", "additionalProperties", "not", "contains", "propertyNames", "if", "then", "else")
 _LISTS = ("allOf", "anyOf", "oneOf", "prefixItems")
@@ -14,11 +14,28 @@ _MAPS = ("properties", "patternProperties", "dependentSchemas", "$defs")
 _DEEPEST = 50
 
 
+def an_object(value: Any) -> Mapping[str, Any]:
+    """The value where the document has an object; else an empty one."""
+    return value if isinstance(value, Mapping) else {}
+
+
+def a_list(value: Any) -> list[Any]:
+    """The same for a list."""
+    return value if isinstance(value, list) else []
+
+
+def words(value: Any) -> list[str]:
+    """The same for a list of words."""
+    return [item for item in a_list(value) if isinstance(item, str)]
+
+
 class Document:
     """An OpenAPI document, and what its references mean."""
 
     def __init__(self, content: Mapping[str, Any]) -> None:
         self.content = content
+        self._places: dict[str, str] = {}
+        """Where what a schema refers to by this name stands."""
         self._schemas: dict[str, tuple[dict[str, Any], list[str]]] = {}
 
     def resolved(self, value: Any) -> dict[str, Any]:
@@ -57,12 +74,11 @@ class Document:
     def with_definitions(self, schema: dict[str, Any], leave_out: str) -> dict[str, Any]:
         """The schema and, below `$defs`, all that it refers to, so that it stands alone."""
         definitions: dict[str, Any] = {}
-        wanted = _referred(schema)
+        wanted = self._referred(schema)
         while wanted:
             name = wanted.pop()
             if name not in definitions:
-                reference = _SCHEMAS + name.replace("~", "~0").replace("/", "~1")
-                definitions[name], others = self._named(reference, leave_out)
+                definitions[name], others = self._named(self._places[name], leave_out)
                 wanted += others
         return schema | {"$defs": {name: definitions[name] for name in sorted(definitions)}} if definitions else schema
 
@@ -71,7 +87,7 @@ class Document:
         key = f"{leave_out} {reference}"
         if key not in self._schemas:
             schema = self._schema(self._at(reference), leave_out, 0)
-            self._schemas[key] = schema, _referred(schema)
+            self._schemas[key] = schema, self._referred(schema)
         return self._schemas[key]
 
     def _schema(self, given: Any, leave_out: str, depth: int) -> dict[str, Any]:
@@ -81,7 +97,7 @@ class Document:
             return {}
         reference = given.get("$ref")
         if isinstance(reference, str):
-            return self._reference(given, reference, leave_out, depth)
+            return self._reference(given, reference)
         made: dict[str, Any] = {}
         for name, value in given.items():
             if name in _NOT_SCHEMA or name.startswith("x-"):
@@ -95,18 +111,30 @@ class Document:
                 made[name] = {key: self._schema(item, leave_out, depth + 1) for key, item in kept.items()}
             else:
                 made[name] = value
-        if isinstance(made.get("required"), list) and isinstance(given.get("properties"), Mapping):
-            gone = {key for key, item in given["properties"].items() if self._is(item, leave_out)}
-            made["required"] = [name for name in made["required"] if name not in gone]
+        if "required" in made:
+            gone = {key for key, item in an_object(given.get("properties")).items() if self._is(item, leave_out)}
+            made["required"] = [name for name in words(made["required"]) if name not in gone]
         return _modern(made, nullable=given.get("nullable") is True)
 
-    def _reference(self, given: Mapping[str, Any], reference: str, leave_out: str, depth: int) -> dict[str, Any]:
+    def _reference(self, given: Mapping[str, Any], reference: str) -> dict[str, Any]:
+        """Never what it refers to in its place: schemas refer to each other, also in circles."""
+        self._at(reference)
+        name = unquote(reference.removeprefix(_SCHEMAS).removeprefix("#/"))
+        self._places[name] = reference
         beside = {name: item for name, item in given.items() if name in ("description", "default")}
-        if reference.startswith(_SCHEMAS) and "/" not in reference.removeprefix(_SCHEMAS):
-            self._at(reference)
-            name = unquote(reference.removeprefix(_SCHEMAS)).replace("~1", "/").replace("~0", "~")
-            return {"$ref": "#/$defs/" + name.replace("~", "~0").replace("/", "~1"), **beside}
-        return self._schema(self._at(reference), leave_out, depth + 1) | beside
+        return {"$ref": _DEFINITIONS + name.replace("~", "~0").replace("/", "~1"), **beside}
+
+    def _referred(self, schema: Any) -> list[str]:
+        """The names of all `$defs` that a schema refers to."""
+        if isinstance(schema, list):
+            return [name for item in schema for name in self._referred(item)]
+        if not isinstance(schema, Mapping):
+            return []
+        found = [name for item in schema.values() for name in self._referred(item)]
+        reference = schema.get("$ref")
+        if isinstance(reference, str) and reference.startswith(_DEFINITIONS):
+            found.append(reference.removeprefix(_DEFINITIONS).replace("~1", "/").replace("~0", "~"))
+        return [name for name in found if name in self._places]
 
     def _is(self, schema: Any, mark: str) -> bool:
         return isinstance(schema, Mapping) and schema.get(mark) is True
@@ -132,15 +160,3 @@ def _modern(schema: dict[str, Any], nullable: bool) -> dict[str, Any]:
         elif "$ref" in schema or set(schema) & set(_LISTS):
             schema = {"anyOf": [schema, {"type": "null"}]}
     return schema
-
-
-def _referred(schema: Any) -> list[str]:
-    """The names of all `$defs` that a schema refers to."""
-    if isinstance(schema, Mapping):
-        reference = schema.get("$ref")
-        own = [reference.removeprefix("#/$defs/")] if isinstance(reference, str) else []
-        found = [name for item in schema.values() for name in _referred(item)]
-        return [name.replace("~1", "/").replace("~0", "~") for name in own] + found
-    if isinstance(schema, list):
-        return [name for item in schema for name in _referred(item)]
-    return []
