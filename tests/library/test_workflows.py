@@ -1,7 +1,9 @@
 """The library of workflows, on every kind of store: what is kept, found, seen when people edit it, and never run."""
 
 import asyncio
+import json
 import os
+import sys
 from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
 from pathlib import Path
@@ -214,6 +216,47 @@ async def test_what_a_person_wrote_is_kept_before_it_is_replaced_or_removed(plac
     await library(place).remove("x")
     found = [v["source"] for v in await library(place).history("x")]
     assert found == ["def run(): return 'by hand'", ADD, "def run(): return 'again'", ""]
+
+
+async def test_a_damaged_line_of_the_history_costs_that_line(place: Place) -> None:
+    workflows = library(place)
+    await workflows.add("x", ADD)
+    await place.open().append("library/workflows/history.jsonl", [b'{"name":"x",damaged', b"\xff"])
+    await workflows.add("x", FETCH)
+    assert [v["source"] for v in await library(place).history("x")] == [ADD, FETCH]
+
+
+@pytest.mark.promise("between processes")
+async def test_several_processes_edit_one_workflow(place: Place) -> None:
+    program = """
+import asyncio, json, sys
+from carrel.library.workflows import WorkflowLibrary
+from tests.storage.suite import open_store
+async def main():
+    store = open_store(json.loads(sys.argv[1]))
+    workflows = WorkflowLibrary(store)
+    for turn in range(6):
+        who = f"{sys.argv[2]} {turn}"
+        await workflows.add("shared", f"def run():\\n    return {who!r}\\n" + f"# {who}\\n" * 300, who)
+        await workflows.record_use("shared")
+    await store.close()
+asyncio.run(main())
+"""
+    others = [
+        await asyncio.create_subprocess_exec(
+            sys.executable, "-c", program, json.dumps(place.address), str(n), cwd=Path(__file__).parents[2]
+        )
+        for n in range(3)
+    ]
+    async with asyncio.timeout(100):
+        assert [await other.wait() for other in others] == [0, 0, 0]
+    found = await library(place).get("shared")
+    assert found is not None
+    assert found["source"].count(f"# {found['description']}\n") == 300
+    assert found["usage"]["calls"] == 18
+    versions = await library(place).history("shared")
+    assert sorted(v["description"] for v in versions) == sorted(f"{n} {turn}" for n in range(3) for turn in range(6))
+    assert versions[-1]["source"] == found["source"]
 
 
 async def test_use_is_counted_and_the_last_error_kept(place: Place) -> None:

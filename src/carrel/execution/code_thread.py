@@ -6,6 +6,7 @@ import asyncio
 import builtins
 import contextvars
 import ctypes
+import os
 import queue
 import resource
 import sys
@@ -25,6 +26,8 @@ from carrel.worker.output import no_input
 
 Done = Callable[[Record], None]
 _set_exception = ctypes.pythonapi.PyThreadState_SetAsyncExc
+_HERE = (os.path.dirname(os.path.abspath(__file__)) + os.sep,)
+"""Where calls to the host go through, which are none of the code's own lines."""
 
 
 class CodeThread:
@@ -155,7 +158,7 @@ def _told(problem: BaseException) -> Record:
     trace = problem.__traceback__
     while trace is not None and not trace.tb_frame.f_code.co_filename.startswith("<cell "):
         trace = trace.tb_next
-    return {"error": telling.told(problem.with_traceback(trace)), "error_type": type(problem).__name__}
+    return {"error": telling.told(problem.with_traceback(trace), _HERE), "error_type": type(problem).__name__}
 
 
 def _nothing() -> None:

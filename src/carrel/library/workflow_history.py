@@ -1,5 +1,6 @@
 """Every version of every workflow that was ever seen, in one log."""
 
+import logging
 import re
 from collections.abc import Callable, Sequence
 from datetime import datetime
@@ -9,6 +10,8 @@ import orjson
 
 from carrel.library.workflow_source import without_description
 from carrel.storage.seam import Store
+
+_log = logging.getLogger("carrel.library")
 
 Change = Literal["added", "edited", "removed"]
 
@@ -57,8 +60,12 @@ class History:
         beginning = _beginning(name)
         async for block in self._store.read(self._key):
             for record in block.records:
-                if record.startswith(beginning):
+                if not record.startswith(beginning):
+                    continue
+                try:
                     versions.append(_shown(len(versions) + 1, orjson.loads(record)))
+                except (ValueError, KeyError) as problem:
+                    _log.warning("a version of %s in %s cannot be read: %s", name, self._key, problem)
         return versions
 
     async def _catch_up(self) -> None:

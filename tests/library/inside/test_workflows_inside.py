@@ -143,6 +143,13 @@ async def test_an_error_comes_as_it_is_with_the_lines_of_the_workflow(inside: In
     assert usage["last_error"]["message"] == "ZeroDivisionError: division by zero"
 
 
+async def test_an_error_of_the_host_shows_the_codes_own_lines_alone(inside: Inside) -> None:
+    await inside.workflows.add("fetch", "def run():\n    return artifacts.load('nothing')")
+    result = await inside.run("workflows.fetch()")
+    files = [line.strip() for line in (result.error or "").splitlines() if line.startswith("  File ")]
+    assert [line.split(",")[0] for line in files] == ['File "<cell 1>"', 'File "<workflow fetch>"']
+
+
 async def test_one_with_a_failing_import_harms_nobody_else(inside: Inside) -> None:
     await inside.workflows.add("broken", "import not_a_module_at_all\ndef run(): pass")
     await inside.workflows.add("fine", "def run(): return 'fine'")
