@@ -3,7 +3,6 @@
 import datetime
 import decimal
 import enum
-import pathlib
 import re
 import uuid
 from collections.abc import Mapping, Sequence
@@ -122,7 +121,7 @@ def plain(value: Any) -> Any:
             return [plain(item) for item in value]
         case set() | frozenset():
             return sorted((plain(item) for item in value), key=repr)
-        case pathlib.PurePath() | uuid.UUID():
+        case uuid.UUID():
             return str(value)
         case datetime.datetime() | datetime.date() | datetime.time():
             return value.isoformat()
@@ -130,6 +129,8 @@ def plain(value: Any) -> Any:
             return value.total_seconds()
         case decimal.Decimal():
             return float(value)
+        case _ if hasattr(value, "__fspath__"):
+            return plain(value.__fspath__())
         case _:
             return value
 
