@@ -107,11 +107,14 @@ async def over_http(url: str, headers: dict[str, str], refused: Tell) -> AsyncIt
         yield streams
 
 
-def over_sse(url: str, headers: dict[str, str], refused: Tell) -> contextlib.AbstractAsyncContextManager[Any]:
+def over_sse(url: str, own: dict[str, str], refused: Tell) -> contextlib.AbstractAsyncContextManager[Any]:
     """The older way; `refused` as above."""
     from mcp.client.sse import sse_client  # noqa: PLC0415 -- see above
 
-    return sse_client(url, httpx_client_factory=lambda **_: _client(headers, refused))
+    def client(headers: Any = None, timeout: Any = None, auth: Any = None) -> "httpx2.AsyncClient":
+        return _client(own, refused)
+
+    return sse_client(url, httpx_client_factory=client)
 
 
 def _client(headers: dict[str, str], refused: Tell) -> "httpx2.AsyncClient":
