@@ -87,8 +87,8 @@ async def _measured(scale: Scale, label: str, embedder: Embedder) -> list[Line]:
     found = await quality(index, questions("held-out"))
     tuned = await quality(index, questions("dev"))
     texts = [question.text for question in questions("held-out")]
-    fresh = [await _once(index, f"{text} now") for text in texts]
-    again = [await _once(index, f"{text} now") for text in texts]
+    fresh, fresh_cpu = zip(*[await _once(index, f"{text} now") for text in texts], strict=True)
+    again, again_cpu = zip(*[await _once(index, f"{text} now") for text in texts], strict=True)
     await index.close()
     colds = [await asyncio.to_thread(_cold_start, folder, label) for _ in range(REPEATS)]
     first, five = TARGETS[label]
@@ -96,9 +96,19 @@ async def _measured(scale: Scale, label: str, embedder: Embedder) -> list[Line]:
     return [
         _at_least(f"{what}, right one first", found["all"].first, first, found, tuned),
         _at_least(f"{what}, among five", found["all"].among_five, five, found, tuned),
-        no_more_than(f"{what}, a search", 1e3 * statistics.median(fresh), 5, "ms", how="2,000 entries, a new question"),
         no_more_than(
-            f"{what}, the same again", 1e3 * statistics.median(again), 5, "ms", how="its vector is remembered"
+            f"{what}, a search",
+            1e3 * statistics.median(fresh),
+            5,
+            "ms",
+            how=f"2,000 entries, a new question; {1e3 * statistics.median(fresh_cpu):.1f} ms of the processor",
+        ),
+        no_more_than(
+            f"{what}, the same again",
+            1e3 * statistics.median(again),
+            5,
+            "ms",
+            how=f"its vector is remembered; {1e3 * statistics.median(again_cpu):.1f} ms of the processor",
         ),
         no_more_than(
             f"{what}, ready after a cold start",
@@ -125,10 +135,11 @@ def _at_least(what: str, share: float, least: float, held: dict[str, Quality], t
     return Line(what, share, None, "%", f"≥ {least:g} %", share >= least, how=how)
 
 
-async def _once(index: Index, text: str) -> float:
-    start = time.perf_counter()
+async def _once(index: Index, text: str) -> tuple[float, float]:
+    """Seconds that go by, and seconds of the processor, which a busy machine changes less."""
+    start, start_cpu = time.perf_counter(), time.process_time()
     await index.search(text)
-    return time.perf_counter() - start
+    return time.perf_counter() - start, time.process_time() - start_cpu
 
 
 def _cold_start(folder: Path, label: str) -> dict[str, float]:

@@ -16,7 +16,7 @@ logger = logging.getLogger(__name__)
 _AT_ONCE = 32
 _STEP = 256
 """So many new vectors are made before they can be searched and are kept; a large library is found bit by bit."""
-_QUESTIONS = 64
+_QUESTIONS = 256
 _FAILED = "searching %s by words alone: the embedder failed"
 
 
