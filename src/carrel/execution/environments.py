@@ -8,8 +8,8 @@ import hashlib
 import json
 import os
 import re
+import site
 import sys
-import sysconfig
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -37,7 +37,7 @@ class Environment:
     folders: tuple[str, ...]
     packages: tuple[str, ...] = ()
     venv: Path | None = None
-    """A virtualenv that packages can be added to; None where others use the same one, or it is the host's."""
+    """The virtualenv of this base or session; None where others use the same one, or it is the host's."""
     own: Path | None = None
     """A folder that only one session has, to be removed with it."""
 
@@ -50,8 +50,7 @@ class Environment:
 def host_environment() -> Environment:
     """The interpreter that runs this program; nothing has to be made."""
     folders = _folders([sys.prefix, sys.base_prefix, sys.base_exec_prefix], sys.executable)
-    packages = dict.fromkeys([sysconfig.get_path("purelib"), sysconfig.get_path("platlib")])
-    return Environment(sys.executable, folders, tuple(packages))
+    return Environment(sys.executable, folders, tuple(site.getsitepackages()))
 
 
 def _folders(named: list[str], python: str) -> tuple[str, ...]:
@@ -69,7 +68,7 @@ async def shared_environment(home: Path, version: str | None, words: Sequence[st
 
 
 async def environment_of_base(base: Path, version: str | None) -> Environment:
-    """The one virtualenv of a base and a version of Python; packages are added to it."""
+    """The one virtualenv of a base and a version of Python."""
     wanted = version or f"{sys.version_info[0]}.{sys.version_info[1]}"
     plain = re.fullmatch(r"\w[\w.]{0,30}", wanted) is not None
     name = wanted if plain else hashlib.sha256(wanted.encode()).hexdigest()[:16]

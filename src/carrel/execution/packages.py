@@ -1,4 +1,8 @@
-"""The packages of a session: its environment, and what is added to it while the session lives."""
+"""The packages of a session: its environment, and beside it what is added while the session lives.
+
+What is added was chosen inside, so nothing of it may run on the host. It is kept apart from the virtualenv, whose
+Python starts outside of the sandbox and does what `.pth` files and `sitecustomize` say; nor is it built from source.
+"""
 
 from __future__ import annotations
 
@@ -31,6 +35,7 @@ from carrel.home import resolve_carrel_home
 
 MARK = "carrel-deps.json"
 """Which requirements of the settings have been installed already, so that the next start need not ask."""
+LOCK = "carrel.lock"
 _PATIENCE = 5.0
 """Seconds that an install under way has, when the session is closed, before it is ended."""
 
@@ -40,21 +45,21 @@ Result = TypeVar("Result")
 class Packages:
     """Shared by an executor and its forks; what belongs to them alone goes with the last of them.
 
-    Packages are added to the environment's own virtualenv, or where others have that too, to the folder `added`
-    beside it, which code has on its path as well: in front of the environment's packages, or with `last` behind them.
-    """
+    The folder `added` is on the code's path: in front of the environment's packages, or with `last` behind them."""
 
     def __init__(
         self,
         environment: Environment,
+        added: Path,
         wheelhouse: Path | None = None,
-        added: Path | None = None,
         *,
         last: bool = False,
+        builds: bool = False,
     ) -> None:
         self.environment = environment
         self.added = added
         self._last = last
+        self._builds = builds
         self._wheelhouse = wheelhouse
         self._own = [folder for folder in (environment.own,) if folder is not None]
         self._users = 1
@@ -88,47 +93,48 @@ class Packages:
         return await asyncio.to_thread(self._installed)
 
     def _installed(self) -> dict[str, str]:
-        layers = [_found_in(self.environment.packages), self._added_here()]
+        layers = [_found_in(self.environment.packages), self._found_added()]
         behind, front = reversed(layers) if self._last else layers
         return {**behind, **front}
 
-    def _added_here(self) -> dict[str, str]:
-        return _found_in(self.environment.packages if self.added is None else (str(self.added),))
+    def _found_added(self) -> dict[str, str]:
+        return _found_in([str(self.added)])
 
     def can_install(self) -> bool:
-        return has_uv() and os.access(self._folder, os.W_OK)
-
-    @property
-    def _folder(self) -> Path:
-        folder = self.added or self.environment.venv
-        assert folder is not None, "an environment that others share has a folder beside it"
-        return folder
+        return has_uv() and os.access(self.added, os.W_OK)
 
     # --- changing it ------------------------------------------------------------------------------------------------
 
     async def ensure(self, deps: Sequence[str], deps_file: Path | None) -> None:
-        """Install what the settings name, unless that was done before; EnvironmentFailed has what uv said."""
+        """Install what the settings name, unless that was done before; EnvironmentFailed has what uv said.
+
+        The program's author chose it, so it goes into the virtualenv itself where there is one."""
         words, names = wanted_words(deps, deps_file)
-        if not words or set(names) <= self._ensured():
+        folder = self.environment.venv or self.added
+        if not words or set(names) <= _ensured(folder):
             return
-        async with locked(self._folder / "carrel.lock"):
-            if not set(names) <= self._ensured():
-                await self._uv_install(words)
-                self._mark(self._ensured() | set(names))
+        async with locked(folder / LOCK):
+            if not set(names) <= _ensured(folder):
+                beside = [] if self.environment.venv else ["--target", str(self.added)]
+                await self._uv_install([*beside, *words])
+                _mark(folder, _ensured(folder) | set(names))
 
     async def install(self, requirements: Sequence[str], constraints: Sequence[str] = ()) -> dict[str, str]:
         return await self._to_its_end(self._install(requirements, constraints))
 
     async def _install(self, requirements: Sequence[str], constraints: Sequence[str]) -> dict[str, str]:
         try:
-            async with locked(self._folder / "carrel.lock"):
-                before = self._added_here()
+            async with locked(self.added / LOCK):
+                before = self._found_added()
                 missing = [text for text in requirements if not self._beside(text)]
                 if missing:
                     with _written(constraints) as file:
-                        limits = ["--constraints", file] if file else []
-                        await self._uv_install([*limits, "--", *missing])
-                after = self._added_here()
+                        options = [
+                            *(["--constraints", file] if file else []),
+                            *([] if self._builds else ["--no-build"]),
+                        ]
+                        await self._uv_install(["--target", str(self.added), *options, "--", *missing])
+                after = self._found_added()
         except EnvironmentFailed as problem:
             raise DependencyError(f"{', '.join(requirements)} could not be installed: {problem}") from None
         return {name: version for name, version in after.items() if before.get(name) != version}
@@ -139,32 +145,29 @@ class Packages:
     async def _uninstall(self, names: Sequence[str]) -> list[str]:
         wanted = [_normal(name) for name in names]
         try:
-            async with locked(self._folder / "carrel.lock"):
-                here = self._added_here()
+            async with locked(self.added / LOCK):
+                here = self._found_added()
                 present = [name for name in wanted if name in here]
                 fixed = set(wanted).difference(present).intersection(self._installed())
                 if fixed:
                     words = ", ".join(sorted(fixed))
-                    raise DependencyError(f"{words} belongs to a Python that others use too and stays there")
+                    raise DependencyError(
+                        f"{words} was not added here: it comes with the Python or the settings, and stays"
+                    )
                 if present:
-                    self._mark(set())
-                    await uv("pip", "uninstall", "--quiet", *self._where(), "--", *present)
+                    _mark(self.added, set())
+                    where = ["--python", self.environment.python, "--target", str(self.added)]
+                    await uv("pip", "uninstall", "--quiet", *where, "--", *present)
         except EnvironmentFailed as problem:
             raise DependencyError(f"{', '.join(names)} could not be removed: {problem}") from None
         return present
 
     async def _uv_install(self, words: Sequence[str]) -> None:
         source = [] if self._wheelhouse is None else ["--no-index", "--find-links", str(self._wheelhouse.absolute())]
-        await uv("pip", "install", "--quiet", *self._where(), *source, *words)
-
-    def _where(self) -> list[str]:
-        beside = [] if self.added is None else ["--target", str(self.added)]
-        return ["--python", self.environment.python, *beside]
+        await uv("pip", "install", "--quiet", "--python", self.environment.python, *source, *words)
 
     def _beside(self, requirement: str) -> bool:
-        """Whether the environment has it already, where packages are added beside it."""
-        if self.added is None:
-            return False
+        """Whether the environment has it already."""
         from packaging.requirements import InvalidRequirement, Requirement  # noqa: PLC0415 -- few sessions install
 
         try:
@@ -181,17 +184,6 @@ class Packages:
                 "in, and stands in front; use a subprocess, which has packages of its own"
             )
         return fits and not wanted.extras
-
-    def _ensured(self) -> set[str]:
-        try:
-            return set(json.loads((self._folder / MARK).read_text(encoding="utf-8")))
-        except (OSError, ValueError, TypeError):
-            return set()
-
-    def _mark(self, names: set[str]) -> None:
-        mark = self._folder / f"{MARK}.new"
-        mark.write_text(json.dumps(sorted(names)), encoding="utf-8")
-        mark.replace(self._folder / MARK)
 
     async def _to_its_end(self, work: Coroutine[Any, Any, Result]) -> Result:
         """A caller who is cancelled leaves it to finish: ended half way, a package would be torn."""
@@ -211,53 +203,54 @@ async def subprocess_packages(config: SubprocessConfig) -> Packages:
     version, wheelhouse = config.python_version, path_of(config.wheelhouse)
     venv, base, deps_file = path_of(config.venv_path), path_of(config.base), path_of(config.deps_file)
     if not config.cache_venv:
-        packages = Packages(await own_environment(version), wheelhouse)
+        found = await own_environment(version)
     elif venv is not None:
-        packages = Packages(await environment_at(venv, version), wheelhouse)
+        found = await environment_at(venv, version)
     elif base is not None:
-        packages = Packages(await environment_of_base(base, version), wheelhouse)
+        found = await environment_of_base(base, version)
     else:
-        words, names = wanted_words(config.deps, deps_file)
-        found = host_environment()
-        if words or version is not None:
-            if wheelhouse is not None:
-                words = ["--no-index", "--find-links", str(wheelhouse.absolute()), *words]
-            found = await shared_environment(resolve_carrel_home(), version, words, "\n".join(names))
-        return _with_a_folder_beside(found, wheelhouse)
-    try:
-        await packages.ensure(config.deps, deps_file)
-    except BaseException:
-        await packages.give_back()
-        raise
-    return packages
+        return await _shared_packages(config, wheelhouse, deps_file)
+    assert found.venv is not None, "these three are virtualenvs"
+    packages = Packages(found, found.venv / "added", wheelhouse, builds=config.allow_builds)
+    return await _ready(packages, config.deps, deps_file)
+
+
+async def _shared_packages(config: SubprocessConfig, wheelhouse: Path | None, deps_file: Path | None) -> Packages:
+    words, names = wanted_words(config.deps, deps_file)
+    found = host_environment()
+    if words or config.python_version is not None:
+        if wheelhouse is not None:
+            words = ["--no-index", "--find-links", str(wheelhouse.absolute()), *words]
+            names.append(f"from {wheelhouse.absolute()}")
+        found = await shared_environment(resolve_carrel_home(), config.python_version, words, "\n".join(names))
+    folder = scratch.new_folder("packages")
+    packages = Packages(found, folder / "site", wheelhouse, builds=config.allow_builds)
+    packages.goes_with_the_session(folder)
+    return await _ready(packages)
 
 
 async def in_process_packages(config: InProcessConfig) -> Packages:
     """The host's own Python, with a folder beside it: of the base, or one that goes with the session."""
     base, wheelhouse = path_of(config.base), path_of(config.wheelhouse)
+    folder = scratch.new_folder("packages") if base is None else base.absolute() / "environments"
+    added = folder / f"in-process-{sys.version_info[0]}.{sys.version_info[1]}"
+    packages = Packages(host_environment(), added, wheelhouse, last=True, builds=True)
     if base is None:
-        packages = _with_a_folder_beside(host_environment(), wheelhouse, last=True)
-    else:
-        folder = base.absolute() / "environments" / f"in-process-{sys.version_info[0]}.{sys.version_info[1]}"
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-        except OSError as problem:
-            raise EnvironmentFailed(f"no packages can be kept in {folder}: {problem.strerror}") from None
-        packages = Packages(host_environment(), wheelhouse, added=folder, last=True)
+        packages.goes_with_the_session(folder)
+    return await _ready(packages, config.deps, path_of(config.deps_file))
+
+
+async def _ready(packages: Packages, deps: Sequence[str] = (), deps_file: Path | None = None) -> Packages:
     try:
-        await packages.ensure(config.deps, path_of(config.deps_file))
+        # Readable for all: inside, the session may be somebody else than the user whose folder it is in.
+        packages.added.mkdir(parents=True, exist_ok=True)
+        await packages.ensure(deps, deps_file)
+    except OSError as problem:
+        await packages.give_back()
+        raise EnvironmentFailed(f"no packages can be kept in {packages.added}: {problem.strerror}") from None
     except BaseException:
         await packages.give_back()
         raise
-    return packages
-
-
-def _with_a_folder_beside(environment: Environment, wheelhouse: Path | None, *, last: bool = False) -> Packages:
-    folder = scratch.new_folder("packages")
-    # The folder around it is for this user only; inside, the session may be somebody else.
-    (folder / "site").mkdir()
-    packages = Packages(environment, wheelhouse, added=folder / "site", last=last)
-    packages.goes_with_the_session(folder)
     return packages
 
 
@@ -286,6 +279,19 @@ def _written(constraints: Sequence[str]) -> Iterator[str]:
         file.write("\n".join(constraints))
         file.flush()
         yield file.name
+
+
+def _ensured(folder: Path) -> set[str]:
+    try:
+        return set(json.loads((folder / MARK).read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError):
+        return set()
+
+
+def _mark(folder: Path, names: set[str]) -> None:
+    mark = folder / f"{MARK}.new"
+    mark.write_text(json.dumps(sorted(names)), encoding="utf-8")
+    mark.replace(folder / MARK)
 
 
 def _normal(name: str) -> str:

@@ -110,6 +110,8 @@ class SubprocessConfig(ExecutorSettings):
     """False makes a virtualenv that is thrown away at close."""
     startup_timeout: float = 60.0
     """Seconds until its Python must be ready; making the virtualenv is not counted."""
+    allow_builds: bool = False
+    """Whether a package that code asks for may be built from source: that runs on the host, outside of the sandbox."""
     preload: Sequence[str] = ()
     """Modules that every session has in memory already: `import` of them costs nothing then."""
     hostname: str = "carrel"

@@ -119,10 +119,7 @@ class SubprocessExecutor:
             shutil.copytree(given, self._scratch, symlinks=True, dirs_exist_ok=True)
 
     def _settings(self, packages: Packages, confinement: Confinement) -> dict[str, Any]:
-        config, environment, added = self.config, packages.environment, packages.added
-        env = {"PATH": f"{environment.path}:{SYSTEM_PATH}"}
-        if added is not None:
-            env = {"PATH": f"{environment.path}:{added}/bin:{SYSTEM_PATH}", "PYTHONPATH": str(added)}
+        config, environment, added = self.config, packages.environment, str(packages.added)
         source = self._scratch or path_of(config.workspace)
         mode = config.workspace_mode if self._scratch is None else "rw"
         return {
@@ -132,9 +129,9 @@ class SubprocessExecutor:
             "hostname": config.hostname,
             "workspace": {"source": str(source.absolute()) if source is not None else None, "mode": mode, "at": AT},
             "mounts": [{"source": str(Path(m.source).absolute()), "at": m.at, "mode": m.mode} for m in config.mounts],
-            "readonly": [*environment.folders, *([str(added)] if added else []), str(WORKER), str(SANDBOX)],
-            "packages": str(added) if added else None,
-            "env": {**env, **config.env},
+            "readonly": [*environment.folders, added, str(WORKER), str(SANDBOX)],
+            "packages": added,
+            "env": {"PATH": f"{environment.path}:{added}/bin:{SYSTEM_PATH}", "PYTHONPATH": added, **config.env},
             "limits": {name: getattr(config.limits, name) for name in config.limits.__dataclass_fields__},
             "names": sorted({name.partition(".")[0] for name in self.handlers}),
             "errors": known_errors(),

@@ -6,6 +6,7 @@ import builtins
 import gc
 import os
 import resource
+import site
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -130,6 +131,7 @@ def _add_packages(folder: object) -> None:
     if isinstance(folder, str) and folder not in sys.path:
         own = [number for number, path in enumerate(sys.path) if path.endswith(("site-packages", "dist-packages"))]
         sys.path.insert(own[0] if own else len(sys.path), folder)
+        site.addsitedir(folder)  # It is on the path already: this reads the `.pth` files of its packages.
 
 
 def _usage() -> tuple[float, int]:
