@@ -133,9 +133,7 @@ class ArtifactStore:
             stamps = await self._store.stamps([self._key(folder) for folder in above])
             for folder, stamp in zip(above, stamps, strict=True):
                 if stamp is not None:
-                    raise ArtifactWriteError(
-                        f"{name} was not saved: {folder} is an artifact and no folder"
-                    )
+                    raise ArtifactWriteError(f"{name} was not saved: {folder} is an artifact and no folder")
             key = self._key(name)
             if any(other != key for other in await self._store.list(key)):
                 raise ArtifactWriteError(f"{name} was not saved: there are artifacts below {name}/")

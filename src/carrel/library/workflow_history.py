@@ -56,7 +56,7 @@ class History:
 
     async def of(self, name: str) -> list[dict[str, Any]]:
         """The versions of one workflow, oldest first."""
-        versions = []
+        versions: list[dict[str, Any]] = []
         beginning = _beginning(name)
         async for block in self._store.read(self._key):
             for record in block.records:
