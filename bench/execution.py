@@ -24,7 +24,7 @@ from carrel.execution.settings import SubprocessConfig
 from carrel.execution.subprocess_executor import SubprocessExecutor
 
 Measure = Callable[[], Awaitable[float]]
-SANDBOXED = SubprocessConfig(sandbox="required", timeout=120)
+SANDBOXED = SubprocessConfig(sandbox="required", default_timeout=120)
 IMAGE = "carrel-bench:python"
 SPARED = {"site-packages", "test", "tests", "idlelib", "tkinter", "ensurepip", "lib2to3"}
 """Parts of Python's library that the image goes without."""

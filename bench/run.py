@@ -19,6 +19,9 @@ from rich.console import Console
 from rich.table import Table
 
 import appending
+import calling
+import describing
+import finding
 import importing
 import listing
 import loading
@@ -30,7 +33,10 @@ SUBJECTS = {
     "load": loading.measure,
     "list": listing.measure,
     "search": searching.measure,
+    "find": finding.measure,
     "import": importing.measure,
+    "describe": describing.measure,
+    "call": calling.measure,
 }
 RESULTS = Path(__file__).parent / "results"
 

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
         FileStorage,
         MemoryStorage,
         RedisStorage,
-        StorageBackend,
+        Session,
     )
     from carrel.conversation.compaction import (
         COMPACT_SUMMARY_PROMPT,
@@ -84,11 +84,16 @@ if TYPE_CHECKING:
         Usage,
     )
     from carrel.errors import (
+        ArtifactNameRefused,
+        ArtifactNotFoundError,
+        ArtifactReadError,
+        ArtifactWriteError,
         CarrelError,
         CatalogueBusy,
         CatalogueLost,
         CompactRefused,
         ConfigurationError,
+        DependencyError,
         EnvironmentFailed,
         ExecutionError,
         ExecutorClosed,
@@ -99,7 +104,9 @@ if TYPE_CHECKING:
         KeyRefused,
         MessageRefused,
         MetadataRefused,
+        RequirementRefused,
         RewindRefused,
+        RuntimeDepsDisabledError,
         SandboxUnavailable,
         SessionBusy,
         SessionError,
@@ -111,7 +118,16 @@ if TYPE_CHECKING:
         StorageReadError,
         StorageUnavailable,
         StorageWriteError,
+        ToolCallError,
+        ToolNotFoundError,
+        ToolRefusedError,
+        ToolTimeoutError,
         WorkerLost,
+        WorkflowExecutionError,
+        WorkflowNotFoundError,
+        WorkflowRecursionError,
+        WorkflowSyntaxError,
+        WorkflowValidationError,
     )
     from carrel.events import (
         Event,
@@ -142,10 +158,31 @@ if TYPE_CHECKING:
         resolve_carrel_home,
         resolve_sessions_dir,
     )
+    from carrel.library.artifacts import (
+        ArtifactStore,
+    )
+    from carrel.library.tools.approval import (
+        ApprovalRequest,
+        Approve,
+        Refuse,
+    )
+    from carrel.library.workflows import (
+        WorkflowLibrary,
+    )
+    from carrel.session import (
+        StorageBackend,
+    )
 
 __all__ = [
     "COMPACT_SUMMARY_PROMPT",
     "DEFAULT_COMPACT_THRESHOLD",
+    "ApprovalRequest",
+    "Approve",
+    "ArtifactNameRefused",
+    "ArtifactNotFoundError",
+    "ArtifactReadError",
+    "ArtifactStore",
+    "ArtifactWriteError",
     "CarrelError",
     "CatalogueBusy",
     "CatalogueLost",
@@ -155,6 +192,7 @@ __all__ = [
     "Conversation",
     "ConversationStorage",
     "Converted",
+    "DependencyError",
     "EnvironmentFailed",
     "Event",
     "EventType",
@@ -185,9 +223,13 @@ __all__ = [
     "Price",
     "Redactor",
     "RedisStorage",
+    "Refuse",
+    "RequirementRefused",
     "RewindRefused",
+    "RuntimeDepsDisabledError",
     "SandboxUnavailable",
     "SearchHit",
+    "Session",
     "SessionBusy",
     "SessionData",
     "SessionError",
@@ -207,10 +249,20 @@ __all__ = [
     "SubprocessConfig",
     "SubprocessExecutor",
     "TextPart",
+    "ToolCallError",
     "ToolCallPart",
+    "ToolNotFoundError",
+    "ToolRefusedError",
     "ToolResultPart",
+    "ToolTimeoutError",
     "Usage",
     "WorkerLost",
+    "WorkflowExecutionError",
+    "WorkflowLibrary",
+    "WorkflowNotFoundError",
+    "WorkflowRecursionError",
+    "WorkflowSyntaxError",
+    "WorkflowValidationError",
     "__version__",
     "apply_compact",
     "apply_rewind",
@@ -240,7 +292,7 @@ __all__ = [
 ]
 
 _ROOMS = {
-    "carrel.assembly": "FileStorage MemoryStorage RedisStorage StorageBackend",
+    "carrel.assembly": "FileStorage MemoryStorage RedisStorage Session",
     "carrel.conversation.compaction": "COMPACT_SUMMARY_PROMPT DEFAULT_COMPACT_THRESHOLD should_compact",
     "carrel.conversation.conversation": """
         Conversation ConversationStorage create_session get_session get_session_storage list_sessions""",
@@ -259,16 +311,24 @@ _ROOMS = {
     "carrel.conversation.typed_parts": "ImagePart TextPart ToolCallPart ToolResultPart",
     "carrel.conversation.usage": "Price Usage",
     "carrel.errors": """
-        CarrelError CatalogueBusy CatalogueLost CompactRefused ConfigurationError EnvironmentFailed ExecutionError
-        ExecutorClosed ForkRefused FormatRefused ImportRefused KeyMissing KeyRefused MessageRefused MetadataRefused
-        RewindRefused SandboxUnavailable SessionBusy SessionError SessionExists SessionIdRefused SessionNotFound
-        SessionTooNew StorageError StorageReadError StorageUnavailable StorageWriteError WorkerLost""",
+        ArtifactNameRefused ArtifactNotFoundError ArtifactReadError ArtifactWriteError CarrelError CatalogueBusy
+        CatalogueLost CompactRefused ConfigurationError DependencyError EnvironmentFailed ExecutionError
+        ExecutorClosed ForkRefused FormatRefused ImportRefused KeyMissing KeyRefused MessageRefused
+        MetadataRefused RequirementRefused RewindRefused RuntimeDepsDisabledError SandboxUnavailable SessionBusy
+        SessionError SessionExists SessionIdRefused SessionNotFound SessionTooNew StorageError StorageReadError
+        StorageUnavailable StorageWriteError ToolCallError ToolNotFoundError ToolRefusedError ToolTimeoutError
+        WorkerLost WorkflowExecutionError WorkflowNotFoundError WorkflowRecursionError WorkflowSyntaxError
+        WorkflowValidationError""",
     "carrel.events": "Event EventType bus",
     "carrel.execution.executor": "CommandResult ExecutionResult Executor FileChange FileEntry Output",
     "carrel.execution.in_process": "InProcessExecutor",
     "carrel.execution.settings": "InProcessConfig Limits Mount SubprocessConfig",
     "carrel.execution.subprocess_executor": "SubprocessExecutor",
     "carrel.home": "resolve_carrel_home resolve_sessions_dir",
+    "carrel.library.artifacts": "ArtifactStore",
+    "carrel.library.tools.approval": "ApprovalRequest Approve Refuse",
+    "carrel.library.workflows": "WorkflowLibrary",
+    "carrel.session": "StorageBackend",
 }
 _ROOM_OF = {name: room for room, names in _ROOMS.items() for name in names.split()}
 

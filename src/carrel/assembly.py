@@ -1,44 +1,71 @@
-"""The only file that names concrete kinds: a place in, everything that is kept there out."""
+"""The only file that names concrete kinds: a place in, everything that is kept and done there out."""
 
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Literal, Protocol, Self, runtime_checkable
+from typing import Any, Literal, Self, TypedDict, Unpack
 
+from carrel import session as places
+from carrel.conversation.conversation import Conversation
 from carrel.conversation.store import SessionStore
+from carrel.execution.executor import Executor
+from carrel.execution.in_process import InProcessExecutor
+from carrel.execution.settings import InProcessConfig, Limits, Mount, SandboxMode, SubprocessConfig
+from carrel.execution.subprocess_executor import SubprocessExecutor
+from carrel.home import resolve_carrel_home
+from carrel.library.artifacts import ArtifactStore
+from carrel.library.deps import Deps
+from carrel.library.search import Index
+from carrel.library.tools.approval import Approver
+from carrel.library.tools.catalog import Tools
+from carrel.library.tools.programs import Ended
+from carrel.library.tools.providers import providers_in
+from carrel.library.tools.seam import Stream
+from carrel.library.tools.secrets import Secrets
+from carrel.library.workflows import WorkflowLibrary
+from carrel.session import Library, StorageBackend
+from carrel.spans import spans
 from carrel.storage.file_store import FileStore
 from carrel.storage.memory_store import MemoryStore
 from carrel.storage.redis_store import RedisStore
 from carrel.storage.seam import Store
 
 
-@runtime_checkable
-class StorageBackend(Protocol):
-    """One place where everything of a program's sessions is kept."""
-
-    store: Store
-
-    def get_session_store(self, durability: Literal["os", "fsync"] = "os") -> SessionStore:
-        """The conversations kept here; the same object each time."""
-
-    async def close(self) -> None:
-        """Let go of files and connections; twice is harmless."""
-
-
 class _Storage:
     """What the kinds share; they differ in the Store alone."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Store, base: Path | None) -> None:
         self.store = store
+        self.base = base
+        """Where the packages of its sessions are kept on this machine; None gives each session its own."""
         self._sessions: dict[str, SessionStore] = {}
+        self._workflows: WorkflowLibrary | None = None
+        self._artifacts: ArtifactStore | None = None
 
     def get_session_store(self, durability: Literal["os", "fsync"] = "os") -> SessionStore:
         if durability not in self._sessions:
             self._sessions[durability] = SessionStore(durability=durability, store=self.store, prefix="sessions")
         return self._sessions[durability]
 
+    def get_workflow_library(self) -> WorkflowLibrary:
+        if self._workflows is None:
+            self._workflows = WorkflowLibrary(self.store)
+        return self._workflows
+
+    get_skill_library = get_workflow_library
+
+    def get_artifact_store(self) -> ArtifactStore:
+        if self._artifacts is None:
+            self._artifacts = ArtifactStore(self.store)
+        return self._artifacts
+
     async def close(self) -> None:
-        for sessions in self._sessions.values():
-            await sessions.close()
+        for kept in (*self._sessions.values(), self._workflows, self._artifacts):
+            if kept is not None:
+                await kept.close()
         await self.store.close()
 
     async def __aenter__(self) -> Self:
@@ -51,22 +78,221 @@ class _Storage:
 
 
 class FileStorage(_Storage):
-    """A folder a person can read: `sessions/<id>/messages.jsonl` and the like below `base_path`."""
+    """A folder a person can read: `workflows/NAME.py`, `sessions/ID/messages.jsonl` and the like below `base_path`."""
 
     def __init__(self, base_path: Path | str) -> None:
         self.base_path = Path(base_path).expanduser()
-        super().__init__(FileStore(self.base_path))
+        super().__init__(FileStore(self.base_path), self.base_path)
 
 
 class RedisStorage(_Storage):
     """A Redis server, shared by any number of machines; all keys begin with `prefix`."""
 
     def __init__(self, url: str, prefix: str = "carrel") -> None:
-        super().__init__(RedisStore(url, prefix))
+        # Packages lie on this machine's disk; which ones is in the store.
+        name = hashlib.sha256(f"{url}\0{prefix}".encode()).hexdigest()[:16]
+        super().__init__(RedisStore(url, prefix), resolve_carrel_home() / "shared" / name)
 
 
 class MemoryStorage(_Storage):
     """This process's memory: gone with it."""
 
     def __init__(self) -> None:
-        super().__init__(MemoryStore())
+        super().__init__(MemoryStore(), None)
+
+
+class Asked(TypedDict, total=False):
+    """What every way to make a session takes beside what is its own."""
+
+    approve: Approver | None
+    """Asked before each call of a tool marked `approval: ask`."""
+    session_id: str | None
+    conversation: Conversation | None
+    on_error: Literal["raise", "skip"]
+    """`skip` leaves out a tool definition that is wrong and says so in the log."""
+
+
+class Confined(Asked, total=False):
+    """The same where code has a process of its own."""
+
+    sandbox: SandboxMode | None
+    network: bool
+    workspace: Path | str | None
+    workspace_mode: Literal["overlay", "rw", "ro"]
+    mounts: Sequence[Mount]
+    env: dict[str, str]
+    limits: Limits
+    preload: Sequence[str]
+    wheelhouse: Path | str | None
+
+
+class Session(places.Session):
+    """A complete, isolated place for an agent to work; see `carrel.session.Session` for what it does."""
+
+    def __init__(
+        self,
+        storage: StorageBackend,
+        executor: Executor | None = None,
+        sync_deps_on_start: bool = False,
+        *,
+        owns_storage: bool = False,
+        on_error: Literal["raise", "skip"] = "raise",
+        approve: Approver | None = None,
+        session_id: str | None = None,
+        conversation: Conversation | None = None,
+    ) -> None:
+        """The default executor is the sandboxed SubprocessExecutor. The storage stays open when the session closes,
+        unless it `owns` it."""
+        if not isinstance(storage, StorageBackend):
+            raise TypeError(
+                f"storage is {_told(storage)}; give a FileStorage, RedisStorage or MemoryStorage, "
+                "or use Session.from_base(folder)"
+            )
+        if executor is None:
+            executor = SubprocessExecutor(SubprocessConfig(base=getattr(storage, "base", None)))
+        if not isinstance(executor, Executor):
+            raise TypeError(
+                f"executor is {_told(executor)}; give a SubprocessExecutor(SubprocessConfig(...)) or an "
+                "InProcessExecutor(InProcessConfig(...)), or leave it out"
+            )
+
+        async def library() -> Library:
+            return await read_library(storage, executor, approve=approve, on_error=on_error)
+
+        super().__init__(
+            storage,
+            executor,
+            library,
+            sync_deps_on_start=sync_deps_on_start,
+            owns_storage=owns_storage,
+            session_id=session_id,
+            conversation=conversation,
+            watchers=lambda name: [watcher for watcher in (spans(name),) if watcher is not None],
+        )
+
+    @classmethod
+    def from_base(
+        cls,
+        base: Path | str,
+        *,
+        timeout: float | None = 30.0,
+        extra_deps: Sequence[str] | None = None,
+        allow_runtime_deps: bool = True,
+        sync_deps_on_start: bool = False,
+        **settings: Unpack[Confined],
+    ) -> Self:
+        """A session on a folder, sandboxed, with a virtualenv of its own; the folder is made when it is missing."""
+        return cls.subprocess(
+            base,
+            timeout=timeout,
+            extra_deps=extra_deps,
+            allow_runtime_deps=allow_runtime_deps,
+            sync_deps_on_start=sync_deps_on_start,
+            **settings,
+        )
+
+    @classmethod
+    def subprocess(
+        cls,
+        base_path: Path | str,
+        *,
+        timeout: float | None = 60.0,
+        extra_deps: Sequence[str] | None = None,
+        allow_runtime_deps: bool = True,
+        sync_deps_on_start: bool = False,
+        python_version: str | None = None,
+        cache_venv: bool = True,
+        **settings: Unpack[Confined],
+    ) -> Self:
+        """The same, with the Python and its virtualenv to be chosen."""
+        storage, asked, rest = _placed(base_path, settings)
+        config = SubprocessConfig(
+            base=storage.base_path,
+            default_timeout=timeout,
+            deps=tuple(extra_deps or ()),
+            allow_runtime_deps=allow_runtime_deps,
+            python_version=python_version,
+            cache_venv=cache_venv,
+            **rest,
+        )
+        return cls(storage, SubprocessExecutor(config), sync_deps_on_start, owns_storage=True, **asked)
+
+    @classmethod
+    def inprocess(
+        cls,
+        base_path: Path | str,
+        *,
+        timeout: float | None = 30.0,
+        extra_deps: Sequence[str] | None = None,
+        allow_runtime_deps: bool = True,
+        sync_deps_on_start: bool = False,
+        workspace: Path | str | None = None,
+        wheelhouse: Path | str | None = None,
+        **settings: Unpack[Asked],
+    ) -> Self:
+        """A session whose code runs in this very process: no isolation at all."""
+        storage, asked, _ = _placed(base_path, settings)
+        config = InProcessConfig(
+            base=storage.base_path,
+            default_timeout=timeout,
+            deps=tuple(extra_deps or ()),
+            allow_runtime_deps=allow_runtime_deps,
+            workspace=workspace,
+            wheelhouse=wheelhouse,
+        )
+        return cls(storage, InProcessExecutor(config), sync_deps_on_start, owns_storage=True, **asked)
+
+
+async def read_library(
+    storage: StorageBackend, executor: Executor, *, approve: Approver | None, on_error: Literal["raise", "skip"]
+) -> Library:
+    """What the storage has at hand for a session; tools of the executor's own `tools_path` come along."""
+    config = getattr(executor, "config", None)
+    own = getattr(config, "tools_path", None)
+    secrets = Secrets()
+    providers = []
+    for store, prefix in [(storage.store, "tools"), *([(FileStore(Path(own)), "")] if own is not None else [])]:
+        providers += await providers_in(
+            store, prefix=prefix, secrets=secrets, sandbox=_Inside(executor), on_error=on_error
+        )
+    return Library(
+        tools=Tools(providers, approve=approve, index=Index(storage.store, "search/tools"), secrets=secrets),
+        workflows=storage.get_workflow_library(),
+        artifacts=storage.get_artifact_store(),
+        deps=Deps(storage.store, executor, allow_runtime=getattr(config, "allow_runtime_deps", True)),
+        secrets=secrets,
+    )
+
+
+class _Inside:
+    """Runs the programs of tools that say `runs: sandbox` where the session's code runs."""
+
+    def __init__(self, executor: Executor) -> None:
+        self._executor = executor
+
+    async def __call__(
+        self,
+        argv: Sequence[str],
+        *,
+        stdin: bytes | None = None,
+        env: Mapping[str, str] | None = None,
+        cwd: str | None = None,
+        timeout: float | None = None,
+        stream: Stream | None = None,
+    ) -> Ended:
+        result = await self._executor.exec(list(argv), timeout=timeout, cwd=cwd, env=env, stdin=stdin)
+        if stream is not None:
+            stream(result.stdout)
+        return Ended(result.exit_code, result.stdout.encode(), result.stderr, 0, result.timed_out)
+
+
+def _placed(base: Path | str, settings: Any) -> tuple[FileStorage, dict[str, Any], dict[str, Any]]:
+    """The storage of a folder, and the settings: those of the session, and those of its executor."""
+    storage = FileStorage(base)
+    storage.base_path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    asked = {name: settings[name] for name in Asked.__annotations__ if name in settings}
+    return storage, asked, {name: value for name, value in settings.items() if name not in asked}
+
+
+def _told(given: object) -> str:
+    return "None" if given is None else f"{given!r} ({type(given).__name__})"

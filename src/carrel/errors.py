@@ -120,3 +120,74 @@ class WorkerLost(ExecutionError):
 
 class EnvironmentFailed(ExecutionError):
     """A Python environment could not be made; the message has what the installer said."""
+
+
+class ToolNotFoundError(CarrelError, KeyError):
+    """There is no such tool or recipe; the message names near ones."""
+
+
+class ToolCallError(CarrelError, RuntimeError):
+    """A call that was refused before anything ran, or that failed; the message says which and why."""
+
+    exit_code: int | None = None
+    """Of the program that was run, where one was."""
+    stderr: str = ""
+    """The end of what it wrote there."""
+    status: int | None = None
+    """Of the HTTP answer, where there was one."""
+
+
+class ToolTimeoutError(ToolCallError, TimeoutError):
+    """A call took longer than its tool may; what it started has been ended."""
+
+
+class ToolRefusedError(ToolCallError, PermissionError):
+    """Whoever was asked before the call said no, or nobody could be asked; nothing was run."""
+
+
+class WorkflowNotFoundError(CarrelError, KeyError):
+    """There is no workflow of this name; the message names those that are near."""
+
+
+class WorkflowValidationError(CarrelError, ValueError):
+    """A name or a source that is no workflow; nothing was kept."""
+
+
+class WorkflowSyntaxError(WorkflowValidationError, SyntaxError):
+    """A source that Python cannot read; nothing was kept."""
+
+
+class WorkflowExecutionError(CarrelError, RuntimeError):
+    """A workflow could not be run; what its own code raises comes as it is."""
+
+
+class WorkflowRecursionError(WorkflowExecutionError, RecursionError):
+    """Workflows call each other without an end in sight."""
+
+
+class ArtifactNotFoundError(CarrelError, KeyError, FileNotFoundError):
+    """There is no artifact of this name."""
+
+
+class ArtifactReadError(CarrelError, OSError):
+    """An artifact is there but could not be read whole."""
+
+
+class ArtifactWriteError(CarrelError, OSError):
+    """An artifact could not be kept; what was there before is whole."""
+
+
+class ArtifactNameRefused(ArtifactWriteError, ValueError):
+    """A name that is no plain relative path; nothing was touched."""
+
+
+class DependencyError(CarrelError, RuntimeError):
+    """A package could not be installed or removed; the message has what the installer said, and nothing has changed."""
+
+
+class RequirementRefused(DependencyError, ValueError):
+    """A requirement that is no plain name with versions; the message says what it may be. Nothing was touched."""
+
+
+class RuntimeDepsDisabledError(DependencyError, PermissionError):
+    """Packages may not be added or removed while the session lives; what a person wrote down can still be synced."""

@@ -23,7 +23,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @pytest.fixture
 async def start(executor_kind: str) -> AsyncIterator[Start]:
-    """`start(timeout=1, handlers={…})` gives an executor of the kind; all are closed after the test."""
+    """`start(default_timeout=1, handlers={…})` gives an executor of the kind; all are closed after the test."""
     made: list[Executor] = []
 
     def begin(**settings: Any) -> Executor:

@@ -26,6 +26,7 @@ DIFFERENCES: dict[tuple[str, str], str] = {
     ("in-process", "forks"): "a part of a process cannot be forked",
     ("subprocess", "forks"): "without a sandbox two sessions cannot have different files at the same path",
     ("in-process", "memory of its own"): "a bomb would take the host with it",
+    ("in-process", "packages of its own"): "a process has one import path and one table of modules",
     ("subprocess", "a file system of its own"): "the sandbox is off",
     ("in-process", "a file system of its own"): "it is the host's",
 }

@@ -20,9 +20,10 @@ MIB = 1024 * 1024
 
 
 async def test_capabilities_are_what_is_in_force() -> None:
-    assert InProcessExecutor().supported_capabilities() == {"timeout", "reset", "interrupt", "streaming"}
+    packages = {"deps_install", "deps_uninstall"}
+    assert InProcessExecutor().supported_capabilities() == {"timeout", "reset", "interrupt", "streaming"} | packages
     off = SubprocessExecutor(SubprocessConfig(sandbox="off", network=False)).supported_capabilities()
-    assert off == {"timeout", "reset", "interrupt", "streaming", "process_isolation"}
+    assert off == {"timeout", "reset", "interrupt", "streaming", "process_isolation"} | packages
     whole = SubprocessConfig(sandbox="auto", network=False, limits=Limits(memory=256 * MIB, cpus=1))
     more = {"filesystem_isolation", "network_isolation", "fork"}
     held = {part.name for part in probe() if part.in_force}

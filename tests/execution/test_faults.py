@@ -26,7 +26,7 @@ MODES = ("off", "required")
 
 @pytest.fixture(params=MODES)
 async def executor(request: pytest.FixtureRequest) -> AsyncIterator[SubprocessExecutor]:
-    made = SubprocessExecutor(SubprocessConfig(sandbox=request.param, timeout=20))
+    made = SubprocessExecutor(SubprocessConfig(sandbox=request.param, default_timeout=20))
     yield made
     await asyncio.wait_for(made.close(), 20)
 

@@ -23,6 +23,7 @@ DIFFERENCES: dict[tuple[str, str], str] = {
     ("memory", "between processes"): "what is in one process's memory is seen by no other",
     ("memory", "memory stays flat"): "its records are in memory anyway, and a block only refers to them",
     ("file", "any name in a key"): "file names have at most 255 bytes, and those that begin with a dot are its own",
+    ("file", "a log is no object"): "both are files, and a person may put one in the place of the other",
     ("file", "a key may also be a folder"): "keys are paths, and a path is a file or a folder",
 }
 """(kind, promise): why this kind does not give it. A test of that promise is not made for that kind."""

@@ -5,11 +5,19 @@ from typing import Annotated
 import typer
 
 from carrel import __version__
+from carrel.cli.artifacts import app as artifacts
 from carrel.cli.demo import demo
+from carrel.cli.deps import app as deps
 from carrel.cli.doctor import doctor
 from carrel.cli.ending import run_to_its_end
+from carrel.cli.mcp import mcp
+from carrel.cli.repl import repl
 from carrel.cli.run import run
+from carrel.cli.search import app as search
 from carrel.cli.sessions import app as sessions
+from carrel.cli.store import app as store
+from carrel.cli.tools import app as tools
+from carrel.cli.workflows import app as workflows
 
 app = typer.Typer(
     name="carrel",
@@ -21,8 +29,16 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.add_typer(sessions, name="sessions")
+app.add_typer(search, name="search")
+app.add_typer(tools, name="tools")
+app.add_typer(workflows, name="workflows")
+app.add_typer(artifacts, name="artifacts")
+app.add_typer(deps, name="deps")
+app.add_typer(store, name="store")
 app.command("demo")(demo)
 app.command("run")(run)
+app.command("repl")(repl)
+app.command("mcp")(mcp)
 app.command("doctor")(doctor)
 
 

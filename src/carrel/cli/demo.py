@@ -1,4 +1,4 @@
-"""`carrel demo`: the tour. A conversation is killed in mid-append, recovered, searched, forked, rewound, exported."""
+"""`carrel demo`: the tour. What was said survives a kill; what is known survives worse."""
 
 import asyncio
 import shutil
@@ -15,8 +15,10 @@ import typer
 
 import carrel
 from carrel.cli import show
+from carrel.cli.demo_session import SessionTour
 from carrel.cli.demo_story import ENDING, MODEL, PROVIDER, STORY, STORY_ID
 from carrel.cli.ending import TaskFailed, WrongUsage, waits
+from carrel.cli.telling import Teller
 from carrel.conversation.entries import encode
 from carrel.conversation.messages import ConversationMessage, blocks_of, meta_of, tool_result_text
 from carrel.conversation.telling import messages, size_of
@@ -33,7 +35,8 @@ async def demo(
     """The tour, offline, in a few seconds.
 
     A conversation is written by another process, killed in mid-append, recovered, searched, forked, rewound and
-    exported to a page."""
+    exported to a page. Then an agent's Python calls a tool, saves a workflow and an artifact, installs a package, and
+    survives what would end another."""
     began = perf_counter()
     if keep is not None and keep.exists() and (not keep.is_dir() or any(keep.iterdir())):
         raise WrongUsage(f"{keep} is there already; --keep wants a new or an empty folder")
@@ -41,8 +44,10 @@ async def demo(
     try:
         folder.mkdir(parents=True, exist_ok=True)
         show.say(f"A tour of carrel in {folder}", "bold")
+        teller = Teller()
         async with carrel.SessionStore(folder / "sessions") as store:
-            await Tour(store, folder).take()
+            await Tour(store, folder, teller).take()
+        await SessionTour(folder, teller).take()
     finally:
         if keep is None:
             shutil.rmtree(folder)
@@ -57,10 +62,10 @@ async def demo(
 class Tour:
     """One step after another, each on what the one before left."""
 
-    def __init__(self, store: "carrel.SessionStore", folder: Path) -> None:
+    def __init__(self, store: "carrel.SessionStore", folder: Path, teller: Teller) -> None:
         self._store = store
         self._folder = folder
-        self._step = 0
+        self._begin, self._tell = teller.begin, teller.tell
 
     async def take(self) -> None:
         acknowledged = await self._written_and_killed()
@@ -70,11 +75,6 @@ class Tour:
         await self._forked()
         await self._rewound()
         await self._exported()
-
-    def _begin(self, title: str) -> None:
-        self._step += 1
-        show.say()
-        show.say(f"{self._step}  {title}", "bold cyan")
 
     async def _written_and_killed(self) -> list[tuple[str, int]]:
         self._begin("Another process writes four conversations, and is killed in mid-append")
@@ -88,9 +88,9 @@ class Tour:
         took = lines[-1][1] - lines[0][1]
         path = self._store.messages_path(STORY_ID)
         torn = path.read_bytes().rpartition(b"\n")[2]
-        tell(f"{len(acknowledged)} messages acknowledged in {took * 1000:.0f} ms, then kill -9.")
-        tell(f"The log now ends in half a line, {size_of(len(torn))} of it:")
-        tell(f"… {torn.decode(errors='replace')[-60:]}", "red")
+        self._tell(f"{len(acknowledged)} messages acknowledged in {took * 1000:.0f} ms, then kill -9.")
+        self._tell(f"The log now ends in half a line, {size_of(len(torn))} of it:")
+        self._tell(f"… {torn.decode(errors='replace')[-60:]}", "red")
         return acknowledged
 
     async def _recovered(self, acknowledged: list[tuple[str, int]]) -> None:
@@ -106,17 +106,17 @@ class Tour:
         same = [_words(ours) == _words(theirs) for ours, theirs in zip(said, STORY, strict=False)]
         if lost or not all(same) or len(said) != len(STORY) + 1:
             raise TaskFailed(f"acknowledged messages are missing: {lost or 'the words differ'}")
-        tell(
+        self._tell(
             f"Opened in {took * 1000:.1f} ms. All {len(acknowledged)} acknowledged messages are there, word for word.",
             "green",
         )
         torn = self._store.session_dir(STORY_ID) / "messages.torn"
         if torn.exists():
-            tell(
+            self._tell(
                 f"The half line was set aside in {torn.name} ({size_of(torn.stat().st_size)}); nothing is glued to it."
             )
         result = blocks_of(said[-1])[0]
-        tell(
+        self._tell(
             f"The tool call that never came back was answered, so that a model can go on: “{tool_result_text(result)}”."
         )
 
@@ -127,8 +127,8 @@ class Tour:
         took = perf_counter() - began
         await self._store.label(STORY_ID, "fixed")
         spent = await self._store.usage(STORY_ID)
-        tell(f"{messages(len(ENDING))} more in {took * 1000:.1f} ms; the last is entry {last}, labelled “fixed”.")
-        tell(f"So far: {spent.total.input_tokens:,} tokens in, {spent.total.output_tokens:,} out.")
+        self._tell(f"{messages(len(ENDING))} more in {took * 1000:.1f} ms; the last is entry {last}, labelled “fixed”.")
+        self._tell(f"So far: {spent.total.input_tokens:,} tokens in, {spent.total.output_tokens:,} out.")
 
     async def _searched(self) -> None:
         self._begin(f"Searched: “{QUERY}”")
@@ -139,8 +139,8 @@ class Tour:
         if not hits:
             raise TaskFailed("the search found nothing")
         how = "by what it means: no word is the same" if hits[0].how == "meaning" else "by its words"
-        tell(f"Found in {took * 1000:.1f} ms, {how}.")
-        tell(f"{hits[0].session_id}: “{hits[0].snippet}”", "yellow")
+        self._tell(f"Found in {took * 1000:.1f} ms, {how}.")
+        self._tell(f"{hits[0].session_id}: “{hits[0].snippet}”", "yellow")
 
     async def _forked(self) -> None:
         self._begin("Another way from an earlier point: a fork")
@@ -148,8 +148,8 @@ class Tour:
         made = await self._store.fork_session(STORY_ID, 4, title="Ask the exporter instead", new_id="demo-fork")
         took = perf_counter() - began
         await self._store.append_message("demo-fork", ENDING[0])
-        tell(f"Forked at entry 4 in {took * 1000:.1f} ms: {messages(len(made['messages']))} came along.")
-        tell("What is said in one is not in the other, and what was spent before the fork is counted once.")
+        self._tell(f"Forked at entry 4 in {took * 1000:.1f} ms: {messages(len(made['messages']))} came along.")
+        self._tell("What is said in one is not in the other, and what was spent before the fork is counted once.")
 
     async def _rewound(self) -> None:
         self._begin("Back to before the fix: a rewind")
@@ -157,8 +157,8 @@ class Tour:
         await self._store.append_rewind(STORY_ID, 4)
         after = len(await self._visible())
         log = [entry async for _, entry in self._store.iter_entries(STORY_ID)]
-        tell(f"{messages(before)} visible before, {after} after. The log still has all {len(log)} entries,")
-        tell("so nothing is lost, and a rewind can be rewound.")
+        self._tell(f"{messages(before)} visible before, {after} after. The log still has all {len(log)} entries,")
+        self._tell("so nothing is lost, and a rewind can be rewound.")
 
     async def _visible(self) -> list[ConversationMessage]:
         return [message async for message in self._store.iter_messages(STORY_ID)]
@@ -168,18 +168,14 @@ class Tour:
         page = self._folder / "totals.html"
         page.write_text(await self._store.export(STORY_ID, "html"), encoding="utf-8")
         lines = (await self._store.export(STORY_ID, "jsonl")).count("\n")
-        tell(f"{page} ({size_of(page.stat().st_size)}): one file, no script, nothing fetched.")
-        tell(f"The same session is {lines} JSON lines, or Markdown: `carrel sessions export`.")
+        self._tell(f"{page} ({size_of(page.stat().st_size)}): one file, no script, nothing fetched.")
+        self._tell(f"The same session is {lines} JSON lines, or Markdown: `carrel sessions export`.")
 
 
 def _words(message: ConversationMessage) -> bytes:
     """What was said, without when."""
     meta = {name: value for name, value in meta_of(message).items() if name != "created_at"}
     return encode({**message, "meta": meta})
-
-
-def tell(text: str, style: str = "") -> None:
-    show.print_indented(show.words(text, style), 3)
 
 
 @asynccontextmanager

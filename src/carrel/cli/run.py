@@ -2,19 +2,16 @@
 
 import re
 import sys
-from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import typer
 
-from carrel.cli import show
+import carrel
+from carrel.cli.bases import Base, Json, chosen
 from carrel.cli.ending import FAILED, WrongUsage, waits
-from carrel.conversation.inert import inert
-from carrel.execution.executor import ExecutionResult, Output
-from carrel.execution.settings import Limits, SubprocessConfig
-from carrel.execution.subprocess_executor import SubprocessExecutor
-from carrel.worker import values
+from carrel.cli.running import print_result, shown
+from carrel.execution.settings import Limits
 
 
 @waits
@@ -35,30 +32,25 @@ async def run(
         list[str] | None, typer.Option(metavar="PACKAGE", help="A package it needs; again for more.")
     ] = None,
     python: Annotated[str | None, typer.Option(metavar="VERSION", help="The Python to run it in.")] = None,
-    base: Annotated[Path | None, typer.Option(metavar="DIR", help="Where environments are kept.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+    base: Base = None,
+    as_json: Json = False,
 ) -> None:
     """Run Python code in a session of its own, sandboxed where this machine can, and print what comes of it."""
-    config = SubprocessConfig(
+    text = source(code)
+    session = carrel.Session.subprocess(
+        chosen(base),
         timeout=timeout or None,
         sandbox=sandbox,
         network=network,
         workspace=workspace,
         workspace_mode="rw" if write else "overlay",
         limits=Limits(memory=size_in_bytes(memory) if memory else None),
-        deps=tuple(dep or ()),
+        extra_deps=dep,
         python_version=python,
-        base=base,
     )
-    text = source(code)
-    async with SubprocessExecutor(config) as executor:
-        result = await executor.run(text) if as_json else await _shown(executor, text)
-    if as_json:
-        show.print_json(as_data(result))
-    elif result.error is not None:
-        _write(sys.stderr, result.error + "\n")
-    elif result.value is not None:
-        _write(sys.stdout, f"{result.value!r}\n")
+    async with session:
+        result = await session.run(text) if as_json else await shown(session, text)
+    print_result(result, as_json)
     if result.error is not None:
         raise typer.Exit(FAILED)
 
@@ -86,23 +78,3 @@ def source(code: str) -> str:
     if code.endswith(".py") and "\n" not in code and " " not in code:
         raise WrongUsage(f"there is no file {code}")
     return code
-
-
-async def _shown(executor: SubprocessExecutor, code: str) -> ExecutionResult:
-    async for item in executor.stream(code):
-        if isinstance(item, Output):
-            _write(sys.stdout if item.stream == "stdout" else sys.stderr, item.text)
-        else:
-            return item
-    raise AssertionError("a stream ends with its result")
-
-
-def _write(stream: Any, text: str) -> None:
-    """To a terminal without what would act on it, to a pipe as it is."""
-    stream.write(inert(text) if stream.isatty() else text)
-    stream.flush()
-
-
-def as_data(result: ExecutionResult) -> dict[str, Any]:
-    """The result as JSON; values that JSON has not are tagged as on the worker's line."""
-    return {**asdict(result), "value": values.encode(result.value), "is_ok": result.is_ok}

@@ -72,16 +72,17 @@ def print_indented(text: "Text", by: int = 2) -> None:
 
 def print_json(value: Any) -> None:
     """One JSON document."""
-    _write(_json(value, orjson.OPT_INDENT_2))
+    _write(json_text(value))
 
 
 def print_json_line(value: Any) -> None:
     """One JSON document on one line, handed on at once."""
-    _write(_json(value, 0))
+    _write(json_text(value, 0))
     sys.stdout.flush()
 
 
-def _json(value: Any, option: int) -> str:
+def json_text(value: Any, option: int = orjson.OPT_INDENT_2) -> str:
+    """Data as JSON."""
     try:
         return orjson.dumps(value, option=option).decode()
     except TypeError:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from carrel.storage.catalogue import Found
 
 if TYPE_CHECKING:
-    from carrel.meaning import Vectors
+    from carrel.meaning.seam import Vectors
 
 _GROWTH = 1.5
 

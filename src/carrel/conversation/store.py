@@ -34,7 +34,7 @@ from carrel.errors import (
 )
 from carrel.events import Event, EventType, bus
 from carrel.home import resolve_sessions_dir
-from carrel.meaning import Embedder, default_embedder
+from carrel.meaning import Embedder, plain_embedder
 from carrel.storage.file_store import FileStore
 from carrel.storage.seam import Store
 
@@ -485,7 +485,8 @@ class SessionStore:
     async def search(self, query: str, limit: int = 10) -> list[SearchHit]:
         """Messages that say this, in these words or in others, over all sessions."""
         if self._search is None:
-            embedder = default_embedder() if self._embedder == "default" else self._embedder
+            # MiniLM would read a thousand sessions for ten minutes, and the first search waits for it.
+            embedder = plain_embedder() if self._embedder == "default" else self._embedder
             path = self.data_dir / ".catalogue.sqlite3" if self.data_dir is not None else None
             self._search = SessionSearch(self._logs.store, self._prefix, path, embedder)
         return await self._search.query(query, limit)

@@ -9,7 +9,7 @@ from typing import Any
 
 from carrel import errors
 from carrel.errors import CarrelError
-from carrel.execution.executor import Handler
+from carrel.execution.executor import RUN_OUTPUT, Handler
 from carrel.execution.host_line import Record
 from carrel.worker import values
 from carrel.worker.line import LineBroken
@@ -32,28 +32,40 @@ def handler_for(handlers: dict[str, Handler], name: str) -> Handler:
 
 
 def told(problem: BaseException) -> dict[str, Any]:
-    """An exception as the code inside gets it: its class by name, and the builtins that it is."""
+    """An exception as the code inside gets it: its class by name, what else it is, and what it knows as data."""
     name = "LookupError" if isinstance(problem, NoSuchName) else type(problem).__name__
-    return {"type": name, "message": str(problem), "also": _builtins_of(type(problem))}
+    error = {"type": name, "message": str(problem), "also": _also(type(problem))}
+    if isinstance(problem, CarrelError):
+        own = {name: value for name, value in vars(problem).items() if not name.startswith("_")}
+        if own:
+            error["attributes"] = values.encode(own)
+    return error
 
 
 def known_errors() -> dict[str, list[str]]:
-    """carrel's own errors, and the builtins that each is: code inside may catch them by name."""
+    """carrel's own errors, parents first, and what else each is: code inside may catch them by name."""
     kinds = [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, CarrelError)]
-    return {kind.__name__: _builtins_of(kind) for kind in kinds}
+    return {kind.__name__: _also(kind) for kind in kinds}
 
 
-def _builtins_of(kind: type[BaseException]) -> list[str]:
-    found = [other for other in kind.__mro__ if getattr(builtins, other.__name__, None) is other]
-    return [other.__name__ for other in found if other not in (object, BaseException, Exception)]
+def _also(kind: type[BaseException]) -> list[str]:
+    """The errors of carrel's own that it is, and the builtins."""
+    above = [other for other in kind.__mro__[1:] if other not in (object, BaseException, Exception)]
+    own = [other for other in above if vars(errors).get(other.__name__) is other]
+    standard = [other for other in above if getattr(builtins, other.__name__, None) is other]
+    return [other.__name__ for other in (*own, *standard)]
 
 
 class Calls:
     """The calls of one run that have no answer yet."""
 
-    def __init__(self, handlers: dict[str, Handler], send: Callable[[Record], None]) -> None:
+    def __init__(
+        self, handlers: dict[str, Handler], send: Callable[[Record], None], write: Callable[[str], None]
+    ) -> None:
         self._handlers = handlers
         self._send = send
+        self._write = write
+        self._over = False
         self._open: dict[int, asyncio.Task[None]] = {}
 
     def begin(self, record: Record) -> None:
@@ -76,6 +88,7 @@ class Calls:
 
     async def _answer(self, number: int, name: str, args: list[Any], kwargs: dict[str, Any]) -> None:
         answer: Record = {"op": "answer", "call": number}
+        RUN_OUTPUT.set(self._written)
         try:
             value = await handler_for(self._handlers, name)(name, args, kwargs)
             answer["value"] = values.encode(value)
@@ -85,8 +98,13 @@ class Calls:
             answer["error"] = told(problem)
         self._send(answer)
 
+    def _written(self, text: str) -> None:
+        if not self._over:
+            self._write(text)
+
     def cancel(self) -> None:
-        """The run is over: nobody waits for these any more."""
+        """The run is over: nobody waits for these any more, and what they still write is nobody's."""
+        self._over = True
         for task in list(self._open.values()):
             task.cancel()
 

@@ -6,6 +6,7 @@ import asyncio
 import builtins
 import contextvars
 import ctypes
+import os
 import queue
 import resource
 import sys
@@ -25,12 +26,15 @@ from carrel.worker.output import no_input
 
 Done = Callable[[Record], None]
 _set_exception = ctypes.pythonapi.PyThreadState_SetAsyncExc
+_HERE = (os.path.dirname(os.path.abspath(__file__)) + os.sep,)
+"""Where calls to the host go through, which are none of the code's own lines."""
 
 
 class CodeThread:
     """Holds the variables of one session. After `abandon` nothing it does is heard of."""
 
-    def __init__(self, given: dict[str, Any]) -> None:
+    def __init__(self, given: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
+        """`given` makes the names that code finds, for the builtins that it has."""
         self._given = given
         self._lock = threading.Lock()
         self._running = False
@@ -50,7 +54,7 @@ class CodeThread:
         own.update(input=no_input, quit=sys.exit, exit=sys.exit, display=self._display)
         names = types.ModuleType("__main__").__dict__
         names["__builtins__"] = own
-        names.update(self._given)
+        names.update(self._given(own))
         return names
 
     def _display(self, *shown: object) -> None:
@@ -154,7 +158,7 @@ def _told(problem: BaseException) -> Record:
     trace = problem.__traceback__
     while trace is not None and not trace.tb_frame.f_code.co_filename.startswith("<cell "):
         trace = trace.tb_next
-    return {"error": telling.told(problem.with_traceback(trace)), "error_type": type(problem).__name__}
+    return {"error": telling.told(problem.with_traceback(trace), _HERE), "error_type": type(problem).__name__}
 
 
 def _nothing() -> None:

@@ -7,28 +7,39 @@ import fcntl
 import hashlib
 import json
 import os
+import re
+import site
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from carrel.errors import EnvironmentFailed
+from carrel.errors import ConfigurationError, EnvironmentFailed
 from carrel.execution import scratch
+from carrel.execution.uv_program import output, uv
 
 READY = "carrel-ready.json"
-_FACTS = "import json, sys; print(json.dumps([sys.prefix, sys.base_prefix, sys.base_exec_prefix]))"
+_FACTS = """
+import json, sys, sysconfig
+folders = [sys.prefix, sys.base_prefix, sys.base_exec_prefix]
+packages = [sysconfig.get_path("purelib"), sysconfig.get_path("platlib")]
+print(json.dumps({"folders": folders, "packages": packages, "version": list(sys.version_info[:3])}))
+"""
 _LOCK_PAUSE = 0.02
 
 
 @dataclass(frozen=True)
 class Environment:
-    """An interpreter and the folders it needs."""
+    """An interpreter, the folders it needs, and where its packages are."""
 
     python: str
     folders: tuple[str, ...]
+    packages: tuple[str, ...] = ()
+    venv: Path | None = None
+    """The virtualenv of this base or session; None where others use the same one, or it is the host's."""
     own: Path | None = None
-    """A virtualenv that only one session has, to be removed with it."""
+    """A folder that only one session has, to be removed with it."""
 
     @property
     def path(self) -> str:
@@ -38,47 +49,91 @@ class Environment:
 
 def host_environment() -> Environment:
     """The interpreter that runs this program; nothing has to be made."""
-    return Environment(sys.executable, _folders([sys.prefix, sys.base_prefix, sys.base_exec_prefix], sys.executable))
+    folders = _folders([sys.prefix, sys.base_prefix, sys.base_exec_prefix], sys.executable)
+    return Environment(sys.executable, folders, tuple(site.getsitepackages()))
 
 
 def _folders(named: list[str], python: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys([*named, os.path.dirname(os.path.dirname(os.path.realpath(python)))]))
 
 
-async def environment(base: Path, python_version: str | None, deps: tuple[str, ...], *, cache: bool) -> Environment:
-    """With these requirements installed; EnvironmentFailed has what uv said."""
-    if not deps and python_version is None:
-        return host_environment()
-    if not cache:
-        folder = scratch.new_folder("environment") / "venv"
-        try:
-            return await _make(folder, python_version, deps, own=folder.parent)
-        except BaseException:
-            scratch.remove(folder.parent)
-            raise
-    wanted = json.dumps([python_version or sys.executable, sys.version_info[:2], sorted(deps)])
-    folder = base / "environments" / hashlib.sha256(wanted.encode()).hexdigest()[:16]
+async def shared_environment(home: Path, version: str | None, words: Sequence[str], name: str) -> Environment:
+    """With packages that were fixed before it was made, for everybody who wants the same; nobody adds to it.
+
+    `words` are what uv is told to install, and `name` says what they come to."""
+    wanted = json.dumps([version or sys.executable, sys.version_info[:2], name])
+    folder = home / "environments" / hashlib.sha256(wanted.encode()).hexdigest()[:16]
+    made = await _kept(folder, version, words)
+    return Environment(made.python, made.folders, made.packages)
+
+
+async def environment_of_base(base: Path, version: str | None) -> Environment:
+    """The one virtualenv of a base and a version of Python."""
+    wanted = version or f"{sys.version_info[0]}.{sys.version_info[1]}"
+    plain = re.fullmatch(r"\w[\w.]{0,30}", wanted) is not None
+    name = wanted if plain else hashlib.sha256(wanted.encode()).hexdigest()[:16]
+    return await _kept(base.absolute() / "environments" / f"python-{name}", version)
+
+
+async def environment_at(folder: Path, version: str | None) -> Environment:
+    """A virtualenv where a person wants it, or has it already; what is something else is left alone."""
+    folder = folder.absolute()
+    found = _ready(folder)
+    if found is None and folder.exists() and any(folder.iterdir()):
+        if not os.access(folder / "bin" / "python", os.X_OK) or not (folder / "pyvenv.cfg").exists():
+            raise ConfigurationError(f"venv_path is {folder}, which is neither empty nor a virtualenv; name another")
+        found = await _marked(folder)
+    found = found or await _kept(folder, version)
+    if version is not None and re.fullmatch(r"[\d.]+", version):
+        has = json.loads((folder / READY).read_text(encoding="utf-8")).get("version", [])
+        if has[: version.count(".") + 1] != [int(part) for part in version.split(".") if part]:
+            is_now = ".".join(map(str, has))
+            raise ConfigurationError(f"venv_path is {folder}, a virtualenv of Python {is_now}; {version} is wanted")
+    return found
+
+
+async def own_environment(version: str | None) -> Environment:
+    """A virtualenv for one session, thrown away with it."""
+    folder = scratch.new_folder("environment")
+    try:
+        made = await _make(folder / "venv", version)
+    except BaseException:
+        scratch.remove(folder)
+        raise
+    return Environment(made.python, made.folders, made.packages, made.venv, folder)
+
+
+async def _kept(folder: Path, version: str | None, words: Sequence[str] = ()) -> Environment:
     found = _ready(folder)
     if found is not None:
         return found
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    async with _locked(folder.with_suffix(".lock")):
-        return _ready(folder) or await _make(folder, python_version, deps)
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as problem:
+        raise EnvironmentFailed(f"no virtualenv can be kept in {folder.parent}: {problem.strerror}") from None
+    async with locked(folder.with_name(f"{folder.name}.lock")):
+        return _ready(folder) or await _make(folder, version, words)
 
 
 def _ready(folder: Path) -> Environment | None:
+    """What is there, if it was made whole and made here: a virtualenv that was moved does not work."""
     try:
         facts = json.loads((folder / READY).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        python = str(folder / "bin" / "python")
+        if facts["folders"][0] != str(folder) or not os.access(python, os.X_OK):
+            return None
+        return Environment(python, tuple(facts["folders"]), tuple(facts["packages"]), folder)
+    except (OSError, ValueError, KeyError, TypeError, IndexError):
         return None
-    python = str(folder / "bin" / "python")
-    return Environment(python, tuple(facts["folders"])) if os.access(python, os.X_OK) else None
 
 
 @asynccontextmanager
-async def _locked(file: Path) -> AsyncIterator[None]:
+async def locked(file: Path) -> AsyncIterator[None]:
     """The lock goes with the process that holds it, however it ends."""
-    descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as problem:
+        raise EnvironmentFailed(f"nothing can be installed in {file.parent}: {problem.strerror}") from None
     try:
         while True:
             try:
@@ -91,46 +146,20 @@ async def _locked(file: Path) -> AsyncIterator[None]:
         os.close(descriptor)
 
 
-async def _make(folder: Path, version: str | None, deps: tuple[str, ...], own: Path | None = None) -> Environment:
+async def _make(folder: Path, version: str | None, words: Sequence[str] = ()) -> Environment:
     scratch.remove(folder)  # What is there without its mark was left half made.
+    await uv("venv", "--quiet", "--no-project", "--python", version or sys.executable, str(folder))
+    if words:
+        await uv("pip", "install", "--quiet", "--python", str(folder / "bin" / "python"), *words)
+    return await _marked(folder)
+
+
+async def _marked(folder: Path) -> Environment:
     python = str(folder / "bin" / "python")
-    await _uv("venv", "--quiet", "--no-project", "--python", version or sys.executable, str(folder))
-    if deps:
-        await _uv("pip", "install", "--quiet", "--python", python, "--", *deps)
-    said = await _output([python, "-I", "-c", _FACTS])
-    folders = _folders([str(folder), *json.loads(said)], python)
+    facts = json.loads(await output([python, "-I", "-c", _FACTS]))
+    facts["folders"] = _folders([str(folder), *facts["folders"]], python)
+    facts["packages"] = list(dict.fromkeys(facts["packages"]))
     mark = folder / f"{READY}.new"
-    mark.write_text(json.dumps({"folders": folders, "deps": deps}), encoding="utf-8")
+    mark.write_text(json.dumps(facts), encoding="utf-8")
     mark.replace(folder / READY)
-    return Environment(python, folders, own)
-
-
-async def _uv(*words: str) -> None:
-    await _output([_uv_program(), *words])
-
-
-def _uv_program() -> str:
-    try:
-        import uv  # noqa: PLC0415 -- only a session with requirements of its own needs it
-    except ImportError:
-        raise EnvironmentFailed("uv is not installed; `pip install uv` brings it") from None
-    return str(uv.find_uv_bin())
-
-
-async def _output(command: list[str]) -> bytes:
-    process = await asyncio.create_subprocess_exec(
-        *command,
-        stdin=asyncio.subprocess.DEVNULL,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-    )
-    try:
-        out, errors = await process.communicate()
-    except BaseException:
-        process.kill()
-        await process.wait()
-        raise
-    if process.returncode != 0:
-        said = errors.decode("utf-8", "replace").strip() or out.decode("utf-8", "replace").strip()
-        raise EnvironmentFailed(f"{' '.join(command[:4])} … failed: {said[-2000:]}")
-    return out
+    return Environment(python, tuple(facts["folders"]), tuple(facts["packages"]), folder)

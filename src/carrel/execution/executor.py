@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, Self, runtime_checkable
 
 Handler = Callable[[str, list[Any], dict[str, Any]], Awaitable[Any]]
 """Answers calls from inside: the whole name (`tools.curl.get`), the positional and the named arguments."""
+
+RUN_OUTPUT: ContextVar[Callable[[str], None] | None] = ContextVar("carrel_run_output", default=None)
+"""While a handler answers a call: writes into the stdout of the run that called; afterwards it does nothing."""
 
 State = Literal["kept", "restored", "lost"]
 
@@ -107,7 +111,7 @@ class Executor(Protocol):
         `timeout` in seconds; None takes the executor's own. Cancelling the caller stops the code.
         """
 
-    def stream(self, code: str, timeout: float | None = None) -> AsyncIterator[Output | ExecutionResult]:
+    def stream(self, code: str, timeout: float | None = None) -> AsyncGenerator[Output | ExecutionResult]:
         """The same, with what is written as it comes, the result last. Closing the iterator stops the code."""
 
     async def interrupt(self) -> bool:
@@ -141,6 +145,20 @@ class Executor(Protocol):
 
     async def diff(self) -> str:
         """The same as a unified diff."""
+
+    async def install(self, requirements: Sequence[str], constraints: Sequence[str] = ()) -> dict[str, str]:
+        """Have these packages importable, also in a run that is under way; never waits for it.
+
+        Returns the versions of what was added or changed, by name; nothing where all was there. Raises DependencyError
+        with what the installer said, and nothing has changed then. `constraints` bound versions and install nothing."""
+
+    async def uninstall(self, names: Sequence[str]) -> list[str]:
+        """Remove these packages; returns those that were there. What is in memory already stays there.
+
+        Raises DependencyError where one is there and not the session's to remove."""
+
+    async def installed(self) -> dict[str, str]:
+        """The version of each package that code can import, by its normalized name."""
 
     async def fork(self) -> Self:
         """Another executor with the same variables and files, from now on apart; ForkRefused changes nothing."""

@@ -6,26 +6,37 @@ import asyncio
 import os
 import shutil
 import signal
+import threading
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from carrel.errors import ExecutorClosed, ForkRefused
-from carrel.execution import file_changes, requests, scratch, thread_streams
+from carrel.errors import CarrelError, ExecutorClosed, ForkRefused
+from carrel.execution import file_changes, import_paths, requests, scratch, thread_streams
 from carrel.execution.bounded_output import BoundedOutput
 from carrel.execution.calls import handler_for, told
 from carrel.execution.code_thread import CodeThread
-from carrel.execution.executor import CommandResult, ExecutionResult, FileChange, FileEntry, Handler, Output
+from carrel.execution.executor import (
+    RUN_OUTPUT,
+    CommandResult,
+    ExecutionResult,
+    FileChange,
+    FileEntry,
+    Handler,
+    Output,
+)
 from carrel.execution.host_line import Record
-from carrel.execution.outcome import Stop, closed_result, finished, stopped
+from carrel.execution.outcome import Stop, closed_result, failed_result, finished, stopped
+from carrel.execution.packages import Packages, in_process_packages
 from carrel.execution.pipes import OutputPipe
 from carrel.execution.settings import InProcessConfig
 from carrel.execution.streaming import Streaming, streamed
+from carrel.execution.uv_program import has_uv
 from carrel.worker import files, values
-from carrel.worker.host import Remote
 from carrel.worker.host_errors import raised
+from carrel.worker.namespaces import namespaces
 
 _LOOK = 0.02
 """Seconds after which code that waits for the host looks whether it was interrupted."""
@@ -35,7 +46,8 @@ class InProcessExecutor:
     """See `Executor` for what is promised, and `supported_capabilities` for how little of it is isolation.
 
     Code that will not be interrupted (a C function that does not return) is left behind in its thread. What code
-    starts in threads of its own writes to this process's own output, and `os._exit` ends this process.
+    starts in threads of its own writes to this process's own output, and `os._exit` ends this process. Packages that
+    are added can be imported by the whole process, until the executor is closed.
     """
 
     def __init__(self, config: InProcessConfig | None = None, *, handlers: dict[str, Handler] | None = None) -> None:
@@ -48,8 +60,11 @@ class InProcessExecutor:
         self._own_home: Path | None = None
         self._answer: asyncio.Future[Record] | None = None
         self._stop: Stop | None = None
+        self._stdout: BoundedOutput | None = None
         self._calls: set[asyncio.Task[Any]] = set()
         self._groups: dict[int, tuple[OutputPipe, OutputPipe]] = {}
+        self._packages: Packages | None = None
+        self._making = asyncio.Lock()
         self._closed = False
 
     async def __aenter__(self) -> Self:
@@ -65,15 +80,17 @@ class InProcessExecutor:
 
     async def start(self) -> None:
         async with self._turn:
-            self._started()
+            await self._started()
 
-    def _started(self) -> CodeThread:
+    async def _started(self) -> CodeThread:
         if self._closed:
             raise ExecutorClosed("this executor is closed; make another")
         if self._thread is None:
+            if self.config.base is not None or self.config.deps or self.config.deps_file is not None:
+                await self._with_packages()
             self._loop = asyncio.get_running_loop()
             if self.config.workspace is not None:
-                self._home = self.config.workspace.absolute()
+                self._home = Path(self.config.workspace).absolute()
                 self._before = file_changes.Remembered(self._home)
             else:
                 self._home = self._own_home = scratch.new_folder("workspace")
@@ -81,17 +98,33 @@ class InProcessExecutor:
             self._thread = self._new_thread()
         return self._thread
 
+    async def _with_packages(self) -> Packages:
+        async with self._making:
+            if self._closed:
+                raise ExecutorClosed("this executor is closed; make another")
+            if self._packages is None:
+                self._packages = await in_process_packages(self.config)
+                import_paths.use(str(self._packages.added))
+            return self._packages
+
     def _new_thread(self) -> CodeThread:
         names = sorted({name.partition(".")[0] for name in self.handlers})
-        return CodeThread({name: Remote(self, name) for name in names})  # type: ignore[arg-type]
+        return CodeThread(lambda builtins: namespaces(self, names, builtins))  # type: ignore[arg-type]
 
     async def close(self) -> None:
         if self._closed:
             return
         self._closed = True
         thread, self._thread = self._thread, None
-        if thread is None:
-            return
+        if thread is not None:
+            await self._end(thread)
+        async with self._making:
+            packages, self._packages = self._packages, None
+        if packages is not None:
+            import_paths.leave(str(packages.added))
+            await packages.give_back()
+
+    async def _end(self, thread: CodeThread) -> None:
         thread.interrupt()
         thread.abandon()
         self._cancel_calls()
@@ -106,15 +139,29 @@ class InProcessExecutor:
             await asyncio.to_thread(scratch.remove, self._own_home)
 
     def supported_capabilities(self) -> set[str]:
-        return {"timeout", "reset", "interrupt", "streaming"}
+        found = {"timeout", "reset", "interrupt", "streaming"}
+        if self.config.allow_runtime_deps and (has_uv() if self._packages is None else self._packages.can_install()):
+            found |= {"deps_install", "deps_uninstall"}
+        return found
+
+    # --- packages ---------------------------------------------------------------------------------------------------
+
+    async def install(self, requirements: Sequence[str], constraints: Sequence[str] = ()) -> dict[str, str]:
+        return await (await self._with_packages()).install(requirements, constraints)
+
+    async def uninstall(self, names: Sequence[str]) -> list[str]:
+        return await (await self._with_packages()).uninstall(names)
+
+    async def installed(self) -> dict[str, str]:
+        return await (await self._with_packages()).installed()
 
     # --- code -------------------------------------------------------------------------------------------------------
 
     async def run(self, code: str, timeout: float | None = None) -> ExecutionResult:
         limit = self.config.output_limit
-        return await self._run(code, timeout, BoundedOutput(limit), BoundedOutput(limit))
+        return await self._run(code, timeout, _Shared(limit), BoundedOutput(limit))
 
-    def stream(self, code: str, timeout: float | None = None) -> AsyncIterator[Output | ExecutionResult]:
+    def stream(self, code: str, timeout: float | None = None) -> AsyncGenerator[Output | ExecutionResult]:
         def run(streaming: Streaming) -> Coroutine[Any, Any, ExecutionResult]:
             loop = asyncio.get_running_loop()
             return self._run(code, timeout, _Posted(streaming.stdout, loop), _Posted(streaming.stderr, loop))
@@ -127,10 +174,14 @@ class InProcessExecutor:
         async with self._turn:
             if self._closed:
                 return closed_result()
-            thread = self._started()
-            seconds = self.config.timeout if timeout is None else timeout
+            try:
+                thread = await self._started()
+            except (CarrelError, OSError) as problem:
+                return closed_result() if self._closed else failed_result(type(problem).__name__, str(problem))
+            seconds = self.config.default_timeout if timeout is None else timeout
             self._answer = answer = self._loop.create_future()
             self._stop = stop = Stop(_Thread(self._interrupt_thread, self._leave_thread), self.config.grace)
+            self._stdout = stdout
             began = time.perf_counter()
             thread.run(code, (stdout, stderr), _delivery(self._loop, answer))
             if seconds is not None:
@@ -145,7 +196,7 @@ class InProcessExecutor:
                     record = await answer
             finally:
                 stop.over()
-                self._stop = self._answer = None
+                self._stop = self._answer = self._stdout = None
                 self._cancel_calls()
             if cancelled:
                 raise asyncio.CancelledError
@@ -178,7 +229,7 @@ class InProcessExecutor:
 
     async def reset(self) -> None:
         async with self._turn:
-            self._started().reset()
+            (await self._started()).reset()
 
     async def fork(self) -> InProcessExecutor:
         raise ForkRefused("code that runs in the host's own process cannot be forked apart from it; use a subprocess")
@@ -209,6 +260,13 @@ class InProcessExecutor:
         if task is not None:
             self._calls.add(task)
             task.add_done_callback(self._calls.discard)
+        stdout = self._stdout
+
+        def write(text: str) -> None:
+            if stdout is not None and stdout is self._stdout:
+                stdout.add(text.encode("utf-8", "backslashreplace"))
+
+        RUN_OUTPUT.set(write)
         try:
             arguments = values.decode(encoded)
             answer = await handler_for(self.handlers, name)(name, list(arguments["args"]), dict(arguments["kwargs"]))
@@ -232,7 +290,7 @@ class InProcessExecutor:
         stdin: bytes | str | None = None,
     ) -> CommandResult:
         async with self._turn:
-            self._started()
+            await self._started()
             out, err = BoundedOutput(self.config.output_limit), BoundedOutput(self.config.output_limit)
             words = ["/bin/sh", "-c", command] if isinstance(command, str) else [str(word) for word in command]
             pipes = OutputPipe(), OutputPipe()
@@ -242,7 +300,7 @@ class InProcessExecutor:
                 process = await asyncio.create_subprocess_exec(
                     *words,
                     cwd=self._home / (cwd or ""),
-                    env={**os.environ, **(env or {})},
+                    env={**os.environ, **self._path_of_packages(), **(env or {})},
                     stdin=asyncio.subprocess.DEVNULL if stdin is None else asyncio.subprocess.PIPE,
                     stdout=pipes[0].write_end,
                     stderr=pipes[1].write_end,
@@ -279,6 +337,13 @@ class InProcessExecutor:
             code = 124 if timed_out else code if code >= 0 else 128 - code
             return CommandResult(out.text(), err.text(), code, time.perf_counter() - began, timed_out)
 
+    def _path_of_packages(self) -> dict[str, str]:
+        """For commands, which know nothing of this process's own path."""
+        if self._packages is None:
+            return {}
+        paths = {"PYTHONPATH": f"{self._packages.added}", "PATH": f"{self._packages.added}/bin"}
+        return {name: os.pathsep.join(filter(None, (os.environ.get(name), path))) for name, path in paths.items()}
+
     async def read_file(self, path: str) -> bytes:
         return await requests.read_file(self._ask, path)
 
@@ -301,7 +366,7 @@ class InProcessExecutor:
 
     async def _ask(self, record: Record) -> Record:
         async with self._turn:
-            self._started()
+            await self._started()
             return await asyncio.to_thread(self._file, record)
 
     def _file(self, record: Record) -> Record:
@@ -322,6 +387,18 @@ class _Thread:
 
     def kill(self, why: str = "") -> None:
         self._leave(why)
+
+
+class _Shared(BoundedOutput):
+    """Takes output of the code's thread, and of handlers in the loop's."""
+
+    def __init__(self, limit: int) -> None:
+        super().__init__(limit)
+        self._lock = threading.Lock()
+
+    def add(self, data: bytes) -> None:
+        with self._lock:
+            super().add(data)
 
 
 class _Posted(BoundedOutput):

@@ -123,7 +123,7 @@ class LiveSession:
 
     def _begin_run(self, stdout: Sink, stderr: Sink) -> None:
         """From here on output has somewhere to go, and the worker may call the host."""
-        self._calls = Calls(self._handlers, self._answer_call)
+        self._calls = Calls(self._handlers, self._answer_call, self._write)
         # What came since the last run belongs to nobody.
         self.stdout.drain()
         self.stderr.drain()
@@ -143,6 +143,12 @@ class LiveSession:
         finally:
             self.stdout.handed_over()
             self.stderr.handed_over()
+
+    def _write(self, text: str) -> None:
+        """Into the run's stdout, after what its code has written so far."""
+        self.stdout.drain()
+        if self.stdout.sink is not None:
+            self.stdout.sink(text.encode("utf-8", "backslashreplace"))
 
     def watch_output(self, on: bool) -> None:
         self.stdout.watch(on)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from carrel.errors import ConfigurationError
 from carrel.execution.bounded_output import LIMIT
@@ -38,68 +38,115 @@ class Limits:
 class Mount:
     """A folder or file of the host, shown inside."""
 
-    source: Path
+    source: Path | str
     at: str
     mode: Literal["ro", "rw"] = "ro"
 
+    def __post_init__(self) -> None:
+        _set(self, "source", path_of(self.source))
+
 
 @dataclass(frozen=True, kw_only=True)
-class SubprocessConfig:
-    """Where and how a subprocess session lives."""
+class ExecutorSettings:
+    """What every kind of executor can be told. Paths may be texts; `~` is expanded."""
 
-    timeout: float | None = 60.0
+    default_timeout: float | None = None
+    """Seconds a run may take when it names none; None is no limit."""
+    tools_path: Path | str | None = None
+    """A folder with tool definitions, for the session that has this executor."""
+    deps: Sequence[str] = ()
+    """Requirements that are installed before the first run."""
+    deps_file: Path | str | None = None
+    """A requirements.txt whose requirements are installed with them; it may come to be later."""
+    allow_runtime_deps: bool = True
+    """Whether packages may be added and removed while the session lives."""
+    wheelhouse: Path | str | None = None
+    """A folder of wheels to install from, instead of the package index: for machines without a network."""
+    base: Path | str | None = None
+    """The folder that the session belongs to; its packages are kept below it and are nobody else's."""
+    workspace: Path | str | None = None
+    """The folder that code and commands work in; None is an empty one that goes with the session."""
+    output_limit: int = LIMIT
+    """Bytes kept of each stream of a run or a command."""
+    grace: float = 1.0
+    """Seconds between the interrupt of a run whose time is up and its end by force."""
+
+    def __post_init__(self) -> None:
+        if isinstance(self.deps, str):
+            raise ConfigurationError(f"deps is {self.deps!r}; it is a list of requirements, as in [{self.deps!r}]")
+        _set(self, "deps", tuple(self.deps))
+        for name in ("tools_path", "deps_file", "wheelhouse", "base", "workspace"):
+            _set(self, name, path_of(getattr(self, name)))
+        for name in ("workspace", "wheelhouse"):
+            folder = path_of(getattr(self, name))
+            if folder is not None and not folder.is_dir():
+                raise ConfigurationError(f"the {name} {folder} is no folder")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SubprocessConfig(ExecutorSettings):
+    """Where and how a subprocess session lives.
+
+    Without `base`, `venv_path`, `deps`, `deps_file` and `python_version` the host's own Python is used and nothing has
+    to be made."""
+
+    default_timeout: float | None = 60.0
     """Seconds a run may take when it names none; None is no limit."""
     sandbox: SandboxMode | None = None
     """`required` fails where something is missing, `auto` does what this machine can; None asks CARREL_SANDBOX."""
     network: bool = True
     """The host's network; False leaves loopback only, where the sandbox can."""
-    workspace: Path | None = None
-    """The folder that code and commands work in; None is an empty one that goes with the session."""
     workspace_mode: Literal["overlay", "rw", "ro"] = "overlay"
     """`overlay` leaves the given folder as it is and keeps changes apart."""
-    mounts: tuple[Mount, ...] = ()
+    mounts: Sequence[Mount] = ()
     env: Mapping[str, str] = field(default_factory=dict)
     """Environment variables inside; nothing of the host's is there unless it is named here."""
     limits: Limits = field(default_factory=Limits)
-    deps: tuple[str, ...] = ()
-    """Requirements for a virtualenv of its own; with none (and no python_version) the host's own Python is used."""
     python_version: str | None = None
-    base: Path | None = None
-    """Where the virtualenv is cached; None is carrel's own folder."""
+    """The Python of its virtualenv, as in `3.12`; None is the version that runs this program."""
+    venv_path: Path | str | None = None
+    """Where its virtualenv is, or is made; None keeps one below `base` for each version of Python."""
     cache_venv: bool = True
     """False makes a virtualenv that is thrown away at close."""
-    preload: tuple[str, ...] = ()
+    startup_timeout: float = 60.0
+    """Seconds until its Python must be ready; making the virtualenv is not counted."""
+    allow_builds: bool = False
+    """Whether a package that code asks for may be built from source: that runs on the host, outside of the sandbox."""
+    preload: Sequence[str] = ()
     """Modules that every session has in memory already: `import` of them costs nothing then."""
     hostname: str = "carrel"
-    output_limit: int = LIMIT
-    """Bytes kept of each stream of a run or a command."""
-    grace: float = 1.0
-    """Seconds between the interrupt of a run whose time is up and its kill."""
     frozen: bool = True
     """Whether a frozen fork is kept between runs, to go on from after a crash."""
     frozen_ceiling: int = 2048 * MIB
     """Memory of the session's Python above which none is kept."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
+        _set(self, "venv_path", path_of(self.venv_path))
+        _set(self, "mounts", tuple(self.mounts))
+        _set(self, "preload", tuple(self.preload))
         if self.sandbox is not None and self.sandbox not in MODES:
             raise ConfigurationError(f"sandbox is {self.sandbox!r}; it can be {', '.join(MODES)}")
         if self.workspace_mode not in ("overlay", "rw", "ro"):
             raise ConfigurationError(f"workspace_mode is {self.workspace_mode!r}; it can be overlay, rw or ro")
-        if self.workspace is not None and not self.workspace.is_dir():
-            raise ConfigurationError(f"the workspace {self.workspace} is no folder")
 
 
 @dataclass(frozen=True, kw_only=True)
-class InProcessConfig:
+class InProcessConfig(ExecutorSettings):
     """How code runs in this very process."""
 
-    timeout: float | None = 30.0
+    default_timeout: float | None = 30.0
     """Seconds a run may take when it names none; None is no limit."""
-    workspace: Path | None = None
-    """The folder that commands and files work in; None is an empty one that goes with the session."""
-    output_limit: int = LIMIT
-    grace: float = 1.0
-    """Seconds that interrupted code has to stop before its thread is left behind."""
+
+
+def path_of(given: Path | str | None) -> Path | None:
+    """A path as it may be given, as a Path."""
+    return None if given is None else Path(given).expanduser()
+
+
+def _set(config: object, name: str, value: Any) -> None:
+    """While a frozen object is being made."""
+    object.__setattr__(config, name, value)
 
 
 def sandbox_mode(wanted: SandboxMode | None) -> SandboxMode:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import codecs
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncGenerator, Callable, Coroutine
 from typing import Any, Literal
 
 from carrel.execution.bounded_output import BoundedOutput
@@ -78,7 +78,7 @@ def _nothing_to_watch(on: bool) -> None:
 
 async def streamed(
     limit: int, run: Callable[[Streaming], Coroutine[Any, Any, ExecutionResult]]
-) -> AsyncIterator[Output | ExecutionResult]:
+) -> AsyncGenerator[Output | ExecutionResult]:
     """Run, and give out the pieces and then the result; a reader who leaves cancels the run."""
     streaming = Streaming(limit)
     task = asyncio.get_running_loop().create_task(run(streaming))

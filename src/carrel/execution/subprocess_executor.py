@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import shutil
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -16,15 +16,15 @@ from carrel.execution.bounded_output import BoundedOutput
 from carrel.execution.calls import known_errors
 from carrel.execution.confinement import Confinement, confinement
 from carrel.execution.endings import WorkerDied
-from carrel.execution.environments import Environment, environment
 from carrel.execution.executor import CommandResult, ExecutionResult, FileChange, FileEntry, Handler, Output
 from carrel.execution.host_line import Record
 from carrel.execution.live_session import LiveSession
 from carrel.execution.outcome import Stop, closed_result, failed_result, finished, stopped
-from carrel.execution.settings import SubprocessConfig, sandbox_mode
+from carrel.execution.packages import Packages, subprocess_packages
+from carrel.execution.settings import SubprocessConfig, path_of, sandbox_mode
 from carrel.execution.streaming import Streaming, streamed
-from carrel.execution.zygotes import Family, Zygote, shared
-from carrel.home import resolve_carrel_home
+from carrel.execution.uv_program import has_uv
+from carrel.execution.zygotes import Family, SpawnFailed, Zygote, shared
 from carrel.worker.line import LineBroken
 
 AT = "/workspace"
@@ -40,7 +40,8 @@ class SubprocessExecutor:
         self._turn = asyncio.Lock()
         self._session: LiveSession | None = None
         self._zygote: Zygote | None = None
-        self._environment: Environment | None = None
+        self._packages: Packages | None = None
+        self._making = asyncio.Lock()
         self._confinement: Confinement | None = None
         self._before: file_changes.Before = file_changes.Empty()
         self._scratch: Path | None = None
@@ -72,21 +73,22 @@ class SubprocessExecutor:
                 await self._session.wake()
             return self._session
         config = self.config
-        if self._environment is None:
-            base = config.base or resolve_carrel_home()
-            found = await environment(base, config.python_version, config.deps, cache=config.cache_venv)
-            self._environment = found
-        zygote = shared.take(Family(self._environment.python, config.preload))
+        packages = await self._with_packages()
+        zygote = shared.take(Family(packages.environment.python, tuple(config.preload)))
         try:
             if self._confinement is None:
                 mode = sandbox_mode(config.sandbox)
                 self._confinement = await asyncio.to_thread(confinement, mode, config)
                 await asyncio.to_thread(self._look_at_workspace)
-            if not zygote.ready.done():
-                await asyncio.wrap_future(zygote.ready)
             session = LiveSession(self.handlers)
             try:
-                await session.open(zygote, self._settings(self._environment, self._confinement))
+                async with asyncio.timeout(config.startup_timeout):
+                    if not zygote.ready.done():
+                        await asyncio.shield(asyncio.wrap_future(zygote.ready))
+                    await session.open(zygote, self._settings(packages, self._confinement))
+            except TimeoutError:
+                await session.close()
+                raise SpawnFailed("start", None, f"it was not ready within {config.startup_timeout:g} s") from None
             except BaseException:
                 await session.close()
                 raise
@@ -96,9 +98,17 @@ class SubprocessExecutor:
         self._zygote, self._session = zygote, session
         return session
 
+    async def _with_packages(self) -> Packages:
+        async with self._making:
+            if self._closed:
+                raise ExecutorClosed("this executor is closed; make another")
+            if self._packages is None:
+                self._packages = await subprocess_packages(self.config)
+            return self._packages
+
     def _look_at_workspace(self) -> None:
         """Remember how it begins; without a file system of its own the session gets a copy to work on."""
-        given, mode = self.config.workspace, self.config.workspace_mode
+        given, mode = path_of(self.config.workspace), self.config.workspace_mode
         confined = self._confinement is not None and self._confinement.confined
         if given is not None:
             self._before = file_changes.Remembered(given) if mode == "rw" else file_changes.Folder(given)
@@ -109,9 +119,9 @@ class SubprocessExecutor:
             shutil.copytree(given, self._scratch, symlinks=True, dirs_exist_ok=True)
             self._before = file_changes.Copied(given, self._scratch)
 
-    def _settings(self, environment: Environment, confinement: Confinement) -> dict[str, Any]:
-        config = self.config
-        source = self._scratch or config.workspace
+    def _settings(self, packages: Packages, confinement: Confinement) -> dict[str, Any]:
+        config, environment, added = self.config, packages.environment, str(packages.added)
+        source = self._scratch or path_of(config.workspace)
         mode = config.workspace_mode if self._scratch is None else "rw"
         return {
             "sandbox": "auto" if confinement.parts else "off",
@@ -119,9 +129,10 @@ class SubprocessExecutor:
             "network": config.network,
             "hostname": config.hostname,
             "workspace": {"source": str(source.absolute()) if source is not None else None, "mode": mode, "at": AT},
-            "mounts": [{"source": str(m.source.absolute()), "at": m.at, "mode": m.mode} for m in config.mounts],
-            "readonly": list(environment.folders),
-            "env": {"PATH": f"{environment.path}:{SYSTEM_PATH}", **config.env},
+            "mounts": [{"source": str(Path(m.source).absolute()), "at": m.at, "mode": m.mode} for m in config.mounts],
+            "readonly": [*environment.folders, added],
+            "packages": added,
+            "env": {"PATH": f"{environment.path}:{added}/bin:{SYSTEM_PATH}", "PYTHONPATH": added, **config.env},
             "limits": {name: getattr(config.limits, name) for name in config.limits.__dataclass_fields__},
             "names": sorted({name.partition(".")[0] for name in self.handlers}),
             "errors": known_errors(),
@@ -140,10 +151,12 @@ class SubprocessExecutor:
         # A start that was under way ends as well; it holds the turn.
         async with self._turn:
             await self._drop_session()
-        own = self._environment.own if self._environment is not None else None
-        for folder in (self._scratch, own):
-            if folder is not None:
-                await asyncio.to_thread(scratch.remove, folder)
+        async with self._making:
+            packages, self._packages = self._packages, None
+        if packages is not None:
+            await packages.give_back()
+        if self._scratch is not None:
+            await asyncio.to_thread(scratch.remove, self._scratch)
 
     async def _drop_session(self) -> None:
         session, self._session = self._session, None
@@ -159,7 +172,21 @@ class SubprocessExecutor:
         if self._confinement is None:
             mode = sandbox_mode(self.config.sandbox)
             self._confinement = confinement(mode, self.config)
-        return self._confinement.capabilities(self.config)
+        found = self._confinement.capabilities(self.config)
+        if self.config.allow_runtime_deps and (has_uv() if self._packages is None else self._packages.can_install()):
+            found |= {"deps_install", "deps_uninstall"}
+        return found
+
+    # --- packages ---------------------------------------------------------------------------------------------------
+
+    async def install(self, requirements: Sequence[str], constraints: Sequence[str] = ()) -> dict[str, str]:
+        return await (await self._with_packages()).install(requirements, constraints)
+
+    async def uninstall(self, names: Sequence[str]) -> list[str]:
+        return await (await self._with_packages()).uninstall(names)
+
+    async def installed(self) -> dict[str, str]:
+        return await (await self._with_packages()).installed()
 
     # --- code -------------------------------------------------------------------------------------------------------
 
@@ -167,7 +194,7 @@ class SubprocessExecutor:
         limit = self.config.output_limit
         return await self._run(code, timeout, BoundedOutput(limit), BoundedOutput(limit))
 
-    def stream(self, code: str, timeout: float | None = None) -> AsyncIterator[Output | ExecutionResult]:
+    def stream(self, code: str, timeout: float | None = None) -> AsyncGenerator[Output | ExecutionResult]:
         def run(streaming: Streaming) -> Coroutine[Any, Any, ExecutionResult]:
             def begun(session: LiveSession) -> None:
                 streaming.watch = session.watch_output
@@ -193,7 +220,7 @@ class SubprocessExecutor:
                 return closed_result() if self._closed else failed_result(type(problem).__name__, str(problem))
             if begun is not None:
                 begun(session)
-            seconds = self.config.timeout if timeout is None else timeout
+            seconds = self.config.default_timeout if timeout is None else timeout
             stop = Stop(session, self.config.grace)
             began = time.perf_counter()
             self._stop = stop
@@ -288,7 +315,7 @@ class SubprocessExecutor:
                 self._zygote.give_back()
                 raise
             fork._zygote = self._zygote
-            fork._environment = self._environment
+            fork._packages = self._packages.take() if self._packages is not None else None
             fork._confinement = self._confinement
             fork._before = self._before
             return fork

@@ -88,6 +88,22 @@ def use() -> None:
             sys.stdout, sys.stderr = Routed(0, sys.stdout), Routed(1, sys.stderr)
 
 
+def renew() -> None:
+    """Before a run: the program may have put other streams in place since; they are the ones to go on to."""
+    global _replaced
+    with _lock:
+        if _replaced is not None:
+            out, err = sys.stdout, sys.stderr
+            _replaced = (
+                _replaced[0] if isinstance(out, Routed) else out,
+                _replaced[1] if isinstance(err, Routed) else err,
+            )
+            if not isinstance(out, Routed):
+                sys.stdout = Routed(0, out)
+            if not isinstance(err, Routed):
+                sys.stderr = Routed(1, err)
+
+
 def mend() -> None:
     """After a run that may have put its own streams in place of ours, or closed ours."""
     with _lock:

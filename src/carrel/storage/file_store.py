@@ -3,13 +3,15 @@
 import asyncio
 import os
 import weakref
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterable, AsyncIterator, Sequence
 from pathlib import Path
 
+from carrel.errors import KeyMissing
 from carrel.storage import file_objects
 from carrel.storage.file_changes import Cursor, FolderChanges
 from carrel.storage.file_lock import FileLocks
 from carrel.storage.file_log import OpenLogs, joined
+from carrel.storage.file_pieces import Arriving, piece_at
 from carrel.storage.file_read import DIRECT, Backward, Counted, Forward, LogView, next_block
 from carrel.storage.file_tree import FileTree, read_failed
 from carrel.storage.file_watch import FileWatch
@@ -69,6 +71,26 @@ class FileStore:
         return await asyncio.to_thread(
             file_objects.put, self._tree, key, data, only_new=only_new, only_existing=only_existing
         )
+
+    async def put_pieces(self, key: str, pieces: AsyncIterable[bytes]) -> int:
+        arriving, size = await asyncio.to_thread(Arriving, self._tree, key), 0
+        try:
+            async for piece in pieces:
+                size += len(piece)
+                await asyncio.to_thread(arriving.add, piece)
+            await asyncio.to_thread(arriving.place)
+        finally:
+            arriving.drop()
+        return size
+
+    async def pieces(self, key: str, start: int = 0) -> AsyncIterator[bytes]:
+        opened = self._tree.open(key)
+        if opened is None:
+            raise KeyMissing(f"there is no object {key!r}")
+        path, file = self._tree.path(key), opened[0]
+        while piece := await asyncio.to_thread(piece_at, path, file, start):
+            yield piece
+            start += len(piece)
 
     async def copy(self, source: str, target: str) -> None:
         await asyncio.to_thread(file_objects.copy, self._tree, source, target)

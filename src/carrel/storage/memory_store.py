@@ -5,13 +5,14 @@ import contextlib
 import threading
 import time
 import uuid
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterable, AsyncIterator, Sequence
 from dataclasses import dataclass, field
 
 from carrel.errors import KeyMissing, StorageWriteError
 from carrel.storage.seam import MAX_RECORD, Block, Changes, Lock, Stamp, checked_key, process_name
 
 _BLOCK_RECORDS = 512
+_PIECE = 1024 * 1024
 
 
 @dataclass(eq=False)
@@ -86,6 +87,21 @@ class MemoryStore:
                 return False
             self._put(key, bytes(data))
         return True
+
+    async def put_pieces(self, key: str, pieces: AsyncIterable[bytes]) -> int:
+        checked_key(key)
+        data = b"".join([bytes(piece) async for piece in pieces])
+        with self._guard:
+            self._put(key, data)
+        return len(data)
+
+    async def pieces(self, key: str, start: int = 0) -> AsyncIterator[bytes]:
+        data = await self.get(key)
+        if data is None:
+            raise KeyMissing(f"there is no object {key!r}")
+        for offset in range(start, len(data), _PIECE):
+            yield data[offset : offset + _PIECE]
+            await asyncio.sleep(0)
 
     def _put(self, key: str, data: bytes) -> None:
         if isinstance(self._kept.get(key), _Log):

@@ -145,7 +145,7 @@ class RedisConnections:
             except self._redis.exceptions.NoScriptError:
                 return await self._sent(client, ("EVAL", text, *rest), then)
 
-        if name in ("folders", "changed"):
+        if name in ("folders", "changed", "piece"):
             with self._in_our_words("reading", what):
                 return await self._read(client, send)
         with self._in_our_words("writing", what):

@@ -3,11 +3,12 @@
 import logging
 import threading
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterable, AsyncIterator, Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple
 
 from carrel.errors import KeyMissing, StorageReadError, StorageUnavailable, StorageWriteError
+from carrel.storage import redis_pieces
 from carrel.storage.call_order import CallOrder
 from carrel.storage.redis_connection import RedisConnections
 from carrel.storage.redis_lock import RedisLock
@@ -100,6 +101,14 @@ class RedisStore:
         answer = await self._connections.run("put", repr(key), key, int(only_new), int(only_existing), data)
         return self._done(answer, key, unwanted=False)
 
+    async def put_pieces(self, key: str, pieces: AsyncIterable[bytes]) -> int:
+        answer, size = await redis_pieces.placed(self._connections, checked_key(key), pieces, _MAX_OBJECT)
+        self._done(answer, key)
+        return size
+
+    def pieces(self, key: str, start: int = 0) -> AsyncIterator[bytes]:
+        return redis_pieces.read(self._connections, key, start)
+
     async def delete(self, key: str) -> bool:
         checked_key(key)
         answer = await self._connections.run("delete", repr(key), key, _GRAVE_MS, _REMEMBERED_DELETES)
@@ -120,6 +129,8 @@ class RedisStore:
             return values[said]
         if said == "log":
             raise StorageWriteError(f"{key!r} is a log and cannot be replaced by an object; delete it first")
+        if said == "lost":
+            raise StorageWriteError(f"the pieces of {key!r} took too long and are gone; nothing was written")
         raise KeyMissing(f"there is no object {source!r} to copy to {key!r}")
 
     async def folders(self, prefix: str = "") -> list[str]:

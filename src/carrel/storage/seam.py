@@ -3,7 +3,7 @@
 import os
 import re
 import socket
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterable, AsyncIterator, Sequence
 from functools import lru_cache
 from typing import NamedTuple, Protocol, runtime_checkable
 
@@ -95,6 +95,17 @@ class Store(Protocol):
 
         With `only_new`, False and nothing written when the key is there already. With `only_existing`, False and
         nothing written when it is not there: a put in flight never brings back what a delete removed meanwhile."""
+
+    async def put_pieces(self, key: str, pieces: AsyncIterable[bytes]) -> int:
+        """`put` for an object that is too large to hold; returns its size in bytes.
+
+        Nothing is to be seen of it before its last piece is there. When the pieces raise, or this is cancelled,
+        nothing was written."""
+
+    def pieces(self, key: str, start: int = 0) -> AsyncIterator[bytes]:
+        """The object's bytes from `start` on, piece by piece; `KeyMissing` when there is none.
+
+        All of one version: `StorageReadError` where it was replaced meanwhile and the rest cannot be had."""
 
     async def delete(self, key: str) -> bool:
         """Remove the object or log and everything below `key/`; False when there was nothing.

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import builtins
 import gc
 import os
 import resource
+import site
 import sys
 from collections.abc import Callable
 from typing import Any
 
 from . import display, telling, values
 from .cells import Cell, add_builtin, mend, new_namespace
-from .host import Host, Remote
+from .host import Host
 from .host_errors import error_class
 from .interrupts import Interrupts
 from .line import Record
 from .loops import CellLoop
+from .namespaces import namespaces
 from .output import NoInput, StandardStreams, no_input
 
 _SCALARS = (type(None), bool, int, float, str, bytes)
@@ -42,6 +45,7 @@ class Running:
         add_builtin("display", self._display)
         for name, also in (settings.get("errors") or {}).items():
             add_builtin(str(name), error_class(str(name), [str(other) for other in also]))
+        _add_packages(settings.get("packages"))
         self.reset()
 
     def reset(self) -> None:
@@ -52,8 +56,7 @@ class Running:
         sys.argv = [""]
         self.loop.forget()
         self._names = new_namespace()
-        for name in self._names_of_host:
-            self._names[name] = Remote(self._host, name)
+        self._names.update(namespaces(self._host, self._names_of_host, builtins))
         gc.collect()
 
     def run(self, code: str, before_it: Callable[[Cell], None], unsafe: Callable[[], None]) -> Record:
@@ -125,6 +128,14 @@ class Running:
 
 _INHERITED = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 """A program begins with the peak of the process that started it, which may have been far larger."""
+
+
+def _add_packages(folder: object) -> None:
+    """A folder of packages in front of the interpreter's own, and behind the standard library."""
+    if isinstance(folder, str) and folder not in sys.path:
+        own = [number for number, path in enumerate(sys.path) if path.endswith(("site-packages", "dist-packages"))]
+        sys.path.insert(own[0] if own else len(sys.path), folder)
+        site.addsitedir(folder)  # It is on the path already: this reads the `.pth` files of its packages.
 
 
 def _usage() -> tuple[float, int]:

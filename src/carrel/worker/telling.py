@@ -12,11 +12,12 @@ _FOLDERS = (_HERE, *(sysconfig.get_paths()[kind] for kind in ("stdlib", "platstd
 _LIBRARIES = ("<frozen ", *(path + os.sep for path in (*_FOLDERS, *map(os.path.realpath, _FOLDERS))))
 
 
-def told(problem: BaseException) -> str:
-    """The traceback as Python prints it, without the frames of this program and of installed packages."""
+def told(problem: BaseException, besides: tuple[str, ...] = ()) -> str:
+    """The traceback as Python prints it, without the frames of this program and of installed packages, and without
+    those of files that begin so."""
     try:
         trace = TracebackException(type(problem), problem, problem.__traceback__, limit=-2000)
-        _strip(trace, set())
+        _strip(trace, set(), (*_LIBRARIES, *besides))
         text = "".join(trace.format()).rstrip("\n")
     except Exception as worse:  # noqa: BLE001 - the exception's own __str__ may raise anything
         text = f"{type(problem).__name__} (and telling of it raised {type(worse).__name__})"
@@ -53,12 +54,12 @@ def kind(problem: BaseException) -> str:
     return name if isinstance(name, str) else "Exception"
 
 
-def _strip(trace: TracebackException, seen: set[int]) -> None:
+def _strip(trace: TracebackException, seen: set[int], hidden: tuple[str, ...]) -> None:
     if id(trace) in seen:
         return
     seen.add(id(trace))
-    mine = [frame for frame in trace.stack if not frame.filename.startswith(_LIBRARIES)]
+    mine = [frame for frame in trace.stack if not frame.filename.startswith(hidden)]
     trace.stack = StackSummary.from_list(mine)
     for inner in (trace.__cause__, trace.__context__, *(getattr(trace, "exceptions", None) or ())):
         if inner is not None:
-            _strip(inner, seen)
+            _strip(inner, seen, hidden)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from carrel.errors import SessionNotFound
-from carrel.execution.executor import Handler
+from carrel.errors import SessionNotFound, ToolTimeoutError
+from carrel.execution.executor import RUN_OUTPUT, Handler, Output
 from tests.execution.conftest import Start
 
 
@@ -70,6 +71,18 @@ async def test_an_error_of_our_own_is_also_the_builtin(start: Start) -> None:
     assert (await executor.run(code.replace("KeyError", "SessionNotFound"))).is_ok
 
 
+async def test_an_error_of_our_own_keeps_its_parents_and_what_it_knows(start: Start) -> None:
+    async def fail(name: str, args: list[Any], kwargs: dict[str, Any]) -> Any:
+        problem = ToolTimeoutError("too slow")
+        problem.exit_code = 7  # type: ignore[attr-defined]
+        raise problem
+
+    executor = start(handlers={"fail": fail})
+    for name in ("ToolTimeoutError", "ToolCallError", "CarrelError", "TimeoutError", "RuntimeError"):
+        result = await executor.run(f"try:\n    fail()\nexcept {name} as e:\n    found = str(e), e.exit_code\nfound")
+        assert (result.error, result.value) == (None, ("too slow", 7))
+
+
 async def test_a_name_that_nobody_answers(start: Start) -> None:
     executor = start(handlers={"tools.known": echo})
     assert (await executor.run("tools.known.x()")).is_ok
@@ -122,3 +135,39 @@ async def test_calls_from_threads(start: Start) -> None:
     code = "from concurrent.futures import ThreadPoolExecutor\nwith ThreadPoolExecutor(4) as pool:\n"
     code += "    found = list(pool.map(lambda n: tools.t(n)[1], range(20)))\nfound"
     assert (await executor.run(code)).value == [[n] for n in range(20)]
+
+
+async def test_a_handler_can_write_into_the_run_that_called(start: Start) -> None:
+    kept: list[Callable[[str], None] | None] = []
+
+    async def tell(name: str, args: list[Any], kwargs: dict[str, Any]) -> Any:
+        write = RUN_OUTPUT.get()
+        assert write is not None
+        write(f"host: {args[0]} ü\n")
+        kept.append(write)
+
+    executor = start(handlers={"tell": tell})
+    result = await executor.run("print('one')\ntell('two')\nprint('three')")
+    assert result.stdout == "one\nhost: two ü\nthree\n"
+    assert RUN_OUTPUT.get() is None
+    pieces = [item async for item in executor.stream("tell('early')\nprint('late')")]
+    assert "".join(item.text for item in pieces if isinstance(item, Output)) == "host: early ü\nlate\n"
+    write = kept[0]
+    assert write is not None
+    write("after its run\n")
+    assert (await executor.run("tell('again')")).stdout == "host: again ü\n"
+
+
+async def test_what_many_handlers_and_the_code_write_at_once_is_all_there(start: Start) -> None:
+    async def tell(name: str, args: list[Any], kwargs: dict[str, Any]) -> Any:
+        write = RUN_OUTPUT.get()
+        assert write is not None
+        for _ in range(200):
+            write("h\n")
+            await asyncio.sleep(0)
+
+    executor = start(handlers={"tell": tell})
+    code = "import asyncio\ntasks = [asyncio.ensure_future(tell.call_async()) for _ in range(5)]\n"
+    code += "for _ in range(1000):\n    print('c')\n    await asyncio.sleep(0)\nfor task in tasks: await task"
+    lines = (await executor.run(code)).stdout.splitlines()
+    assert (lines.count("h"), lines.count("c"), len(lines)) == (1000, 1000, 2000)

@@ -19,13 +19,13 @@ async def test_a_timeout_interrupts_and_keeps_the_variables(executor: Executor) 
 
 
 async def test_the_executors_own_timeout_holds_when_a_run_names_none(start: Start) -> None:
-    executor = start(timeout=0.3)
+    executor = start(default_timeout=0.3)
     assert (await executor.run("while True: pass")).error_type == "Timeout"
     assert (await executor.run("1")).value == 1
 
 
 async def test_no_timeout_at_all(start: Start) -> None:
-    executor = start(timeout=None)
+    executor = start(default_timeout=None)
     assert (await executor.run("import time; time.sleep(0.2); 1")).value == 1
     assert (await executor.run("1", timeout=float("inf"))).value == 1
 

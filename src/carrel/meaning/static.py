@@ -1,40 +1,17 @@
-"""Texts as vectors: near each other when they mean the same, whatever the words."""
+"""The embedder that comes with carrel: words as fixed vectors, averaged."""
 
-import importlib.util
-import logging
 import threading
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any
+
+from carrel.meaning.seam import speakable
 
 if TYPE_CHECKING:
-    from numpy import float32
-    from numpy.typing import NDArray
-
-    Vectors = NDArray[float32]
-
-logger = logging.getLogger(__name__)
+    from carrel.meaning.seam import Vectors
 
 _AT_ONCE = 256
 _loading = threading.Lock()
-
-
-@runtime_checkable
-class Embedder(Protocol):
-    """Gives each text a place among all others.
-
-    Called from threads, from several at once; never touches the network."""
-
-    @property
-    def name(self) -> str:
-        """Names the model and its version: vectors of different names are never compared."""
-
-    @property
-    def dimensions(self) -> int:
-        """How many numbers a vector has."""
-
-    def embed(self, texts: Sequence[str]) -> "Vectors":
-        """One row per text: of length 1, or all zeros for a text that says nothing."""
 
 
 class StaticEmbedder:
@@ -61,7 +38,7 @@ class StaticEmbedder:
         tokenizer, weights = self._load()
         vectors = numpy.zeros((len(texts), self.dimensions), dtype=numpy.float32)
         for start in range(0, len(texts), _AT_ONCE):
-            batch = [_speakable(text) for text in texts[start : start + _AT_ONCE]]
+            batch = [speakable(text) for text in texts[start : start + _AT_ONCE]]
             for row, tokens in enumerate(tokenizer.encode_batch(batch, add_special_tokens=False), start):
                 if tokens.ids:
                     vectors[row] = weights[tokens.ids].sum(axis=0)
@@ -85,18 +62,3 @@ class StaticEmbedder:
                 tokenizer.no_truncation()
                 self._loaded = tokenizer, weights
             return self._loaded
-
-
-def _speakable(text: str) -> str:
-    """The text without what cannot be written as UTF-8, which the tokenizer refuses."""
-    return text.encode("utf-8", "replace").decode("utf-8")
-
-
-def default_embedder() -> Embedder | None:
-    """The one that comes with carrel, or None where its package is missing. Loads nothing before it is used."""
-    found = importlib.util.find_spec("wordllama")
-    embedder = StaticEmbedder(Path(found.origin).parent) if found is not None and found.origin else None
-    if embedder is None or not embedder.installed:
-        logger.info("no weights of wordllama are installed: search goes by words alone")
-        return None
-    return embedder

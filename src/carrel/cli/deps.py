@@ -1,0 +1,71 @@
+"""`carrel deps …`: the packages of a base's Python."""
+
+from typing import Annotated, Any
+
+import typer
+
+from carrel.cli import show
+from carrel.cli.bases import Base, Json, group, opened
+from carrel.cli.ending import FAILED, waits
+
+app = group("The packages that sessions of a base have.")
+
+Packages = Annotated[list[str], typer.Argument(metavar="PACKAGE", help="A requirement: pandas, or pandas>=2.")]
+
+
+@app.command("list")
+@waits
+async def list_deps(base: Base = None, as_json: Json = False) -> None:
+    """The requirements, as they are written in requirements.txt."""
+    async with opened(base) as session:
+        found = await session.list_deps()
+    if as_json:
+        show.print_json(found)
+    else:
+        for requirement in found or ["No packages beyond Python's own."]:
+            show.say(requirement)
+
+
+@app.command("add")
+@waits
+async def add(packages: Packages, base: Base = None, as_json: Json = False) -> None:
+    """Install packages and put them on the list."""
+    async with opened(base, timeout=None) as session:
+        reports = [await session.add_dep(package) for package in packages]
+    _print(reports, as_json)
+
+
+@app.command("remove")
+@waits
+async def remove(packages: Packages, base: Base = None, as_json: Json = False) -> None:
+    """Uninstall packages and take them off the list."""
+    async with opened(base, timeout=None) as session:
+        reports = [await session.remove_dep(package) for package in packages]
+    _print(reports, as_json)
+
+
+@app.command("sync")
+@waits
+async def sync(base: Base = None, as_json: Json = False) -> None:
+    """Install what the list names and is not there."""
+    async with opened(base, timeout=None) as session:
+        reports = [await session.sync_deps()]
+    _print(reports, as_json)
+
+
+def _print(reports: list[dict[str, Any]], as_json: bool) -> None:
+    said: dict[str, list[str]] = {}
+    for report in reports:
+        for what, packages in report.items():
+            said.setdefault(what, [])
+            said[what] += packages if isinstance(packages, list) else []
+    if as_json:
+        show.print_json(reports[0] if len(reports) == 1 else said)
+    else:
+        for what, packages in said.items():
+            if packages:
+                show.say(f"{what.replace('_', ' ')}: {', '.join(packages)}", "red" if what == "failed" else "")
+        if not any(said.values()):
+            show.say("Nothing to do.")
+    if said.get("failed"):
+        raise typer.Exit(FAILED)

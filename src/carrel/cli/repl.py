@@ -1,0 +1,185 @@
+"""`carrel repl`: a session at the keyboard. Ctrl-C stops the code that runs, Ctrl-D ends the session."""
+
+import ast
+import asyncio
+import codeop
+import concurrent.futures
+import contextlib
+import re
+import sys
+import threading
+from collections.abc import Callable, Coroutine, Iterator
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+import typer
+
+import carrel
+from carrel.cli import show
+from carrel.cli.bases import Base, chosen
+from carrel.cli.running import print_result, shown, write
+
+T = TypeVar("T")
+_HISTORY = 2000
+_WORD = re.compile(r"[\w.]*$")
+GREETING = "Python in a session of its own. !COMMAND runs a command; Tab completes; Ctrl-C stops code, Ctrl-D leaves."
+
+
+def repl(
+    base: Base = None,
+    timeout: Annotated[float, typer.Option(help="Seconds one input may take; 0 for no limit.", min=0)] = 0.0,
+    network: Annotated[bool, typer.Option("--network/--no-network", help="Whether it has the host's network.")] = True,
+) -> None:
+    """A session at the keyboard, with its tools, workflows, artifacts and packages."""
+    place = chosen(base)
+    with loop_beside() as wait:
+        session = carrel.Session.from_base(place, timeout=timeout or None, network=network)
+        try:
+            wait(session.start())
+            Keyboard(session, wait, place / "repl-history").serve()
+        finally:
+            wait(session.close())
+
+
+Wait = Callable[[Coroutine[Any, Any, Any]], Any]
+
+
+@contextlib.contextmanager
+def loop_beside() -> Iterator[Wait]:
+    """A loop in a thread of its own, so that the session lives on while this one waits for the keyboard."""
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever, name="carrel-session", daemon=True)
+    thread.start()
+
+    def wait(coroutine: Coroutine[Any, Any, T]) -> T:
+        return asyncio.run_coroutine_threadsafe(coroutine, loop).result()
+
+    wait.loop = loop  # type: ignore[attr-defined]
+    try:
+        yield wait
+    finally:
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join()
+        loop.close()
+
+
+class Keyboard:
+    """Lines in, results out, until there are no more."""
+
+    def __init__(self, session: "carrel.Session", wait: Wait, history: Path) -> None:
+        self._session = session
+        self._wait = wait
+        self._history = history
+        self._compile = codeop.CommandCompiler()
+        self._compile.compiler.flags |= ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
+        self._found: list[str] = []
+
+    def serve(self) -> None:
+        at_terminal = sys.stdin.isatty()
+        if at_terminal:
+            show.say(GREETING, "dim")
+        with self._line_editing() if at_terminal else contextlib.nullcontext():
+            while True:
+                try:
+                    text = self._read(at_terminal)
+                except KeyboardInterrupt:
+                    write(sys.stdout, "\n")
+                    continue
+                if text is None:
+                    if at_terminal:
+                        write(sys.stdout, "\n")
+                    return
+                if text.strip():
+                    self._answer(text)
+
+    def _read(self, at_terminal: bool) -> str | None:
+        """One whole input, of as many lines as it takes; None at the end."""
+        lines: list[str] = []
+        while True:
+            try:
+                line = input((">>> " if not lines else "... ") if at_terminal else "")
+            except EOFError:
+                return "\n".join(lines) if lines else None
+            lines.append(line)
+            if line.startswith("!") and len(lines) == 1:
+                return line
+            try:
+                if self._compile("\n".join(lines), "<input>", "single") is not None:
+                    return "\n".join(lines)
+            except (SyntaxError, ValueError, OverflowError):
+                # The session says what is wrong with it, in the same words as always.
+                return "\n".join(lines)
+
+    def _answer(self, text: str) -> None:
+        work = self._command(text[1:]) if text.startswith("!") else self._code(text)
+        waiting = asyncio.run_coroutine_threadsafe(work, self._wait.loop)  # type: ignore[attr-defined]
+        while True:
+            try:
+                waiting.result()
+                return
+            except KeyboardInterrupt:
+                asyncio.run_coroutine_threadsafe(self._stop(waiting), self._wait.loop)  # type: ignore[attr-defined]
+            except concurrent.futures.CancelledError:
+                write(sys.stderr, "stopped\n")
+                return
+            except (carrel.CarrelError, OSError) as problem:
+                write(sys.stderr, f"{type(problem).__name__}: {problem}\n")
+                return
+
+    async def _stop(self, waiting: "concurrent.futures.Future[None]") -> None:
+        if not await self._session.interrupt():
+            waiting.cancel()
+
+    async def _code(self, text: str) -> None:
+        print_result(await shown(self._session, text))
+
+    async def _command(self, command: str) -> None:
+        result = await self._session.execute_command(command, timeout=None)
+        write(sys.stdout, result.stdout)
+        write(sys.stderr, result.stderr)
+        if result.exit_code != 0:
+            write(sys.stderr, f"(exit code {result.exit_code})\n")
+
+    # --- completion and history -------------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def _line_editing(self) -> Iterator[None]:
+        import readline  # noqa: PLC0415 -- changes how input() reads, and only a terminal wants that
+
+        with contextlib.suppress(OSError):
+            readline.read_history_file(self._history)
+        readline.set_history_length(_HISTORY)
+        readline.set_completer(self._complete)
+        readline.set_completer_delims(" \t\n`~!@#$%^&*()-=+[{]}\\|;:'\",<>/?")
+        readline.parse_and_bind("tab: complete")
+        try:
+            yield
+        finally:
+            readline.set_completer(None)
+            try:
+                self._history.touch(mode=0o600)
+                readline.write_history_file(self._history)
+            except OSError as problem:
+                write(sys.stderr, f"the history could not be kept: {problem}\n")
+
+    def _complete(self, text: str, number: int) -> str | None:
+        if number == 0:
+            try:
+                self._found = self._wait(self._fitting(text))
+            except (carrel.CarrelError, OSError):
+                self._found = []
+        return self._found[number] if number < len(self._found) else None
+
+    async def _fitting(self, text: str) -> list[str]:
+        """What the word may become: names of the library below its namespaces, else variables."""
+        known = [f"tools.{tool['name']}" for tool in await self._session.list_tools()]
+        known += [f"workflows.{workflow['name']}" for workflow in await self._session.list_workflows()]
+        known += [f"artifacts.{verb}" for verb in ("save", "load", "list", "delete", "exists", "get")]
+        known += [f"deps.{verb}" for verb in ("add", "list", "remove", "sync")]
+        if "." not in text:
+            variables = await self._session.executor.run("sorted(globals())", 1.0)
+            known += [name for name in variables.value or () if not name.startswith("_")]
+            known += ["tools.", "workflows.", "artifacts.", "deps.", *(dir(__builtins__))]
+            return sorted({name for name in known if name.startswith(text) and "." not in name[:-1]})
+        depth = text.count(".")
+        return sorted({".".join(name.split(".")[: depth + 1]) for name in known if name.startswith(text)})

@@ -1,0 +1,169 @@
+"""`carrel store …`: between a folder and a store that others share."""
+
+import difflib
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+import carrel
+from carrel.cli import show
+from carrel.cli.ending import WrongUsage, waits
+from carrel.conversation.telling import size_of
+from carrel.library.moving import Difference, Moved, contents, copy, differences, kinds_named
+from carrel.storage.seam import Store
+
+app = typer.Typer(
+    help="Between a folder and a store that others share. STORE is a Redis address (redis://host:6379/0) or a folder.",
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+Folder = Annotated[Path, typer.Argument(metavar="FOLDER", help="With tools/, workflows/, artifacts/, sessions/ …")]
+Address = Annotated[str, typer.Argument(metavar="STORE", help="redis://host:6379/0, or a folder.")]
+Prefix = Annotated[str, typer.Option(metavar="WORD", help="What all keys in Redis begin with.")]
+Only = Annotated[
+    list[str] | None,
+    typer.Option(metavar="KIND", help="tools, workflows, skills, artifacts, deps or sessions; again for more."),
+]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace what differs there; never a session.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+MARKS = {"new": "+", "longer": "+", "missing": "-", "shorter": "-", "changed": "~", "apart": "~"}
+WORDS = {
+    "new": "",
+    "missing": "",
+    "changed": "differs",
+    "longer": "goes on in the folder",
+    "shorter": "goes on in the store",
+    "apart": "went on in both",
+}
+TEXTS = ("tools", "workflows", "skills", "deps")
+
+
+@app.callback(invoke_without_command=True)
+def _store(context: typer.Context) -> None:
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help())
+
+
+@asynccontextmanager
+async def opened(address: str | Path, prefix: str, *, there: bool = False) -> AsyncIterator[Store]:
+    """The store at an address; with `there` a folder must exist already."""
+    text = str(address)
+    if text.startswith(("redis://", "rediss://", "unix://")):
+        storage: carrel.FileStorage | carrel.RedisStorage = carrel.RedisStorage(text, prefix)
+    elif "://" in text:
+        raise WrongUsage(f"{text.partition('://')[0]}:// is no address of a store; redis://host:6379/0 is, or a folder")
+    else:
+        folder = Path(text).expanduser()
+        if folder.exists() and not folder.is_dir():
+            raise WrongUsage(f"{folder} is a file; a folder is wanted")
+        if there and not folder.exists():
+            raise WrongUsage(f"there is no folder {folder}")
+        storage = carrel.FileStorage(folder)
+    async with storage:
+        yield storage.store
+
+
+@app.command("bootstrap")
+@waits
+async def bootstrap(
+    folder: Folder,
+    store: Address,
+    prefix: Prefix = "carrel",
+    only: Only = None,
+    overwrite: Overwrite = False,
+    as_json: Json = False,
+) -> None:
+    """Copy what a folder holds into a store; what the store has otherwise is left as it is."""
+    kinds = kinds_named(only)
+    async with opened(folder, prefix, there=True) as source, opened(store, prefix) as target:
+        _print_moved(await copy(source, target, kinds, overwrite=overwrite), as_json)
+
+
+@app.command("pull")
+@waits
+async def pull(
+    store: Address,
+    folder: Folder,
+    prefix: Prefix = "carrel",
+    only: Only = None,
+    overwrite: Overwrite = False,
+    as_json: Json = False,
+) -> None:
+    """Copy what a store holds into a folder; what the folder has otherwise is left as it is."""
+    kinds = kinds_named(only)
+    async with opened(store, prefix, there=True) as source, opened(folder, prefix) as target:
+        _print_moved(await copy(source, target, kinds, overwrite=overwrite), as_json)
+
+
+@app.command("list")
+@waits
+async def list_things(store: Address, prefix: Prefix = "carrel", only: Only = None, as_json: Json = False) -> None:
+    """What a store holds."""
+    async with opened(store, prefix, there=True) as source:
+        found = await contents(source, kinds_named(only))
+    if as_json:
+        show.print_json([{"kind": thing.kind, "name": thing.name, "bytes": thing.size} for thing in found])
+    elif not found:
+        show.say("Nothing is there yet.")
+    else:
+        columns = [show.Column("KIND"), show.Column("NAME"), show.Column("SIZE", justify="right")]
+        show.print_table(columns, [(thing.kind, thing.name, size_of(thing.size)) for thing in found])
+
+
+@app.command("diff")
+@waits
+async def diff(
+    folder: Folder,
+    store: Address,
+    prefix: Prefix = "carrel",
+    only: Only = None,
+    patch: Annotated[bool, typer.Option("--patch", help="Show the lines in which texts differ.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Where a folder (+) and a store (-) differ."""
+    kinds = kinds_named(only)
+    async with opened(folder, prefix, there=True) as ours, opened(store, prefix, there=True) as theirs:
+        found = [one for one in await differences(ours, theirs, kinds) if one.state != "same"]
+        if as_json:
+            show.print_json([asdict(one) for one in found])
+            return
+        if not found:
+            show.say("No differences.")
+        for one in found:
+            show.say(_line(one))
+            if patch and one.kind in TEXTS:
+                for line in await _patch(ours, theirs, one):
+                    show.say(line)
+
+
+def _line(one: Difference) -> str:
+    said = f" ({WORDS[one.state]})" if WORDS[one.state] else ""
+    return f"{MARKS[one.state]} {_key(one)}{said}"
+
+
+def _key(one: Difference) -> str:
+    return one.name if one.kind == "deps" else f"{one.kind}/{one.name}"
+
+
+async def _patch(ours: Store, theirs: Store, one: Difference) -> Sequence[str]:
+    old, new = [((await store.get(_key(one))) or b"").decode("utf-8", "replace") for store in (theirs, ours)]
+    return list(difflib.unified_diff(old.splitlines(), new.splitlines(), "store", "folder", lineterm=""))
+
+
+def _print_moved(moved: Moved, as_json: bool) -> None:
+    if as_json:
+        data: dict[str, Any] = asdict(moved)
+        show.print_json(data)
+        return
+    for one in moved.copied:
+        show.say(f"copied {one.kind} {one.name}")
+    for one in moved.kept:
+        why = "a session that went on there" if one.kind == "sessions" else "it differs; --overwrite replaces it"
+        show.say(f"kept {one.kind} {one.name} ({why})")
+    show.say(f"{len(moved.copied)} copied, {moved.same} the same already, {len(moved.kept)} kept.")

@@ -1,0 +1,76 @@
+"""`carrel tools …`: what code can call, looked at and tried from outside."""
+
+from typing import Annotated, Any
+
+import typer
+
+from carrel.cli import show
+from carrel.cli.bases import Base, Json, Limit, arguments_in, group, opened
+from carrel.cli.ending import waits
+from carrel.worker import values
+
+app = group("The tools that code can call: programs, MCP servers, HTTP endpoints, OpenAPI operations, functions.")
+
+Query = Annotated[str, typer.Argument(metavar="WORDS", help="What it should do.")]
+
+
+@app.command("list")
+@waits
+async def list_tools(base: Base = None, as_json: Json = False) -> None:
+    """Every tool there is."""
+    async with opened(base) as session:
+        _print(await session.list_tools(), as_json)
+
+
+@app.command("search")
+@waits
+async def search(query: Query, limit: Limit = 10, base: Base = None, as_json: Json = False) -> None:
+    """The tools that fit best, in these words or in others."""
+    async with opened(base) as session:
+        _print(await session.search_tools(query, limit), as_json)
+
+
+@app.command("call")
+@waits
+async def call(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="The tool, and its recipe: curl.get")],
+    arguments: Annotated[list[str] | None, typer.Argument(metavar="NAME=VALUE", help="JSON values, or text.")] = None,
+    base: Base = None,
+    as_json: Json = False,
+) -> None:
+    """Call one tool, without any code."""
+    async with opened(base) as session:
+        result = await session.call_tool(name, **arguments_in(arguments or []))
+    if as_json:
+        show.print_json(values.encode(result))
+    elif isinstance(result, str):
+        show.write(result if result.endswith("\n") or not result else f"{result}\n")
+    elif result is not None:
+        show.write(f"{result!r}\n")
+
+
+@app.command("describe")
+@waits
+async def describe(
+    task: Annotated[str | None, typer.Argument(metavar="TASK", help="What fits this comes first.")] = None,
+    limit: Annotated[int, typer.Option(min=200, help="At most about so many characters.")] = 12_000,
+    base: Base = None,
+) -> None:
+    """What a model is told of tools, workflows, artifacts and packages."""
+    async with opened(base) as session:
+        show.write((await session.describe(task, limit)).rstrip() + "\n")
+
+
+def _print(tools: list[dict[str, Any]], as_json: bool) -> None:
+    if as_json:
+        show.print_json(tools)
+    elif not tools:
+        show.say("No tools; put definitions into the base's folder tools/, one a file.")
+    else:
+        columns = (
+            show.Column("NAME", "cyan"),
+            show.Column("DESCRIPTION", gives_way=True),
+            show.Column("TAGS", "dim", may_go=True),
+        )
+        rows = [(tool["name"], tool.get("description", ""), ", ".join(tool.get("tags", ()))) for tool in tools]
+        show.print_table(columns, rows)

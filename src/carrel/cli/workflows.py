@@ -1,0 +1,134 @@
+"""`carrel workflows …`: Python that worked and was kept, looked at, edited and run from outside."""
+
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from carrel.cli import show
+from carrel.cli.bases import Base, Json, Limit, arguments_in, group, opened, signature
+from carrel.cli.ending import FAILED, TaskFailed, WrongUsage, waits
+from carrel.cli.running import print_result, shown
+from carrel.errors import WorkflowNotFoundError
+
+app = group("Python that worked and was kept, to be called by name.")
+
+Name = Annotated[str, typer.Argument(metavar="NAME", help="The workflow's name.")]
+Query = Annotated[str, typer.Argument(metavar="WORDS", help="What it should do.")]
+
+
+@app.command("list")
+@waits
+async def list_workflows(base: Base = None, as_json: Json = False) -> None:
+    """Every workflow, with its parameters."""
+    async with opened(base) as session:
+        _print(await session.list_workflows(), as_json)
+
+
+@app.command("search")
+@waits
+async def search(query: Query, limit: Limit = 5, base: Base = None, as_json: Json = False) -> None:
+    """The workflows that fit best, in these words or in others."""
+    async with opened(base) as session:
+        _print(await session.search_workflows(query, limit), as_json)
+
+
+@app.command("show")
+@waits
+async def show_workflow(name: Name, base: Base = None, as_json: Json = False) -> None:
+    """One workflow's source."""
+    async with opened(base) as session:
+        found = await session.get_workflow(name)
+        if found is None:
+            raise WorkflowNotFoundError(f"there is no workflow {name}; `carrel workflows list` shows what there is")
+        if as_json:
+            show.print_json(found)
+        else:
+            show.write(found["source"].rstrip("\n") + "\n")
+
+
+@app.command("add")
+@waits
+async def add(
+    name: Name,
+    file: Annotated[str, typer.Argument(metavar="FILE|-", help="Python with a function run(...); - reads it.")],
+    description: Annotated[str, typer.Option(help="What it does, for finding it again.")] = "",
+    base: Base = None,
+    as_json: Json = False,
+) -> None:
+    """Keep a file's Python under a name; what was there before stays in its history."""
+    async with opened(base) as session:
+        try:
+            made = await session.add_workflow(name, _source(file), description)
+        except SyntaxError as problem:
+            raise TaskFailed(f"{file}, line {problem.lineno}: {problem.msg}; nothing was kept") from None
+    if as_json:
+        show.print_json(made)
+    else:
+        show.say(f"{made['name']}{signature(made['parameters'])} is kept.")
+
+
+@app.command("remove")
+@waits
+async def remove(name: Name, base: Base = None) -> None:
+    """Take a workflow out; its history stays."""
+    async with opened(base) as session:
+        if not await session.remove_workflow(name):
+            raise WorkflowNotFoundError(f"there is no workflow {name}; nothing was changed")
+    show.say(f"{name} is removed.")
+
+
+@app.command("history")
+@waits
+async def history(name: Name, base: Base = None, as_json: Json = False) -> None:
+    """Every version that was kept, the oldest first."""
+    async with opened(base) as session:
+        versions = await session.workflow_history(name)
+    if as_json:
+        show.print_json(versions)
+        return
+    columns = (show.Column("VERSION", justify="right"), show.Column("WHEN"), show.Column("DESCRIPTION", gives_way=True))
+    show.print_table(columns, [(v["version"], v["at"], v.get("description", "")) for v in versions])
+
+
+@app.command("run")
+@waits
+async def run(
+    name: Name,
+    arguments: Annotated[list[str] | None, typer.Argument(metavar="NAME=VALUE", help="JSON values, or text.")] = None,
+    timeout: Annotated[float, typer.Option(help="Seconds it may take; 0 for no limit.", min=0)] = 60.0,
+    base: Base = None,
+    as_json: Json = False,
+) -> None:
+    """Run a workflow in a session of its own."""
+    code = f"workflows.invoke({name!r}, **{arguments_in(arguments or [])!r})"
+    async with opened(base, timeout=timeout or None) as session:
+        result = await session.run(code) if as_json else await shown(session, code)
+    print_result(result, as_json)
+    if result.error is not None:
+        raise typer.Exit(FAILED)
+
+
+def _source(file: str) -> str:
+    if file == "-":
+        return sys.stdin.read()
+    try:
+        return Path(file).read_text(encoding="utf-8")
+    except UnicodeDecodeError:
+        raise WrongUsage(f"{file} is no text in UTF-8") from None
+
+
+def _print(workflows: list[dict[str, Any]], as_json: bool) -> None:
+    if as_json:
+        show.print_json(workflows)
+    elif not workflows:
+        show.say("No workflows; `carrel workflows add NAME FILE` keeps one.")
+    else:
+        columns = (
+            show.Column("NAME", "cyan"),
+            show.Column("PARAMETERS"),
+            show.Column("DESCRIPTION", gives_way=True),
+        )
+        rows = [(w["name"], signature(w["parameters"]), w["description"]) for w in workflows]
+        show.print_table(columns, rows)

@@ -1,0 +1,315 @@
+"""The packages of a session: its environment, and beside it what is added while the session lives.
+
+What is added was chosen inside, so nothing of it may run on the host. It is kept apart from the virtualenv, whose
+Python starts outside of the sandbox and does what `.pth` files and `sitecustomize` say; nor is it built from source.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import os
+import re
+import sys
+import tempfile
+from collections.abc import Coroutine, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+from carrel.errors import DependencyError, EnvironmentFailed
+from carrel.execution import scratch
+from carrel.execution.environments import (
+    Environment,
+    environment_at,
+    environment_of_base,
+    host_environment,
+    locked,
+    own_environment,
+    shared_environment,
+)
+from carrel.execution.settings import InProcessConfig, SubprocessConfig, path_of
+from carrel.execution.uv_program import has_uv, uv
+from carrel.home import resolve_carrel_home
+
+MARK = "carrel-deps.json"
+"""Which requirements of the settings have been installed already, so that the next start need not ask."""
+LOCK = "carrel.lock"
+_PATIENCE = 5.0
+"""Seconds that an install under way has, when the session is closed, before it is ended."""
+
+Result = TypeVar("Result")
+
+
+class Packages:
+    """Shared by an executor and its forks; what belongs to them alone goes with the last of them.
+
+    The folder `added` is on the code's path: in front of the environment's packages, or with `last` behind them."""
+
+    def __init__(
+        self,
+        environment: Environment,
+        added: Path,
+        wheelhouse: Path | None = None,
+        *,
+        last: bool = False,
+        builds: bool = False,
+    ) -> None:
+        self.environment = environment
+        self.added = added
+        self._last = last
+        self._builds = builds
+        self._wheelhouse = wheelhouse
+        self._own = [folder for folder in (environment.own,) if folder is not None]
+        self._users = 1
+        self._under_way: set[asyncio.Task[Any]] = set()
+
+    def take(self) -> Packages:
+        """For one more user."""
+        self._users += 1
+        return self
+
+    async def give_back(self) -> None:
+        self._users -= 1
+        if self._users:
+            return
+        if self._under_way:
+            _, late = await asyncio.wait(self._under_way, timeout=_PATIENCE)
+            for task in late:
+                task.cancel()
+            if late:
+                await asyncio.wait(late)
+        for folder in self._own:
+            await asyncio.to_thread(scratch.remove, folder)
+
+    def goes_with_the_session(self, folder: Path) -> None:
+        """Remove this one too, at the end."""
+        self._own.append(folder)
+
+    # --- what is there ----------------------------------------------------------------------------------------------
+
+    async def installed(self) -> dict[str, str]:
+        return await asyncio.to_thread(self._installed)
+
+    def _installed(self) -> dict[str, str]:
+        layers = [_found_in(self.environment.packages), self._found_added()]
+        behind, front = reversed(layers) if self._last else layers
+        return {**behind, **front}
+
+    def _found_added(self) -> dict[str, str]:
+        return _found_in([str(self.added)])
+
+    def can_install(self) -> bool:
+        return has_uv() and os.access(self.added, os.W_OK)
+
+    # --- changing it ------------------------------------------------------------------------------------------------
+
+    async def ensure(self, deps: Sequence[str], deps_file: Path | None) -> None:
+        """Install what the settings name, unless that was done before; EnvironmentFailed has what uv said.
+
+        The program's author chose it, so it goes into the virtualenv itself where there is one."""
+        words, names = wanted_words(deps, deps_file)
+        folder = self.environment.venv or self.added
+        if not words or set(names) <= _ensured(folder):
+            return
+        async with locked(folder / LOCK):
+            if not set(names) <= _ensured(folder):
+                beside = [] if self.environment.venv else ["--target", str(self.added)]
+                await self._uv_install([*beside, *words])
+                _mark(folder, _ensured(folder) | set(names))
+
+    async def install(self, requirements: Sequence[str], constraints: Sequence[str] = ()) -> dict[str, str]:
+        return await self._to_its_end(self._install(requirements, constraints))
+
+    async def _install(self, requirements: Sequence[str], constraints: Sequence[str]) -> dict[str, str]:
+        try:
+            async with locked(self.added / LOCK):
+                before = self._found_added()
+                missing = [text for text in requirements if not self._beside(text)]
+                if missing:
+                    with _written(constraints) as file:
+                        options = [
+                            *(["--constraints", file] if file else []),
+                            *([] if self._builds else ["--no-build"]),
+                        ]
+                        await self._uv_install(["--target", str(self.added), *options, "--", *missing])
+                after = self._found_added()
+        except EnvironmentFailed as problem:
+            raise DependencyError(f"{', '.join(requirements)} could not be installed: {problem}") from None
+        return {name: version for name, version in after.items() if before.get(name) != version}
+
+    async def uninstall(self, names: Sequence[str]) -> list[str]:
+        return await self._to_its_end(self._uninstall(names))
+
+    async def _uninstall(self, names: Sequence[str]) -> list[str]:
+        wanted = [_normal(name) for name in names]
+        try:
+            async with locked(self.added / LOCK):
+                here = self._found_added()
+                present = [name for name in wanted if name in here]
+                fixed = set(wanted).difference(present).intersection(self._installed())
+                if fixed:
+                    words = ", ".join(sorted(fixed))
+                    raise DependencyError(
+                        f"{words} was not added here: it comes with the Python or the settings, and stays"
+                    )
+                if present:
+                    _mark(self.added, set())
+                    where = ["--python", self.environment.python, "--target", str(self.added)]
+                    await uv("pip", "uninstall", "--quiet", *where, "--", *present)
+        except EnvironmentFailed as problem:
+            raise DependencyError(f"{', '.join(names)} could not be removed: {problem}") from None
+        return present
+
+    async def _uv_install(self, words: Sequence[str]) -> None:
+        source = [] if self._wheelhouse is None else ["--no-index", "--find-links", str(self._wheelhouse.absolute())]
+        await uv("pip", "install", "--quiet", "--python", self.environment.python, *source, *words)
+
+    def _beside(self, requirement: str) -> bool:
+        """Whether the environment has it already."""
+        from packaging.requirements import InvalidRequirement, Requirement  # noqa: PLC0415 -- few sessions install
+
+        try:
+            wanted = Requirement(requirement)
+        except InvalidRequirement:
+            return False
+        version = _found_in(self.environment.packages).get(_normal(wanted.name))
+        if version is None:
+            return False
+        fits = wanted.specifier.contains(version, prereleases=True)
+        if self._last and not fits:
+            raise DependencyError(
+                f"{requirement} cannot be added: {wanted.name} {version} belongs to the program that this code runs "
+                "in, and stands in front; use a subprocess, which has packages of its own"
+            )
+        return fits and not wanted.extras
+
+    async def _to_its_end(self, work: Coroutine[Any, Any, Result]) -> Result:
+        """A caller who is cancelled leaves it to finish: ended half way, a package would be torn."""
+        task = asyncio.get_running_loop().create_task(work)
+        self._under_way.add(task)
+        task.add_done_callback(self._ended)
+        return await asyncio.shield(task)
+
+    def _ended(self, task: asyncio.Task[Any]) -> None:
+        self._under_way.discard(task)
+        if not task.cancelled():
+            task.exception()
+
+
+async def subprocess_packages(config: SubprocessConfig) -> Packages:
+    """What the settings ask for, made where it is missing; EnvironmentFailed has what uv said."""
+    version, wheelhouse = config.python_version, path_of(config.wheelhouse)
+    venv, base, deps_file = path_of(config.venv_path), path_of(config.base), path_of(config.deps_file)
+    if not config.cache_venv:
+        found = await own_environment(version)
+    elif venv is not None:
+        found = await environment_at(venv, version)
+    elif base is not None:
+        found = await environment_of_base(base, version)
+    else:
+        return await _shared_packages(config, wheelhouse, deps_file)
+    assert found.venv is not None, "these three are virtualenvs"
+    packages = Packages(found, found.venv / "added", wheelhouse, builds=config.allow_builds)
+    return await _ready(packages, config.deps, deps_file)
+
+
+async def _shared_packages(config: SubprocessConfig, wheelhouse: Path | None, deps_file: Path | None) -> Packages:
+    words, names = wanted_words(config.deps, deps_file)
+    found = host_environment()
+    if words or config.python_version is not None:
+        if wheelhouse is not None:
+            words = ["--no-index", "--find-links", str(wheelhouse.absolute()), *words]
+            names.append(f"from {wheelhouse.absolute()}")
+        found = await shared_environment(resolve_carrel_home(), config.python_version, words, "\n".join(names))
+    folder = scratch.new_folder("packages")
+    packages = Packages(found, folder / "site", wheelhouse, builds=config.allow_builds)
+    packages.goes_with_the_session(folder)
+    return await _ready(packages)
+
+
+async def in_process_packages(config: InProcessConfig) -> Packages:
+    """The host's own Python, with a folder beside it: of the base, or one that goes with the session."""
+    base, wheelhouse = path_of(config.base), path_of(config.wheelhouse)
+    folder = scratch.new_folder("packages") if base is None else base.absolute() / "environments"
+    added = folder / f"in-process-{sys.version_info[0]}.{sys.version_info[1]}"
+    packages = Packages(host_environment(), added, wheelhouse, last=True, builds=True)
+    if base is None:
+        packages.goes_with_the_session(folder)
+    return await _ready(packages, config.deps, path_of(config.deps_file))
+
+
+async def _ready(packages: Packages, deps: Sequence[str] = (), deps_file: Path | None = None) -> Packages:
+    try:
+        # Readable for all: inside, the session may be somebody else than the user whose folder it is in.
+        packages.added.mkdir(parents=True, exist_ok=True)
+        await packages.ensure(deps, deps_file)
+    except OSError as problem:
+        await packages.give_back()
+        raise EnvironmentFailed(f"no packages can be kept in {packages.added}: {problem.strerror}") from None
+    except BaseException:
+        await packages.give_back()
+        raise
+    return packages
+
+
+def wanted_words(deps: Sequence[str], deps_file: Path | None) -> tuple[list[str], list[str]]:
+    """What uv is to be told, and names under which it can be remembered that it was."""
+    names, words = sorted(deps), list(deps)
+    if deps_file is None:
+        return (["--", *words] if words else []), names
+    try:
+        content = deps_file.read_bytes()
+    except FileNotFoundError:
+        content = b""
+    if content.strip():
+        names.append(f"file {hashlib.sha256(content).hexdigest()}")
+        return ["--requirements", str(deps_file.absolute()), "--", *words], names
+    return (["--", *words] if words else []), names
+
+
+@contextmanager
+def _written(constraints: Sequence[str]) -> Iterator[str]:
+    """The constraints in a file, as uv wants them; no name where there are none."""
+    if not constraints:
+        yield ""
+        return
+    with tempfile.NamedTemporaryFile("w", prefix="carrel-constraints-", suffix=".txt", encoding="utf-8") as file:
+        file.write("\n".join(constraints))
+        file.flush()
+        yield file.name
+
+
+def _ensured(folder: Path) -> set[str]:
+    try:
+        return set(json.loads((folder / MARK).read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError):
+        return set()
+
+
+def _mark(folder: Path, names: set[str]) -> None:
+    mark = folder / f"{MARK}.new"
+    mark.write_text(json.dumps(sorted(names)), encoding="utf-8")
+    mark.replace(folder / MARK)
+
+
+def _normal(name: str) -> str:
+    """As all spellings of a package's name are written."""
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def _found_in(folders: Sequence[str]) -> dict[str, str]:
+    """By the folders that installers leave, `name-1.0.dist-info`; the first on the path is what is imported."""
+    found: dict[str, str] = {}
+    for folder in folders:
+        try:
+            names = sorted(os.listdir(folder))
+        except OSError:
+            continue
+        for name in names:
+            stem, suffix = os.path.splitext(name)
+            title, dash, version = stem.partition("-")
+            if suffix == ".dist-info" and dash:
+                found.setdefault(_normal(title), version)
+    return found

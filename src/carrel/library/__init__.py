@@ -1,0 +1,1 @@
+"""What an agent has at hand: tools, workflows, artifacts, dependencies, and finding them."""

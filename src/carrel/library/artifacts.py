@@ -1,0 +1,373 @@
+"""Artifacts: what sessions keep under a name, as files a person can open, with a note about each."""
+
+import asyncio
+import hashlib
+import json
+import logging
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from carrel.errors import (
+    ArtifactNameRefused,
+    ArtifactNotFoundError,
+    ArtifactReadError,
+    ArtifactWriteError,
+    KeyMissing,
+    KeyRefused,
+    StorageReadError,
+    StorageWriteError,
+)
+from carrel.library.artifact_data import KINDS, Kind, check_json, decoded, encoded, guessed, guessed_kind
+from carrel.library.artifact_names import checked_name, key_of, name_of, note_of
+from carrel.library.artifact_uploads import Uploads
+from carrel.library.search import Entry, Index
+from carrel.library.tools.names import near
+from carrel.storage.seam import Lock, Stamp, Store
+
+INLINE = 4 * 1024 * 1024
+"""What crosses to the inside at once; more goes in pieces."""
+_PIECE = 1024 * 1024
+_log = logging.getLogger("carrel.library")
+
+Note = dict[str, Any]
+
+
+def _now() -> datetime:
+    return datetime.now(UTC)
+
+
+class ArtifactStore:
+    """The artifacts of a store: the bytes lie at `artifacts/NAME`, what is known about them beside.
+
+    A file that a person puts there is an artifact too, and one that was edited by hand keeps its description.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        *,
+        prefix: str = "artifacts",
+        index: Index | None = None,
+        now: Callable[[], datetime] = _now,
+    ) -> None:
+        self._store = store
+        self._prefix = prefix
+        self._notes = f"library/{prefix}"
+        self._now = now
+        self._index = index if index is not None else Index(store, f"search/{prefix}")
+        self._uploads = Uploads(self._keep_pieces)
+
+    # --- keeping ----------------------------------------------------------------------------------------------------
+
+    async def save(
+        self, name: str, data: Any, description: str = "", metadata: dict[str, Any] | None = None
+    ) -> dict[str, Any]:
+        """Keep text, bytes or JSON data; a Path or an async iterable of bytes is read in pieces and kept as bytes.
+
+        Whole or not at all, also when several save at once. `ArtifactWriteError` for what is none of these,
+        `ArtifactNameRefused` (a ValueError too) for a name that is no plain relative path."""
+        if isinstance(data, Path):
+            return await self._keep_pieces(name, _of_file(name, data), "bytes", description, metadata)
+        if isinstance(data, AsyncIterable):
+            return await self._keep_pieces(name, data, "bytes", description, metadata)
+        kind, content = encoded(checked_name(name), data)
+        return await self._keep(name, content, kind, description, metadata)
+
+    async def _keep(
+        self,
+        name: str,
+        data: bytes,
+        kind: Kind,
+        description: str = "",
+        metadata: dict[str, Any] | None = None,
+        form: str = "",
+    ) -> dict[str, Any]:
+        key = self._key(name)
+        note = _new_note(name, kind, form, description, metadata)
+        with _saying(name):
+            lock = await self._alone(name)
+            try:
+                await self._store.put(key, data)
+                return await self._note(name, note, len(data), hashlib.sha256(data).hexdigest())
+            finally:
+                await lock.release()
+
+    async def _keep_pieces(
+        self,
+        name: str,
+        pieces: AsyncIterable[bytes],
+        kind: Kind,
+        description: str = "",
+        metadata: dict[str, Any] | None = None,
+        form: str = "",
+    ) -> dict[str, Any]:
+        key = self._key(name)
+        note = _new_note(name, kind, form, description, metadata)
+        digest, locks = hashlib.sha256(), []
+
+        async def counted() -> AsyncIterator[bytes]:
+            async for piece in pieces:
+                digest.update(piece)
+                yield bytes(piece)
+            # Only now, when the last one is there: one that comes slowly holds up nobody.
+            locks.append(await self._alone(name))
+
+        with _saying(name):
+            try:
+                size = await self._store.put_pieces(key, counted())
+                return await self._note(name, note, size, digest.hexdigest())
+            finally:
+                for lock in locks:
+                    await lock.release()
+
+    async def _alone(self, name: str) -> Lock:
+        """Hold this name among all processes, and see that it is no folder and lies in no file."""
+        lock = await self._store.lock(self._note_key(name))
+        assert lock is not None
+        try:
+            words = name.split("/")
+            above = ["/".join(words[:count]) for count in range(1, len(words))]
+            stamps = await self._store.stamps([self._key(folder) for folder in above])
+            for folder, stamp in zip(above, stamps, strict=True):
+                if stamp is not None:
+                    raise ArtifactWriteError(f"{name} was not saved: {folder} is an artifact and no folder")
+            key = self._key(name)
+            if any(other != key for other in await self._store.list(key)):
+                raise ArtifactWriteError(f"{name} was not saved: there are artifacts below {name}/")
+        except BaseException:
+            await lock.release()
+            raise
+        return lock
+
+    async def _note(self, name: str, note: Note, size: int, digest: str) -> dict[str, Any]:
+        at = self._now().isoformat(timespec="milliseconds")
+        before = await self._noted(name) or {}
+        note = {**note, "size": size, "sha256": digest, "created_at": before.get("created_at") or at, "updated_at": at}
+        await self._store.put(self._note_key(name), json.dumps(note, indent=1).encode())
+        return self._shown(name, note, None)
+
+    async def delete(self, name: str) -> None:
+        """Gone, also when there was none."""
+        key = self._key(name)
+        if await self._store.stamp(key) is None and await self._store.stamp(self._note_key(name)) is None:
+            return
+        with _saying(name):
+            lock = await self._store.lock(self._note_key(name))
+            try:
+                # A folder of artifacts is none, and stays.
+                if await self._store.stamp(key) is not None:
+                    await self._store.delete(key)
+                if await self._store.stamp(self._note_key(name)) is not None:
+                    await self._store.delete(self._note_key(name))
+            finally:
+                if lock is not None:
+                    await lock.release()
+
+    # --- looking ----------------------------------------------------------------------------------------------------
+
+    async def load(self, name: str) -> Any:
+        """The data as it was saved; `ArtifactNotFoundError` names near ones."""
+        _, _, value = await self._loaded(name)
+        return value
+
+    async def _loaded(self, name: str) -> tuple[Note, bytes, Any]:
+        key = self._key(name)
+        data, note = await self._store.get(key), await self._noted(name)
+        if data is not None and note is not None and not _fits(note, data):
+            # Edited by hand, or being saved in this moment: with the lock held it is clear which.
+            lock = await self._store.lock(self._note_key(name))
+            try:
+                data, note = await self._store.get(key), await self._noted(name)
+            finally:
+                if lock is not None:
+                    await lock.release()
+        if data is None:
+            raise await self._unknown(name)
+        if note is not None and _fits(note, data):
+            return note, data, decoded(note["kind"], data)
+        kind, value = guessed(name, data, note["kind"] if note is not None else None)
+        return {**(note or {}), "kind": kind, "form": ""}, data, value
+
+    def pieces(self, name: str, start: int = 0) -> AsyncIterator[bytes]:
+        """Its bytes piece by piece, for one that is too large to hold."""
+        return self._pieces(name, start)
+
+    async def _pieces(self, name: str, start: int) -> AsyncIterator[bytes]:
+        try:
+            async for piece in self._store.pieces(self._key(name), start):
+                yield piece
+        except KeyMissing:
+            raise await self._unknown(name) from None
+        except StorageReadError as problem:
+            raise ArtifactReadError(f"{name} could not be read whole: {problem}") from problem
+
+    async def get(self, name: str) -> dict[str, Any] | None:
+        """What is known about it, without its data, or None."""
+        stamp = await self._store.stamp(self._key(name))
+        return self._shown(name, await self._noted(name), stamp) if stamp is not None else None
+
+    async def exists(self, name: str) -> bool:
+        return await self._store.stamp(self._key(name)) is not None
+
+    async def search(self, query: str, limit: int = 10) -> list[dict[str, Any]]:
+        """Those whose name or description fits best, the best first."""
+        found = {artifact["name"]: artifact for artifact in await self.list()}
+        self._index.update([Entry(name, name, one["description"]) for name, one in found.items()])
+        return [found[hit.key] for hit in await self._index.search(str(query), int(limit))]
+
+    def _shown(self, name: str, note: Note | None, stamp: Stamp | None) -> dict[str, Any]:
+        note = note or {}
+        at = datetime.fromtimestamp(stamp.modified, UTC).isoformat(timespec="milliseconds") if stamp is not None else ""
+        return {
+            "name": name,
+            "path": self._key(name),
+            "description": note.get("description", ""),
+            "metadata": note.get("metadata", {}),
+            "created_at": note.get("created_at") or at,
+            "updated_at": note.get("updated_at") or at,
+            "size": stamp.size if stamp is not None else note.get("size", 0),
+            "kind": note.get("kind") or guessed_kind(name),
+        }
+
+    # --- what code inside asks --------------------------------------------------------------------------------------
+
+    async def handle(self, name: str, args: list[Any], kwargs: dict[str, Any]) -> Any:
+        """Answer it; `artifacts.save` and `artifacts.load` are made of the verbs of the second half."""
+        verb = name.partition(".")[2]
+        answers: dict[str, Callable[..., Awaitable[Any]]] = {
+            "list": self.list,
+            "delete": self.delete,
+            "exists": self.exists,
+            "get": self.get,
+            "search": self.search,
+            "save": self.save,
+            "load": self.load,
+            "keep": self._keep_sent,
+            "fetch": self._fetch,
+            "piece": self._piece,
+            "begin_upload": self._begin_upload,
+            "upload": self._uploads.add,
+            "end_upload": self._uploads.end,
+            "drop_upload": self._uploads.drop,
+        }
+        if verb not in answers:
+            raise ArtifactNotFoundError(f"artifacts can do no {verb!r}{near(verb, list(answers)[:7])}")
+        return await answers[verb](*args, **kwargs)
+
+    async def _keep_sent(self, name: str, data: bytes, kind: Kind, **about: Any) -> dict[str, Any]:
+        if kind not in KINDS or not isinstance(data, bytes):
+            raise ArtifactWriteError(f"{name} was not saved: what came is no data of a kind that is known")
+        return await self._keep(name, data, kind, **about)
+
+    async def _begin_upload(self, name: str, kind: Kind, **about: Any) -> str:
+        self._key(name)
+        if kind not in KINDS:
+            raise ArtifactWriteError(f"{name} was not saved: what came is no data of a kind that is known")
+        return self._uploads.begin(name=name, kind=kind, **about)
+
+    async def _fetch(self, name: str) -> dict[str, Any]:
+        """What it is, and its bytes where they are not too many to cross at once."""
+        key = self._key(name)
+        stamp = await self._store.stamp(key)
+        if stamp is None:
+            raise await self._unknown(name)
+        if stamp.size <= INLINE:
+            note, data, _ = await self._loaded(name)
+            return {"kind": note["kind"], "form": note.get("form", ""), "size": len(data), "data": data}
+        note = await self._noted(name) or {}
+        kind = note["kind"] if note.get("size") == stamp.size else guessed_kind(name)
+        return {"kind": kind, "form": note.get("form", ""), "size": stamp.size, "stamp": list(stamp)}
+
+    async def _piece(self, name: str, start: int, stamp: list[Any]) -> bytes:
+        """Some bytes of the very version that `fetch` told of."""
+        parts, size = [], 0
+        async for piece in self._pieces(name, start):
+            parts.append(piece)
+            size += len(piece)
+            if size >= INLINE:
+                break
+        now = await self._store.stamp(self._key(name))
+        if now is None or list(now) != stamp:
+            raise ArtifactReadError(f"{name} was saved anew while it was loaded; load it again")
+        return b"".join(parts)
+
+    async def close(self) -> None:
+        """End what is under way; usable again afterwards."""
+        await self._uploads.close()
+        await self._index.close()
+
+    # --- keys and notes ---------------------------------------------------------------------------------------------
+
+    def _key(self, name: str) -> str:
+        return f"{self._prefix}/{key_of(checked_name(name))}"
+
+    def _note_key(self, name: str) -> str:
+        return f"{self._notes}/{note_of(name)}"
+
+    async def _noted(self, name: str) -> Note | None:
+        return _read_note(name, await self._store.get(self._note_key(name)))
+
+    async def _unknown(self, name: str) -> ArtifactNotFoundError:
+        names = [artifact["name"] for artifact in await self.list()]
+        return ArtifactNotFoundError(f"there is no artifact {name!r}{near(name, names)}")
+
+    # Last, because after it the name is no longer that of the type.
+    async def list(self) -> list[dict[str, Any]]:
+        """What is known about each, by name; no data is read."""
+        keys = await self._store.list(self._prefix)
+        names = [name_of(key[len(self._prefix) + 1 :]) for key in keys]
+        stamps = await self._store.stamps(keys)
+        notes = await self._store.get_many([self._note_key(name) for name in names])
+        found = zip(names, map(_read_note, names, notes), stamps, strict=True)
+        return [self._shown(name, note, stamp) for name, note, stamp in found if stamp is not None]
+
+
+def _new_note(name: str, kind: Kind, form: str, description: str, metadata: dict[str, Any] | None) -> Note:
+    if not isinstance(description, str):
+        raise ArtifactWriteError(f"{name} was not saved: its description is a text, not {type(description).__name__}")
+    if metadata is not None and not isinstance(metadata, dict):
+        raise ArtifactWriteError(f"{name} was not saved: its metadata is a dict, not {type(metadata).__name__}")
+    check_json(name, metadata or {}, "metadata")
+    return {"kind": kind, "form": str(form), "description": description, "metadata": metadata or {}}
+
+
+def _read_note(name: str, data: bytes | None) -> Note | None:
+    if data is None:
+        return None
+    try:
+        note = json.loads(data)
+        if note["kind"] in KINDS:
+            return dict(note)
+    except (ValueError, KeyError, TypeError):
+        pass
+    _log.warning("the note about the artifact %s cannot be read and is passed over", name)
+    return None
+
+
+def _fits(note: Note, data: bytes) -> bool:
+    return note.get("size") == len(data) and note.get("sha256") == hashlib.sha256(data).hexdigest()
+
+
+@contextmanager
+def _saying(name: str) -> Iterator[None]:
+    try:
+        yield
+    except KeyRefused as problem:
+        raise ArtifactNameRefused(f"{name} was not saved: {problem}") from problem
+    except StorageWriteError as problem:
+        raise ArtifactWriteError(f"{name} was not saved: {problem}") from problem
+
+
+async def _of_file(name: str, path: Path) -> AsyncIterator[bytes]:
+    try:
+        file = await asyncio.to_thread(path.open, "rb")
+    except OSError as problem:
+        raise ArtifactWriteError(f"{name} was not saved: {path} cannot be read: {problem.strerror}") from problem
+    try:
+        while piece := await asyncio.to_thread(file.read, _PIECE):
+            yield piece
+    finally:
+        file.close()

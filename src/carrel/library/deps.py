@@ -1,0 +1,177 @@
+"""The packages of a session: requirements.txt is the truth, and the session's Python is brought to it."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from inspect import signature
+from typing import Any, Protocol
+
+from carrel.errors import DependencyError, RequirementRefused, RuntimeDepsDisabledError
+from carrel.library.requirements_text import checked, is_bare, name_of, read, with_requirement, without_requirement
+from carrel.storage.seam import Store
+
+
+class Installer(Protocol):
+    """What puts packages where the session's code can import them; every executor does."""
+
+    async def install(self, requirements: Sequence[str], constraints: Sequence[str] = ()) -> dict[str, str]:
+        """Returns the versions of what was added or changed, by name; DependencyError, and nothing has changed."""
+
+    async def uninstall(self, names: Sequence[str]) -> list[str]:
+        """Returns those that were there; DependencyError where one is not the session's to remove."""
+
+    async def installed(self) -> dict[str, str]:
+        """The version of each package, by its normalized name."""
+
+
+class Deps:
+    """The list of a base or a store, and the Python that has what it names.
+
+    `message` in what `add`, `remove` and `sync` return is empty, or what the installer said of what failed."""
+
+    def __init__(
+        self, store: Store, installer: Installer, *, allow_runtime: bool = True, key: str = "requirements.txt"
+    ) -> None:
+        self._store = store
+        self._installer = installer
+        self._allow_runtime = allow_runtime
+        self._key = key
+
+    async def list(self) -> list[str]:
+        """The requirements as they are written, comments left out."""
+        return [entry.text for entry in read(await self._text())]
+
+    async def add(self, package: str) -> dict[str, Any]:
+        """Install a package and put it on the list; it can be imported at once.
+
+        Returns `installed`, `already_present` and `failed`, lists of requirements. One that fails is not listed and
+        nothing has changed. Raises RequirementRefused and RuntimeDepsDisabledError."""
+        self._refuse_if_fixed("added")
+        requirement, name = checked(package), name_of(package)
+        async with self._alone():
+            text = await self._text()
+            others = [entry for entry in read(text) if entry.name]
+            same = [entry.text for entry in others if entry.name == name]
+            # The file says which version; a bare name is content with that.
+            wanted = same[0] if same and is_bare(requirement) else requirement
+            try:
+                changed = await self._installer.install(
+                    [wanted], [_constraint(entry.text) for entry in others if entry.name != name]
+                )
+            except DependencyError as problem:
+                return _report(failed=[requirement], message=str(problem))
+            await self._keep(text, with_requirement(text, requirement))
+        return _report(installed=[requirement]) if changed else _report(already_present=[requirement])
+
+    async def remove(self, package: str) -> dict[str, Any]:
+        """Uninstall a package and take it off the list; what it brought with it stays.
+
+        Returns `removed`, `not_found` and `failed`, lists of names, and whether it was `removed_from_config`."""
+        self._refuse_if_fixed("removed")
+        name = name_of(package)
+        report: dict[str, Any] = {"removed": [], "not_found": [], "failed": [], "message": ""}
+        async with self._alone():
+            try:
+                gone = await self._installer.uninstall([name])
+                report["removed" if gone else "not_found"] = [name]
+            except DependencyError as problem:
+                report["failed"], report["message"] = [name], str(problem)
+            text = await self._text()
+            left = without_requirement(text, name)
+            await self._keep(text, left)
+            return {**report, "removed_from_config": left != text}
+
+    async def sync(self) -> dict[str, Any]:
+        """Install what the list names and is not there; returns the same as `add`.
+
+        Those that cannot be had, and lines that are no requirement, are in `failed`; the others are installed."""
+        entries = read(await self._text())
+        bad = [entry for entry in entries if not entry.name]
+        good: Sequence[str] = [entry.text for entry in entries if entry.name]
+        report = _report(failed=[entry.text for entry in bad])
+        said = [entry.problem for entry in bad]
+        if not good:
+            return {**report, "message": "\n".join(said)}
+        try:
+            changed = await self._installer.install(good)
+        except DependencyError:
+            good, changed, failed = await self._one_by_one(good)
+            report["failed"] += failed
+            said += failed.values()
+        for text in good:
+            report["installed" if name_of(text) in changed else "already_present"].append(text)
+        return {**report, "message": "\n".join(said)}
+
+    async def _one_by_one(self, wanted: Sequence[str]) -> tuple[Sequence[str], dict[str, str], dict[str, str]]:
+        """Each beside those before it that could be had, so that what is there in the end goes together."""
+        had: list[str] = []
+        changed: dict[str, str] = {}
+        failed: dict[str, str] = {}
+        for requirement in wanted:
+            try:
+                changed |= await self._installer.install([*had, requirement])
+                had.append(requirement)
+            except DependencyError as problem:
+                failed[requirement] = str(problem)
+        return had, changed, failed
+
+    async def installed(self) -> dict[str, str]:
+        """What can be imported, listed or not: the version of each package by its name."""
+        return await self._installer.installed()
+
+    async def handle(self, name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        """Answer what code inside calls: `deps.add("pandas")`."""
+        verbs: dict[str, Callable[..., Awaitable[Any]]] = {
+            "list": self.list,
+            "add": self.add,
+            "remove": self.remove,
+            "sync": self.sync,
+        }
+        verb = name.partition(".")[2]
+        if verb not in verbs:
+            raise AttributeError(f"deps has no {verb or 'call of its own'}; it has {', '.join(verbs)}")
+        signature(verbs[verb]).bind(*args, **kwargs)
+        return await verbs[verb](*args, **kwargs)
+
+    # --- the file ---------------------------------------------------------------------------------------------------
+
+    def _refuse_if_fixed(self, what: str) -> None:
+        if not self._allow_runtime:
+            raise RuntimeDepsDisabledError(
+                f"packages cannot be {what} in this session (allow_runtime_deps is off); "
+                f"a person can edit {self._key}, and sync installs what it names"
+            )
+
+    async def _text(self) -> str:
+        data = await self._store.get(self._key)
+        try:
+            return (data or b"").decode("utf-8")
+        except UnicodeDecodeError as problem:
+            raise RequirementRefused(
+                f"{self._key} is no text in UTF-8 (byte {problem.start}); mend it by hand"
+            ) from None
+
+    async def _keep(self, before: str, after: str) -> None:
+        if after != before:
+            await self._store.put(self._key, after.encode("utf-8"))
+
+    @asynccontextmanager
+    async def _alone(self) -> AsyncIterator[None]:
+        """Among all that share the store: nobody's line is lost to somebody else's edit."""
+        lock = await self._store.lock(self._key)
+        assert lock is not None, "a lock that is waited for comes"
+        try:
+            yield
+        finally:
+            await lock.release()
+
+
+def _constraint(requirement: str) -> str:
+    """A constraint bounds versions; extras mean nothing there."""
+    name, bracket, rest = requirement.partition("[")
+    return name + rest.partition("]")[2] if bracket else requirement
+
+
+def _report(**lists: Any) -> dict[str, Any]:
+    return {"installed": [], "already_present": [], "failed": [], "message": "", **lists}

@@ -1,0 +1,101 @@
+"""Finds tools, workflows and artifacts by what they are called, what they say of themselves, and what they mean."""
+
+from collections.abc import Iterable
+from typing import Literal, NamedTuple
+
+from carrel.library.search.blending import Hit, blended
+from carrel.library.search.meanings import Meanings
+from carrel.library.search.word_index import WordIndex
+from carrel.library.search.words import spelled
+from carrel.meaning import Embedder
+from carrel.storage.seam import Store
+
+LEAST_NEARNESS = 0.15
+"""Below this cosine, an entry has no more to do with a question than any other."""
+
+PATIENCE = 1.5
+"""Seconds a search waits for vectors that are being loaded or made; then it goes by those that are there."""
+
+_NEAREST = 100
+_TEXT = 200
+
+
+class Entry(NamedTuple):
+    """Something that can be found."""
+
+    key: str
+    """What a hit gives back; one entry per key."""
+    name: str
+    description: str = ""
+    parameters: str = ""
+    """Names of the parameters, and what is said of them."""
+    text: str = ""
+    """Whatever else tells what it is for: a docstring, tags."""
+
+
+class Index:
+    """Entries of one kind, searched by words and by meaning. For one event loop at a time.
+
+    `store` and `place`: the prefix under which vectors are kept, so that no text is embedded twice; None keeps them in
+    memory. `embedder=None` searches by words alone. Nothing is loaded or indexed before the first search."""
+
+    def __init__(
+        self,
+        store: Store | None,
+        place: str,
+        embedder: Embedder | Literal["default"] | None = "default",
+        *,
+        patience: float = PATIENCE,
+    ) -> None:
+        self._patience = patience
+        self._given: dict[str, Entry] = {}
+        self._entries: dict[str, Entry] = {}
+        self._words = WordIndex()
+        self._meanings = Meanings(store, place, embedder)
+
+    def update(self, entries: Iterable[Entry]) -> None:
+        """From now on these are the entries. Only notes them: the work is done by the next search, for what changed."""
+        self._given = {entry.key: entry for entry in entries}
+
+    async def ready(self) -> None:
+        """Wait until everything can be found by its meaning too, however long that takes."""
+        self._take()
+        await self._meanings.settle()
+
+    async def search(self, query: str, limit: int = 10) -> list[Hit]:
+        """The entries that answer best, the best first; none when nothing has to do with it.
+
+        Any text is a question, and none is an error."""
+        self._take()
+        if limit < 1 or not self._entries:
+            return []
+        await self._meanings.settle(self._patience)
+        near = await self._meanings.ask(query, _NEAREST, LEAST_NEARNESS)
+        here = [(key, nearness) for key, nearness in near if key in self._entries]
+        return blended(self._words.shares(query), here, limit)
+
+    async def close(self) -> None:
+        """Stop what is going on in the background; twice is harmless, and it is usable again."""
+        await self._meanings.close()
+
+    def _take(self) -> None:
+        before, now = self._entries, self._given
+        if before is now:
+            return
+        changed = [key for key, entry in now.items() if before.get(key) != entry]
+        gone = before.keys() - now.keys()
+        self._entries = now
+        for key in gone:
+            self._words.remove(key)
+        for key in changed:
+            self._words.put(key, now[key]._asdict())
+        if changed or gone:
+            self._meanings.want({key: meaning_of(entry) for key, entry in now.items()})
+
+
+def meaning_of(entry: Entry) -> str:
+    """The text by which an entry is found by meaning: its name as words, what it says of itself, and a little more."""
+    more = entry.text.strip().removeprefix(entry.description.strip()).strip()[:_TEXT]
+    said = " ".join(filter(None, (entry.description.strip(), more)))
+    name = " ".join(spelled(entry.name))
+    return f"{name}: {said}" if said else name

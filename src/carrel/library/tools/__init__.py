@@ -1,0 +1,1 @@
+"""Things to call: programs, MCP servers, HTTP endpoints, OpenAPI operations, Python functions."""

@@ -1,0 +1,176 @@
+"""Pure: what code called with, checked against the tool's schema before anything runs."""
+
+import datetime
+import decimal
+import enum
+import re
+import uuid
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from carrel.errors import ToolCallError
+from carrel.library.tools.names import near, python_name
+from carrel.library.tools.seam import Tool
+
+_MOST_TOLD = 3
+_ELSEWHERE = {"patternProperties", "allOf", "anyOf", "oneOf", "$ref", "if", "dependentSchemas", "propertyNames"}
+"""Where a schema may know more names than its own properties."""
+_PYTHON = {"string": "str", "integer": "int", "number": "float", "boolean": "bool", "array": "list", "object": "dict"}
+
+
+def bound(tool: Tool, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """All arguments by name, as Python would bind them; `ToolCallError` for too many, or one said twice."""
+    order = tool.in_order
+    if len(args) > len(order):
+        takes = f"only {', '.join(order)}" if order else "none"
+        raise ToolCallError(
+            f"{tool.name}: {len(args)} arguments without a name, and it takes {takes}; write them as name=value"
+        )
+    named = dict(zip(order, args, strict=False))
+    twice = [name for name in named if name in kwargs]
+    if twice:
+        raise ToolCallError(f"{tool.name}: {twice[0]} is given twice")
+    return {**named, **kwargs}
+
+
+class Checker:
+    """Checks arguments for one tool; made once, because reading a schema costs more than using it."""
+
+    def __init__(self, tool: Tool) -> None:
+        self.tool = tool
+        properties = tool.parameters.get("properties")
+        self._properties: Mapping[str, Any] = properties if isinstance(properties, Mapping) else {}
+        required = tool.parameters.get("required")
+        self._required = [name for name in required if isinstance(name, str)] if isinstance(required, list) else []
+        self._closed = _is_closed(tool.parameters)
+        self._validator: Any = None
+
+    def checked(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        """The arguments as plain data; `ToolCallError` names each one that is missing, unknown or wrong."""
+        try:
+            given = self._named(arguments)
+            problems = self._unknown(given) + self._missing(given) or self._wrong(given)
+        except RecursionError:
+            raise ToolCallError(f"{self.tool.name}: its arguments are nested too deeply") from None
+        if problems:
+            more = f"; and {len(problems) - _MOST_TOLD} more" if len(problems) > _MOST_TOLD else ""
+            raise ToolCallError(f"{self.tool.name}: {'; '.join(problems[:_MOST_TOLD])}{more}")
+        return given
+
+    def _named(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        given: dict[str, Any] = {}
+        for name, value in arguments.items():
+            spelled = python_name(name)
+            called = spelled if name not in self._properties and spelled in self._properties else name
+            if called in given:
+                raise ToolCallError(f"{self.tool.name}: {called} is given twice")
+            # None is how Python says "not given", unless the schema knows it as a value.
+            if value is not None or called in self._required or _takes_null(self._properties.get(called)):
+                given[called] = plain(value)
+        return given
+
+    def _unknown(self, given: Mapping[str, Any]) -> list[str]:
+        unknown = [name for name in given if name not in self._properties] if self._closed else []
+        return [f"it has no parameter {name}{near(name, self._properties)}" for name in unknown]
+
+    def _missing(self, given: Mapping[str, Any]) -> list[str]:
+        return [
+            f"{name} is missing{_described(self._properties.get(name))}" for name in self._required if name not in given
+        ]
+
+    def _wrong(self, given: Mapping[str, Any]) -> list[str]:
+        import jsonschema  # noqa: PLC0415 - a tenth of a second, and only a call needs it
+        import referencing.exceptions  # noqa: PLC0415
+
+        if self._validator is None:
+            kind = jsonschema.validators.validator_for(self.tool.parameters, jsonschema.Draft202012Validator)
+            # A registry of our own, empty: nothing is ever fetched because a schema refers to it.
+            self._validator = kind(dict(self.tool.parameters), registry=referencing.Registry())
+        try:
+            errors = sorted(self._validator.iter_errors(given), key=lambda error: list(map(str, error.absolute_path)))
+        except (
+            referencing.exceptions.Unresolvable,
+            jsonschema.SchemaError,
+            re.error,
+            TypeError,
+            AttributeError,
+        ) as bad:
+            # Whoever has the tool wrote a schema that nobody can use; it will have to check by itself.
+            del bad
+            return []
+        return list(dict.fromkeys(_told(jsonschema.exceptions.best_match([error])) for error in errors))
+
+
+def _is_closed(schema: Mapping[str, Any]) -> bool:
+    """Whether a name that it does not list is a mistake: also where it does not say so, but lists all it knows."""
+    if "additionalProperties" in schema:
+        return schema["additionalProperties"] is False
+    return bool(schema.get("properties")) and not _ELSEWHERE & schema.keys()
+
+
+def plain(value: Any) -> Any:
+    """The value as JSON knows it; what JSON does not know stays as it is."""
+    match value:
+        case enum.Enum():
+            return plain(value.value)
+        case None | bool() | int() | float() | str() | bytes():
+            return value
+        case Mapping():
+            return {key if isinstance(key, str) else str(key): plain(item) for key, item in value.items()}
+        case list() | tuple():
+            return [plain(item) for item in value]
+        case set() | frozenset():
+            return sorted((plain(item) for item in value), key=repr)
+        case uuid.UUID():
+            return str(value)
+        case datetime.datetime() | datetime.date() | datetime.time():
+            return value.isoformat()
+        case datetime.timedelta():
+            return value.total_seconds()
+        case decimal.Decimal():
+            return float(value)
+        case _ if hasattr(value, "__fspath__"):
+            return plain(value.__fspath__())
+        case _:
+            return value
+
+
+def _takes_null(schema: Any) -> bool:
+    if not isinstance(schema, Mapping):
+        return schema is True
+    kinds = schema.get("type")
+    if kinds == "null" or (isinstance(kinds, list) and "null" in kinds) or None in (schema.get("enum") or ()):
+        return True
+    choices = [*(schema.get("anyOf") or ()), *(schema.get("oneOf") or ())]
+    return any(map(_takes_null, choices)) if choices else not schema or "$ref" in schema
+
+
+def _described(schema: Any) -> str:
+    if not isinstance(schema, Mapping) or not isinstance(schema.get("description"), str):
+        return ""
+    lines = schema["description"].strip().splitlines()
+    return f" ({lines[0][:100]})" if lines else ""
+
+
+def _told(error: Any) -> str:
+    where = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in error.absolute_path).lstrip(".")
+    value, wanted = error.instance, error.validator_value
+    shown = repr(value) if len(repr(value)) <= 80 else f"{repr(value)[:77]}…"
+    match error.validator:
+        case "type":
+            kinds = wanted if isinstance(wanted, list) else [wanted]
+            spoken = " or ".join(_PYTHON.get(kind, "None" if kind == "null" else str(kind)) for kind in kinds)
+            return f"{where or 'the arguments'} must be {spoken}, not {type(value).__name__} {shown}"
+        case "enum" | "const":
+            choices = wanted if error.validator == "enum" else [wanted]
+            return f"{where} must be one of {', '.join(map(repr, choices))}, not {shown}"
+        case "additionalProperties" if isinstance(value, Mapping):
+            known = (error.schema.get("properties") or {}) if isinstance(error.schema, Mapping) else {}
+            unknown = next((str(name) for name in value if name not in known), "")
+            return f"{where or 'it'} has no {unknown}{near(unknown, known)}"
+        case "required" if isinstance(value, Mapping):
+            missing = next((str(name) for name in wanted if name not in value), "")
+            return f"{where}.{missing} is missing".lstrip(".")
+        case _:
+            message = error.message if len(error.message) <= 200 else f"{error.message[:197]}…"
+            return f"{where}: {message}".lstrip(": ")

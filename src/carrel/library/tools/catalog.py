@@ -1,0 +1,229 @@
+"""All tools of a session: listed, searched, described and called, by the code inside and by the program outside."""
+
+import asyncio
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from carrel.errors import CarrelError, ToolCallError, ToolNotFoundError, ToolTimeoutError
+from carrel.library.search import Entry, Index
+from carrel.library.tools.approval import Approval, Approver
+from carrel.library.tools.arguments import bound
+from carrel.library.tools.names import near, python_name
+from carrel.library.tools.seam import Stream, Tool, ToolProvider
+from carrel.library.tools.secrets import Secrets
+from carrel.library.tools.source import Source
+from carrel.library.tools.stubs import Docs, describe, parameters_of, signature_of
+
+AT_ONCE = 64
+"""Calls that run at the same time; more wait for their turn."""
+_GRACE = 5.0
+"""Seconds that a provider has beyond the tool's own timeout to end a call in its own words."""
+
+
+Found = list[dict[str, Any]]
+
+
+class Tools:
+    """The tools of all providers under one roof."""
+
+    def __init__(
+        self,
+        providers: Iterable[ToolProvider] = (),
+        *,
+        approve: Approver | None = None,
+        index: Index | None = None,
+        secrets: Secrets | None = None,
+    ) -> None:
+        """`secrets`: the one that the providers fill in from, so that what they say can be cleared of it."""
+        self._sources: dict[str, list[Source]] = {}
+        self._approval = Approval(approve)
+        self._index = index if index is not None else Index(None, "search/tools")
+        self._known: dict[str, _Known] = {}
+        self._secrets = secrets if secrets is not None else Secrets()
+        self._slots = asyncio.Semaphore(AT_ONCE)
+        for provider in providers:
+            self.add(provider)
+
+    def add(self, provider: ToolProvider) -> None:
+        """Its tools are there from now on; where two have one of the same name, the later is called."""
+        self._sources.setdefault(provider.name, []).insert(0, Source(provider))
+
+    async def close(self) -> None:
+        """End everything the providers started; twice is harmless."""
+        providers = [source.provider for sources in self._sources.values() for source in sources]
+        ended = await asyncio.gather(*(provider.close() for provider in providers), return_exceptions=True)
+        await self._index.close()
+        for problem in ended:
+            if isinstance(problem, BaseException):
+                raise problem
+
+    # --- looking around ---------------------------------------------------------------------------------------------
+
+    async def list(self, under: str = "") -> Found:
+        """Every tool as a dict with name, description, tags, parameters and signature, by name.
+
+        A provider that cannot be used has one with `error`. `under`: only those below this word, by their names
+        there."""
+        words = [under] if under else sorted(self._sources)
+        found = await self._seen(words)
+        told = [self._of(tool).told() for _, tool in sorted(found.items())]
+        if under:
+            told = [{**one, "name": one["name"].removeprefix(f"{under}.")} for one in told if one["name"] != under]
+        return told + [
+            {
+                "name": word,
+                "description": "",
+                "tags": [],
+                "parameters": [],
+                "error": self._secrets.hide(str(source.problem)),
+            }
+            for word in words
+            for source in self._sources.get(word, ())
+            if source.problem is not None
+        ]
+
+    async def search(self, query: str, limit: int = 10) -> Found:
+        """The tools that answer best, the best first, as in `list`, each with its score."""
+        found = await self._seen(self._sources)
+        self._index.update(self._of(tool).entry for tool in found.values())
+        hits = await self._index.search(query, limit)
+        return [{**self._of(found[hit.key]).told(), "score": hit.score} for hit in hits if hit.key in found]
+
+    async def describe(self, task: str | None = None, limit: int = 8000, docs: Docs = "all") -> str:
+        """Typed Python stubs with their docs in at most `limit` characters, what fits the task first and whole."""
+        found = await self._seen(self._sources)
+        ranked = [one["name"] for one in await self.search(task, 30)] if task else ()
+        return self._secrets.hide(describe([tool for _, tool in sorted(found.items())], limit, ranked, docs))
+
+    async def find(self, name: str) -> Tool:
+        """The tool of this name; `ToolNotFoundError` with near names, `ToolCallError` when its provider fails."""
+        return (await self._found(name))[1]
+
+    async def _seen(self, words: Iterable[str]) -> dict[str, Tool]:
+        """Nobody is waited for one after the other: a slow server costs its own time only."""
+        sources = [source for word in words for source in reversed(self._sources.get(word, ()))]
+        found: dict[str, Tool] = {}
+        for tools in await asyncio.gather(*(source.seen() for source in sources)):
+            found.update(tools)
+        return found
+
+    def _of(self, tool: Tool) -> "_Known":
+        known = self._known.get(tool.name)
+        if known is None or known.tool is not tool:
+            known = self._known[tool.name] = _Known(tool)
+        return known
+
+    # --- calling ----------------------------------------------------------------------------------------------------
+
+    async def call(
+        self,
+        name: str,
+        arguments: Mapping[str, Any] | None = None,
+        stream: Stream | None = None,
+        *,
+        args: Sequence[Any] = (),
+    ) -> Any:
+        """What the tool returns. Before anything runs: `ToolNotFoundError`, `ToolCallError` naming a wrong argument,
+        `ToolRefusedError`; then `ToolCallError` when it fails and `ToolTimeoutError` when it is too slow.
+
+        With `stream`, output is given out while it comes, too. `args`: arguments without a name."""
+        source, tool = await self._found(name)
+        given = source.checked(tool, bound(tool, args, arguments or {}))
+        if self._approval.wanted(tool):
+            given = source.checked(tool, await self._approval.of(tool, given))
+        hiding = self._secrets.hiding(stream) if stream is not None else None
+        try:
+            async with self._slots:
+                return self._secrets.hide_in(await _called(source.provider, tool, given, hiding))
+        except CarrelError as problem:
+            problem.args = (self._secrets.hide(str(problem)), *problem.args[1:])
+            raise
+        finally:
+            if hiding is not None:
+                hiding.end()
+
+    async def handle(
+        self, name: str, args: Sequence[Any], kwargs: Mapping[str, Any], stream: Stream | None = None
+    ) -> Any:
+        """Answers what code inside calls: `tools.list`, `tools.search`, `tools.describe`, `tools.curl.list`, and tools.
+
+        `stream` takes the output of a call while it comes, where the tool's definition wants that or the code says
+        `_stream=True`."""
+        words = name.split(".")[1:]
+        match words:
+            case []:
+                raise ToolCallError("tools itself cannot be called; tools.list() shows what is there")
+            case ["list"]:
+                return await self.list(*args, **kwargs)
+            case ["search"]:
+                return await self.search(*args, **kwargs)
+            case ["describe"]:
+                return await self.describe(*args, **kwargs)
+            case [word, "list"] if word in self._sources and f"{word}.list" not in await self._seen([word]):
+                return await self.list(word)
+        called = ".".join(words)
+        given = dict(kwargs)
+        wanted = given.pop("_stream", None)
+        if stream is not None and wanted is None:
+            wanted = (await self.find(called)).stream
+        return await self.call(called, given, stream if wanted else None, args=args)
+
+    async def _found(self, name: str) -> tuple[Source, Tool]:
+        called = ".".join(map(python_name, name.split(".")))
+        word = called.partition(".")[0]
+        sources = self._sources.get(word, [])
+        if not sources:
+            known = [*self._sources, *self._known]
+            raise ToolNotFoundError(f"there is no tool {name}{near(called, known)}")
+        failed: ToolCallError | None = None
+        names: list[str] = []
+        for source in sources:
+            try:
+                tools = await source.tools()
+            except ToolCallError as problem:
+                failed = problem
+                continue
+            if called in tools:
+                return source, tools[called]
+            names += tools
+        if failed is not None:
+            raise ToolCallError(self._secrets.hide(str(failed)))
+        if called == word:
+            raise ToolNotFoundError(f"{name} itself cannot be called{near('', names)}")
+        raise ToolNotFoundError(f"there is no {called.removeprefix(f'{word}.')} in {word}{near(called, names)}")
+
+
+async def _called(provider: ToolProvider, tool: Tool, arguments: Mapping[str, Any], stream: Stream | None) -> Any:
+    try:
+        async with asyncio.timeout(None if tool.timeout is None else tool.timeout + _GRACE) as net:
+            return await provider.call(tool, arguments, stream)
+    except CarrelError:
+        raise
+    except TimeoutError as problem:
+        if net.expired():
+            raise ToolTimeoutError(f"{tool.name} took longer than {tool.timeout:g} s and did not end") from None
+        raise ToolCallError(f"{tool.name} failed: {problem or 'TimeoutError'}") from problem
+    except Exception as problem:
+        raise ToolCallError(f"{tool.name} failed: {type(problem).__name__}: {problem}") from problem
+
+
+class _Known:
+    """What is said of a tool, made once: with six hundred of them it adds up."""
+
+    def __init__(self, tool: Tool) -> None:
+        self.tool = tool
+        self._parameters = parameters_of(tool)
+        spoken = " ".join(f"{one['name']} {one['description']}" for one in self._parameters)
+        self.entry = Entry(tool.name, tool.name, tool.description, spoken, " ".join(tool.tags))
+        self._signature = f"{tool.name}{signature_of(tool)}"
+
+    def told(self) -> dict[str, Any]:
+        """As `list` gives it; whoever gets it may change it."""
+        told: dict[str, Any] = {
+            "name": self.tool.name,
+            "description": self.tool.description,
+            "tags": [*self.tool.tags],
+            "parameters": [dict(one) for one in self._parameters],
+            "signature": self._signature,
+        }
+        return {**told, "approval": "ask"} if self.tool.approval == "ask" else told

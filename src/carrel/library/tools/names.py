@@ -1,0 +1,49 @@
+"""Pure: what tools and their parameters are called in Python, and which names are near a wrong one."""
+
+import difflib
+import keyword
+import re
+import unicodedata
+from collections.abc import Iterable
+
+_OTHER = re.compile(r"\W+")
+
+
+def python_name(name: str) -> str:
+    """The name as code can write it: `max-time` is `max_time`, `class` is `class_`."""
+    # As Python itself reads a name: what only looks different is the same.
+    word = _OTHER.sub("_", unicodedata.normalize("NFKC", name)) or "_"
+    if not word.isidentifier():
+        word = "".join(letter if f"a{letter}".isidentifier() else "_" for letter in word)
+    if not word.isidentifier():
+        word = f"_{word}"
+    return f"{word}_" if keyword.iskeyword(word) else word
+
+
+def python_names(names: Iterable[str]) -> dict[str, str]:
+    """Each name under what it is called in Python; where two would be called the same, the later gets a number."""
+    called: dict[str, str] = {}
+    for name in names:
+        word, number = python_name(name), 2
+        while word in called:
+            word, number = f"{python_name(name)}_{number}", number + 1
+        called[word] = name
+    return called
+
+
+def near(name: str, names: Iterable[str]) -> str:
+    """The end of a sentence that says what may have been meant, or what there is; empty when there is nothing."""
+    known = sorted(set(names))
+    folded = {other.lower(): other for other in known}
+    found = difflib.get_close_matches(name.lower(), folded, n=3, cutoff=0.6)
+    found += [other for other in folded if name and name.lower() in other and other not in found][: 3 - len(found)]
+    if found:
+        return f"; did you mean {_or([folded[other] for other in found])}?"
+    if not known:
+        return ""
+    shown = ", ".join(known[:8])
+    return f"; there is {shown}" if len(known) <= 8 else f"; there are {shown} and {len(known) - 8} more"
+
+
+def _or(names: list[str]) -> str:
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} or {names[-1]}"

@@ -1,0 +1,270 @@
+"""Pure: an OpenAPI document in, its operations out: each with a name, the request it stands for, and its schemas."""
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+from urllib.parse import urljoin, urlsplit
+
+from carrel.errors import ConfigurationError
+from carrel.library.tools.http_request import Operation, Part, Place
+from carrel.library.tools.names import python_names
+from carrel.library.tools.openapi_schema import Document, a_list, an_object, words
+
+METHODS = ("get", "head", "post", "put", "patch", "delete", "options")
+_NEVER = frozenset(("accept", "content-type", "authorization"))
+"""Header parameters that OpenAPI itself says to ignore."""
+_BODIES = ("application/json", "application/x-www-form-urlencoded", "multipart/form-data")
+_PLAIN_OBJECT = frozenset(("type", "properties", "required", "title", "description", "additionalProperties"))
+_STYLES: Mapping[str, str] = {"path": "simple", "query": "form", "header": "simple", "cookie": "form"}
+
+
+@dataclass(frozen=True)
+class Described:
+    """One operation of a service."""
+
+    name: str
+    """As the document has it; code writes it as Python can."""
+    description: str
+    operation: Operation
+    parameters: Mapping[str, Any]
+    returns: Mapping[str, Any] | None
+    tags: tuple[str, ...]
+    base_url: str
+
+
+@dataclass
+class Read:
+    """What a document has, and which of its operations cannot be used, and why."""
+
+    operations: list[Described] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+
+
+def read(content: Any, *, fixed: frozenset[str], base_url: str | None = None, spec_url: str | None = None) -> Read:
+    """All operations; `ConfigurationError` when it is no OpenAPI 3 document, or none of them can be used.
+
+    `fixed`: names of headers (in small letters) and query parameters that the definition sends itself;
+    `spec_url`: what a relative server is relative to."""
+    if not isinstance(content, Mapping):
+        raise ConfigurationError("it is no OpenAPI document: an object with openapi and paths is expected")
+    version = str(content.get("openapi", ""))
+    if "swagger" in content:
+        raise ConfigurationError(f"it is Swagger {content['swagger']}; convert it to OpenAPI 3")
+    if not re.match(r"3\.[01](\.|$)", version):
+        raise ConfigurationError(f"openapi: 3.0 or 3.1 is expected, not {version or 'nothing'!r}")
+    document, found = Document(content), Read()
+    for path, method, item, given in _operations(document, found.problems):
+        name = str(given.get("operationId") or f"{method}_{path.strip('/') or 'root'}")
+        try:
+            address = base_url or _server(content, item, given, spec_url)
+            found.operations.append(_described(document, name, path, method, item, given, fixed, address))
+        except ConfigurationError as problem:
+            found.problems.append(f"{method.upper()} {path}: {problem}")
+    if found.problems and not found.operations:
+        raise ConfigurationError(found.problems[0])
+    return found
+
+
+def _operations(
+    document: Document, problems: list[str]
+) -> Iterator[tuple[str, str, Mapping[str, Any], Mapping[str, Any]]]:
+    for path, given in an_object(document.content.get("paths")).items():
+        try:
+            item = document.resolved(given)
+        except ConfigurationError as problem:
+            problems.append(f"{path}: {problem}")
+            continue
+        for method in METHODS:
+            if isinstance(item.get(method), Mapping):
+                yield str(path), method, item, item[method]
+
+
+def _described(
+    document: Document,
+    name: str,
+    path: str,
+    method: str,
+    item: Mapping[str, Any],
+    given: Mapping[str, Any],
+    fixed: frozenset[str],
+    address: str,
+) -> Described:
+    gathered = _Gathered(document, path, fixed)
+    for parameter in _parameters(document, item, given):
+        gathered.add(parameter)
+    gathered.add_missing()
+    content_type = gathered.add_body(given.get("requestBody"))
+    parts, schema = gathered.made()
+    summary, longer = str(given.get("summary") or "").strip(), str(given.get("description") or "").strip()
+    told = summary if longer in summary else (longer if longer.startswith(summary) else f"{summary}\n\n{longer}")
+    return Described(
+        name=name,
+        description=f"Deprecated. {told}".strip() if given.get("deprecated") is True else told,
+        operation=Operation(method.upper(), path, tuple(parts), content_type),
+        parameters=document.with_definitions(schema, "readOnly"),
+        returns=_returns(document, given.get("responses")),
+        tags=tuple(words(given.get("tags"))),
+        base_url=address,
+    )
+
+
+def _parameters(document: Document, item: Mapping[str, Any], given: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The path's and the operation's own, which win."""
+    both = [*a_list(item.get("parameters")), *a_list(given.get("parameters"))]
+    resolved = [document.resolved(parameter) for parameter in both]
+    return list({(str(parameter.get("in")), str(parameter.get("name"))): parameter for parameter in resolved}.values())
+
+
+@dataclass
+class _Gathered:
+    """The parameters of one operation on their way to a schema."""
+
+    document: Document
+    path: str
+    fixed: frozenset[str]
+    found: list[tuple[Part, dict[str, Any], bool]] = field(default_factory=list)
+    """Where each goes (its Python name is not known yet), its schema, and whether it is required."""
+
+    def add(self, parameter: Mapping[str, Any]) -> None:
+        wire, place = str(parameter.get("name")), str(parameter.get("in"))
+        if place not in _STYLES:
+            raise ConfigurationError(f"parameter {wire}, in: path, query, header or cookie is expected, not {place!r}")
+        if (place == "header" and wire.lower() in _NEVER) or f"{place} {wire.lower()}" in self.fixed:
+            return
+        style = str(parameter.get("style") or _STYLES[place])
+        content = an_object(parameter.get("content"))
+        holder = an_object(next(iter(content.values()))) if content else parameter
+        schema = self.document.schema(holder.get("schema") or {}, "readOnly")
+        if parameter.get("description"):
+            schema = {**schema, "description": str(parameter["description"])}
+        if parameter.get("deprecated") is True:
+            schema = {**schema, "deprecated": True}
+        explode = parameter.get("explode")
+        part = Part(
+            name=wire,
+            wire=wire,
+            place=_place(place),
+            style=style,
+            explode=explode if isinstance(explode, bool) else style in ("form", "deepObject"),
+            as_json=bool(content),
+        )
+        self.found.append((part, schema, place == "path" or parameter.get("required") is True))
+
+    def add_missing(self) -> None:
+        """What stands in the path and is described nowhere."""
+        known = {part.wire for part, _, _ in self.found if part.place == "path"}
+        for wire in re.findall(r"{([^{}]+)}", self.path):
+            if wire not in known:
+                part = Part(wire, wire, "path", style="simple", explode=False)
+                self.found.append((part, {"type": ["string", "integer"]}, True))
+
+    def add_body(self, body: Any) -> str:
+        """The body's fields as parameters where it is a plain object, else all of it as `body`; its type of content."""
+        if body is None:
+            return "application/json"
+        body = self.document.resolved(body)
+        content = an_object(body.get("content"))
+        if not content:
+            return "application/json"
+        by_kind = {str(kind).partition(";")[0].strip().lower(): str(kind) for kind in content}
+        chosen = next((kind for kind in by_kind if kind.endswith("+json")), next(iter(by_kind)))
+        kind = next((kind for kind in _BODIES if kind in by_kind), chosen)
+        schema = self._whole(an_object(content[by_kind[kind]]).get("schema"))
+        required = body.get("required") is True
+        fields = self._fields(schema) if kind in _BODIES else None
+        if fields is None:
+            if body.get("description") and "description" not in schema:
+                schema = {**schema, "description": str(body["description"])}
+            self.found.append((Part("body", "body", "payload"), schema, required))
+        else:
+            wanted = words(schema.get("required"))
+            for wire, value in fields.items():
+                self.found.append((Part(wire, wire, "body"), value, required and wire in wanted))
+        return kind if "*" not in kind else "application/octet-stream"
+
+    def _whole(self, schema: Any) -> dict[str, Any]:
+        """The body's schema, with the one it refers to in its place, and `allOf` of plain objects as one object."""
+        if isinstance(schema, Mapping) and "$ref" in schema:
+            schema = self.document.resolved(schema)
+        made = self.document.schema(schema or {}, "readOnly")
+        if set(made) <= {"allOf", "description", "title", "type"} and isinstance(schema, Mapping) and "allOf" in schema:
+            several = [self._whole(part) for part in a_list(schema["allOf"])]
+            if several and all(_is_plain(part) for part in several):
+                properties = {name: value for part in several for name, value in part["properties"].items()}
+                required = list(dict.fromkeys(name for part in several for name in words(part.get("required"))))
+                return {"type": "object", "properties": properties, "required": required}
+        return made
+
+    def _fields(self, schema: Mapping[str, Any]) -> Mapping[str, Any] | None:
+        taken = {part.wire for part, _, _ in self.found}
+        if not _is_plain(schema) or taken & set(schema["properties"]):
+            return None
+        fields: Mapping[str, Any] = schema["properties"]
+        return fields
+
+    def made(self) -> tuple[list[Part], dict[str, Any]]:
+        """Each under its Python name, the required ones first, and the schema of all."""
+        ordered = sorted(self.found, key=lambda entry: not entry[2])
+        parts, properties, required = [], {}, []
+        names = python_names(part.wire for part, _, _ in ordered)
+        for word, (part, schema, wanted) in zip(names, ordered, strict=True):
+            parts.append(replace(part, name=word))
+            properties[word] = schema
+            if wanted:
+                required.append(word)
+        return parts, {
+            "type": "object",
+            "properties": properties,
+            "required": required,
+            "additionalProperties": False,
+        }
+
+
+def _is_plain(schema: Mapping[str, Any]) -> bool:
+    """Whether it is an object whose fields are all named."""
+    properties = schema.get("properties")
+    return (
+        isinstance(properties, Mapping)
+        and bool(properties)
+        and schema.get("type", "object") == "object"
+        and set(schema) <= _PLAIN_OBJECT
+        and not isinstance(schema.get("additionalProperties"), Mapping)
+    )
+
+
+def _place(word: str) -> Place:
+    places: Mapping[str, Place] = {"path": "path", "query": "query", "header": "header", "cookie": "cookie"}
+    return places[word]
+
+
+def _returns(document: Document, responses: Any) -> Mapping[str, Any] | None:
+    """The schema of what a success answers with, where that is JSON."""
+    by_code = {str(code).upper(): response for code, response in an_object(responses).items()}
+    codes = [*sorted(code for code in by_code if code.startswith("2")), "DEFAULT"]
+    for code in codes:
+        if code not in by_code:
+            continue
+        for kind, given in an_object(document.resolved(by_code[code]).get("content")).items():
+            schema = an_object(given).get("schema")
+            if "json" in str(kind).lower() and schema:
+                return document.with_definitions(document.schema(schema, "writeOnly"), "writeOnly")
+        return None
+    return None
+
+
+def _server(content: Mapping[str, Any], item: Mapping[str, Any], given: Mapping[str, Any], spec_url: str | None) -> str:
+    """Where the operation is: its own server, its path's, or the document's first."""
+    several = a_list(given.get("servers")) or a_list(item.get("servers")) or a_list(content.get("servers"))
+    first = an_object(several[0]) if several else {}
+    url = str(first.get("url") or "/")
+    for name, variable in an_object(first.get("variables")).items():
+        url = url.replace(f"{{{name}}}", str(an_object(variable).get("default", "")))
+    try:
+        url = urljoin(spec_url, url) if spec_url is not None else url
+        known = urlsplit(url).scheme in ("http", "https") and bool(urlsplit(url).hostname)
+    except ValueError:
+        known = False
+    if not known:
+        raise ConfigurationError(f"servers: {url!r} does not say where the service is; set base_url in the definition")
+    return url

@@ -1,0 +1,76 @@
+"""Which definition becomes which provider: the only file here that names them all."""
+
+import os
+import posixpath
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import assert_never
+
+from carrel.library.tools.cli import Program
+from carrel.library.tools.definition import AnyDefinition
+from carrel.library.tools.definition_local import CliDefinition, PythonDefinition
+from carrel.library.tools.definition_remote import HttpDefinition, McpDefinition, OpenApiDefinition
+from carrel.library.tools.http_endpoints import HttpEndpoints
+from carrel.library.tools.mcp_servers import McpServer
+from carrel.library.tools.openapi import OpenApi
+from carrel.library.tools.programs import Runner
+from carrel.library.tools.python_functions import PythonModule
+from carrel.library.tools.reading import OnError, read_definitions
+from carrel.library.tools.seam import ToolProvider
+from carrel.library.tools.secrets import Secrets
+from carrel.storage.seam import Store
+
+Read = Callable[[str], Awaitable[bytes]]
+"""The bytes of a file that a definition names; `FileNotFoundError` when there is none."""
+
+
+async def providers_in(
+    store: Store,
+    *,
+    prefix: str = "tools",
+    secrets: Secrets,
+    sandbox: Runner | None = None,
+    on_error: OnError = "raise",
+) -> list[ToolProvider]:
+    """A provider for each definition in `prefix/*.yaml`; nothing is started yet.
+
+    `sandbox`: who runs programs inside, for definitions that say `runs: sandbox`."""
+    found = await read_definitions(store, prefix, on_error)
+    return [
+        provider_of(definition, secrets=secrets, sandbox=sandbox, read=_beside(store, file))
+        for file, definition in found.by_file.items()
+    ]
+
+
+def provider_of(
+    definition: AnyDefinition, *, secrets: Secrets, read: Read, sandbox: Runner | None = None
+) -> ToolProvider:
+    """What answers for the definition's tools."""
+    match definition:
+        case CliDefinition():
+            return Program(definition, secrets, sandbox=sandbox)
+        case PythonDefinition():
+            return PythonModule(definition)
+        case McpDefinition():
+            return McpServer(definition, secrets)
+        case HttpDefinition():
+            return HttpEndpoints(definition, secrets)
+        case OpenApiDefinition():
+            return OpenApi(definition, secrets, read=read)
+        case _:
+            assert_never(definition)
+
+
+def _beside(store: Store, file: str) -> Read:
+    """Reads what is named relative to a definition: from the store, or from this machine by an absolute path."""
+
+    async def read(path: str) -> bytes:
+        if os.path.isabs(path):
+            return Path(path).read_bytes()
+        key = posixpath.normpath(posixpath.join(posixpath.dirname(file), path))
+        data = await store.get(key)
+        if data is None:
+            raise FileNotFoundError(f"there is no {key} beside {file}")
+        return data
+
+    return read

@@ -1,0 +1,279 @@
+"""Python functions as tools: the schema comes from type hints and docstring, and the values arrive as the types say."""
+
+import asyncio
+import importlib
+import inspect
+import typing
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from types import ModuleType
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, PydanticUserError, TypeAdapter, ValidationError, create_model
+from pydantic.json_schema import GenerateJsonSchema
+
+from carrel.errors import CarrelError, ConfigurationError, ToolCallError, ToolTimeoutError
+from carrel.library.docstrings import read_docstring
+from carrel.library.tools.aside import in_a_thread
+from carrel.library.tools.definition_local import PythonDefinition
+from carrel.library.tools.names import near
+from carrel.library.tools.seam import Stream, Tool
+
+_NOT_BY_NAME = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+
+
+class Function:
+    """One Python function, ready to be called as a tool."""
+
+    def __init__(self, function: Callable[..., Any], name: str) -> None:
+        """`ConfigurationError` when its parameters cannot be told as data."""
+        self._function = function
+        self._signature = _signature(function, name)
+        self._model = _model_of(function, self._signature, name)
+        self.tool = _tool_of(function, self._signature, self._model, name)
+
+    async def call(self, tool: Tool, arguments: Mapping[str, Any]) -> Any:
+        args, kwargs = self._bound(tool, arguments)
+        try:
+            async with asyncio.timeout(tool.timeout) as clock:
+                try:
+                    return as_data(await self._called(args, kwargs))
+                except (CarrelError, asyncio.CancelledError):
+                    raise
+                except Exception as problem:
+                    if isinstance(problem, TimeoutError) and clock.expired():
+                        raise
+                    raise ToolCallError(f"{tool.name} failed: {_told(problem)}") from problem
+        except TimeoutError as problem:
+            if isinstance(problem, CarrelError):
+                raise
+            raise ToolTimeoutError(f"{tool.name} took longer than {tool.timeout:g} s") from None
+
+    async def _called(self, args: list[Any], kwargs: dict[str, Any]) -> Any:
+        if inspect.iscoroutinefunction(inspect.unwrap(self._function)) or _is_async(self._function):
+            return await self._function(*args, **kwargs)
+        answer = await in_a_thread(lambda: self._function(*args, **kwargs))
+        return await answer if inspect.isawaitable(answer) else answer
+
+    def _bound(self, tool: Tool, arguments: Mapping[str, Any]) -> tuple[list[Any], dict[str, Any]]:
+        try:
+            read = self._model.model_validate(dict(arguments))
+        except ValidationError as problem:
+            told = [f"{_place(error['loc'])}: {error['msg']}" for error in problem.errors(include_url=False)]
+            raise ToolCallError(f"{tool.name}: {'; '.join(told[:3])}") from None
+        args: list[Any] = []
+        kwargs = dict(read.model_extra or {})
+        for name, field in type(read).model_fields.items():
+            called = str(field.alias)
+            if self._signature.parameters[called].kind is inspect.Parameter.POSITIONAL_ONLY:
+                args.append(getattr(read, name))
+            elif name in read.model_fields_set:
+                kwargs[called] = getattr(read, name)
+        return args, kwargs
+
+
+class Functions:
+    """The tool provider of functions that a program registered itself, or of one module."""
+
+    def __init__(self, name: str, functions: Sequence[Function] = ()) -> None:
+        self.name = name
+        self._by_name = {function.tool.name: function for function in functions}
+        self._tools = [function.tool for function in functions]
+
+    async def definitions(self) -> Sequence[Tool]:
+        return self._tools
+
+    async def call(self, tool: Tool, arguments: Mapping[str, Any], stream: Stream | None = None) -> Any:
+        return await self._by_name[tool.name].call(tool, arguments)
+
+    async def close(self) -> None:
+        """Nothing runs between calls."""
+
+
+class PythonModule(Functions):
+    """The tool provider of a module's public functions; the module is imported when it is first needed."""
+
+    def __init__(self, definition: PythonDefinition) -> None:
+        super().__init__(definition.name)
+        self._definition = definition
+        self._loaded = False
+
+    async def definitions(self) -> Sequence[Tool]:
+        if not self._loaded:
+            definition = self._definition
+            found = await in_a_thread(lambda: functions_in(_imported(definition), definition))
+            self._by_name = {function.tool.name: function for function in found}
+            self._tools = [function.tool for function in found]
+            self._loaded = True
+        return self._tools
+
+
+def register(
+    function: Callable[..., Any],
+    *,
+    name: str | None = None,
+    description: str | None = None,
+    tags: Sequence[str] = (),
+    approval: Literal["never", "ask"] = "never",
+    timeout: float | None = 60.0,
+) -> Functions:
+    """A provider of this one function, under its own name or another (`group.name` too)."""
+    called = name or str(getattr(function, "__name__", type(function).__name__))
+    if not all(word.isidentifier() and not word.startswith("_") for word in called.split(".")):
+        raise ConfigurationError(f"{called!r} is no name for a tool; give one that Python code can write: name=…")
+    made = Function(function, called)
+    made.tool = replace(
+        made.tool,
+        description=made.tool.description if description is None else description,
+        tags=tuple(tags),
+        approval=approval,
+        timeout=timeout,
+    )
+    return Functions(called.partition(".")[0], [made])
+
+
+def functions_in(module: ModuleType, definition: PythonDefinition) -> list[Function]:
+    """Its public functions: those in `__all__`, or else those written in it whose name begins with no underscore."""
+    listed = getattr(module, "__all__", None)
+    names = [str(name) for name in listed] if listed is not None else [n for n in vars(module) if not n.startswith("_")]
+    functions = {
+        name: value
+        for name, value in ((name, getattr(module, name, None)) for name in names)
+        if inspect.isroutine(value) and (listed is not None or getattr(value, "__module__", None) == module.__name__)
+    }
+    for name in definition.functions:
+        if not callable(getattr(module, name, None)):
+            raise ConfigurationError(
+                f"{definition.name}, functions: {module.__name__} has no function {name}{near(name, functions)}"
+            )
+    if definition.functions:
+        functions = {name: getattr(module, name) for name in definition.functions}
+    made = [Function(function, f"{definition.name}.{name}") for name, function in functions.items()]
+    for function in made:
+        function.tool = replace(
+            function.tool,
+            tags=definition.tags,
+            approval=definition.approval,
+            timeout=definition.timeout,
+            stream=definition.stream,
+        )
+    return made
+
+
+def as_data(value: Any) -> Any:
+    """Pydantic models as the dicts they are, also inside lists and dicts; all else as it is."""
+    match value:
+        case BaseModel():
+            return value.model_dump()
+        case list():
+            return [as_data(item) for item in value]
+        case tuple() if type(value) is tuple:
+            return tuple(as_data(item) for item in value)
+        case dict():
+            return {key: as_data(item) for key, item in value.items()}
+        case _:
+            return value
+
+
+def _imported(definition: PythonDefinition) -> ModuleType:
+    try:
+        return importlib.import_module(definition.module)
+    except Exception as problem:
+        raise ConfigurationError(
+            f"{definition.name}: the module {definition.module} cannot be imported: {_told(problem)}"
+        ) from problem
+
+
+def _signature(function: Callable[..., Any], name: str) -> inspect.Signature:
+    try:
+        return inspect.signature(function)
+    except (ValueError, TypeError) as problem:
+        raise ConfigurationError(f"{name}: its parameters cannot be seen ({problem}); wrap it in a function") from None
+
+
+def _model_of(function: Callable[..., Any], signature: inspect.Signature, name: str) -> type[BaseModel]:
+    """A model with a field per parameter, under another name, because a parameter may be called `copy` or `_x`."""
+    hints = _hints(function)
+    described = read_docstring(inspect.getdoc(function)).parameters
+    fields: dict[str, Any] = {}
+    for number, parameter in enumerate(signature.parameters.values()):
+        if parameter.kind in _NOT_BY_NAME:
+            continue
+        default = ... if parameter.default is inspect.Parameter.empty else parameter.default
+        about = Field(default, alias=parameter.name, description=described.get(parameter.name))
+        fields[f"p{number}"] = (hints.get(parameter.name, Any), about)
+    open_ended = any(part.kind is inspect.Parameter.VAR_KEYWORD for part in signature.parameters.values())
+    config = ConfigDict(extra="allow" if open_ended else "forbid", arbitrary_types_allowed=False)
+    try:
+        return create_model(name.rpartition(".")[2], __config__=config, **fields)
+    except (PydanticUserError, TypeError, NameError) as problem:
+        lines = str(problem).splitlines()
+        raise ConfigurationError(
+            f"{name}: its type hints cannot be told as data: {lines[0] if lines else ''}"
+        ) from None
+
+
+def _tool_of(function: Callable[..., Any], signature: inspect.Signature, model: type[BaseModel], name: str) -> Tool:
+    try:
+        schema = model.model_json_schema(schema_generator=_Untitled)
+    except PydanticUserError as problem:
+        lines = str(problem).splitlines()
+        raise ConfigurationError(
+            f"{name}: its type hints cannot be told as data: {lines[0] if lines else ''}"
+        ) from None
+    schema.pop("description", None)
+    schema.setdefault("properties", {})
+    said = read_docstring(inspect.getdoc(function))
+    return Tool(
+        name=name,
+        description=said.text or said.summary,
+        parameters=schema,
+        returns=_returns(function),
+        positional=tuple(
+            part.name
+            for part in signature.parameters.values()
+            if part.kind in (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+        ),
+    )
+
+
+class _Untitled(GenerateJsonSchema):
+    """Without the titles that say nothing but the name again."""
+
+    def field_title_should_be_set(self, schema: Any) -> bool:
+        return False
+
+    def generate(self, schema: Any, mode: Any = "validation") -> dict[str, Any]:
+        made = super().generate(schema, mode)
+        made.pop("title", None)
+        return made
+
+
+def _returns(function: Callable[..., Any]) -> dict[str, Any] | None:
+    hint = _hints(function).get("return", Any)
+    if hint is Any:
+        return None
+    try:
+        return TypeAdapter(hint).json_schema(mode="serialization", schema_generator=_Untitled)
+    except (PydanticUserError, TypeError):
+        return None  # what it returns is no JSON, and may still be data
+
+
+def _hints(function: Callable[..., Any]) -> dict[str, Any]:
+    known = function if inspect.isroutine(function) or inspect.isclass(function) else type(function).__call__
+    try:
+        return typing.get_type_hints(inspect.unwrap(known), include_extras=True)
+    except (NameError, TypeError, AttributeError):
+        return dict(getattr(known, "__annotations__", {}))
+
+
+def _is_async(function: Callable[..., Any]) -> bool:
+    return inspect.iscoroutinefunction(getattr(function, "__call__", None))  # noqa: B004
+
+
+def _place(parts: Sequence[str | int]) -> str:
+    return ".".join(map(str, parts)) or "the arguments"
+
+
+def _told(problem: BaseException) -> str:
+    return f"{type(problem).__name__}: {problem}" if str(problem) else type(problem).__name__

@@ -1,0 +1,122 @@
+"""Pure: a JSON Schema in, the Python type that says the same out."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+_PLAIN = {"string": "str", "integer": "int", "number": "float", "boolean": "bool", "null": "None"}
+_MOST_CHOICES = 20
+_DEEPEST = 6
+ANY = "Any"
+
+
+def python_type(schema: Any, whole: Mapping[str, Any] | None = None, room: int = 240) -> str:
+    """The type as a person would write it, in at most about `room` characters: what lies deep is told as `dict`.
+
+    `whole`: the schema in which a `$ref` is looked up."""
+    for depth in range(_DEEPEST, -1, -1):
+        written = _type(schema, whole or {}, depth, ())
+        if len(written) <= room or not depth:
+            return written
+    raise AssertionError("the last depth always returns")
+
+
+def _type(schema: Any, whole: Mapping[str, Any], depth: int, seen: tuple[str, ...]) -> str:
+    if not isinstance(schema, Mapping):
+        return ANY
+    schema, seen = resolved(schema, whole, seen)
+    if "const" in schema:
+        return _literal([schema["const"]])
+    choices = schema.get("enum")
+    if isinstance(choices, list) and 0 < len(choices) <= _MOST_CHOICES:
+        return _literal(choices)
+    for word in ("anyOf", "oneOf"):
+        if isinstance(schema.get(word), list) and schema[word]:
+            return _union(_type(choice, whole, depth, seen) for choice in schema[word])
+    kinds = schema.get("type")
+    if isinstance(kinds, list):
+        return _union(_type({**schema, "type": kind}, whole, depth, seen) for kind in kinds)
+    if kinds == "string" and schema.get("format") in ("binary", "byte"):
+        return "bytes"
+    if kinds == "array" or (kinds is None and "items" in schema):
+        return _array(schema, whole, depth, seen)
+    if kinds == "object" or (kinds is None and "properties" in schema):
+        return _object(schema, whole, depth, seen)
+    return _PLAIN.get(kinds, ANY) if isinstance(kinds, str) else ANY
+
+
+def resolved(
+    schema: Mapping[str, Any], whole: Mapping[str, Any], seen: tuple[str, ...] = ()
+) -> tuple[Mapping[str, Any], tuple[str, ...]]:
+    """The schema with its `$ref` followed and its `allOf` put together; an endless one is an open object."""
+    reference = schema.get("$ref")
+    if isinstance(reference, str):
+        if reference in seen:
+            return {"type": "object"}, seen
+        found = _found(reference, whole)
+        rest = {key: value for key, value in schema.items() if key != "$ref"}
+        return resolved({**found, **rest}, whole, (*seen, reference))
+    parts = schema.get("allOf")
+    if not isinstance(parts, list):
+        return schema, seen
+    merged: dict[str, Any] = {key: value for key, value in schema.items() if key != "allOf"}
+    for part in parts:
+        if not isinstance(part, Mapping):
+            continue
+        one, seen = resolved(part, whole, seen)
+        for key, value in one.items():
+            if key == "properties" and isinstance(merged.get(key), Mapping) and isinstance(value, Mapping):
+                merged[key] = {**merged[key], **value}
+            elif key == "required" and isinstance(merged.get(key), list) and isinstance(value, list):
+                merged[key] = [*merged[key], *value]
+            else:
+                merged.setdefault(key, value)
+    return merged, seen
+
+
+def _found(reference: str, whole: Mapping[str, Any]) -> Mapping[str, Any]:
+    node: Any = whole
+    for word in reference.removeprefix("#").strip("/").split("/") if reference != "#" else ():
+        name = word.replace("~1", "/").replace("~0", "~")
+        node = node.get(name) if isinstance(node, Mapping) else None
+    return node if isinstance(node, Mapping) else {}
+
+
+def _array(schema: Mapping[str, Any], whole: Mapping[str, Any], depth: int, seen: tuple[str, ...]) -> str:
+    inner = _type(schema.get("items"), whole, depth, seen)
+    return "list" if inner == ANY else f"list[{inner}]"
+
+
+def _object(schema: Mapping[str, Any], whole: Mapping[str, Any], depth: int, seen: tuple[str, ...]) -> str:
+    properties = schema.get("properties")
+    if isinstance(properties, Mapping) and properties:
+        if not depth:
+            return "dict"
+        required = schema.get("required") if isinstance(schema.get("required"), list) else []
+        # {'id': str, 'note?': str}: what need not be there has the question mark that TypeScript gives it.
+        shown = [
+            f"{_key(str(name), name in (required or ()))}: {_type(inner, whole, depth - 1, seen)}"
+            for name, inner in properties.items()
+        ]
+        return f"{{{', '.join(shown)}}}"
+    values = schema.get("additionalProperties")
+    if isinstance(values, Mapping) and values:
+        inner = _type(values, whole, depth, seen)
+        return "dict" if inner == ANY else f"dict[str, {inner}]"
+    return "dict"
+
+
+def _key(name: str, required: bool) -> str:
+    return repr(name if required else f"{name}?")
+
+
+def _literal(values: list[Any]) -> str:
+    return f"Literal[{', '.join(map(repr, values))}]"
+
+
+def _union(kinds: Iterator[str]) -> str:
+    found = list(dict.fromkeys(kinds))
+    if ANY in found:
+        return ANY
+    # None last, as people write it.
+    found.sort(key=lambda kind: kind == "None")
+    return " | ".join(found)

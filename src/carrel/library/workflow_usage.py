@@ -1,0 +1,89 @@
+"""How often each workflow was called and how its last failure went, in one small file that all sessions share."""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from datetime import datetime
+from typing import Any
+
+import orjson
+
+from carrel.errors import StorageError
+from carrel.storage.seam import Store
+
+_LONGEST = 2000
+"""What is kept of an error's text."""
+_log = logging.getLogger("carrel.library")
+
+Counts = dict[str, Any]
+
+
+def no_use() -> Counts:
+    return {"calls": 0, "failures": 0, "seconds": 0.0, "last_used": None, "last_error": None}
+
+
+class Usage:
+    """Counts what it is told at once, and writes it down soon after, many at a time."""
+
+    def __init__(self, store: Store, key: str, now: Callable[[], datetime]) -> None:
+        self._store = store
+        self._key = key
+        self._now = now
+        self._new: dict[str, Counts] = {}
+        self._writing: asyncio.Task[None] | None = None
+
+    def count(self, name: str, *, calls: int = 0, seconds: float = 0.0, error: str | None = None) -> None:
+        at = self._now().isoformat(timespec="milliseconds")
+        counts = self._new.setdefault(name, no_use())
+        counts["calls"] += calls
+        counts["seconds"] += seconds
+        counts["last_used"] = at
+        if error is not None:
+            counts["failures"] += 1
+            counts["last_error"] = {"at": at, "message": error[:_LONGEST]}
+        if self._writing is None or self._writing.done():
+            self._writing = asyncio.get_running_loop().create_task(self._write())
+
+    async def of(self, name: str) -> Counts:
+        await self.written()
+        return (await self._kept()).get(name) or no_use()
+
+    async def written(self) -> None:
+        """Wait until what was counted is kept."""
+        if self._writing is not None and self._writing.get_loop() is asyncio.get_running_loop():
+            await self._writing
+
+    async def _write(self) -> None:
+        while self._new:
+            new, self._new = self._new, {}
+            try:
+                lock = await self._store.lock(self._key)
+                try:
+                    kept = await self._kept()
+                    for name, counts in new.items():
+                        kept[name] = _sum(kept.get(name) or no_use(), counts)
+                    await self._store.put(self._key, orjson.dumps(kept, option=orjson.OPT_INDENT_2))
+                finally:
+                    if lock is not None:
+                        await lock.release()
+            except StorageError as problem:
+                _log.warning("the use of %s was not counted: %s", ", ".join(sorted(new)), problem)
+
+    async def _kept(self) -> dict[str, Counts]:
+        data = await self._store.get(self._key)
+        try:
+            kept = orjson.loads(data) if data else {}
+        except ValueError as problem:
+            _log.warning("%s cannot be read (%s); counting begins anew", self._key, problem)
+            kept = {}
+        return kept if isinstance(kept, dict) else {}
+
+
+def _sum(kept: Counts, new: Counts) -> Counts:
+    both = no_use() | kept
+    for name in ("calls", "failures", "seconds"):
+        both[name] += new[name]
+    both["seconds"] = round(both["seconds"], 6)
+    both["last_used"] = new["last_used"]
+    both["last_error"] = new["last_error"] or both["last_error"]
+    return both

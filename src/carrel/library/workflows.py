@@ -1,0 +1,283 @@
+"""Workflows: Python files with a `run` that people and agents write down once and call by name."""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+from carrel.errors import StorageWriteError, WorkflowExecutionError, WorkflowNotFoundError, WorkflowValidationError
+from carrel.library.search import Index
+from carrel.library.skill_folders import FILE, read_skill
+from carrel.library.tools.names import near
+from carrel.library.workflow_history import History, Version
+from carrel.library.workflow_shelf import Shelf, Shelved, digest_of
+from carrel.library.workflow_source import (
+    checked_name,
+    compiled,
+    outline,
+    with_description,
+    without_description,
+)
+from carrel.library.workflow_usage import Usage
+from carrel.storage.seam import Store
+
+_log = logging.getLogger("carrel.library")
+
+
+def _now() -> datetime:
+    return datetime.now(UTC)
+
+
+class WorkflowLibrary:
+    """The workflows of a store: `workflows/NAME.py`, also `skills/NAME.py` and folders with a SKILL.md.
+
+    Nothing of them is ever run here: name, parameters and description are read from the syntax tree, and the code
+    runs where the session's code does. Files may be edited by hand at any time; the next call sees it.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        *,
+        prefix: str = "workflows",
+        also: Sequence[str] = ("skills",),
+        index: Index | None = None,
+        now: Callable[[], datetime] = _now,
+    ) -> None:
+        self._store = store
+        self._prefix = prefix
+        self._notes = f"library/{prefix}"
+        self._shelf = Shelf(store, (prefix, *also), f"{self._notes}/outline.json")
+        self._history = History(store, f"{self._notes}/history.jsonl", now)
+        self._usage = Usage(store, f"{self._notes}/usage.json", now)
+        self._index = index if index is not None else Index(store, f"search/{prefix}")
+
+    # --- what is there ----------------------------------------------------------------------------------------------
+
+    async def search(self, query: str, limit: int = 5) -> list[dict[str, Any]]:
+        """Those that fit best, the best first."""
+        current = {shelved.key: shelved for shelved in await self._current()}
+        self._index.update([shelved.entry for shelved in current.values()])
+        return [current[hit.key].shown() for hit in await self._index.search(str(query), int(limit))]
+
+    async def get(self, name: str) -> dict[str, Any] | None:
+        """The same with `source` and `usage`, or None; of a skill to be read, its instructions and files."""
+        found = await self._found(name)
+        if found is None:
+            return None
+        shelved, data = found
+        data = await self._bytes(shelved, data)
+        if shelved.kind == "instructions":
+            return await self._shown_skill(shelved, data)
+        source, _ = without_description(data.decode("utf-8", "replace"))
+        return {**shelved.shown(), "source": source, "usage": await self._usage.of(shelved.name)}
+
+    async def history(self, name: str) -> list[dict[str, Any]]:
+        """Its versions, oldest first: `version`, `at`, `change`, `description`, `source`."""
+        found = await self._found(name)
+        if found is not None and found[0].kind == "workflow":
+            await self._note([(found[0], await self._bytes(*found))])
+        versions = await self._history.of(found[0].name if found is not None else name)
+        if not versions and found is None:
+            raise await self._unknown(name)
+        return versions
+
+    async def read(self, name: str, path: str = FILE) -> str | bytes:
+        """A file that lies in the folder of a skill: text, or bytes where it is none."""
+        found = await self._found(name)
+        if found is None or found[0].kind != "instructions":
+            raise WorkflowNotFoundError(f"there is no skill with a folder that is called {name!r}")
+        folder = found[0].key.rpartition("/")[0]
+        data = await self._store.get(f"{folder}/{path}")
+        if data is None:
+            raise WorkflowNotFoundError(f"the skill {name} has no file {path!r}; get({name!r}) lists those it has")
+        try:
+            return data.decode("utf-8")
+        except UnicodeDecodeError:
+            return data
+
+    # --- changing what is there -------------------------------------------------------------------------------------
+
+    async def add(self, name: str, source: str, description: str = "") -> dict[str, Any]:
+        """Keep a workflow, in the place of one of the same name.
+
+        `WorkflowValidationError` (a ValueError) for a name that is no identifier or a source with no `run`,
+        `WorkflowSyntaxError` (also a SyntaxError) for what is no Python; nothing was kept then."""
+        checked_name(name)
+        if not isinstance(source, str) or not isinstance(description, str):
+            raise WorkflowValidationError(f"the source and the description of {name} are texts")
+        source, own = without_description(source)
+        description = description.strip() or own
+        compiled(name, source)
+        told = outline(name, source).description
+        text = with_description(source, description) if description and description != told else source
+        try:
+            data = text.encode("utf-8")
+        except UnicodeEncodeError:
+            raise WorkflowValidationError(
+                f"the source of {name} has half a surrogate pair, which no file can hold"
+            ) from None
+        async with _Held(self._store, self._notes):
+            found = await self._found(name, note=False)
+            if found is not None and found[0].kind == "workflow" and "." not in found[0].name:
+                key = found[0].key
+                # What a person wrote by hand and nobody looked at is kept before it goes.
+                await self._history.note([_version(found[0], await self._bytes(*found))])
+            else:
+                key = f"{self._prefix}/{name}.py"
+            await self._store.put(key, data)
+            added = await self._shelf.look(name)
+            if added is None:
+                raise StorageWriteError(f"{key} was removed while it was written; nothing was kept")
+            await self._history.note([_version(added[0], data)])
+        return added[0].shown()
+
+    async def remove(self, name: str) -> bool:
+        """True when there was one. Its versions stay in its history."""
+        async with _Held(self._store, self._notes):
+            found = await self._found(name, note=False)
+            if found is None:
+                return False
+            shelved = found[0]
+            if shelved.kind == "instructions":
+                return await self._store.delete(shelved.key.rpartition("/")[0])
+            await self._history.note([_version(shelved, await self._bytes(*found))])
+            removed = await self._store.delete(shelved.key)
+            await self._history.note([Version(shelved.name, "", "")])
+        # Another of this name may lie below the other prefix; to be removed is to be gone.
+        return (await self.remove(name) or removed) if removed else False
+
+    # --- calling ----------------------------------------------------------------------------------------------------
+
+    async def begin(self, name: str, known: str | None = None) -> dict[str, Any]:
+        """What is needed to call it inside: its `name`, `digest`, and the `source` unless that digest is `known`.
+
+        Counts the call. `WorkflowNotFoundError` names near ones; one that cannot be called is an error that says why.
+        """
+        found = await self._found(name)
+        if found is None:
+            raise await self._unknown(name)
+        shelved, data = found
+        if shelved.kind == "instructions":
+            raise WorkflowExecutionError(
+                f"{shelved.name} is a skill to be read, not to be called: skills.get({shelved.name!r}) has its"
+                " instructions, skills.read(name, path) its files"
+            )
+        if shelved.problem:
+            raise WorkflowValidationError(shelved.problem)
+        self._usage.count(shelved.name, calls=1)
+        if known == shelved.digest:
+            return {"name": shelved.name, "digest": known}
+        data = await self._bytes(shelved, data)
+        source, _ = without_description(data.decode("utf-8", "replace"))
+        return {"name": shelved.name, "digest": digest_of(data), "source": source}
+
+    def ended(self, name: str, seconds: float = 0.0, error: str | None = None) -> None:
+        """A call has ended; `error` is what it raised."""
+        self._usage.count(str(name), seconds=float(seconds), error=None if error is None else str(error))
+
+    async def record_use(self, name: str, seconds: float = 0.0, error: str | None = None) -> None:
+        """Count a call that was made elsewhere, and wait until it is kept."""
+        self._usage.count(str(name), calls=1, seconds=seconds, error=error)
+        await self._usage.written()
+
+    async def handle(self, name: str, args: list[Any], kwargs: dict[str, Any]) -> Any:
+        """Answer what code inside asks of `workflows` and `skills`."""
+        verb = name.partition(".")[2]
+        answers: dict[str, Callable[..., Awaitable[Any]]] = {
+            "list": self.list,
+            "search": self.search,
+            "get": self.get,
+            "create": self.add,
+            "delete": self.remove,
+            "history": self.history,
+            "read": self.read,
+            "begin": self.begin,
+            "ended": self._ended,
+        }
+        if verb not in answers:
+            raise WorkflowNotFoundError(f"{name} is called where code runs, not on the host{near(verb, answers)}")
+        return await answers[verb](*args, **kwargs)
+
+    async def _ended(self, name: str, seconds: float = 0.0, error: str | None = None) -> None:
+        self.ended(name, seconds, error)
+
+    async def close(self) -> None:
+        """Write down what the next process needs not find out again; usable again afterwards."""
+        await self._usage.written()
+        await self._shelf.keep()
+        await self._index.close()
+
+    # --- looking ----------------------------------------------------------------------------------------------------
+
+    async def _current(self, note: bool = True) -> Sequence[Shelved]:
+        fresh = await self._shelf.refresh()
+        if note:
+            await self._note([(shelved, data) for shelved, data in fresh if shelved.kind == "workflow"])
+        return self._shelf.shelved
+
+    async def _found(self, name: str, note: bool = True) -> tuple[Shelved, bytes | None] | None:
+        """The one of this name, with its bytes where they are at hand."""
+        if not isinstance(name, str):
+            raise WorkflowValidationError(f"a workflow's name is a text, not {type(name).__name__}")
+        if name.isidentifier():
+            found = await self._shelf.look(name)
+            if found is not None:
+                if note and found[1] is not None:
+                    await self._note([(found[0], found[1])])
+                return found
+        await self._current(note)
+        shelved = self._shelf.find(name)
+        return (shelved, None) if shelved is not None else None
+
+    async def _bytes(self, shelved: Shelved, data: bytes | None) -> bytes:
+        return data if data is not None else await self._store.get(shelved.key) or b""
+
+    async def _unknown(self, name: str) -> WorkflowNotFoundError:
+        names = [shelved.name for shelved in await self._current()]
+        return WorkflowNotFoundError(f"there is no workflow {name}{near(name, names)}")
+
+    async def _note(self, found: Sequence[tuple[Shelved, bytes]]) -> None:
+        """Keep the versions that people made by hand; a store that cannot be written is still a library to read."""
+        if not found:
+            return
+        try:
+            async with _Held(self._store, self._notes):
+                await self._history.note([_version(shelved, data) for shelved, data in found])
+        except StorageWriteError as problem:
+            _log.warning("versions of %d workflows were not kept: %s", len(found), problem)
+
+    async def _shown_skill(self, shelved: Shelved, data: bytes) -> dict[str, Any]:
+        folder = shelved.key.rpartition("/")[0]
+        files = [key[len(folder) + 1 :] for key in await self._store.list(folder)]
+        skill = read_skill(folder.rpartition("/")[2], data.decode("utf-8", "replace"))
+        return {
+            **shelved.shown(),
+            "source": skill.instructions,
+            "files": [path for path in files if path != FILE],
+            "front_matter": skill.front,
+        }
+
+    # Last, because after it the name is no longer that of the type.
+    async def list(self) -> list[dict[str, Any]]:
+        """Name, description and parameters of each, by name; one that cannot be called has an `error` that says why."""
+        return [shelved.shown() for shelved in await self._current()]
+
+
+class _Held:
+    """The library's lock, among all processes, for a while."""
+
+    def __init__(self, store: Store, key: str) -> None:
+        self._store, self._key = store, key
+
+    async def __aenter__(self) -> None:
+        self._lock = await self._store.lock(self._key)
+
+    async def __aexit__(self, *problem: object) -> None:
+        if self._lock is not None:
+            await asyncio.shield(self._lock.release())
+
+
+def _version(shelved: Shelved, data: bytes) -> Version:
+    return Version(shelved.name, digest_of(data), data.decode("utf-8", "replace"))

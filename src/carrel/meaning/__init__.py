@@ -1,0 +1,16 @@
+"""Texts as vectors: near each other when they mean the same, whatever the words."""
+
+from carrel.meaning.choosing import better_embedder, default_embedder, minilm_folder, plain_embedder
+from carrel.meaning.minilm import MiniLMEmbedder
+from carrel.meaning.seam import Embedder
+from carrel.meaning.static import StaticEmbedder
+
+__all__ = [
+    "Embedder",
+    "MiniLMEmbedder",
+    "StaticEmbedder",
+    "better_embedder",
+    "default_embedder",
+    "minilm_folder",
+    "plain_embedder",
+]

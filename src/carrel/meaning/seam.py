@@ -1,0 +1,33 @@
+"""What whoever turns texts into vectors promises."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Protocol, TypeAlias, runtime_checkable
+
+if TYPE_CHECKING:
+    from numpy import float32
+    from numpy.typing import NDArray
+
+    Vectors: TypeAlias = NDArray[float32]
+
+
+@runtime_checkable
+class Embedder(Protocol):
+    """Gives each text a place among all others.
+
+    Called from threads, from several at once; never touches the network."""
+
+    @property
+    def name(self) -> str:
+        """Names the model and its version: vectors of different names are never compared."""
+
+    @property
+    def dimensions(self) -> int:
+        """How many numbers a vector has."""
+
+    def embed(self, texts: Sequence[str]) -> "Vectors":
+        """One row per text: of length 1, or all zeros for a text that says nothing."""
+
+
+def speakable(text: str) -> str:
+    """The text without what cannot be written as UTF-8, which tokenizers refuse."""
+    return text.encode("utf-8", "replace").decode("utf-8")

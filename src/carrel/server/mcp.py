@@ -1,0 +1,289 @@
+"""The MCP front: a session's code, commands and library as tools of a Model Context Protocol server."""
+
+import asyncio
+import base64
+import contextlib
+import time
+from collections.abc import Callable, Mapping
+from importlib.metadata import version
+from typing import Annotated, Any
+
+from mcp.server.mcpserver import Context, MCPServer
+from mcp.types import CallToolResult, ContentBlock, ImageContent, TextContent, ToolAnnotations
+from pydantic import Field
+
+from carrel.errors import ArtifactNotFoundError, WorkflowNotFoundError
+from carrel.execution.executor import ExecutionResult, Output
+from carrel.session import Session
+from carrel.worker import values
+
+_READS = ToolAnnotations(read_only_hint=True, open_world_hint=False)
+_TELL_EVERY = 0.5
+"""Seconds between two notifications while code runs."""
+_LONGEST = 100_000
+"""Characters of one text in an answer; the rest is of no use to a model."""
+_DESCRIBED = 8_000
+
+Code = Annotated[str, Field(description="Python code; the value of its last expression comes back")]
+Seconds = Annotated[float | None, Field(description="Seconds it may take; left out, the session's own limit", gt=0)]
+Query = Annotated[str, Field(description="What it should do, in your own words")]
+Limit = Annotated[int, Field(description="At most this many", ge=1, le=100)]
+WorkflowName = Annotated[str, Field(description="The workflow's name")]
+ArtifactName = Annotated[str, Field(description="The artifact's name, with folders if wanted: reports/may.json")]
+Package = Annotated[str, Field(description="A requirement: pandas, or pandas>=2")]
+
+
+class Front:
+    """The tools of the server; each is one call of the session."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+
+    async def run_code(self, code: Code, ctx: Context, timeout: Seconds = None) -> CallToolResult:
+        """Run Python in the session and keep its variables for the next call. `tools`, `workflows`, `artifacts` and
+        `deps` are there to be used; top-level await works."""
+        told = _Told(ctx)
+        result = ExecutionResult()
+        async with contextlib.aclosing(self._session.stream(code, timeout)) as pieces:
+            telling = asyncio.create_task(told.go_on())
+            try:
+                async for piece in pieces:
+                    if isinstance(piece, Output):
+                        told.add(piece.text)
+                    else:
+                        result = piece
+            finally:
+                telling.cancel()
+        return _answer_of(result)
+
+    async def execute_command(
+        self,
+        command: Annotated[str, Field(description="A command for the shell, run where the code runs")],
+        timeout: Annotated[float, Field(description="Seconds it may take", gt=0)] = 300.0,
+        cwd: Annotated[str | None, Field(description="The folder to run it in")] = None,
+    ) -> CallToolResult:
+        """Run a shell command in the session's workspace."""
+        result = await self._session.execute_command(command, timeout=timeout, cwd=cwd)
+        stdout, stderr = _cut(result.stdout), _cut(result.stderr)
+        data = {
+            "stdout": stdout,
+            "stderr": stderr,
+            "exit_code": result.exit_code,
+            "timed_out": result.timed_out,
+        }
+        said = [text for text in (stdout, stderr) if text]
+        ending = "(time was up)" if result.timed_out else f"(exit code {result.exit_code})"
+        text = "\n".join(said if result.success and said else [*said, ending])
+        return _answer([TextContent(type="text", text=text)], data, is_error=not result.success)
+
+    async def list_tools(self) -> list[dict[str, Any]]:
+        """What code can call as tools.NAME(...)."""
+        return await self._session.list_tools()
+
+    async def search_tools(self, query: Query, limit: Limit = 10) -> list[dict[str, Any]]:
+        """The tools that fit best."""
+        return await self._session.search_tools(query, limit)
+
+    async def list_workflows(self) -> list[dict[str, Any]]:
+        """The saved workflows, with their parameters."""
+        return await self._session.list_workflows()
+
+    async def search_workflows(self, query: Query, limit: Limit = 5) -> list[dict[str, Any]]:
+        """The saved workflows that fit best."""
+        return await self._session.search_workflows(query, limit)
+
+    async def get_workflow(self, name: WorkflowName) -> dict[str, Any]:
+        """One workflow, with its source."""
+        found = await self._session.get_workflow(name)
+        if found is None:
+            raise WorkflowNotFoundError(f"there is no workflow {name}; list_workflows shows what there is")
+        return found
+
+    async def create_workflow(
+        self,
+        name: Annotated[str, Field(description="A Python identifier; code calls it as workflows.NAME(...)")],
+        source: Annotated[str, Field(description="Python with a function run(...), or async def run(...)")],
+        description: Annotated[str, Field(description="What it does, for finding it again")] = "",
+    ) -> dict[str, Any]:
+        """Save Python that worked under a name; saving one that is there replaces it and keeps its history."""
+        return await self._session.add_workflow(name, source, description)
+
+    async def delete_workflow(self, name: WorkflowName) -> dict[str, Any]:
+        """Remove a workflow; its history stays."""
+        return {"removed": await self._session.remove_workflow(name)}
+
+    async def list_artifacts(self) -> list[dict[str, Any]]:
+        """What was saved to keep."""
+        return await self._session.list_artifacts()
+
+    async def save_artifact(
+        self,
+        name: ArtifactName,
+        data: Annotated[Any, Field(description="Text or JSON data; with encoding base64, the bytes as base64")],
+        description: Annotated[str, Field(description="What it is")] = "",
+        metadata: Annotated[dict[str, Any] | None, Field(description="Anything else worth knowing of it")] = None,
+        encoding: Annotated[str | None, Field(description="base64 when data is bytes", pattern="^base64$")] = None,
+    ) -> dict[str, Any]:
+        """Keep data under a name, for this session and later ones."""
+        if encoding == "base64":
+            try:
+                data = base64.b64decode(str(data), validate=True)
+            except ValueError:
+                raise ValueError(f"the data of {name} is no base64; nothing was saved") from None
+        return await self._session.save_artifact(name, data, description, metadata)
+
+    async def load_artifact(self, name: ArtifactName) -> CallToolResult:
+        """What was saved under a name: text and JSON data as they are, an image as an image, bytes as base64."""
+        try:
+            data = await self._session.load_artifact(name)
+        except ArtifactNotFoundError as problem:
+            return _answer([TextContent(type="text", text=str(problem))], None, is_error=True)
+        if not isinstance(data, bytes):
+            text = data if isinstance(data, str) else _as_text(data)
+            return _answer([TextContent(type="text", text=text)], {"data": values.encode(data)})
+        encoded = base64.b64encode(data).decode()
+        kind = _image_kind(data)
+        if kind is not None:
+            return _answer([ImageContent(type="image", data=encoded, mime_type=kind)], None)
+        return _answer([TextContent(type="text", text=encoded)], {"data": encoded, "encoding": "base64"})
+
+    async def list_deps(self) -> list[str]:
+        """The packages that the session's Python is set up with."""
+        return await self._session.list_deps()
+
+    async def add_dep(self, package: Package) -> dict[str, Any]:
+        """Install a package for the session's Python; it can be imported at once."""
+        return await self._session.add_dep(package)
+
+    async def remove_dep(self, package: Package) -> dict[str, Any]:
+        """Uninstall a package and take it off the list."""
+        return await self._session.remove_dep(package)
+
+
+def mcp_server(session: Session, *, runtime_deps: bool = True, about: str = "") -> MCPServer[Any]:
+    """A server for one session. `about` is what the client's model is told of it."""
+    front = Front(session)
+    server: MCPServer[Any] = MCPServer(
+        "carrel", title="carrel", instructions=about or None, version=version("carrel"), log_level="WARNING"
+    )
+    reading: list[Callable[..., Any]] = [
+        front.list_tools,
+        front.search_tools,
+        front.list_workflows,
+        front.search_workflows,
+        front.get_workflow,
+        front.list_artifacts,
+        front.load_artifact,
+        front.list_deps,
+    ]
+    writing: list[Callable[..., Any]] = [
+        front.run_code,
+        front.execute_command,
+        front.create_workflow,
+        front.delete_workflow,
+        front.save_artifact,
+        *([front.add_dep, front.remove_dep] if runtime_deps else []),
+    ]
+    for tool in reading:
+        server.add_tool(tool, description=_prose(tool.__doc__), annotations=_READS)
+    for tool in writing:
+        server.add_tool(tool, description=_prose(tool.__doc__))
+    return server
+
+
+async def serve(session: Session, *, runtime_deps: bool = True, http: tuple[str, int] | None = None) -> None:
+    """Answer one client on standard input and output, or any number over HTTP, until they are gone."""
+    about = await session.describe(limit=_DESCRIBED)
+    server = mcp_server(session, runtime_deps=runtime_deps, about=about)
+    if http is None:
+        await server.run_stdio_async()
+    else:
+        host, port = http
+        await server.run_streamable_http_async(host=host, port=port)
+
+
+class _Told:
+    """What the client hears while code runs: that it does, and the last line it wrote."""
+
+    def __init__(self, ctx: Context) -> None:
+        self._ctx = ctx
+        self._last = ""
+        self._began = time.monotonic()
+
+    def add(self, text: str) -> None:
+        lines = text.strip().splitlines()
+        if lines:
+            self._last = lines[-1][-200:]
+
+    async def go_on(self) -> None:
+        while True:
+            await asyncio.sleep(_TELL_EVERY)
+            seconds = time.monotonic() - self._began
+            await self._ctx.report_progress(seconds, message=self._last or f"running for {seconds:.0f} s")
+
+
+def _answer_of(result: ExecutionResult) -> CallToolResult:
+    value = values.encode(result.value)
+    texts = [_cut(result.stdout), _cut(result.stderr)]
+    if result.error is not None:
+        texts.append(_cut(result.error))
+    elif result.value is not None:
+        texts.append(_cut(result.value if isinstance(result.value, str) else repr(result.value)))
+    if result.state != "kept":
+        texts.append(f"The variables are {result.state}: {result.state_reason}.")
+    content: list[ContentBlock] = [TextContent(type="text", text=text) for text in texts if text]
+    for bundle in result.display:
+        content += _pictures(bundle)
+    data = {
+        "value": value,
+        "stdout": _cut(result.stdout),
+        "stderr": _cut(result.stderr),
+        "error": result.error,
+        "error_type": result.error_type,
+        "state": result.state,
+        "duration": result.duration,
+    }
+    return _answer(content or [TextContent(type="text", text="(done)")], data, is_error=not result.is_ok)
+
+
+def _pictures(bundle: Mapping[str, Any]) -> list[ContentBlock]:
+    return [
+        ImageContent(type="image", data=data, mime_type=kind)
+        for kind, data in bundle.items()
+        if kind.startswith("image/") and kind != "image/svg+xml" and isinstance(data, str)
+    ]
+
+
+def _answer(content: list[ContentBlock], data: Any, *, is_error: bool = False) -> CallToolResult:
+    return CallToolResult(content=content, structured_content=data, is_error=is_error)
+
+
+_BEGINNINGS = {
+    b"\x89PNG\r\n\x1a\n": "image/png",
+    b"\xff\xd8\xff": "image/jpeg",
+    b"GIF8": "image/gif",
+}
+
+
+def _image_kind(data: bytes) -> str | None:
+    return next((kind for beginning, kind in _BEGINNINGS.items() if data.startswith(beginning)), None)
+
+
+def _as_text(data: Any) -> str:
+    import orjson  # noqa: PLC0415
+
+    try:
+        return orjson.dumps(data, option=orjson.OPT_INDENT_2).decode()
+    except (TypeError, ValueError):
+        return repr(data)
+
+
+def _cut(text: str) -> str:
+    if len(text) <= _LONGEST:
+        return text
+    half = _LONGEST // 2
+    return f"{text[:half]}\n… {len(text) - _LONGEST} characters left out …\n{text[-half:]}"
+
+
+def _prose(text: str | None) -> str:
+    return " ".join((text or "").split())

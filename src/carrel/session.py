@@ -1,0 +1,462 @@
+"""Session: one conversation, one executor, one library, one workspace."""
+
+from __future__ import annotations
+
+import asyncio
+import shlex
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, aclosing, contextmanager
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Literal, Protocol, Self, runtime_checkable
+from uuid import uuid4
+
+from carrel.conversation.conversation import Conversation, ConversationStorage
+from carrel.conversation.session_info import SessionInfo
+from carrel.conversation.store import SessionStore
+from carrel.errors import CarrelError, ExecutorClosed
+from carrel.execution.executor import (
+    RUN_OUTPUT,
+    CommandResult,
+    ExecutionResult,
+    Executor,
+    FileChange,
+    FileEntry,
+    Output,
+)
+from carrel.execution.outcome import closed_result, failed_result
+from carrel.library.artifacts import ArtifactStore
+from carrel.library.deps import Deps
+from carrel.library.describing import described
+from carrel.library.tools.catalog import Tools
+from carrel.library.tools.python_functions import register
+from carrel.library.tools.seam import ToolProvider
+from carrel.library.tools.secrets import Secrets
+from carrel.library.workflows import WorkflowLibrary
+from carrel.storage.seam import Store
+from carrel.trace import Kind, Step, Trace, TraceLog, Watcher, size_of
+
+
+@runtime_checkable
+class StorageBackend(Protocol):
+    """One place where everything of a program's sessions is kept."""
+
+    store: Store
+
+    def get_session_store(self, durability: Literal["os", "fsync"] = "os") -> SessionStore:
+        """The conversations kept here; the same object each time."""
+
+    def get_workflow_library(self) -> WorkflowLibrary:
+        """The workflows kept here; the same object each time."""
+
+    def get_artifact_store(self) -> ArtifactStore:
+        """The artifacts kept here; the same object each time."""
+
+    async def close(self) -> None:
+        """Let go of files and connections; twice is harmless."""
+
+
+@dataclass
+class Library:
+    """What a session has at hand."""
+
+    tools: Tools
+    workflows: WorkflowLibrary
+    artifacts: ArtifactStore
+    deps: Deps
+    secrets: Secrets
+
+
+class Session:
+    """A complete, isolated place for an agent to work.
+
+    Calls on one session queue up in order; different sessions run side by side. `run` and `stream` never raise for
+    what the code does; everything else raises errors of `carrel.errors`."""
+
+    def __init__(
+        self,
+        storage: StorageBackend,
+        executor: Executor,
+        library: Callable[[], Awaitable[Library]],
+        *,
+        sync_deps_on_start: bool = False,
+        session_id: str | None = None,
+        conversation: Conversation | None = None,
+        watchers: Callable[[str], Sequence[Watcher]] = lambda session_id: (),
+        owns_storage: bool = False,
+    ) -> None:
+        """`library` reads what the storage has, at the start; `watchers` are told of each step beside the trace."""
+        self.storage = storage
+        self.executor = executor
+        self.conversation = conversation
+        """What was said, where the session holds it; see `converse`."""
+        self.id = session_id or (conversation.id if conversation is not None else uuid4().hex)
+        self._load_library = library
+        self._library: Library | None = None
+        self._sync_deps_on_start = sync_deps_on_start
+        self._owns_storage = owns_storage
+        self._log = TraceLog(storage.store, f"sessions/{self.id}/trace.jsonl")
+        self._trace = Trace([self._log, *watchers(self.id)], hide=self._hidden)
+        self._turn = asyncio.Lock()
+        self._starting = asyncio.Lock()
+        self._started = False
+        self._running: Step | None = None
+        self._flows: dict[str, list[Step]] = {}
+        """The workflows that have begun and not ended, by name."""
+        self._registered: list[ToolProvider] = []
+        self._closed = False
+
+    def _hidden(self, text: str) -> str:
+        return self._library.secrets.hide(text) if self._library is not None else text
+
+    # --- life -------------------------------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Be ready to run; happens by itself on first use, and twice is harmless."""
+        async with self._starting:
+            self._open()
+            if self._started:
+                return
+            library = await self._read_library()
+            self.executor.handlers.update(
+                {
+                    "tools": self._answer_tool,
+                    "workflows": self._answer_workflow,
+                    "skills": self._answer_workflow,
+                    "artifacts": library.artifacts.handle,
+                    "deps": self._answer_deps,
+                }
+            )
+            await self.executor.start()
+            if self._sync_deps_on_start:
+                await self._install("install", "requirements.txt", library.deps.sync())
+            self._started = True
+
+    def _open(self) -> None:
+        if self._closed:
+            raise ExecutorClosed("Session is closed; make another one")
+
+    async def _have(self) -> Library:
+        """The library; reading it needs no running executor."""
+        self._open()
+        if self._library is None:
+            async with self._starting:
+                return await self._read_library()
+        return self._library
+
+    async def _read_library(self) -> Library:
+        if self._library is None:
+            self._library = await self._load_library()
+            for provider in self._registered:
+                self._library.tools.add(provider)
+        return self._library
+
+    async def close(self) -> None:
+        """End everything of the session; twice is harmless."""
+        if self._closed:
+            return
+        self._closed = True
+        try:
+            await self.executor.close()
+        finally:
+            # A start that was under way has the library's programs; it ends first.
+            async with self._starting:
+                if self._library is not None:
+                    await self._library.tools.close()
+            await self._log.flush()
+            if self._owns_storage:
+                await self.storage.close()
+
+    async def __aenter__(self) -> Self:
+        try:
+            await self.start()
+        except BaseException:
+            await self.close()
+            raise
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def reset(self) -> None:
+        """Forget the variables; the library, the files and the conversation stay."""
+        await self.start()
+        await self.executor.reset()
+
+    def supports(self, name: str) -> bool:
+        """Whether this capability is really in force here and now."""
+        return name in self.supported_capabilities()
+
+    def supported_capabilities(self) -> set[str]:
+        return self.executor.supported_capabilities()
+
+    async def converse(self, title: str = "New Session", **fields: Any) -> Conversation:
+        """The session's conversation; made, or opened again, in its storage when it holds none yet."""
+        if self.conversation is None:
+            conversations = ConversationStorage(self.storage.get_session_store())
+            found = await conversations.get(self.id)
+            info = SessionInfo(id=self.id, title=title, **fields)
+            self.conversation = found or await conversations.create(Conversation(info=info))
+        return self.conversation
+
+    # --- code -------------------------------------------------------------------------------------------------------
+
+    async def run(self, code: str, timeout: float | None = None) -> ExecutionResult:
+        """Run code; whatever it does, a result comes, never an exception and never a hang."""
+        async with self._turn:
+            problem = await self._not_ready()
+            if problem is not None:
+                return problem
+            with self._run_step(code) as step:
+                result = await self.executor.run(code, timeout)
+                _note_result(step, result)
+            return result
+
+    async def stream(self, code: str, timeout: float | None = None) -> AsyncGenerator[Output | ExecutionResult]:
+        """The same, with what is written as it comes, the result last. Closing the iterator stops the code."""
+        async with self._turn:
+            problem = await self._not_ready()
+            if problem is not None:
+                yield problem
+                return
+            with self._run_step(code) as step:
+                async with aclosing(self.executor.stream(code, timeout)) as pieces:
+                    async for piece in pieces:
+                        if isinstance(piece, ExecutionResult):
+                            _note_result(step, piece)
+                        yield piece
+
+    async def _not_ready(self) -> ExecutionResult | None:
+        if self._closed:
+            return closed_result()
+        if not self._started:
+            try:
+                await self.start()
+            except (CarrelError, OSError) as problem:
+                return closed_result() if self._closed else failed_result(type(problem).__name__, str(problem))
+        return None
+
+    @contextmanager
+    def _run_step(self, code: str) -> Iterator[Step]:
+        first = code.strip().partition("\n")[0] if isinstance(code, str) else repr(type(code))
+        with self._step("run", first) as step:
+            self._running = step
+            try:
+                yield step
+            finally:
+                self._running = None
+                self._flows.clear()
+
+    async def interrupt(self) -> bool:
+        """Stop the running code as Ctrl-C does; True when some was running. Its variables survive."""
+        return await self.executor.interrupt()
+
+    def _step(self, kind: Kind, name: str) -> AbstractContextManager[Step]:
+        said = self.conversation.messages if self.conversation is not None else ()
+        return self._trace.step(kind, name, parent=self._running, message=said[-1].id if said else None)
+
+    async def trace(self) -> list[dict[str, Any]]:
+        """What was done in this session so far, a dict a step, oldest first."""
+        await self._log.flush()
+        return [line async for line in self._log.read()]
+
+    # --- commands and files -----------------------------------------------------------------------------------------
+
+    async def execute_command(
+        self,
+        command: str | Sequence[str],
+        *,
+        timeout: float | None = 300,
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+        stdin: bytes | str | None = None,
+    ) -> CommandResult:
+        """Run a command (text for a shell, or words) where the code runs; when time is up it is gone with all it
+        started, and the exit code is 124."""
+        await self.start()
+        with self._step("command", command if isinstance(command, str) else shlex.join(command)) as step:
+            result = await self.executor.exec(command, timeout=timeout, cwd=cwd, env=env, stdin=stdin)
+            step.sizes |= {"stdout": len(result.stdout), "stderr": len(result.stderr)}
+            step.facts["exit_code"] = result.exit_code
+            if result.timed_out:
+                step.outcome = "timeout"
+        return result
+
+    async def read_file(self, path: str) -> bytes:
+        await self.start()
+        return await self.executor.read_file(path)
+
+    async def write_file(self, path: str, data: bytes | str) -> None:
+        await self.start()
+        await self.executor.write_file(path, data)
+
+    async def list_files(self, path: str = ".") -> list[FileEntry]:
+        await self.start()
+        return await self.executor.list_files(path)
+
+    async def str_replace(self, path: str, old: str, new: str) -> None:
+        """Replace the one place where `old` stands; ValueError says how many there are otherwise."""
+        await self.start()
+        await self.executor.str_replace(path, old, new)
+
+    async def changed_files(self) -> list[FileChange]:
+        """Which files of the workspace are not as they were at the start."""
+        await self.start()
+        return await self.executor.changed_files()
+
+    async def diff(self) -> str:
+        await self.start()
+        return await self.executor.diff()
+
+    # --- tools ------------------------------------------------------------------------------------------------------
+
+    async def list_tools(self) -> list[dict[str, Any]]:
+        return await (await self._have()).tools.list()
+
+    async def search_tools(self, query: str, limit: int = 10) -> list[dict[str, Any]]:
+        return await (await self._have()).tools.search(query, limit)
+
+    async def call_tool(self, name: str, /, **arguments: Any) -> Any:
+        """One call without any code: `await session.call_tool("curl.get", url=…)`."""
+        tools = (await self._have()).tools
+        with self._step("tool", name) as step:
+            return _sized(step, arguments, await tools.call(name, arguments))
+
+    def register_tool(
+        self,
+        function: Callable[..., Any],
+        *,
+        name: str | None = None,
+        description: str | None = None,
+        tags: Sequence[str] = (),
+        approval: Literal["never", "ask"] = "never",
+        timeout: float | None = 60.0,
+    ) -> None:
+        """Let code call a function of this program as `tools.NAME(...)`; it runs here, outside the sandbox."""
+        provider = register(function, name=name, description=description, tags=tags, approval=approval, timeout=timeout)
+        self._registered.append(provider)
+        if self._library is not None:
+            self._library.tools.add(provider)
+
+    async def describe(self, task: str | None = None, limit: int = 12_000) -> str:
+        """Text for a model's prompt: what the four namespaces hold, in about `limit` characters, what fits the task
+        first."""
+        library = await self._have()
+        return await described(library.tools, library.workflows, library.artifacts, library.deps, task, limit)
+
+    # --- workflows --------------------------------------------------------------------------------------------------
+
+    async def list_workflows(self) -> list[dict[str, Any]]:
+        return await (await self._have()).workflows.list()
+
+    async def search_workflows(self, query: str, limit: int = 5) -> list[dict[str, Any]]:
+        return await (await self._have()).workflows.search(query, limit)
+
+    async def get_workflow(self, name: str) -> dict[str, Any] | None:
+        return await (await self._have()).workflows.get(name)
+
+    async def add_workflow(self, name: str, source: str, description: str = "") -> dict[str, Any]:
+        """Keep Python with a function `run` under a name; ValueError and SyntaxError for what cannot be kept."""
+        return await (await self._have()).workflows.add(name, source, description)
+
+    async def remove_workflow(self, name: str) -> bool:
+        return await (await self._have()).workflows.remove(name)
+
+    async def workflow_history(self, name: str) -> list[dict[str, Any]]:
+        """Every version that was kept, the oldest first."""
+        return await (await self._have()).workflows.history(name)
+
+    list_skills, search_skills, get_skill = list_workflows, search_workflows, get_workflow
+    add_skill, remove_skill = add_workflow, remove_workflow
+
+    # --- artifacts --------------------------------------------------------------------------------------------------
+
+    async def list_artifacts(self) -> list[dict[str, Any]]:
+        return await (await self._have()).artifacts.list()
+
+    async def save_artifact(
+        self, name: str, data: Any, description: str = "", metadata: dict[str, Any] | None = None
+    ) -> dict[str, Any]:
+        return await (await self._have()).artifacts.save(name, data, description, metadata)
+
+    async def load_artifact(self, name: str) -> Any:
+        """The data as it was saved; ArtifactNotFoundError when there is none."""
+        return await (await self._have()).artifacts.load(name)
+
+    async def delete_artifact(self, name: str) -> None:
+        """Remove it; no harm when there is none."""
+        await (await self._have()).artifacts.delete(name)
+
+    # --- dependencies -----------------------------------------------------------------------------------------------
+
+    async def list_deps(self) -> list[str]:
+        return await (await self._have()).deps.list()
+
+    async def add_dep(self, package: str) -> dict[str, Any]:
+        """Install a package for the session's Python and put it on the list; it can be imported at once."""
+        deps = (await self._have()).deps
+        return await self._install("install", package, deps.add(package))
+
+    async def remove_dep(self, package: str) -> dict[str, Any]:
+        deps = (await self._have()).deps
+        return await self._install("uninstall", package, deps.remove(package))
+
+    async def sync_deps(self) -> dict[str, Any]:
+        """Install what the list names and is not there."""
+        deps = (await self._have()).deps
+        return await self._install("install", "requirements.txt", deps.sync())
+
+    async def _install(self, kind: Kind, what: str, doing: Awaitable[dict[str, Any]]) -> dict[str, Any]:
+        with self._step(kind, what) as step:
+            report = await doing
+            step.facts |= {name: value for name, value in report.items() if isinstance(value, list) and value}
+            if report.get("failed"):
+                step.failed("DependencyError", str(report.get("message", "")))
+            return report
+
+    # --- what code inside asks for ----------------------------------------------------------------------------------
+
+    async def _answer_tool(self, name: str, args: list[Any], kwargs: dict[str, Any]) -> Any:
+        tools = (await self._have()).tools
+        if name in ("tools", "tools.list", "tools.search", "tools.describe"):
+            return await tools.handle(name, args, kwargs)
+        with self._step("tool", name.removeprefix("tools.")) as step:
+            return _sized(step, [args, kwargs], await tools.handle(name, args, kwargs, stream=RUN_OUTPUT.get()))
+
+    async def _answer_workflow(self, name: str, args: list[Any], kwargs: dict[str, Any]) -> Any:
+        """A call of a workflow is two of these, when it begins and when it has ended."""
+        value = await (await self._have()).workflows.handle(name, args, kwargs)
+        verb = name.rpartition(".")[2]
+        if verb == "begin":
+            step = self._trace.begin("workflow", str(args[0]), parent=self._running)
+            self._flows.setdefault(str(args[0]), []).append(step)
+        elif verb == "ended" and self._flows.get(str(args[0])):
+            step = self._flows[str(args[0])].pop()
+            if kwargs.get("error"):
+                step.failed("WorkflowExecutionError", str(kwargs["error"]))
+            self._trace.end(step)
+        return value
+
+    async def _answer_deps(self, name: str, args: list[Any], kwargs: dict[str, Any]) -> Any:
+        deps = (await self._have()).deps
+        verb = name.rpartition(".")[2]
+        if verb not in ("add", "remove", "sync"):
+            return await deps.handle(name, args, kwargs)
+        what = str(args[0]) if args else "requirements.txt"
+        kind: Kind = "uninstall" if verb == "remove" else "install"
+        return await self._install(kind, what, deps.handle(name, args, kwargs))
+
+
+def _note_result(step: Step, result: ExecutionResult) -> None:
+    step.sizes |= {"stdout": len(result.stdout), "stderr": len(result.stderr)}
+    if result.state != "kept":
+        step.facts |= {"state": result.state}
+    if result.error is not None:
+        step.failed(result.error_type or "Error", result.error)
+
+
+def _sized(step: Step, arguments: Any, value: Any) -> Any:
+    step.sizes |= {"arguments": size_of(arguments), "result": size_of(value)}
+    return value

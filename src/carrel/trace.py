@@ -1,0 +1,172 @@
+"""What was done: each run, call, command and install, with its time, outcome and sizes, a line of `trace.jsonl`."""
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any, Literal, Protocol
+from uuid import uuid4
+
+import orjson
+
+from carrel.errors import CarrelError
+from carrel.storage.seam import Store
+
+logger = logging.getLogger(__name__)
+
+Kind = Literal["run", "tool", "workflow", "command", "install", "uninstall"]
+Outcome = Literal["ok", "error", "timeout", "cancelled"]
+_LONGEST = 500
+"""Characters kept of a text; the whole of it is where it was said."""
+_A_MOMENT = 0.05
+"""Seconds that lines wait for others, to be written together."""
+
+
+@dataclass(slots=True)
+class Step:
+    """One thing that was done; `outcome` is None while it goes on."""
+
+    kind: Kind
+    name: str
+    parent: "Step | None" = None
+    """The step in which this one happened: the run that made the call."""
+    message: str | None = None
+    """The conversation's message that stood last when it began."""
+    id: str = field(default_factory=lambda: uuid4().hex[:16])
+    started: float = field(default_factory=time.time)
+    began: float = field(default_factory=time.perf_counter)
+    duration: float = 0.0
+    outcome: Outcome | None = None
+    error_type: str | None = None
+    error: str | None = None
+    sizes: dict[str, int] = field(default_factory=dict)
+    """Bytes or characters that went in and came out, by name."""
+    facts: dict[str, Any] = field(default_factory=dict)
+    """What else there is to say of this kind of step."""
+
+    def failed(self, error_type: str, text: str) -> None:
+        self.outcome = "timeout" if error_type in ("Timeout", "ToolTimeoutError", "TimeoutError") else "error"
+        self.error_type, self.error = error_type, text
+
+
+class Watcher(Protocol):
+    """Whoever wants to know of steps. Neither method waits or raises."""
+
+    def begun(self, step: Step) -> None: ...
+
+    def ended(self, step: Step) -> None: ...
+
+
+class Trace:
+    """Tells its watchers of each step."""
+
+    def __init__(self, watchers: Sequence[Watcher], *, hide: Callable[[str], str] = str) -> None:
+        """`hide` takes secrets out of a text."""
+        self._watchers = watchers
+        self._hide = hide
+
+    def begin(self, kind: Kind, name: str, *, parent: Step | None = None, message: str | None = None) -> Step:
+        step = Step(kind, self._hide(name[:_LONGEST]), parent, message)
+        for watcher in self._watchers:
+            watcher.begun(step)
+        return step
+
+    def end(self, step: Step) -> None:
+        step.duration = time.perf_counter() - step.began
+        step.outcome = step.outcome or "ok"
+        if step.error is not None:
+            step.error = self._hide(step.error)[-_LONGEST:]
+        for watcher in self._watchers:
+            watcher.ended(step)
+
+    @contextmanager
+    def step(self, kind: Kind, name: str, *, parent: Step | None = None, message: str | None = None) -> Iterator[Step]:
+        """A step that ends with the block; what the block raises is its outcome, and goes on."""
+        step = self.begin(kind, name, parent=parent, message=message)
+        try:
+            yield step
+        except (asyncio.CancelledError, GeneratorExit):
+            step.outcome = "cancelled"
+            raise
+        except BaseException as problem:
+            step.failed(type(problem).__name__, str(problem))
+            raise
+        finally:
+            self.end(step)
+
+
+class TraceLog:
+    """Steps as lines of a log, written in order, a moment later, so that no caller waits for the disk."""
+
+    def __init__(self, store: Store, key: str) -> None:
+        self._store = store
+        self.key = key
+        self._lines: list[bytes] = []
+        self._timer: asyncio.TimerHandle | None = None
+        self._writing: asyncio.Task[None] | None = None
+
+    def begun(self, step: Step) -> None:
+        """Nothing is written before there is an outcome."""
+
+    def ended(self, step: Step) -> None:
+        self._lines.append(orjson.dumps(line_of(step), default=str))
+        if self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(_A_MOMENT, self._begin)
+
+    def _begin(self) -> None:
+        self._timer = None
+        if self._writing is None or self._writing.done():
+            self._writing = asyncio.get_running_loop().create_task(self._write())
+
+    async def _write(self) -> None:
+        while self._lines:
+            lines, self._lines = self._lines, []
+            try:
+                await self._store.append(self.key, lines)
+            except (CarrelError, KeyError) as problem:
+                # The work goes on: a full disk must not cost the agent its session.
+                logger.warning("%d lines of %s could not be written: %s", len(lines), self.key, problem)
+
+    async def flush(self) -> None:
+        """Everything that has ended is written."""
+        if self._timer is not None:
+            self._timer.cancel()
+        self._begin()
+        if self._writing is not None:
+            await asyncio.shield(self._writing)
+
+    async def read(self, from_seq: int = 1) -> AsyncIterator[dict[str, Any]]:
+        """The lines that are written, oldest first."""
+        async for block in self._store.read(self.key, from_seq):
+            for record in block.records:
+                yield orjson.loads(record)
+
+
+def line_of(step: Step) -> dict[str, Any]:
+    """A step as it is kept; what there is nothing to say of is left out."""
+    line: dict[str, Any] = {
+        "id": step.id,
+        "kind": step.kind,
+        "name": step.name,
+        "started_at": datetime.fromtimestamp(step.started, UTC).isoformat(),
+        "duration": round(step.duration, 6),
+        "outcome": step.outcome,
+    }
+    if step.parent is not None:
+        line["parent"] = step.parent.id
+    optional = {"message": step.message, "error_type": step.error_type, "error": step.error, "sizes": step.sizes}
+    line |= {name: value for name, value in optional.items() if value}
+    return line | step.facts
+
+
+def size_of(value: Any) -> int:
+    """About how many bytes a value of plain data has."""
+    if isinstance(value, str | bytes):
+        return len(value)
+    try:
+        return len(orjson.dumps(value, default=str, option=orjson.OPT_NON_STR_KEYS))
+    except (TypeError, ValueError):
+        return len(repr(value))

@@ -1,0 +1,268 @@
+"""Artifacts as code inside saves and loads them: frames and figures become files here, and large ones go in pieces."""
+
+from __future__ import annotations
+
+import importlib
+import io
+import json
+import os
+import pathlib
+from collections.abc import Callable, Generator, Iterator
+from typing import Any
+
+from .host import Host, Remote
+from .host_errors import error_class
+
+PIECE = 4 * 1024 * 1024
+"""What goes to the host at once."""
+_DEEPEST = 500
+
+Steps = Generator[tuple[str, list[Any], dict[str, Any]], Any, Any]
+"""Yields what is to be asked of the host, is sent the answer, and returns the result: for code that waits and that
+awaits alike."""
+
+
+class Artifacts(Remote):
+    """`artifacts`."""
+
+    __slots__ = ()
+
+    def __getattr__(self, name: str) -> Any:
+        steps = _STEPS.get(name)
+        return super().__getattr__(name) if steps is None else _Stepping(self._host, self._name, steps)
+
+    def __repr__(self) -> str:
+        return f"<{self._name}: save(name, data), load(name), list(), get(name), exists(name), delete(name)>"
+
+
+class _Stepping:
+    """A call that takes several questions."""
+
+    def __init__(self, host: Host, name: str, steps: Callable[..., Steps]) -> None:
+        self._host, self._name, self._steps = host, name, steps
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        steps = self._steps(*args, **kwargs)
+        step: Callable[[], tuple[str, list[Any], dict[str, Any]]] = steps.__next__
+        while True:
+            try:
+                verb, asked, named = step()
+            except StopIteration as end:
+                return end.value
+            try:
+                answer = self._host.call(f"{self._name}.{verb}", {"args": asked, "kwargs": named})
+            except BaseException as problem:  # noqa: BLE001 - the steps see to it, and raise it again
+                step = _throwing(steps, problem)
+            else:
+                step = _sending(steps, answer)
+
+    call_sync = __call__
+
+    async def call_async(self, *args: Any, **kwargs: Any) -> Any:
+        steps = self._steps(*args, **kwargs)
+        step: Callable[[], tuple[str, list[Any], dict[str, Any]]] = steps.__next__
+        while True:
+            try:
+                verb, asked, named = step()
+            except StopIteration as end:
+                return end.value
+            try:
+                answer = await self._host.call_async(f"{self._name}.{verb}", {"args": asked, "kwargs": named})
+            except BaseException as problem:  # noqa: BLE001 - the steps see to it, and raise it again
+                step = _throwing(steps, problem)
+            else:
+                step = _sending(steps, answer)
+
+
+def _sending(steps: Steps, answer: Any) -> Callable[[], tuple[str, list[Any], dict[str, Any]]]:
+    return lambda: steps.send(answer)
+
+
+def _throwing(steps: Steps, problem: BaseException) -> Callable[[], tuple[str, list[Any], dict[str, Any]]]:
+    return lambda: steps.throw(problem)
+
+
+# --- saving ---------------------------------------------------------------------------------------------------------
+
+
+def _save(name: str, data: Any, description: str = "", metadata: Any = None) -> Steps:
+    kind, form, pieces = _prepared(name, data)
+    about = {"kind": kind, "form": form, "description": description, "metadata": metadata}
+    first = next(pieces, b"")
+    second = next(pieces, None)
+    if second is None:
+        return (yield "keep", [name, first], about)
+    number = yield "begin_upload", [name], about
+    try:
+        yield "upload", [number, first], {}
+        piece: bytes | None = second
+        while piece is not None:
+            yield "upload", [number, piece], {}
+            piece = next(pieces, None)
+        return (yield "end_upload", [number], {})
+    except GeneratorExit:
+        raise
+    except BaseException:
+        yield "drop_upload", [number], {}
+        raise
+
+
+def _prepared(name: str, data: Any) -> tuple[str, str, Iterator[bytes]]:
+    """What kind of data it is, what it was made of, and its bytes."""
+    suffix = pathlib.PurePosixPath(str(name)).suffix.lower()
+    if isinstance(data, str):
+        return "text", "", _cut(data.encode("utf-8", "surrogatepass"))
+    if isinstance(data, (bytes, bytearray, memoryview)):
+        return "bytes", "", _cut(bytes(data))
+    if isinstance(data, os.PathLike):
+        return "bytes", "", _read(open(data, "rb"), closes=True)
+    if callable(getattr(data, "read", None)):
+        text = isinstance(data, io.TextIOBase)
+        return ("text" if text else "bytes"), "", _read(data, closes=False)
+    made = _frame(data, suffix) or _picture(data, suffix)
+    if made is not None:
+        kind, form, content = made
+        return kind, form, _cut(content)
+    _check(name, data, "data", 0)
+    try:
+        return "json", "", _cut(json.dumps(data, indent=1).encode("ascii"))
+    except (ValueError, TypeError, RecursionError) as problem:
+        raise _refused(f"{name} was not saved: it is no JSON data: {problem}") from None
+
+
+def _cut(data: bytes) -> Iterator[bytes]:
+    if len(data) <= PIECE:
+        yield data
+        return
+    for start in range(0, len(data), PIECE):
+        yield data[start : start + PIECE]
+
+
+def _read(file: Any, closes: bool) -> Iterator[bytes]:
+    try:
+        while True:
+            piece = file.read(PIECE)
+            if not piece:
+                return
+            yield piece.encode("utf-8", "surrogatepass") if isinstance(piece, str) else bytes(piece)
+    finally:
+        if closes:
+            file.close()
+
+
+def _kind_of(data: Any) -> str:
+    return f"{type(data).__module__}.{type(data).__qualname__}".removeprefix("builtins.")
+
+
+def _frame(data: Any, suffix: str) -> tuple[str, str, bytes] | None:
+    """A table of pandas or polars: as Parquet, or as the name's suffix says."""
+    library = type(data).__module__.partition(".")[0]
+    if library == "pandas" and type(data).__name__ == "Series":
+        data = data.to_frame()
+    if library not in ("pandas", "polars") or type(data).__name__ != "DataFrame":
+        return None
+    pandas = library == "pandas"
+    if suffix in (".csv", ".tsv"):
+        separator = "\t" if suffix == ".tsv" else ","
+        text = data.to_csv(index=False, sep=separator) if pandas else data.write_csv(separator=separator)
+        return "text", "", text.encode("utf-8")
+    if suffix == ".json":
+        text = data.to_json(orient="records") if pandas else data.write_json()
+        return "json", "", text.encode("utf-8")
+    out = io.BytesIO()
+    data.to_parquet(out) if pandas else data.write_parquet(out)
+    return "bytes", library, out.getvalue()
+
+
+def _picture(data: Any, suffix: str) -> tuple[str, str, bytes] | None:
+    """A figure of matplotlib or an image of Pillow: as PNG, or as the name's suffix says."""
+    library = type(data).__module__.partition(".")[0]
+    out = io.BytesIO()
+    if library == "matplotlib":
+        figure = data if hasattr(data, "savefig") else getattr(data, "figure", None)
+        if figure is None:
+            return None
+        figure.savefig(out, format=suffix[1:] if suffix in (".svg", ".pdf", ".jpg", ".jpeg") else "png")
+    elif library == "PIL" and callable(getattr(data, "save", None)):
+        named = {".jpg": "JPEG", ".jpeg": "JPEG", ".gif": "GIF", ".webp": "WEBP", ".bmp": "BMP", ".tiff": "TIFF"}
+        data.save(out, format=named.get(suffix, "PNG"))
+    else:
+        return None
+    return "bytes", "", out.getvalue()
+
+
+def _check(name: object, data: Any, where: str, depth: int) -> None:
+    if data is None or isinstance(data, (bool, int, float, str)):
+        return
+    if depth > _DEEPEST:
+        raise _refused(f"{name} was not saved: {where[:80]}… is nested too deeply, or contains itself")
+    if isinstance(data, dict):
+        for key, value in data.items():
+            if not isinstance(key, str):
+                raise _refused(
+                    f"{name} was not saved: {where} has the key {key!r}, and keys of JSON data are texts: str({key!r})"
+                )
+            _check(name, value, f"{where}[{key!r}]", depth + 1)
+    elif isinstance(data, (list, tuple)):
+        for number, value in enumerate(data):
+            _check(name, value, f"{where}[{number}]", depth + 1)
+    else:
+        raise _refused(
+            f"{name} was not saved: {where} is a {_kind_of(data)}. What is kept is text, bytes, files (a Path, or one"
+            " that is open), JSON data, DataFrames and figures"
+        )
+
+
+def _refused(message: str) -> Exception:
+    return error_class("ArtifactWriteError", ["OSError"])(message)
+
+
+# --- loading --------------------------------------------------------------------------------------------------------
+
+
+def _load(name: str) -> Steps:
+    found = yield "fetch", [name], {}
+    data = found.get("data")
+    if data is None:
+        parts = []
+        size = 0
+        while size < found["size"]:
+            piece = yield "piece", [name, size, found["stamp"]], {}
+            if not piece:
+                break
+            parts.append(piece)
+            size += len(piece)
+        data = b"".join(parts)
+    return _as_it_was(found["kind"], found["form"], data)
+
+
+def _as_it_was(kind: str, form: str, data: bytes) -> Any:
+    if form in ("pandas", "polars"):
+        return importlib.import_module(form).read_parquet(io.BytesIO(data))
+    if kind == "bytes":
+        return data
+    text = data.decode("utf-8", "surrogatepass")
+    return json.loads(text) if kind == "json" else text
+
+
+def _copy_to(name: str, path: Any) -> Steps:
+    """Write an artifact to a file here without holding it; returns the file's path."""
+    found = yield "fetch", [name], {}
+    target = pathlib.Path(path)
+    if target.is_dir():
+        target = target / pathlib.PurePosixPath(name).name
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with open(target, "wb") as file:
+        data = found.get("data")
+        if data is not None:
+            file.write(data)
+        size = file.tell()
+        while size < found["size"]:
+            piece = yield "piece", [name, size, found["stamp"]], {}
+            if not piece:
+                break
+            size += file.write(piece)
+    return target
+
+
+_STEPS: dict[str, Callable[..., Steps]] = {"save": _save, "load": _load, "copy_to": _copy_to}

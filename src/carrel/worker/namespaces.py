@@ -1,0 +1,58 @@
+"""The names that code finds: `tools`, `workflows`, `skills`, `artifacts`, `deps`, and what else the host answers."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterable
+from typing import Any
+
+from .artifact_calls import Artifacts
+from .host import Host, Remote
+from .workflow_calls import Workflows
+
+
+def namespaces(host: Host, names: Iterable[str], builtins: Any) -> dict[str, Any]:
+    """One object for each name; `skills` is the same object as `workflows`."""
+    given: dict[str, Any] = {}
+    asked = list(names)
+    for name in asked:
+        given[name] = _KINDS.get(name, Remote)(host, name)
+    called = [name for name in ("workflows", "skills") if name in asked]
+    if called:
+        workflows = Workflows(host, called[0], builtins, given)
+        given.update(dict.fromkeys(called, workflows))
+    return given
+
+
+class Deps(Remote):
+    """`deps`: what is installed can be imported at once."""
+
+    __slots__ = ()
+
+    def __getattr__(self, name: str) -> Remote:
+        asked = super().__getattr__(name)
+        return _Installing(asked._host, asked._name) if name in ("add", "remove", "sync") else asked
+
+
+class _Installing(Remote):
+    """A call after which other packages are there."""
+
+    __slots__ = ()
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return super().__call__(*args, **kwargs)
+        finally:
+            importlib.invalidate_caches()
+
+    def call_async(self, *args: Any, **kwargs: Any) -> Any:
+        return self._then(super().call_async(*args, **kwargs))
+
+    async def _then(self, call: Any) -> Any:
+        try:
+            return await call
+        finally:
+            importlib.invalidate_caches()
+
+
+_KINDS: dict[str, type[Remote]] = {"artifacts": Artifacts, "deps": Deps}

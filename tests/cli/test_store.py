@@ -1,0 +1,85 @@
+"""`carrel store` between a folder and a Redis that others share."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cli.conftest import Carrel
+
+
+@pytest.fixture
+def base(tmp_path: Path) -> Path:
+    for name, text in {
+        "tools/curl.yaml": "name: curl\ncommand: curl\n",
+        "workflows/add.py": "def run(a, b):\n    return a + b\n",
+        "artifacts/note.txt": "remember\n",
+        "requirements.txt": "pandas>=2\n",
+    }.items():
+        (tmp_path / "base" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "base" / name).write_text(text)
+    return tmp_path / "base"
+
+
+@pytest.fixture(params=["folder", "redis"])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> list[str]:
+    """The words that name it."""
+    if request.param == "folder":
+        (tmp_path / "shared").mkdir()
+        return [str(tmp_path / "shared")]
+    return [request.getfixturevalue("redis_url"), "--prefix", tmp_path.name]
+
+
+def test_there_and_back(carrel: Carrel, base: Path, store: list[str], tmp_path: Path) -> None:
+    done = carrel("store", "bootstrap", base, *store)
+    assert done.stdout.splitlines()[-1] == "4 copied, 0 the same already, 0 kept."
+    assert carrel("store", "diff", base, *store).stdout == "No differences.\n"
+    listed = json.loads(carrel("store", "list", *store, "--json").stdout)
+    assert [(one["kind"], one["name"], one["bytes"]) for one in listed] == [
+        ("tools", "curl.yaml", 25),
+        ("workflows", "add.py", 32),
+        ("artifacts", "note.txt", 9),
+        ("deps", "requirements.txt", 10),
+    ]
+    assert "workflows  add.py" in carrel("store", "list", *store, "--only", "workflows").stdout
+    carrel("store", "pull", *store[:1], tmp_path / "copy", *store[1:])
+    assert (tmp_path / "copy" / "workflows" / "add.py").read_text() == (base / "workflows" / "add.py").read_text()
+
+
+def test_what_differs_is_shown_and_kept_until_told_otherwise(carrel: Carrel, base: Path, store: list[str]) -> None:
+    carrel("store", "bootstrap", base, *store)
+    (base / "workflows" / "add.py").write_text("def run(a, b):\n    return b + a\n")
+    (base / "workflows" / "new.py").write_text("def run(): pass\n")
+    (base / "artifacts" / "note.txt").unlink()
+    shown = carrel("store", "diff", base, *store, "--patch").stdout.splitlines()
+    assert shown[0] == "~ workflows/add.py (differs)"
+    assert {"-    return a + b", "+    return b + a", "+ workflows/new.py", "- artifacts/note.txt"} <= set(shown)
+    data: list[dict[str, Any]] = json.loads(carrel("store", "diff", base, *store, "--json").stdout)
+    assert [one["state"] for one in data] == ["changed", "new", "missing"]
+    said = carrel("store", "bootstrap", base, *store).stdout
+    assert "kept workflows add.py (it differs; --overwrite replaces it)" in said
+    assert "1 copied, 2 the same already, 1 kept." in said
+    moved = json.loads(carrel("store", "bootstrap", base, *store, "--overwrite", "--json").stdout)
+    assert [one["name"] for one in moved["copied"]] == ["add.py"]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["bootstrap", "nowhere", "shared"], "there is no folder nowhere"),
+        (["list", "nowhere"], "there is no folder nowhere"),
+        (["list", "https://example.com"], "https:// is no address of a store"),
+        (["list", "base", "--only", "recipes"], "no kind 'recipes'"),
+        (["pull", "base", "base/requirements.txt"], "is a file"),
+    ],
+)
+def test_what_cannot_be_done_is_said_in_a_line(carrel: Carrel, base: Path, words: list[str], said: str) -> None:
+    assert said in carrel("store", *words, code=2).stderr
+    assert not (base.parent / "nowhere").exists()
+
+
+def test_a_redis_that_does_not_answer_is_the_machines_fault(carrel: Carrel) -> None:
+    assert "127.0.0.1:1" in carrel("store", "list", "redis://127.0.0.1:1/0", code=3).stderr

@@ -1,0 +1,64 @@
+"""What a package of code's own choice may do: run inside, and nothing on the host."""
+
+from __future__ import annotations
+
+import io
+import tarfile
+from pathlib import Path
+
+import pytest
+
+from carrel.errors import DependencyError
+from carrel.execution.settings import SubprocessConfig
+from carrel.execution.subprocess_executor import SubprocessExecutor
+from tests.wheels import build_wheel
+
+
+@pytest.fixture
+def trace(tmp_path: Path) -> Path:
+    """Where a package would leave a word, if it ran where this folder is seen."""
+    return tmp_path / "it-ran-on-the-host"
+
+
+async def test_what_it_wants_run_when_python_starts_runs_inside_only(tmp_path: Path, trace: Path) -> None:
+    word = f"open({str(trace)!r}, 'w').write('here')"
+    eager = f"import builtins; builtins.eager = True\nimport os; {word}\n"
+    build_wheel(tmp_path / "wheels", "eager", files={"eager.pth": eager, "sitecustomize.py": word})
+    config = SubprocessConfig(base=tmp_path / "base", wheelhouse=tmp_path / "wheels", sandbox="required")
+    async with SubprocessExecutor(config) as executor:
+        assert await executor.install(["eager"]) == {"eager": "1.0"}
+    # Another preload list has another zygote: one that starts when the package is there.
+    late = SubprocessConfig(**{**vars(config), "preload": ["wave"]})
+    async with SubprocessExecutor(late) as executor:
+        assert (await executor.run("eager, __import__('eager').VERSION")).error is None
+        assert await executor.uninstall(["eager"]) == ["eager"]
+    assert not trace.exists()
+    # What the settings name is the author's own choice, and shows that it would have run.
+    chosen = {**vars(config), "base": tmp_path / "other", "deps": ["eager"]}
+    async with SubprocessExecutor(SubprocessConfig(**chosen)):
+        assert trace.exists()
+
+
+async def test_it_is_not_built_from_source_unless_that_is_allowed(tmp_path: Path, trace: Path) -> None:
+    (tmp_path / "wheels").mkdir()
+    files = {
+        "setup.py": f"open({str(trace)!r}, 'w').write('here')\nraise SystemExit('built')",
+        "PKG-INFO": "Metadata-Version: 2.1\nName: from-source\nVersion: 1.0\n",
+        "pyproject.toml": "[build-system]\nrequires = []\nbuild-backend = 'setup'\nbackend-path = ['.']\n",
+    }
+    with tarfile.open(tmp_path / "wheels" / "from_source-1.0.tar.gz", "w:gz") as archive:
+        for name, text in files.items():
+            entry = tarfile.TarInfo(f"from_source-1.0/{name}")
+            entry.size = len(text)
+            archive.addfile(entry, io.BytesIO(text.encode()))
+    settings = {"base": tmp_path / "base", "wheelhouse": tmp_path / "wheels"}
+    executor = SubprocessExecutor(SubprocessConfig(**settings))
+    with pytest.raises(DependencyError, match="from-source"):
+        await executor.install(["from-source"])
+    assert not trace.exists()
+    await executor.close()
+    executor = SubprocessExecutor(SubprocessConfig(**settings, allow_builds=True))
+    with pytest.raises(DependencyError, match="built"):
+        await executor.install(["from-source"])
+    assert trace.exists()
+    await executor.close()

@@ -1,0 +1,286 @@
+"""Endpoints of a real HTTP server: what is sent, what comes back, and what goes wrong."""
+
+import asyncio
+import re
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from carrel.errors import ConfigurationError, ToolCallError, ToolTimeoutError
+from carrel.library.tools.definition_remote import HttpDefinition
+from carrel.library.tools.http_endpoints import HttpEndpoints
+from carrel.library.tools.seam import ToolProvider
+from carrel.library.tools.secrets import Secrets
+from tests.library.remote.conftest import free_port
+from tests.library.remote.web import Answer, Asked, Web
+
+Serve = Callable[[Callable[[Asked], Answer]], Web]
+ENDPOINTS: dict[str, Any] = {
+    "get_repo": {"method": "GET", "path": "/repos/{owner}/{repo}", "description": "Repository metadata"},
+    "search": {
+        "path": "/search",
+        "params": {
+            "q": {"type": "string", "required": True, "description": "What to look for"},
+            "per-page": {"type": "integer", "default": 30},
+            "label": {"type": "array", "items": {"type": "string"}, "name": "labels"},
+            "trace": {"in": "header", "name": "X-Trace", "type": "string"},
+        },
+    },
+    "create": {"method": "post", "path": "items", "params": {"name": {"type": "string", "required": True}, "n": {}}},
+    "login": {"method": "POST", "path": "/login", "sends": "form", "params": {"user": {}, "pass": {}}},
+    "put": {"method": "PUT", "path": "/blob/{id}", "params": {"data": {"in": "payload"}}},
+    "head": {"method": "HEAD", "path": "/head", "timeout": 5, "approval": "ask", "headers": {"X-Own": "${KEY}"}},
+}
+
+
+@pytest.fixture
+async def service() -> AsyncIterator[Callable[..., HttpEndpoints]]:
+    """The endpoints above at a URL."""
+    made: list[HttpEndpoints] = []
+
+    def make(url: str, **fields: Any) -> HttpEndpoints:
+        headers = {"Authorization": "Bearer ${KEY}"}
+        given = {"name": "git", "type": "http", "base_url": url, "headers": headers, "endpoints": ENDPOINTS} | fields
+        made.append(HttpEndpoints(HttpDefinition(**given), Secrets({"KEY": "mellon-mellon"})))
+        return made[-1]
+
+    yield make
+    for provider in made:
+        await provider.close()
+
+
+async def call(
+    provider: HttpEndpoints, name: str, stream: Callable[[str], None] | None = None, /, **arguments: Any
+) -> Any:
+    tools = {tool.name: tool for tool in await provider.definitions()}
+    return await provider.call(tools[f"git.{name}"], arguments, stream)
+
+
+async def test_an_endpoint_is_a_tool_with_the_parameters_of_its_path_first(service: Any) -> None:
+    provider = service("http://127.0.0.1:1")
+    assert isinstance(provider, ToolProvider)
+    tools = {tool.name: tool for tool in await provider.definitions()}
+    assert await provider.definitions() is await provider.definitions()
+    repo = tools["git.get_repo"]
+    assert (repo.description, repo.positional) == ("Repository metadata", ("owner", "repo"))
+    assert repo.parameters["required"] == ["owner", "repo"]
+    search = tools["git.search"]
+    assert search.positional == ("q", "per_page", "label", "trace")
+    assert search.parameters["properties"]["q"] == {"type": "string", "description": "What to look for"}
+    assert search.parameters["required"] == ["q"]
+    assert (tools["git.head"].timeout, tools["git.head"].approval, repo.timeout) == (5, "ask", 60)
+
+
+async def test_arguments_go_where_they_belong(web: Serve, service: Any) -> None:
+    served = web(lambda asked: Answer({"path": asked.path}))
+    provider = service(f"{served.url}/api/?v=2", query={"key": "${KEY}"})
+    assert await call(provider, "get_repo", owner="ada", repo="a/b") == {"path": "/api/repos/ada/a%2Fb"}
+    await call(provider, "search", q="x y", label=["a", "b"], trace="t1")
+    await call(provider, "create", name="n", n=None)
+    await call(provider, "login", user="ada", pass_="p&q")
+    await call(provider, "put", id=7, data=b"\x00\x01")
+    repo, search, create, login, put = served.asked
+    assert repo.headers["authorization"] == "Bearer mellon-mellon"
+    assert repo.query == [("v", "2"), ("key", "mellon-mellon")]
+    assert search.query[2:] == [("q", "x y"), ("per-page", "30"), ("labels", "a"), ("labels", "b")]
+    assert search.headers["x-trace"] == "t1"
+    assert (create.method, create.path, create.json) == ("POST", "/api/items", {"name": "n", "n": None})
+    assert login.body == b"user=ada&pass=p%26q"
+    assert (put.method, put.path, put.body) == ("PUT", "/api/blob/7", b"\x00\x01")
+
+
+async def test_answers_are_data(web: Serve, service: Any) -> None:
+    answers = {
+        "/repos/a/json": Answer({"n": 12345678901234567890123}),
+        "/repos/a/problem": Answer('{"x": 1}', headers={"content-type": "application/problem+json"}),
+        "/repos/a/text": Answer("grüße".encode("latin-1"), headers={"content-type": "text/plain; charset=latin-1"}),
+        "/repos/a/bytes": Answer(b"\x89PNG", headers={"content-type": "image/png"}),
+        "/repos/a/nothing": Answer(status=204),
+        "/head": Answer(headers={"X-Count": "7"}),
+    }
+    provider = service((served := web(lambda asked: answers[asked.path])).url)
+    assert await call(provider, "get_repo", owner="a", repo="json") == {"n": 12345678901234567890123}
+    assert await call(provider, "get_repo", owner="a", repo="problem") == {"x": 1}
+    assert await call(provider, "get_repo", owner="a", repo="text") == "grüße"
+    assert await call(provider, "get_repo", owner="a", repo="bytes") == b"\x89PNG"
+    assert await call(provider, "get_repo", owner="a", repo="nothing") is None
+    assert (await call(provider, "head"))["headers"]["x-count"] == "7"
+    assert served.asked[-1].headers["x-own"] == "mellon-mellon"
+
+
+async def test_an_error_has_its_status_and_what_the_service_said_but_no_secret(web: Serve, service: Any) -> None:
+    def answer(asked: Asked) -> Answer:
+        return Answer(f"no such thing for {asked.headers['authorization']}", 404)
+
+    with pytest.raises(ToolCallError) as failed:
+        await call(service(web(answer).url), "get_repo", owner="a", repo="b")
+    assert str(failed.value) == ("git.get_repo: GET /repos/a/b answered 404 Not Found: no such thing for Bearer ${KEY}")
+    assert failed.value.status == 404
+
+
+async def test_secrets_are_never_filled_into_arguments(web: Serve, service: Any) -> None:
+    served = web(lambda _: Answer({}))
+    await call(service(served.url), "search", q="${KEY}", trace="${KEY}")
+    assert served.asked[0].query[0] == ("q", "${KEY}")
+    assert served.asked[0].headers["x-trace"] == "${KEY}"
+    with pytest.raises(ConfigurationError, match="NOT_THERE is not set"):
+        await call(service(served.url, headers={"X": "${NOT_THERE}"}), "search", q="x")
+    assert len(served.asked) == 1
+
+
+async def test_a_service_that_is_away_hangs_floods_or_speaks_nonsense(web: Serve, service: Any) -> None:
+    over = threading.Event()
+
+    def answer(asked: Asked) -> Answer:
+        match asked.path.rpartition("/")[2]:
+            case "hang":
+                over.wait()
+                return Answer()
+            case "flood":
+                return Answer(endless(b"x" * 65536), headers={"content-type": "text/plain"})
+            case "drip":
+                return Answer(dripping(over), headers={"content-type": "text/plain"})
+            case "nonsense":
+                return Answer("{oops", headers={"content-type": "application/json"})
+            case _:
+                return Answer("fine")
+
+    served = web(answer)
+    provider, hurried = service(served.url, timeout=20), service(served.url, timeout=0.3)
+    try:
+        for kind in ("hang", "drip"):
+            with pytest.raises(ToolTimeoutError, match=f"GET /repos/a/{kind} took longer than 0.3 s"):
+                await call(hurried, "get_repo", owner="a", repo=kind)
+        with pytest.raises(ToolCallError, match="answered with more than 32 MiB"):
+            await call(provider, "get_repo", owner="a", repo="flood")
+        with pytest.raises(ToolCallError, match="calls JSON and is none"):
+            await call(provider, "get_repo", owner="a", repo="nonsense")
+        slow = asyncio.create_task(call(provider, "get_repo", owner="a", repo="hang"))
+        await asyncio.sleep(0.1)
+        slow.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await slow
+        assert await call(provider, "get_repo", owner="a", repo="b") == "fine"
+    finally:
+        over.set()
+    away = service(f"http://127.0.0.1:{free_port()}")
+    with pytest.raises(ToolCallError, match="GET /repos/a/b could not reach the service"):
+        await call(away, "get_repo", owner="a", repo="b")
+
+
+async def test_text_is_told_as_it_comes(web: Serve, service: Any) -> None:
+    go_on = threading.Event()
+
+    def pieces() -> Iterator[bytes]:
+        yield "grü".encode()[:3]
+        go_on.wait()
+        yield "ü".encode()[1:] + b"n"
+
+    told: list[str] = []
+
+    def tell(text: str) -> None:
+        told.append(text)
+        go_on.set()
+
+    provider = service(web(lambda _: Answer(pieces(), headers={"content-type": "text/plain"})).url)
+    assert await call(provider, "get_repo", tell, owner="a", repo="b") == "grün"
+    assert told == ["gr", "ün"]
+
+
+async def test_a_redirect_within_the_service_keeps_its_secrets_and_one_elsewhere_does_not(
+    web: Serve, service: Any
+) -> None:
+    other = web(lambda asked: Answer({"from": asked.path}))
+
+    def answer(asked: Asked) -> Answer:
+        match asked.path:
+            case "/repos/a/near":
+                return Answer(status=301, headers={"Location": "/repos/a/found"})
+            case "/repos/a/far":
+                return Answer(status=302, headers={"Location": f"{other.url}/there"})
+            case "/repos/a/round":
+                return Answer(status=302, headers={"Location": "/repos/a/round"})
+            case "/items":
+                return Answer(status=307, headers={"Location": f"{other.url}/there"})
+            case _:
+                return Answer({"from": asked.path})
+
+    served = web(answer)
+    provider = service(served.url, headers={"Authorization": "Bearer ${KEY}", "X-Api-Key": "${KEY}"})
+    assert await call(provider, "get_repo", owner="a", repo="near") == {"from": "/repos/a/found"}
+    assert served.asked[-1].headers["x-api-key"] == "mellon-mellon"
+    assert await call(provider, "get_repo", owner="a", repo="far") == {"from": "/there"}
+    assert "mellon" not in str(other.asked[0])
+    with pytest.raises(ToolCallError, match="it redirects more than 5 times"):
+        await call(provider, "get_repo", owner="a", repo="round")
+    with pytest.raises(ToolCallError, match=re.escape("it redirects POST to 127.0.0.1, which is not followed")):
+        await call(provider, "create", name="x")
+    assert len(other.asked) == 1
+
+
+async def test_a_kept_connection_that_was_closed_costs_no_call(service: Any) -> None:
+    asked: list[bytes] = []
+
+    async def once(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Answers one request of a connection, and closes it at the second."""
+        asked.append((await reader.readuntil(b"\r\n\r\n")).split(b"\r\n")[0])
+        writer.write(b"HTTP/1.1 200 OK\r\ncontent-type: text/plain\r\ncontent-length: 4\r\n\r\ndone")
+        asked.append((await reader.readuntil(b"\r\n\r\n")).split(b"\r\n")[0])
+        writer.close()
+
+    server = await asyncio.start_server(once, "127.0.0.1", 0)
+    try:
+        provider = service(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")
+        for number in range(2):
+            assert await call(provider, "get_repo", owner="a", repo=str(number)) == "done"
+        assert [line.split()[1] for line in asked] == [b"/repos/a/0", b"/repos/a/1", b"/repos/a/1"]
+        with pytest.raises(ToolCallError, match="POST /items failed"):
+            await call(provider, "create", name="x")
+        assert [line.split()[0] for line in asked].count(b"POST") == 1
+        await provider.close()
+    finally:
+        server.close()
+
+
+async def test_fifty_calls_run_side_by_side(web: Serve, service: Any) -> None:
+    together = threading.Barrier(50)
+
+    def answer(_: Asked) -> Answer:
+        together.wait(20)
+        return Answer("done")
+
+    provider = service(web(answer).url)
+    calls = (call(provider, "get_repo", owner="a", repo=str(number)) for number in range(50))
+    assert await asyncio.gather(*calls) == ["done"] * 50
+
+
+@pytest.mark.parametrize(
+    ("change", "complaint"),
+    [
+        ({"base_url": "ftp://x"}, "base_url"),
+        ({"name": "list"}, "another name"),
+        ({"endpoints": {}}, "endpoints"),
+        ({"endpoints": {"a": {"path": "/", "methd": "GET"}}}, "endpoints.a.methd"),
+        ({"endpoints": {"a": {"path": "/", "method": "FETCH"}}}, "endpoints.a.method"),
+        ({"endpoints": {"a": {"path": "/x", "params": {"y": {"in": "path"}}}}}, "y is to go into the path"),
+        ({"headers": {"bad name": "x"}}, "headers"),
+        ({"timeout": 0}, "timeout"),
+    ],
+)
+def test_a_wrong_definition_is_refused(change: dict[str, Any], complaint: str) -> None:
+    given = {"name": "git", "type": "http", "base_url": "http://127.0.0.1:1", "endpoints": ENDPOINTS} | change
+    with pytest.raises(ValidationError, match=complaint):
+        HttpDefinition(**given)
+
+
+def endless(piece: bytes) -> Iterator[bytes]:
+    while True:
+        yield piece
+
+
+def dripping(over: threading.Event) -> Iterator[bytes]:
+    while not over.wait(0.05):
+        yield b"."

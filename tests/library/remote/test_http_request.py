@@ -1,0 +1,110 @@
+"""Pure: where arguments go in a request, and what is refused there."""
+
+import json
+from typing import Any
+
+import pytest
+
+from carrel.errors import ToolCallError
+from carrel.library.tools.http_request import Operation, Part, Place, Prepared, prepared
+
+
+def made(part: Part, value: Any, path: str = "/x") -> Prepared:
+    return prepared(Operation("GET", path, (part,)), {"p": value})
+
+
+def path_of(value: Any, style: str = "simple", explode: bool = False) -> str:
+    return made(Part("p", "p", "path", style=style, explode=explode), value, "/a/{p}/b").path.split("/")[2]
+
+
+# The examples of OpenAPI 3.1, "Style Examples".
+COLORS = ["blue", "black", "brown"]
+RGB = {"R": 100, "G": 200, "B": 150}
+
+
+@pytest.mark.parametrize(
+    ("style", "explode", "of_list", "of_object"),
+    [
+        ("simple", False, "blue,black,brown", "R,100,G,200,B,150"),
+        ("simple", True, "blue,black,brown", "R=100,G=200,B=150"),
+        ("label", False, ".blue,black,brown", ".R,100,G,200,B,150"),
+        ("label", True, ".blue.black.brown", ".R=100.G=200.B=150"),
+        ("matrix", False, ";p=blue,black,brown", ";p=R,100,G,200,B,150"),
+        ("matrix", True, ";p=blue;p=black;p=brown", ";R=100;G=200;B=150"),
+    ],
+)
+def test_path_styles(style: str, explode: bool, of_list: str, of_object: str) -> None:
+    assert path_of(COLORS, style, explode) == of_list
+    assert path_of(RGB, style, explode) == of_object
+
+
+@pytest.mark.parametrize(
+    ("style", "explode", "value", "expected"),
+    [
+        ("form", True, COLORS, [("p", "blue"), ("p", "black"), ("p", "brown")]),
+        ("form", False, COLORS, [("p", "blue,black,brown")]),
+        ("form", True, RGB, [("R", "100"), ("G", "200"), ("B", "150")]),
+        ("form", False, RGB, [("p", "R,100,G,200,B,150")]),
+        ("spaceDelimited", False, COLORS, [("p", "blue black brown")]),
+        ("pipeDelimited", False, COLORS, [("p", "blue|black|brown")]),
+        ("deepObject", True, RGB, [("p[R]", "100"), ("p[G]", "200"), ("p[B]", "150")]),
+        ("deepObject", True, {"a": {"b": [1, 2]}}, [("p[a][b]", "1"), ("p[a][b]", "2")]),
+        ("form", True, True, [("p", "true")]),
+        ("form", True, 1.5, [("p", "1.5")]),
+        ("form", True, "a b&c", [("p", "a b&c")]),
+        ("form", True, None, []),
+    ],
+)
+def test_query_styles(style: str, explode: bool, value: Any, expected: list[tuple[str, str]]) -> None:
+    assert made(Part("p", "p", "query", style=style, explode=explode), value).query == expected
+
+
+def test_a_value_cannot_leave_its_place_in_the_path() -> None:
+    assert path_of("../../admin?x=1#y") == "..%2F..%2Fadmin%3Fx%3D1%23y"
+    assert path_of("ä/ö") == "%C3%A4%2F%C3%B6"
+    for word in ("", ".", ".."):
+        with pytest.raises(ToolCallError, match="p cannot be"):
+            path_of(word)
+
+
+def test_a_value_cannot_begin_a_header_of_its_own() -> None:
+    assert made(Part("p", "X-P", "header"), ["a", 1]).headers == {"X-P": "a,1"}
+    for text in ("a\r\nX-Other: 1", "a\x00", "ä"):
+        with pytest.raises(ToolCallError, match="p cannot be"):
+            made(Part("p", "X-P", "header"), text)
+    assert made(Part("p", "p", "cookie"), "a; b=c").headers == {"Cookie": "p=a%3B%20b%3Dc"}
+
+
+def body(content_type: str, arguments: dict[str, Any], place: Place = "body") -> Prepared:
+    return prepared(
+        Operation("POST", "/", tuple(Part(name, name, place) for name in arguments), content_type), arguments
+    )
+
+
+def test_bodies() -> None:
+    sent = body("application/json", {"a": 1, "b": None, "c": b"\x00"})
+    assert json.loads(sent.content or b"") == {"a": 1, "b": None, "c": "AA=="}
+    assert sent.headers == {"Content-Type": "application/json"}
+    assert body("application/x-www-form-urlencoded", {"a": "x y", "b": [1, 2]}).content == b"a=x+y&b=1&b=2"
+    assert body("application/json", {"p": [1, 2]}, "payload").content == b"[1, 2]"
+    assert body("text/csv", {"p": "a,b"}, "payload").content == b"a,b"
+    assert body("application/octet-stream", {"p": b"\xff"}, "payload").content == b"\xff"
+    assert prepared(Operation("POST", "/", (Part("a", "a", "body"),)), {}).content is None
+    with pytest.raises(ToolCallError, match="cannot be written as JSON"):
+        body("application/json", {"a": float("nan")})
+
+
+def test_multipart_bodies_hold_files_and_fields() -> None:
+    sent = body("multipart/form-data", {"title": "x", "file": b"\x00--boundary"})
+    boundary = sent.headers["Content-Type"].partition("boundary=")[2]
+    assert sent.content is not None
+    pieces = sent.content.split(f"--{boundary}".encode())
+    assert pieces[1] == b'\r\nContent-Disposition: form-data; name="title"\r\n\r\nx\r\n'
+    assert pieces[2].endswith(b'filename="file"\r\nContent-Type: application/octet-stream\r\n\r\n\x00--boundary\r\n')
+    assert pieces[3] == b"--\r\n"
+
+
+def test_what_is_not_given_is_sent_only_when_it_has_a_default() -> None:
+    operation = Operation("GET", "/", (Part("a", "a", "query"), Part("b", "b", "query", default=7)))
+    assert prepared(operation, {}).query == [("b", "7")]
+    assert prepared(operation, {"b": 8}).query == [("b", "8")]

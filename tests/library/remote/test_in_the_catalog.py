@@ -1,0 +1,77 @@
+"""Remote tools as code sees them: defined in YAML, listed together, checked before anything is sent."""
+
+import sys
+from collections.abc import Callable
+
+import pytest
+
+from carrel.errors import ToolCallError, ToolNotFoundError
+from carrel.library.tools.catalog import Tools
+from carrel.library.tools.providers import providers_in
+from carrel.library.tools.secrets import Secrets
+from carrel.storage.memory_store import MemoryStore
+from tests.library.remote.conftest import SERVERS
+from tests.library.remote.web import Answer, Asked, Web
+
+Serve = Callable[[Callable[[Asked], Answer]], Web]
+SPEC = """{"openapi": "3.1.0", "paths": {"/pets/{id}": {"get": {"operationId": "get-pet", "parameters":
+[{"name": "id", "in": "path", "required": true, "schema": {"type": "integer"}}], "responses": {}}}}}"""
+
+
+async def test_all_kinds_side_by_side_and_one_that_dies_costs_only_itself(web: Serve) -> None:
+    served = web(lambda asked: Answer({"path": asked.path, "token": asked.headers.get("authorization")}))
+    store, secrets = MemoryStore(), Secrets({"TOKEN": "mellon-mellon"})
+    files = {
+        "odd.yaml": f"""
+            name: odd
+            type: mcp
+            command: {sys.executable}
+            args: [{SERVERS / "unruly.py"}, ""]
+            tags: [strange]""",
+        "dead.yaml": f"""
+            name: dead
+            type: mcp
+            transport: stdio
+            command: {sys.executable}
+            args: [{SERVERS / "unruly.py"}, dies]""",
+        "git.yaml": f"""
+            name: git
+            type: http
+            base_url: {served.url}
+            headers: {{Authorization: "Bearer ${{TOKEN}}"}}
+            endpoints:
+              get_repo: {{method: GET, path: "/repos/{{owner}}/{{repo}}", description: Repository metadata}}""",
+        "shop.yaml": f"""
+            name: shop
+            type: openapi
+            spec: ./specs/shop.json
+            base_url: {served.url}/shop""",
+        "specs/shop.json": SPEC,
+    }
+    for name, text in files.items():
+        await store.put(f"tools/{name}", text.encode())
+    tools = Tools(await providers_in(store, secrets=secrets), secrets=secrets)
+    try:
+        listed = {entry["name"]: entry for entry in await tools.list()}
+        assert {"odd.echo", "git.get_repo", "shop.get_pet"} <= set(listed)
+        assert listed["odd.echo"]["tags"] == ["strange"]
+        assert "no licence" in listed["dead"]["error"]
+        assert await tools.handle("tools.odd.echo", ["hi"], {}) == {"text": "hi"}
+        # What the service says back has no secret in it either.
+        assert await tools.call("git.get_repo", {"owner": "ada", "repo": "x"}) == {
+            "path": "/repos/ada/x",
+            "token": "Bearer ${TOKEN}",
+        }
+        assert (await tools.call("shop.get_pet", {"id": 7}))["path"] == "/shop/pets/7"
+        sent = len(served.asked)
+        with pytest.raises(ToolCallError, match="id"):
+            await tools.call("shop.get_pet", {"id": "seven"})
+        with pytest.raises(ToolCallError, match="repo is missing"):
+            await tools.call("git.get_repo", {"owner": "ada"})
+        assert len(served.asked) == sent
+        with pytest.raises(ToolCallError, match="no licence"):
+            await tools.call("dead.anything", {})
+        with pytest.raises(ToolNotFoundError, match="echo"):
+            await tools.call("odd.ecko", {})
+    finally:
+        await tools.close()

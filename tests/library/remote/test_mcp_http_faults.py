@@ -1,0 +1,200 @@
+"""MCP servers behind HTTP that are away, refuse, forget, hang or speak nonsense."""
+
+import asyncio
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from carrel.errors import ToolCallError, ToolTimeoutError
+from carrel.library.tools.definition_remote import McpDefinition
+from carrel.library.tools.mcp_servers import McpServer
+from carrel.library.tools.seam import Tool
+from carrel.library.tools.secrets import Secrets
+from tests.library.remote.conftest import free_port
+from tests.library.remote.web import Answer, Asked, Web
+
+Serve = Callable[[Callable[[Asked], Answer]], Web]
+ECHO = Tool(name="far.echo", timeout=20)
+
+
+@pytest.fixture
+async def far() -> Any:
+    """A provider of whatever is at a URL."""
+    made: list[McpServer] = []
+
+    def make(url: str, **fields: Any) -> McpServer:
+        fields = {"transport": "http", "startup_timeout": 20} | fields
+        secrets = Secrets({"KEY": "mellon-mellon"})
+        made.append(McpServer(McpDefinition(name="far", type="mcp", url=url, **fields), secrets, patience=1))
+        return made[-1]
+
+    yield make
+    for server in made:
+        await server.close()
+
+
+class Session:
+    """An older MCP server, one request and one JSON answer at a time; it knows a connection by its number."""
+
+    def __init__(self) -> None:
+        self.number = 1
+        self.calls: Callable[[Asked], Answer] = lambda asked: self.result(asked, "hello")
+
+    @staticmethod
+    def result(asked: Asked, text: str) -> Answer:
+        result = {"content": [{"type": "text", "text": text}]}
+        return Answer({"jsonrpc": "2.0", "id": asked.json["id"], "result": result})
+
+    def __call__(self, asked: Asked) -> Answer:
+        if asked.method != "POST":
+            return Answer(status=405)
+        message = asked.json
+        if "id" not in message:
+            return Answer(status=202)
+        if message["method"] == "initialize":
+            result: dict[str, Any] = {
+                "protocolVersion": message["params"]["protocolVersion"],
+                "capabilities": {"tools": {}},
+                "serverInfo": {"name": "session", "version": "1"},
+            }
+            headers = {"Mcp-Session-Id": str(self.number)}
+            return Answer({"jsonrpc": "2.0", "id": message["id"], "result": result}, headers=headers)
+        if message["method"] == "server/discover":
+            return Answer(status=400)
+        if asked.headers.get("mcp-session-id") != str(self.number):
+            return Answer(status=404)
+        if message["method"] == "tools/list":
+            tools = [{"name": "echo", "inputSchema": {"type": "object"}}]
+            return Answer({"jsonrpc": "2.0", "id": message["id"], "result": {"tools": tools}})
+        return self.calls(asked)
+
+
+async def test_a_server_that_forgot_us_is_told_again_who_we_are(web: Serve, far: Any) -> None:
+    session = Session()
+    served = web(session)
+    server = far(served.url, headers={"Authorization": "Bearer ${KEY}"})
+    assert await server.call(ECHO, {}) == "hello"
+    session.number = 2
+    assert await server.call(ECHO, {}) == "hello"
+    assert {asked.headers["authorization"] for asked in served.asked} == {"Bearer mellon-mellon"}
+
+
+@pytest.mark.parametrize("transport", ["http", "sse"])
+async def test_a_server_that_is_not_there_is_named_and_used_once_it_is(far: Any, transport: str) -> None:
+    server = far(f"http://127.0.0.1:{free_port()}/mcp", transport=transport)
+    with pytest.raises(ToolCallError, match="the MCP server far did not start: it could not be reached"):
+        await server.definitions()
+
+
+@pytest.mark.parametrize("transport", ["http", "sse"])
+async def test_a_server_that_lets_nobody_in_says_so(web: Serve, far: Any, transport: str) -> None:
+    server = far(web(lambda _: Answer("who are you?", 401)).url, transport=transport)
+    with pytest.raises(ToolCallError, match="the MCP server far did not start: it answered 401 Unauthorized"):
+        await server.definitions()
+
+
+async def test_what_was_refused_before_is_not_why_it_ended(web: Serve, far: Any) -> None:
+    served = web(Session())
+    server = far(served.url)
+    assert await server.call(ECHO, {}) == "hello"
+    served.close()
+    with pytest.raises(ToolCallError, match="it could not be reached"):
+        await server.call(ECHO, {})
+    wrong = far(web(lambda _: Answer(status=404)).url)
+    with pytest.raises(ToolCallError, match="far did not start: it answered 404 Not Found"):
+        await wrong.definitions()
+
+
+@pytest.mark.parametrize("body", ["<html>hello</html>", {"no": "message"}])
+async def test_something_that_is_no_mcp_server_is_said_to_be_none(web: Serve, far: Any, body: Any) -> None:
+    with pytest.raises(ToolCallError, match="the MCP server far did not start: "):
+        await far(web(lambda _: Answer(body)).url).definitions()
+
+
+async def test_a_server_that_fails_in_a_call_says_how_and_goes_on(web: Serve, far: Any) -> None:
+    session = Session()
+    server = far(web(session).url)
+    assert await server.call(ECHO, {}) == "hello"
+    session.calls = lambda _: Answer("out of order", 503)
+    with pytest.raises(ToolCallError, match=r"far failed in far\.echo: it answered 503 Service Unavailable"):
+        await server.call(ECHO, {})
+    session.calls = lambda _: Answer("{", headers={"content-type": "application/json"})
+    with pytest.raises(ToolCallError, match=r"far failed in far\.echo: .*JSON"):
+        await server.call(ECHO, {})
+    session.calls = lambda _: Answer(endless(b"x" * 65536), headers={"content-type": "application/json"})
+    with pytest.raises(ToolCallError, match=r"far failed in far\.echo: .*more than 32 MiB"):
+        await server.call(ECHO, {})
+    session.calls = lambda asked: session.result(asked, "again")
+    assert await server.call(ECHO, {}) == "again"
+
+
+async def test_a_server_that_hangs_costs_a_call_its_time_and_no_more(web: Serve, far: Any) -> None:
+    session, over = Session(), threading.Event()
+    server = far(web(session).url)
+    assert await server.call(ECHO, {}) == "hello"
+
+    def hang(asked: Asked) -> Answer:
+        over.wait()
+        return session.result(asked, "late")
+
+    session.calls = hang
+    try:
+        with pytest.raises(ToolTimeoutError, match=r"far\.echo took longer than 0\.3 s"):
+            await server.call(Tool(name="far.echo", timeout=0.3), {})
+        session.calls = lambda asked: session.result(asked, "again")
+        assert await server.call(ECHO, {}) == "again"
+    finally:
+        over.set()
+
+
+async def test_a_server_that_does_not_take_leave_is_left_all_the_same(web: Serve, far: Any) -> None:
+    session, over = Session(), threading.Event()
+
+    def answer(asked: Asked) -> Answer:
+        if asked.method == "DELETE":
+            over.wait()
+        return session(asked)
+
+    served = web(answer)
+    server = far(served.url)
+    assert await server.call(ECHO, {}) == "hello"
+    try:
+        await asyncio.wait_for(server.close(), 30)
+    finally:
+        over.set()
+    assert "DELETE" in [asked.method for asked in served.asked]
+
+
+async def test_a_server_that_says_nothing_at_all_is_given_up(web: Serve, far: Any) -> None:
+    over = threading.Event()
+
+    def answer(_: Asked) -> Answer:
+        over.wait()
+        return Answer()
+
+    try:
+        with pytest.raises(ToolCallError, match=r"far did not start: it did not introduce itself within 0\.5 s"):
+            await far(web(answer).url, startup_timeout=0.5).definitions()
+    finally:
+        over.set()
+
+
+async def test_a_server_that_ended_between_two_calls_is_found_again(start_official: Any, far: Any) -> None:
+    port = free_port()
+    process = await start_official("http", port)
+    server = far(f"http://127.0.0.1:{port}/mcp")
+    hello = Tool(name="far.say-hello")
+    assert await server.call(hello, {"name": "Ada"}) == "hello Ada"
+    process.kill()
+    await process.wait()
+    with pytest.raises(ToolCallError, match="it could not be reached"):
+        await server.call(hello, {"name": "Ada"})
+    await start_official("http", port)
+    assert await server.call(hello, {"name": "Bob"}) == "hello Bob"
+
+
+def endless(piece: bytes) -> Iterator[bytes]:
+    while True:
+        yield piece

@@ -1,0 +1,79 @@
+"""A server of the official SDK over all three transports: what it has, what it answers, and how it is stopped."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from carrel.errors import ToolCallError, ToolTimeoutError
+from carrel.library.tools.mcp_servers import McpServer
+from carrel.library.tools.seam import Tool, ToolProvider
+from tests.library.remote.conftest import until
+
+EVERY_TRANSPORT = pytest.mark.parametrize("official", ["stdio", "http", "sse"], indirect=True)
+
+
+async def tools_of(server: McpServer) -> dict[str, Tool]:
+    return {tool.name.partition(".")[2]: tool for tool in await server.definitions()}
+
+
+@EVERY_TRANSPORT
+async def test_everything_a_server_answers_is_data(official: McpServer, tmp_path: Path) -> None:
+    assert isinstance(official, ToolProvider)
+    tools = await tools_of(official)
+    assert tools["moved"].description == "Move a point."
+    assert tools["moved"].parameters["required"] == ["point"]
+    assert tools["moved"].returns is not None
+    assert await official.call(tools["moved"], {"point": {"x": 1, "y": 2}, "by": 3}) == {"x": 4, "y": 5}
+    assert await official.call(tools["say_hello"], {"name": "Ada"}) == "hello Ada"
+    assert await official.call(tools["table"], {}) == {"rows": [1, 2], "none": None}
+    picture = await official.call(tools["picture"], {})
+    assert picture == {"type": "image", "mime_type": "image/png", "data": b"\x89PNG not really"}
+    assert await official.call(tools["letter"], {}) == [
+        "see below",
+        {"type": "resource", "uri": "memo://1", "mime_type": "text/plain", "text": "dear reader"},
+    ]
+    with pytest.raises(ToolCallError, match=r"kind\.broken: .*this tool is broken"):
+        await official.call(tools["broken"], {})
+
+    together = await asyncio.gather(*(official.call(tools["say_hello"], {"name": str(n)}) for n in range(20)))
+    assert together == [f"hello {n}" for n in range(20)]
+
+    told: list[str] = []
+    assert await official.call(tools["count"], {"to": 3}, told.append) == "counted"
+    assert told == ["1/3 at 1\n", "2/3 at 2\n", "3/3 at 3\n"]
+
+    mark = tmp_path / "mark"
+    slow = asyncio.create_task(official.call(tools["wait"], {"seconds": 3600, "mark": str(mark)}))
+    await asyncio.sleep(0.5)
+    assert not mark.exists()
+    slow.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await slow
+    await until(mark.exists)
+
+    assert await official.call(tools["say_hello"], {"name": "again"}) == "hello again"
+
+
+@EVERY_TRANSPORT
+async def test_a_call_that_takes_too_long_is_cancelled_at_the_server_and_others_go_on(
+    official: McpServer, tmp_path: Path
+) -> None:
+    tools = await tools_of(official)
+    mark = tmp_path / "mark"
+    hurried = Tool(name="kind.wait", timeout=0.5)
+    with pytest.raises(ToolTimeoutError, match=r"kind\.wait took longer than 0\.5 s"):
+        await official.call(hurried, {"seconds": 3600, "mark": str(mark)})
+    await until(mark.exists)
+    assert await official.call(tools["say_hello"], {"name": "Ada"}) == "hello Ada"
+
+
+async def test_a_server_that_says_it_has_other_tools_now_is_asked_again(official: McpServer) -> None:
+    before = await official.definitions()
+    assert await official.definitions() is before
+    assert await official.call((await tools_of(official))["grow"], {}) == "grown"
+    now = await tools_of(official)
+    while "grown" not in now:
+        await asyncio.sleep(0.01)
+        now = await tools_of(official)
+    assert await official.call(now["grown"], {}) == {"result": "new"}

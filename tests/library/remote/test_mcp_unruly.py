@@ -1,0 +1,230 @@
+"""Servers that hang, die, flood or speak nonsense: each ends in a clear error in time, and the next call works."""
+
+import asyncio
+import os
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from carrel.errors import ConfigurationError, ToolCallError, ToolTimeoutError
+from carrel.library.tools.mcp_servers import McpServer
+from carrel.library.tools.seam import Tool
+from carrel.library.tools.secrets import Secrets
+from tests.library.remote.conftest import alive, open_files, until
+
+Make = Callable[..., McpServer]
+ECHO = Tool(name="odd.echo", timeout=20)
+DO = Tool(name="odd.do", timeout=20)
+HURRIED = Tool(name="odd.do", timeout=0.3)
+
+
+async def pid_of(server: McpServer) -> int:
+    return int(str(await server.call(DO, {})).removeprefix("pid "))
+
+
+async def test_names_that_python_cannot_write_are_written_otherwise(unruly: Make) -> None:
+    server = unruly()
+    tools = {tool.name: tool for tool in await server.definitions()}
+    assert list(tools) == ["odd.echo", "odd.do", "odd.odd_names", "odd.odd_names_2"]
+    odd = tools["odd.odd_names"]
+    assert odd.parameters == {"type": "object", "properties": {"user_id": {}, "from_": {}}, "required": ["user_id"]}
+    assert await server.call(odd, {"user_id": 1, "from_": "x"}) == {"user-id": 1, "from": "x"}
+
+
+async def test_a_banner_before_the_first_message_is_passed_over(unruly: Make) -> None:
+    assert await unruly("banner").call(ECHO, {"text": "hi"}) == {"text": "hi"}
+
+
+@pytest.mark.parametrize(
+    ("behaviour", "complaint"),
+    [
+        ("dies", r"the MCP server odd did not start: it ended with exit code 7; it said: cannot start: no licence"),
+        ("silent", r"the MCP server odd did not start: it did not introduce itself within 1 s"),
+        ("babbles", r"the MCP server odd did not start: what it writes is no MCP: 'Welcome to my server!'"),
+        ("endless-list", r"its list of tools does not end after 200 pages"),
+    ],
+)
+async def test_a_server_that_does_not_start_says_why(unruly: Make, behaviour: str, complaint: str) -> None:
+    server = unruly(behaviour, startup_timeout=1 if behaviour == "silent" else 20)
+    with pytest.raises(ToolCallError, match=complaint):
+        await server.definitions()
+    # A call says the same, and is not kept waiting for more than its own time.
+    if behaviour != "endless-list":
+        with pytest.raises(ToolCallError, match=complaint):
+            await server.call(ECHO, {"text": "hi"})
+
+
+async def test_many_calls_share_one_start_and_its_failure(unruly: Make, tmp_path: Path) -> None:
+    starts = tmp_path / "starts"
+    server = unruly(command="sh", args=["-c", f"echo start >> {starts}; exit 1"])
+    answers = await asyncio.gather(*(server.call(ECHO, {"text": "hi"}) for _ in range(20)), return_exceptions=True)
+    assert {type(answer) for answer in answers} == {ToolCallError}
+    assert starts.read_text() == "start\n"
+
+
+async def test_a_program_that_is_not_there_is_named(unruly: Make, tmp_path: Path) -> None:
+    with pytest.raises(ToolCallError, match="there is no program 'no-such-server'"):
+        await unruly(command="no-such-server").definitions()
+    with pytest.raises(ToolCallError, match=f"there is no folder {tmp_path}/gone"):
+        await unruly(cwd=str(tmp_path / "gone")).definitions()
+    (tmp_path / "text").write_text("no program")
+    with pytest.raises(ToolCallError, match=r"could not be started: .*Permission denied"):
+        await unruly(command=str(tmp_path / "text")).definitions()
+
+
+@pytest.mark.parametrize(
+    ("what", "complaint"),
+    [
+        ("exit", r"odd failed in odd\.do: it ended with exit code 3; it said: out of ideas\. It is started again"),
+        ("crash", r"odd failed in odd\.do: it ended by signal 9\. It is started again with the next call"),
+        ("babble", r"odd failed in odd\.do: what it writes is no MCP: 'y'"),
+        ("endless", r"odd failed in odd\.do: it wrote a line of more than 32 MiB"),
+        ("flood", r"odd failed in odd\.do: it sent 20000 messages that answer nothing"),
+        ("nonsense", r"odd failed in odd\.do: its answer is no MCP result: content: Input should be a valid list"),
+    ],
+)
+async def test_a_server_that_fails_in_a_call_says_how_and_the_next_call_works(
+    unruly: Make, what: str, complaint: str
+) -> None:
+    server = unruly()
+    before = await pid_of(server)
+    with pytest.raises(ToolCallError, match=complaint):
+        await server.call(Tool(name="odd.do", timeout=100), {"what": what})
+    after = await pid_of(server)
+    assert (after == before) == (what == "nonsense")
+    assert alive(before) == (what == "nonsense")
+
+
+async def test_a_server_that_hangs_is_ended_and_started_again(unruly: Make) -> None:
+    server = unruly()
+    before = await pid_of(server)
+    with pytest.raises(ToolTimeoutError, match=r"odd\.do took longer than 0\.3 s"):
+        await server.call(HURRIED, {"what": "hang"})
+    assert await pid_of(server) != before
+    assert not alive(before)
+
+
+async def test_a_server_that_does_not_listen_holds_up_nobody(unruly: Make) -> None:
+    server = unruly()
+    before = await pid_of(server)
+    hanging = asyncio.create_task(server.call(DO, {"what": "hang"}))
+    await asyncio.sleep(0.1)
+    # More than its pipe takes, so that not even the cancelling can be written.
+    with pytest.raises(ToolTimeoutError):
+        await asyncio.wait_for(server.call(HURRIED, {"what": "x" * 10_000_000}), 4)
+    hanging.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asyncio.wait_for(hanging, 4)
+    assert await pid_of(server) != before
+
+
+async def test_a_server_that_leaves_one_call_unanswered_is_kept(unruly: Make) -> None:
+    server = unruly()
+    before = await pid_of(server)
+    with pytest.raises(ToolTimeoutError):
+        await server.call(HURRIED, {"what": "ignore"})
+    assert await pid_of(server) == before
+
+
+async def test_a_flood_is_over_when_its_call_is(unruly: Make) -> None:
+    server = unruly()
+    before = await pid_of(server)
+    with pytest.raises(ToolTimeoutError):
+        await server.call(HURRIED, {"what": "flood"})
+    assert await pid_of(server) != before
+
+
+async def test_a_cancelled_call_leaves_no_hanging_server(unruly: Make) -> None:
+    server = unruly()
+    before = await pid_of(server)
+    call = asyncio.create_task(server.call(DO, {"what": "hang"}))
+    await asyncio.sleep(0.1)
+    call.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await call
+    assert await pid_of(server) != before
+
+
+async def test_a_server_killed_between_two_calls_is_started_again(unruly: Make) -> None:
+    server = unruly()
+    tools = await server.definitions()
+    before = await pid_of(server)
+    os.kill(before, 9)
+    await until(lambda: not alive(before))
+    await asyncio.sleep(0.2)
+    assert await pid_of(server) != before
+    # It has the same tools, so nobody has to look at them again.
+    assert await server.definitions() is tools
+
+
+async def test_a_server_at_work_for_others_is_not_ended_for_one_call_that_was_too_slow(unruly: Make) -> None:
+    server = unruly()
+    before = await pid_of(server)
+    works = asyncio.create_task(server.call(DO, {"what": "work"}))
+    await asyncio.sleep(0.1)
+    with pytest.raises(ToolTimeoutError):
+        await server.call(HURRIED, {})
+    assert await works == f"pid {before}"
+    assert await pid_of(server) == before
+
+
+@pytest.mark.parametrize("behaviour", ["", "stubborn"])
+async def test_closing_ends_the_server_and_what_it_started(unruly: Make, behaviour: str) -> None:
+    server = unruly(behaviour)
+    files = open_files()
+    pid, child = await pid_of(server), int(await server.call(DO, {"what": "spawn"}))
+    assert alive(pid)
+    assert alive(child)
+    await server.close()
+    await server.close()
+    assert not alive(pid)
+    assert not alive(child)
+    assert open_files() <= files
+    with pytest.raises(ToolCallError, match="was closed with its session"):
+        await server.call(DO, {})
+
+
+async def test_closing_while_it_starts_or_works_leaves_nothing(unruly: Make) -> None:
+    starting = unruly("silent", startup_timeout=60)
+    waiting = asyncio.create_task(starting.definitions())
+    await asyncio.sleep(0.3)
+    await starting.close()
+    with pytest.raises(ToolCallError, match="was closed with its session"):
+        await waiting
+    working = unruly()
+    pid = await pid_of(working)
+    call = asyncio.create_task(working.call(DO, {"what": "hang"}))
+    await asyncio.sleep(0.1)
+    await working.close()
+    with pytest.raises(ToolCallError):
+        await call
+    assert not alive(pid)
+
+
+async def test_a_large_answer_arrives_whole(unruly: Make) -> None:
+    assert len(await unruly().call(DO, {"what": "big"})) == 5_000_000
+
+
+async def test_a_server_sees_only_the_environment_it_is_given(unruly: Make) -> None:
+    os.environ["CARREL_TEST_UNSEEN"] = "1"
+    secrets = Secrets({"TOKEN_HERE": "mellon-mellon"})
+    try:
+        server = unruly(command="sh", args=["-c", "env >&2; exit 1"], env={"TOKEN": "${TOKEN_HERE}"}, secrets=secrets)
+        with pytest.raises(ToolCallError) as failed:
+            await server.definitions()
+    finally:
+        del os.environ["CARREL_TEST_UNSEEN"]
+    assert "PATH=" in str(failed.value)
+    assert "TOKEN=${TOKEN_HERE}" in str(failed.value)
+    assert "UNSEEN" not in str(failed.value)
+    assert "mellon" not in str(failed.value)
+
+
+async def test_secrets_are_filled_in_and_never_told(unruly: Make) -> None:
+    server = unruly(env={"TOKEN": "${TOKEN_HERE}"}, secrets=Secrets({"TOKEN_HERE": "mellon-mellon"}))
+    with pytest.raises(ToolCallError, match=re.escape("odd.do: bad token ${TOKEN_HERE}")):
+        await server.call(DO, {"what": "secret"})
+    with pytest.raises(ConfigurationError, match="NOT_THERE is not set"):
+        await unruly(env={"TOKEN": "${NOT_THERE}"}, secrets=Secrets({})).definitions()

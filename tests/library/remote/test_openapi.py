@@ -1,0 +1,240 @@
+"""Services that describe themselves: OpenAPI 3.0 and 3.1, as JSON and YAML, from a file and from a URL."""
+
+import copy
+import json
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from carrel.errors import ConfigurationError, ToolCallError
+from carrel.library.tools.definition_remote import OpenApiDefinition
+from carrel.library.tools.openapi import OpenApi
+from carrel.library.tools.openapi_operations import read
+from carrel.library.tools.seam import Tool, ToolProvider
+from carrel.library.tools.secrets import Secrets
+from tests.library.remote.web import Answer, Asked, Web
+
+Serve = Callable[[Callable[[Asked], Answer]], Web]
+SHOP = (Path(__file__).parent / "shop.yaml").read_bytes()
+
+
+@pytest.fixture
+async def shop() -> AsyncIterator[Callable[..., OpenApi]]:
+    """A provider of the shop, or of another description."""
+    made: list[OpenApi] = []
+
+    def make(data: bytes | str | dict[str, Any] = SHOP, **fields: Any) -> OpenApi:
+        content = (
+            json.dumps(data).encode() if isinstance(data, dict) else data.encode() if isinstance(data, str) else data
+        )
+
+        async def read(path: str) -> bytes:
+            if path != "./shop.yaml":
+                raise FileNotFoundError(f"there is no {path}")
+            return content
+
+        fields = {"name": "shop", "type": "openapi", "spec": "./shop.yaml", "headers": {"X-Api-Key": "${KEY}"}} | fields
+        made.append(OpenApi(OpenApiDefinition(**fields), Secrets({"KEY": "mellon-mellon"}), read=read))
+        return made[-1]
+
+    yield make
+    for provider in made:
+        await provider.close()
+
+
+async def tools_of(provider: OpenApi) -> dict[str, Tool]:
+    return {tool.name.partition(".")[2]: tool for tool in await provider.definitions()}
+
+
+async def test_each_operation_is_a_tool(shop: Any, caplog: pytest.LogCaptureFixture) -> None:
+    provider = shop()
+    assert isinstance(provider, ToolProvider)
+    tools = await tools_of(provider)
+    assert await provider.definitions() is await provider.definitions()
+    assert list(tools) == [
+        "listPets",
+        "add_pet",
+        "get_pets_pet_id_",
+        "replacePet",
+        "removePet",
+        "addPhoto",
+        "order",
+    ]
+    assert "GET /broken: $ref #/components/parameters/Nowhere leads nowhere" in caplog.text
+    listed = tools["listPets"]
+    assert listed.description == "List pets, newest first."
+    assert listed.tags == ("pets",)
+    # What the definition sends, and what OpenAPI says to ignore, is no parameter.
+    assert list(listed.parameters["properties"]) == ["X_Trace", "limit", "tags", "filter", "session", "where"]
+    assert listed.parameters["properties"]["limit"]["description"] == "How many at most"
+    assert tools["add_pet"].description == "Deprecated."
+
+
+async def test_schemas_stand_alone_and_are_plain_json_schema(shop: Any) -> None:
+    tools = await tools_of(shop())
+    for tool in tools.values():
+        jsonschema.Draft202012Validator.check_schema(tool.parameters)
+        assert "#/components" not in json.dumps([tool.parameters, tool.returns])
+    pet = tools["add_pet"].parameters
+    # `id` is read-only: the service gives it.
+    assert (list(pet["properties"]), pet["required"]) == (["name", "X_Trace", "tag", "secret", "parent"], ["name"])
+    assert pet["properties"]["tag"] == {"type": ["string", "null"], "enum": ["cat", "dog", None]}
+    assert pet["properties"]["parent"] == {"$ref": "#/$defs/Pet"}
+    assert "id" not in pet["$defs"]["Pet"]["properties"]
+    check = jsonschema.Draft202012Validator(pet)
+    assert check.is_valid({"name": "Rex", "tag": None, "parent": {"name": "Max", "parent": {"name": "Old"}}})
+    assert not check.is_valid({"name": "Rex", "parent": {"name": 1}})
+    assert tools["replacePet"].parameters["properties"]["pet_id"] == {"type": "integer", "exclusiveMinimum": 0}
+    returned = tools["listPets"].returns
+    assert returned is not None
+    assert list(returned["$defs"]["Pet"]["properties"]) == ["id", "name", "tag", "parent"]
+    assert tools["order"].parameters["required"] == ["pet"]
+    assert list(tools["order"].parameters["properties"]) == ["pet", "note"]
+    assert list(tools["replacePet"].parameters["properties"]) == ["pet_id", "body"]
+
+
+async def test_arguments_go_where_the_description_says(web: Serve, shop: Any) -> None:
+    served = web(lambda asked: Answer([asked.method, asked.path]))
+    provider = shop(base_url=f"{served.url}/v1", query={"lang": "en"})
+    tools = await tools_of(provider)
+    given = {"X_Trace": "t", "limit": 3, "tags": ["a", "b"], "filter": {"age": {"min": 1}}, "session": "s", "where": {}}
+    assert await provider.call(tools["listPets"], given) == ["GET", "/v1/pets"]
+    assert await provider.call(tools["add_pet"], {"name": "Rex", "tag": None}) == ["POST", "/v1/pets"]
+    assert await provider.call(tools["get_pets_pet_id_"], {"pet_id": "7"}) == ["GET", "/v1/pets/7"]
+    await provider.call(tools["replacePet"], {"pet_id": 7, "body": ["x"]})
+    await provider.call(tools["addPhoto"], {"pet_id": 7, "photo": b"\x89PNG"})
+    await provider.call(tools["order"], {"pet": 7})
+    listed, added, got, replaced, photo, order = served.asked
+    assert listed.query == [("lang", "en"), ("limit", "3"), ("tags", "a,b"), ("filter[age][min]", "1"), ("where", "{}")]
+    assert listed.headers["x-trace"] == "t"
+    assert listed.headers["cookie"] == "session=s"
+    assert listed.headers["x-api-key"] == "mellon-mellon"
+    assert added.json == {"name": "Rex", "tag": None}
+    assert "content-type" not in got.headers
+    assert replaced.json == ["x"]
+    assert photo.headers["content-type"].startswith("multipart/form-data; boundary=")
+    assert b"\x89PNG" in photo.body
+    assert order.json == {"pet": 7}
+
+
+async def test_the_service_is_where_its_description_says(shop: Any) -> None:
+    tools = await tools_of(provider := shop())
+    with pytest.raises(ToolCallError, match=r"shop\.listPets: GET /pets could not reach the service"):
+        await provider.call(tools["listPets"], {})
+    assert provider._operations["shop.listPets"].base_url == "http://127.0.0.1:9/api"
+    assert provider._operations["shop.removePet"].base_url == "http://127.0.0.1:9/admin"
+
+
+async def test_a_description_at_a_url_tells_where_the_service_is(web: Serve, shop: Any) -> None:
+    content = yaml.safe_load(SHOP) | {"openapi": "3.1.0", "servers": [{"url": "/v2"}]}
+
+    def answer(asked: Asked) -> Answer:
+        return Answer(content) if asked.path == "/docs/openapi.json" else Answer({"at": asked.path})
+
+    served = web(answer)
+    provider = shop(spec=f"{served.url}/docs/openapi.json")
+    tools = await tools_of(provider)
+    assert await provider.call(tools["order"], {"pet": 1}) == {"at": "/v2/orders"}
+    # Whoever serves the description is not shown what is the service's.
+    assert "x-api-key" not in served.asked[0].headers
+    with pytest.raises(ToolCallError, match=r"/gone\.json answered 404 Not Found"):
+        await shop(spec=f"{web(lambda _: Answer(status=404)).url}/gone.json").definitions()
+
+
+async def test_3_1_schemas_are_taken_as_they_are(shop: Any) -> None:
+    schema = {"type": ["string", "null"], "const": "x", "exclusiveMinimum": 3}
+    post = {
+        "operationId": "send",
+        "requestBody": {"content": {"text/csv": {"schema": schema}}},
+        "responses": {"2XX": {"description": "", "content": {"application/json": {"schema": True}}}},
+    }
+    content = {"openapi": "3.1.0", "servers": [{"url": "http://127.0.0.1:9"}], "paths": {"/": {"post": post}}}
+    tool = (await tools_of(shop(content)))["send"]
+    assert tool.parameters["properties"] == {"body": schema}
+    assert tool.parameters["required"] == []
+
+
+async def test_only_some_operations_by_name_or_tag(shop: Any) -> None:
+    assert list(await tools_of(shop(only=["order", "admin"]))) == ["add_pet", "order"]
+    with pytest.raises(ConfigurationError, match="shop, only: there is no operation or tag ordr; did you mean order"):
+        await shop(only=["ordr"]).definitions()
+
+
+async def test_two_operations_of_one_name_are_both_there(shop: Any) -> None:
+    paths = {path: {"get": {"operationId": "get", "responses": {}}} for path in ("/a", "/b")}
+    content = {"openapi": "3.0.0", "servers": [{"url": "http://127.0.0.1:9"}], "paths": paths}
+    assert list(await tools_of(shop(content))) == ["get", "get_2"]
+
+
+@pytest.mark.parametrize(
+    ("content", "complaint"),
+    [
+        ({"swagger": "2.0", "paths": {}}, "it is Swagger 2.0; convert it to OpenAPI 3"),
+        ({"openapi": "4.0", "paths": {}}, r"openapi: 3\.0 or 3\.1 is expected, not '4\.0'"),
+        ({}, "3.1 is expected, not 'nothing'"),
+        ("{broken", "it is no JSON"),
+        ("a: [b", "it is neither JSON nor YAML"),
+        ("just text", "it is no OpenAPI document"),
+    ],
+)
+async def test_what_is_no_description_is_said_to_be_none(shop: Any, content: Any, complaint: str) -> None:
+    with pytest.raises(ConfigurationError, match=rf"shop, spec \./shop\.yaml: .*{complaint}"):
+        await shop(content).definitions()
+
+
+async def test_a_missing_file_or_server_is_named(shop: Any, caplog: pytest.LogCaptureFixture) -> None:
+    with pytest.raises(ConfigurationError, match=r"shop, spec: there is no \./gone\.json"):
+        await shop(spec="./gone.json").definitions()
+    content = {"openapi": "3.0.0", "paths": {"/a": {"get": {"responses": {}}}}}
+    with pytest.raises(ConfigurationError, match="does not say where the service is; set base_url"):
+        await shop(content).definitions()
+    assert list(await tools_of(shop(content, base_url="http://127.0.0.1:9"))) == ["get_a"]
+
+
+async def test_references_in_a_circle_end(shop: Any) -> None:
+    circle = {"$ref": "#/components/parameters/B"}
+    content = {
+        "openapi": "3.0.0",
+        "paths": {"/a": {"get": {"parameters": [{"$ref": "#/components/parameters/A"}], "responses": {}}}},
+        "components": {"parameters": {"A": circle, "B": {"$ref": "#/components/parameters/A"}}},
+    }
+    with pytest.raises(ConfigurationError, match="leads back to itself"):
+        await shop(content, base_url="http://127.0.0.1:9").definitions()
+
+
+SHOP_READ = yaml.safe_load(SHOP)
+JUNK = st.sampled_from(
+    [None, True, 0, -1.5, "", "x", "#/nowhere", [], {}, [1], {"a": 1}, {"$ref": "#/paths"}, {"$ref": 7}]
+)
+
+
+def places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    """The way to each part of a document."""
+    inside = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    return [path, *(deeper for key, item in inside for deeper in places(item, (*path, key)))]
+
+
+@given(st.data())
+@settings(max_examples=150)
+def test_no_document_whatever_is_in_it_breaks_the_reading(data: st.DataObject) -> None:
+    content = copy.deepcopy(SHOP_READ)
+    for _ in range(data.draw(st.integers(1, 3))):
+        found_places = places(content)[1:]
+        *way, last = found_places[data.draw(st.integers(0, 10_000)) % len(found_places)]
+        part = content
+        for step in way:
+            part = part[step]
+        part[last] = copy.deepcopy(data.draw(JUNK))
+    try:
+        found = read(content, fixed=frozenset())
+    except ConfigurationError:
+        return
+    for operation in found.operations:
+        assert set(operation.parameters["required"]) <= set(operation.parameters["properties"])
+        json.dumps([operation.parameters, operation.returns])

@@ -1,0 +1,306 @@
+"""The index: by words and by meaning, on every store; no text is embedded twice, and no failure stops a search."""
+
+import asyncio
+import logging
+import threading
+from collections.abc import Sequence
+
+import numpy
+import pytest
+
+from carrel.library.search import Entry, Hit, Index
+from carrel.library.search.index import meaning_of
+from carrel.meaning import plain_embedder
+from carrel.storage.memory_store import MemoryStore
+from carrel.storage.seam import Store
+from tests.storage.suite import Place
+
+ENTRIES = [
+    Entry("resize", "resize_image", "Scale an image to a given width and height", "path width height"),
+    Entry("crop", "crop_image", "Cut a rectangular region out of an image"),
+    Entry("bake", "bake_bread", "A recipe for sourdough with a crisp crust"),
+    Entry("mail", "send_email", "Send a message with attachments", "to subject body"),
+    Entry("trip", "plan_trip", "Find hotels and trains for a vacation"),
+]
+
+
+class Topics:
+    """An embedder that knows two things, counts what it is asked, and can be held up or made to fail."""
+
+    name = "topics-1"
+    dimensions = 3
+
+    def __init__(self) -> None:
+        self.texts: list[str] = []
+        self.go_on = threading.Event()
+        self.go_on.set()
+        self.failing = False
+
+    def embed(self, texts: Sequence[str]) -> numpy.typing.NDArray[numpy.float32]:
+        assert self.go_on.wait(30)
+        if self.failing:
+            raise OSError("the weights are gone")
+        self.texts += texts
+        topics = (("image", "picture", "photo"), ("bread", "loaf", "oven"), ("email", "letter"))
+        rows = [[float(any(word in text for word in topic)) for topic in topics] for text in texts]
+        vectors = numpy.array(rows, dtype=numpy.float32).reshape(len(texts), 3)
+        return vectors / numpy.maximum(numpy.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
+
+
+def keys(hits: list[Hit]) -> list[str]:
+    return [hit.key for hit in hits]
+
+
+async def test_the_default_finds_words_and_meaning() -> None:
+    index = Index(None, "search/x")
+    index.update(ENTRIES)
+    await index.ready()
+    [said, *_] = await index.search("crop an image")
+    assert (said.key, said.how) == ("crop", "both")
+    assert keys(await index.search("holiday journey"))[0] == "trip"
+    assert keys(await index.search("holiday journey", 1)) == ["trip"]
+    await index.close()
+
+
+async def test_without_an_embedder_it_goes_by_words() -> None:
+    index = Index(None, "search/x", None)
+    index.update(ENTRIES)
+    await index.ready()
+    assert await index.search("picture") == []
+    [hit] = await index.search("sourdough")
+    assert (hit.key, hit.how) == ("bake", "words")
+
+
+@pytest.mark.parametrize("query", ["", "   ", "\x00", "\ud800", "🚀", "数据库", "a" * 100_000, "(' OR 1=1 --"])
+async def test_any_text_is_a_question(query: str) -> None:
+    index = Index(None, "search/x", plain_embedder())
+    index.update(ENTRIES)
+    await index.search(query)
+    assert await index.search(query, 0) == []
+
+
+async def test_no_entries_no_hits_and_nothing_is_loaded() -> None:
+    embedder = Topics()
+    index = Index(None, "search/x", embedder)
+    assert await index.search("picture") == []
+    index.update(ENTRIES)
+    assert embedder.texts == []
+
+
+async def test_entries_come_and_go() -> None:
+    embedder = Topics()
+    index = Index(None, "search/x", embedder)
+    index.update(ENTRIES)
+    assert set(keys(await index.search("photo"))) == {"resize", "crop"}
+    index.update([entry for entry in ENTRIES if entry.key != "crop"])
+    assert keys(await index.search("photo")) == ["resize"]
+    embedder.texts.clear()
+    index.update([Entry("resize", "knead_bread", "Work the dough"), *ENTRIES[2:]])
+    assert keys(await index.search("photo")) == []
+    assert set(keys(await index.search("loaf"))) == {"resize", "bake"}
+    assert embedder.texts == ["knead bread: Work the dough", "loaf"]
+
+
+async def test_what_did_not_change_costs_nothing() -> None:
+    embedder = Topics()
+    index = Index(None, "search/x", embedder)
+    index.update(ENTRIES)
+    await index.search("photo")
+    embedder.texts.clear()
+    index.update(list(ENTRIES))
+    await index.search("photo")
+    index.update(Entry(*entry) for entry in reversed(ENTRIES))
+    await index.search("photo")
+    assert embedder.texts == []
+
+
+async def test_no_text_is_embedded_twice_not_even_by_another_process(place: Place) -> None:
+    embedder = Topics()
+    first = Index(place.open(), "search/workflows", embedder)
+    first.update(ENTRIES)
+    await first.ready()
+    assert len(embedder.texts) == len(ENTRIES)
+    embedder.texts.clear()
+    second = Index(place.open(), "search/workflows", embedder)
+    second.update([*ENTRIES, Entry("new", "new_photo", "Take a photo")])
+    assert set(keys(await second.search("picture"))) == {"resize", "crop", "new"}
+    assert embedder.texts == ["new photo: Take a photo", "picture"]
+    await first.close()
+    await second.close()
+
+
+async def test_two_who_share_a_store_keep_what_both_made(place: Place) -> None:
+    embedder = Topics()
+    one, other = Index(place.open(), "search/x", embedder), Index(place.open(), "search/x", embedder)
+    one.update(ENTRIES[:2])
+    other.update(ENTRIES[2:])
+    await one.ready()
+    await other.ready()
+    embedder.texts.clear()
+    third = Index(place.open(), "search/x", embedder)
+    third.update(ENTRIES)
+    await third.ready()
+    assert embedder.texts == []
+
+
+async def test_vectors_of_two_models_are_kept_apart() -> None:
+    store, first, second = MemoryStore(), Topics(), Topics()
+    second.name = "topics-2"
+    for embedder in (first, second, first):
+        index = Index(store, "search/x", embedder)
+        index.update(ENTRIES)
+        await index.ready()
+    assert len(first.texts) == len(second.texts) == len(ENTRIES)
+    assert await store.list("search") == ["search/x/topics-1", "search/x/topics-2"]
+
+
+async def test_damaged_vectors_are_made_again(place: Place, caplog: pytest.LogCaptureFixture) -> None:
+    store, embedder = place.open(), Topics()
+    await store.put("search/x/topics-1", b"carrel vectors 1\n5 3\nnot so many")
+    index = Index(store, "search/x", embedder)
+    index.update(ENTRIES)
+    assert set(keys(await index.search("picture"))) == {"resize", "crop"}
+    await index.ready()
+    assert "damaged" in caplog.text
+    again = Index(store, "search/x", embedder)
+    again.update(ENTRIES)
+    embedder.texts.clear()
+    await again.ready()
+    assert embedder.texts == []
+
+
+async def test_a_store_that_cannot_be_written_is_said_and_searched(
+    caplog: pytest.LogCaptureFixture, place: Place
+) -> None:
+    store, embedder = place.open(), Topics()
+    # A place that is no key is refused by every store, like a full disk.
+    index = Index(store, "../outside", embedder)
+    index.update(ENTRIES)
+    await index.ready()
+    assert set(keys(await index.search("picture"))) == {"resize", "crop"}
+    assert "could not be kept" in caplog.text
+
+
+async def test_while_vectors_are_made_it_goes_by_words() -> None:
+    embedder = Topics()
+    embedder.go_on.clear()
+    index = Index(None, "search/x", embedder, patience=0.01)
+    index.update(ENTRIES)
+    assert keys(await index.search("sourdough")) == ["bake"]
+    assert await index.search("loaf") == []
+    embedder.go_on.set()
+    await index.ready()
+    assert keys(await index.search("loaf")) == ["bake"]
+
+
+async def test_a_large_library_is_found_bit_by_bit() -> None:
+    """The first vectors can be asked while the last are not made yet."""
+    embedder, seen = Topics(), asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    class Slow(Topics):
+        def embed(self, texts: Sequence[str]) -> numpy.typing.NDArray[numpy.float32]:
+            if any("last" in text for text in texts):
+                loop.call_soon_threadsafe(seen.set)
+                assert self.go_on.wait(30)
+            return embedder.embed(texts)
+
+    slow = Slow()
+    slow.go_on.clear()
+    index = Index(None, "search/x", slow, patience=0.01)
+    index.update([*ENTRIES, *(Entry(f"n{n}", f"number_{n}") for n in range(500)), Entry("z", "last_image")])
+    await index.search("nothing")
+    await seen.wait()
+    assert set(keys(await index.search("photo"))) == {"resize", "crop"}
+    slow.go_on.set()
+    await index.ready()
+    assert set(keys(await index.search("photo"))) == {"resize", "crop", "z"}
+
+
+async def test_an_embedder_that_fails_costs_the_meaning_only(caplog: pytest.LogCaptureFixture) -> None:
+    embedder = Topics()
+    embedder.failing = True
+    index = Index(None, "search/x", embedder)
+    index.update(ENTRIES)
+    assert keys(await index.search("sourdough")) == ["bake"]
+    assert keys(await index.search("crop")) == ["crop"]
+    said = [record for record in caplog.records if record.levelno >= logging.WARNING]
+    assert len(said) == 1
+    assert "by words alone" in said[0].message
+
+
+async def test_an_embedder_that_fails_later_costs_the_meaning_only(caplog: pytest.LogCaptureFixture) -> None:
+    embedder = Topics()
+    index = Index(None, "search/x", embedder)
+    index.update(ENTRIES)
+    await index.ready()
+    embedder.failing = True
+    assert keys(await index.search("sourdough")) == ["bake"]
+    assert "by words alone" in caplog.text
+
+
+async def test_closing_stops_the_work_and_it_begins_again_when_asked() -> None:
+    embedder = Topics()
+    embedder.go_on.clear()
+    index = Index(None, "search/x", embedder, patience=0.01)
+    index.update(ENTRIES)
+    await index.search("loaf")
+    closing = asyncio.create_task(index.close())
+    await asyncio.sleep(0)
+    embedder.go_on.set()
+    await closing
+    await index.close()
+    assert not [task for task in asyncio.all_tasks() if "vectors of" in task.get_name()]
+    await index.ready()
+    assert keys(await index.search("loaf")) == ["bake"]
+
+
+def test_it_goes_on_in_another_loop() -> None:
+    embedder = Topics()
+    embedder.go_on.clear()
+    index = Index(None, "search/x", embedder, patience=0.01)
+    index.update(ENTRIES)
+
+    async def begun() -> None:
+        await index.search("loaf")
+        embedder.go_on.set()
+
+    async def ended() -> list[str]:
+        await index.ready()
+        return keys(await index.search("loaf"))
+
+    asyncio.run(begun())
+    assert asyncio.run(ended()) == ["bake"]
+
+
+async def test_searches_at_once_share_the_work() -> None:
+    embedder = Topics()
+    index = Index(None, "search/x", embedder)
+    index.update(ENTRIES)
+    found = await asyncio.gather(*(index.search("photo") for _ in range(20)))
+    assert all(set(keys(hits)) == {"resize", "crop"} for hits in found)
+    assert len([text for text in embedder.texts if text != "photo"]) == len(ENTRIES)
+
+
+async def test_the_cache_does_not_grow_for_ever(place: Place) -> None:
+    store: Store = place.open()
+    index = Index(store, "search/x", Topics())
+    for turn in range(4):
+        index.update(Entry(f"{turn}-{n}", f"entry_{turn}_{n}") for n in range(600))
+        await index.ready()
+    kept = await store.get("search/x/topics-1")
+    assert kept is not None
+    assert int(kept.split(b"\n")[1].split()[0]) < 2400
+
+
+@pytest.mark.parametrize(
+    ("entry", "text"),
+    [
+        (Entry("k", "resizeImage", "Scale it"), "resize image: Scale it"),
+        (Entry("k", "a_b"), "a b"),
+        (Entry("k", "run", "Does it.", text="Does it.\n\nIn three steps."), "run: Does it. In three steps."),
+        (Entry("k", "x", "", text="y" * 500), "x: " + "y" * 200),
+    ],
+)
+def test_what_an_entry_means(entry: Entry, text: str) -> None:
+    assert meaning_of(entry) == text

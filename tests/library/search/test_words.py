@@ -1,0 +1,120 @@
+"""Words: what is compared, and which texts have what was asked for. No file, no model."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from carrel.library.search.word_index import WordIndex
+from carrel.library.search.words import in_one_piece, stem, telling_terms, terms
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("fetchJSONFiles", "fetching a json file"),
+        ("compress", "compressing compressed compresses compression"),
+        ("copy", "copies copied copying"),
+        ("resize_image", "resizing images"),
+        ("Résumé", "resume"),
+        ("HTTPServer", "http server"),
+        ("validate", "validation validator validating"),
+        ("run", "running runs"),
+        ("ＡＢＣ", "abc"),
+    ],
+)
+def test_forms_of_a_word_are_the_same(one: str, other: str) -> None:
+    assert set(terms(one)) & set(terms(other)) == set(terms(one))
+
+
+@pytest.mark.parametrize(("one", "other"), [("news", "new"), ("class", "clas"), ("status", "statu"), ("bus", "bu")])
+def test_other_words_stay_apart(one: str, other: str) -> None:
+    assert stem(one) != stem(other)
+
+
+def test_texts_without_spaces_are_found_by_any_part() -> None:
+    index = WordIndex()
+    index.put("a", {"name": "登录页面"})
+    index.put("b", {"name": "数据库"})
+    assert list(index.shares("登录")) == ["a"]
+    assert list(index.shares("库")) == ["b"]
+
+
+def test_what_every_question_has_is_left_out_unless_it_is_all() -> None:
+    assert telling_terms("how do I resize the image") == ["resiz", "imag"]
+    assert telling_terms("what is it") == ["what", "is", "it"]
+
+
+def small() -> WordIndex:
+    index = WordIndex()
+    index.put("resize_image", {"name": "resize_image", "description": "Scale an image to a given width"})
+    index.put("crop_image", {"name": "crop_image", "description": "Cut a region out of an image"})
+    index.put("fetch_json", {"name": "fetch_json", "description": "Request a document", "parameters": "url timeout"})
+    index.put("tag", {"name": "tag", "text": "Writes the artist into music files"})
+    return index
+
+
+def best(index: WordIndex, query: str) -> str | None:
+    shares = index.shares(query)
+    return max(shares, key=lambda key: shares[key], default=None)
+
+
+@pytest.mark.parametrize(
+    ("query", "key"),
+    [
+        ("crop image", "crop_image"),
+        ("IMAGE WIDTH", "resize_image"),
+        ("fetchjson", "fetch_json"),
+        ("fetch_json", "fetch_json"),
+        ("fetch-json", "fetch_json"),
+        ("timeout", "fetch_json"),
+        ("artist", "tag"),
+        ("docum", "fetch_json"),
+        ("zebra", None),
+        ("", None),
+        ("\x00 \ud800 …", None),
+    ],
+)
+def test_the_one_with_the_words_is_found(query: str, key: str | None) -> None:
+    assert best(small(), query) == key
+
+
+def test_all_of_a_question_is_more_than_part_of_it() -> None:
+    shares = small().shares("crop image")
+    assert shares["crop_image"] > shares["resize_image"]
+    assert small().shares("crop image quickly for zebras")["crop_image"] < shares["crop_image"]
+
+
+def test_a_name_says_more_than_a_text() -> None:
+    index = WordIndex()
+    index.put("a", {"name": "backup"})
+    index.put("b", {"name": "other", "text": "backup"})
+    shares = index.shares("backup")
+    assert shares["a"] > shares["b"] > 0
+
+
+words = st.text(alphabet="abcdé日 _-AB", max_size=20)
+
+
+@given(st.dictionaries(st.sampled_from("pqrs"), words), st.dictionaries(st.sampled_from("pqrs"), words), words)
+def test_an_index_that_was_changed_answers_like_a_new_one(
+    before: dict[str, str], after: dict[str, str], query: str
+) -> None:
+    changed, new = WordIndex(), WordIndex()
+    for key, text in before.items():
+        changed.put(key, {"name": key, "description": text})
+    changed.shares(query)
+    for key in before.keys() - after.keys():
+        changed.remove(key)
+    for key, text in after.items():
+        changed.put(key, {"name": key, "description": text})
+        new.put(key, {"name": key, "description": text})
+    assert changed.shares(query) == pytest.approx(new.shares(query))
+    assert len(changed) == len(after)
+
+
+@given(st.text())
+def test_any_text_has_words_or_none(text: str) -> None:
+    for term in terms(text):
+        assert term
+        assert term == term.strip()
+    in_one_piece(text)

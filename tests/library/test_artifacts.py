@@ -1,0 +1,350 @@
+"""Artifacts on every kind of store: everything comes back as it was saved, whole, under any plain name."""
+
+import asyncio
+import json
+import math
+import tracemalloc
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from carrel.errors import ArtifactNameRefused, ArtifactNotFoundError, ArtifactWriteError
+from carrel.library.artifact_names import checked_name, key_of, name_of, note_of
+from carrel.library.artifact_uploads import Uploads
+from carrel.library.artifacts import ArtifactStore
+from carrel.storage.file_store import FileStore
+from tests.storage.suite import Place
+
+
+def artifacts(place: Place, **settings: Any) -> ArtifactStore:
+    return ArtifactStore(place.open(), **settings)
+
+
+DATA: list[Any] = [
+    "",
+    "text",
+    "ünï\r\n\tcode 🙂 \0",
+    "lone \ud800 half",
+    '{"looks": "like JSON"}',
+    "null",
+    b"",
+    b"\x00\xff\xfe",
+    b"looks like text",
+    bytearray(b"bytes too"),
+    0,
+    -1,
+    10**40,
+    1.5,
+    -0.0,
+    math.inf,
+    True,
+    False,
+    None,
+    [],
+    {},
+    [1, "a", None, {"b": [True, {"c": 1e-300}]}],
+    {"": {"deep": [[[[]]]]}},
+    "x" * 3_000_000,
+]
+
+
+@pytest.mark.parametrize("name", ["plain", "with.json", "with.txt", "with.png"])
+async def test_what_was_saved_comes_back_as_it_was(place: Place, name: str) -> None:
+    for data in DATA:
+        await artifacts(place).save(name, data)
+        back = await artifacts(place).load(name)
+        assert back == data, data
+        assert type(back) is (bytes if isinstance(data, bytearray) else type(data)), data
+    await artifacts(place).save(name, math.nan)
+    assert math.isnan(await artifacts(place).load(name))
+
+
+ODD = [
+    "a b.txt",
+    "ünï/日本/🙂.json",
+    "deep/er/and/deeper/x",
+    ".hidden",
+    "%2e",
+    ".a/.b",
+    "..a",
+    "a..",
+    "%",
+    "-",
+    "~",
+    "'\"",
+    "a:b?*[x]",
+    "x.json",
+    "x.json~/y",
+    "name.json/y",
+    "name",
+    "CON",
+    "n" * 240,
+]
+
+
+async def test_odd_names_stay_apart_and_come_back(place: Place) -> None:
+    kept = artifacts(place)
+    for name in ODD:
+        await kept.save(name, name, description=f"about {name}")
+    assert sorted(found["name"] for found in await artifacts(place).list()) == sorted(ODD)
+    for name in ODD:
+        assert await artifacts(place).load(name) == name
+        assert ((await artifacts(place).get(name)) or {})["description"] == f"about {name}"
+    for name in ODD:
+        await kept.delete(name)
+    assert await artifacts(place).list() == []
+    assert await place.open().list("library/artifacts") == []
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["", ".", "..", "../x", "a/../b", "/etc/passwd", "a//b", "a/", "a\\b", "a\nb", "a\0b", "\x7f", "a/./b", "\ud800"],
+)
+async def test_names_that_lead_elsewhere_are_refused_by_every_verb(place: Place, name: str) -> None:
+    await refused_by_every_verb(place, name)
+
+
+async def test_names_that_are_too_long_or_no_text_are_refused_by_every_verb(place: Place) -> None:
+    for name in ("n" * 241, "a/" * 500 + "x", None, 5):
+        await refused_by_every_verb(place, name)
+
+
+async def refused_by_every_verb(place: Place, name: Any) -> None:
+    kept = artifacts(place)
+    for verb in (
+        lambda: kept.save(name, "x"),
+        lambda: kept.load(name),
+        lambda: kept.get(name),
+        lambda: kept.exists(name),
+    ):
+        with pytest.raises(ArtifactNameRefused):
+            await verb()
+    with pytest.raises(ValueError, match="name"):
+        await kept.delete(name)
+    assert await place.open().list() == []
+
+
+@given(name=st.text(alphabet="ab.%2e5~/json", min_size=1, max_size=12))
+def test_names_and_keys_are_one_to_one(name: str) -> None:
+    try:
+        checked_name(name)
+    except ArtifactNameRefused:
+        return
+    assert name_of(key_of(name)) == name
+    assert not any(part.startswith(".") for part in [*key_of(name).split("/"), *note_of(name).split("/")])
+
+
+@pytest.mark.parametrize(
+    ("data", "where"),
+    [
+        ({1, 2}, "data is a set"),
+        ({"a": [1, object]}, r"data\['a'\]\[1\] is a type"),
+        ({1: 2}, "has the key 1"),
+        ([1j], r"data\[0\] is a complex"),
+        ([10**5000], "no JSON data"),
+    ],
+)
+async def test_what_would_not_come_back_is_refused_and_nothing_is_kept(place: Place, data: Any, where: str) -> None:
+    kept = artifacts(place)
+    await kept.save("x", "before")
+    with pytest.raises(ArtifactWriteError, match=where):
+        await kept.save("x", data)
+    endless: list[Any] = []
+    endless.append(endless)
+    with pytest.raises(ArtifactWriteError, match="contains itself"):
+        await kept.save("x", endless)
+    assert await kept.load("x") == "before"
+
+
+async def test_what_is_known_about_an_artifact(place: Place) -> None:
+    kept = artifacts(place)
+    first = await kept.save("reports/a.md", "# A", description="The report", metadata={"run": 7, "tags": ["x"]})
+    assert first["name"] == "reports/a.md"
+    assert first["path"] == "artifacts/reports/a.md"
+    assert (first["description"], first["metadata"], first["size"]) == ("The report", {"run": 7, "tags": ["x"]}, 3)
+    assert first["created_at"].endswith("+00:00")
+    assert await artifacts(place).list() == [first]
+    assert await artifacts(place).get("reports/a.md") == first
+    assert await kept.exists("reports/a.md")
+    second = await kept.save("reports/a.md", b"bytes")
+    assert second["created_at"] == first["created_at"]
+    assert second["updated_at"] >= first["updated_at"]
+    assert (second["description"], second["metadata"], second["kind"]) == ("", {}, "bytes")
+    assert await kept.get("missing") is None
+    assert not await kept.exists("missing")
+    for wrong in ("text", 5, {"a": {1}}, {1: "a"}):
+        with pytest.raises(ArtifactWriteError, match="metadata"):
+            await kept.save("x", "y", metadata=wrong)  # type: ignore[arg-type]
+
+
+async def test_a_missing_artifact_is_an_error_that_names_near_ones(place: Place) -> None:
+    kept = artifacts(place)
+    await kept.save("report.md", "x")
+    with pytest.raises(ArtifactNotFoundError, match=r"did you mean report\.md"):
+        await kept.load("reprt.md")
+    with pytest.raises(KeyError):
+        await kept.load("reports")
+    with pytest.raises(FileNotFoundError):
+        await kept.load("x")
+    await kept.delete("nobody")
+
+
+async def test_a_name_is_an_artifact_or_a_folder(place: Place) -> None:
+    kept = artifacts(place)
+    await kept.save("a", 1)
+    await kept.save("b/c", 2)
+    with pytest.raises(ArtifactWriteError, match="a is an artifact"):
+        await kept.save("a/x", 3)
+    with pytest.raises(ArtifactWriteError, match="below b/"):
+        await kept.save("b", 4)
+    await kept.delete("b")
+    assert await kept.load("b/c") == 2
+    assert await kept.load("a") == 1
+
+
+async def test_a_file_that_a_person_put_there_or_edited(place: Place) -> None:
+    store, kept = place.open(), artifacts(place)
+    await store.put("artifacts/data.json", b'{"a": 1}')
+    await store.put("artifacts/odd.json", b"{not json")
+    await store.put("artifacts/notes.txt", "hällo".encode())
+    await store.put("artifacts/pic.png", b"\x89PNG\r\n\x00\xff")
+    assert await kept.load("data.json") == {"a": 1}
+    assert await kept.load("odd.json") == "{not json"
+    assert await kept.load("notes.txt") == "hällo"
+    assert await kept.load("pic.png") == b"\x89PNG\r\n\x00\xff"
+    assert [found["name"] for found in await kept.list()] == ["data.json", "notes.txt", "odd.json", "pic.png"]
+    assert ((await kept.get("notes.txt")) or {})["created_at"]
+    await kept.save("settings", {"a": 1}, description="mine")
+    await store.put("artifacts/settings", b'{"a": 2}')
+    assert await kept.load("settings") == {"a": 2}
+    assert ((await kept.get("settings")) or {})["description"] == "mine"
+    await store.put("artifacts/settings", b"no json any more")
+    assert await kept.load("settings") == "no json any more"
+    await kept.save("text", "{}")
+    await store.put("artifacts/text", b"[1]")
+    assert await kept.load("text") == "[1]"
+    await store.put("library/artifacts/text.json", b"{damaged")
+    assert await kept.load("text") == "[1]"
+
+
+async def test_of_many_who_save_at_once_one_wins_and_nothing_is_torn(place: Place) -> None:
+    datas: list[Any] = (
+        [f"text {n}" * 10_000 for n in range(4)] + [[n] * 5000 for n in range(4)] + [b"\xff" * 40_000] * 2
+    )
+    kept = [artifacts(place) for _ in datas]
+
+    async def look() -> None:
+        for _ in range(30):
+            if await kept[0].exists("x"):
+                assert await kept[0].load("x") in datas
+            await asyncio.sleep(0)
+
+    saving = [one.save("x", data, description=str(n)) for n, (one, data) in enumerate(zip(kept, datas, strict=True))]
+    await asyncio.gather(*saving, look(), look())
+    found = await artifacts(place).load("x")
+    description = ((await artifacts(place).get("x")) or {})["description"]
+    assert datas[int(description)] == found
+    assert type(datas[int(description)]) is type(found)
+
+
+async def test_search_finds_by_name_and_description(place: Place) -> None:
+    kept = artifacts(place)
+    await kept.save("a.csv", "x", description="sales per region")
+    await kept.save("weather.json", [], description="from the station")
+    assert (await kept.search("sales"))[0]["name"] == "a.csv"
+    assert (await kept.search("weather"))[0]["name"] == "weather.json"
+
+
+# --- large ones ------------------------------------------------------------------------------------------------------
+
+
+async def test_a_file_is_kept_in_pieces(place: Place, tmp_path: Path) -> None:
+    content = bytes(range(256)) * 20_000
+    (tmp_path / "big.bin").write_bytes(content)
+    kept = artifacts(place)
+    saved = await kept.save("big.bin", tmp_path / "big.bin", description="large")
+    assert (saved["size"], saved["kind"], saved["description"]) == (len(content), "bytes", "large")
+    assert await kept.load("big.bin") == content
+    assert b"".join([piece async for piece in kept.pieces("big.bin")]) == content
+    assert b"".join([piece async for piece in kept.pieces("big.bin", 5_000_000)]) == content[5_000_000:]
+    with pytest.raises(ArtifactWriteError, match="cannot be read"):
+        await kept.save("big.bin", tmp_path / "missing")
+    with pytest.raises(ArtifactNotFoundError):
+        [piece async for piece in kept.pieces("missing")]
+    assert await kept.load("big.bin") == content
+
+
+@pytest.mark.promise("memory stays flat")
+async def test_a_large_one_is_not_held(place: Place) -> None:
+    async def many() -> AsyncIterator[bytes]:
+        for _ in range(60):
+            yield b"x" * 1_000_000
+
+    kept = artifacts(place)
+    tracemalloc.start()
+    try:
+        await kept.save("big", many())
+        assert sum([len(piece) async for piece in kept.pieces("big")]) == 60_000_000
+        assert tracemalloc.get_traced_memory()[1] < 15_000_000
+    finally:
+        tracemalloc.stop()
+
+
+async def test_an_upload_is_kept_at_its_end_or_not_at_all(place: Place) -> None:
+    kept = artifacts(place)
+    ask = kept.handle
+    number = await ask("artifacts.begin_upload", ["x"], {"kind": "text", "description": "d"})
+    for piece in (b"one ", b"two ", b"drei"):
+        await ask("artifacts.upload", [number, piece], {})
+    assert not await kept.exists("x")
+    assert (await ask("artifacts.end_upload", [number], {}))["description"] == "d"
+    assert await kept.load("x") == "one two drei"
+    dropped = await ask("artifacts.begin_upload", ["x"], {"kind": "bytes"})
+    await ask("artifacts.upload", [dropped, b"half"], {})
+    await ask("artifacts.drop_upload", [dropped], {})
+    with pytest.raises(ArtifactWriteError, match="not being saved any more"):
+        await ask("artifacts.upload", [dropped, b"more"], {})
+    left = await ask("artifacts.begin_upload", ["x"], {"kind": "bytes"})
+    await ask("artifacts.upload", [left, b"half"], {})
+    await kept.close()
+    assert await kept.load("x") == "one two drei"
+    for wrong in ({"kind": "pickle"}, {"kind": ["text"]}):
+        with pytest.raises((ArtifactWriteError, TypeError)):
+            await ask("artifacts.begin_upload", ["x"], wrong)
+    with pytest.raises(ArtifactNameRefused):
+        await ask("artifacts.begin_upload", ["../x"], {"kind": "text"})
+
+
+async def test_an_upload_that_nobody_feeds_ends_by_itself(tmp_path: Path) -> None:
+    kept = ArtifactStore(FileStore(tmp_path))
+    uploads = Uploads(kept._keep_pieces, idle=0.05)
+    number = uploads.begin(name="x", kind="text")
+    await uploads.add(number, b"half")
+    async with asyncio.timeout(30):
+        while uploads._open:  # noqa: ASYNC110 -- what is waited for is the upload's own clock
+            await asyncio.sleep(0.01)
+    assert [path for path in tmp_path.rglob("*") if path.is_file() and "half" in path.read_text()] == []
+    with pytest.raises(ArtifactWriteError):
+        await uploads.add(number, b"more")
+
+
+async def test_what_code_inside_may_not_do(place: Place) -> None:
+    kept = artifacts(place)
+    for verb in ("close", "_keep", "handle", "pieces", ""):
+        with pytest.raises(ArtifactNotFoundError):
+            await kept.handle(f"artifacts.{verb}", ["x"], {})
+    with pytest.raises(ArtifactWriteError):
+        await kept.handle("artifacts.keep", ["x", "text", "bytes"], {})
+
+
+async def test_files_on_disk_are_what_a_person_expects(tmp_path: Path) -> None:
+    kept = ArtifactStore(FileStore(tmp_path))
+    await kept.save("a/report.md", "# Hello\n")
+    await kept.save("data.json", {"b": [1, 2]})
+    assert (tmp_path / "artifacts" / "a" / "report.md").read_text() == "# Hello\n"
+    assert json.loads((tmp_path / "artifacts" / "data.json").read_text()) == {"b": [1, 2]}
+    assert [path.name for path in (tmp_path / "artifacts").iterdir()].count("data.json") == 1

@@ -1,0 +1,162 @@
+"""Between two stores of any kind: everything arrives as it was, and nothing that differs is lost."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from carrel import SessionStore, user_text_message
+from carrel.errors import ConfigurationError
+from carrel.library.artifacts import ArtifactStore
+from carrel.library.moving import KINDS, Difference, contents, copy, differences, kinds_named
+from carrel.library.workflows import WorkflowLibrary
+from carrel.storage.file_store import FileStore
+from carrel.storage.seam import Store
+from tests.storage.suite import Place, everything
+
+BIG = bytes(range(256)) * 20_000
+SAID = "x" * 60_000
+
+
+@pytest.fixture
+async def folder(tmp_path: Path) -> AsyncIterator[FileStore]:
+    """A base as a person has it, with something of every kind."""
+    root = tmp_path / "base"
+    for name, text in {
+        "tools/curl.yaml": "name: curl\ncommand: curl\n",
+        "tools/shop/shop.json": "{}",
+        "workflows/add.py": "def run(a, b):\n    return a + b\n",
+        "workflows/__pycache__/add.cpython-311.pyc": "compiled",
+        "skills/pdf/SKILL.md": "---\nname: pdf\ndescription: Read PDFs\n---\n",
+        "requirements.txt": "# by hand\npandas>=2\n",
+        "environments/python-3.11/bin/python": "not for others",
+        "letter.txt": "mine",
+    }.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(text)
+    store = FileStore(root)
+    artifacts = ArtifactStore(store)
+    await artifacts.save("reports/big", BIG, description="All bytes", metadata={"n": 1})
+    await artifacts.save("data.jsonl", "1\n2\n3")
+    await artifacts.save("none", None)
+    sessions = SessionStore(store=store, prefix="sessions")
+    await sessions.create_session("Stars", session_id="stars")
+    for text in ("one", SAID, "three"):
+        await sessions.append_message("stars", user_text_message(text))
+    yield store
+    await artifacts.close()
+    await sessions.close()
+    await store.close()
+
+
+def named(found: list[Difference]) -> list[str]:
+    return [f"{one.state} {one.kind}/{one.name}" for one in found]
+
+
+EVERYTHING = [
+    "tools/curl.yaml",
+    "tools/shop/shop.json",
+    "workflows/add.py",
+    "skills/pdf/SKILL.md",
+    "artifacts/data.jsonl",
+    "artifacts/none",
+    "artifacts/reports/big",
+    "deps/requirements.txt",
+    "sessions/stars",
+]
+
+
+async def test_everything_arrives_as_it_was_and_can_be_used(folder: FileStore, place: Place) -> None:
+    target = place.open()
+    assert named(await differences(folder, target)) == [f"new {name}" for name in EVERYTHING]
+    moved = await copy(folder, target)
+    assert (named(moved.copied), moved.kept, moved.same) == ([f"new {name}" for name in EVERYTHING], [], 0)
+    assert [f"{thing.kind}/{thing.name}" for thing in await contents(target)] == EVERYTHING
+    artifacts = ArtifactStore(place.open())
+    assert (await artifacts.load("reports/big"), await artifacts.load("none")) == (BIG, None)
+    assert await artifacts.load("data.jsonl") == "1\n2\n3"
+    about = {one["name"]: one for one in await artifacts.list()}
+    assert (about["reports/big"]["description"], about["reports/big"]["metadata"]) == ("All bytes", {"n": 1})
+    workflows = WorkflowLibrary(place.open())
+    assert [one["name"] for one in await workflows.list()] == ["add", "pdf"]
+    assert await target.get("requirements.txt") == b"# by hand\npandas>=2\n"
+    sessions = SessionStore(store=place.open(), prefix="sessions")
+    loaded = await sessions.load_session("stars")
+    assert loaded is not None
+    assert (loaded["session"]["title"], len(loaded["messages"])) == ("Stars", 3)
+    key = "sessions/stars/messages.jsonl"
+    assert await everything(target, key) == await everything(folder, key)
+    await sessions.append_message("stars", user_text_message("four"))
+    assert await target.get("letter.txt") is None
+    assert await target.list("environments") == []
+    for closed in (artifacts, workflows, sessions):
+        await closed.close()
+
+
+async def test_twice_is_harmless_and_back_is_the_same(folder: FileStore, place: Place, tmp_path: Path) -> None:
+    target = place.open()
+    await copy(folder, target)
+    again = await copy(folder, target)
+    assert (again.copied, again.kept, again.same) == ([], [], len(EVERYTHING))
+    back = FileStore(tmp_path / "back")
+    await copy(target, back)
+    assert {one.state for one in await differences(folder, back)} == {"same"}
+    written = {path.relative_to(tmp_path / "back") for path in (tmp_path / "back").rglob("*.*") if path.is_file()}
+    assert Path("workflows/add.py") in written
+    assert Path("sessions/stars/messages.jsonl") in written
+    await back.close()
+
+
+async def test_what_differs_there_is_kept_unless_it_is_to_be_overwritten(folder: FileStore, place: Place) -> None:
+    target = place.open()
+    await copy(folder, target)
+    await target.put("workflows/add.py", b"def run(): return 'theirs'\n")
+    await target.put("workflows/only_there.py", b"def run(): return 1\n")
+    await target.put("artifacts/reports/big", BIG[:-1] + b"?")
+    found = [one for one in named(await differences(folder, target)) if not one.startswith("same")]
+    assert found == ["changed workflows/add.py", "missing workflows/only_there.py", "changed artifacts/reports/big"]
+    moved = await copy(folder, target, kinds_named(["workflows"]))
+    assert (moved.copied, named(moved.kept)) == ([], ["changed workflows/add.py"])
+    assert await target.get("workflows/add.py") == b"def run(): return 'theirs'\n"
+    moved = await copy(folder, target, overwrite=True)
+    assert named(moved.copied) == ["changed workflows/add.py", "changed artifacts/reports/big"]
+    assert await target.get("artifacts/reports/big") == BIG
+    assert await target.get("workflows/only_there.py") is not None
+
+
+async def test_a_session_goes_on_where_it_ended_and_is_never_overwritten(folder: FileStore, place: Place) -> None:
+    target = place.open()
+    await copy(folder, target)
+    sessions = SessionStore(store=folder, prefix="sessions")
+    await sessions.append_message("stars", user_text_message("four"))
+    assert named(await differences(folder, target, ["sessions"])) == ["longer sessions/stars"]
+    assert named(await differences(target, folder, ["sessions"])) == ["shorter sessions/stars"]
+    kept = await copy(target, folder, ["sessions"], overwrite=True)
+    assert (kept.copied, named(kept.kept)) == ([], ["shorter sessions/stars"])
+    assert named((await copy(folder, target, ["sessions"])).copied) == ["longer sessions/stars"]
+    assert await said(target) == await said(folder)
+    there = SessionStore(store=target, prefix="sessions")
+    await there.append_message("stars", user_text_message("five, there"))
+    await sessions.append_message("stars", user_text_message("five, here"))
+    moved = await copy(folder, target, ["sessions"], overwrite=True)
+    assert (moved.copied, named(moved.kept)) == ([], ["apart sessions/stars"])
+    assert (await said(target))[-1] == "five, there"
+    await there.close()
+    await sessions.close()
+
+
+async def said(store: Store) -> list[str]:
+    sessions = SessionStore(store=store, prefix="sessions")
+    loaded = await sessions.load_session("stars")
+    await sessions.close()
+    assert loaded is not None
+    return [message["content"][0]["text"] for message in loaded["messages"]]
+
+
+def test_an_unknown_kind_is_named() -> None:
+    with pytest.raises(ConfigurationError, match="no kind 'recipes'; there are tools, workflows"):
+        kinds_named(["recipes"])
+    assert kinds_named(None) == KINDS
+    assert kinds_named(["sessions", "tools"]) == ("tools", "sessions")

@@ -1,0 +1,436 @@
+"""The library of workflows, on every kind of store: what is kept, found, seen when people edit it, and never run."""
+
+import asyncio
+import json
+import os
+import sys
+from collections.abc import Awaitable, Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from carrel.errors import WorkflowExecutionError, WorkflowNotFoundError, WorkflowValidationError
+from carrel.library.workflows import WorkflowLibrary
+from carrel.storage.file_store import FileStore
+from tests.storage.suite import Place
+
+FETCH = '''"""Fetch JSON from a URL."""
+
+async def run(url: str, tries: int = 3) -> dict:
+    """
+    Args:
+        url: Where it is.
+    """
+    return tools.curl.get(url=url)
+'''
+ADD = "def run(a, b=2):\n    return a + b\n"
+
+
+def library(place: Place, **settings: Any) -> WorkflowLibrary:
+    return WorkflowLibrary(place.open(), **settings)
+
+
+async def names(workflows: WorkflowLibrary) -> list[str]:
+    return [found["name"] for found in await workflows.list()]
+
+
+async def test_what_is_added_is_listed_with_its_parameters_and_without_its_source(place: Place) -> None:
+    workflows = library(place)
+    added = await workflows.add("fetch", FETCH)
+    url = {"name": "url", "type": "str", "description": "Where it is.", "required": True, "default": None}
+    tries = {"name": "tries", "type": "int", "description": "", "required": False, "default": 3}
+    assert added["name"] == "fetch"
+    assert added["description"] == "Fetch JSON from a URL."
+    assert added["parameters"] == [url, tries]
+    assert await workflows.list() == [added]
+    assert await library(place).list() == [added]
+    assert "source" not in added
+    assert ((await library(place).get("fetch")) or {})["source"] == FETCH
+    assert await workflows.get("other") is None
+
+
+@pytest.mark.parametrize("source", [ADD, ADD.rstrip(), "\n" + ADD + "\n\n", FETCH])
+@pytest.mark.parametrize("description", ["Adds two", 'He said "add"', "two\nlines", "ünïcode: and # signs"])
+async def test_a_description_survives_and_the_source_stays_as_it_was(
+    place: Place, source: str, description: str
+) -> None:
+    await library(place).add("sum_up", source, description)
+    again = await library(place).get("sum_up")
+    assert again is not None
+    assert (again["description"], again["source"]) == (description, source)
+    assert (await library(place).list())[0]["description"] == description
+
+
+async def test_adding_again_replaces(place: Place) -> None:
+    workflows = library(place)
+    await workflows.add("x", ADD, "first")
+    await workflows.add("x", "def run(): return 2")
+    found = await workflows.get("x")
+    assert found is not None
+    assert (found["description"], found["parameters"]) == ("", [])
+    assert await names(workflows) == ["x"]
+
+
+@pytest.mark.parametrize(
+    ("name", "source", "error"),
+    [
+        ("a-b", ADD, ValueError),
+        ("../x", ADD, ValueError),
+        ("", ADD, ValueError),
+        ("class", ADD, ValueError),
+        ("list", ADD, ValueError),
+        (7, ADD, ValueError),
+        ("x", "y = 1", ValueError),
+        ("x", "def run(:", SyntaxError),
+        ("x", "return 1\ndef run(): pass", SyntaxError),
+        ("x", 5, ValueError),
+        ("x", "def run(): return '\ud800'", ValueError),
+    ],
+)
+async def test_what_is_no_workflow_is_refused_and_nothing_is_kept(
+    place: Place, name: Any, source: Any, error: type[Exception]
+) -> None:
+    workflows = library(place)
+    with pytest.raises(error):
+        await workflows.add(name, source)
+    assert await workflows.list() == []
+    assert await place.open().list("workflows") == []
+
+
+async def test_remove_says_whether_there_was_one(place: Place) -> None:
+    workflows = library(place)
+    await workflows.add("x", ADD)
+    assert await workflows.remove("x") is True
+    assert await workflows.remove("x") is False
+    assert await workflows.list() == []
+    assert await workflows.get("x") is None
+
+
+async def test_what_another_session_adds_edits_and_removes_is_seen_at_once(place: Place) -> None:
+    one, other = library(place), library(place)
+    assert await other.list() == []
+    await one.add("x", ADD)
+    assert await names(other) == ["x"]
+    await one.add("x", "def run(z): pass", "changed")
+    assert [p["name"] for p in (await other.list())[0]["parameters"]] == ["z"]
+    assert (await other.begin("x"))["source"] == "def run(z): pass"
+    await one.remove("x")
+    assert await other.list() == []
+    with pytest.raises(WorkflowNotFoundError):
+        await other.begin("x")
+
+
+async def test_nothing_of_a_workflow_is_run_by_looking_at_it(place: Place, tmp_path: Path) -> None:
+    mark = tmp_path / "ran"
+    source = f"import os\nos.system('touch {mark}')\nopen({str(mark)!r}, 'w')\n@print\ndef run(a=1/0): pass\n1/0\n"
+    workflows = library(place)
+    await workflows.add("bomb", source)
+    await workflows.list()
+    await workflows.search("bomb")
+    await workflows.get("bomb")
+    await workflows.begin("bomb")
+    await workflows.history("bomb")
+    assert not mark.exists()
+
+
+async def test_a_broken_file_says_so_and_harms_nobody_else(place: Place) -> None:
+    store = place.open()
+    await store.put("workflows/good.py", ADD.encode())
+    await store.put("workflows/broken.py", b"def run(:")
+    await store.put("workflows/empty.py", b"")
+    await store.put("workflows/bytes.py", b"\xff\xfe\x00")
+    await store.put("workflows/not-a-name.py", ADD.encode())
+    await store.put("workflows/_helper.py", ADD.encode())
+    await store.put("workflows/notes.txt", b"hello")
+    workflows = library(place)
+    listed = {found["name"]: found.get("error") for found in await workflows.list()}
+    assert listed.pop("good") is None
+    assert set(listed) == {"broken", "empty", "bytes", "not-a-name"}
+    assert "line 1" in (listed["broken"] or "")
+    assert "no function run" in (listed["empty"] or "")
+    for name in ("broken", "empty", "bytes"):
+        with pytest.raises(WorkflowValidationError, match=name):
+            await workflows.begin(name)
+    assert (await workflows.begin("good"))["source"] == ADD
+
+
+async def test_skills_are_workflows_under_their_older_name(place: Place) -> None:
+    store = place.open()
+    await store.put("skills/old.py", ADD.encode())
+    await store.put("skills/both.py", b"def run(): return 'skills'")
+    await store.put("workflows/both.py", b"def run(): return 'workflows'")
+    workflows = library(place)
+    assert await names(workflows) == ["both", "old"]
+    assert "workflows" in (await workflows.begin("both"))["source"]
+    await workflows.add("old", "def run(): return 'new'")
+    assert await store.get("skills/old.py") == b"def run(): return 'new'"
+    assert await workflows.remove("both")
+    assert await names(workflows) == ["old"]
+
+
+# --- history and use -------------------------------------------------------------------------------------------------
+
+
+async def test_every_version_is_kept(place: Place) -> None:
+    ticks = iter(range(1, 1000))
+    workflows = library(place, now=lambda: datetime(2026, 1, 1, 0, 0, next(ticks) % 60, tzinfo=UTC))
+    await workflows.add("x", ADD, "one")
+    await workflows.add("x", ADD, "one")
+    await workflows.add("x", FETCH, "two")
+    await workflows.remove("x")
+    await workflows.add("x", ADD)
+    versions = await workflows.history("x")
+    assert [(v["version"], v["change"], v["description"], v["source"]) for v in versions] == [
+        (1, "added", "one", ADD),
+        (2, "edited", "two", FETCH),
+        (3, "removed", "", ""),
+        (4, "added", "", ADD),
+    ]
+    assert [v["at"] for v in versions] == sorted(v["at"] for v in versions)
+    assert await library(place).history("x") == versions
+    with pytest.raises(WorkflowNotFoundError):
+        await workflows.history("nobody")
+
+
+async def test_what_a_person_edits_is_a_version_too(place: Place) -> None:
+    store, workflows = place.open(), library(place)
+    looks: list[Callable[[], Awaitable[object]]] = [
+        workflows.list,
+        lambda: workflows.get("x"),
+        lambda: workflows.begin("x"),
+        lambda: workflows.search("x"),
+    ]
+    for number, look in enumerate(looks):
+        await store.put("workflows/x.py", f"def run(): return {number}".encode())
+        await look()
+    assert [v["source"] for v in await library(place).history("x")] == [f"def run(): return {n}" for n in range(4)]
+
+
+async def test_what_a_person_wrote_is_kept_before_it_is_replaced_or_removed(place: Place) -> None:
+    store = place.open()
+    await store.put("workflows/x.py", b"def run(): return 'by hand'")
+    await library(place).add("x", ADD)
+    await store.put("workflows/x.py", b"def run(): return 'again'")
+    await library(place).remove("x")
+    found = [v["source"] for v in await library(place).history("x")]
+    assert found == ["def run(): return 'by hand'", ADD, "def run(): return 'again'", ""]
+
+
+async def test_a_damaged_line_of_the_history_costs_that_line(place: Place) -> None:
+    workflows = library(place)
+    await workflows.add("x", ADD)
+    await place.open().append("library/workflows/history.jsonl", [b'{"name":"x",damaged', b"\xff"])
+    await workflows.add("x", FETCH)
+    assert [v["source"] for v in await library(place).history("x")] == [ADD, FETCH]
+
+
+@pytest.mark.promise("between processes")
+async def test_several_processes_edit_one_workflow(place: Place) -> None:
+    program = """
+import asyncio, json, sys
+from carrel.library.workflows import WorkflowLibrary
+from tests.storage.suite import open_store
+async def main():
+    store = open_store(json.loads(sys.argv[1]))
+    workflows = WorkflowLibrary(store)
+    for turn in range(6):
+        who = f"{sys.argv[2]} {turn}"
+        await workflows.add("shared", f"def run():\\n    return {who!r}\\n" + f"# {who}\\n" * 300, who)
+        await workflows.record_use("shared")
+    await store.close()
+asyncio.run(main())
+"""
+    others = [
+        await asyncio.create_subprocess_exec(
+            sys.executable, "-c", program, json.dumps(place.address), str(n), cwd=Path(__file__).parents[2]
+        )
+        for n in range(3)
+    ]
+    async with asyncio.timeout(100):
+        assert [await other.wait() for other in others] == [0, 0, 0]
+    found = await library(place).get("shared")
+    assert found is not None
+    assert found["source"].count(f"# {found['description']}\n") == 300
+    assert found["usage"]["calls"] == 18
+    versions = await library(place).history("shared")
+    assert sorted(v["description"] for v in versions) == sorted(f"{n} {turn}" for n in range(3) for turn in range(6))
+    assert versions[-1]["source"] == found["source"]
+
+
+async def test_use_is_counted_and_the_last_error_kept(place: Place) -> None:
+    workflows = library(place)
+    await workflows.add("x", ADD)
+    for error in (None, "ValueError: no", None):
+        await workflows.begin("x")
+        workflows.ended("x", seconds=0.5, error=error)
+    await workflows.close()
+    usage = ((await library(place).get("x")) or {})["usage"]
+    assert (usage["calls"], usage["failures"], usage["seconds"]) == (3, 1, 1.5)
+    assert usage["last_error"]["message"] == "ValueError: no"
+    assert usage["last_used"] >= usage["last_error"]["at"]
+
+
+async def test_many_sessions_count_together(place: Place) -> None:
+    await library(place).add("x", ADD)
+    await asyncio.gather(*(library(place).record_use("x", error="E" if n % 2 else None) for n in range(10)))
+    usage = ((await library(place).get("x")) or {})["usage"]
+    assert (usage["calls"], usage["failures"]) == (10, 5)
+
+
+async def test_of_many_who_edit_at_once_one_wins_and_nothing_is_torn(place: Place) -> None:
+    sources = [f"def run():\n    return {n}\n" + f"# {n}\n" * 500 for n in range(8)]
+    await asyncio.gather(*(library(place).add("x", source, f"n{n}") for n, source in enumerate(sources)))
+    found = await library(place).get("x")
+    assert found is not None
+    assert found["source"] in sources
+    assert found["description"] == f"n{sources.index(found['source'])}"
+    versions = await library(place).history("x")
+    assert sorted(v["source"] for v in versions) == sorted(sources)
+    assert versions[-1]["source"] == found["source"]
+    assert len({v["version"] for v in versions}) == len(sources)
+
+
+# --- finding and calling ---------------------------------------------------------------------------------------------
+
+
+async def test_search_finds_by_name_description_and_parameters(place: Place) -> None:
+    workflows = library(place)
+    await workflows.add("fetch", FETCH)
+    await workflows.add("total", ADD, "Adds two numbers up")
+    await workflows.add("resize", "def run(picture_path): pass", "Make an image smaller")
+    assert (await workflows.search("numbers"))[0]["name"] == "total"
+    assert (await workflows.search("fetch"))[0]["name"] == "fetch"
+    assert (await workflows.search("picture_path"))[0]["name"] == "resize"
+    assert len(await workflows.search("make an image smaller", limit=1)) == 1
+    await workflows.remove("total")
+    assert "total" not in [found["name"] for found in await workflows.search("numbers")]
+
+
+async def test_a_call_gets_the_source_only_when_it_is_not_known(place: Place) -> None:
+    workflows = library(place)
+    await workflows.add("x", ADD)
+    first = await workflows.begin("x")
+    assert first["source"] == ADD
+    assert "source" not in await workflows.begin("x", known=first["digest"])
+    await workflows.add("x", FETCH)
+    assert (await workflows.begin("x", known=first["digest"]))["source"] == FETCH
+
+
+async def test_a_wrong_name_tells_the_near_one(place: Place) -> None:
+    workflows = library(place)
+    await workflows.add("fetch_json", ADD)
+    with pytest.raises(WorkflowNotFoundError, match="did you mean fetch_json"):
+        await workflows.begin("fetch_jsn")
+
+
+async def test_what_code_inside_asks(place: Place) -> None:
+    ask = library(place).handle
+    assert (await ask("workflows.create", ["x", ADD], {"description": "d"}))["name"] == "x"
+    assert [w["name"] for w in await ask("skills.list", [], {})] == ["x"]
+    assert (await ask("workflows.search", ["x"], {"limit": 1}))[0]["description"] == "d"
+    assert (await ask("workflows.get", ["x"], {}))["source"] == ADD
+    assert len(await ask("workflows.history", ["x"], {})) == 1
+    assert await ask("workflows.delete", ["x"], {}) is True
+    with pytest.raises(WorkflowNotFoundError):
+        await ask("workflows.close", [], {})
+    with pytest.raises(ValueError, match="text"):
+        await ask("workflows.get", [None], {})
+
+
+# --- skills with a folder --------------------------------------------------------------------------------------------
+
+SKILL = """---
+name: pdf-forms
+description: Fill forms: use when a PDF has fields.
+license: MIT
+---
+
+# PDF forms
+
+Read `forms.md` first.
+"""
+
+
+async def test_a_skill_folder_is_read_and_its_scripts_are_called(place: Place) -> None:
+    store = place.open()
+    await store.put("skills/pdf-forms/SKILL.md", SKILL.encode())
+    await store.put("skills/pdf-forms/forms.md", b"about forms")
+    await store.put("skills/pdf-forms/scripts/fill.py", b'"""Fill it."""\ndef run(path): return path')
+    await store.put("skills/pdf-forms/scripts/shell.py", b"import sys\nprint(sys.argv)\n")
+    await store.put("skills/no-skill/tool.py", ADD.encode())
+    workflows = library(place)
+    listed = {found["name"]: found for found in await workflows.list()}
+    assert set(listed) == {"pdf-forms", "pdf_forms.fill"}
+    assert listed["pdf-forms"]["kind"] == "instructions"
+    assert listed["pdf-forms"]["description"] == "Fill forms: use when a PDF has fields."
+    found = await workflows.get("pdf-forms")
+    assert found is not None
+    assert found["source"].startswith("# PDF forms")
+    assert found["files"] == ["forms.md", "scripts/fill.py", "scripts/shell.py"]
+    assert found["front_matter"]["license"] == "MIT"
+    assert await workflows.read("pdf_forms", "forms.md") == "about forms"
+    assert (await workflows.begin("pdf_forms.fill"))["source"].endswith("return path")
+    with pytest.raises(WorkflowExecutionError, match="to be read"):
+        await workflows.begin("pdf_forms")
+    assert (await workflows.search("PDF fields"))[0]["name"] == "pdf-forms"
+    for path in ("../../secret", "missing", "/etc/passwd"):
+        with pytest.raises((WorkflowNotFoundError, ValueError)):
+            await workflows.read("pdf-forms", path)
+    assert await workflows.remove("pdf-forms")
+    assert await workflows.list() == []
+
+
+async def test_an_odd_skill_file_harms_nobody(place: Place) -> None:
+    store = place.open()
+    await store.put("skills/a/SKILL.md", b"no front matter\nat all")
+    await store.put("skills/b/SKILL.md", b"---\n- a\n- list\n---\n")
+    await store.put("skills/c/SKILL.md", b"\xff\xfe")
+    await store.put("skills/d/SKILL.md", b"---\ndescription: >\n  folded\n  text\n---\nbody")
+    listed = {found["name"]: found for found in await library(place).list()}
+    assert listed["a"]["description"] == "no front matter"
+    assert "error" in listed["b"]
+    assert "error" in listed["c"]
+    assert listed["d"]["description"] == "folded text"
+
+
+# --- many ------------------------------------------------------------------------------------------------------------
+
+
+async def test_a_second_process_reads_only_what_changed(place: Place) -> None:
+    store = place.open()
+    for number in range(60):
+        await store.put(f"workflows/w{number}.py", f'"""Number {number}."""\ndef run(): pass'.encode())
+    first = await library(place).list()
+    assert len(first) == 60
+    await store.put("workflows/w7.py", b'"""Another."""\ndef run(a): pass')
+    await store.delete("workflows/w8.py")
+    second = {found["name"]: found for found in await library(place).list()}
+    assert len(second) == 59
+    assert second["w7"]["description"] == "Another."
+    assert second["w9"] == next(found for found in first if found["name"] == "w9")
+    await store.put("library/workflows/outline.json", b"{damaged")
+    assert len(await library(place).list()) == 59
+
+
+async def test_a_folder_that_cannot_be_written_is_still_a_library(tmp_path: Path) -> None:
+    (tmp_path / "workflows").mkdir()
+    (tmp_path / "workflows" / "x.py").write_text(ADD)
+    (tmp_path / "library").write_text("a file where notes would go")
+    workflows = WorkflowLibrary(FileStore(tmp_path))
+    assert await names(workflows) == ["x"]
+    assert (await workflows.begin("x"))["source"] == ADD
+    await workflows.close()
+
+
+async def test_an_editor_that_writes_in_place_is_seen(tmp_path: Path) -> None:
+    path = tmp_path / "workflows" / "x.py"
+    path.parent.mkdir()
+    path.write_text("def run(a): pass")
+    workflows = WorkflowLibrary(FileStore(tmp_path))
+    assert [p["name"] for p in (await workflows.list())[0]["parameters"]] == ["a"]
+    path.write_text("def run(b): pass")
+    os.utime(path, ns=(path.stat().st_atime_ns, path.stat().st_mtime_ns + 1))  # the kernel's clock ticks in steps
+    assert [p["name"] for p in (await workflows.list())[0]["parameters"]] == ["b"]
+    await workflows.close()

@@ -1,0 +1,22 @@
+"""Tools for tests, made from the text of a definition."""
+
+from typing import Any
+
+from carrel.library.tools.catalog import Tools
+from carrel.library.tools.cli import Program
+from carrel.library.tools.definition import parse
+from carrel.library.tools.definition_local import CliDefinition
+from carrel.library.tools.programs import Runner
+from carrel.library.tools.secrets import Secrets
+
+
+def program(text: str, *, secrets: Secrets | None = None, sandbox: Runner | None = None) -> Program:
+    definition = parse(text.encode(), "tools/test.yaml")
+    assert isinstance(definition, CliDefinition)
+    return Program(definition, secrets or Secrets({}), sandbox=sandbox)
+
+
+def catalog(*texts: str, environment: dict[str, str] | None = None, **settings: Any) -> Tools:
+    """The tools of some CLI definitions; `environment` is what `${NAME}` stands for."""
+    secrets = Secrets(environment or {})
+    return Tools([program(text, secrets=secrets) for text in texts], secrets=secrets, **settings)

@@ -1,0 +1,140 @@
+"""Asking before a call: who is asked, what may be answered, and that nobody else waits."""
+
+import asyncio
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from carrel.errors import ToolCallError, ToolRefusedError
+from carrel.library.tools.approval import ApprovalRequest, Approve, Refuse
+from carrel.library.tools.catalog import Tools
+from tests.library.tools.making import catalog
+
+ECHO = """\
+name: echo
+description: Say it
+command: echo
+tags: [talk]
+approval: ask
+schema: {positional: [{name: text, required: true}]}
+recipes: {hello: {preset: {text: hello}, approval: never}}
+"""
+
+
+def asking(answer: Any) -> Tools:
+    return catalog(ECHO, approve=lambda request: answer)
+
+
+@pytest.mark.parametrize("answer", [True, Approve()])
+async def test_yes(answer: Any) -> None:
+    assert await asking(answer).call("echo", {"text": "a"}) == "a\n"
+
+
+@pytest.mark.parametrize("answer", [{"text": "b"}, Approve({"text": "b"})])
+async def test_yes_with_other_arguments(answer: Any) -> None:
+    assert await asking(answer).call("echo", {"text": "a"}) == "b\n"
+
+
+@pytest.mark.parametrize(
+    ("answer", "told"),
+    [
+        (False, "the call of echo was refused"),
+        (None, "the call of echo was refused"),
+        (Refuse(), "the call of echo was refused"),
+        ("", "the call of echo was refused"),
+        ("too loud", "the call of echo was refused: too loud"),
+        (Refuse("too loud"), "the call of echo was refused: too loud"),
+        (1, "the approve function answered with a int"),
+        (["text"], "the approve function answered with a list"),
+    ],
+)
+async def test_no(answer: Any, told: str) -> None:
+    with pytest.raises(ToolRefusedError) as raised:
+        await asking(answer).call("echo", {"text": "a"})
+    assert told in str(raised.value)
+    assert isinstance(raised.value, ToolCallError)
+    assert isinstance(raised.value, PermissionError)
+
+
+async def test_nobody_to_ask_is_a_no_that_says_what_to_do() -> None:
+    with pytest.raises(ToolRefusedError, match="give the Session an approve= function"):
+        await catalog(ECHO).call("echo", {"text": "a"})
+
+
+async def test_what_is_asked() -> None:
+    asked: list[ApprovalRequest] = []
+
+    async def approve(request: ApprovalRequest) -> bool:
+        asked.append(request)
+        request.arguments["text"] = "changed behind the back"
+        return True
+
+    tools = catalog(ECHO, approve=approve)
+    assert await tools.handle("tools.echo", ["a"], {}) == "a\n"
+    [request] = asked
+    assert (request.tool, request.description, request.tags) == ("echo", "Say it", ("talk",))
+
+
+async def test_a_tool_that_does_not_want_it_asks_nobody() -> None:
+    assert await catalog(ECHO).call("echo.hello") == "hello\n"
+
+
+async def test_wrong_arguments_are_refused_before_anybody_is_asked_and_edited_ones_after() -> None:
+    asked: list[Mapping[str, Any]] = []
+
+    def approve(request: ApprovalRequest) -> Any:
+        asked.append(request.arguments)
+        return {"txet": "b"}
+
+    tools = catalog(ECHO, approve=approve)
+    with pytest.raises(ToolCallError, match="it has no parameter txt"):
+        await tools.call("echo", {"txt": "a"})
+    assert asked == []
+    with pytest.raises(ToolCallError, match="it has no parameter txet"):
+        await tools.call("echo", {"text": "a"})
+    assert asked == [{"text": "a"}]
+
+
+async def test_an_approver_that_fails_lets_nothing_run(tmp_path: Path) -> None:
+    def approve(request: ApprovalRequest) -> bool:
+        raise RuntimeError("lost the keyboard")
+
+    tools = catalog(f"name: touch\ncommand: touch {tmp_path}/made\napproval: ask\n", approve=approve)
+    with pytest.raises(ToolRefusedError, match="the approve function failed: RuntimeError: lost the keyboard"):
+        await tools.call("touch")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("manner", ["blocking", "async"])
+async def test_while_one_call_waits_for_a_yes_the_others_go_on(manner: str) -> None:
+    asked, said_yes, heard_yes = asyncio.Event(), threading.Event(), asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    def blocking(request: ApprovalRequest) -> bool:
+        loop.call_soon_threadsafe(asked.set)
+        return said_yes.wait(60)
+
+    async def waiting(request: ApprovalRequest) -> bool:
+        asked.set()
+        return await heard_yes.wait()
+
+    tools = catalog(ECHO, approve=blocking if manner == "blocking" else waiting)
+    waits = asyncio.create_task(tools.call("echo", {"text": "late"}))
+    await asked.wait()
+    assert await asyncio.gather(*(tools.call("echo.hello") for _ in range(3))) == ["hello\n"] * 3
+    assert not waits.done()
+    said_yes.set()
+    heard_yes.set()
+    assert await waits == "late\n"
+
+
+async def test_waiting_for_a_yes_is_not_in_the_timeout_of_the_tool() -> None:
+    async def slowly(request: ApprovalRequest) -> bool:
+        await asyncio.sleep(0.4)
+        return True
+
+    tools = catalog(ECHO + "timeout: 0.3\n", approve=slowly)
+    assert await tools.call("echo", {"text": "a"}) == "a\n"

@@ -1,0 +1,85 @@
+"""Secrets go in at the last moment and come out nowhere."""
+
+import base64
+import json
+from urllib.parse import quote
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from carrel.errors import ConfigurationError
+from carrel.library.tools.secrets import Secrets
+
+KEY = 'k3y/with "odd" +chars'
+
+
+def test_names_are_looked_up_each_time() -> None:
+    environment = {"TOKEN": "first-value"}
+    secrets = Secrets(environment)
+    assert secrets.fill("Bearer ${TOKEN}!") == "Bearer first-value!"
+    environment["TOKEN"] = "second-value"
+    assert secrets.fill("Bearer ${TOKEN}!") == "Bearer second-value!"
+    assert secrets.hide("first-value second-value") == "${TOKEN} ${TOKEN}"
+    assert secrets.fill_all({"A": "x", "B": "${TOKEN}"}) == {"A": "x", "B": "second-value"}
+    assert secrets.fill("$TOKEN costs 5 $") == "$TOKEN costs 5 $"
+
+
+def test_a_missing_one_is_named() -> None:
+    with pytest.raises(ConfigurationError, match="the environment variable TOKEN is not set"):
+        Secrets({}).fill("Bearer ${TOKEN}")
+    with pytest.raises(ConfigurationError, match="names no environment variable"):
+        Secrets({}).fill("${a b}")
+
+
+def test_a_value_is_hidden_however_it_is_written() -> None:
+    secrets = Secrets({"KEY": KEY})
+    secrets.fill("${KEY}")
+    encoded = base64.b64encode(KEY.encode()).decode()
+    for written in (KEY, quote(KEY, safe=""), json.dumps(KEY), repr(KEY), encoded):
+        hidden = secrets.hide(f"before {written} after")
+        assert "${KEY}" in hidden
+        assert "k3y" not in hidden
+
+
+def test_data_is_cleared_all_through() -> None:
+    secrets = Secrets({"KEY": "hunter2"})
+    data = {"hunter2": ["a hunter2", ("hunter2", b"x hunter2 \xff", 5, None)]}
+    assert secrets.hide_in(data) == data
+    secrets.fill("${KEY}")
+    assert secrets.hide_in(data) == {"${KEY}": ["a ${KEY}", ("${KEY}", b"x ${KEY} \xff", 5, None)]}
+
+
+def test_what_is_too_short_is_no_secret() -> None:
+    secrets = Secrets({"FLAG": "1"})
+    assert secrets.fill("${FLAG}") == "1"
+    assert secrets.hide("1 of 11") == "1 of 11"
+
+
+def test_of_two_where_one_begins_the_other_the_longer_is_hidden_whole() -> None:
+    secrets = Secrets({"A": "abcd", "B": "abcdefgh"})
+    secrets.fill("${A} ${B}")
+    assert secrets.hide("abcdefgh abcd") == "${B} ${A}"
+
+
+@given(st.lists(st.sampled_from(["hunter2", "hun", "ter2", "hunterhunter2", "h", "x\n"])), st.integers(1, 5))
+def test_a_stream_is_cleared_also_where_a_value_is_cut(parts: list[str], size: int) -> None:
+    secrets = Secrets({"KEY": "hunter2"})
+    secrets.fill("${KEY}")
+    text = "".join(parts)
+    said: list[str] = []
+    stream = secrets.hiding(said.append)
+    for start in range(0, len(text), size):
+        stream(text[start : start + size])
+    stream.end()
+    assert "".join(said) == secrets.hide(text)
+
+
+def test_a_stream_keeps_back_only_what_may_be_a_secret() -> None:
+    secrets = Secrets({"KEY": "hunter2"})
+    secrets.fill("${KEY}")
+    said: list[str] = []
+    stream = secrets.hiding(said.append)
+    stream("50 %")
+    stream(" hunt")
+    assert said == ["50 %", " "]

@@ -1,0 +1,222 @@
+"""Stubs: typed, readable as Python, within their length, and good for every schema that public servers have."""
+
+import ast
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from carrel.library.tools.python_types import python_type
+from carrel.library.tools.renaming import renamed
+from carrel.library.tools.seam import Tool
+from carrel.library.tools.stubs import describe, first_sentence, group_stub, parameters_of, signature_of, stub
+
+PUBLIC = sorted((Path(__file__).parents[3] / "bench" / "data" / "mcp_tools").glob("*.json"))
+
+
+def public(path: Path) -> list[Tool]:
+    said = json.loads(path.read_text(encoding="utf-8"))["tools"]
+    return [
+        Tool(
+            name=f"{path.stem}.{one['name']}",
+            description=one.get("description", ""),
+            parameters=parameters,
+            positional=tuple(parameters["properties"]),
+        )
+        for one, parameters in ((one, renamed(one["inputSchema"])[0]) for one in said)
+    ]
+
+
+EVERYTHING = [tool for path in PUBLIC for tool in public(path)]
+
+
+@pytest.mark.parametrize(
+    ("schema", "written"),
+    [
+        ({"type": "string"}, "str"),
+        ({"type": ["integer", "null"]}, "int | None"),
+        ({"anyOf": [{"type": "null"}, {"type": "array", "items": {"type": "number"}}]}, "list[float] | None"),
+        ({"enum": ["a", 1, None]}, "Literal['a', 1, None]"),
+        ({"const": "x"}, "Literal['x']"),
+        ({"type": "array"}, "list"),
+        ({"type": "object"}, "dict"),
+        ({"type": "object", "additionalProperties": {"type": "integer"}}, "dict[str, int]"),
+        (
+            {"type": "object", "properties": {"a": {"type": "string"}, "b": {"type": "boolean"}}, "required": ["a"]},
+            "{'a': str, 'b?': bool}",
+        ),
+        ({"type": "string", "format": "binary"}, "bytes"),
+        ({"$ref": "#/$defs/Color"}, "Literal['red', 'blue']"),
+        (
+            {"allOf": [{"$ref": "#/$defs/Named"}, {"properties": {"age": {"type": "integer"}}}]},
+            "{'name': str, 'age?': int}",
+        ),
+        ({"$ref": "#/$defs/Tree"}, "{'children?': list[dict]}"),
+        ({"$ref": "#/$defs/Missing"}, "Any"),
+        ({}, "Any"),
+        (True, "Any"),
+        ({"type": 5, "enum": [], "anyOf": []}, "Any"),
+    ],
+)
+def test_a_schema_as_a_python_type(schema: Any, written: str) -> None:
+    whole = {
+        "$defs": {
+            "Color": {"enum": ["red", "blue"]},
+            "Named": {"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]},
+            "Tree": {
+                "type": "object",
+                "properties": {"children": {"type": "array", "items": {"$ref": "#/$defs/Tree"}}},
+            },
+        }
+    }
+    assert python_type(schema, whole) == written
+
+
+def test_what_lies_deep_is_told_in_the_room_there_is() -> None:
+    deep: dict[str, Any] = {"type": "string"}
+    for level in range(8):
+        deep = {"type": "object", "properties": {f"level_{level}_{name}": deep for name in "abc"}}
+    assert len(python_type(deep, room=240)) <= 240
+    assert python_type(deep, room=10) == "dict"
+
+
+CURL = Tool(
+    name="curl",
+    description="Make HTTP requests.\n\nWith all that is needed.",
+    parameters={
+        "type": "object",
+        "properties": {
+            "silent": {"type": "boolean", "description": "Say   nothing\nelse"},
+            "url": {"type": "string", "description": "Where"},
+            "max_time": {"type": "integer", "default": 30},
+        },
+        "required": ["url"],
+    },
+    positional=("url",),
+    returns={"type": "string"},
+)
+
+
+def test_a_signature_is_how_python_calls_it() -> None:
+    assert signature_of(CURL) == "(url: str, *, silent: bool = None, max_time: int = 30) -> str"
+    assert [(one["name"], one["required"], one["default"]) for one in parameters_of(CURL)] == [
+        ("url", True, None),
+        ("silent", False, None),
+        ("max_time", False, 30),
+    ]
+
+
+def test_those_that_need_no_name_come_first_and_of_them_the_required() -> None:
+    properties = {name: {"type": "string"} for name in ("a", "b", "c", "d")}
+    schema = {"type": "object", "properties": properties, "required": ["b", "d"]}
+    assert signature_of(Tool(name="x", parameters=schema, positional=("a", "b", "c"))) == (
+        "(b: str, a: str = None, c: str = None, *, d: str)"
+    )
+    assert signature_of(Tool(name="x", parameters=schema)) == "(*, b: str, d: str, a: str = None, c: str = None)"
+
+
+def test_a_stub_says_as_much_as_is_wanted() -> None:
+    signature = signature_of(CURL)
+    assert stub(CURL, "curl", "none") == f"def curl{signature}: ..."
+    assert stub(CURL, "curl", "line") == f'def curl{signature}: "Make HTTP requests"'
+    assert stub(CURL, "curl", "all") == (
+        f"def curl{signature}:\n"
+        ' """Make HTTP requests.\nWith all that is needed.\nurl: Where\nsilent: Say nothing else"""'
+    )
+
+
+def test_what_many_say_alike_is_said_once() -> None:
+    schema = {"type": "object", "properties": {"repo": {"type": "string", "description": "Which repository"}}}
+    tools = [Tool(name=f"hub.{name}", description=name, parameters=schema) for name in ("get", "put", "cut")]
+    written = group_stub("hub", [(tool, "all") for tool in tools])
+    assert written.count("Which repository") == 1
+    assert ast.get_docstring(ast.parse(written).body[0]) == "repo: Which repository"  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("text", "first"),
+    [
+        ("Adds. Then more.", "Adds"),
+        ("Use e.g. this one", "Use e.g. this one"),
+        ("Version 2.0 is out. Good", "Version 2.0 is out"),
+        ("Retrieve a user\nError Responses:\n400: bad", "Retrieve a user"),
+        ("A line that is as long as people make them in docstrings before\n they wrap. Yes", None),
+        ("", ""),
+    ],
+)
+def test_the_first_sentence(text: str, first: str | None) -> None:
+    expected = "A line that is as long as people make them in docstrings before they wrap" if first is None else first
+    assert first_sentence(text) == expected
+
+
+@pytest.mark.parametrize("path", PUBLIC, ids=lambda path: path.stem)
+@pytest.mark.parametrize("docs", ["all", "line", "none"])
+def test_the_stubs_of_public_servers_are_python(path: Path, docs: Any) -> None:
+    tools = public(path)
+    [group] = ast.parse(group_stub(path.stem, [(tool, docs) for tool in tools])).body
+    assert isinstance(group, ast.ClassDef)
+    assert len([node for node in group.body if isinstance(node, ast.FunctionDef)]) == len(tools)
+
+
+@pytest.mark.parametrize("path", PUBLIC, ids=lambda path: path.stem)
+def test_all_prose_of_public_servers_is_in_their_stubs(path: Path) -> None:
+    tools = public(path)
+    written = "".join(group_stub(path.stem, [(tool, "all") for tool in tools]).replace("\\\\", "\\").split())
+    for tool in tools:
+        for line in tool.description.splitlines():
+            assert "".join(line.replace('"""', "'''").split()) in written
+        for one in parameters_of(tool):
+            assert "".join(one["description"].split()) in written
+
+
+def test_stubs_cost_a_fraction_of_the_json() -> None:
+    """In characters, which any machine can count; bench/describing.py counts tokens."""
+    assert len(EVERYTHING) > 100
+    said = sum(len(json.dumps(json.loads(path.read_text(encoding="utf-8"))["tools"])) for path in PUBLIC)
+    costs = {
+        docs: sum(len(group_stub(path.stem, [(tool, docs) for tool in public(path)])) for path in PUBLIC)
+        for docs in ("all", "line")
+    }
+    assert costs["all"] < 0.42 * said
+    assert costs["line"] < 0.16 * said
+
+
+@given(st.integers(0, 30_000), st.lists(st.sampled_from([tool.name for tool in EVERYTHING]), max_size=5, unique=True))
+def test_a_page_keeps_its_length_and_is_python(limit: int, ranked: list[str]) -> None:
+    page = describe(EVERYTHING, limit, ranked)
+    assert len(page) <= limit
+    if len(page) > 200:
+        ast.parse(page)
+
+
+def test_what_fits_the_task_is_shown_whole_and_first() -> None:
+    page = describe(EVERYTHING, 8000, ["github.create_issue", "slack.slack_post_message"])
+    assert page.splitlines()[1] == "class github:"
+    assert "Create a new issue in a GitHub repository" in page
+    assert "Post a new message to a Slack channel" in page
+    assert page.endswith("tools.search('what for'), tools.list()\n")
+
+
+def test_everything_is_shown_whole_when_there_is_room() -> None:
+    few = EVERYTHING[:3]
+    page = describe(few, 100_000)
+    assert page.split("\n", 1)[1].strip() == group_stub(few[0].name.partition(".")[0], [(one, "all") for one in few])
+
+
+def test_hostile_prose_stays_prose() -> None:
+    evil = Tool(
+        name="a",
+        description='end""" \nimport os\\',
+        parameters={"type": "object", "properties": {"x": {"description": '"""\\"', "default": '"""'}}},
+    )
+    for docs in ("all", "line", "none"):
+        [node] = ast.parse(stub(evil, "a", docs)).body  # type: ignore[arg-type]
+        assert isinstance(node, ast.FunctionDef)
+
+
+def test_an_odd_name_of_a_parameter_breaks_no_page() -> None:
+    odd = Tool(name="a", parameters={"type": "object", "properties": {"x-y": {}, "class": {}, "1": {}}})
+    ast.parse(stub(odd, "a", "none"))

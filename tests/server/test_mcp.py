@@ -1,0 +1,222 @@
+"""The MCP front, asked by the official client: as an agent's program starts it, and over HTTP."""
+
+import asyncio
+import base64
+import os
+import signal
+import socket
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from mcp import Client, StdioServerParameters
+from mcp.types import CallToolResult, ImageContent, TextContent
+
+NAMES = {
+    "run_code",
+    "execute_command",
+    "list_tools",
+    "search_tools",
+    "list_workflows",
+    "search_workflows",
+    "get_workflow",
+    "create_workflow",
+    "delete_workflow",
+    "list_artifacts",
+    "save_artifact",
+    "load_artifact",
+    "list_deps",
+    "add_dep",
+    "remove_dep",
+}
+
+ECHO = "name: echo\ndescription: Say words back\ncommand: echo\nschema:\n  positional: [{name: words, type: string}]\n"
+
+
+@pytest.fixture
+def base(tmp_path: Path) -> Path:
+    folder = tmp_path / "base"
+    (folder / "tools").mkdir(parents=True)
+    (folder / "tools" / "echo.yaml").write_text(ECHO)
+    return folder
+
+
+def parameters(base: Path, *more: str) -> StdioServerParameters:
+    arguments = ["-m", "carrel", "mcp", "--base", str(base), *more]
+    return StdioServerParameters(command=sys.executable, args=arguments, env=dict(os.environ))
+
+
+def text_of(result: CallToolResult) -> str:
+    return "\n".join(block.text for block in result.content if isinstance(block, TextContent))
+
+
+async def test_the_whole_table_of_tools(base: Path) -> None:
+    async with Client(parameters(base)) as client:
+        assert {tool.name for tool in (await client.list_tools()).tools} == NAMES
+        assert all(tool.description for tool in (await client.list_tools()).tools)
+
+
+async def test_runtime_deps_can_be_left_out(base: Path) -> None:
+    async with Client(parameters(base, "--no-runtime-deps")) as client:
+        assert {tool.name for tool in (await client.list_tools()).tools} == NAMES - {"add_dep", "remove_dep"}
+        refused = await client.call_tool("run_code", {"code": "deps.add('numpy')"})
+        assert refused.is_error
+        assert "RuntimeDepsDisabledError" in text_of(refused)
+
+
+async def test_code_keeps_its_state_and_calls_tools(base: Path) -> None:
+    async with Client(parameters(base)) as client:
+        await client.call_tool("run_code", {"code": "x = 20"})
+        result = await client.call_tool("run_code", {"code": "print('hello')\nx + len(tools.echo(words='a'))"})
+        assert not result.is_error
+        assert text_of(result) == "hello\n\n22"
+        assert result.structured_content is not None
+        assert result.structured_content["value"] == 22
+
+
+async def test_an_error_is_an_error_and_the_session_goes_on(base: Path) -> None:
+    async with Client(parameters(base)) as client:
+        failed = await client.call_tool("run_code", {"code": "y = 1\n1/0"})
+        assert failed.is_error
+        assert "ZeroDivisionError" in text_of(failed)
+        slow = await client.call_tool("run_code", {"code": "while True: pass", "timeout": 0.5})
+        assert slow.is_error
+        assert slow.structured_content is not None
+        assert slow.structured_content["error_type"] == "Timeout"
+        assert text_of(await client.call_tool("run_code", {"code": "y"})) == "1"
+
+
+async def test_a_client_hears_that_code_runs(base: Path) -> None:
+    heard: list[tuple[float, str | None]] = []
+
+    async def hear(progress: float, total: float | None, message: str | None) -> None:
+        heard.append((progress, message))
+
+    code = "import time\nfor i in range(4):\n    print('step', i, flush=True)\n    time.sleep(0.4)"
+    async with Client(parameters(base)) as client:
+        await client.call_tool("run_code", {"code": code}, progress_callback=hear)
+    assert heard
+    assert [progress for progress, _ in heard] == sorted(progress for progress, _ in heard)
+    assert any(message and message.startswith("step") for _, message in heard)
+
+
+async def test_pictures_are_images(base: Path) -> None:
+    picture = base64.b64encode(b"\x89PNG\r\n\x1a\nnot much").decode()
+    code = f"""
+import base64
+class Picture:
+    def _repr_png_(self):
+        return base64.b64decode({picture!r})
+Picture()
+"""
+    async with Client(parameters(base)) as client:
+        result = await client.call_tool("run_code", {"code": code})
+        images = [block for block in result.content if isinstance(block, ImageContent)]
+        assert [(image.mime_type, image.data) for image in images] == [("image/png", picture)]
+
+
+async def test_workflows_and_artifacts(base: Path) -> None:
+    async with Client(parameters(base)) as client:
+        source = "def run(n: int) -> int:\n    return n + 1\n"
+        made = await client.call_tool(
+            "create_workflow", {"name": "next_one", "source": source, "description": "The number after"}
+        )
+        assert not made.is_error, text_of(made)
+        assert text_of(await client.call_tool("run_code", {"code": "workflows.next_one(1)"})) == "2"
+        found = await client.call_tool("get_workflow", {"name": "next_one"})
+        assert "return n + 1" in text_of(found)
+        unknown = await client.call_tool("get_workflow", {"name": "nobody"})
+        assert unknown.is_error
+        wrong = await client.call_tool("create_workflow", {"name": "no name", "source": source})
+        assert wrong.is_error
+        await client.call_tool("save_artifact", {"name": "a/b.json", "data": {"k": [1, None]}, "description": "Data"})
+        loaded = await client.call_tool("load_artifact", {"name": "a/b.json"})
+        assert loaded.structured_content == {"data": {"k": [1, None]}}
+        raw = base64.b64encode(b"\x00\x01").decode()
+        await client.call_tool("save_artifact", {"name": "raw", "data": raw, "encoding": "base64"})
+        assert text_of(await client.call_tool("run_code", {"code": "artifacts.load('raw')"})) == r"b'\x00\x01'"
+        assert (await client.call_tool("load_artifact", {"name": "missing"})).is_error
+
+
+async def test_a_command(base: Path) -> None:
+    async with Client(parameters(base)) as client:
+        assert text_of(await client.call_tool("execute_command", {"command": "echo hi"})) == "hi\n"
+        failed = await client.call_tool("execute_command", {"command": "exit 3"})
+        assert failed.is_error
+        assert failed.structured_content is not None
+        assert failed.structured_content["exit_code"] == 3
+
+
+async def test_tools_of_an_mcp_server_work_through_ours(base: Path, tmp_path: Path) -> None:
+    program = tmp_path / "adding.py"
+    program.write_text(
+        "from mcp.server import MCPServer\nserver = MCPServer('adding')\n"
+        "@server.tool()\ndef add(a: int, b: int) -> int:\n    return a + b\nserver.run()\n"
+    )
+    (base / "tools" / "adding.yaml").write_text(
+        f"name: adding\ntype: mcp\ntransport: stdio\ncommand: {sys.executable}\nargs: [{program}]\n"
+    )
+    (base / "tools" / "broken.yaml").write_text(
+        f"name: broken\ntype: mcp\ntransport: stdio\ncommand: {sys.executable}\nargs: [-c, 'raise SystemExit(3)']\n"
+    )
+    async with Client(parameters(base)) as client:
+        result = await client.call_tool("run_code", {"code": "tools.adding.add(a=2, b=3)"})
+        assert result.structured_content is not None
+        assert "5" in text_of(result), text_of(result)
+        broken = await client.call_tool("run_code", {"code": "tools.broken.anything()"})
+        assert broken.is_error
+        assert text_of(await client.call_tool("run_code", {"code": "'still here'"})) == "still here"
+
+
+@asynccontextmanager
+async def served(base: Path) -> AsyncIterator[str]:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    command = [sys.executable, "-m", "carrel", "mcp", "--base", str(base), "--http", str(port)]
+    process = await asyncio.create_subprocess_exec(*command, stderr=asyncio.subprocess.PIPE)
+    try:
+        for _ in range(600):
+            try:
+                _, writer = await asyncio.open_connection("127.0.0.1", port)
+                writer.close()
+                break
+            except OSError:
+                await asyncio.sleep(0.05)
+        yield f"http://127.0.0.1:{port}/mcp"
+    finally:
+        process.send_signal(signal.SIGINT)
+        await process.communicate()
+
+
+async def test_over_http(base: Path) -> None:
+    async with served(base) as url, Client(url) as client:
+        result = await client.call_tool("run_code", {"code": "6 * 7"})
+        assert text_of(result) == "42"
+
+
+async def test_nothing_is_left_when_the_client_goes(base: Path) -> None:
+    async with Client(parameters(base)) as client:
+        told: dict[str, Any] = (await client.call_tool("run_code", {"code": "1"})).structured_content or {}
+        assert told["value"] == 1
+    for _ in range(200):
+        if not _processes_of(base):
+            return
+        await asyncio.sleep(0.05)
+    raise AssertionError(_processes_of(base))
+
+
+def _processes_of(base: Path) -> list[str]:
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                line = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+            except OSError:
+                continue
+            if str(base) in line:
+                found.append(line)
+    return found

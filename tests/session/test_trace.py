@@ -1,0 +1,99 @@
+"""What was done is written down: every step, in order, tied to the run it happened in, without any secret."""
+
+from pathlib import Path
+
+import pytest
+from opentelemetry import trace
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+
+from carrel import FileStorage, MemoryStorage, Session
+
+from .conftest import Open
+
+
+async def test_each_step_is_a_line(session: Session) -> None:
+    await session.run("print('x' * 10)\ntools.echo.say(words='hi')\nworkflows.double(2)")
+    await session.run("1/0")
+    await session.execute_command("exit 3")
+    await session.call_tool("echo.say", words="again")
+    steps = await session.trace()
+    assert [(step["kind"], step["name"], step["outcome"]) for step in steps] == [
+        ("tool", "echo.say", "ok"),
+        ("workflow", "double", "ok"),
+        ("run", "print('x' * 10)", "ok"),
+        ("run", "1/0", "error"),
+        ("command", "exit 3", "ok"),
+        ("tool", "echo.say", "ok"),
+    ]
+    tool, workflow, run, failed, command, alone = steps
+    assert tool["parent"] == workflow["parent"] == run["id"]
+    assert "parent" not in alone
+    assert run["sizes"]["stdout"] == 11
+    assert failed["error_type"] == "ZeroDivisionError"
+    assert command["exit_code"] == 3
+    assert all(step["duration"] >= 0 and step["started_at"].endswith("+00:00") for step in steps)
+
+
+async def test_it_is_a_file_beside_the_conversation(session: Session, base: Path) -> None:
+    conversation = await session.converse("A talk")
+    message = conversation.create_user_message("Run it")
+    await message
+    await session.run("1")
+    steps = await session.trace()
+    assert steps[-1]["message"] == message.id
+    folder = base / "sessions" / session.id
+    assert (folder / "trace.jsonl").read_text().count("\n") == len(steps)
+    assert (folder / "messages.jsonl").exists()
+
+
+async def test_a_session_without_a_conversation_is_in_no_list_of_them(session: Session) -> None:
+    await session.run("1")
+    await session.trace()
+    assert await session.storage.get_session_store().list_sessions() == []
+
+
+async def test_no_secret_is_in_it(open_session: Open, base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DOOR_KEY", "open-sesame-42")
+    (base / "tools" / "door.yaml").write_text(
+        "name: door\ncommand: sh -c 'echo $KEY >&2; exit 1'\nenv: {KEY: '${DOOR_KEY}'}\n"
+    )
+    session = await open_session()
+    result = await session.run("tools.door()")
+    assert result.error_type == "ToolCallError"
+    assert "open-sesame" not in str(result)
+    await session.close()
+    assert "open-sesame" not in (base / "sessions" / session.id / "trace.jsonl").read_text()
+
+
+async def test_steps_are_spans_where_open_telemetry_is_set_up(tmp_path: Path) -> None:
+    kept = InMemorySpanExporter()
+    provider = TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(kept))
+    trace.set_tracer_provider(provider)
+    async with Session.inprocess(tmp_path) as session:
+        session.register_tool(lambda: 1, name="one")
+        await session.run("tools.one()")
+    spans = {span.name: span for span in kept.get_finished_spans()}
+    tool, run = spans["execute_tool one"], spans["execute_tool run_code"]
+    assert tool.parent is not None
+    assert tool.parent.span_id == run.context.span_id
+    assert tool.attributes["gen_ai.tool.name"] == "one"
+    assert tool.attributes["gen_ai.conversation.id"] == session.id
+
+
+@pytest.mark.parametrize("wrong", [None, "a folder", 7])
+def test_a_storage_that_is_none(wrong: object) -> None:
+    with pytest.raises(TypeError, match="FileStorage"):
+        Session(wrong)  # type: ignore[arg-type]
+
+
+def test_an_executor_that_is_none(tmp_path: Path) -> None:
+    with pytest.raises(TypeError, match="SubprocessExecutor"):
+        Session(FileStorage(tmp_path), "subprocess")  # type: ignore[arg-type]
+
+
+async def test_a_session_in_memory_leaves_nothing() -> None:
+    async with Session(MemoryStorage()) as session:
+        assert (await session.run("artifacts.save('a', 1)\nartifacts.load('a')")).value == 1
