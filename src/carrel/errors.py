@@ -120,3 +120,19 @@ class WorkerLost(ExecutionError):
 
 class EnvironmentFailed(ExecutionError):
     """A Python environment could not be made; the message has what the installer said."""
+
+
+class DatasetInvalid(ConfigurationError):
+    """A dataset's file cannot be read as one; the message names the file, the line and the field."""
+
+
+class DatasetNotFound(CarrelError, KeyError):
+    """There is no dataset of this name; the message names those there are."""
+
+
+class SampleNotFound(CarrelError, KeyError):
+    """The dataset has no such sample, or not in this version."""
+
+
+class FilesRefused(CarrelError, ValueError):
+    """A sample's files cannot be had or cannot be trusted: no archive, too large, a path or a link out of the tree."""

@@ -1,6 +1,5 @@
 """`carrel run`: code, run once in a session of its own, its output as it comes."""
 
-import re
 import sys
 from dataclasses import asdict
 from pathlib import Path
@@ -13,6 +12,7 @@ from carrel.cli.ending import FAILED, WrongUsage, waits
 from carrel.conversation.inert import inert
 from carrel.execution.executor import ExecutionResult, Output
 from carrel.execution.settings import Limits, SubprocessConfig
+from carrel.execution.sizes import size_in_bytes
 from carrel.execution.subprocess_executor import SubprocessExecutor
 from carrel.worker import values
 
@@ -61,17 +61,6 @@ async def run(
         _write(sys.stdout, f"{result.value!r}\n")
     if result.error is not None:
         raise typer.Exit(FAILED)
-
-
-_UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
-
-
-def size_in_bytes(text: str) -> int:
-    """`512MiB`, `2GiB`, `2g`, or a plain number of bytes."""
-    found = re.fullmatch(r"(\d+)\s*([kmgt]?)(i?b)?", text.strip().lower())
-    if found is None or int(found[1]) == 0:
-        raise WrongUsage(f"{text!r} is no size: write a whole number and a unit, as in 512MiB or 2GiB")
-    return int(found[1]) * _UNITS[found[2]]
 
 
 def source(code: str) -> str:

@@ -1,0 +1,1 @@
+"""Tasks: datasets and samples, the place of one sample, the verdict on it, and running many."""
