@@ -136,3 +136,24 @@ class SampleNotFound(CarrelError, KeyError):
 
 class FilesRefused(CarrelError, ValueError):
     """A sample's files cannot be had or cannot be trusted: no archive, too large, a path or a link out of the tree."""
+
+
+class SetupFailed(ExecutionError):
+    """A sample's set-up commands did not succeed; the message has the command and the end of what it printed."""
+
+    @property
+    def output(self) -> str:
+        """All that the commands printed."""
+        return str(self.args[1]) if len(self.args) > 1 else ""
+
+
+class PatchRefused(CarrelError, ValueError):
+    """A patch does not apply to the sample's files; the message has what git said."""
+
+
+class ReportUnreadable(CarrelError, ValueError):
+    """What a test runner, linter or grader wrote is no report of that kind, or not a whole one."""
+
+
+class ProgramMissing(ExecutionError, FileNotFoundError):
+    """This machine lacks a program that is needed; the message names it."""

@@ -62,7 +62,7 @@ async def environment(base: Path, python_version: str | None, deps: tuple[str, .
     if found is not None:
         return found
     folder.parent.mkdir(parents=True, exist_ok=True)
-    async with _locked(folder.with_suffix(".lock")):
+    async with locked(folder.with_suffix(".lock")):
         return _ready(folder) or await _make(folder, python_version, deps)
 
 
@@ -76,7 +76,7 @@ def _ready(folder: Path) -> Environment | None:
 
 
 @asynccontextmanager
-async def _locked(file: Path) -> AsyncIterator[None]:
+async def locked(file: Path) -> AsyncIterator[None]:
     """The lock goes with the process that holds it, however it ends."""
     descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
@@ -96,7 +96,7 @@ async def _make(folder: Path, version: str | None, deps: tuple[str, ...], own: P
     python = str(folder / "bin" / "python")
     await _uv("venv", "--quiet", "--no-project", "--python", version or sys.executable, str(folder))
     if deps:
-        await _uv("pip", "install", "--quiet", "--python", python, "--", *deps)
+        await _uv("pip", "install", "--quiet", "--compile-bytecode", "--python", python, "--", *deps)
     said = await _output([python, "-I", "-c", _FACTS])
     folders = _folders([str(folder), *json.loads(said)], python)
     mark = folder / f"{READY}.new"

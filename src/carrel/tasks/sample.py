@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
+import shutil
 from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -12,9 +13,10 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 
 from carrel.execution.settings import Limits
 from carrel.execution.sizes import size_in_bytes
+from carrel.execution.subprocess_executor import SYSTEM_PATH
 
 Verifier = Literal["test_suite", "static_analysis", "linter", "custom"]
-ReportFormat = Literal["auto", "junit", "go", "cargo", "tap", "sarif", "json", "exit_code"]
+ReportFormat = Literal["auto", "junit", "go", "cargo", "tap", "unittest", "sarif", "json", "exit_code"]
 
 _PLAIN_NAME = re.compile(r"\w[\w.+@-]{0,199}")
 _NEARLY = 0.8
@@ -69,6 +71,8 @@ class Environment(BaseModel):
     backend: Literal["sandbox", "container"] = "sandbox"
     workdir: Annotated[str, AfterValidator(_in_the_place)] = "/workspace"
     """Where the sample's files are, inside."""
+    programs: list[str] = []
+    """Programs that the machine must have, like node or make."""
     deps: list[str] = []
     """Python packages, put once into a cached virtualenv that is first on PATH."""
     python_version: str | None = None
@@ -80,6 +84,10 @@ class Environment(BaseModel):
     env: dict[str, str] = {}
     limits: Ceilings = Ceilings()
 
+    def missing(self) -> list[str]:
+        """Which of the programs are not on this machine."""
+        return [program for program in self.programs if shutil.which(program, path=SYSTEM_PATH) is None]
+
 
 class Verify(BaseModel):
     """How a sample is judged."""
@@ -90,6 +98,9 @@ class Verify(BaseModel):
     """Run in the workdir by a shell; `{report}` in it is where the report is wanted."""
     report: ReportFormat = "auto"
     """What the command writes: to `{report}` where that is in it, else to its standard output."""
+    reports: list[str] = []
+    """Report files that the command leaves in the workdir, as patterns (`target/surefire-reports/*.xml`); removed
+    before it runs."""
     timeout: float = Field(default=300, gt=0)
     """Seconds one run of the command may take."""
     retries: int = Field(default=0, ge=0, le=20)
