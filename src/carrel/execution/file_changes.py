@@ -27,6 +27,7 @@ class Seen:
     kind: str
     size: int
     modified: float
+    executable: bool = False
 
 
 Tree = dict[str, Seen]
@@ -97,7 +98,8 @@ def seen_below(folder: Path) -> Tree:
             except FileNotFoundError:
                 continue
             kind = "link" if stat.S_ISLNK(about.st_mode) else "file"
-            found[os.path.relpath(path, folder)] = Seen(kind, about.st_size, about.st_mtime)
+            runs = kind == "file" and bool(about.st_mode & stat.S_IXUSR)
+            found[os.path.relpath(path, folder)] = Seen(kind, about.st_size, about.st_mtime, runs)
     return found
 
 
@@ -120,7 +122,7 @@ async def changes(before: Before, now: Tree, read: Reader) -> list[FileChange]:
         old, new = was[path], now[path]
         if old == new:
             continue
-        if (old.kind, old.size) == (new.kind, new.size) == ("file", old.size):
+        if (old.kind, old.size, old.executable) == (new.kind, new.size, new.executable) and old.kind == "file":
             content = before.read(path)
             if content is not None and content == await read(path):
                 continue

@@ -103,7 +103,8 @@ async def seen_inside(ask: Ask, path: str = ".") -> Tree:
             if entry.get("kind") == "folder":
                 folders.append(name)
             else:
-                found[name] = Seen(_kind(entry), int(entry["size"]), float(entry.get("modified", 0.0)))
+                kind, runs = _kind(entry), bool(int(entry.get("mode", 0)) & 0o100)
+                found[name] = Seen(kind, int(entry["size"]), float(entry.get("modified", 0.0)), runs and kind == "file")
     return found
 
 

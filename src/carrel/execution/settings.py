@@ -57,6 +57,8 @@ class SubprocessConfig:
     """The folder that code and commands work in; None is an empty one that goes with the session."""
     workspace_mode: Literal["overlay", "rw", "ro"] = "overlay"
     """`overlay` leaves the given folder as it is and keeps changes apart."""
+    workspace_at: str = "/workspace"
+    """Where the workspace is seen inside, where the session has a file system of its own."""
     mounts: tuple[Mount, ...] = ()
     env: Mapping[str, str] = field(default_factory=dict)
     """Environment variables inside; nothing of the host's is there unless it is named here."""

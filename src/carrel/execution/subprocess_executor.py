@@ -27,7 +27,6 @@ from carrel.execution.zygotes import SANDBOX, WORKER, Family, Zygote, shared
 from carrel.home import resolve_carrel_home
 from carrel.worker.line import LineBroken
 
-AT = "/workspace"
 SYSTEM_PATH = "/usr/local/bin:/usr/bin:/bin"
 
 
@@ -117,7 +116,11 @@ class SubprocessExecutor:
             "parts": list(confinement.parts),
             "network": config.network,
             "hostname": config.hostname,
-            "workspace": {"source": str(source.absolute()) if source is not None else None, "mode": mode, "at": AT},
+            "workspace": {
+                "source": str(source.absolute()) if source is not None else None,
+                "mode": mode,
+                "at": config.workspace_at,
+            },
             "mounts": [{"source": str(m.source.absolute()), "at": m.at, "mode": m.mode} for m in config.mounts],
             "readonly": [*environment.folders, str(WORKER), str(SANDBOX)],
             "env": {"PATH": f"{environment.path}:{SYSTEM_PATH}", **config.env},
