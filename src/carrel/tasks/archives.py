@@ -75,6 +75,8 @@ def _unpack(source: _Metered, into: Path, what: Path, budget: Budget) -> None:
             else:
                 raise FilesRefused(f"{what}: {path} is a device, a pipe or a sparse file, and no file, folder or link")
             archive.members = []  # type: ignore[attr-defined]  # else it remembers each of millions
+    while source.read(_PIECE):
+        pass  # The checksum of the whole stands at its end, behind what tar itself reads.
     for path, target in sorted(links.items()):
         _make_folder(into, os.path.dirname(path), what)
         _vacate(into / path, what, path)
