@@ -10,7 +10,7 @@ import pytest
 from carrel.tasks.grading import verify
 from carrel.tasks.sample import Sample
 from tests.tasks.conftest import OpenPlace
-from tests.tasks.small_samples import ADD, PYTEST_ENV, SOLVE, calc
+from tests.tasks.small_samples import ADD, ONE, PYTEST_ENV, SOLVE, calc
 
 RUN = "python -m pytest -q --junitxml=/tmp/own.xml"
 
@@ -45,11 +45,11 @@ def lying(cls, item, call):
 _pytest.reports.TestReport.from_item_and_call = classmethod(lying)
 """
 
-STALE_CACHE = """
-cp -p tests/test_calc.py /tmp/honest.py
-sed -i 's/add(1, 2) == 3/add(1, 2) != 3/' tests/test_calc.py && touch -r /tmp/honest.py tests/test_calc.py
-python -m pytest -q > /dev/null
-cp -p /tmp/honest.py tests/test_calc.py
+BYTECODE = """
+cp -p tests/wanted.py /tmp/honest.py
+echo 'THREE = -1' > tests/wanted.py
+python -c 'import py_compile as c; c.compile("tests/wanted.py", invalidation_mode=c.PycInvalidationMode.UNCHECKED_HASH)'
+cp -p /tmp/honest.py tests/wanted.py
 """
 
 ENTRY_POINT = """
@@ -79,8 +79,6 @@ ATTACKS = {
     + planted("evil.py", PLUGIN),
     "setup.cfg": planted("setup.cfg", "[tool:pytest]\naddopts = -p evil") + planted("evil.py", PLUGIN),
     "tox.ini": planted("tox.ini", "[pytest]\naddopts = --deselect tests/test_calc.py::test_add"),
-    "a stale cache of the test's bytecode": STALE_CACHE,
-    "sys.exit in the source": "echo 'import sys; sys.exit(0)' >> calc.py",
     "os._exit in the source": "echo 'import os; os._exit(0)' >> calc.py",
     "a forged report, then the end": f"cat >> calc.py <<'END'\n{FORGER}\nos._exit(0)\nEND\n",
     "a report forged when all is over": "cat >> calc.py <<'END'\nimport atexit\n\ndef forge():\n"
@@ -117,6 +115,25 @@ async def test_beside_an_attack_a_solution_is_still_one(
     assert "calc.py" in result.carried_over
 
 
+async def test_a_source_that_exits_well_has_not_run_the_tests(
+    calc_sample: Sample, open_sample: OpenPlace, cache: Path
+) -> None:
+    place = await open_sample(calc_sample)
+    await place.exec("echo 'import sys; sys.exit(0)' >> calc.py")
+    result = await verify(calc_sample, place, cache=cache)
+    assert (result.outcome, result.suite_ran, result.missing) == ("tests_did_not_run", False, [ADD, ONE])
+
+
+async def test_bytecode_that_is_not_what_the_source_says(tmp_path: Path, open_sample: OpenPlace, cache: Path) -> None:
+    test = "from calc import add, one\nfrom wanted import THREE\n\n\ndef test_add():\n    assert add(1, 2) == THREE\n"
+    files = {"tests/wanted.py": "THREE = 3\n", "tests/test_calc.py": test}
+    sample = calc(tmp_path / "calc", files, pass_to_pass=[])
+    place = await open_sample(sample)
+    await place.exec(BYTECODE)
+    assert (await place.exec(RUN)).exit_code == 0
+    assert (await verify(sample, place, cache=cache)).outcome == "not_solved"
+
+
 async def test_a_plugin_found_by_its_metadata(tmp_path: Path, open_sample: OpenPlace, cache: Path) -> None:
     """Needs plugins to be looked for, so this sample does not forbid it."""
     sample = calc(tmp_path / "calc", environment={}, verify={"command": RUN_WITH_REPORT, "timeout": 100})
@@ -138,14 +155,9 @@ async def test_a_customization_of_python_where_the_sample_puts_its_sources_on_th
 ) -> None:
     sample = calc(tmp_path / "calc", environment={"env": {**PYTEST_ENV, "PYTHONPATH": "/workspace"}})
     place = await open_sample(sample)
-    await place.exec(
-        planted("sitecustomize.py", f"import sys\nif 'pytest' in ' '.join(sys.orig_argv):\n    {PATCH_LATER}")
-    )
+    await place.exec(planted("sitecustomize.py", "import os, sys\nif 'pytest' in sys.orig_argv:\n    os._exit(0)"))
     assert (await place.exec(RUN)).exit_code == 0
     assert (await verify(sample, place, cache=cache)).outcome == "not_solved"
-
-
-PATCH_LATER = "import _pytest.runner as r; r.CallInfo.from_call.__func__; import os; os._exit(0)"
 
 
 async def test_a_witness_of_the_agents_own_is_not_heard(
@@ -207,7 +219,7 @@ async def test_code_that_ends_the_place_it_is_judged_in_has_not_solved_it(
     calc_sample: Sample, open_sample: OpenPlace, cache: Path
 ) -> None:
     place = await open_sample(calc_sample)
-    kill = "import os, signal\nfor pid in range(2, 200):\n    try: os.kill(pid, signal.SIGKILL)\n    except OSError: pass\n"
+    kill = "import os\nfor pid in range(2, 200):\n    try: os.kill(pid, 9)\n    except OSError: pass\n"
     await place.exec(f"cat >> calc.py <<'END'\n{kill}END\n")
     result = await verify(calc_sample, place, cache=cache)
     assert result.outcome == "tests_did_not_run", result
@@ -218,17 +230,18 @@ async def test_the_agents_place_is_left_as_it_was(calc_sample: Sample, open_samp
     place = await open_sample(sample)
     await place.run("x = 5")
     await place.exec(f"{SOLVE}; echo mine > conftest.py; rm tests/test_calc.py")
-    before = [await place.changed_files(), (await place.exec("ls -A / /tmp $HOME; ps -e 2> /dev/null | wc -l")).stdout]
+    before = [await place.changed_files(), (await place.exec(LOOK)).stdout]
     result = await verify(sample, place, cache=cache)
     assert result.outcome == "solved", result
     assert [
         await place.changed_files(),
-        (await place.exec("ls -A / /tmp $HOME; ps -e 2> /dev/null | wc -l")).stdout,
+        (await place.exec(LOOK)).stdout,
     ] == before
     assert (await place.run("x")).value == 5
     assert "test_more" not in (await place.exec("ls tests")).stdout
 
 
+LOOK = "ls -A / /tmp $HOME; ps -e 2> /dev/null | wc -l"
 NEW_TEST = """diff --git a/tests/test_more.py b/tests/test_more.py
 new file mode 100644
 --- /dev/null
