@@ -157,3 +157,11 @@ class ReportUnreadable(CarrelError, ValueError):
 
 class ProgramMissing(ExecutionError, FileNotFoundError):
     """This machine lacks a program that is needed; the message names it."""
+
+
+class ResultsRefused(ConfigurationError):
+    """A results file cannot be gone on with: it is another run's, or no results; nothing in it was changed."""
+
+
+class DatasetExists(CarrelError, FileExistsError):
+    """A dataset of this name is there already; nothing was changed."""

@@ -10,6 +10,7 @@ from carrel.cli.doctor import doctor
 from carrel.cli.ending import run_to_its_end
 from carrel.cli.run import run
 from carrel.cli.sessions import app as sessions
+from carrel.cli.task import app as task
 
 app = typer.Typer(
     name="carrel",
@@ -21,6 +22,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.add_typer(sessions, name="sessions")
+app.add_typer(task, name="task")
 app.command("demo")(demo)
 app.command("run")(run)
 app.command("doctor")(doctor)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 from typing import Literal, Protocol
 
 from carrel.errors import CarrelError, PatchRefused
 from carrel.execution.executor import CommandResult, Executor
+from carrel.execution.file_changes import Seen, read_plain, seen_below
 
 LARGEST = 64 * 1024 * 1024
 """Bytes of one file that are carried over."""
@@ -98,6 +100,35 @@ async def changes_in(place: Executor, why_not: Verdict = lambda path: None) -> C
                 continue
             entries.append(Change(change.path, "file", content, look.executable))
     return Changes(tuple(entries), tuple(left_out))
+
+
+def changes_of_folder(before: Path, folder: Path, why_not: Verdict = lambda path: None) -> Changes:
+    """How a folder of the host differs from the sample's files."""
+    was, now = seen_below(before), seen_below(folder)
+    entries = []
+    left_out = []
+    for path in sorted(was.keys() | now.keys()):
+        reason = odd_path(path) or why_not(path)
+        change = None if reason else _difference(before, folder, path, was.get(path), now.get(path))
+        if reason and was.get(path) != now.get(path):
+            left_out.append((path, reason))
+        elif change is not None:
+            entries.append(change)
+    return Changes(tuple(entries), tuple(left_out))
+
+
+def _difference(before: Path, folder: Path, path: str, old: Seen | None, new: Seen | None) -> Change | None:
+    if new is None:
+        return Change(path, "deleted")
+    if new.kind == "link":
+        target = os.readlink(folder / path)
+        same = old is not None and old.kind == "link" and os.readlink(before / path) == target
+        return None if same else Change(path, "link", target.encode())
+    content = read_plain(folder / path)
+    if content is None:
+        return None
+    same = old is not None and old.kind == "file" and old.executable == new.executable
+    return None if same and read_plain(before / path) == content else Change(path, "file", content, new.executable)
 
 
 def odd_path(path: str) -> str | None:

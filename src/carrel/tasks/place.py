@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-import fcntl
 import hashlib
 import json
 import os
 import shutil
 import time
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from carrel.errors import ConfigurationError, SetupFailed
+from carrel.errors import ConfigurationError, EnvironmentFailed, SetupFailed
 from carrel.execution import scratch
-from carrel.execution.environments import Environment, environment
+from carrel.execution.environments import Environment, environment, locked
 from carrel.execution.executor import CommandResult
 from carrel.execution.settings import Mount, SandboxMode, SubprocessConfig
 from carrel.execution.subprocess_executor import SubprocessExecutor
@@ -25,7 +23,6 @@ from carrel.home import resolve_carrel_home
 from carrel.tasks.sample import Sample
 from carrel.tasks.unpacking import Files, prepared_files
 
-_LOCK_PAUSE = 0.05
 _TOLD = 4000
 """Characters of a failed set-up's output that its error shows."""
 
@@ -68,6 +65,8 @@ async def prepare(sample: Sample, files: Files, cache: Path, *, sandbox: Sandbox
     wanted = sample.environment
     if wanted.backend != "sandbox":
         raise ConfigurationError(f"{sample.sample_id}: no {wanted.backend} can be made here; backend: sandbox can")
+    if missing := wanted.missing():
+        raise EnvironmentFailed(f"{sample.sample_id} needs {', '.join(missing)}, which this machine does not have")
     config = SubprocessConfig(
         timeout=None,
         sandbox=sandbox,
@@ -121,7 +120,7 @@ async def _layer(sample: Sample, config: SubprocessConfig, files: Files, cache: 
     if (found := _made(folder, mark)) is not None:
         return folder, found
     folder.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    async with _held(folder.with_suffix(".lock")):
+    async with locked(folder.with_suffix(".lock")):
         if (found := _made(folder, mark)) is not None:
             return folder, found
         for leftover in (folder, half := folder.with_suffix(".half")):
@@ -187,19 +186,3 @@ def _failure(sample: Sample, number: int, command: str, done: CommandResult) -> 
     told = (done.stdout + done.stderr).strip()[-_TOLD:]
     which = f"set-up command {number} of {len(sample.environment.setup)}"
     return f"{sample.sample_id}: {which} {how}: {command}\n{told}".rstrip()
-
-
-@asynccontextmanager
-async def _held(file: Path) -> AsyncIterator[None]:
-    """The lock goes with the process that holds it, however it ends."""
-    descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        while True:
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                await asyncio.sleep(_LOCK_PAUSE)
-        yield
-    finally:
-        os.close(descriptor)
