@@ -1,6 +1,5 @@
 """No future in the box: what is left of a repository, and the receipt of what is gone."""
 
-import os
 import subprocess
 import tarfile
 from pathlib import Path
@@ -10,59 +9,25 @@ import pytest
 from carrel.errors import FilesRefused
 from carrel.tasks.sample import Sample
 from carrel.tasks.unpacking import Files, prepared_files
-
-
-class Repository:
-    """A real repository; each commit a minute after the one before."""
-
-    def __init__(self, folder: Path, *init: str) -> None:
-        self.folder = folder
-        self.minute = 0
-        self.base = self.future = self.loose = ""
-        folder.mkdir(parents=True, exist_ok=True)
-        self.git("init", "-q", "-b", "trunk", *init)
-
-    def git(self, *words: str, code: int = 0) -> str:
-        self.minute += 1
-        moment = f"{1_700_000_000 + 60 * self.minute} +0000"
-        env = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")} | {
-            "GIT_AUTHOR_DATE": moment,
-            "GIT_COMMITTER_DATE": moment,
-            "GIT_CONFIG_GLOBAL": "/dev/null",
-            "GIT_CONFIG_NOSYSTEM": "1",
-        }
-        identity = ["-c", "user.name=Ada", "-c", "user.email=ada@example.org", "-c", "protocol.file.allow=always"]
-        done = subprocess.run(["git", *identity, *words], cwd=self.folder, env=env, capture_output=True, text=True)
-        assert done.returncode == code, done.stderr
-        return done.stdout.strip()
-
-    def commit(self, message: str, **files: str) -> str:
-        for name, text in files.items():
-            (self.folder / name).write_text(text)
-        self.git("add", "-A")
-        self.git("commit", "-q", "-m", message)
-        return self.git("rev-parse", "HEAD")
-
-    def every_object(self) -> list[str]:
-        return self.git("cat-file", "--batch-all-objects", "--batch-check=%(objectname)").split()
+from tests.tasks.repositories import Repository
 
 
 @pytest.fixture
 def repository(tmp_path: Path) -> Repository:
     """Three commits, of which the second is the base; the future is in every place where git can keep one."""
     made = Repository(tmp_path / "source")
-    first = made.commit("first", a="one\n")
+    first = made.commit("first", {"a": "one\n"})
     made.git("tag", "v1")
     made.git("tag", "-a", "-m", "the first", "v1.0")
-    made.base = made.commit("second", a="two\n", b="b\n")
+    made.base = made.commit("second", {"a": "two\n", "b": "b\n"})
     made.git("tag", "-a", "-m", "fix is to come in a", "late-tag", first)
-    made.future = made.commit("the fix", a="fixed\n")
+    made.future = made.commit("the fix", {"a": "fixed\n"})
     made.git("tag", "v2")
     made.git("branch", "other")
     (made.folder / "a").write_text("stashed secret\n")
     made.git("stash")
     made.git("gc", "-q")
-    made.loose = made.commit("after gc", c="loose\n")
+    made.loose = made.commit("after gc", {"c": "loose\n"})
     made.git("update-ref", "refs/pull/7/head", "HEAD")
     made.git("update-ref", "refs/remotes/origin/main", "HEAD")
     made.git("remote", "add", "origin", "https://example.org/secret.git")
@@ -76,9 +41,7 @@ async def prepared(files: Path, cache: Path, base_commit: str = "") -> Files:
 
 
 def opened(files: Files) -> Repository:
-    here = Repository.__new__(Repository)
-    here.folder, here.minute = files.folder, 1000
-    return here
+    return Repository.at(files.folder)
 
 
 def holds_no_future(files: Files, source: Repository, base: str) -> None:
@@ -188,9 +151,9 @@ async def test_one_bundle_serves_many_bases(repository: Repository, tmp_path: Pa
 
 async def test_a_nested_repository_keeps_its_files_and_loses_its_history(tmp_path: Path) -> None:
     outer = Repository(tmp_path / "source")
-    outer.commit("outer", a="a")
+    outer.commit("outer", {"a": "a"})
     inner = Repository(tmp_path / "source" / "vendor" / "inner")
-    inner.commit("inner", b="b")
+    inner.commit("inner", {"b": "b"})
     (tmp_path / "source" / "sub").mkdir()
     (tmp_path / "source" / "sub" / ".git").write_text("gitdir: /somewhere/else\n")
     files = await prepared(outer.folder, tmp_path / "cache")
@@ -247,8 +210,8 @@ async def test_a_shallow_clone_stays_shallow(repository: Repository, tmp_path: P
 
 async def test_a_repository_with_longer_hashes(tmp_path: Path) -> None:
     made = Repository(tmp_path / "source", "--object-format=sha256")
-    base = made.commit("one", a="1")
-    made.commit("two", a="2")
+    base = made.commit("one", {"a": "1"})
+    made.commit("two", {"a": "2"})
     made.git("bundle", "create", "-q", str(tmp_path / "f.bundle"), "--all")
     for number, source in enumerate((made.folder, tmp_path / "f.bundle")):
         files = await prepared(source, tmp_path / f"cache{number}", base)

@@ -37,6 +37,7 @@ class Git:
         } | dict(env or {})
         if worktree is not None:
             self._env["GIT_WORK_TREE"] = str(worktree)
+        self._folder = folder
         self._where = worktree or folder.parent
 
     def __call__(self, *words: str, stdin: bytes = b"", fine: tuple[int, ...] = (0,)) -> bytes:
@@ -57,6 +58,14 @@ class Git:
 
     def lines(self, *words: str, stdin: bytes = b"") -> list[str]:
         return self(*words, stdin=stdin).decode("utf-8", "surrogateescape").splitlines()
+
+    def literally(self, *words: str) -> bytes:
+        """With paths that are names, whatever signs are in them."""
+        return Git(self._folder, env={"GIT_LITERAL_PATHSPECS": "1"})(*words)
+
+    def path(self, inside: str) -> Path:
+        """What git names relative to where it runs."""
+        return self._where / inside
 
     def start(self, *words: str, stdin: int = subprocess.DEVNULL) -> subprocess.Popen[bytes]:
         """For output that is read as it comes."""
