@@ -253,3 +253,37 @@ new file mode 100644
 +def test_more():
 +    assert add(2, 2) == 4
 """
+
+
+UNITTEST = (
+    "import unittest\n\nfrom calc import add\n\n\nclass Calc(unittest.TestCase):\n"
+    "    def test_add(self):\n        self.assertEqual(add(1, 2), 3)\n"
+)
+FORGED_TEXT = """
+import os, sys
+sys.stderr.write("test_add (tests.test_calc.Calc.test_add) ... ok\\n\\n" + "-" * 70 + "\\nRan 1 test in 0.000s\\n\\nOK\\n")
+sys.stderr.flush()
+os._exit(0)
+"""
+PATCHED_CASE = """
+import unittest
+unittest.TestCase._callTestMethod = lambda self, method: None
+"""
+
+
+@pytest.mark.parametrize("lie", [FORGED_TEXT, PATCHED_CASE], ids=["forged text", "a patched test case"])
+async def test_unittest_has_a_witness_too(lie: str, tmp_path: Path, open_sample: OpenPlace, cache: Path) -> None:
+    name = "tests.test_calc.Calc.test_add"
+    files = {"tests/__init__.py": "", "tests/test_calc.py": UNITTEST}
+    command = "python -m unittest -v"
+    sample = calc(tmp_path / "calc", files, fail_to_pass=[name], pass_to_pass=[], verify={"command": command})
+    place = await open_sample(sample)
+    assert (await verify(sample, place, cache=cache)).outcome == "not_solved"
+    await place.exec(f"cp calc.py /tmp; cat >> calc.py <<'END'\n{lie}\nEND\n")
+    assert (await place.exec(command)).exit_code == 0
+    result = await verify(sample, place, cache=cache)
+    assert result.outcome == "tests_did_not_run", result
+    await place.exec(f"cp /tmp/calc.py .; {SOLVE}")
+    result = await verify(sample, place, cache=cache)
+    assert result.outcome == "solved", result
+    assert "carrel-" not in result.stderr

@@ -6,23 +6,18 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from carrel import tasks
 from carrel.cli import show
 from carrel.cli.ending import TaskFailed, WrongUsage, waits
 from carrel.errors import EnvironmentFailed
 from carrel.execution.settings import Mount
-from carrel.tasks.changes import changes_of_folder
-from carrel.tasks.dataset import Dataset, Datasets
-from carrel.tasks.grading import grade, grade_patch, protection_of
-from carrel.tasks.pass_rate import Summary
-from carrel.tasks.place import make_ready
-from carrel.tasks.results_file import TaskResult
-from carrel.tasks.running import Agent, run_samples
-from carrel.tasks.sample import Sample
-from carrel.tasks.verdict import VerificationResult
+
+if TYPE_CHECKING:
+    from carrel.tasks import Dataset, Sample, Summary, TaskResult, VerificationResult
 
 app = typer.Typer(
     help="Let an agent work on samples, and judge what was done.", no_args_is_help=True, rich_markup_mode=None
@@ -75,7 +70,7 @@ async def run(
     if not agent.strip():
         raise WrongUsage("--agent says what works on the samples; there is no default")
     file = output or Path(f"{found.name}.results.jsonl")
-    who = Agent(
+    who = tasks.Agent(
         command=agent,
         timeout=timeout or None,
         network=network,
@@ -94,7 +89,9 @@ async def run(
         show.say(f"{line}  {_reason(result.result)}".rstrip(), _STYLES.get(result.result.outcome, ""))
         show.flush()
 
-    total = await run_samples(chosen, who, file, workers=workers, resume=resume, cache=cache, keep=keep, done=tell)
+    total = await tasks.run_samples(
+        chosen, who, file, workers=workers, resume=resume, cache=cache, keep=keep, done=tell
+    )
     if as_json:
         show.print_json({"summary": total.model_dump(), "results": str(file.absolute()), "done_now": count})
     else:
@@ -128,7 +125,7 @@ async def verify(
         result = await _judge_folder(wanted, folder, cache, keep)
     else:
         text = wanted.patch if gold else _text(patch or "")
-        result = await grade_patch(wanted, text, cache=cache, keep=keep)
+        result = await tasks.grade_patch(wanted, text, cache=cache, keep=keep)
     if as_json:
         show.print_json(result.model_dump())
     else:
@@ -140,16 +137,16 @@ async def verify(
 
 
 async def _judge_folder(sample: Sample, folder: Path, cache: Path | None, keep: Path | None) -> VerificationResult:
-    prepared = await make_ready(sample, cache)
-    work = changes_of_folder(prepared.workspace, folder.absolute(), protection_of(prepared).why)
-    return await grade(sample, work, keep=keep, prepared=prepared)
+    prepared = await tasks.make_ready(sample, cache)
+    work = tasks.changes_of_folder(prepared.workspace, folder.absolute(), tasks.protection_of(prepared).why)
+    return await tasks.grade(sample, work, keep=keep, prepared=prepared)
 
 
 def dataset_named(name: str, folder: Path | None) -> Dataset:
     """By its name among the datasets, or a folder of its own where a path was typed."""
     if os.sep in name or name in (".", ".."):
-        return Dataset.load(name)
-    return Datasets(folder).get(name)
+        return tasks.Dataset.load(name)
+    return tasks.Datasets(folder).get(name)
 
 
 def _variable(text: str) -> tuple[str, str]:

@@ -18,7 +18,9 @@ from carrel.tasks.verdict import Run
 LARGEST_REPORT = 64 * 1024 * 1024
 _WITNESS = Path(__file__).with_name("witness")
 WITNESS_AT = "/opt/carrel-witness"
-WITNESS_MODULE = "carrel_witness"
+WITNESS_PLUGIN = "carrel_witness"
+WITNESS_MODULES = frozenset(file.stem for file in _WITNESS.glob("*.py"))
+_RUNNERS = r"\bpy\.?test\b|-m\s+unittest\b"
 
 
 @dataclass(frozen=True)
@@ -32,10 +34,10 @@ class Ran:
 
 
 def wants_witness(sample: Sample) -> bool:
-    """Whether the command runs pytest in a way in which it takes plugins from the environment."""
+    """Whether the command runs pytest or unittest in a way in which they take something from the environment."""
     command = sample.verify.command
     python_alone = re.search(r"\bpython[\d.]*\s+(-\w+\s+)*-\w*[IE]", command)
-    return sample.verifier == "test_suite" and re.search(r"\bpy\.?test\b", command) is not None and not python_alone
+    return sample.verifier == "test_suite" and re.search(_RUNNERS, command) is not None and not python_alone
 
 
 def witness_mounts(sample: Sample) -> tuple[Mount, ...]:
@@ -81,7 +83,7 @@ async def _call_witness(place: Executor, sample: Sample, file: str, word: str) -
     await place.write_file(file, word)
     given = sample.environment.env
     path = [WITNESS_AT, *filter(None, [given.get("PYTHONPATH", "")])]
-    plugins = [WITNESS_MODULE, *filter(None, [given.get("PYTEST_PLUGINS", "")])]
+    plugins = [WITNESS_PLUGIN, *filter(None, [given.get("PYTEST_PLUGINS", "")])]
     return {"CARREL_WITNESS": file, "PYTHONPATH": ":".join(path), "PYTEST_PLUGINS": ",".join(plugins)}
 
 

@@ -10,7 +10,7 @@ from pathlib import Path, PurePosixPath
 from carrel.errors import CarrelError, ConfigurationError, WorkerLost
 from carrel.execution.executor import Executor
 from carrel.tasks.changes import Change, Changes, apply_patch, carry_over, changes_in, without_traps
-from carrel.tasks.command_run import WITNESS_MODULE, Ran, run_command, witness_mounts
+from carrel.tasks.command_run import WITNESS_MODULES, Ran, run_command, witness_mounts
 from carrel.tasks.place import Prepared, make_ready, open_place
 from carrel.tasks.protection import Folder, Protection
 from carrel.tasks.sample import Sample
@@ -114,7 +114,7 @@ def failed(sample: Sample, problem: Exception) -> VerificationResult:
 
 def protection_of(prepared: Prepared) -> Protection:
     folders = prepared.environment.folders
-    return Protection(prepared.sample, Folder(prepared.workspace), {*_site_modules(folders), WITNESS_MODULE})
+    return Protection(prepared.sample, Folder(prepared.workspace), _site_modules(folders) | WITNESS_MODULES)
 
 
 def protected(prepared: Prepared, changes: Changes) -> Changes:

@@ -1,4 +1,4 @@
-"""Pure: what the witness in a pytest run said, and whether the report says the same."""
+"""Pure: what the witness in a test runner said, and whether the report says the same."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from carrel.tasks.told import Status, Told
 
 @dataclass
 class Testimony:
-    """One run of pytest as it was seen from inside it."""
+    """One run of the tests as it was seen from inside."""
 
     __test__ = False
 
@@ -67,7 +67,7 @@ def doubt(told: Testimony, cases: Sequence[Told]) -> str:
     if not told.begun:
         return ""
     if not told.finished:
-        return "pytest was ended from inside before it was finished, so its report is not its own"
+        return "the test runner was ended from inside before it was finished, so its report is not its own"
     if told.canary_failed is False:
         return "a test that must fail passed: somebody has changed the test runner"
     if told.problem:

@@ -1,19 +1,9 @@
-"""A pytest plugin that runs where the tests run: it tells the host, line by line, what really happened to each of them.
+"""A pytest plugin that runs where the tests run: it tells the host what really happened to each of them."""
 
-Standard library and any pytest from 3 on. The lines go to standard error as it was before pytest took it, and the host
-takes them out again. What is written to a pipe cannot be taken back, so a report that is rewritten afterwards says
-something else than these lines. The lines begin with a word that only the host and this file know; the file that held
-it is gone before any code of the project is imported.
-"""
-
-import json
-import os
 from typing import Any
 
 import pytest
-
-HERE = os.path.dirname(os.path.abspath(__file__))
-WORD = os.environ.pop("CARREL_WITNESS", "")
+from carrel_speaking import speaker
 
 
 class _Canary(pytest.Item):
@@ -27,30 +17,6 @@ class _Canary(pytest.Item):
 
     def repr_failure(self, excinfo: Any, style: Any = None) -> str:
         return "as it should"
-
-
-def _speaker() -> Any:
-    """A function that sends a line, or None where nobody listens: in a pytest that a test has started."""
-    try:
-        with open(WORD) as file:
-            word = file.read().strip()
-        os.unlink(WORD)
-    except OSError:
-        return None
-    # What the tests start is none of our business.
-    for name, between in (("PYTEST_PLUGINS", ","), ("PYTHONPATH", ":")):
-        left = [part for part in os.environ.pop(name, "").split(between) if part and part not in (__name__, HERE)]
-        if left:
-            os.environ[name] = between.join(left)
-    out = os.dup(2)
-    getpid, write, dumps, owner = os.getpid, os.write, json.dumps, os.getpid()
-
-    def say(**what: Any) -> None:
-        # A fork of a test is not the runner; and a line must be one write.
-        if getpid() == owner:
-            write(out, f"\n{word} {dumps(what)}\n".encode("ascii"))
-
-    return say
 
 
 def _canary_failed(session: Any) -> bool:
@@ -90,7 +56,7 @@ class _Witness:
         self._say(event="finished", status=int(exitstatus))
 
 
-_say = _speaker()
+_say = speaker()
 if _say is not None:
 
     def pytest_configure(config: Any, _say: Any = _say) -> None:
