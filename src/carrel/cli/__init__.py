@@ -5,6 +5,7 @@ from typing import Annotated
 import typer
 
 from carrel import __version__
+from carrel.cli.datasets import app as datasets
 from carrel.cli.demo import demo
 from carrel.cli.doctor import doctor
 from carrel.cli.ending import run_to_its_end
@@ -22,6 +23,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.add_typer(sessions, name="sessions")
+app.add_typer(datasets, name="datasets")
 app.add_typer(task, name="task")
 app.command("demo")(demo)
 app.command("run")(run)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -17,6 +18,8 @@ from carrel.home import resolve_carrel_home
 from carrel.tasks.definition import Definition, faults, read_yaml
 from carrel.tasks.nearness import nearest
 from carrel.tasks.sample import Environment, PlainName, Sample, Verify
+
+logger = logging.getLogger(__name__)
 
 DEFINITION, SAMPLES = "dataset.yaml", "samples.jsonl"
 DEMO = Path(__file__).with_name("demo")
@@ -205,8 +208,14 @@ class Datasets:
         return sorted(self._folders())
 
     def list(self) -> list[DatasetInfo]:
-        """All of them; one that cannot be read raises DatasetInvalid."""
-        return [self.get(name).info for name in self.names()]
+        """All that can be read; of the others a warning is logged, and `get` tells what is wrong."""
+        found = []
+        for name in self.names():
+            try:
+                found.append(self.get(name).info)
+            except (DatasetInvalid, DatasetNotFound, OSError) as problem:
+                logger.warning("the dataset %s cannot be read: %s", name, problem)
+        return found
 
     def get(self, name: str) -> Dataset:
         """By its folder's name; DatasetNotFound names those there are."""
