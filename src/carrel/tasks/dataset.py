@@ -95,7 +95,7 @@ class Dataset:
         if not lines.is_file():
             raise DatasetInvalid(f"{folder} is no dataset: it has no {SAMPLES}")
         definition = read_yaml(file) if file.exists() else Definition(file, {}, None)
-        settings = _settings(definition)
+        settings = settings_of(definition)
         name = settings.name or folder.name
         samples = list(_samples(lines, folder, name, settings))
         _mark_latest(samples)
@@ -103,7 +103,8 @@ class Dataset:
         return cls(name, folder, settings.description, created, tuple(samples))
 
 
-def _settings(definition: Definition) -> DatasetSettings:
+def settings_of(definition: Definition) -> DatasetSettings:
+    """What a definition says; DatasetInvalid names what is wrong first."""
     try:
         settings = DatasetSettings.model_validate(definition.data)
         # What holds for all must be right by itself, and not only where a sample overrides it.

@@ -23,7 +23,8 @@ class Definition:
     def refused(self, problem: ValidationError, part: str | None = None) -> DatasetInvalid:
         """The first fault, with the line it is on; `part` is the field that was validated."""
         where = (*((part,) if part else ()), *problem.errors()[0]["loc"])
-        return DatasetInvalid(f"{self.file}, line {_line(self.root, where)}: {faults(problem, part)}")
+        line = f", line {_line(self.root, where)}" if self.root is not None else ""
+        return DatasetInvalid(f"{self.file}{line}: {faults(problem, part)}")
 
 
 def read_yaml(file: Path) -> Definition:

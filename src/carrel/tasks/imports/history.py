@@ -17,7 +17,7 @@ from carrel.tasks.changes import Changes
 from carrel.tasks.git_command import Git, GitFailed
 from carrel.tasks.grading import grade, grade_patch
 from carrel.tasks.imports.parts import Parts, split
-from carrel.tasks.imports.writing import Imported, LeftOut, new_dataset, write_samples, write_settings
+from carrel.tasks.imports.writing import Imported, LeftOut, new_dataset, refuse_wrong, write_samples, write_settings
 from carrel.tasks.sample import Environment, Sample, Verify
 from carrel.tasks.verdict import VerificationResult
 from carrel.tasks.workers import in_parallel
@@ -59,6 +59,7 @@ async def import_history(
     """`commits` is a range like `v1.0..main`; `settings` (with `verify.command`) is for `dataset.yaml`.
 
     A commit becomes a sample when with its tests something fails without its source and passes with it."""
+    refuse_wrong(settings)
     git = await asyncio.to_thread(_repository, repo)
     done = Imported(into)
     candidates = await asyncio.to_thread(_candidates, git, commits, test_patterns, done)

@@ -13,7 +13,7 @@ from pydantic import ValidationError
 
 from carrel.errors import DatasetInvalid
 from carrel.tasks.definition import faults
-from carrel.tasks.imports.writing import Imported, LeftOut, new_dataset, write_samples, write_settings
+from carrel.tasks.imports.writing import Imported, LeftOut, new_dataset, refuse_wrong, write_samples, write_settings
 from carrel.tasks.sample import Sample
 
 ENDINGS = (".bundle", ".tar.gz", ".tgz", "")
@@ -36,6 +36,7 @@ def import_swebench(file: Path, files: Path, into: Path, settings: dict[str, Any
     """Each line becomes a sample whose files are found in `files`: by its instance_id, else by its repository's name.
 
     A line that cannot become one is told with its number; the others do. `settings` is for `dataset.yaml`."""
+    refuse_wrong(settings)
     if not file.is_file():
         raise DatasetInvalid(f"there is no file {file}")
     if not files.is_dir():

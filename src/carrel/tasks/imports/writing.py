@@ -15,7 +15,8 @@ import orjson
 import yaml
 
 from carrel.errors import DatasetExists, DatasetInvalid
-from carrel.tasks.dataset import DEFINITION, SAMPLES
+from carrel.tasks.dataset import DEFINITION, SAMPLES, settings_of
+from carrel.tasks.definition import Definition
 from carrel.tasks.sample import Sample, plain_name
 
 
@@ -60,6 +61,11 @@ def new_dataset(folder: Path) -> Iterator[Path]:
             raise
     finally:
         shutil.rmtree(making, ignore_errors=True)
+
+
+def refuse_wrong(settings: dict[str, Any]) -> None:
+    """DatasetInvalid for settings that a dataset could not be read with afterwards."""
+    settings_of(Definition(Path(DEFINITION), settings, None))
 
 
 def write_settings(folder: Path, settings: dict[str, Any]) -> None:
