@@ -20,10 +20,20 @@ CALC = {
 }
 ADD, ONE = "tests/test_calc.py::test_add", "tests/test_calc.py::test_one"
 SOLVE = "sed -i 's/a - b/a + b/' calc.py"
-GOLD = "--- a/calc.py\n+++ b/calc.py\n@@ -1,2 +1,2 @@\n def add(a, b):\n-    return a - b\n+    return a + b\n"
+GOLD = """--- a/calc.py
++++ b/calc.py
+@@ -1,5 +1,5 @@
+ def add(a, b):
+-    return a - b
++    return a + b
+ 
+ 
+ def one():
+"""
 
 
 def written(folder: Path, files: dict[str, str]) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
     for name, text in files.items():
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)

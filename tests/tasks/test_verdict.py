@@ -9,7 +9,7 @@ import pytest
 from carrel.tasks.changes import Change, Changes, odd_path, without_traps
 from carrel.tasks.named_tests import Reported
 from carrel.tasks.pass_rate import summary, wilson
-from carrel.tasks.protection import touched_by
+from carrel.tasks.protection import programs_of, touched_by
 from carrel.tasks.sample import Sample
 from carrel.tasks.sections import guarded
 from carrel.tasks.testimony import doubt, hear
@@ -254,6 +254,21 @@ def test_a_folder_is_replaced_only_when_nothing_of_it_is_left() -> None:
 def test_the_paths_of_a_patch() -> None:
     patch = "diff --git a/old.py b/new.py\nrename from old.py\nrename to new.py\n--- a/x y.py\t2026\n+++ b/x y.py\n"
     assert touched_by(patch + "--- /dev/null\n+++ b/added.py\n") == {"old.py", "new.py", "x y.py", "added.py"}
+
+
+@pytest.mark.parametrize(
+    ("command", "programs"),
+    [
+        ("./run.sh --all && A=1 sh scripts/check.sh x | tee log", {"run.sh", "scripts/check.sh", "tee"}),
+        ("python -m pytest tests/a.py", set()),
+        ("python -B grade.py essay.txt; test -e calc.py", {"grade.py", "test"}),
+        ("mypy app.py", {"mypy"}),
+        ("cd x && 'unclosed", {"cd", "'unclosed"}),
+        ("", set()),
+    ],
+)
+def test_the_programs_of_a_command(command: str, programs: set[str]) -> None:
+    assert programs_of(command) == programs
 
 
 # --- rates -----------------------------------------------------------------------------------------------------------

@@ -120,6 +120,8 @@ LINTER_FILES = (
     ".semgrep*",
     "sonar-project.properties",
 )
+_WRAPPERS = ("env", "exec", "time", "nice", "command", "xvfb-run", "!")
+_INTERPRETERS = r"(ba|da|z|k)?sh|python[\d.]*|node|deno|bun|ruby|perl|php|Rscript|lua|tclsh"
 _ELF = b"\x7fELF"
 _PATCHED = re.compile(r"^(?:---|\+\+\+) (?:[ab]/)?([^\t\n]+)|^(?:rename|copy) (?:from|to) (.+)$", re.MULTILINE)
 _GIT_HEADER = re.compile(r"^diff --git a/(.+?) b/(.+)$", re.MULTILINE)
@@ -130,6 +132,25 @@ def touched_by(patch: str) -> set[str]:
     found = {first or second for first, second in _PATCHED.findall(patch)}
     found |= {path for pair in _GIT_HEADER.findall(patch) for path in pair}
     return {path.strip().strip('"') for path in found} - {"/dev/null", "dev/null"}
+
+
+def programs_of(command: str) -> set[str]:
+    """What a command line runs, as paths: the first word of each part, and the script of an interpreter.
+
+    Only those: a file that is looked at (`mypy app.py`, `test -e app.py`) may well be what is to be repaired.
+    """
+    found = set()
+    for part in re.split(r"[;&|()\n]+", command):
+        try:
+            words = shlex.split(part)
+        except ValueError:
+            words = part.split()
+        words = [word for word in words if not re.match(r"\w+=", word) and word not in _WRAPPERS]
+        if words[:1] and re.fullmatch(_INTERPRETERS, PurePosixPath(words[0]).name):
+            scripts = [word for word in words[1:] if not word.startswith("-")][:1]
+            words = scripts if not {"-m", "-c", "-e"} & set(words) else []
+        found |= {str(PurePosixPath(word)) for word in words[:1]}
+    return found
 
 
 class Folder:
@@ -197,14 +218,10 @@ class Protection:
 
     @cached_property
     def _named(self) -> set[str]:
-        """Files that the lists of tests or the test command name."""
+        """Files in which the listed tests are, and programs that the test command runs."""
         wanted = [*self._sample.fail_to_pass, *self._sample.pass_to_pass]
         named = {name.partition("::")[0] for name in wanted if "::" in name}
-        try:
-            words = shlex.split(self._sample.verify.command)
-        except ValueError:
-            words = self._sample.verify.command.split()
-        named |= {str(PurePosixPath(word)) for word in words}
+        named |= programs_of(self._sample.verify.command)
         return {name for name in named if self._base.kind(name) == "file"}
 
     @cached_property
