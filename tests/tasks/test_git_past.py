@@ -105,6 +105,14 @@ async def test_the_same_from_a_bundle(repository: Repository, tmp_path: Path) ->
     assert files.receipt.source == "bundle"
 
 
+async def test_paths_may_be_relative(repository: Repository, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    repository.git("bundle", "create", "-q", str(tmp_path / "f.bundle"), "--all")
+    monkeypatch.chdir(tmp_path)
+    files = await prepared(Path("f.bundle"), Path("cache"), repository.base)
+    assert files.folder.is_absolute()
+    holds_no_future(files, repository, repository.base)
+
+
 @pytest.mark.parametrize("name", ["v1", "refs/tags/v1", "abbreviated"])
 async def test_a_base_may_be_named_by_a_tag_or_a_short_hash(name: str, repository: Repository, tmp_path: Path) -> None:
     first = repository.git("rev-parse", "v1")

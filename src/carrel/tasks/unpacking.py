@@ -54,7 +54,8 @@ async def prepared_files(sample: Sample, cache: Path) -> Files:
 
     FilesRefused says what is wrong with the source; StorageWriteError that there is no room. Either way, and when it
     is killed half way, nothing is left that could be taken for the files."""
-    source = looked_at(sample.files)
+    cache = cache.absolute()
+    source = looked_at(sample.files.absolute() if sample.files is not None else None)
     if sample._files_digest is None:
         sample._files_digest = await asyncio.to_thread(digest_of, source, cache)
     of_source = sample._files_digest

@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from carrel.tasks.dataset import DEMO
+from tests.cli.conftest import at_terminal, carrel, environment, home  # noqa: F401 -- fixtures
 
+# ruff: noqa: F811 -- a fixture's name is also that of the argument
 Carrel = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
