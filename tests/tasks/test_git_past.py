@@ -1,12 +1,13 @@
 """No future in the box: what is left of a repository, and the receipt of what is gone."""
 
+import asyncio
 import subprocess
 import tarfile
 from pathlib import Path
 
 import pytest
 
-from carrel.errors import FilesRefused
+from carrel.errors import FilesRefused, ProgramMissing
 from carrel.tasks.sample import Sample
 from carrel.tasks.unpacking import Files, prepared_files
 from tests.tasks.repositories import Repository
@@ -276,3 +277,27 @@ async def test_a_link_out_of_the_tree_in_a_commit_is_refused(tmp_path: Path) -> 
     made.git("bundle", "create", "-q", str(tmp_path / "f.bundle"), "--all")
     with pytest.raises(FilesRefused, match="the link link leads out of the sample's folder, to /etc/passwd"):
         await prepared(tmp_path / "f.bundle", tmp_path / "cache", base)
+
+
+async def test_who_is_cancelled_ends_git_too(tmp_path: Path) -> None:
+    made = Repository(tmp_path / "source")
+    for number in range(3):
+        made.commit(f"{number}", {f"f{place}": f"{number} {place}\n" * 2000 for place in range(300)})
+    task = asyncio.ensure_future(prepared(made.folder, tmp_path / "cache"))
+    while not list(tmp_path.glob("cache/files/*.making/room/new.git")):
+        assert not task.done()
+        await asyncio.sleep(0.001)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    left = [path.name for path in (tmp_path / "cache" / "files").iterdir() if path.name != "digests"]
+    assert [name for name in left if not name.endswith(".lock")] == []
+    assert (await prepared(made.folder, tmp_path / "cache")).receipt.files > 300
+
+
+async def test_a_machine_without_git_is_told(
+    repository: Repository, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(ProgramMissing, match="git is not installed"):
+        await prepared(repository.folder, tmp_path / "cache", repository.base)

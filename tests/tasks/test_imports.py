@@ -159,6 +159,12 @@ def test_a_line_of_swebench_as_a_sample() -> None:
     assert (sample.language, sample.environment_setup_commit) == ("python", "abc")
 
 
+def test_names_of_unittest_are_those_that_reports_have() -> None:
+    names = ["test_a (pkg.test_x.X)", "test_a (pkg.test_x.X.test_a)", "tests/test_x.py::test_a[1 (2)]", "It has words"]
+    sample = sample_of(ROW | {"FAIL_TO_PASS": names})
+    assert sample.fail_to_pass == ["pkg.test_x.X.test_a", "pkg.test_x.X.test_a", *names[2:]]
+
+
 @pytest.mark.parametrize(
     ("change", "complaint"),
     [

@@ -142,6 +142,14 @@ async def test_files_are_made_once_and_shared(tmp_path: Path, cache: Path) -> No
     assert len(left_in(cache)) == 2
 
 
+async def test_a_copy_of_a_sample_with_other_files_has_those(tmp_path: Path, cache: Path) -> None:
+    one = packed(tmp_path / "one.tar.gz", member("a", b"one"))
+    await prepared_files(one, cache)
+    packed(tmp_path / "two.tar.gz", member("a", b"two"))
+    two = one.model_copy(update={"files": tmp_path / "two.tar.gz"})
+    assert contents((await prepared_files(two, cache)).folder) == {"a": "two"}
+
+
 async def test_what_was_read_once_is_known_by_its_time_of_change(tmp_path: Path, cache: Path) -> None:
     file = tmp_path / "f.tar.gz"
     sample = packed(file, member("a", b"one"))

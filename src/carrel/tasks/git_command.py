@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import subprocess
+import threading
+import time
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -11,7 +13,18 @@ from carrel.errors import FilesRefused, ProgramMissing
 
 SECONDS = 900
 """What one git command may take."""
-_SAFE = ("-c", "core.hooksPath=/dev/null", "-c", "core.fsmonitor=false", "-c", "protocol.allow=never")
+_PAUSE = 0.2
+"""Seconds between two looks at whether anybody still waits for it."""
+_SETTINGS = (
+    "core.hooksPath=/dev/null",
+    "core.fsmonitor=false",
+    "core.commitGraph=false",  # it could tell of other parents than the commits do
+    "core.bigFileThreshold=64m",
+    "pack.windowMemory=256m",
+    "gc.auto=0",
+    "protocol.allow=never",
+)
+_SAFE = tuple(word for setting in _SETTINGS for word in ("-c", setting))
 
 
 class GitFailed(FilesRefused):
@@ -21,7 +34,15 @@ class GitFailed(FilesRefused):
 class Git:
     """Commands on one repository. No git settings of the user, the machine or the files are read."""
 
-    def __init__(self, folder: Path, *, worktree: Path | None = None, env: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        worktree: Path | None = None,
+        env: Mapping[str, str] | None = None,
+        given_up: threading.Event | None = None,
+    ) -> None:
+        """When `given_up` is set, a command that runs is ended."""
         self._env = {
             "PATH": os.environ.get("PATH", "/usr/bin:/bin"),
             "GIT_DIR": str(folder),
@@ -38,23 +59,35 @@ class Git:
         if worktree is not None:
             self._env["GIT_WORK_TREE"] = str(worktree)
         self._folder = folder
+        self._given_up = given_up
         self._where = worktree or folder.parent
 
     def __call__(self, *words: str, stdin: bytes = b"", fine: tuple[int, ...] = (0,)) -> bytes:
         """What it prints; GitFailed when it ends with a code that is not among the expected."""
         process = self.start(*words, stdin=subprocess.PIPE)
         try:
-            out, errors = process.communicate(stdin, timeout=SECONDS)
-        except subprocess.TimeoutExpired:
-            raise GitFailed(f"git {words[0]} did not end within {SECONDS} seconds") from None
+            out, errors = self._ended(process, stdin, words[0])
         finally:
             if process.poll() is None:
                 process.kill()
-                process.wait()
+                process.communicate()
         if process.returncode not in fine:
             said = errors.decode("utf-8", "replace").strip().removeprefix("fatal: ").removeprefix("error: ")
             raise GitFailed(f"git {words[0]}: {said[-1000:] or f'ended with {process.returncode}'}")
         return out
+
+    def _ended(self, process: subprocess.Popen[bytes], stdin: bytes, word: str) -> tuple[bytes, bytes]:
+        until = time.monotonic() + SECONDS
+        given: bytes | None = stdin
+        while True:
+            try:
+                return process.communicate(given, timeout=_PAUSE)
+            except subprocess.TimeoutExpired:
+                given = None  # What was not yet taken of it is still sent.
+                if self._given_up is not None and self._given_up.is_set():
+                    raise GitFailed(f"git {word}: nobody waits for it any more") from None
+                if time.monotonic() > until:
+                    raise GitFailed(f"git {word} did not end within {SECONDS} seconds") from None
 
     def lines(self, *words: str, stdin: bytes = b"") -> list[str]:
         return self(*words, stdin=stdin).decode("utf-8", "surrogateescape").splitlines()

@@ -37,12 +37,12 @@ class GitReceipt(BaseModel):
     """Every object that is left was counted, and belongs to the history of the base commit."""
 
 
-def bundled_past(bundle: Path, room: Path) -> Past:
+def bundled_past(bundle: Path, room: Path, budget: Budget) -> Past:
     """A git bundle's history, its objects unpacked in `room`."""
     with bundle.open("rb") as file:
         head = file.read(4096)
     sha256 = b"@object-format=sha256" in head
-    git = _new_repository(room / "bundle.git", "main", sha256)
+    git = _new_repository(room / "bundle.git", "main", sha256, budget)
     try:
         listed = [line.partition(" ")[::2] for line in git.lines("bundle", "list-heads", str(bundle))]
         git("bundle", "unbundle", str(bundle))
@@ -87,22 +87,18 @@ def _made_anew(
     tree: Path, past: Past, base_commit: str, room: Path, budget: Budget, *, write_files: bool
 ) -> GitReceipt:
     folder = room / "new.git"
-    new = _new_repository(folder, past.branch, past.sha256)
+    new = _new_repository(folder, past.branch, past.sha256, budget)
     if past.shallow:
         (folder / "shallow").write_text("".join(f"{line}\n" for line in past.shallow))
-    both = Git(folder, worktree=tree, env={"GIT_ALTERNATE_OBJECT_DIRECTORIES": str(past.objects)})
+    objects = {"GIT_ALTERNATE_OBJECT_DIRECTORIES": str(past.objects)}
+    both = Git(folder, worktree=tree, env=objects, given_up=budget.given_up)
     base = _resolved(both, past, base_commit, budget.what)
     tags = _tags_of_the_past(both, past, base)
     wanted = "".join(f"{hash_}\n" for hash_ in dict.fromkeys([base, *tags.values()]))
     try:
-        both(
-            "pack-objects",
-            "--revs",
-            "-q",
-            "--delta-base-offset",
-            str(folder / "objects/pack/pack"),
-            stdin=wanted.encode(),
-        )
+        # Differences that are there are used again; looking for new ones would take longer than all the rest.
+        words = ("--revs", "-q", "--delta-base-offset", "--window=0")
+        both("pack-objects", *words, str(folder / "objects/pack/pack"), stdin=wanted.encode())
     except GitFailed as problem:
         why = "; it borrowed objects from another repository, which are not here" if past.borrowed else ""
         raise FilesRefused(
@@ -120,9 +116,9 @@ def _made_anew(
     return receipt
 
 
-def _new_repository(folder: Path, branch: str, sha256: bool) -> Git:
+def _new_repository(folder: Path, branch: str, sha256: bool, budget: Budget) -> Git:
     folder.mkdir()
-    git = Git(folder)
+    git = Git(folder, given_up=budget.given_up)
     shape = "sha256" if sha256 else "sha1"
     git("init", "--quiet", "--bare", "--template=", f"--object-format={shape}", f"--initial-branch={branch}")
     return git

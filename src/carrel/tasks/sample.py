@@ -144,8 +144,8 @@ class Sample(BaseModel):
     environment: Environment = Environment()
     verify: Verify = Verify()
 
-    _files_digest: str | None = PrivateAttr(default=None)
-    """Of the files, once they were looked at: they are taken to stay as they are while the sample is in memory."""
+    _known_content: tuple[Path | None, str] | None = PrivateAttr(default=None)
+    """The files and their hash, once they were looked at: they are taken to stay so while the sample is in memory."""
 
     @model_validator(mode="before")
     @classmethod

@@ -13,7 +13,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ValidationError
 
-from carrel.errors import FilesRefused, StorageWriteError
+from carrel.errors import CarrelError, FilesRefused, StorageWriteError
 from carrel.execution import scratch
 from carrel.execution.environments import locked
 from carrel.tasks.archives import unpack_tar
@@ -56,9 +56,9 @@ async def prepared_files(sample: Sample, cache: Path) -> Files:
     is killed half way, nothing is left that could be taken for the files."""
     cache = cache.absolute()
     source = looked_at(sample.files.absolute() if sample.files is not None else None)
-    if sample._files_digest is None:
-        sample._files_digest = await asyncio.to_thread(digest_of, source, cache)
-    of_source = sample._files_digest
+    if sample._known_content is None or sample._known_content[0] != source.path:
+        sample._known_content = (source.path, await asyncio.to_thread(digest_of, source, cache))
+    of_source = sample._known_content[1]
     base = sample.base_commit if source.kind != "none" else ""
     digest = hashlib.sha256(f"{LAYOUT}\0{source.kind}\0{of_source}\0{base}".encode()).hexdigest()[:32]
     folder = cache / "files" / digest
@@ -114,7 +114,7 @@ def _make(source: Source, of_source: str, base_commit: str, folder: Path, budget
         elif source.path is not None and source.kind == "archive":
             unpack_tar(source.path, tree, budget)
         elif source.path is not None:
-            bundled = bundled_past(source.path, room)
+            bundled = bundled_past(source.path, room, budget)
         refuse_unfit(tree, budget.what)
         git = without_future(tree, base_commit, room, budget, bundled)
         refuse_unfit(tree, budget.what)
@@ -127,6 +127,8 @@ def _make(source: Source, of_source: str, base_commit: str, folder: Path, budget
         (making / RECEIPT).write_text(receipt.model_dump_json(), encoding="utf-8")
         scratch.remove(folder)  # Without a receipt that can be read it is of no use to anybody.
         making.rename(folder)
+    except CarrelError:
+        raise
     except OSError as problem:
         raise StorageWriteError(f"{budget.what} could not be unpacked to {folder.parent}: {problem}") from problem
     finally:

@@ -29,6 +29,7 @@ _SAME = (
     "created_at",
     "language",
 )
+_UNITTEST = re.compile(r"(\w+) \(([\w.]+)\)")
 _LISTS = ("fail_to_pass", "pass_to_pass", "fail_to_fail")
 
 
@@ -110,7 +111,13 @@ def _names(given: Any, field: str) -> list[str]:
             raise ValueError(f"{field.upper()}: no list of names, and no JSON of one") from None
     if not isinstance(given, list) or not all(isinstance(name, str) for name in given):
         raise ValueError(f"{field.upper()}: no list of names")
-    return given
+    return [dotted(name) for name in given]
+
+
+def dotted(name: str) -> str:
+    """Unittest's way of naming, `test_a (pkg.test_x.X)`, as `pkg.test_x.X.test_a`; other names as they are."""
+    found = _UNITTEST.fullmatch(name)
+    return f"{found[2].removesuffix(f'.{found[1]}')}.{found[1]}" if found else name
 
 
 def found(files: Path, sample: Sample) -> Path:
