@@ -11,6 +11,7 @@ import pytest
 from carrel.errors import ConfigurationError, EnvironmentFailed, SetupFailed
 from carrel.tasks.changes import Changes
 from carrel.tasks.grading import grade, verify
+from carrel.tasks.listing import changed_files
 from carrel.tasks.place import make_ready
 from tests.tasks.conftest import OpenPlace
 from tests.tasks.small_samples import PYTEST_ENV, SOLVE, calc
@@ -141,3 +142,27 @@ async def test_nothing_is_left_when_a_place_is_closed(tmp_path: Path, open_sampl
     assert (await verify(sample, place, cache=cache)).is_success
     await place.close()
     assert [path.name for path in cache.iterdir() if "half" in path.name or "tmp" in path.name] == []
+
+
+CHANGE_ALL = """
+rm gone.txt; echo more >> calc.py; touch tests/test_calc.py; chmod +x data/x; mkdir -p new/deep; echo 1 > new/deep/a
+ln -s data link; mv data/y data/z; printf same > same.txt; touch -d '2020-01-01' same.txt; echo 2 > '-n ew'
+"""
+
+
+@pytest.mark.parametrize("odd", ["", "echo 3 > $(printf 'odd\\nname')", "echo 4 > $(printf 'odd\\377name')"])
+async def test_one_look_at_a_place_finds_what_many_find(
+    odd: str, tmp_path: Path, open_sample: OpenPlace, cache: Path
+) -> None:
+    files = {"gone.txt": "", "data/x": "x", "data/y": "y", "same.txt": "same", "deep/er/file": "f"}
+    sample = calc(tmp_path / "calc", files)
+    place = await open_sample(sample)
+    base = (await make_ready(sample, cache)).workspace
+    assert await changed_files(place, base) == []
+    await place.exec(CHANGE_ALL + odd)
+    found = await changed_files(place, base)
+    assert found == await place.changed_files()
+    assert {"gone.txt", "calc.py", "data/x", "data/y", "data/z", "link", "new/deep/a", "-n ew"} <= {
+        c.path for c in found
+    }
+    assert not {"tests/test_calc.py", "same.txt"} & {change.path for change in found}

@@ -11,6 +11,7 @@ from typing import Literal, Protocol
 from carrel.errors import CarrelError, PatchRefused
 from carrel.execution.executor import CommandResult, Executor
 from carrel.execution.file_changes import Seen, read_plain, seen_below
+from carrel.tasks.listing import changed_files
 
 LARGEST = 64 * 1024 * 1024
 """Bytes of one file that are carried over."""
@@ -62,15 +63,16 @@ class Base(Protocol):
         """Every file and link below a folder."""
 
 
-async def changes_in(place: Executor, why_not: Verdict = lambda path: None) -> Changes:
+async def changes_in(place: Executor, why_not: Verdict = lambda path: None, base: Path | None = None) -> Changes:
     """Read once; whatever happens in the place afterwards is in nobody's verdict.
 
+    `base` is the folder that the place began with, where that is known: with it one look at the place is enough.
     What a place says of its files is what somebody in there may have made it say: paths are checked, sizes bounded.
     """
     entries: list[Change] = []
     left_out: list[tuple[str, str]] = []
     found = []
-    for change in await place.changed_files():
+    for change in await changed_files(place, base):
         reason = odd_path(change.path) or why_not(change.path)
         if reason is None and change.size > LARGEST:
             reason = f"larger than {LARGEST >> 20} MiB"

@@ -35,12 +35,15 @@ async def verify(
 
     Never raises for what the sample or the place did: the outcome says so. `keep` is a folder for the whole output.
     """
+    began = time.perf_counter()
     try:
         ready = prepared or await make_ready(sample, cache)
-        work = await changes_in(place, protection_of(ready).why)
+        work = await changes_in(place, protection_of(ready).why, ready.workspace)
     except (CarrelError, OSError) as problem:
         return failed(sample, problem)
-    return await grade(sample, work, cache=cache, keep=keep, prepared=ready)
+    result = await grade(sample, work, cache=cache, keep=keep, prepared=ready)
+    result.overhead_seconds = time.perf_counter() - began - result.execution_duration_seconds
+    return result
 
 
 async def grade_patch(
@@ -67,7 +70,7 @@ async def changes_of_patch(prepared: Prepared, patch: str) -> Changes:
     place = await open_place(prepared, network=False)
     try:
         await apply_patch(place, patch, "the patch")
-        return await changes_in(place)
+        return await changes_in(place, base=prepared.workspace)
     finally:
         await place.close()
 
