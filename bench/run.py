@@ -23,6 +23,7 @@ import importing
 import listing
 import loading
 import searching
+import verifying
 from measure import Line, Scale
 
 SUBJECTS = {
@@ -31,6 +32,7 @@ SUBJECTS = {
     "list": listing.measure,
     "search": searching.measure,
     "import": importing.measure,
+    "verify": verifying.measure,
 }
 RESULTS = Path(__file__).parent / "results"
 

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.conftest import Carrel
+from tests.cli.conftest import Carrel, carrel, environment, home  # noqa: F401 -- fixtures
 
+# ruff: noqa: F811 -- a fixture's name is also that of the argument
 FIX = "sed -i 's/a - b/a + b/' calc.py"
 TEST = (
     "import unittest\n\nfrom calc import add\n\n\nclass Calc(unittest.TestCase):\n"
