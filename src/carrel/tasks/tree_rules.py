@@ -68,7 +68,7 @@ def inner_path(name: str, what: Path) -> str:
 
 
 def every_entry(tree: Path, without: str | None = None) -> Iterator[os.DirEntry[str]]:
-    """All below a folder, links not followed, a folder before what is in it, by name; none that has the name `without`."""
+    """All below a folder but what has the name `without`; links not followed, a folder before what is in it, by name."""
     folders = [str(tree)]
     while folders:
         with os.scandir(folders.pop()) as entries:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from pathlib import PurePosixPath
 
 from carrel.tasks.protection import TEST_FILES, TEST_FOLDERS
 
@@ -34,7 +33,7 @@ def split(paths: Iterable[str], test_patterns: Sequence[str] = ()) -> Parts:
 
 
 def is_test(path: str, patterns: Sequence[str] = ()) -> bool:
-    *folders, name = PurePosixPath(path).parts
+    *folders, name = path.split("/")
     return (
         any(fnmatchcase(path, pattern) for pattern in patterns)
         or any(folder.lower() in TEST_FOLDERS for folder in folders)
@@ -43,7 +42,7 @@ def is_test(path: str, patterns: Sequence[str] = ()) -> bool:
 
 
 def is_no_code(path: str) -> bool:
-    *folders, name = PurePosixPath(path).parts
+    *folders, name = path.split("/")
     if any(fnmatchcase(name, pattern) for pattern in CODE_ALL_THE_SAME):
         return False
     return any(fnmatchcase(name, pattern) for pattern in NO_CODE) or (bool(folders) and folders[0] in NO_CODE_FOLDERS)
