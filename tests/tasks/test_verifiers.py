@@ -7,6 +7,8 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from carrel.tasks.changes import Changes
 from carrel.tasks.grading import SHOWN_OUTPUT, grade, grade_patch, verify
 from carrel.tasks.sample import Sample
@@ -218,3 +220,22 @@ async def test_patterns_of_the_samples_own_are_protected(tmp_path: Path, open_sa
 async def test_a_result_is_plain_data(calc_sample: Sample, cache: Path) -> None:
     result = await judged(calc_sample, cache)
     assert json.loads(result.model_dump_json())["failures"][0]["name"] == "tests.test_calc::test_add"
+
+
+@pytest.mark.parametrize("more", ["-p xdist.plugin -n 2", "-x", "-o junit_family=legacy", "--junitprefix=all", "-s"])
+async def test_the_witness_bears_with_how_pytest_is_run(more: str, tmp_path: Path, cache: Path) -> None:
+    sample = calc(tmp_path / "calc", verify={"command": f"{COMMAND} {more}", "timeout": 60})
+    names = ["test_add", "test_one"] if "prefix" in more else [ADD, "tests/test_calc.py::test_one"]
+    sample = sample.model_copy(update={"fail_to_pass": names[:1], "pass_to_pass": names[1:]})
+    result = await judged(sample, cache, GOLD)
+    assert result.outcome == "solved", result
+    assert "carrel-" not in result.stderr
+
+
+async def test_without_a_sandbox_the_verdict_says_so(
+    calc_sample: Sample, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CARREL_SANDBOX", "off")
+    result = await judged(calc_sample, cache, GOLD)
+    assert result.outcome == "solved", result
+    assert "no sandbox is in force here" in result.evidence[-1]

@@ -13,7 +13,7 @@ from carrel.execution.settings import Mount
 from carrel.tasks.reports import ReportKind, cases_in, kind_of_report
 from carrel.tasks.sample import Sample
 from carrel.tasks.testimony import doubt, hear
-from carrel.tasks.verdict import Run
+from carrel.tasks.verdict import Run, required_of
 
 LARGEST_REPORT = 64 * 1024 * 1024
 _WITNESS = Path(__file__).with_name("witness")
@@ -48,16 +48,19 @@ async def run_command(place: Executor, sample: Sample) -> Ran:
     """Run it once; whatever the code under test does, a run comes of it."""
     verify = sample.verify
     nonce = secrets.token_hex(12)
-    report, word = f"/tmp/carrel-report-{nonce}", f"carrel-{secrets.token_hex(16)}"
+    report, secret = f"/tmp/carrel-report-{nonce}", f"/tmp/carrel-word-{nonce}"
+    word = f"carrel-{secrets.token_hex(16)}"
     env: dict[str, str] = {}
     try:
         await _remove_reports(place, verify.reports)
         if wants_witness(sample):
-            env = await _call_witness(place, sample, f"/tmp/carrel-word-{nonce}", word)
+            env = await _call_witness(place, sample, secret, word)
         done = await place.exec(verify.command.replace("{report}", report), timeout=verify.timeout, env=env)
         stderr, told = hear(done.stderr, word)
         done.stderr = stderr
         text = await _report(place, sample, report, done)
+        if not _confined(place):
+            await place.exec(["rm", "-f", "--", report, secret], timeout=60)  # They lie among the host's files.
     except WorkerLost as problem:
         lost = f"the code under test ended the place it ran in: {problem}"
         return Ran(Run(problem=lost, exit_code=-1), None, "exit_code")
@@ -68,7 +71,7 @@ async def run_command(place: Executor, sample: Sample) -> Ran:
     elif text is not None and kind not in ("json", "exit_code"):
         try:
             run.cases = [case for part in _parts(text, kind) for case in cases_in(part, kind)]
-            run.problem = doubt(told, run.cases)
+            run.problem = doubt(told, run.cases, required_of(sample))
         except ReportUnreadable as problem:
             run.problem = str(problem)
     run.by_exit_code = kind == "exit_code"
@@ -79,10 +82,15 @@ async def run_command(place: Executor, sample: Sample) -> Ran:
     return Ran(run, text, kind)
 
 
+def _confined(place: Executor) -> bool:
+    """Whether the place has a file system of its own, with the witness mounted in it."""
+    return "filesystem_isolation" in place.supported_capabilities()
+
+
 async def _call_witness(place: Executor, sample: Sample, file: str, word: str) -> dict[str, str]:
     await place.write_file(file, word)
     given = sample.environment.env
-    path = [WITNESS_AT, *filter(None, [given.get("PYTHONPATH", "")])]
+    path = [WITNESS_AT if _confined(place) else str(_WITNESS), *filter(None, [given.get("PYTHONPATH", "")])]
     plugins = [WITNESS_PLUGIN, *filter(None, [given.get("PYTEST_PLUGINS", "")])]
     return {"CARREL_WITNESS": file, "PYTHONPATH": ":".join(path), "PYTEST_PLUGINS": ",".join(plugins)}
 

@@ -9,6 +9,7 @@ from pathlib import Path, PurePosixPath
 
 from carrel.errors import CarrelError, ConfigurationError, WorkerLost
 from carrel.execution.executor import Executor
+from carrel.execution.subprocess_executor import SubprocessExecutor
 from carrel.tasks.changes import Change, Changes, apply_patch, carry_over, changes_in, without_traps
 from carrel.tasks.command_run import WITNESS_MODULES, Ran, run_command, witness_mounts
 from carrel.tasks.place import Prepared, make_ready, open_place
@@ -98,6 +99,8 @@ async def grade(
     except (CarrelError, OSError) as problem:
         return failed(sample, problem)
     result = judge(sample, ran)
+    if "filesystem_isolation" not in SubprocessExecutor(ready.config).supported_capabilities():
+        result.evidence.append("no sandbox is in force here, so nothing keeps an agent's processes from the judging")
     if keep is not None:
         _keep(ran, keep)
     result.stdout, result.stderr = shortened(result.stdout), shortened(result.stderr)

@@ -54,7 +54,7 @@ def _dotted(name: str) -> str:
     """A node id as pytest's report has it: `tests.test_a.TestX.test_y[1]` for `tests/test_a.py::TestX::test_y[1]`."""
     head, parameters = _split(name)
     file, *rest = head.split("::")
-    if file.endswith(".py") and rest:
+    if rest:
         file = file.removesuffix(".py").replace("/", ".").lstrip(".")
     return ".".join([file, *rest]) + parameters
 

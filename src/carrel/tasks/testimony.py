@@ -62,8 +62,8 @@ def _note(seen: dict[str, Status], node: str, when: str, outcome: str) -> None:
         seen[node] = "passed"
 
 
-def doubt(told: Testimony, cases: Sequence[Told]) -> str:
-    """Why the report of this run cannot be believed; empty when it can."""
+def doubt(told: Testimony, cases: Sequence[Told], required: Sequence[str] = ()) -> str:
+    """Why the report of this run cannot be believed; empty when it can. Of `required` tests, where there are some."""
     if not told.begun:
         return ""
     if not told.finished:
@@ -72,11 +72,16 @@ def doubt(told: Testimony, cases: Sequence[Told]) -> str:
         return "a test that must fail passed: somebody has changed the test runner"
     if told.problem:
         return f"the test runner could not be tried with a test that must fail: {told.problem}"
-    seen = Reported(told.cases)
-    for case in cases:
+    seen, reported = Reported(told.cases), Reported(cases)
+    for case in [case for name in required for case in reported.find(name)] if required else cases:
         if case.status == "passed":
-            found = [other.status for other in seen.find(case.whole_name)]
+            found = [other.status for other in seen.find(case.whole_name) or _called(case.name, told.cases)]
             if not found or "failed" in found:
                 how = "failed" if found else "was not run"
                 return f"the report says that {case.whole_name} passed, and it {how}: the report is forged"
     return ""
+
+
+def _called(name: str, cases: Sequence[Told]) -> list[Told]:
+    """By the last part of the name: a runner may be told to put something before the names in its report."""
+    return [case for case in cases if case.name.endswith((f"::{name}", f".{name}"))]
