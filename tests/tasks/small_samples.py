@@ -20,16 +20,10 @@ CALC = {
 }
 ADD, ONE = "tests/test_calc.py::test_add", "tests/test_calc.py::test_one"
 SOLVE = "sed -i 's/a - b/a + b/' calc.py"
-GOLD = """--- a/calc.py
-+++ b/calc.py
-@@ -1,5 +1,5 @@
- def add(a, b):
--    return a - b
-+    return a + b
- 
- 
- def one():
-"""
+GOLD = (
+    "--- a/calc.py\n+++ b/calc.py\n@@ -1,5 +1,5 @@\n def add(a, b):\n-    return a - b\n+    return a + b\n"
+    " \n \n def one():\n"
+)
 
 
 def written(folder: Path, files: dict[str, str]) -> Path:

@@ -261,7 +261,8 @@ UNITTEST = (
 )
 FORGED_TEXT = """
 import os, sys
-sys.stderr.write("test_add (tests.test_calc.Calc.test_add) ... ok\\n\\n" + "-" * 70 + "\\nRan 1 test in 0.000s\\n\\nOK\\n")
+sys.stderr.write("test_add (tests.test_calc.Calc.test_add) ... ok\\n\\n")
+sys.stderr.write("-" * 70 + "\\nRan 1 test in 0.000s\\n\\nOK\\n")
 sys.stderr.flush()
 os._exit(0)
 """
