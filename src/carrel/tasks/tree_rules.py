@@ -68,7 +68,7 @@ def inner_path(name: str, what: Path) -> str:
 
 
 def every_entry(tree: Path, without: str | None = None) -> Iterator[os.DirEntry[str]]:
-    """All below a folder but what has the name `without`; links not followed, a folder before what is in it, by name."""
+    """All below a folder but what has the name `without`, by name; links not followed, a folder before its own."""
     folders = [str(tree)]
     while folders:
         with os.scandir(folders.pop()) as entries:
