@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from carrel.tasks.grading import verify
+from carrel.tasks.changes import changes_in
+from carrel.tasks.grading import grade, verify
+from carrel.tasks.place import make_ready
 from carrel.tasks.sample import Sample
 from tests.tasks.conftest import OpenPlace
 from tests.tasks.small_samples import ADD, ONE, PYTEST_ENV, SOLVE, calc
@@ -198,21 +200,16 @@ async def test_a_process_left_in_the_background_reaches_nothing(
     assert (await verify(calc_sample, place, cache=cache)).outcome == "solved"
 
 
-async def test_what_is_changed_while_it_is_judged_counts_for_nothing(
-    tmp_path: Path, open_sample: OpenPlace, cache: Path
+async def test_what_is_changed_after_the_place_was_read_counts_for_nothing(
+    calc_sample: Sample, open_sample: OpenPlace, cache: Path
 ) -> None:
-    sample = calc(tmp_path / "calc", {"tests/test_slow.py": "import time\n\ndef test_slow():\n    time.sleep(2)\n"})
-    place = await open_sample(sample)
-    judging = asyncio.create_task(verify(sample, place, cache=cache))
-    while not judging.done():
-        # Queues behind the reading of the place, and then comes while the tests run.
-        await place.exec(SOLVE)
-        await asyncio.sleep(0.2)
-        if "a + b" in (await place.read_file("calc.py")).decode():
-            break
-    second = await verify(sample, place, cache=cache)
-    assert (await judging).required[ADD] in ("failed", "passed")
-    assert second.outcome == "solved"
+    place = await open_sample(calc_sample)
+    ready = await make_ready(calc_sample, cache)
+    read = await changes_in(place, base=ready.workspace)
+    judging = asyncio.create_task(grade(calc_sample, read, prepared=ready))
+    await place.exec(SOLVE)
+    assert (await judging).outcome == "not_solved"
+    assert (await verify(calc_sample, place, cache=cache)).outcome == "solved"
 
 
 async def test_code_that_ends_the_place_it_is_judged_in_has_not_solved_it(
