@@ -10,6 +10,7 @@ import pytest
 from carrel.errors import FilesRefused, ProgramMissing
 from carrel.tasks.sample import Sample
 from carrel.tasks.unpacking import Files, prepared_files
+from tests.tasks.conftest import OpenPlace
 from tests.tasks.repositories import Repository
 
 
@@ -301,3 +302,27 @@ async def test_a_machine_without_git_is_told(
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(ProgramMissing, match="git is not installed"):
         await prepared(repository.folder, tmp_path / "cache", repository.base)
+
+
+async def test_in_a_session_git_works_and_knows_the_past_only(
+    repository: Repository, tmp_path: Path, open_sample: OpenPlace
+) -> None:
+    repository.git("bundle", "create", "-q", str(tmp_path / "f.bundle"), "--all")
+    sample = Sample(sample_id="a", files=tmp_path / "f.bundle", base_commit=repository.base)
+    place = await open_sample(sample)
+
+    async def said(command: str) -> str:
+        done = await place.exec(command)
+        assert done.exit_code == 0, done.stderr
+        return done.stdout.strip()
+
+    assert await said("git status --porcelain") == ""
+    assert await said("git log --all --format=%s") == "second\nfirst"
+    assert await said("git describe --tags --always") != ""
+    assert (await place.exec(f"git cat-file -e {repository.future}")).exit_code != 0
+    assert await said("git fsck --unreachable --no-reflogs 2>/dev/null") == ""
+    assert await said("grep -rl 'example.org/secret' /workspace /home /tmp; true") == ""
+    await said("echo new > c && git add c && git -c user.name=x -c user.email=x@y commit -qm mine")
+    assert await said("git log --format=%s") == "mine\nsecond\nfirst"
+    other = await open_sample(sample)
+    assert (await other.exec("git log --format=%s")).stdout.strip() == "second\nfirst"
