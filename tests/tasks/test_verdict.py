@@ -228,6 +228,9 @@ class Base:
     def kind(self, path: str):  # type: ignore[no-untyped-def]
         return self.kinds.get(path)
 
+    def runs(self, path: str) -> bool:
+        return False
+
     def children(self, path: str) -> list[str]:
         return [name for name, kind in self.kinds.items() if name.startswith(f"{path}/") and kind != "folder"]
 

@@ -62,6 +62,9 @@ class Base(Protocol):
     def children(self, path: str) -> Iterable[str]:
         """Every file and link below a folder."""
 
+    def runs(self, path: str) -> bool:
+        """Whether it is a file that can be run."""
+
 
 async def changes_in(place: Executor, why_not: Verdict = lambda path: None, base: Path | None = None) -> Changes:
     """Read once; whatever happens in the place afterwards is in nobody's verdict.
@@ -72,7 +75,8 @@ async def changes_in(place: Executor, why_not: Verdict = lambda path: None, base
     entries: list[Change] = []
     left_out: list[tuple[str, str]] = []
     found = []
-    for change in await changed_files(place, base):
+    changed, seen = await changed_files(place, base)
+    for change in changed:
         reason = odd_path(change.path) or why_not(change.path)
         if reason is None and change.size > LARGEST:
             reason = f"larger than {LARGEST >> 20} MiB"
@@ -83,7 +87,9 @@ async def changes_in(place: Executor, why_not: Verdict = lambda path: None, base
     for change in found[MOST_FILES:]:
         left_out.append((change.path, f"more than {MOST_FILES} files in all"))
     del found[MOST_FILES:]
-    looks = await _looks(place, [change.path for change in found if change.kind != "deleted"])
+    there = [change.path for change in found if change.kind != "deleted"]
+    looks = {path: _Look(None, seen[path].executable) for path in there if path in seen and seen[path].kind == "file"}
+    looks |= await _looks(place, [path for path in there if path not in looks])
     left = MOST
     for change in found:
         if change.kind == "deleted":
@@ -206,8 +212,8 @@ def _trap(change: Change, final: dict[str, Change], base: Base) -> str | None:
     return None
 
 
-async def carry_over(changes: Changes, place: Executor) -> None:
-    """Make a fresh place as the changes say; they are of `without_traps`."""
+async def carry_over(changes: Changes, place: Executor, base: Base) -> None:
+    """Make a fresh place, which is as `base`, as the changes say; they are of `without_traps`."""
     deleted = [change.path for change in changes.entries if change.kind == "deleted"]
     links = [change for change in changes.entries if change.kind == "link"]
     files = [change for change in changes.entries if change.kind == "file"]
@@ -216,8 +222,16 @@ async def carry_over(changes: Changes, place: Executor) -> None:
     await _do(place, ["rmdir", "-p", "--ignore-fail-on-non-empty", "--"], folders, may_fail=True)
     for change in files:
         await place.write_file(change.path, change.content)
-    await _do(place, ["chmod", "u=rwx,go=rx", "--"], [change.path for change in files if change.executable])
-    await _do(place, ["chmod", "u=rw,go=r", "--"], [change.path for change in files if not change.executable])
+    await _do(
+        place,
+        ["chmod", "u=rwx,go=rx", "--"],
+        [change.path for change in files if change.executable and not base.runs(change.path)],
+    )
+    await _do(
+        place,
+        ["chmod", "u=rw,go=r", "--"],
+        [change.path for change in files if not change.executable and base.runs(change.path)],
+    )
     for change in links:
         folder = str(PurePosixPath(change.path).parent)
         await _do(place, ["mkdir", "-p", "--"], [folder])

@@ -152,7 +152,7 @@ async def _one_run(prepared: Prepared, work: Changes) -> Ran:
     place = await open_place(prepared, mounts=witness_mounts(sample))
     try:
         try:
-            await carry_over(work, place)
+            await carry_over(work, place, Folder(prepared.workspace))
             await apply_patch(place, sample.test_patch, "the sample's test_patch")
         except WorkerLost as problem:
             raise CarrelError(f"the place was lost before the tests began: {problem}") from None

@@ -14,18 +14,21 @@ _SAME_MOMENT = 1e-5
 """Seconds; a time that was written in decimals and read again is not always the same float."""
 
 
-async def changed_files(place: Executor, base: Path | None) -> list[FileChange]:
-    """As the executor's own, which asks once per folder; this asks once in all where the place has a `find`."""
+async def changed_files(place: Executor, base: Path | None) -> tuple[list[FileChange], Tree]:
+    """As the executor's own, which asks once per folder; this asks once in all where the place has a `find`.
+
+    With how the files look now, where that came with it.
+    """
     now = None if base is None else await _listed(place)
     if base is None or now is None:
-        return await place.changed_files()
+        return await place.changed_files(), {}
     was = samples_tree(base)
     found = [FileChange(path, "deleted") for path in was.keys() - now.keys()]
     found += [FileChange(path, "added", now[path].size) for path in now.keys() - was.keys()]
     for path in was.keys() & now.keys():
         if not _alike(was[path], now[path]) or not await _untouched(place, base, path, was[path], now[path]):
             found.append(FileChange(path, "modified", now[path].size))
-    return sorted(found, key=lambda change: change.path)
+    return sorted(found, key=lambda change: change.path), now
 
 
 @lru_cache(maxsize=64)

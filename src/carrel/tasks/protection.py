@@ -170,6 +170,9 @@ class Folder:
             for name in [*files, *(name for name in folders if os.path.islink(os.path.join(place, name)))]:
                 yield os.path.relpath(os.path.join(place, name), self.folder)
 
+    def runs(self, path: str) -> bool:
+        return self.kind(path) == "file" and os.access(self.folder / path, os.X_OK)
+
     def read(self, path: str) -> bytes | None:
         return (self.folder / path).read_bytes() if self.kind(path) == "file" else None
 
