@@ -164,6 +164,13 @@ def test_what_is_not_there_is_told_with_what_is(tmp_path: Path) -> None:
         Dataset.load(tmp_path / "nothing")
 
 
+def test_among_others_a_dataset_has_the_name_of_its_folder(tmp_path: Path) -> None:
+    written(tmp_path / "birds", {"sample_id": "a"}, settings="name: fowl\n")
+    assert Dataset.load(tmp_path / "birds").name == "fowl"
+    found = Datasets(tmp_path).get("birds")
+    assert (found.name, found.info.name, found.sample("a").dataset) == ("birds", "birds", "birds")
+
+
 def test_a_dataset_that_changes_is_read_again(tmp_path: Path) -> None:
     datasets = Datasets(tmp_path)
     written(tmp_path / "d", {"sample_id": "a"})

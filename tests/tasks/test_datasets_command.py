@@ -32,7 +32,7 @@ def test_the_list(carrel: Carrel, home: Path) -> None:
     (home / "datasets" / "bad").mkdir()
     (home / "datasets" / "bad" / "samples.jsonl").write_text("{}\n")
     done = carrel("datasets", "list", "--json")
-    assert [(info["name"], info["sample_count"]) for info in json.loads(done.stdout)] == [("demo", 6), ("demo", 2)]
+    assert [(info["name"], info["sample_count"]) for info in json.loads(done.stdout)] == [("demo", 6), ("mine", 2)]
     assert done.stderr.startswith("note: the dataset bad cannot be read: ")
     assert carrel("datasets", "list", "--datasets", home / "none").stdout.startswith("No datasets in ")
 
@@ -50,7 +50,7 @@ def test_a_check_that_finds_something_wrong(carrel: Carrel, home: Path) -> None:
     folder = broken_demo(home)
     done = carrel("datasets", "check", "mine", code=1)
     assert "slug-1: in fail_to_pass, and is not run with the patch: tests.test_slug.Slug.test_of_dreams" in done.stdout
-    assert done.stderr == "error: 1 of 2 samples of demo are not right: slug-1\n"
+    assert done.stderr == "error: 1 of 2 samples of mine are not right: slug-1\n"
     findings = json.loads(carrel("datasets", "check", folder, "--json", "--workers", 1, code=1).stdout)
     assert [(finding["sample_id"], finding["status"]) for finding in findings] == [
         ("calc-1", "right"),

@@ -12,6 +12,7 @@ import typer
 from carrel import tasks
 from carrel.cli import show
 from carrel.cli.ending import TaskFailed, WrongUsage, waits
+from carrel.cli.task import dataset_named
 from carrel.errors import ProgramMissing
 
 if TYPE_CHECKING:
@@ -40,11 +41,6 @@ Cache = Annotated[
 def _datasets(context: typer.Context) -> None:
     if context.invoked_subcommand is None:
         typer.echo(context.get_help())
-
-
-def chosen(name: str, folder: Path | None) -> Dataset:
-    """A dataset by its name, or by the path to its folder."""
-    return tasks.Dataset.load(name) if "/" in name or name == "." else tasks.Datasets(folder).get(name)
 
 
 @app.command("list")
@@ -78,7 +74,7 @@ async def check_dataset(
     """Judge each sample as it is and with its own patch, and tell what does not fit.
 
     The tests in fail_to_pass have to fail before and pass after the patch, those in pass_to_pass pass both times."""
-    dataset = chosen(name, folder)
+    dataset = dataset_named(name, folder)
     wanted = [dataset.sample(id_) for id_ in samples] if samples else dataset.samples
     with _progress(len(wanted), f"checking {dataset.name}") as done:
         findings = await tasks.check(wanted, cache=cache, workers=workers, told=lambda finding: done(finding.sample_id))

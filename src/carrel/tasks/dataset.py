@@ -86,8 +86,10 @@ class Dataset:
         raise SampleNotFound(f"sample {sample_id} of {self.name} has no version {version}; there is {there}")
 
     @classmethod
-    def load(cls, folder: Path | str) -> Dataset:
-        """Read a folder; DatasetInvalid names the file, the line and the field of what is wrong first."""
+    def load(cls, folder: Path | str, name: str | None = None) -> Dataset:
+        """Read a folder; DatasetInvalid names the file, the line and the field of what is wrong first.
+
+        It is called `name`, else what `dataset.yaml` says, else as the folder is."""
         folder = Path(folder).expanduser().absolute()
         if not folder.is_dir():
             raise DatasetNotFound(f"there is no dataset folder {folder}")
@@ -96,7 +98,7 @@ class Dataset:
             raise DatasetInvalid(f"{folder} is no dataset: it has no {SAMPLES}")
         definition = read_yaml(file) if file.exists() else Definition(file, {}, None)
         settings = settings_of(definition)
-        name = settings.name or folder.name
+        name = name or settings.name or folder.name
         samples = list(_samples(lines, folder, name, settings))
         _mark_latest(samples)
         created = settings.created_at or datetime.fromtimestamp(lines.stat().st_mtime, UTC)
@@ -228,7 +230,7 @@ class Datasets:
         marks = tuple(_mark(folder / file) for file in (DEFINITION, SAMPLES))
         known = self._read.get(folder)
         if known is None or known[0] != marks:
-            known = self._read[folder] = (marks, Dataset.load(folder))
+            known = self._read[folder] = (marks, Dataset.load(folder, name))
         return known[1]
 
     def _folders(self) -> dict[str, Path]:
