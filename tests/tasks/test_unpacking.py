@@ -403,3 +403,19 @@ async def test_a_folder_that_is_gone_again_is_made_again(tmp_path: Path, cache: 
     files = await prepared_files(sample, cache)
     shutil.rmtree(files.folder.parent)
     assert (await prepared_files(sample, cache)).receipt.files == 3
+
+
+@pytest.mark.parametrize("given", ["folder", "archive"])
+async def test_files_that_changed_after_they_were_looked_at_are_not_taken_for_those(
+    given: str, tmp_path: Path, cache: Path
+) -> None:
+    source = many_files(tmp_path / "source", 3)
+    sample = of(source) if given == "folder" else packed(tmp_path / "f.tar.gz", member("a", b"one"))
+    first = await prepared_files(sample, cache)
+    shutil.rmtree(first.folder.parent)
+    (source / "d1" / "f1").write_text("else")
+    packed(tmp_path / "f.tar.gz", member("a", b"two"))
+    with pytest.raises(FilesRefused, match="was changed after it was first looked at; load the dataset again"):
+        await prepared_files(sample, cache)
+    assert left_in(cache) == []
+    assert await prepared_files(of(sample.files), cache) != first

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import os
 import shutil
@@ -17,7 +18,7 @@ from carrel.errors import CarrelError, FilesRefused, StorageWriteError
 from carrel.execution import scratch
 from carrel.execution.environments import locked
 from carrel.tasks.archives import unpack_tar
-from carrel.tasks.content import LEFT_OUT, Source, digest_of, fingerprint, looked_at
+from carrel.tasks.content import LEFT_OUT, Source, digest_of, looked_at
 from carrel.tasks.git_past import GitReceipt, bundled_past, without_future
 from carrel.tasks.sample import Sample
 from carrel.tasks.tree_rules import Budget, every_entry, kind_of, refuse_unfit
@@ -94,9 +95,10 @@ async def _made(source: Source, of_source: str, base_commit: str, folder: Path) 
         await asyncio.shield(work)
     except asyncio.CancelledError:
         budget.given_up.set()
-        await asyncio.wait([work])
-        if not work.cancelled():
-            work.exception()
+        while not work.done():
+            with contextlib.suppress(asyncio.CancelledError):  # Asked again, it still has to wait.
+                await asyncio.wait([work])
+        work.exception()
         raise
 
 
@@ -115,6 +117,8 @@ def _make(source: Source, of_source: str, base_commit: str, folder: Path, budget
             unpack_tar(source.path, tree, budget)
         elif source.path is not None:
             bundled = bundled_past(source.path, room, budget)
+        if digest_of(source, folder.parent.parent) != of_source:
+            raise FilesRefused(f"{budget.what} was changed after it was first looked at; load the dataset again")
         refuse_unfit(tree, budget.what)
         git = without_future(tree, base_commit, room, budget, bundled)
         refuse_unfit(tree, budget.what)
@@ -136,9 +140,8 @@ def _make(source: Source, of_source: str, base_commit: str, folder: Path, budget
 
 
 def _copy(source: Source, tree: Path, budget: Budget) -> None:
-    """A folder of the user's; links as links. One that changes meanwhile would be of no known content."""
+    """A folder of the user's; links as links."""
     assert source.path is not None
-    before, _ = fingerprint(source)
     for entry in every_entry(source.path, LEFT_OUT):
         about = entry.stat(follow_symlinks=False)
         to = tree / os.path.relpath(entry.path, source.path)
@@ -153,5 +156,3 @@ def _copy(source: Source, tree: Path, budget: Budget) -> None:
             os.utime(to, ns=(about.st_atime_ns, about.st_mtime_ns))
         else:
             raise FilesRefused(f"{budget.what}: {entry.name} is {kind_of(about.st_mode)}, and no file or folder")
-    if fingerprint(source)[0] != before:
-        raise FilesRefused(f"{source.path} was changed while it was being copied; try again")
