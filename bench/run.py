@@ -26,6 +26,7 @@ import importing
 import listing
 import loading
 import searching
+import verifying
 from measure import Line, Scale
 
 SUBJECTS = {
@@ -37,6 +38,7 @@ SUBJECTS = {
     "import": importing.measure,
     "describe": describing.measure,
     "call": calling.measure,
+    "verify": verifying.measure,
 }
 RESULTS = Path(__file__).parent / "results"
 

@@ -18,6 +18,8 @@ from carrel import errors
 HOUSE = Path(__file__).parent.parent
 PACKAGE = HOUSE / "src" / "carrel"
 PROJECT = tomllib.loads((HOUSE / "pyproject.toml").read_text(encoding="utf-8"))
+WITNESS = PACKAGE / "tasks" / "witness"
+"""Runs in the Python of a sample, which has a pytest of its own."""
 WORLD = {"os", "time", "asyncio", "pathlib", "threading", "subprocess", "socket", "sqlite3", "random", "shutil"}
 HEAVY = {"numpy", "wordllama", "redis", "jinja2", "rich", "typer", "sqlite3", "pydantic", "orjson", "asyncio"}
 
@@ -80,7 +82,8 @@ def test_a_file_that_says_it_is_pure_has_no_clock_disk_or_loop() -> None:
 def not_asked_for(asked: set[str], *folders: Path) -> set[str]:
     """What the Python files of some folders import that is neither ours, nor Python's, nor among the requirements."""
     installed = packages_distributions()
-    modules = modules_imported_by(*(path for folder in folders for path in folder.rglob("*.py")))
+    ours = [path for folder in folders for path in folder.rglob("*.py") if WITNESS not in path.parents]
+    modules = modules_imported_by(*ours)
     foreign = {module.partition(".")[0] for module in modules} - sys.stdlib_module_names - {"carrel"}
     # Several packages may share a name (google); one of them will do. What is not installed is a file of the tests.
     return {name for name in foreign if name in installed and not needs(installed[name]) & asked}

@@ -93,10 +93,14 @@ if TYPE_CHECKING:
         CatalogueLost,
         CompactRefused,
         ConfigurationError,
+        DatasetExists,
+        DatasetInvalid,
+        DatasetNotFound,
         DependencyError,
         EnvironmentFailed,
         ExecutionError,
         ExecutorClosed,
+        FilesRefused,
         ForkRefused,
         FormatRefused,
         ImportRefused,
@@ -104,9 +108,14 @@ if TYPE_CHECKING:
         KeyRefused,
         MessageRefused,
         MetadataRefused,
+        PatchRefused,
+        ProgramMissing,
+        ReportUnreadable,
         RequirementRefused,
+        ResultsRefused,
         RewindRefused,
         RuntimeDepsDisabledError,
+        SampleNotFound,
         SandboxUnavailable,
         SessionBusy,
         SessionError,
@@ -114,6 +123,7 @@ if TYPE_CHECKING:
         SessionIdRefused,
         SessionNotFound,
         SessionTooNew,
+        SetupFailed,
         StorageError,
         StorageReadError,
         StorageUnavailable,
@@ -172,6 +182,13 @@ if TYPE_CHECKING:
     from carrel.session import (
         StorageBackend,
     )
+    from carrel.tasks.dataset import (
+        Dataset,
+        Datasets,
+    )
+    from carrel.tasks.sample import (
+        Sample,
+    )
 
 __all__ = [
     "COMPACT_SUMMARY_PROMPT",
@@ -192,6 +209,11 @@ __all__ = [
     "Conversation",
     "ConversationStorage",
     "Converted",
+    "Dataset",
+    "DatasetExists",
+    "DatasetInvalid",
+    "DatasetNotFound",
+    "Datasets",
     "DependencyError",
     "EnvironmentFailed",
     "Event",
@@ -203,6 +225,7 @@ __all__ = [
     "FileChange",
     "FileEntry",
     "FileStorage",
+    "FilesRefused",
     "ForkRefused",
     "FormatRefused",
     "ImagePart",
@@ -220,13 +243,19 @@ __all__ = [
     "MetadataRefused",
     "Mount",
     "Output",
+    "PatchRefused",
     "Price",
+    "ProgramMissing",
     "Redactor",
     "RedisStorage",
     "Refuse",
+    "ReportUnreadable",
     "RequirementRefused",
+    "ResultsRefused",
     "RewindRefused",
     "RuntimeDepsDisabledError",
+    "Sample",
+    "SampleNotFound",
     "SandboxUnavailable",
     "SearchHit",
     "Session",
@@ -241,6 +270,7 @@ __all__ = [
     "SessionStore",
     "SessionTime",
     "SessionTooNew",
+    "SetupFailed",
     "StorageBackend",
     "StorageError",
     "StorageReadError",
@@ -312,13 +342,14 @@ _ROOMS = {
     "carrel.conversation.usage": "Price Usage",
     "carrel.errors": """
         ArtifactNameRefused ArtifactNotFoundError ArtifactReadError ArtifactWriteError CarrelError CatalogueBusy
-        CatalogueLost CompactRefused ConfigurationError DependencyError EnvironmentFailed ExecutionError
-        ExecutorClosed ForkRefused FormatRefused ImportRefused KeyMissing KeyRefused MessageRefused
-        MetadataRefused RequirementRefused RewindRefused RuntimeDepsDisabledError SandboxUnavailable SessionBusy
-        SessionError SessionExists SessionIdRefused SessionNotFound SessionTooNew StorageError StorageReadError
-        StorageUnavailable StorageWriteError ToolCallError ToolNotFoundError ToolRefusedError ToolTimeoutError
-        WorkerLost WorkflowExecutionError WorkflowNotFoundError WorkflowRecursionError WorkflowSyntaxError
-        WorkflowValidationError""",
+        CatalogueLost CompactRefused ConfigurationError DatasetExists DatasetInvalid DatasetNotFound
+        DependencyError EnvironmentFailed ExecutionError ExecutorClosed FilesRefused ForkRefused FormatRefused
+        ImportRefused KeyMissing KeyRefused MessageRefused MetadataRefused PatchRefused ProgramMissing
+        ReportUnreadable RequirementRefused ResultsRefused RewindRefused RuntimeDepsDisabledError SampleNotFound
+        SandboxUnavailable SessionBusy SessionError SessionExists SessionIdRefused SessionNotFound SessionTooNew
+        SetupFailed StorageError StorageReadError StorageUnavailable StorageWriteError ToolCallError
+        ToolNotFoundError ToolRefusedError ToolTimeoutError WorkerLost WorkflowExecutionError
+        WorkflowNotFoundError WorkflowRecursionError WorkflowSyntaxError WorkflowValidationError""",
     "carrel.events": "Event EventType bus",
     "carrel.execution.executor": "CommandResult ExecutionResult Executor FileChange FileEntry Output",
     "carrel.execution.in_process": "InProcessExecutor",
@@ -329,6 +360,8 @@ _ROOMS = {
     "carrel.library.tools.approval": "ApprovalRequest Approve Refuse",
     "carrel.library.workflows": "WorkflowLibrary",
     "carrel.session": "StorageBackend",
+    "carrel.tasks.dataset": "Dataset Datasets",
+    "carrel.tasks.sample": "Sample",
 }
 _ROOM_OF = {name: room for room, names in _ROOMS.items() for name in names.split()}
 

@@ -191,3 +191,48 @@ class RequirementRefused(DependencyError, ValueError):
 
 class RuntimeDepsDisabledError(DependencyError, PermissionError):
     """Packages may not be added or removed while the session lives; what a person wrote down can still be synced."""
+
+
+class DatasetInvalid(ConfigurationError):
+    """A dataset's file cannot be read as one; the message names the file, the line and the field."""
+
+
+class DatasetNotFound(CarrelError, KeyError):
+    """There is no dataset of this name; the message names those there are."""
+
+
+class SampleNotFound(CarrelError, KeyError):
+    """The dataset has no such sample, or not in this version."""
+
+
+class FilesRefused(CarrelError, ValueError):
+    """A sample's files cannot be had or cannot be trusted: no archive, too large, a path or a link out of the tree."""
+
+
+class SetupFailed(ExecutionError):
+    """A sample's set-up commands did not succeed; the message has the command and the end of what it printed."""
+
+    @property
+    def output(self) -> str:
+        """All that the commands printed."""
+        return str(self.args[1]) if len(self.args) > 1 else ""
+
+
+class PatchRefused(CarrelError, ValueError):
+    """A patch does not apply to the sample's files; the message has what git said."""
+
+
+class ReportUnreadable(CarrelError, ValueError):
+    """What a test runner, linter or grader wrote is no report of that kind, or not a whole one."""
+
+
+class ProgramMissing(ExecutionError, FileNotFoundError):
+    """This machine lacks a program that is needed; the message names it."""
+
+
+class ResultsRefused(ConfigurationError):
+    """A results file cannot be gone on with: it is another run's, or no results; nothing in it was changed."""
+
+
+class DatasetExists(CarrelError, FileExistsError):
+    """A dataset of this name is there already; nothing was changed."""

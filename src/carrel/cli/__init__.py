@@ -6,6 +6,7 @@ import typer
 
 from carrel import __version__
 from carrel.cli.artifacts import app as artifacts
+from carrel.cli.datasets import app as datasets
 from carrel.cli.demo import demo
 from carrel.cli.deps import app as deps
 from carrel.cli.doctor import doctor
@@ -16,6 +17,7 @@ from carrel.cli.run import run
 from carrel.cli.search import app as search
 from carrel.cli.sessions import app as sessions
 from carrel.cli.store import app as store
+from carrel.cli.task import app as task
 from carrel.cli.tools import app as tools
 from carrel.cli.workflows import app as workflows
 
@@ -35,6 +37,8 @@ app.add_typer(workflows, name="workflows")
 app.add_typer(artifacts, name="artifacts")
 app.add_typer(deps, name="deps")
 app.add_typer(store, name="store")
+app.add_typer(datasets, name="datasets")
+app.add_typer(task, name="task")
 app.command("demo")(demo)
 app.command("run")(run)
 app.command("repl")(repl)

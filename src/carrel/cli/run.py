@@ -1,6 +1,5 @@
 """`carrel run`: code, run once in a session of its own, its output as it comes."""
 
-import re
 import sys
 from pathlib import Path
 from typing import Annotated, Literal
@@ -12,6 +11,7 @@ from carrel.cli.bases import Base, Json, chosen
 from carrel.cli.ending import FAILED, WrongUsage, waits
 from carrel.cli.running import print_result, shown
 from carrel.execution.settings import Limits
+from carrel.execution.sizes import size_in_bytes
 
 
 @waits
@@ -53,17 +53,6 @@ async def run(
     print_result(result, as_json)
     if result.error is not None:
         raise typer.Exit(FAILED)
-
-
-_UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
-
-
-def size_in_bytes(text: str) -> int:
-    """`512MiB`, `2GiB`, `2g`, or a plain number of bytes."""
-    found = re.fullmatch(r"(\d+)\s*([kmgt]?)(i?b)?", text.strip().lower())
-    if found is None or int(found[1]) == 0:
-        raise WrongUsage(f"{text!r} is no size: write a whole number and a unit, as in 512MiB or 2GiB")
-    return int(found[1]) * _UNITS[found[2]]
 
 
 def source(code: str) -> str:

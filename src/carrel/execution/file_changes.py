@@ -29,6 +29,7 @@ class Seen:
     modified: float
     changed: int = 0
     """When the kernel last saw it change, in nanoseconds: unlike the time before, nobody can set it."""
+    executable: bool = False
 
 
 Tree = dict[str, Seen]
@@ -113,7 +114,8 @@ def seen_below(folder: Path) -> Tree:
             except FileNotFoundError:
                 continue
             kind = "link" if stat.S_ISLNK(about.st_mode) else "file"
-            found[os.path.relpath(path, folder)] = Seen(kind, about.st_size, about.st_mtime, about.st_ctime_ns)
+            runs = kind == "file" and bool(about.st_mode & stat.S_IXUSR)
+            found[os.path.relpath(path, folder)] = Seen(kind, about.st_size, about.st_mtime, about.st_ctime_ns, runs)
     return found
 
 
@@ -136,7 +138,7 @@ async def changes(before: Before, now: Tree, read: Reader) -> list[FileChange]:
         old, new = was[path], now[path]
         if old == new:
             continue
-        if (old.kind, old.size) == (new.kind, new.size) == ("file", old.size):
+        if (old.kind, old.size, old.executable) == (new.kind, new.size, new.executable) and old.kind == "file":
             content = before.read(path)
             if content is not None and content == await read(path):
                 continue

@@ -216,17 +216,27 @@ async def subprocess_packages(config: SubprocessConfig) -> Packages:
 
 
 async def _shared_packages(config: SubprocessConfig, wheelhouse: Path | None, deps_file: Path | None) -> Packages:
-    words, names = wanted_words(config.deps, deps_file)
-    found = host_environment()
-    if words or config.python_version is not None:
-        if wheelhouse is not None:
-            words = ["--no-index", "--find-links", str(wheelhouse.absolute()), *words]
-            names.append(f"from {wheelhouse.absolute()}")
-        found = await shared_environment(resolve_carrel_home(), config.python_version, words, "\n".join(names))
+    found = await environment_for_all(config, wheelhouse, deps_file)
     folder = scratch.new_folder("packages")
     packages = Packages(found, folder / "site", wheelhouse, builds=config.allow_builds)
     packages.goes_with_the_session(folder)
     return await _ready(packages)
+
+
+async def environment_for_all(
+    config: SubprocessConfig, wheelhouse: Path | None = None, deps_file: Path | None = None
+) -> Environment:
+    """The one that every session with these requirements has: the host's own where there are none."""
+    words, names = wanted_words(config.deps, deps_file)
+    if not words and config.python_version is None:
+        return host_environment()
+    # Made once and used by many: what is compiled now need not be compiled by each.
+    words = ["--compile-bytecode", *words] if words else words
+    if wheelhouse is not None:
+        words = ["--no-index", "--find-links", str(wheelhouse.absolute()), *words]
+        names.append(f"from {wheelhouse.absolute()}")
+    home = path_of(config.shared_in) or resolve_carrel_home()
+    return await shared_environment(home, config.python_version, words, "\n".join(names))
 
 
 async def in_process_packages(config: InProcessConfig) -> Packages:

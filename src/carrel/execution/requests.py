@@ -103,8 +103,9 @@ async def seen_inside(ask: Ask, path: str = ".") -> Tree:
             if entry.get("kind") == "folder":
                 folders.append(name)
             else:
+                kind, runs = _kind(entry), bool(int(entry.get("mode", 0)) & 0o100)
                 times = float(entry.get("modified", 0.0)), int(entry.get("changed", 0))
-                found[name] = Seen(_kind(entry), int(entry["size"]), *times)
+                found[name] = Seen(kind, int(entry["size"]), *times, runs and kind == "file")
     return found
 
 

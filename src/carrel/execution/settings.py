@@ -98,6 +98,8 @@ class SubprocessConfig(ExecutorSettings):
     """The host's network; False leaves loopback only, where the sandbox can."""
     workspace_mode: Literal["overlay", "rw", "ro"] = "overlay"
     """`overlay` leaves the given folder as it is and keeps changes apart."""
+    workspace_at: str = "/workspace"
+    """Where the workspace is seen inside, where the session has a file system of its own."""
     mounts: Sequence[Mount] = ()
     env: Mapping[str, str] = field(default_factory=dict)
     """Environment variables inside; nothing of the host's is there unless it is named here."""
@@ -106,6 +108,8 @@ class SubprocessConfig(ExecutorSettings):
     """The Python of its virtualenv, as in `3.12`; None is the version that runs this program."""
     venv_path: Path | str | None = None
     """Where its virtualenv is, or is made; None keeps one below `base` for each version of Python."""
+    shared_in: Path | str | None = None
+    """Where virtualenvs that sessions without a base share are kept; None is carrel's own folder."""
     cache_venv: bool = True
     """False makes a virtualenv that is thrown away at close."""
     startup_timeout: float = 60.0
@@ -123,6 +127,7 @@ class SubprocessConfig(ExecutorSettings):
     def __post_init__(self) -> None:
         super().__post_init__()
         _set(self, "venv_path", path_of(self.venv_path))
+        _set(self, "shared_in", path_of(self.shared_in))
         _set(self, "mounts", tuple(self.mounts))
         _set(self, "preload", tuple(self.preload))
         if self.sandbox is not None and self.sandbox not in MODES:

@@ -27,7 +27,6 @@ from carrel.execution.uv_program import has_uv
 from carrel.execution.zygotes import Family, SpawnFailed, Zygote, shared
 from carrel.worker.line import LineBroken
 
-AT = "/workspace"
 SYSTEM_PATH = "/usr/local/bin:/usr/bin:/bin"
 
 
@@ -128,7 +127,11 @@ class SubprocessExecutor:
             "parts": list(confinement.parts),
             "network": config.network,
             "hostname": config.hostname,
-            "workspace": {"source": str(source.absolute()) if source is not None else None, "mode": mode, "at": AT},
+            "workspace": {
+                "source": str(source.absolute()) if source is not None else None,
+                "mode": mode,
+                "at": config.workspace_at,
+            },
             "mounts": [{"source": str(Path(m.source).absolute()), "at": m.at, "mode": m.mode} for m in config.mounts],
             "readonly": [*environment.folders, added],
             "packages": added,

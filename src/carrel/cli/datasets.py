@@ -1,0 +1,212 @@
+"""`carrel datasets …`: which there are, whether they are right, and making new ones."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from carrel import tasks
+from carrel.cli import show
+from carrel.cli.ending import TaskFailed, WrongUsage, waits
+from carrel.cli.task import dataset_named
+from carrel.errors import ProgramMissing
+
+if TYPE_CHECKING:
+    from carrel.tasks import Dataset, Finding, Imported
+
+app = typer.Typer(
+    help="Datasets: folders of samples, each a task with its files and its tests.",
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+PYTEST = "python -m pytest -q --junitxml={report}"
+MOST_LEFT_OUT = 20
+Folder = Annotated[
+    Path | None,
+    typer.Option("--datasets", metavar="DIR", help="The folder of datasets (default: $CARREL_HOME/datasets)."),
+]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+Workers = Annotated[int, typer.Option(min=1, help="How many samples at a time.")]
+Cache = Annotated[
+    Path | None, typer.Option(metavar="DIR", help="Where unpacked files are kept (default: $CARREL_HOME/cache).")
+]
+
+
+@app.callback(invoke_without_command=True)
+def _datasets(context: typer.Context) -> None:
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help())
+
+
+@app.command("list")
+def list_datasets(folder: Folder = None, as_json: Json = False) -> None:
+    """The datasets, and how many samples each has."""
+    datasets = tasks.Datasets(folder)
+    found = datasets.list()
+    if as_json:
+        show.print_json([info.model_dump(mode="json") for info in found])
+    elif not found:
+        show.say(f"No datasets in {datasets.folder} yet.")
+    else:
+        columns = [
+            show.Column("NAME", "cyan"),
+            show.Column("SAMPLES", justify="right"),
+            show.Column("WHAT", gives_way=True),
+        ]
+        show.print_table(columns, [(info.name, f"{info.sample_count:,}", info.description) for info in found])
+
+
+@app.command("check")
+@waits
+async def check_dataset(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="A dataset's name, or the path to its folder.")],
+    samples: Annotated[list[str] | None, typer.Argument(metavar="[SAMPLE]...", help="Only these.")] = None,
+    workers: Workers = 2,
+    folder: Folder = None,
+    cache: Cache = None,
+    as_json: Json = False,
+) -> None:
+    """Judge each sample as it is and with its own patch, and tell what does not fit.
+
+    The tests in fail_to_pass have to fail before and pass after the patch, those in pass_to_pass pass both times."""
+    dataset = dataset_named(name, folder)
+    wanted = [dataset.sample(id_) for id_ in samples] if samples else dataset.samples
+    with _progress(len(wanted), f"checking {dataset.name}") as done:
+        findings = await tasks.check(wanted, cache=cache, workers=workers, told=lambda finding: done(finding.sample_id))
+    if as_json:
+        show.print_json([finding.model_dump() for finding in findings])
+    else:
+        _print_findings(findings)
+    _end(dataset, findings)
+
+
+def _print_findings(findings: list[Finding]) -> None:
+    words = {"right": ("right", "green"), "wrong": ("WRONG", "bold red"), "not_checked": ("not checked", "yellow")}
+    columns = [show.Column(title) for title in ("SAMPLE", "", "WITHOUT PATCH", "WITH PATCH")]
+    columns += [show.Column("TESTS", justify="right"), show.Column("SECONDS", justify="right", may_go=True)]
+    rows = [
+        (one.sample_id, words[one.status][0], one.before or "-", one.after or "-", one.tests, f"{one.seconds:.1f}")
+        for one in findings
+    ]
+    show.print_table(columns, rows)
+    for finding in findings:
+        for fault in finding.faults:
+            show.say(f"{finding.sample_id}: {fault}", words[finding.status][1])
+
+
+def _end(dataset: Dataset, findings: list[Finding]) -> None:
+    wrong = [finding.sample_id for finding in findings if finding.status == "wrong"]
+    unseen = [finding.sample_id for finding in findings if finding.status == "not_checked"]
+    if wrong:
+        raise TaskFailed(
+            f"{len(wrong)} of {len(findings)} samples of {dataset.name} are not right: {', '.join(wrong[:10])}"
+        )
+    if unseen:
+        raise ProgramMissing(
+            f"{len(unseen)} of {len(findings)} samples could not be checked here: {', '.join(unseen[:10])}"
+        )
+
+
+@app.command("import")
+@waits
+async def import_dataset(
+    file: Annotated[
+        Path | None, typer.Argument(metavar="[FILE]", help="A SWE-bench-style JSONL; or give --repo and --commits.")
+    ] = None,
+    name: Annotated[str, typer.Option(metavar="NAME", help="What the new dataset is called.")] = "",
+    files: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="With FILE: the git bundles, archives or folders of the repositories."),
+    ] = None,
+    repo: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="A git repository whose commits become samples.")
+    ] = None,
+    commits: Annotated[str, typer.Option(metavar="A..B", help="With --repo: which commits.")] = "",
+    test_command: Annotated[
+        str, typer.Option(metavar="COMMAND", help=f"What runs the tests (default: {PYTEST}, with pytest installed).")
+    ] = "",
+    report: Annotated[
+        str, typer.Option(metavar="FORMAT", help="What it writes: junit, tap, unittest, go, cargo, …")
+    ] = "",
+    timeout: Annotated[float, typer.Option(min=1, help="Seconds that one run of the tests may take.")] = 300,
+    dep: Annotated[
+        list[str] | None, typer.Option(metavar="PACKAGE", help="A package it needs; again for more.")
+    ] = None,
+    setup: Annotated[
+        list[str] | None, typer.Option(metavar="COMMAND", help="Run once in a sample's files; again for more.")
+    ] = None,
+    network: Annotated[bool, typer.Option("--network", help="Let samples use the network.")] = False,
+    test_pattern: Annotated[
+        list[str] | None, typer.Option(metavar="GLOB", help="With --repo: paths that are tests besides the usual ones.")
+    ] = None,
+    limit: Annotated[int, typer.Option(min=0, help="With --repo: only the newest so many commits that fit.")] = 0,
+    description: Annotated[str, typer.Option(metavar="TEXT", help="What the dataset is about.")] = "",
+    workers: Workers = 2,
+    folder: Folder = None,
+    cache: Cache = None,
+    as_json: Json = False,
+) -> None:
+    """Make a dataset from SWE-bench lines, or from the commits of a repository that touch both source and tests."""
+    if not name:
+        raise WrongUsage("the new dataset needs a --name")
+    environment = {"deps": dep or ([] if test_command else ["pytest"]), "setup": setup or [], "network": network}
+    verify = {"command": test_command or PYTEST, "report": report, "timeout": timeout}
+    settings = {"description": description, "environment": _set(environment), "verify": _set(verify)}
+    into = tasks.Datasets(folder).folder / name
+    if file is not None and repo is None and files is not None:
+        done = tasks.import_swebench(file, files, into, settings)
+    elif file is None and repo is not None and commits:
+        with _progress(None, f"trying commits of {repo}") as tell:
+            done = await tasks.import_history(
+                repo,
+                commits,
+                into,
+                settings,
+                test_patterns=test_pattern or (),
+                limit=limit,
+                workers=workers,
+                cache=cache,
+                heard=lambda commit, what: tell(f"{commit[:12]}: {what}"),
+            )
+    else:
+        raise WrongUsage("give a FILE and --files with its repositories, or --repo and --commits")
+    _print_imported(done, as_json)
+
+
+def _set(settings: dict[str, Any]) -> dict[str, Any]:
+    """Checked where it was typed; without what says nothing."""
+    return {name: value for name, value in settings.items() if value not in ("", [], False)}
+
+
+def _print_imported(done: Imported, as_json: bool) -> None:
+    if as_json:
+        left_out = [{"what": left.what, "why": left.why} for left in done.left_out]
+        show.print_json({"folder": str(done.folder), "samples": done.samples, "left_out": left_out})
+        return
+    for left in done.left_out[:MOST_LEFT_OUT]:
+        show.say(f"left out {left.what}: {left.why}", "dim")
+    if len(done.left_out) > MOST_LEFT_OUT:
+        show.say(f"… and {len(done.left_out) - MOST_LEFT_OUT:,} more; --json tells all", "dim")
+    show.say(f"{len(done.samples):,} samples in {done.folder}", "bold")
+
+
+@contextmanager
+def _progress(total: int | None, what: str) -> Iterator[Callable[[str], None]]:
+    """A bar for a person at a terminal, on standard error; nothing for anybody else."""
+    from rich.console import Console  # noqa: PLC0415 -- slow to load
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn  # noqa: PLC0415
+
+    console = Console(stderr=True)
+    columns = [TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()]
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+        task = bar.add_task(what, total=total)
+
+        def done(text: str) -> None:
+            bar.update(task, advance=1, description=f"{what}: {show.words(text).plain[:60]}")
+
+        yield done

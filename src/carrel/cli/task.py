@@ -1,0 +1,217 @@
+"""`carrel task`: an agent let loose on samples, and the verdict on somebody's work."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from carrel import tasks
+from carrel.cli import show
+from carrel.cli.ending import TaskFailed, WrongUsage, waits
+from carrel.errors import EnvironmentFailed
+from carrel.execution.settings import Mount
+
+if TYPE_CHECKING:
+    from carrel.tasks import Dataset, Sample, Summary, TaskResult, VerificationResult
+
+app = typer.Typer(
+    help="Let an agent work on samples, and judge what was done.", no_args_is_help=True, rich_markup_mode=None
+)
+
+DatasetName = Annotated[str, typer.Argument(metavar="DATASET", help="A dataset's name, or its folder.")]
+DatasetsFolder = Annotated[
+    Path | None, typer.Option("--datasets", metavar="DIR", help="Default: $CARREL_HOME/datasets, and the demo.")
+]
+CacheFolder = Annotated[
+    Path | None, typer.Option("--cache", metavar="DIR", help="For unpacked files. Default: $CARREL_HOME/cache.")
+]
+KeepFolder = Annotated[Path | None, typer.Option("--keep", metavar="DIR", help="Keep all output there.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+_STYLES = {"solved": "green", "flaky": "yellow", "partly": "yellow", "infrastructure_failed": "bold red"}
+
+
+@app.command("run")
+@waits
+async def run(
+    dataset: DatasetName,
+    samples: Annotated[list[str] | None, typer.Argument(metavar="[SAMPLE]...", help="Default: all of them.")] = None,
+    agent: Annotated[
+        str, typer.Option(metavar="COMMAND", help="What works on a sample: a command line, run in its place.")
+    ] = "",
+    workers: Annotated[int, typer.Option(help="Samples at one time.", min=1)] = 2,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with the results that are there.")] = False,
+    output: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="The results, a line for each. Default: DATASET.results.jsonl")
+    ] = None,
+    timeout: Annotated[float, typer.Option(help="Seconds for the agent on one sample; 0 for no limit.", min=0)] = 3600,
+    network: Annotated[
+        bool | None, typer.Option("--network/--no-network", help="For the agent. Default: as the sample says.")
+    ] = None,
+    env: Annotated[
+        list[str] | None, typer.Option(metavar="NAME[=VALUE]", help="A variable for the agent; again for more.")
+    ] = None,
+    mount: Annotated[
+        list[str] | None, typer.Option(metavar="DIR[:AT]", help="A folder for it to read; again for more.")
+    ] = None,
+    datasets: DatasetsFolder = None,
+    cache: CacheFolder = None,
+    keep: KeepFolder = None,
+    as_json: AsJson = False,
+) -> None:
+    """Give each sample to an agent, judge what it did, and count."""
+    found = dataset_named(dataset, datasets)
+    chosen = [found.sample(name) for name in samples] if samples else found.samples
+    if not agent.strip():
+        raise WrongUsage("--agent says what works on the samples; there is no default")
+    file = output or Path(f"{found.name}.results.jsonl")
+    who = tasks.Agent(
+        command=agent,
+        timeout=timeout or None,
+        network=network,
+        env=dict(map(_variable, env or [])),
+        mounts=tuple(map(_mount, mount or [])),
+    )
+    count = 0
+
+    def tell(result: TaskResult) -> None:
+        nonlocal count
+        count += 1
+        if as_json:
+            return
+        words = result.result.outcome.replace("_", " ")
+        line = f"{result.sample_id:<24} {words:<18} {result.result.score:>5.2f}  {result.seconds:>7.1f} s"
+        show.say(f"{line}  {_reason(result.result)}".rstrip(), _STYLES.get(result.result.outcome, ""))
+        show.flush()
+
+    total = await tasks.run_samples(
+        chosen, who, file, workers=workers, resume=resume, cache=cache, keep=keep, done=tell
+    )
+    if as_json:
+        show.print_json({"summary": total.model_dump(), "results": str(file.absolute()), "done_now": count})
+    else:
+        _print_summary(total, file, len(chosen) - count)
+    lost = total.samples - total.judged
+    if lost:
+        raise EnvironmentFailed(f"{lost} of {total.samples} samples have no verdict; --resume tries them again")
+
+
+@app.command("verify")
+@waits
+async def verify(
+    dataset: DatasetName,
+    sample: Annotated[str, typer.Argument(metavar="SAMPLE")],
+    patch: Annotated[str | None, typer.Option(metavar="FILE|-", help="The work, as a patch.")] = None,
+    folder: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", exists=True, file_okay=False, help="The work, as the sample's files were left."),
+    ] = None,
+    gold: Annotated[bool, typer.Option("--gold", help="The sample's own solution.")] = False,
+    datasets: DatasetsFolder = None,
+    cache: CacheFolder = None,
+    keep: KeepFolder = None,
+    as_json: AsJson = False,
+) -> None:
+    """Judge somebody's work on a sample: a patch, a folder, or the sample's own solution."""
+    wanted = dataset_named(dataset, datasets).sample(sample)
+    if (patch is not None) + (folder is not None) + gold != 1:
+        raise WrongUsage("name the work to judge: one of --patch FILE, --folder DIR or --gold")
+    if folder is not None:
+        result = await _judge_folder(wanted, folder, cache, keep)
+    else:
+        text = wanted.patch if gold else _text(patch or "")
+        result = await tasks.grade_patch(wanted, text, cache=cache, keep=keep)
+    if as_json:
+        show.print_json(result.model_dump())
+    else:
+        _print_result(result)
+    if result.outcome == "infrastructure_failed":
+        raise EnvironmentFailed(f"{sample} could not be judged: {_reason(result)}")
+    if not result.is_success:
+        raise TaskFailed(f"{sample}: {result.outcome.replace('_', ' ')}, score {result.score:.2f}")
+
+
+async def _judge_folder(sample: Sample, folder: Path, cache: Path | None, keep: Path | None) -> VerificationResult:
+    prepared = await tasks.make_ready(sample, cache)
+    work = tasks.changes_of_folder(prepared.workspace, folder.absolute(), tasks.protection_of(prepared).why)
+    return await tasks.grade(sample, work, keep=keep, prepared=prepared)
+
+
+def dataset_named(name: str, folder: Path | None) -> Dataset:
+    """By its name among the datasets, or a folder of its own where a path was typed."""
+    if os.sep in name or name in (".", ".."):
+        return tasks.Dataset.load(name)
+    return tasks.Datasets(folder).get(name)
+
+
+def _variable(text: str) -> tuple[str, str]:
+    name, given, value = text.partition("=")
+    if not name:
+        raise WrongUsage(f"{text!r} is no variable: write NAME=VALUE, or NAME for the one that is set here")
+    if not given and name not in os.environ:
+        raise WrongUsage(f"--env {name}: there is no such variable here; write {name}=VALUE")
+    return name, value if given else os.environ[name]
+
+
+def _mount(text: str) -> Mount:
+    source, _, at = text.partition(":")
+    path = Path(source).expanduser().absolute()
+    if not path.exists():
+        raise WrongUsage(f"--mount {text}: there is no {path}")
+    return Mount(source=path, at=at or str(path))
+
+
+def _text(path: str) -> str:
+    try:
+        return sys.stdin.read() if path == "-" else Path(path).read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise WrongUsage(f"there is no patch file {path}") from None
+    except UnicodeDecodeError:
+        raise WrongUsage(f"{path} is no text in UTF-8") from None
+
+
+def _reason(result: VerificationResult) -> str:
+    """One line on why it is not solved."""
+    if result.is_success:
+        return ""
+    if result.evidence:
+        return result.evidence[0].splitlines()[0]
+    lacking = [name for name, how in result.required.items() if how != "passed"] or [
+        test.name for test in result.failures
+    ]
+    return _shortened(lacking)
+
+
+def _shortened(names: Sequence[str]) -> str:
+    more = f" and {len(names) - 2} more" if len(names) > 2 else ""
+    return f"failed: {', '.join(names[:2])}{more}" if names else ""
+
+
+def _print_result(result: VerificationResult) -> None:
+    words = result.outcome.replace("_", " ")
+    show.say(f"{words}, score {result.score:.2f}", _STYLES.get(result.outcome, "bold"))
+    show.say(f"{result.passed} passed, {result.failed} failed, {result.skipped} skipped of {result.total}")
+    for test in result.failures[:20]:
+        show.say(f"  failed  {test.name}", "red")
+    for name in result.missing[:20]:
+        show.say(f"  missing {name}", "red")
+    for line in result.evidence:
+        show.say(f"  {line}", "yellow")
+    for path, reason in list(result.left_out.items())[:20]:
+        show.say(f"  not judged: {path} ({reason})", "dim")
+
+
+def _print_summary(total: Summary, file: Path, earlier: int) -> None:
+    show.say()
+    rows = [(outcome.replace("_", " "), count) for outcome, count in total.outcomes.items()]
+    show.print_table([show.Column("outcome"), show.Column("samples", justify="right")], rows)
+    show.say()
+    rate = f"{total.pass_rate:.1%} solved ({total.solved} of {total.judged})"
+    show.say(f"{rate}, 95 % between {total.low:.1%} and {total.high:.1%}; mean score {total.mean_score:.2f}", "bold")
+    before = f"; {earlier} were done before" if earlier else ""
+    show.say(f"Median {total.median_seconds:.1f} s a sample. Results: {file}{before}")

@@ -1,0 +1,251 @@
+"""A dataset: a folder with `dataset.yaml`, `samples.jsonl` and the samples' files, read whole or refused by line."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import orjson
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from carrel.errors import DatasetInvalid, DatasetNotFound, SampleNotFound
+from carrel.home import resolve_carrel_home
+from carrel.tasks.definition import Definition, faults, read_yaml
+from carrel.tasks.nearness import nearest
+from carrel.tasks.sample import Environment, PlainName, Sample, Verify
+
+logger = logging.getLogger(__name__)
+
+DEFINITION, SAMPLES = "dataset.yaml", "samples.jsonl"
+DEMO = Path(__file__).with_name("demo")
+"""The dataset that comes with carrel."""
+_LONGEST_LINE = 64 * 1024 * 1024
+
+
+class DatasetSettings(BaseModel):
+    """What `dataset.yaml` says."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    name: PlainName | None = None
+    description: str = ""
+    created_at: datetime | None = None
+    environment: dict[str, Any] = {}
+    verify: dict[str, Any] = {}
+
+
+class DatasetInfo(BaseModel):
+    """A dataset as a list shows it."""
+
+    name: str
+    sample_count: int
+    created_at: datetime | None = None
+    description: str = ""
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """The samples of one folder."""
+
+    name: str
+    folder: Path
+    description: str
+    created_at: datetime
+    versions: tuple[Sample, ...]
+    """Every line, in order; a sample may be there in several versions."""
+
+    @property
+    def samples(self) -> list[Sample]:
+        """The latest version of each."""
+        return [sample for sample in self.versions if sample.latest]
+
+    @property
+    def info(self) -> DatasetInfo:
+        return DatasetInfo(
+            name=self.name,
+            sample_count=len(self.samples),
+            created_at=self.created_at,
+            description=self.description,
+        )
+
+    def sample(self, sample_id: str, version: int | None = None) -> Sample:
+        """The latest version, or the one asked for; SampleNotFound names near ones."""
+        of_this_id = [sample for sample in self.versions if sample.sample_id == sample_id]
+        if not of_this_id:
+            near = nearest(sample_id, [sample.sample_id for sample in self.samples])
+            raise SampleNotFound(f"dataset {self.name} has no sample {sample_id!r}{near}")
+        for sample in of_this_id:
+            if sample.version == version or (version is None and sample.latest):
+                return sample
+        there = ", ".join(str(sample.version) for sample in of_this_id)
+        raise SampleNotFound(f"sample {sample_id} of {self.name} has no version {version}; there is {there}")
+
+    @classmethod
+    def load(cls, folder: Path | str, name: str | None = None) -> Dataset:
+        """Read a folder; DatasetInvalid names the file, the line and the field of what is wrong first.
+
+        It is called `name`, else what `dataset.yaml` says, else as the folder is."""
+        folder = Path(folder).expanduser().absolute()
+        if not folder.is_dir():
+            raise DatasetNotFound(f"there is no dataset folder {folder}")
+        file, lines = folder / DEFINITION, folder / SAMPLES
+        if not lines.is_file():
+            raise DatasetInvalid(f"{folder} is no dataset: it has no {SAMPLES}")
+        definition = read_yaml(file) if file.exists() else Definition(file, {}, None)
+        settings = settings_of(definition)
+        name = name or settings.name or folder.name
+        samples = list(_samples(lines, folder, name, settings))
+        _mark_latest(samples)
+        created = settings.created_at or datetime.fromtimestamp(lines.stat().st_mtime, UTC)
+        return cls(name, folder, settings.description, created, tuple(samples))
+
+
+def settings_of(definition: Definition) -> DatasetSettings:
+    """What a definition says; DatasetInvalid names what is wrong first."""
+    try:
+        settings = DatasetSettings.model_validate(definition.data)
+        # What holds for all must be right by itself, and not only where a sample overrides it.
+        for part, model in (("environment", Environment), ("verify", Verify)):
+            try:
+                model.model_validate(getattr(settings, part))
+            except ValidationError as problem:
+                raise definition.refused(problem, part) from None
+    except ValidationError as problem:
+        raise definition.refused(problem) from None
+    return settings
+
+
+def _samples(file: Path, folder: Path, dataset: str, settings: DatasetSettings) -> Iterator[Sample]:
+    seen: dict[tuple[str, int], int] = {}
+    for number, line in _lines(file):
+        try:
+            given = orjson.loads(line)
+        except orjson.JSONDecodeError as problem:
+            raise DatasetInvalid(f"{file}, line {number}: no JSON: {problem}") from None
+        if not isinstance(given, dict):
+            raise DatasetInvalid(f"{file}, line {number}: a sample is a JSON object, not {type(given).__name__}")
+        given["dataset"] = dataset
+        for part in ("environment", "verify"):
+            own = given.get(part)
+            if own is None or isinstance(own, dict):
+                given[part] = merged(getattr(settings, part), own or {})
+        try:
+            sample = Sample.model_validate({name: value for name, value in given.items() if value is not None})
+            sample.files = _beside(sample.files, folder)
+        except ValidationError as problem:
+            raise DatasetInvalid(f"{file}, line {number}{_who(given)}: {faults(problem)}") from None
+        except ValueError as problem:
+            raise DatasetInvalid(f"{file}, line {number}{_who(given)}: files: {problem}") from None
+        before = seen.setdefault((sample.sample_id, sample.version), number)
+        if before != number:
+            raise DatasetInvalid(
+                f"{file}, line {number}: sample_id: {sample.sample_id!r} in version {sample.version} is on line "
+                f"{before} already; another version of it has another `version`"
+            )
+        yield sample
+
+
+def _lines(file: Path) -> Iterator[tuple[int, bytes]]:
+    with file.open("rb") as lines:
+        number = 0
+        while line := lines.readline(_LONGEST_LINE):
+            number += 1
+            if len(line) == _LONGEST_LINE and not line.endswith(b"\n"):
+                raise DatasetInvalid(f"{file}, line {number}: longer than {_LONGEST_LINE:,} bytes")
+            if line.strip():
+                yield number, line
+
+
+def _who(given: dict[str, Any]) -> str:
+    named = given.get("sample_id")
+    return f" ({named[:80]})" if isinstance(named, str) and named else ""
+
+
+def _beside(files: Path | None, folder: Path) -> Path | None:
+    """Where the files are; they lie in the dataset's folder, and are not that folder, which holds the solutions."""
+    if files is None:
+        return None
+    inside = Path(os.path.normpath(files))
+    if files.is_absolute() or inside.parts[:1] in ((), ("..",)):
+        raise ValueError(
+            f"{str(files)!r} does not lie in the dataset's folder; give a path below it, like files/a.tar.gz"
+        )
+    if inside.parts[0] in (DEFINITION, SAMPLES):
+        raise ValueError(f"{str(files)!r} is the dataset itself")
+    return folder / inside
+
+
+def merged(general: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:
+    """Key by key, also in maps like `env` and `limits`; a list replaces the other as a whole."""
+    result = dict(general)
+    for name, value in own.items():
+        before = result.get(name)
+        result[name] = merged(before, value) if isinstance(before, dict) and isinstance(value, dict) else value
+    return result
+
+
+def _mark_latest(samples: list[Sample]) -> None:
+    newest: dict[str, int] = {}
+    for sample in samples:
+        newest[sample.sample_id] = max(sample.version, newest.get(sample.sample_id, 0))
+    for sample in samples:
+        sample.latest = sample.version == newest[sample.sample_id]
+
+
+class Datasets:
+    """A folder of datasets; each is read again when its files have changed."""
+
+    def __init__(self, folder: Path | str | None = None, *, demo: bool | None = None) -> None:
+        """Without a folder: `$CARREL_HOME/datasets`, and the demo. `demo` says whether that one is among them."""
+        self.folder = Path(folder).expanduser().absolute() if folder is not None else resolve_carrel_home() / "datasets"
+        self._with_demo = folder is None if demo is None else demo
+        self._read: dict[Path, tuple[object, Dataset]] = {}
+
+    def names(self) -> list[str]:
+        """Their folders' names, by alphabet."""
+        return sorted(self._folders())
+
+    def list(self) -> list[DatasetInfo]:
+        """All that can be read; of the others a warning is logged, and `get` tells what is wrong."""
+        found = []
+        for name in self.names():
+            try:
+                found.append(self.get(name).info)
+            except (DatasetInvalid, DatasetNotFound, OSError) as problem:
+                logger.warning("the dataset %s cannot be read: %s", name, problem)
+        return found
+
+    def get(self, name: str) -> Dataset:
+        """By its folder's name; DatasetNotFound names those there are."""
+        folders = self._folders()
+        if name not in folders:
+            there = ", ".join(sorted(folders)) or "none"
+            raise DatasetNotFound(f"there is no dataset {name!r} in {self.folder}; there is: {there}")
+        folder = folders[name]
+        marks = tuple(_mark(folder / file) for file in (DEFINITION, SAMPLES))
+        known = self._read.get(folder)
+        if known is None or known[0] != marks:
+            known = self._read[folder] = (marks, Dataset.load(folder, name))
+        return known[1]
+
+    def _folders(self) -> dict[str, Path]:
+        found = {"demo": DEMO} if self._with_demo else {}
+        try:
+            below: Iterable[Path] = list(self.folder.iterdir())
+        except FileNotFoundError:
+            below = ()
+        found |= {path.name: path for path in below if (path / SAMPLES).is_file() and not path.name.startswith(".")}
+        return found
+
+
+def _mark(file: Path) -> tuple[int, int, int] | None:
+    try:
+        about = file.stat()
+    except FileNotFoundError:
+        return None
+    return about.st_mtime_ns, about.st_size, about.st_ino

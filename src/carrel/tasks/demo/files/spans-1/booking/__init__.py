@@ -1,0 +1,1 @@
+"""Rooms and when they are taken."""

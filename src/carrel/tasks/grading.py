@@ -1,0 +1,186 @@
+"""A verdict that the agent cannot touch: its source in a fresh place, everything else the sample's own."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from functools import lru_cache
+from pathlib import Path, PurePosixPath
+
+from carrel.errors import CarrelError, ConfigurationError, WorkerLost
+from carrel.execution.executor import Executor
+from carrel.execution.subprocess_executor import SubprocessExecutor
+from carrel.tasks.changes import Change, Changes, apply_patch, carry_over, changes_in, without_traps
+from carrel.tasks.command_run import WITNESS_MODULES, Ran, run_command, witness_mounts
+from carrel.tasks.place import Prepared, make_ready, open_place
+from carrel.tasks.protection import Folder, Protection
+from carrel.tasks.sample import Sample
+from carrel.tasks.sections import guarded
+from carrel.tasks.verdict import VerificationResult
+from carrel.tasks.verifiers import judge, succeeded
+
+SHOWN_OUTPUT = 256 * 1024
+"""Characters of each stream that a result holds; `keep` has all of it."""
+MOST_LISTED = 200
+
+
+async def verify(
+    sample: Sample,
+    place: Executor,
+    *,
+    cache: Path | None = None,
+    keep: Path | None = None,
+    prepared: Prepared | None = None,
+) -> VerificationResult:
+    """Judge what was done in a place, as it is now; the place itself is only read.
+
+    Never raises for what the sample or the place did: the outcome says so. `keep` is a folder for the whole output.
+    """
+    began = time.perf_counter()
+    try:
+        ready = prepared or await make_ready(sample, cache)
+        work = await changes_in(place, protection_of(ready).why, ready.workspace)
+    except (CarrelError, OSError) as problem:
+        return failed(sample, problem)
+    result = await grade(sample, work, cache=cache, keep=keep, prepared=ready)
+    result.overhead_seconds = time.perf_counter() - began - result.execution_duration_seconds
+    return result
+
+
+async def grade_patch(
+    sample: Sample,
+    patch: str,
+    *,
+    cache: Path | None = None,
+    keep: Path | None = None,
+    prepared: Prepared | None = None,
+) -> VerificationResult:
+    """The same for somebody's work that is a patch."""
+    try:
+        ready = prepared or await make_ready(sample, cache)
+        work = await changes_of_patch(ready, patch)
+    except (CarrelError, OSError) as problem:
+        return failed(sample, problem)
+    return await grade(sample, work, cache=cache, keep=keep, prepared=ready)
+
+
+async def changes_of_patch(prepared: Prepared, patch: str) -> Changes:
+    """What a patch changes in the sample's files; PatchRefused when it does not apply."""
+    if not patch.strip():
+        return Changes()
+    place = await open_place(prepared, network=False)
+    try:
+        await apply_patch(place, patch, "the patch")
+        return await changes_in(place, base=prepared.workspace)
+    finally:
+        await place.close()
+
+
+async def grade(
+    sample: Sample,
+    changes: Changes,
+    *,
+    cache: Path | None = None,
+    keep: Path | None = None,
+    prepared: Prepared | None = None,
+) -> VerificationResult:
+    """Judge these changes to the sample's files; no changes at all are judged too."""
+    began = time.perf_counter()
+    try:
+        ready = prepared or await make_ready(sample, cache)
+        if not sample.verify.command.strip():
+            raise ConfigurationError(f"{sample.sample_id}: verify has no command, so nothing can be judged")
+        work = protected(ready, changes)
+        ran: list[Ran] = []
+        for _ in range(1 + sample.verify.retries):
+            ran.append(await _one_run(ready, work))
+            if succeeded(sample, ran[-1]):
+                break
+    except (CarrelError, OSError) as problem:
+        return failed(sample, problem)
+    result = judge(sample, ran)
+    if "filesystem_isolation" not in SubprocessExecutor(ready.config).supported_capabilities():
+        result.evidence.append("no sandbox is in force here, so nothing keeps an agent's processes from the judging")
+    if keep is not None:
+        _keep(ran, keep)
+    result.stdout, result.stderr = shortened(result.stdout), shortened(result.stderr)
+    result.carried_over = [change.path for change in work.entries[:MOST_LISTED]]
+    result.left_out = dict(work.left_out[:MOST_LISTED])
+    result.overhead_seconds = time.perf_counter() - began - result.execution_duration_seconds
+    return result
+
+
+def failed(sample: Sample, problem: Exception) -> VerificationResult:
+    """No verdict on the work: carrel, the machine or the sample is to blame, and it may be tried again."""
+    told = str(problem) or type(problem).__name__
+    return VerificationResult(
+        tool=sample.verifier, outcome="infrastructure_failed", evidence=[f"{type(problem).__name__}: {told}"]
+    )
+
+
+def protection_of(prepared: Prepared) -> Protection:
+    folders = prepared.environment.folders
+    return Protection(prepared.sample, Folder(prepared.workspace), _site_modules(folders) | WITNESS_MODULES)
+
+
+def protected(prepared: Prepared, changes: Changes) -> Changes:
+    """Of the changes, those to source; what decides the verdict stays as the sample has it."""
+    guard, base = protection_of(prepared), Folder(prepared.workspace)
+    linting = prepared.sample.verifier in ("linter", "static_analysis")
+    kept: list[Change] = []
+    left_out = list(changes.left_out)
+    for change in changes.entries:
+        reason = guard.why(change.path) or guard.why_content(change.path, change.content)
+        name = PurePosixPath(change.path).name
+        if reason is None and change.kind == "file":
+            content = guarded(name, base.read(change.path), change.content, linting=linting)
+            if content is None:
+                reason = "its test settings were changed in a way that cannot be taken out"
+            elif content != change.content:
+                left_out.append((change.path, "its test settings are the sample's; the rest is carried over"))
+                change = replace(change, content=content)
+        if reason is None:
+            kept.append(change)
+        else:
+            left_out.append((change.path, reason))
+    return without_traps(Changes(tuple(kept), tuple(left_out)), base)
+
+
+async def _one_run(prepared: Prepared, work: Changes) -> Ran:
+    """In a place of its own: no process, variable or file of whoever worked on it but their source."""
+    sample = prepared.sample
+    place = await open_place(prepared, mounts=witness_mounts(sample))
+    try:
+        try:
+            await carry_over(work, place, Folder(prepared.workspace))
+            await apply_patch(place, sample.test_patch, "the sample's test_patch")
+        except WorkerLost as problem:
+            raise CarrelError(f"the place was lost before the tests began: {problem}") from None
+        return await run_command(place, sample)
+    finally:
+        await place.close()
+
+
+@lru_cache(maxsize=64)
+def _site_modules(folders: tuple[str, ...]) -> frozenset[str]:
+    """What can be imported from an environment's site-packages, by its first name."""
+    found = {
+        path.name.partition(".")[0] for folder in folders for path in Path(folder).glob("lib/python3*/site-packages/*")
+    }
+    return frozenset(name for name in found if name.isidentifier() and name not in ("tests", "test", "docs", "scripts"))
+
+
+def shortened(text: str) -> str:
+    """Its beginning and its end, and how much was left out between them."""
+    if len(text) <= SHOWN_OUTPUT:
+        return text
+    half = SHOWN_OUTPUT // 2
+    return f"{text[:half]}\n[… {len(text) - SHOWN_OUTPUT} characters left out …]\n{text[-half:]}"
+
+
+def _keep(ran: list[Ran], folder: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    for number, each in enumerate(ran, 1):
+        for name, text in (("stdout", each.run.stdout), ("stderr", each.run.stderr), ("report", each.report)):
+            if text is not None:
+                (folder / f"{name}-{number}.txt").write_text(text, encoding="utf-8", errors="backslashreplace")

@@ -1,0 +1,189 @@
+"""The place of one sample: files, Python and set-up made ready once, then any number of executors on them."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import os
+import shutil
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from carrel.errors import ConfigurationError, EnvironmentFailed, SetupFailed
+from carrel.execution import scratch
+from carrel.execution.environments import Environment, locked
+from carrel.execution.executor import CommandResult
+from carrel.execution.packages import environment_for_all
+from carrel.execution.settings import Mount, SandboxMode, SubprocessConfig
+from carrel.execution.subprocess_executor import SubprocessExecutor
+from carrel.home import resolve_carrel_home
+from carrel.tasks.sample import Sample
+from carrel.tasks.unpacking import Files, prepared_files
+
+_TOLD = 4000
+"""Characters of a failed set-up's output that its error shows."""
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A sample made ready; places are opened on it in milliseconds."""
+
+    sample: Sample
+    config: SubprocessConfig
+    environment: Environment
+    """The Python that is first on PATH."""
+    files: Files
+    output: str = ""
+    """What the set-up commands printed when they ran."""
+
+    @property
+    def workspace(self) -> Path:
+        """The folder that every place of the sample begins with; nobody writes to it."""
+        assert self.config.workspace is not None
+        return Path(self.config.workspace)
+
+
+def default_cache() -> Path:
+    """Where unpacked files, set-up layers and virtualenvs are kept."""
+    return resolve_carrel_home() / "cache"
+
+
+async def make_ready(sample: Sample, cache: Path | None = None, *, sandbox: SandboxMode | None = None) -> Prepared:
+    """Files unpacked, packages installed, set-up run: what is cached of it costs nothing.
+
+    Raises FilesRefused, EnvironmentFailed or SetupFailed, each with what went wrong.
+    """
+    cache = cache or default_cache()
+    return await prepare(sample, await prepared_files(sample, cache), cache, sandbox=sandbox)
+
+
+async def prepare(sample: Sample, files: Files, cache: Path, *, sandbox: SandboxMode | None = None) -> Prepared:
+    """The same from files that are unpacked already."""
+    wanted = sample.environment
+    if wanted.backend != "sandbox":
+        raise ConfigurationError(f"{sample.sample_id}: no {wanted.backend} can be made here; backend: sandbox can")
+    if missing := wanted.missing():
+        raise EnvironmentFailed(f"{sample.sample_id} needs {', '.join(missing)}, which this machine does not have")
+    config = SubprocessConfig(
+        default_timeout=None,
+        sandbox=sandbox,
+        network=wanted.network,
+        workspace=files.folder,
+        workspace_at=wanted.workdir,
+        env=dict(wanted.env),
+        limits=wanted.limits.limits(),
+        deps=tuple(wanted.deps),
+        python_version=wanted.python_version,
+        shared_in=cache,
+    )
+    # Now, and not with the first place: what cannot be installed is told before anybody waits for a session.
+    python = await environment_for_all(config)
+    if not wanted.setup:
+        return Prepared(sample, config, python, files)
+    folder, output = await _layer(sample, config, files, cache)
+    return Prepared(sample, replace(config, workspace=folder), python, files, output)
+
+
+async def open_place(
+    prepared: Prepared,
+    *,
+    env: Mapping[str, str] | None = None,
+    network: bool | None = None,
+    mounts: tuple[Mount, ...] = (),
+) -> SubprocessExecutor:
+    """A started executor whose workspace is the sample's; close it to let go of everything."""
+    config = replace(
+        prepared.config,
+        env={**prepared.config.env, **(env or {})},
+        network=prepared.config.network if network is None else network,
+        mounts=(*prepared.config.mounts, *mounts),
+    )
+    executor = SubprocessExecutor(config)
+    try:
+        await executor.start()
+    except BaseException:
+        await executor.close()
+        raise
+    return executor
+
+
+# --- set-up ---------------------------------------------------------------------------------------------------------
+
+
+async def _layer(sample: Sample, config: SubprocessConfig, files: Files, cache: Path) -> tuple[Path, str]:
+    """The folder that the set-up commands leave, made once however many want it."""
+    folder = cache / "layers" / _key(sample, files)
+    mark = folder.with_suffix(".json")
+    if (found := _made(folder, mark)) is not None:
+        return folder, found
+    folder.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    async with locked(folder.with_suffix(".lock")):
+        if (found := _made(folder, mark)) is not None:
+            return folder, found
+        for leftover in (folder, half := folder.with_suffix(".half")):
+            await asyncio.to_thread(scratch.remove, leftover)
+        try:
+            await asyncio.to_thread(_copy, files.folder, half)
+            output = await _set_up(sample, replace(config, workspace=half, workspace_mode="rw"))
+        except BaseException:
+            await asyncio.to_thread(scratch.remove, half)
+            raise
+        half.rename(folder)
+        new = mark.with_suffix(".new")
+        new.write_text(json.dumps({"sample": sample.sample_id, "output": output}), encoding="utf-8")
+        new.replace(mark)
+        return folder, output
+
+
+def _key(sample: Sample, files: Files) -> str:
+    """All that the result of the set-up depends on."""
+    place = sample.environment
+    facts: list[object] = [files.digest, place.setup, sorted(place.deps), place.python_version, place.workdir]
+    facts += [sorted(place.env.items()), place.network]
+    return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:32]
+
+
+def _made(folder: Path, mark: Path) -> str | None:
+    """What the set-up printed, when it was run to its end."""
+    try:
+        about: dict[str, Any] = json.loads(mark.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return str(about.get("output", "")) if folder.is_dir() else None
+
+
+def _copy(source: Path, target: Path) -> None:
+    """A copy that can be written to, whatever the modes of the original."""
+    shutil.copytree(source, target, symlinks=True)
+    for place, _, names in os.walk(target):
+        os.chmod(place, 0o755)
+        for name in names:
+            path = os.path.join(place, name)
+            if not os.path.islink(path):
+                os.chmod(path, os.stat(path).st_mode | 0o600)
+
+
+async def _set_up(sample: Sample, config: SubprocessConfig) -> str:
+    deadline = time.monotonic() + sample.environment.setup_timeout
+    said = []
+    executor = SubprocessExecutor(config)
+    try:
+        for number, command in enumerate(sample.environment.setup, 1):
+            done = await executor.exec(command, timeout=max(0.1, deadline - time.monotonic()))
+            said.append(f"$ {command}\n{done.stdout}{done.stderr}")
+            if not done.success:
+                raise SetupFailed(_failure(sample, number, command, done), "".join(said))
+    finally:
+        await executor.close()
+    return "".join(said)
+
+
+def _failure(sample: Sample, number: int, command: str, done: CommandResult) -> str:
+    how = "took too long" if done.timed_out else f"ended with {done.exit_code}"
+    told = (done.stdout + done.stderr).strip()[-_TOLD:]
+    which = f"set-up command {number} of {len(sample.environment.setup)}"
+    return f"{sample.sample_id}: {which} {how}: {command}\n{told}".rstrip()

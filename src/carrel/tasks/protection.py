@@ -1,0 +1,286 @@
+"""Which files decide a verdict, and are therefore the sample's and never those of who worked on it."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import sys
+from collections.abc import Iterable
+from fnmatch import fnmatchcase
+from functools import cached_property
+from pathlib import Path, PurePosixPath
+from typing import Literal
+
+from carrel.tasks.sample import Sample
+
+# Never anybody's source, whatever the sample: they steer the runner, or are loaded by it without being asked for.
+RUNNER_FILES = (
+    "conftest.py",
+    "sitecustomize.py",
+    "usercustomize.py",
+    "pytest.ini",
+    ".pytest.ini",
+    "pytest.toml",
+    ".pytest.toml",
+    "tox.ini",
+    "noxfile.py",
+    ".coveragerc",
+    "pyvenv.cfg",
+    "*.pth",
+    "*.py[co]",
+    "jest.config.*",
+    "jest.setup.*",
+    "vitest.config.*",
+    "vitest.workspace.*",
+    ".mocharc*",
+    "karma.conf*",
+    "playwright.config.*",
+    "cypress.config.*",
+    ".nycrc*",
+    ".npmrc",
+    ".yarnrc*",
+    ".pnp.*",
+    "phpunit.xml*",
+    ".rspec",
+    "CTest*.cmake",
+    "go.work",
+    "rust-toolchain*",
+    "gradlew*",
+    "mvnw*",
+    ".gitattributes",
+    ".gitmodules",
+)
+RUNNER_FOLDERS = (
+    ".git",
+    "__pycache__",
+    "node_modules",
+    ".pytest_cache",
+    ".hypothesis",
+    ".tox",
+    ".nox",
+    ".venv",
+    ".eggs",
+    "*.egg-info",
+    "*.dist-info",
+    ".cargo",
+    ".mvn",
+)
+# Tests and what is built from source, by custom: unless the reference change touches them, which makes them source.
+TEST_FOLDERS = ("tests", "test", "__tests__", "spec", "specs", "testdata", "e2e")
+TEST_FILES = (
+    "test_*.py",
+    "*_test.py",
+    "tests.py",
+    "*_test.go",
+    "*.test.[cm][jt]s",
+    "*.test.[jt]s",
+    "*.test.[jt]sx",
+    "*.spec.[cm][jt]s",
+    "*.spec.[jt]s",
+    "*.spec.[jt]sx",
+    "*Test.java",
+    "*Tests.java",
+    "*Test.kt",
+    "*_spec.rb",
+    "*_test.rb",
+    "test_*.rb",
+    "*Test.php",
+    "*_test.rs",
+    "*_test.c",
+    "test_*.c",
+    "*_test.cc",
+    "*_test.cpp",
+    "test_*.cpp",
+    "*.bats",
+    "*.t",
+)
+BUILT = ("*.o", "*.a", "*.so", "*.so.*", "*.dylib", "*.class", "*.jar", "*.lo", "*.gcda", "*.rlib", "*.wasm")
+BUILT_FOLDERS = ("target", "build", "dist", "venv", "coverage")
+MAKE_FILES = ("Makefile", "makefile", "GNUmakefile", "*.mk", "CMakeLists.txt")
+LINTER_FILES = (
+    "ruff.toml",
+    ".ruff.toml",
+    ".flake8",
+    ".pylintrc",
+    "pylintrc",
+    "mypy.ini",
+    ".mypy.ini",
+    "pyrightconfig.json",
+    ".eslintrc*",
+    "eslint.config.*",
+    ".eslintignore",
+    "biome.json*",
+    ".golangci.*",
+    "clippy.toml",
+    ".clippy.toml",
+    ".shellcheckrc",
+    ".clang-tidy",
+    ".bandit",
+    ".semgrep*",
+    "sonar-project.properties",
+)
+_WRAPPERS = ("env", "exec", "time", "nice", "command", "xvfb-run", "!")
+_INTERPRETERS = r"(ba|da|z|k)?sh|python[\d.]*|node|deno|bun|ruby|perl|php|Rscript|lua|tclsh"
+_ELF = b"\x7fELF"
+_PATCHED = re.compile(r"^(?:---|\+\+\+) (?:[ab]/)?([^\t\n]+)|^(?:rename|copy) (?:from|to) (.+)$", re.MULTILINE)
+_GIT_HEADER = re.compile(r"^diff --git a/(.+?) b/(.+)$", re.MULTILINE)
+
+
+def touched_by(patch: str) -> set[str]:
+    """The paths that a patch changes, makes, removes or renames."""
+    found = {first or second for first, second in _PATCHED.findall(patch)}
+    found |= {path for pair in _GIT_HEADER.findall(patch) for path in pair}
+    return {path.strip().strip('"') for path in found} - {"/dev/null", "dev/null"}
+
+
+def programs_of(command: str) -> set[str]:
+    """What a command line runs, as paths: the first word of each part, and the script of an interpreter.
+
+    Only those: a file that is looked at (`mypy app.py`, `test -e app.py`) may well be what is to be repaired.
+    """
+    found = set()
+    for part in re.split(r"[;&|()\n]+", command):
+        try:
+            words = shlex.split(part)
+        except ValueError:
+            words = part.split()
+        words = [word for word in words if not re.match(r"\w+=", word) and word not in _WRAPPERS]
+        if words[:1] and re.fullmatch(_INTERPRETERS, PurePosixPath(words[0]).name):
+            scripts = [word for word in words[1:] if not word.startswith("-")][:1]
+            words = scripts if not {"-m", "-c", "-e"} & set(words) else []
+        found |= {str(PurePosixPath(word)) for word in words[:1]}
+    return found
+
+
+class Folder:
+    """The files that a sample begins with, on the host."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def kind(self, path: str) -> Literal["file", "folder", "link"] | None:
+        full = self.folder / path
+        if full.is_symlink():
+            return "link"
+        return "folder" if full.is_dir() else "file" if full.exists() else None
+
+    def children(self, path: str) -> Iterable[str]:
+        for place, folders, files in os.walk(self.folder / path):
+            for name in [*files, *(name for name in folders if os.path.islink(os.path.join(place, name)))]:
+                yield os.path.relpath(os.path.join(place, name), self.folder)
+
+    def runs(self, path: str) -> bool:
+        return self.kind(path) == "file" and os.access(self.folder / path, os.X_OK)
+
+    def read(self, path: str) -> bytes | None:
+        return (self.folder / path).read_bytes() if self.kind(path) == "file" else None
+
+
+class Protection:
+    """Says of a path why it is the sample's own, for one sample."""
+
+    def __init__(self, sample: Sample, base: Folder, modules: Iterable[str] = ()) -> None:
+        """`modules` are the names that Python finds in the sample's environment, besides its standard library."""
+        self._sample = sample
+        self._base = base
+        self._modules = {*sys.stdlib_module_names, *modules}
+        self._source = touched_by(sample.patch) | touched_by(sample.non_code_patch)
+        self._tests = touched_by(sample.test_patch)
+        self._linting = sample.verifier in ("linter", "static_analysis")
+
+    def why(self, path: str) -> str | None:
+        """The reason why this file is restored from the sample; None for one that is carried over."""
+        parts = PurePosixPath(path).parts
+        if path in self._tests:
+            return "a file of the hidden tests"
+        if _matches(path, self._sample.verify.protected) or _matches(path, self._sample.verify.reports):
+            return "protected by the sample"
+        if _any(parts[-1:], RUNNER_FILES) or _any(parts, RUNNER_FOLDERS):
+            return "it steers the test runner"
+        if self._linting and _any(parts[-1:], LINTER_FILES):
+            return "it steers the linter"
+        if path in self._source:
+            return None
+        if _any(parts, TEST_FOLDERS) or _any(parts[-1:], TEST_FILES) or path in self._named:
+            return "a test"
+        if self._made_by_make and _any(parts[-1:], MAKE_FILES):
+            return "it says how the tests are run"
+        new = self._base.kind(path) is None
+        if new and (_any(parts[-1:], BUILT) or (_any(parts[:1], BUILT_FOLDERS) and not self._base.kind(parts[0]))):
+            return "built, not written; it is built again"
+        if new and self._shadows(parts):
+            return f"it would stand before Python's own {_module(parts)}"
+        return None
+
+    def why_content(self, path: str, content: bytes) -> str | None:
+        """The same for what only a look inside can tell."""
+        if content.startswith(_ELF) and path not in self._source and self._base.kind(path) is None:
+            return "built, not written; it is built again"
+        return None
+
+    @cached_property
+    def _named(self) -> set[str]:
+        """Files in which the listed tests are, and programs that the test command runs."""
+        wanted = [*self._sample.fail_to_pass, *self._sample.pass_to_pass]
+        named = {name.partition("::")[0] for name in wanted if "::" in name}
+        named |= programs_of(self._sample.verify.command)
+        return {name for name in named if self._base.kind(name) == "file"}
+
+    @cached_property
+    def _made_by_make(self) -> bool:
+        return re.search(r"\b(g?make|cmake|ctest|ninja)\b", self._sample.verify.command) is not None
+
+    @cached_property
+    def _import_roots(self) -> set[tuple[str, ...]]:
+        roots: set[tuple[str, ...]] = {(), ("src",), ("lib",), ("python",)}
+        for place in self._sample.environment.env.get("PYTHONPATH", "").split(":"):
+            inside = place.removeprefix(self._sample.environment.workdir).strip("/")
+            roots.add(PurePosixPath(inside).parts if inside else ())
+        return roots
+
+    def _shadows(self, parts: tuple[str, ...]) -> bool:
+        """A new module where imports begin, with the name of one that Python or the test runner needs."""
+        for root in self._import_roots:
+            inside = parts[len(root) :]
+            if parts[: len(root)] != root or not inside or _module(inside) not in self._modules:
+                continue
+            # A package that the sample has may be called as it likes.
+            if self._base.kind("/".join((*root, inside[0]))) is None and (
+                len(inside) > 1 or re.search(r"\.(py|so|pyd|zip)$", inside[0])
+            ):
+                return True
+        return False
+
+
+def _module(parts: tuple[str, ...]) -> str:
+    return parts[0].partition(".")[0] if len(parts) == 1 else parts[0]
+
+
+def _any(names: Iterable[str], patterns: tuple[str, ...]) -> bool:
+    return any(fnmatchcase(name, pattern) for name in names for pattern in patterns)
+
+
+def _matches(path: str, patterns: Iterable[str]) -> bool:
+    """As in .gitignore: without a slash for a name anywhere, with one for the path; a folder stands for all in it."""
+    parts = PurePosixPath(path).parts
+    above = ["/".join(parts[: count + 1]) for count in range(len(parts))]
+    for pattern in patterns:
+        plain = pattern.strip("/").removesuffix("/**")
+        if "/" in plain:
+            if any(_path_matches(name, plain) for name in above):
+                return True
+        elif _any(parts, (plain,)):
+            return True
+    return False
+
+
+def _path_matches(path: str, pattern: str) -> bool:
+    """`*` stays inside a name, `**` does not."""
+    pieces = re.split(r"(\*\*/|\*\*|\*|\?|\[[^\]]+\])", pattern)
+    known = {"**/": "(?:.*/)?", "**": ".*", "*": "[^/]*", "?": "[^/]"}
+    regex = "".join(
+        known.get(piece) or (piece.replace("[!", "[^") if piece.startswith("[") else re.escape(piece))
+        for piece in pieces
+    )
+    return re.fullmatch(regex, path) is not None

@@ -1,0 +1,103 @@
+"""Pure: project files that hold both source and test settings, with the settings put back as the sample has them."""
+
+from __future__ import annotations
+
+import json
+import re
+import tomllib
+from collections.abc import Callable
+from typing import Any
+
+TEST_TOOLS = ("pytest", "coverage", "tox", "nox", "cibuildwheel")
+LINT_TOOLS = ("ruff", "mypy", "pylint", "flake8", "pyright", "basedpyright", "bandit", "black", "isort", "ty")
+PACKAGE_KEYS = (
+    *("scripts", "jest", "mocha", "ava", "vitest", "tap", "nyc", "c8"),
+    *("eslintConfig", "wireit", "nx", "overrides", "resolutions"),
+)
+_HEADER = re.compile(r"^\s*\[\[?\s*([^\]]*?)\s*\]")
+
+Guard = Callable[[str, str, bool], str | None]
+
+
+def guarded(name: str, original: bytes | None, theirs: bytes, *, linting: bool = False) -> bytes | None:
+    """The file as it may be judged with: theirs, with the sample's test settings; None to take the sample's whole.
+
+    `original` is None where the sample has no such file.
+    """
+    guard = GUARDS.get(name)
+    if guard is None:
+        return theirs
+    try:
+        merged = guard((original or b"").decode("utf-8"), theirs.decode("utf-8"), linting)
+    except (UnicodeDecodeError, ValueError, RecursionError, AttributeError, TypeError):
+        return None
+    return None if merged is None else merged.encode("utf-8")
+
+
+def _pyproject(original: str, theirs: str, linting: bool) -> str | None:
+    tools = TEST_TOOLS + (LINT_TOOLS if linting else ())
+    before, after = tomllib.loads(original), tomllib.loads(theirs)
+    if _tools(before, tools) == _tools(after, tools):
+        return theirs
+    named = re.compile(rf"\"?tool\"?\s*\.\s*\"?({'|'.join(tools)})\"?\s*(\.|$)")
+    merged = _with_chunks_of(original, theirs, lambda header: named.match(header) is not None)
+    # There are other ways to write a table; whoever uses one gets the sample's file.
+    told = tomllib.loads(merged)
+    if _tools(told, tools) != _tools(before, tools) or _rest(told, tools) != _rest(after, tools):
+        return None
+    return merged
+
+
+def _tools(data: dict[str, Any], names: tuple[str, ...]) -> dict[str, Any]:
+    tool = data.get("tool", {})
+    return {name: tool[name] for name in names if name in tool}
+
+
+def _rest(data: dict[str, Any], names: tuple[str, ...]) -> dict[str, Any]:
+    tool = {name: value for name, value in data.get("tool", {}).items() if name not in names}
+    return {**data, "tool": tool}
+
+
+def _setup_cfg(original: str, theirs: str, linting: bool) -> str | None:
+    words = TEST_TOOLS + (LINT_TOOLS if linting else ())
+    return _with_chunks_of(original, theirs, lambda header: any(word in header for word in (*words, "aliases")))
+
+
+def _with_chunks_of(original: str, theirs: str, ours: Callable[[str], bool]) -> str:
+    """`theirs` without the sections that are ours, and those of `original` after it."""
+    kept = "".join(text for header, text in _chunks(theirs) if not ours(header))
+    back = "".join(text for header, text in _chunks(original) if ours(header))
+    return kept + ("\n" if kept and not kept.endswith("\n") else "") + back
+
+
+def _chunks(text: str) -> list[tuple[str, str]]:
+    chunks: list[tuple[str, str]] = [("", "")]
+    for line in text.splitlines(keepends=True):
+        if header := _HEADER.match(line):
+            chunks.append((header[1], line))
+        else:
+            chunks[-1] = (chunks[-1][0], chunks[-1][1] + line)
+    return chunks
+
+
+def _package_json(original: str, theirs: str, linting: bool) -> str | None:
+    before, after = json.loads(original or "{}"), json.loads(theirs)
+    if {key: before.get(key) for key in PACKAGE_KEYS} == {key: after.get(key) for key in PACKAGE_KEYS}:
+        return theirs
+    merged = {key: value for key, value in after.items() if key not in PACKAGE_KEYS}
+    merged |= {key: before[key] for key in PACKAGE_KEYS if key in before}
+    return json.dumps(merged, indent=2) + "\n"
+
+
+def _cargo_toml(original: str, theirs: str, linting: bool) -> str | None:
+    before, after = tomllib.loads(original), tomllib.loads(theirs)
+    keys = ("test", "bench", "lib", "profile", "lints")
+    return theirs if all(before.get(key) == after.get(key) for key in keys) else None
+
+
+GUARDS: dict[str, Guard] = {
+    "pyproject.toml": _pyproject,
+    "setup.cfg": _setup_cfg,
+    "package.json": _package_json,
+    "Cargo.toml": _cargo_toml,
+}

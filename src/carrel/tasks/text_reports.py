@@ -1,0 +1,191 @@
+"""Pure: tests told on standard output, by `go test -json`, `cargo test` and in TAP."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Literal
+
+from carrel.errors import ReportUnreadable
+from carrel.tasks.told import Status, Told
+
+_CARGO_SUITE = re.compile(r"^\s+(?:Running|Doc-tests) (.+?)(?: \(.*\))?$")
+_CARGO_TEST = re.compile(r"^test (.+?) \.\.\. (ok|FAILED|ignored)(?:, (.*))?$")
+_CARGO_FAILURE = re.compile(r"^---- (.+) stdout ----$")
+_CARGO_RESULT = re.compile(r"^test result: (ok|FAILED)\. (\d+) passed; (\d+) failed; (\d+) ignored")
+_TAP_POINT = re.compile(
+    r"^(?P<in> *)(?P<not>not )?ok\b(?: (?P<number>\d+))?(?: -)? ?(?P<what>.*?)"
+    r"(?: # ?(?P<mark>SKIP|TODO)\S*(?P<why>.*))?$",
+    re.IGNORECASE,
+)
+_TAP_PLAN = re.compile(r"^( *)1\.\.(\d+)(?: *#.*)?$")
+_TAP_SUBTEST = re.compile(r"^( *)# Subtest: (.*)$")
+
+
+def looks_like(text: str) -> Literal["go", "cargo", "tap", "unittest", "exit_code"]:
+    """Which of these a command printed; `exit_code` for none of them."""
+    if re.search(r'^\{.*"Action":"(run|pass|fail|skip|output|start)"', text, re.MULTILINE):
+        return "go"
+    if re.search(r"^running \d+ tests?$", text, re.MULTILINE) or re.search(_CARGO_RESULT, text):
+        return "cargo"
+    if re.search(r"^TAP version 1[34]$|^1\.\.\d+", text, re.MULTILINE):
+        return "tap"
+    if re.search(r"^Ran \d+ tests? in [\d.]+s$", text, re.MULTILINE):
+        return "unittest"
+    return "exit_code"
+
+
+def go_cases(text: str) -> list[Told]:
+    """`go test -json`: a package that fails without a failed test (it did not build) is told as a test of its own."""
+    said: dict[tuple[str, str], list[str]] = {}
+    ended: dict[tuple[str, str], tuple[str, float]] = {}
+    begun: dict[tuple[str, str], None] = {}
+    for line in text.splitlines():
+        event = _event(line)
+        if event is None:
+            continue
+        key = (str(event.get("Package", "")), str(event.get("Test", "")))
+        match event.get("Action"):
+            case "run":
+                begun[key] = None
+            case "output":
+                said.setdefault(key, []).append(str(event.get("Output", "")))
+            case "pass" | "fail" | "skip" as action:
+                begun[key] = None
+                # One that failed once has failed, whatever is said of it later.
+                if ended.get(key, ("",))[0] != "fail":
+                    ended[key] = (action, _seconds(event.get("Elapsed")))
+    words: dict[str, Status] = {"pass": "passed", "fail": "failed", "skip": "skipped"}
+    how: str
+    failed_in = {package for (package, test), (action, _) in ended.items() if test and action == "fail"}
+    found = []
+    for package, test in begun:
+        how, seconds = ended.get((package, test), ("fail", 0.0))
+        if not test and (how != "fail" or package in failed_in):
+            continue
+        message = "".join(said.get((package, test), [])) if how != "pass" else ""
+        if (package, test) not in ended:
+            message += "the test began and never ended\n"
+        found.append(Told(package, test or "(package)", words[how], message.strip(), seconds))
+    return found
+
+
+def _seconds(given: object) -> float:
+    return float(given) if isinstance(given, int | float) else 0.0
+
+
+def _event(line: str) -> dict[str, object] | None:
+    if not line.startswith("{"):
+        return None
+    try:
+        event = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    return event if isinstance(event, dict) else None
+
+
+def cargo_cases(text: str) -> list[Told]:
+    """The text of `cargo test`; a suite whose counts are not those of its lines is refused."""
+    found: list[Told] = []
+    suite, since = "", 0
+    messages = _cargo_messages(text)
+    words: dict[str, Status] = {"ok": "passed", "FAILED": "failed", "ignored": "skipped"}
+    for line in text.splitlines():
+        if told := _CARGO_SUITE.match(line):
+            suite = told[1]
+        elif told := _CARGO_TEST.match(line):
+            name = told[1].removesuffix(" - should panic")
+            found.append(Told(suite, name, words[told[2]], told[3] or messages.get(told[1], "")))
+        elif told := _CARGO_RESULT.match(line):
+            counted = [sum(case.status == status for case in found[since:]) for status in words.values()]
+            if counted != [int(told[2]), int(told[3]), int(told[4])]:
+                raise ReportUnreadable(f"cargo's summary of {suite or 'its tests'} is not what its lines say: {line}")
+            since = len(found)
+    if found[since:]:
+        raise ReportUnreadable(f"cargo's tests of {suite or 'a suite'} end without a summary: they were cut off")
+    return found
+
+
+def _cargo_messages(text: str) -> dict[str, str]:
+    messages: dict[str, list[str]] = {}
+    current: list[str] | None = None
+    for line in text.splitlines():
+        if told := _CARGO_FAILURE.match(line):
+            current = messages.setdefault(told[1], [])
+        elif line in ("failures:", "") and current is not None and (not current or line == "failures:"):
+            current = None if line == "failures:" else current
+        elif current is not None:
+            current.append(line)
+    return {name: "\n".join(lines).strip() for name, lines in messages.items()}
+
+
+def tap_cases(text: str) -> list[Told]:
+    """TAP 12 to 14 with subtests; a subtest's own points are told under its name, and it only where it has none.
+
+    Refused when the outer plan is missing or another number of points came: somebody stopped early, or spoke too much.
+    """
+    lines = text.splitlines()
+    found: list[Told] = []
+    parents: list[tuple[int, str]] = []
+    plans: list[int] = []
+    points = 0
+    had_children: set[tuple[str, ...]] = set()
+    for number, line in enumerate(lines):
+        if line.startswith("Bail out!"):
+            raise ReportUnreadable(f"the tests gave up: {line}")
+        if told := _TAP_PLAN.match(line):
+            if not told[1]:
+                plans.append(int(told[2]))
+        elif told := _TAP_SUBTEST.match(line):
+            indent = len(told[1])
+            parents = [(depth, name) for depth, name in parents if depth < indent]
+            parents.append((indent, told[2].strip()))
+        elif (told := _TAP_POINT.match(line)) and told["what"] is not None:
+            indent = len(told["in"])
+            if indent % 4:
+                continue
+            points += indent == 0
+            what = told["what"].strip() or f"test {told['number'] or points}"
+            above = tuple(name for depth, name in parents if depth < indent)
+            parents = [(depth, name) for depth, name in parents if depth < indent]
+            if above:
+                had_children.add(above)
+            if (*above, what) in had_children and not told["not"]:
+                continue
+            found.append(_tap_told(told, above, what, lines, number))
+    if len(plans) != 1 or plans[0] != points:
+        raise ReportUnreadable(f"the TAP plan says {plans or 'nothing'}, and {points} tests were told of")
+    return [case for case in found if not _only_sums_up(case, had_children, found)]
+
+
+def _only_sums_up(case: Told, had_children: set[tuple[str, ...]], found: list[Told]) -> bool:
+    """A failed subtest whose own points tell why."""
+    path = (*(case.classname.split(" > ") if case.classname else ()), case.name)
+    if path not in had_children:
+        return False
+    inside = " > ".join(path)
+    return any(
+        other.status == "failed" and (other.classname == inside or other.classname.startswith(f"{inside} > "))
+        for other in found
+    )
+
+
+def _tap_told(told: re.Match[str], above: tuple[str, ...], what: str, lines: list[str], number: int) -> Told:
+    mark = (told["mark"] or "").upper()
+    status: Status = "skipped" if mark else "failed" if told["not"] else "passed"
+    message = (told["why"] or "").strip() if mark else _tap_details(lines, number) if told["not"] else ""
+    return Told(" > ".join(above), what.replace("\\#", "#"), status, message)
+
+
+def _tap_details(lines: list[str], number: int) -> str:
+    """The YAML block or the comments under a failed point."""
+    kept: list[str] = []
+    for line in lines[number + 1 :]:
+        text = line.strip()
+        inside = bool(kept) and kept[0] == "---"
+        if text == "..." and inside:
+            break
+        if not inside and not text.startswith("#") and text != "---":
+            break
+        kept.append(text)
+    return "\n".join(line.lstrip("# ") for line in kept if line != "---")

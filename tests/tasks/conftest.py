@@ -1,0 +1,41 @@
+"""Samples made for a test, a cache of its own, and places that are closed after it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from carrel.execution.subprocess_executor import SubprocessExecutor
+from carrel.tasks.place import make_ready, open_place
+from carrel.tasks.sample import Sample
+from tests.tasks.small_samples import calc
+
+OpenPlace = Callable[..., Awaitable[SubprocessExecutor]]
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> Path:
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def calc_sample(tmp_path: Path) -> Sample:
+    """Python and pytest: `add` subtracts, `one` is right."""
+    return calc(tmp_path / "calc")
+
+
+@pytest.fixture
+async def open_sample(cache: Path) -> AsyncIterator[OpenPlace]:
+    """`await open_sample(sample)`: a place to work in."""
+    opened: list[SubprocessExecutor] = []
+
+    async def begin(sample: Sample, **more: Any) -> SubprocessExecutor:
+        opened.append(await open_place(await make_ready(sample, cache), **more))
+        return opened[-1]
+
+    yield begin
+    await asyncio.wait_for(asyncio.gather(*(place.close() for place in opened)), 30)

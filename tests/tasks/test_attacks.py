@@ -1,0 +1,287 @@
+"""Whoever worked on a sample cannot touch its verdict: each attack deceives a run in their own place, and not ours."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from carrel.tasks.changes import changes_in
+from carrel.tasks.grading import grade, verify
+from carrel.tasks.place import make_ready
+from carrel.tasks.sample import Sample
+from tests.tasks.conftest import OpenPlace
+from tests.tasks.small_samples import ADD, ONE, PYTEST_ENV, SOLVE, calc
+
+RUN = "python -m pytest -q --junitxml=/tmp/own.xml"
+
+PLUGIN = """
+import pytest
+
+@pytest.hookimpl(hookwrapper=True)
+def pytest_runtest_makereport(item, call):
+    outcome = yield
+    report = outcome.get_result()
+    report.outcome, report.longrepr = "passed", None
+"""
+
+FORGER = """
+import os, sys
+for word in sys.argv:
+    if word.startswith("--junitxml="):
+        with open(word.partition("=")[2], "w") as file:
+            file.write('<testsuites><testsuite name="pytest"><testcase classname="tests.test_calc" name="test_add"/>'
+                       '<testcase classname="tests.test_calc" name="test_one"/></testsuite></testsuites>')
+"""
+
+PATCHER = """
+import _pytest.reports
+honest = _pytest.reports.TestReport.from_item_and_call.__func__
+
+def lying(cls, item, call):
+    report = honest(cls, item, call)
+    report.outcome, report.longrepr = "passed", None
+    return report
+
+_pytest.reports.TestReport.from_item_and_call = classmethod(lying)
+"""
+
+BYTECODE = """
+cp -p tests/wanted.py /tmp/honest.py
+echo 'THREE = -1' > tests/wanted.py
+python -c 'import py_compile as c; c.compile("tests/wanted.py", invalidation_mode=c.PycInvalidationMode.UNCHECKED_HASH)'
+cp -p /tmp/honest.py tests/wanted.py
+"""
+
+ENTRY_POINT = """
+mkdir evil.egg-info
+printf 'Metadata-Version: 2.1\\nName: evil\\nVersion: 1\\n' > evil.egg-info/PKG-INFO
+printf '[pytest11]\\nevil = evil\\n' > evil.egg-info/entry_points.txt
+"""
+
+
+def planted(path: str, text: str) -> str:
+    return f"mkdir -p $(dirname {path}); cat > {path} <<'END'\n{text}\nEND\n"
+
+
+ATTACKS = {
+    "a planted conftest": planted("conftest.py", PLUGIN),
+    "a conftest in the tests": planted("tests/conftest.py", PLUGIN),
+    "a rewritten test": "sed -i 's/add(1, 2) == 3/True/' tests/test_calc.py",
+    "a test that is gone": "printf 'def test_one(): pass\\n' > tests/test_calc.py",
+    "tests that are a link": "mv tests other && sed -i 's/== 3/!= 3/' other/test_calc.py && ln -s other tests",
+    "a runner in the working folder": planted("pytest.py", FORGER + "sys.exit(0)"),
+    "a module of the runner's": planted("pluggy.py", FORGER + "os._exit(0)"),
+    "a module of Python's": planted("fractions.py", "") + planted("decimal.py", FORGER + "os._exit(0)"),
+    "pytest.ini": planted("pytest.ini", "[pytest]\naddopts = -p evil") + planted("evil.py", PLUGIN),
+    "pyproject.toml": planted("pyproject.toml", "[tool.pytest.ini_options]\naddopts = '-p evil'")
+    + planted("evil.py", PLUGIN),
+    "an inline table": planted("pyproject.toml", "tool = {pytest = {ini_options = {addopts = '-p evil'}}}")
+    + planted("evil.py", PLUGIN),
+    "setup.cfg": planted("setup.cfg", "[tool:pytest]\naddopts = -p evil") + planted("evil.py", PLUGIN),
+    "tox.ini": planted("tox.ini", "[pytest]\naddopts = --deselect tests/test_calc.py::test_add"),
+    "os._exit in the source": "echo 'import os; os._exit(0)' >> calc.py",
+    "a forged report, then the end": f"cat >> calc.py <<'END'\n{FORGER}\nos._exit(0)\nEND\n",
+    "a report forged when all is over": "cat >> calc.py <<'END'\nimport atexit\n\ndef forge():\n"
+    + "".join(f"    {line}\n" for line in FORGER.strip().splitlines())
+    + "    sys.stdout.flush(); os._exit(0)\n\natexit.register(forge)\nEND\n",
+    "a runner patched by the source": f"cat >> calc.py <<'END'\n{PATCHER}\nEND\n",
+    "a skip in the source": "cat >> calc.py <<'END'\nimport pytest\n\ndef add(a, b):\n    pytest.skip('hard')\nEND\n",
+}
+
+
+@pytest.mark.parametrize("attack", ATTACKS)
+async def test_an_attack_deceives_the_place_it_is_in_and_not_the_verdict(
+    attack: str, calc_sample: Sample, open_sample: OpenPlace, cache: Path
+) -> None:
+    place = await open_sample(calc_sample)
+    done = await place.exec(ATTACKS[attack])
+    assert done.success, done.stderr
+    own = await place.exec(RUN)
+    assert own.exit_code == 0, f"the attack does not even work: {own.stdout}{own.stderr}"
+    result = await verify(calc_sample, place, cache=cache)
+    assert not result.is_success, result
+    assert result.outcome in ("not_solved", "tests_did_not_run"), result
+    assert result.score == 0
+
+
+@pytest.mark.parametrize("attack", [name for name in ATTACKS if "source" not in name and "forged" not in name])
+async def test_beside_an_attack_a_solution_is_still_one(
+    attack: str, calc_sample: Sample, open_sample: OpenPlace, cache: Path
+) -> None:
+    place = await open_sample(calc_sample)
+    await place.exec(f"{ATTACKS[attack]}\n{SOLVE}")
+    result = await verify(calc_sample, place, cache=cache)
+    assert result.outcome == "solved", result
+    assert "calc.py" in result.carried_over
+
+
+async def test_a_source_that_exits_well_has_not_run_the_tests(
+    calc_sample: Sample, open_sample: OpenPlace, cache: Path
+) -> None:
+    place = await open_sample(calc_sample)
+    await place.exec("echo 'import sys; sys.exit(0)' >> calc.py")
+    result = await verify(calc_sample, place, cache=cache)
+    assert (result.outcome, result.suite_ran, result.missing) == ("tests_did_not_run", False, [ADD, ONE])
+
+
+async def test_bytecode_that_is_not_what_the_source_says(tmp_path: Path, open_sample: OpenPlace, cache: Path) -> None:
+    test = "from calc import add, one\nfrom wanted import THREE\n\n\ndef test_add():\n    assert add(1, 2) == THREE\n"
+    files = {"tests/wanted.py": "THREE = 3\n", "tests/test_calc.py": test}
+    sample = calc(tmp_path / "calc", files, pass_to_pass=[])
+    place = await open_sample(sample)
+    await place.exec(BYTECODE)
+    assert (await place.exec(RUN)).exit_code == 0
+    assert (await verify(sample, place, cache=cache)).outcome == "not_solved"
+
+
+async def test_a_plugin_found_by_its_metadata(tmp_path: Path, open_sample: OpenPlace, cache: Path) -> None:
+    """Needs plugins to be looked for, so this sample does not forbid it."""
+    sample = calc(tmp_path / "calc", environment={}, verify={"command": RUN_WITH_REPORT, "timeout": 100})
+    place = await open_sample(sample)
+    await place.exec(ENTRY_POINT + planted("evil.py", PLUGIN))
+    assert (await place.exec(RUN + NO_OTHERS)).exit_code == 0
+    result = await verify(sample, place, cache=cache)
+    assert result.outcome == "not_solved", result
+    assert result.left_out["evil.egg-info/entry_points.txt"] == "it steers the test runner"
+
+
+OTHERS = ("asyncio", "xdist", "xdist.looponfail", "timeout", "hypothesispytest", "anyio")
+NO_OTHERS = "".join(f" -p no:{name}" for name in OTHERS)
+RUN_WITH_REPORT = "python -m pytest -q --junitxml={report}" + NO_OTHERS
+
+
+async def test_a_customization_of_python_where_the_sample_puts_its_sources_on_the_path(
+    tmp_path: Path, open_sample: OpenPlace, cache: Path
+) -> None:
+    sample = calc(tmp_path / "calc", environment={"env": {**PYTEST_ENV, "PYTHONPATH": "/workspace"}})
+    place = await open_sample(sample)
+    await place.exec(planted("sitecustomize.py", "import os, sys\nif 'pytest' in sys.orig_argv:\n    os._exit(0)"))
+    assert (await place.exec(RUN)).exit_code == 0
+    assert (await verify(sample, place, cache=cache)).outcome == "not_solved"
+
+
+async def test_a_witness_of_the_agents_own_is_not_heard(
+    calc_sample: Sample, open_sample: OpenPlace, cache: Path
+) -> None:
+    place = await open_sample(calc_sample)
+    await place.exec(planted("carrel_witness.py", PLUGIN))
+    result = await verify(calc_sample, place, cache=cache)
+    assert result.outcome == "not_solved"
+    assert "carrel_witness.py" in result.left_out
+
+
+async def test_shims_on_the_path_and_files_elsewhere_stay_behind(
+    calc_sample: Sample, open_sample: OpenPlace, cache: Path
+) -> None:
+    place = await open_sample(calc_sample)
+    shim = planted("$HOME/bin/python", "#!/bin/sh\nexit 0") + "chmod +x $HOME/bin/python"
+    await place.exec(f"{shim}; cp -r $HOME/bin /tmp/bin; echo 'PATH=$HOME/bin:$PATH' > $HOME/.profile")
+    assert (await place.exec(f"PATH=$HOME/bin:$PATH {RUN}")).exit_code == 0
+    assert (await verify(calc_sample, place, cache=cache)).outcome == "not_solved"
+
+
+LOOP = """
+(while true; do
+    sed -i 's/== 3/!= 3/' tests/test_calc.py; echo 'import os; os._exit(0)' > conftest.py
+    for folder in /tmp /workspace /home/agent; do echo '<testsuites/>' > $folder/report.xml; done
+done) > /dev/null 2>&1 &
+"""
+
+
+async def test_a_process_left_in_the_background_reaches_nothing(
+    calc_sample: Sample, open_sample: OpenPlace, cache: Path
+) -> None:
+    place = await open_sample(calc_sample)
+    await place.exec(LOOP)
+    assert (await verify(calc_sample, place, cache=cache)).outcome == "not_solved"
+    await place.exec(SOLVE)
+    assert (await verify(calc_sample, place, cache=cache)).outcome == "solved"
+
+
+async def test_what_is_changed_after_the_place_was_read_counts_for_nothing(
+    calc_sample: Sample, open_sample: OpenPlace, cache: Path
+) -> None:
+    place = await open_sample(calc_sample)
+    ready = await make_ready(calc_sample, cache)
+    read = await changes_in(place, base=ready.workspace)
+    judging = asyncio.create_task(grade(calc_sample, read, prepared=ready))
+    await place.exec(SOLVE)
+    assert (await judging).outcome == "not_solved"
+    assert (await verify(calc_sample, place, cache=cache)).outcome == "solved"
+
+
+async def test_code_that_ends_the_place_it_is_judged_in_has_not_solved_it(
+    calc_sample: Sample, open_sample: OpenPlace, cache: Path
+) -> None:
+    place = await open_sample(calc_sample)
+    kill = "import os\nfor pid in range(2, 200):\n    try: os.kill(pid, 9)\n    except OSError: pass\n"
+    await place.exec(f"cat >> calc.py <<'END'\n{kill}END\n")
+    result = await verify(calc_sample, place, cache=cache)
+    assert result.outcome == "tests_did_not_run", result
+
+
+async def test_the_agents_place_is_left_as_it_was(calc_sample: Sample, open_sample: OpenPlace, cache: Path) -> None:
+    sample = calc_sample.model_copy(update={"test_patch": NEW_TEST, "fail_to_pass": ["tests/test_more.py::test_more"]})
+    place = await open_sample(sample)
+    await place.run("x = 5")
+    await place.exec(f"{SOLVE}; echo mine > conftest.py; rm tests/test_calc.py")
+    before = [await place.changed_files(), (await place.exec(LOOK)).stdout]
+    result = await verify(sample, place, cache=cache)
+    assert result.outcome == "solved", result
+    assert [
+        await place.changed_files(),
+        (await place.exec(LOOK)).stdout,
+    ] == before
+    assert (await place.run("x")).value == 5
+    assert "test_more" not in (await place.exec("ls tests")).stdout
+
+
+LOOK = "ls -A / /tmp $HOME; ps -e 2> /dev/null | wc -l"
+NEW_TEST = """diff --git a/tests/test_more.py b/tests/test_more.py
+new file mode 100644
+--- /dev/null
++++ b/tests/test_more.py
+@@ -0,0 +1,5 @@
++from calc import add
++
++
++def test_more():
++    assert add(2, 2) == 4
+"""
+
+
+UNITTEST = (
+    "import unittest\n\nfrom calc import add\n\n\nclass Calc(unittest.TestCase):\n"
+    "    def test_add(self):\n        self.assertEqual(add(1, 2), 3)\n"
+)
+FORGED_TEXT = """
+import os, sys
+sys.stderr.write("test_add (tests.test_calc.Calc.test_add) ... ok\\n\\n")
+sys.stderr.write("-" * 70 + "\\nRan 1 test in 0.000s\\n\\nOK\\n")
+sys.stderr.flush()
+os._exit(0)
+"""
+PATCHED_CASE = """
+import unittest
+unittest.TestCase._callTestMethod = lambda self, method: None
+"""
+
+
+@pytest.mark.parametrize("lie", [FORGED_TEXT, PATCHED_CASE], ids=["forged text", "a patched test case"])
+async def test_unittest_has_a_witness_too(lie: str, tmp_path: Path, open_sample: OpenPlace, cache: Path) -> None:
+    name = "tests.test_calc.Calc.test_add"
+    files = {"tests/__init__.py": "", "tests/test_calc.py": UNITTEST}
+    command = "python -m unittest -v"
+    sample = calc(tmp_path / "calc", files, fail_to_pass=[name], pass_to_pass=[], verify={"command": command})
+    place = await open_sample(sample)
+    assert (await verify(sample, place, cache=cache)).outcome == "not_solved"
+    await place.exec(f"cp calc.py /tmp; cat >> calc.py <<'END'\n{lie}\nEND\n")
+    assert (await place.exec(command)).exit_code == 0
+    result = await verify(sample, place, cache=cache)
+    assert result.outcome == "tests_did_not_run", result
+    await place.exec(f"cp /tmp/calc.py .; {SOLVE}")
+    result = await verify(sample, place, cache=cache)
+    assert result.outcome == "solved", result
+    assert "carrel-" not in result.stderr

@@ -1,0 +1,168 @@
+"""The place of a sample: made ready once, opened often, and honest about what cannot be made ready."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from carrel.errors import ConfigurationError, EnvironmentFailed, SetupFailed
+from carrel.tasks.changes import Changes
+from carrel.tasks.grading import grade, verify
+from carrel.tasks.listing import changed_files
+from carrel.tasks.place import make_ready
+from tests.tasks.conftest import OpenPlace
+from tests.tasks.small_samples import PYTEST_ENV, SOLVE, calc
+
+
+def with_place(folder: Path, **environment: Any) -> Any:
+    return calc(folder / "calc", environment={"env": PYTEST_ENV, **environment})
+
+
+async def test_a_place_begins_with_the_samples_files_and_leaves_them_alone(
+    tmp_path: Path, open_sample: OpenPlace
+) -> None:
+    sample = calc(tmp_path / "calc")
+    first, second = await open_sample(sample), await open_sample(sample)
+    await first.exec("rm -r tests; echo changed > calc.py")
+    assert (await second.exec("pwd; ls")).stdout == "/workspace\ncalc.py\ntests\n"
+    assert "a - b" in (await second.read_file("calc.py")).decode()
+    assert "a - b" in (tmp_path / "calc" / "calc.py").read_text()
+
+
+async def test_the_place_is_as_the_sample_says(tmp_path: Path, open_sample: OpenPlace) -> None:
+    sample = with_place(
+        tmp_path, workdir="/testbed", env={"COLOR": "blue"}, limits={"memory": "300MiB", "processes": 50}
+    )
+    place = await open_sample(sample, env={"MORE": "yes"})
+    assert (
+        await place.exec("pwd; echo $COLOR $MORE; ls /sys/class/net 2> /dev/null; cat calc.py | head -1")
+    ).stdout == ("/testbed\nblue yes\ndef add(a, b):\n")
+    assert {"network_isolation", "memory_limit"} <= place.supported_capabilities()
+    assert place.config.limits.processes == 50
+
+
+async def test_the_network_is_off_unless_the_sample_or_who_opens_it_says_otherwise(
+    tmp_path: Path, open_sample: OpenPlace
+) -> None:
+    off = with_place(tmp_path / "off")
+    assert "network_isolation" in (await open_sample(off)).supported_capabilities()
+    assert "network_isolation" not in (await open_sample(off, network=True)).supported_capabilities()
+    on = with_place(tmp_path / "on", network=True)
+    assert "network_isolation" not in (await open_sample(on)).supported_capabilities()
+
+
+async def test_set_up_runs_once_and_is_shared(tmp_path: Path, open_sample: OpenPlace, cache: Path) -> None:
+    setup = ["date +%s%N > made.txt; echo prepared", "mkdir built && cp calc.py built/"]
+    sample = with_place(tmp_path, setup=setup)
+    ready = await asyncio.gather(*(make_ready(sample.model_copy(), cache) for _ in range(4)))
+    assert {each.workspace for each in ready} == {ready[0].workspace}
+    assert ready[0].output.startswith("$ date +%s%N > made.txt; echo prepared\nprepared\n")
+    first, second = await open_sample(sample), await open_sample(sample)
+    assert await first.read_file("made.txt") == await second.read_file("made.txt")
+    assert await first.changed_files() == []
+    assert sorted(path.suffix for path in (cache / "layers").iterdir()) == ["", ".json", ".lock"]
+
+
+async def test_another_set_up_is_another_layer(tmp_path: Path, open_sample: OpenPlace) -> None:
+    one, two = with_place(tmp_path, setup=["echo 1 > it"]), with_place(tmp_path, setup=["echo 2 > it"])
+    assert await (await open_sample(one)).read_file("it") == b"1\n"
+    assert await (await open_sample(two)).read_file("it") == b"2\n"
+
+
+async def test_a_verdict_sees_what_the_set_up_made(tmp_path: Path, open_sample: OpenPlace, cache: Path) -> None:
+    files = {"tests/test_calc.py": "def test_add():\n    from built.calc import add\n    assert add(1, 2) == 3\n"}
+    place = {"env": PYTEST_ENV, "setup": ["mkdir built && sed 's/a - b/a + b/' calc.py > built/calc.py"]}
+    sample = calc(tmp_path / "calc", files, environment=place, pass_to_pass=[])
+    assert (await grade(sample, Changes(), cache=cache)).outcome == "solved"
+
+
+async def test_a_set_up_that_fails_is_told_with_its_output(tmp_path: Path, cache: Path) -> None:
+    sample = with_place(tmp_path, setup=["echo first", "echo no compiler here >&2; exit 7", "echo never"])
+    with pytest.raises(SetupFailed, match=r"calc-1: set-up command 2 of 3 ended with 7: .*\nno compiler here") as told:
+        await make_ready(sample, cache)
+    assert "first" in told.value.output
+    assert "never\n" not in told.value.output
+    assert [path for path in (cache / "layers").iterdir() if path.is_dir()] == []
+    result = await grade(sample, Changes(), cache=cache)
+    assert result.outcome == "infrastructure_failed"
+    assert "no compiler here" in result.evidence[0]
+
+
+async def test_a_set_up_that_hangs_is_ended(tmp_path: Path, cache: Path) -> None:
+    sample = with_place(tmp_path, setup=["echo waiting; sleep 1000"], setup_timeout=1)
+    with pytest.raises(SetupFailed, match="took too long: echo waiting; sleep 1000\nwaiting"):
+        await make_ready(sample, cache)
+
+
+async def test_a_set_up_that_was_cut_off_is_begun_again(tmp_path: Path, cache: Path) -> None:
+    sample = with_place(tmp_path, setup=["echo done > it"])
+    ready = await make_ready(sample, cache)
+    ready.workspace.with_suffix(".json").unlink()
+    (ready.workspace / "it").write_text("half")
+    again = await make_ready(sample, cache)
+    assert (again.workspace / "it").read_text() == "done\n"
+
+
+async def test_packages_that_cannot_be_had_are_told(tmp_path: Path, cache: Path) -> None:
+    sample = with_place(tmp_path, deps=["./no-such-folder"])
+    with pytest.raises(EnvironmentFailed):
+        await make_ready(sample, cache)
+
+
+async def test_what_this_machine_lacks_is_told(tmp_path: Path, cache: Path) -> None:
+    with pytest.raises(EnvironmentFailed, match="calc-1 needs no-such-program"):
+        await make_ready(with_place(tmp_path, programs=["no-such-program"]), cache)
+    with pytest.raises(ConfigurationError, match="no container"):
+        await make_ready(with_place(tmp_path, backend="container"), cache)
+
+
+async def test_a_mode_a_link_and_a_deletion_are_carried_over(
+    tmp_path: Path, open_sample: OpenPlace, cache: Path
+) -> None:
+    check = "test -x run.sh && test ! -e calc.py && test -L here && ./run.sh && cat here/x && test ! -e gone"
+    files = {"run.sh": "echo ran\n", "gone/a.txt": "a", "data/x": "x\n"}
+    sample = calc(
+        tmp_path / "calc", files, fail_to_pass=[], pass_to_pass=[], verify={"command": check}, patch="+++ b/run.sh\n"
+    )
+    place = await open_sample(sample)
+    assert (await verify(sample, place, cache=cache)).outcome == "not_solved"
+    await place.exec("chmod +x run.sh; rm -r calc.py gone; ln -s data here; printf '\\0\\377' > binary")
+    result = await verify(sample, place, cache=cache)
+    assert result.outcome == "solved", result
+    assert set(result.carried_over) == {"binary", "calc.py", "gone/a.txt", "here", "run.sh"}
+
+
+async def test_nothing_is_left_when_a_place_is_closed(tmp_path: Path, open_sample: OpenPlace, cache: Path) -> None:
+    sample = calc(tmp_path / "calc")
+    place = await open_sample(sample)
+    await place.exec(f"{SOLVE}; sleep 1000 > /dev/null 2>&1 &")
+    assert (await verify(sample, place, cache=cache)).is_success
+    await place.close()
+    assert [path.name for path in cache.iterdir() if "half" in path.name or "tmp" in path.name] == []
+
+
+CHANGE_ALL = """
+rm gone.txt; echo more >> calc.py; touch tests/test_calc.py; chmod +x data/x; mkdir -p new/deep; echo 1 > new/deep/a
+ln -s data link; mv data/y data/z; printf same > same.txt; touch -d '2020-01-01' same.txt; echo 2 > '-n ew'
+"""
+
+
+@pytest.mark.parametrize("odd", ["", "echo 3 > $(printf 'odd\\nname')", "echo 4 > $(printf 'odd\\377name')"])
+async def test_one_look_at_a_place_finds_what_many_find(
+    odd: str, tmp_path: Path, open_sample: OpenPlace, cache: Path
+) -> None:
+    files = {"gone.txt": "", "data/x": "x", "data/y": "y", "same.txt": "same", "deep/er/file": "f"}
+    sample = calc(tmp_path / "calc", files)
+    place = await open_sample(sample)
+    base = (await make_ready(sample, cache)).workspace
+    assert (await changed_files(place, base))[0] == []
+    await place.exec(CHANGE_ALL + odd)
+    found, _ = await changed_files(place, base)
+    assert found == await place.changed_files()
+    assert {"gone.txt", "calc.py", "data/x", "data/y", "data/z", "link", "new/deep/a", "-n ew"} <= {
+        c.path for c in found
+    }
+    assert not {"tests/test_calc.py", "same.txt"} & {change.path for change in found}

@@ -1,0 +1,222 @@
+"""Reports of every kind, as the tools write them, and reports that are meant to do harm."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from carrel.errors import ReportUnreadable
+from carrel.tasks.reports import cases_in, grade_in, kind_of_report
+from carrel.tasks.told import Told
+
+SUREFIRE = """<?xml version="1.0" encoding="UTF-8"?>
+<testsuite name="com.acme.CalcTest" time="0.05" tests="3" errors="1" skipped="1" failures="0">
+  <properties><property name="java.version" value="21"/></properties>
+  <testcase name="adds" classname="com.acme.CalcTest" time="1,234.5"/>
+  <testcase name="divides" classname="com.acme.CalcTest"><error message="/ by zero" type="E">at Calc</error></testcase>
+  <testcase name="later" classname="com.acme.CalcTest"><skipped/></testcase>
+</testsuite>"""
+NODE = """<?xml version="1.0" encoding="utf-8"?>
+<testsuites>
+  <testcase name="adds" time="0.001" classname="test"/>
+  <testsuite name="deep"><testsuite name="deeper">
+    <testcase name="fails" classname="test"><failure type="x" message="no">why</failure></testcase>
+  </testsuite></testsuite>
+</testsuites>"""
+GO = """{"Action":"start","Package":"acme/calc"}
+{"Action":"run","Package":"acme/calc","Test":"TestAdd"}
+{"Action":"output","Package":"acme/calc","Test":"TestAdd","Output":"    calc_test.go:9: got 1\\n"}
+{"Action":"fail","Package":"acme/calc","Test":"TestAdd","Elapsed":0.01}
+{"Action":"run","Package":"acme/calc","Test":"TestSub/small"}
+{"Action":"pass","Package":"acme/calc","Test":"TestSub/small","Elapsed":0}
+{"Action":"run","Package":"acme/calc","Test":"TestHangs"}
+{"Action":"skip","Package":"acme/calc","Test":"TestNet"}
+{"Action":"fail","Package":"acme/calc","Elapsed":0.2}
+{"Action":"fail","Package":"acme/broken","Elapsed":0}
+"""
+CARGO = """    Finished test [unoptimized] target(s)
+     Running unittests src/lib.rs (target/debug/deps/calc-1)
+
+running 3 tests
+test tests::adds ... FAILED
+test tests::slow ... ignored, needs a network
+test tests::subtracts ... ok
+
+failures:
+
+---- tests::adds stdout ----
+thread 'tests::adds' panicked at src/lib.rs:9:
+assertion failed
+
+failures:
+    tests::adds
+
+test result: FAILED. 1 passed; 1 failed; 1 ignored; 0 measured; 0 filtered out; finished in 0.00s
+
+   Doc-tests calc
+
+running 1 test
+test src/lib.rs - add (line 3) ... ok
+
+test result: ok. 1 passed; 0 failed; 0 ignored; 0 measured; 0 filtered out; finished in 0.10s
+"""
+TAP = """TAP version 13
+# Subtest: cart
+    # Subtest: adds
+    ok 1 - adds
+      ---
+      duration_ms: 0.5
+      ...
+    # Subtest: rounds
+    not ok 2 - rounds
+      ---
+      error: 'no'
+      ...
+    1..2
+not ok 1 - cart
+ok 2 - alone # SKIP no network
+ok 3 plain
+1..3
+"""
+SARIF = """{"$schema": "https://json.schemastore.org/sarif-2.1.0.json", "version": "2.1.0", "runs": [{
+  "tool": {"driver": {"name": "lint", "rules": [{"id": "N1", "defaultConfiguration": {"level": "note"}}]}},
+  "results": [
+    {"ruleId": "E1", "level": "error", "message": {"text": "bad"}, "locations": [{"physicalLocation":
+      {"artifactLocation": {"uri": "a.py"}, "region": {"startLine": 3}}}]},
+    {"ruleId": "N1", "message": {"text": "a note"}},
+    {"ruleId": "W1", "message": {"text": "known"}, "suppressions": [{"kind": "inSource"}]}]}]}"""
+
+
+def said(text: str) -> list[tuple[str, str]]:
+    kind = kind_of_report(text)
+    return [(case.whole_name, case.status) for case in cases_in(text, kind)]
+
+
+def test_junit_of_maven() -> None:
+    assert said(SUREFIRE) == [
+        ("com.acme.CalcTest::adds", "passed"),
+        ("com.acme.CalcTest::divides", "failed"),
+        ("com.acme.CalcTest::later", "skipped"),
+    ]
+    assert cases_in(SUREFIRE, "junit")[1].message == "/ by zero\nat Calc"
+
+
+def test_junit_with_tests_beside_and_below_suites() -> None:
+    assert said(NODE) == [("test::adds", "passed"), ("test::fails", "failed")]
+
+
+def test_junit_of_a_real_pytest(tmp_path: Path) -> None:
+    (tmp_path / "test_it.py").write_text(
+        "import pytest\n\n@pytest.mark.parametrize('x', [1, 2])\ndef test_x(x): assert x == 1\n\n"
+        "class TestY:\n    @pytest.mark.skip(reason='no')\n    def test_z(self): pass\n\n"
+        "@pytest.mark.xfail\ndef test_known(): assert False\n"
+    )
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--junitxml=r.xml", "test_it.py"]
+    subprocess.run(command, cwd=tmp_path, capture_output=True, timeout=100)
+    assert said((tmp_path / "r.xml").read_text()) == [
+        ("test_it::test_x[1]", "passed"),
+        ("test_it::test_x[2]", "failed"),
+        ("test_it.TestY::test_z", "skipped"),
+        ("test_it::test_known", "skipped"),
+    ]
+
+
+def test_go() -> None:
+    assert said(GO) == [
+        ("acme/calc::TestAdd", "failed"),
+        ("acme/calc::TestSub/small", "passed"),
+        ("acme/calc::TestHangs", "failed"),
+        ("acme/calc::TestNet", "skipped"),
+        ("acme/broken::(package)", "failed"),
+    ]
+    assert cases_in(GO, "go")[0].message == "calc_test.go:9: got 1"
+
+
+def test_go_test_that_failed_once_has_failed() -> None:
+    again = '{"Action":"pass","Package":"acme/calc","Test":"TestAdd","Elapsed":0}\n'
+    assert said(GO + again)[0] == ("acme/calc::TestAdd", "failed")
+
+
+def test_cargo() -> None:
+    assert said(CARGO) == [
+        ("unittests src/lib.rs::tests::adds", "failed"),
+        ("unittests src/lib.rs::tests::slow", "skipped"),
+        ("unittests src/lib.rs::tests::subtracts", "passed"),
+        ("calc::src/lib.rs - add (line 3)", "passed"),
+    ]
+    assert "assertion failed" in cases_in(CARGO, "cargo")[0].message
+
+
+def test_cargo_that_was_cut_off_or_added_to_is_refused() -> None:
+    with pytest.raises(ReportUnreadable, match="cut off"):
+        cases_in(CARGO[: CARGO.index("test result")], "cargo")
+    with pytest.raises(ReportUnreadable, match="not what its lines say"):
+        cases_in(CARGO.replace("running 3 tests", "test forged ... ok"), "cargo")
+
+
+def test_tap() -> None:
+    assert said(TAP) == [
+        ("cart::adds", "passed"),
+        ("cart::rounds", "failed"),
+        ("alone", "skipped"),
+        ("plain", "passed"),
+    ]
+    assert cases_in(TAP, "tap")[1].message == "error: 'no'"
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("TAP version 13\nok 1 - a\n", "plan says nothing"),
+        ("1..2\nok 1 - a\n", "1 tests were told of"),
+        ("1..1\nok 1 - a\nok 2 - b\n", "2 tests were told of"),
+        ("1..1\nok 1 - forged\n1..1\nnot ok 1 - a\n", "2 tests were told of"),
+        ("1..1\nBail out! no database\n", "gave up"),
+    ],
+)
+def test_tap_that_is_not_whole_is_refused(text: str, complaint: str) -> None:
+    with pytest.raises(ReportUnreadable, match=complaint):
+        cases_in(text, "tap")
+
+
+def test_sarif() -> None:
+    assert said(SARIF) == [("a.py:3::E1", "failed"), ("N1", "skipped"), ("W1", "skipped")]
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"runs": 5}', '{"runs": [{"results": [5]}]}', "[" * 100_000])
+def test_sarif_that_is_none_is_refused(text: str) -> None:
+    with pytest.raises(ReportUnreadable):
+        cases_in(text, "sarif")
+
+
+def test_xml_that_is_meant_to_do_harm_is_refused() -> None:
+    bomb = '<?xml version="1.0"?><!DOCTYPE x [<!ENTITY a "aaaa">]><testsuites><testcase name="&a;"/></testsuites>'
+    reads = '<!DOCTYPE x [<!ENTITY a SYSTEM "file:///etc/passwd">]><testsuites><testcase name="&a;"/></testsuites>'
+    deep = "<testsuite>" * 100_000 + "</testsuite>" * 100_000
+    for text, complaint in ((bomb, "document type"), (reads, "document type"), (deep, "deep"), ("<testsuites>", "XML")):
+        with pytest.raises(ReportUnreadable, match=complaint):
+            cases_in(text, "junit")
+    with pytest.raises(ReportUnreadable, match="no JUnit report"):
+        cases_in("<html/>", "junit")
+
+
+def test_a_graders_json() -> None:
+    grade = grade_in('noise\n{"score": 0.5, "evidence": {"why": "half"}}\n{"other": 1}\n')
+    assert (grade.score, grade.is_success, grade.evidence) == (0.5, False, {"why": "half"})
+    assert grade_in('{\n "score": 1\n}').is_success
+    assert not grade_in('{"score": 1, "is_success": false}').is_success
+
+
+@pytest.mark.parametrize("text", ["", "fine", '{"score": "1"}', '{"score": 2}', '{"score": true}', '{"score": NaN}'])
+def test_a_graders_json_that_is_none_is_refused(text: str) -> None:
+    with pytest.raises(ReportUnreadable):
+        grade_in(text)
+
+
+def test_text_that_is_no_report() -> None:
+    assert kind_of_report("all is well") == "exit_code"
+    assert cases_in("all is well", "exit_code") == []
+    assert isinstance(cases_in(NODE, "junit")[0], Told)

@@ -1,0 +1,84 @@
+"""`carrel task`, as it is typed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import Carrel, carrel, environment, home  # noqa: F401 -- fixtures
+
+# ruff: noqa: F811 -- a fixture's name is also that of the argument
+FIX = "sed -i 's/a - b/a + b/' calc.py"
+TEST = (
+    "import unittest\n\nfrom calc import add\n\n\nclass Calc(unittest.TestCase):\n"
+    "    def test_add(self):\n        self.assertEqual(add(1, 2), 3)\n"
+)
+PATCH = "--- a/calc.py\n+++ b/calc.py\n@@ -1,2 +1,2 @@\n def add(a, b):\n-    return a - b\n+    return a + b\n"
+
+
+@pytest.fixture
+def sums(home: Path) -> Path:
+    """A dataset of two samples, one of which cannot be solved by `FIX`."""
+    folder = home / "datasets" / "sums"
+    for number, body in ((1, "a - b"), (2, "a * b")):
+        files = folder / "files" / f"calc-{number}"
+        (files / "tests").mkdir(parents=True)
+        (files / "calc.py").write_text(f"def add(a, b):\n    return {body}\n")
+        (files / "tests" / "__init__.py").write_text("")
+        (files / "tests" / "test_calc.py").write_text(TEST)
+    (folder / "dataset.yaml").write_text('verify: {command: "python -m unittest -v", timeout: 60}\n')
+    with (folder / "samples.jsonl").open("w") as file:
+        for number, patch in ((1, PATCH), (2, "")):
+            sample = {"sample_id": f"calc-{number}", "files": f"files/calc-{number}", "patch": patch}
+            file.write(json.dumps({**sample, "fail_to_pass": ["tests.test_calc.Calc.test_add"]}) + "\n")
+    return folder
+
+
+def test_an_agent_on_a_dataset(carrel: Carrel, sums: Path, tmp_path: Path) -> None:
+    shown = carrel("task", "run", "sums", "--agent", FIX, "--workers", "1").stdout
+    assert "calc-1                   solved" in shown
+    assert "calc-2                   not solved" in shown
+    assert "50.0% solved (1 of 2), 95 % between 9.5% and 90.5%" in shown
+    assert len((tmp_path / "sums.results.jsonl").read_text().splitlines()) == 2
+    again = carrel("task", "run", "sums", "--agent", FIX, "--resume", "--json")
+    assert json.loads(again.stdout)["done_now"] == 0
+    assert json.loads(again.stdout)["summary"]["solved"] == 1
+
+
+def test_chosen_samples_and_another_file(carrel: Carrel, sums: Path, tmp_path: Path) -> None:
+    carrel("task", "run", sums, "calc-1", "--agent", FIX, "--output", "r.jsonl", "--keep", "kept")
+    assert json.loads((tmp_path / "r.jsonl").read_text())["result"]["outcome"] == "solved"
+    assert (tmp_path / "kept" / "sums" / "calc-1" / "stderr-1.txt").read_text().count("ok") == 1
+
+
+def test_a_patch_is_judged(carrel: Carrel, sums: Path, tmp_path: Path) -> None:
+    (tmp_path / "fix.patch").write_text(PATCH)
+    assert carrel("task", "verify", "sums", "calc-1", "--patch", "fix.patch").stdout.startswith("solved, score 1.00\n")
+    assert carrel("task", "verify", "sums", "calc-1", "--gold").stdout.startswith("solved")
+    failed = carrel("task", "verify", "sums", "calc-2", "--patch", "/dev/null", code=1)
+    assert "  failed  tests.test_calc.Calc::test_add" in failed.stdout
+    assert failed.stderr == "error: calc-2: not solved, score 0.00\n"
+    lost = carrel("task", "verify", "sums", "calc-2", "--patch", "fix.patch", "--json", code=3)
+    assert json.loads(lost.stdout)["outcome"] == "infrastructure_failed"
+    assert "the patch does not apply" in lost.stderr
+
+
+def test_a_folder_is_judged(carrel: Carrel, sums: Path, tmp_path: Path) -> None:
+    (tmp_path / "work" / "tests").mkdir(parents=True)
+    (tmp_path / "work" / "calc.py").write_text("def add(a, b):\n    return a + b\n")
+    (tmp_path / "work" / "tests" / "test_calc.py").write_text("raise SystemExit\n")
+    shown = carrel("task", "verify", "sums", "calc-1", "--folder", "work").stdout
+    assert shown.startswith("solved")
+    assert "not judged: tests/test_calc.py (a test)" in shown
+
+
+def test_what_is_typed_wrong_is_one_line(carrel: Carrel, sums: Path) -> None:
+    assert "--agent says what works" in carrel("task", "run", "sums", code=2).stderr
+    assert "there is no dataset 'sum'" in carrel("task", "run", "sum", "--agent", "true", code=2).stderr
+    assert "has no sample 'calc-9'" in carrel("task", "run", "sums", "calc-9", "--agent", "true", code=2).stderr
+    assert "one of --patch FILE" in carrel("task", "verify", "sums", "calc-1", code=2).stderr
+    assert "no such variable" in carrel("task", "run", "sums", "--agent", "x", "--env", "NO_SUCH", code=2).stderr
+    assert "there is no /no/such" in carrel("task", "run", "sums", "--agent", "x", "--mount", "/no/such", code=2).stderr
+    assert "no patch file" in carrel("task", "verify", "sums", "calc-1", "--patch", "no.patch", code=2).stderr

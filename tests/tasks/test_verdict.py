@@ -1,0 +1,292 @@
+"""Names, verdicts, protected sections and rates, all from literals."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import pytest
+
+from carrel.tasks.changes import Change, Changes, odd_path, without_traps
+from carrel.tasks.named_tests import Reported
+from carrel.tasks.pass_rate import summary, wilson
+from carrel.tasks.protection import programs_of, touched_by
+from carrel.tasks.sample import Sample
+from carrel.tasks.sections import guarded
+from carrel.tasks.testimony import doubt, hear
+from carrel.tasks.told import Status, Told
+from carrel.tasks.verdict import Run, verdict
+
+
+def told(name: str, status: Status = "passed", classname: str = "tests.test_a") -> Told:
+    return Told(classname, name, status)
+
+
+@pytest.mark.parametrize(
+    "wanted",
+    [
+        "tests/test_a.py::TestX::test_y[1]",
+        "tests.test_a.TestX::test_y[1]",
+        "tests.test_a.TestX.test_y[1]",
+        "test_y[1]",
+    ],
+)
+def test_every_way_to_name_a_test(wanted: str) -> None:
+    cases = [told("test_y[1]", classname="tests.test_a.TestX"), told("test_y[2]", classname="tests.test_a.TestX")]
+    assert Reported(cases).find(wanted) == cases[:1]
+
+
+def test_a_bare_name_counts_only_where_it_is_the_only_one() -> None:
+    cases = [told("test_y", classname="tests.a"), told("test_y", classname="tests.b")]
+    assert Reported(cases).find("test_y") == []
+    assert Reported(cases).find("tests.b::test_y") == cases[1:]
+
+
+def test_a_name_without_parameters_stands_for_all_of_them() -> None:
+    cases = [told("test_y[1]"), told("test_y[a::b/c.py]", "failed"), told("test_yy[1]")]
+    assert Reported(cases).find("tests/test_a.py::test_y") == cases[:2]
+    assert Reported(cases).find("tests/test_a.py::test_y[a::b/c.py]") == cases[1:2]
+
+
+def test_names_of_other_runners() -> None:
+    cases = [
+        Told("acme/calc", "TestAdd/small", "passed"),
+        Told("lib", "tests::adds", "passed"),
+        Told("", "it adds", "passed"),
+    ]
+    found = Reported(cases)
+    for name in ("TestAdd/small", "acme/calc::TestAdd/small", "acme/calc.TestAdd/small", "tests::adds", "it adds"):
+        assert len(found.find(name)) == 1, name
+
+
+def sample(fail: list[str], keep: list[str]) -> Sample:
+    return Sample(sample_id="s", fail_to_pass=fail, pass_to_pass=keep)
+
+
+def run(*cases: tuple[str, Status], **more: object) -> Run:
+    return Run(cases=[Told("", name, status) for name, status in cases], **more)  # type: ignore[arg-type]
+
+
+TASK = sample(["a", "b"], ["c"])
+
+
+@pytest.mark.parametrize(
+    ("runs", "outcome", "score"),
+    [
+        ([run(("a", "passed"), ("b", "passed"), ("c", "passed"))], "solved", 1.0),
+        ([run(("a", "passed"), ("b", "passed"), ("c", "passed"), ("other", "failed"), exit_code=1)], "solved", 1.0),
+        ([run(("a", "passed"), ("b", "failed"), ("c", "passed"))], "partly", 0.5),
+        ([run(("a", "passed"), ("b", "skipped"), ("c", "passed"))], "partly", 0.5),
+        ([run(("a", "passed"), ("c", "passed"))], "partly", 0.5),
+        ([run(("a", "passed"), ("b", "passed"), ("c", "failed"))], "not_solved", 0.0),
+        ([run(("a", "failed"), ("b", "failed"), ("c", "passed"))], "not_solved", 0.0),
+        ([run(("other", "passed"))], "tests_did_not_run", 0.0),
+        ([run(problem="no report")], "tests_did_not_run", 0.0),
+        ([run(("a", "passed"), ("a", "failed"), ("b", "passed"), ("c", "passed"))], "partly", 0.5),
+        (
+            [
+                run(("a", "failed"), ("b", "passed"), ("c", "passed")),
+                run(("a", "passed"), ("b", "passed"), ("c", "passed")),
+            ],
+            "flaky",
+            1.0,
+        ),
+        ([run(problem="no report"), run(("a", "passed"), ("b", "passed"), ("c", "passed"))], "flaky", 1.0),
+    ],
+)
+def test_outcomes(runs: list[Run], outcome: str, score: float) -> None:
+    result = verdict(TASK, runs)
+    assert (result.outcome, result.score, result.is_success) == (outcome, score, score == 1.0)
+    assert result.suite_ran == (outcome != "tests_did_not_run")
+
+
+def test_what_is_missing_or_skipped_is_told() -> None:
+    result = verdict(TASK, [run(("a", "skipped"), ("c", "passed"))])
+    assert result.required == {"a": "skipped", "b": "missing", "c": "passed"}
+    assert result.evidence == ["skipped, which counts as failed: a", "missing, which counts as failed: b"]
+
+
+def test_without_lists_the_command_and_all_tests_decide() -> None:
+    free = sample([], [])
+    assert verdict(free, [run(("x", "passed"), ("y", "skipped"))]).outcome == "solved"
+    assert verdict(free, [run(("x", "passed"), exit_code=1)]).outcome == "not_solved"
+    assert verdict(free, [run(("x", "passed"), ("y", "failed"), exit_code=1)]).score == 0.5
+    assert verdict(free, [run(by_exit_code=True)]).outcome == "solved"
+    assert verdict(free, [run(by_exit_code=True, exit_code=3)]).outcome == "not_solved"
+
+
+def test_flaky_tests_are_named() -> None:
+    runs = [
+        run(("a", "failed"), ("b", "passed"), ("c", "passed")),
+        run(("a", "passed"), ("b", "failed"), ("c", "passed")),
+    ]
+    result = verdict(TASK, runs)
+    assert (result.outcome, result.flaky, result.attempts) == ("flaky", ["a", "b"], 2)
+
+
+# --- what the witness says -------------------------------------------------------------------------------------------
+
+
+def lines(*events: str) -> str:
+    return "before" + "".join(f"\nword {event}\n" for event in events) + "after"
+
+
+FULL = ('{"event":"begun"}', '{"event":"test","id":"t.py::a","when":"call","outcome":"passed"}')
+END = ('{"event":"canary","failed":true}', '{"event":"finished","status":0}')
+
+
+def test_a_witness_is_heard_and_taken_out() -> None:
+    rest, testimony = hear(lines(*FULL, *END), "word")
+    assert rest == "beforeafter"
+    assert doubt(testimony, [Told("t", "a", "passed")]) == ""
+
+
+@pytest.mark.parametrize(
+    ("events", "cases", "complaint"),
+    [
+        (FULL, [], "ended from inside"),
+        ((*FULL, '{"event":"canary","failed":false}', END[1]), [], "changed the test runner"),
+        ((*FULL, *END), [Told("t", "b", "passed")], "was not run"),
+        ((*FULL, FULL[1].replace("passed", "failed"), *END), [Told("t", "a", "passed")], "forged"),
+    ],
+)
+def test_what_a_witness_contradicts_is_doubted(events: tuple[str, ...], cases: list[Told], complaint: str) -> None:
+    assert complaint in doubt(hear(lines(*events), "word")[1], cases)
+
+
+def test_another_word_is_not_the_witness() -> None:
+    rest, testimony = hear(lines(*FULL), "other")
+    assert not testimony.begun
+    assert "begun" in rest
+
+
+# --- sections --------------------------------------------------------------------------------------------------------
+
+PYPROJECT = b"[project]\nname = 'a'\n\n[tool.pytest.ini_options]\naddopts = '-q'\n"
+
+
+def test_of_a_pyproject_only_the_test_settings_are_put_back() -> None:
+    theirs = PYPROJECT.replace(b"'a'", b"'b'").replace(b"'-q'", b"'-p evil'") + b"\n[tool.black]\nline-length = 99\n"
+    merged = guarded("pyproject.toml", PYPROJECT, theirs)
+    assert (
+        merged
+        == b"[project]\nname = 'b'\n\n[tool.black]\nline-length = 99\n[tool.pytest.ini_options]\naddopts = '-q'\n"
+    )
+
+
+@pytest.mark.parametrize(
+    "evil",
+    [
+        b"tool = {pytest = {ini_options = {addopts = '-p evil'}}}\n",
+        b"[tool]\npytest.ini_options.addopts = '-p evil'\n",
+        b"tool.pytest.ini_options.addopts = '-p evil'\n",
+        b"[tool.pytest\n",
+        b"\xff",
+    ],
+)
+def test_a_pyproject_written_to_get_around_that_is_the_samples_whole(evil: bytes) -> None:
+    assert guarded("pyproject.toml", PYPROJECT, evil) is None
+
+
+@pytest.mark.parametrize("header", [b"[ 'tool' . pytest . ini_options ]", b'["tool".pytest.ini_options]'])
+def test_a_table_by_another_name_does_not_get_through(header: bytes) -> None:
+    merged = guarded("pyproject.toml", PYPROJECT, b"[project]\nname = 'b'\n" + header + b"\naddopts = '-p evil'\n")
+    assert merged is None or b"evil" not in merged
+
+
+def test_other_project_files() -> None:
+    cfg = b"[metadata]\nname = a\n[tool:pytest]\naddopts = -q\n"
+    assert guarded("setup.cfg", cfg, b"[tool:pytest]\naddopts = -p evil\n[metadata]\nname = b\n") == (
+        b"[metadata]\nname = b\n[tool:pytest]\naddopts = -q\n"
+    )
+    merged = guarded(
+        "package.json", b'{"scripts": {"test": "node --test"}}', b'{"name": "b", "scripts": {"test": "true"}}'
+    )
+    assert merged is not None
+    assert b'"test": "node --test"' in merged
+    assert guarded("Cargo.toml", b"[package]\n", b"[package]\n[[test]]\nname = 'it'\npath = 'evil.rs'\n") is None
+    assert guarded("main.py", b"a", b"b") == b"b"
+
+
+# --- paths -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("path", ["", "/etc/passwd", "../x", "a/../../x", "a//b", "./a", "a\0b", "a/", "\udcff"])
+def test_paths_that_are_none_in_a_workspace(path: str) -> None:
+    assert odd_path(path) is not None
+
+
+@pytest.mark.parametrize("path", ["a", "a/b.py", "-rf", "..a", "a b", "ä"])
+def test_plain_paths(path: str) -> None:
+    assert odd_path(path) is None
+
+
+class Base:
+    """tests/test_a.py, src/a.py, and a link `old` to src."""
+
+    kinds: ClassVar = {"tests": "folder", "tests/test_a.py": "file", "src": "folder", "src/a.py": "file", "old": "link"}
+
+    def kind(self, path: str):  # type: ignore[no-untyped-def]
+        return self.kinds.get(path)
+
+    def runs(self, path: str) -> bool:
+        return False
+
+    def children(self, path: str) -> list[str]:
+        return [name for name, kind in self.kinds.items() if name.startswith(f"{path}/") and kind != "folder"]
+
+
+def carried(*changes: Change) -> list[str]:
+    return [change.path for change in without_traps(Changes(changes), Base()).entries]
+
+
+def test_nothing_is_written_through_a_link_or_a_file() -> None:
+    link = Change("lib", "link", b"tests")
+    assert carried(link, Change("lib/test_a.py", "file", b"True")) == ["lib"]
+    assert carried(Change("old/a.py", "file", b"")) == []
+    assert carried(Change("src/a.py/x", "file", b"")) == []
+    assert carried(Change("new/a.py", "file", b"")) == ["new/a.py"]
+
+
+def test_a_folder_is_replaced_only_when_nothing_of_it_is_left() -> None:
+    link = Change("src", "link", b"other")
+    assert carried(link) == []
+    assert carried(Change("src/a.py", "deleted"), link) == ["src"]
+    assert carried(Change("tests", "link", b"other")) == []
+
+
+def test_the_paths_of_a_patch() -> None:
+    patch = "diff --git a/old.py b/new.py\nrename from old.py\nrename to new.py\n--- a/x y.py\t2026\n+++ b/x y.py\n"
+    assert touched_by(patch + "--- /dev/null\n+++ b/added.py\n") == {"old.py", "new.py", "x y.py", "added.py"}
+
+
+@pytest.mark.parametrize(
+    ("command", "programs"),
+    [
+        ("./run.sh --all && A=1 sh scripts/check.sh x | tee log", {"run.sh", "scripts/check.sh", "tee"}),
+        ("python -m pytest tests/a.py", set()),
+        ("python -B grade.py essay.txt; test -e calc.py", {"grade.py", "test"}),
+        ("mypy app.py", {"mypy"}),
+        ("cd x && 'unclosed", {"cd", "'unclosed"}),
+        ("", set()),
+    ],
+)
+def test_the_programs_of_a_command(command: str, programs: set[str]) -> None:
+    assert programs_of(command) == programs
+
+
+# --- rates -----------------------------------------------------------------------------------------------------------
+
+
+def test_the_interval_of_a_rate() -> None:
+    assert wilson(0, 0) == (0.0, 1.0)
+    low, high = wilson(5, 10)
+    assert (round(low, 3), round(high, 3)) == (0.237, 0.763)
+    assert round(wilson(10, 10)[1], 9) == 1.0
+    assert round(wilson(0, 10)[1], 3) == 0.278
+
+
+def test_a_summary_leaves_out_what_has_no_verdict() -> None:
+    total = summary([("solved", 1, 2.0), ("partly", 0.5, 4.0), ("infrastructure_failed", 0, 1.0), ("flaky", 1, 3.0)])
+    assert (total.samples, total.judged, total.solved, total.median_seconds) == (4, 3, 2, 2.5)
+    assert round(total.mean_score, 3) == 0.833
+    assert summary([]).pass_rate == 0.0
