@@ -8,7 +8,7 @@ from pathlib import Path
 from carrel.execution.executor import Executor, FileChange
 from carrel.execution.file_changes import Seen, Tree, read_plain, seen_below
 
-_FORMAT = "%y %m %s %T@ %p\\0"
+_FORMAT = "%y %m %s %T@ %C@ %p\\0"
 _END = "carrel-end"
 _SAME_MOMENT = 1e-5
 """Seconds; a time that was written in decimals and read again is not always the same float."""
@@ -46,13 +46,20 @@ async def _listed(place: Executor) -> Tree | None:
         return None
     tree: Tree = {}
     for line in told:
-        parts = line.split(" ", 4)
-        if len(parts) != 5:
+        parts = line.split(" ", 5)
+        if len(parts) != 6:
             return None  # its middle was left out
-        kind, mode, size, moment, path = parts
+        kind, mode, size, modified, changed, path = parts
         runs = kind == "f" and bool(int(mode, 8) & 0o100)
-        tree[path.removeprefix("./")] = Seen("link" if kind == "l" else "file", int(size), float(moment), runs)
+        word = "link" if kind == "l" else "file"
+        tree[path.removeprefix("./")] = Seen(word, int(size), float(modified), _nanoseconds(changed), runs)
     return tree
+
+
+def _nanoseconds(moment: str) -> int:
+    """Of a time in seconds with up to ten decimals, exactly."""
+    seconds, _, rest = moment.partition(".")
+    return int(seconds) * 1_000_000_000 + int(rest[:9].ljust(9, "0"))
 
 
 def _alike(old: Seen, new: Seen) -> bool:
@@ -60,8 +67,8 @@ def _alike(old: Seen, new: Seen) -> bool:
 
 
 async def _untouched(place: Executor, base: Path, path: str, old: Seen, new: Seen) -> bool:
-    """Of two that look alike: their time decides, and where it differs their content."""
-    if abs(old.modified - new.modified) < _SAME_MOMENT:
+    """Of two that look alike: their times decide, and where one differs their content."""
+    if abs(old.modified - new.modified) < _SAME_MOMENT and old.changed == new.changed:
         return True
     try:
         return new.kind == "file" and read_plain(base / path) == await place.read_file(path)
