@@ -7,6 +7,8 @@ import fcntl
 import os
 import selectors
 import subprocess
+import sys
+import termios
 import time
 import uuid
 from collections.abc import Callable
@@ -137,23 +139,23 @@ class Commands:
             self._selector.unregister(pipe)
             pipe.close()
 
-    def _output(self, command: Command, stream: str) -> bool:
-        """One piece; False when there is none now."""
+    def _output(self, command: Command, stream: str) -> int:
+        """One piece; its length, and 0 when there is none now."""
         pipe = command.streams.get(stream)
         if pipe is None:
-            return False
+            return 0
         try:
             data = os.read(pipe.fileno(), _PIECE)
         except BlockingIOError:
-            return False
+            return 0
         if data:
             piece = base64.b64encode(data).decode("ascii")
             self._send({"op": "output", "id": command.id, "stream": stream, "data": piece}, ())
-            return True
+            return len(data)
         self._selector.unregister(pipe)
         pipe.close()
         del command.streams[stream]
-        return False
+        return 0
 
     def _ended(self, command: Command) -> None:
         self._selector.unregister(command.watched)
@@ -163,9 +165,10 @@ class Commands:
         if command.process.pid not in self._running:
             return
         for stream in ("stdout", "stderr"):
-            # What the shell left behind may hold the pipes open: take what is there, wait for no end.
-            while self._output(command, stream):
-                pass
+            # What the shell left may hold the pipes open, and write for ever: take what is there now, or its end.
+            left = _waiting(command.streams.get(stream))
+            while left >= 0 and (taken := self._output(command, stream)):
+                left -= taken
         self._done(command, status)
 
     def _done(self, command: Command, status: int | None) -> None:
@@ -232,6 +235,13 @@ class Commands:
         self._selector = selector
         self._background = {**self._background, **self._running} if keep else {}
         self._running = {}
+
+
+def _waiting(pipe: Any) -> int:
+    """How many bytes are in a pipe now."""
+    if pipe is None:
+        return 0
+    return int.from_bytes(fcntl.ioctl(pipe.fileno(), termios.FIONREAD, b"\0\0\0\0"), sys.byteorder)
 
 
 def _watched(pid: int) -> int:

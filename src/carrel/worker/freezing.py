@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import os
 import select
 import signal
@@ -34,7 +35,7 @@ class _Poll(ctypes.Structure):
 
 
 # Called with the interpreter's lock held, which a forked child must come back with.
-_library = ctypes.PyDLL(None)
+_library = ctypes.PyDLL(None, use_errno=True)
 _fork, _poll, _close = _library.fork, _library.poll, _library.close
 _api = ctypes.pythonapi
 _before, _in_parent, _in_child = _api.PyOS_BeforeFork, _api.PyOS_AfterFork_Parent, _api.PyOS_AfterFork_Child
@@ -52,13 +53,14 @@ def fork_asleep(until: int, without: tuple[int, ...]) -> int:
     if pid == 0:
         for fd in without:
             _close(fd)
-        while _poll(waits, 1, -1) < 0:
-            continue  # a signal came
+        while _poll(waits, 1, -1) < 0 and ctypes.get_errno() == errno.EINTR:
+            continue
         _in_child()
         return 0
     _in_parent()
     if pid < 0:
-        raise OSError("there is no room for another process")
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
     return pid
 
 
