@@ -14,7 +14,7 @@ from typing import Any
 
 from .families import MARK, Family
 
-_PIECE = 256 * 1024
+PIECE = 256 * 1024
 _PIPE = 1024 * 1024
 _SET_PIPE_SIZE = 1031
 
@@ -49,7 +49,12 @@ class Command:
             start_new_session=True,
         )
         self.family = Family(self.process.pid, mark)
-        self.watched = os.pidfd_open(self.process.pid)
+        try:
+            self.watched = os.pidfd_open(self.process.pid)
+        except ProcessLookupError:
+            # Code ignores SIGCHLD, so nothing is left of one that has ended: what is watched says so at once.
+            self.watched, other_end = os.pipe()
+            os.close(other_end)
         self.streams: dict[str, Any] = {"stdout": self.process.stdout, "stderr": self.process.stderr}
         for pipe in (*self.streams.values(), self.process.stdin):
             if pipe is not None:
@@ -60,7 +65,7 @@ class Command:
         """Write some of the standard input; True when there is no more to write."""
         pipe: Any = self.process.stdin
         try:
-            self._input = self._input[os.write(pipe.fileno(), self._input[:_PIECE]) :]
+            self._input = self._input[os.write(pipe.fileno(), self._input[:PIECE]) :]
         except BlockingIOError:
             return False
         except OSError:
@@ -98,10 +103,7 @@ class Commands:
         try:
             command = Command(request, self._home)
         except (OSError, ValueError, TypeError, IndexError) as problem:
-            missing = isinstance(problem, FileNotFoundError) and os.path.isdir(
-                os.path.join(self._home, os.path.expanduser(str(request.get("cwd") or "")))
-            )
-            told = {"exit_code": 127 if missing else 126, "error": str(problem), "error_type": type(problem).__name__}
+            told = not_started(request, self._home, problem)
             self._send({"op": "done", "id": request.get("id"), "timed_out": False, "duration": 0.0, **told}, ())
             return
         self._running[command.process.pid] = command
@@ -143,7 +145,7 @@ class Commands:
         if pipe is None:
             return False
         try:
-            data = os.read(pipe.fileno(), _PIECE)
+            data = os.read(pipe.fileno(), PIECE)
         except BlockingIOError:
             return False
         if data:
@@ -173,7 +175,7 @@ class Commands:
         answer = {
             "op": "done",
             "id": command.id,
-            "exit_code": _code(command, status),
+            "exit_code": exit_code(command, status),
             "timed_out": command.timed_out,
             "duration": time.monotonic() - command.began,
             "pid": command.process.pid,
@@ -234,7 +236,14 @@ class Commands:
         self._running = {}
 
 
-def _code(command: Command, status: int | None) -> int | None:
+def not_started(request: dict[str, Any], home: str, problem: Exception) -> dict[str, Any]:
+    """What is said of a command that could not be started."""
+    folder = os.path.join(home, os.path.expanduser(str(request.get("cwd") or "")))
+    missing = isinstance(problem, FileNotFoundError) and os.path.isdir(folder)
+    return {"exit_code": 127 if missing else 126, "error": str(problem), "error_type": type(problem).__name__}
+
+
+def exit_code(command: Command, status: int | None) -> int | None:
     """As a shell says it: 124 for a timeout, 128 and the signal for what a signal ended."""
     if status is None:
         return None
