@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import shlex
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, aclosing, contextmanager
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, aclosing
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Literal, Protocol, Self, runtime_checkable
@@ -209,9 +209,15 @@ class Session:
             problem = await self._not_ready()
             if problem is not None:
                 return problem
-            with self._run_step(code) as step:
+            step = self._begin_run(code)
+            try:
                 result = await self.executor.run(code, timeout)
                 _note_result(step, result)
+            except BaseException as raised:
+                step.raised(raised)
+                raise
+            finally:
+                self._end_run(step)
             return result
 
     async def stream(self, code: str, timeout: float | None = None) -> AsyncGenerator[Output | ExecutionResult]:
@@ -221,12 +227,18 @@ class Session:
             if problem is not None:
                 yield problem
                 return
-            with self._run_step(code) as step:
+            step = self._begin_run(code)
+            try:
                 async with aclosing(self.executor.stream(code, timeout)) as pieces:
                     async for piece in pieces:
                         if isinstance(piece, ExecutionResult):
                             _note_result(step, piece)
                         yield piece
+            except BaseException as raised:
+                step.raised(raised)
+                raise
+            finally:
+                self._end_run(step)
 
     async def _not_ready(self) -> ExecutionResult | None:
         if self._closed:
@@ -238,24 +250,26 @@ class Session:
                 return closed_result() if self._closed else failed_result(type(problem).__name__, str(problem))
         return None
 
-    @contextmanager
-    def _run_step(self, code: str) -> Iterator[Step]:
+    def _begin_run(self, code: str) -> Step:
         first = code.strip().partition("\n")[0] if isinstance(code, str) else repr(type(code))
-        with self._step("run", first) as step:
-            self._running = step
-            try:
-                yield step
-            finally:
-                self._running = None
-                self._flows.clear()
+        self._running = self._trace.begin("run", first, message=self._last_said())
+        return self._running
+
+    def _end_run(self, step: Step) -> None:
+        self._running = None
+        self._flows.clear()
+        self._trace.end(step)
 
     async def interrupt(self) -> bool:
         """Stop the running code as Ctrl-C does; True when some was running. Its variables survive."""
         return await self.executor.interrupt()
 
-    def _step(self, kind: Kind, name: str) -> AbstractContextManager[Step]:
-        said = self.conversation.messages if self.conversation is not None else ()
-        return self._trace.step(kind, name, parent=self._running, message=said[-1].id if said else None)
+    def _step(self, kind: Kind, name: str, parent: Step | None = None) -> AbstractContextManager[Step]:
+        return self._trace.step(kind, name, parent=parent, message=self._last_said())
+
+    def _last_said(self) -> str | None:
+        said = self.conversation.messages if self.conversation is not None else None
+        return said[-1].id if said else None
 
     async def trace(self) -> list[dict[str, Any]]:
         """What was done in this session so far, a dict a step, oldest first."""
@@ -408,8 +422,10 @@ class Session:
         deps = (await self._have()).deps
         return await self._install("install", "requirements.txt", deps.sync())
 
-    async def _install(self, kind: Kind, what: str, doing: Awaitable[dict[str, Any]]) -> dict[str, Any]:
-        with self._step(kind, what) as step:
+    async def _install(
+        self, kind: Kind, what: str, doing: Awaitable[dict[str, Any]], parent: Step | None = None
+    ) -> dict[str, Any]:
+        with self._step(kind, what, parent) as step:
             report = await doing
             step.facts |= {name: value for name, value in report.items() if isinstance(value, list) and value}
             if report.get("failed"):
@@ -422,7 +438,7 @@ class Session:
         tools = (await self._have()).tools
         if name in ("tools", "tools.list", "tools.search", "tools.describe"):
             return await tools.handle(name, args, kwargs)
-        with self._step("tool", name.removeprefix("tools.")) as step:
+        with self._step("tool", name.removeprefix("tools."), self._running) as step:
             return _sized(step, [args, kwargs], await tools.handle(name, args, kwargs, stream=RUN_OUTPUT.get()))
 
     async def _answer_workflow(self, name: str, args: list[Any], kwargs: dict[str, Any]) -> Any:
@@ -446,7 +462,7 @@ class Session:
             return await deps.handle(name, args, kwargs)
         what = str(args[0]) if args else "requirements.txt"
         kind: Kind = "uninstall" if verb == "remove" else "install"
-        return await self._install(kind, what, deps.handle(name, args, kwargs))
+        return await self._install(kind, what, deps.handle(name, args, kwargs), self._running)
 
 
 def _note_result(step: Step, result: ExecutionResult) -> None:
