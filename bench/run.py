@@ -23,6 +23,7 @@ import calling
 import describing
 import finding
 import importing
+import library
 import listing
 import loading
 import searching
@@ -37,6 +38,7 @@ SUBJECTS = {
     "import": importing.measure,
     "describe": describing.measure,
     "call": calling.measure,
+    "library": library.measure,
 }
 RESULTS = Path(__file__).parent / "results"
 

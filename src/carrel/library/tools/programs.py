@@ -153,7 +153,8 @@ class _Running:
             self._let_go()
 
     async def _finished_within(self, seconds: float | None) -> bool:
-        await asyncio.wait([self._finished], timeout=seconds)
+        if not self._finished.done():
+            await asyncio.wait([self._finished], timeout=seconds)
         return self._finished.done()
 
     def _let_go(self) -> None:
