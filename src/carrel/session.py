@@ -6,6 +6,7 @@ import asyncio
 import shlex
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, aclosing
+from contextvars import ContextVar
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Literal, Protocol, Self, runtime_checkable
@@ -14,7 +15,7 @@ from uuid import uuid4
 from carrel.conversation.conversation import Conversation, ConversationStorage
 from carrel.conversation.session_info import SessionInfo
 from carrel.conversation.store import SessionStore
-from carrel.errors import CarrelError, ExecutorClosed
+from carrel.errors import CarrelError, ExecutorClosed, ToolCallError
 from carrel.execution.executor import (
     RUN_OUTPUT,
     CommandResult,
@@ -65,6 +66,21 @@ class Library:
     artifacts: ArtifactStore
     deps: Deps
     secrets: Secrets
+
+
+@dataclass
+class _Answering:
+    """A call of running code that somebody in this context is answering."""
+
+    session: Session
+    over: bool = False
+
+
+_ANSWERING: ContextVar[_Answering | None] = ContextVar("carrel_answering", default=None)
+_WOULD_WAIT = (
+    "this was asked by a tool that the session's code is waiting for, and would wait for that code in turn; "
+    "do it before or after the run, or in the code itself (a tool with `runs: sandbox` runs its program beside it)"
+)
 
 
 class Session:
@@ -182,7 +198,7 @@ class Session:
 
     async def reset(self) -> None:
         """Forget the variables; the library, the files and the conversation stay."""
-        await self.start()
+        await self._my_turn()
         await self.executor.reset()
 
     def supports(self, name: str) -> bool:
@@ -205,6 +221,8 @@ class Session:
 
     async def run(self, code: str, timeout: float | None = None) -> ExecutionResult:
         """Run code; whatever it does, a result comes, never an exception and never a hang."""
+        if self._is_waited_for():
+            return failed_result("ToolCallError", _WOULD_WAIT)
         async with self._turn:
             problem = await self._not_ready()
             if problem is not None:
@@ -222,6 +240,9 @@ class Session:
 
     async def stream(self, code: str, timeout: float | None = None) -> AsyncGenerator[Output | ExecutionResult]:
         """The same, with what is written as it comes, the result last. Closing the iterator stops the code."""
+        if self._is_waited_for():
+            yield failed_result("ToolCallError", _WOULD_WAIT)
+            return
         async with self._turn:
             problem = await self._not_ready()
             if problem is not None:
@@ -249,6 +270,17 @@ class Session:
             except (CarrelError, OSError) as problem:
                 return closed_result() if self._closed else failed_result(type(problem).__name__, str(problem))
         return None
+
+    def _is_waited_for(self) -> bool:
+        """Whether the code that runs here waits for an answer of whoever asks."""
+        answering = _ANSWERING.get()
+        return answering is not None and answering.session is self and not answering.over
+
+    async def _my_turn(self) -> None:
+        """Started, and nobody who would wait for ever."""
+        if self._is_waited_for():
+            raise ToolCallError(_WOULD_WAIT)
+        await self.start()
 
     def _begin_run(self, code: str) -> Step:
         first = code.strip().partition("\n")[0] if isinstance(code, str) else repr(type(code))
@@ -289,7 +321,7 @@ class Session:
     ) -> CommandResult:
         """Run a command (text for a shell, or words) where the code runs; when time is up it is gone with all it
         started, and the exit code is 124."""
-        await self.start()
+        await self._my_turn()
         with self._step("command", command if isinstance(command, str) else shlex.join(command)) as step:
             result = await self.executor.exec(command, timeout=timeout, cwd=cwd, env=env, stdin=stdin)
             step.sizes |= {"stdout": len(result.stdout), "stderr": len(result.stderr)}
@@ -299,29 +331,29 @@ class Session:
         return result
 
     async def read_file(self, path: str) -> bytes:
-        await self.start()
+        await self._my_turn()
         return await self.executor.read_file(path)
 
     async def write_file(self, path: str, data: bytes | str) -> None:
-        await self.start()
+        await self._my_turn()
         await self.executor.write_file(path, data)
 
     async def list_files(self, path: str = ".") -> list[FileEntry]:
-        await self.start()
+        await self._my_turn()
         return await self.executor.list_files(path)
 
     async def str_replace(self, path: str, old: str, new: str) -> None:
         """Replace the one place where `old` stands; ValueError says how many there are otherwise."""
-        await self.start()
+        await self._my_turn()
         await self.executor.str_replace(path, old, new)
 
     async def changed_files(self) -> list[FileChange]:
         """Which files of the workspace are not as they were at the start."""
-        await self.start()
+        await self._my_turn()
         return await self.executor.changed_files()
 
     async def diff(self) -> str:
-        await self.start()
+        await self._my_turn()
         return await self.executor.diff()
 
     # --- tools ------------------------------------------------------------------------------------------------------
@@ -438,8 +470,13 @@ class Session:
         tools = (await self._have()).tools
         if name in ("tools", "tools.list", "tools.search", "tools.describe"):
             return await tools.handle(name, args, kwargs)
-        with self._step("tool", name.removeprefix("tools."), self._running) as step:
-            return _sized(step, [args, kwargs], await tools.handle(name, args, kwargs, stream=RUN_OUTPUT.get()))
+        answering = _Answering(self)
+        _ANSWERING.set(answering)
+        try:
+            with self._step("tool", name.removeprefix("tools."), self._running) as step:
+                return _sized(step, [args, kwargs], await tools.handle(name, args, kwargs, stream=RUN_OUTPUT.get()))
+        finally:
+            answering.over = True
 
     async def _answer_workflow(self, name: str, args: list[Any], kwargs: dict[str, Any]) -> Any:
         """A call of a workflow is two of these, when it begins and when it has ended."""

@@ -152,3 +152,49 @@ async def test_a_run_that_waits_for_approval_can_still_be_stopped(open_session: 
     with pytest.raises(asyncio.CancelledError):
         await cancelled
     assert (await session.run("x")).value == 1
+
+
+async def test_a_tool_that_would_wait_for_the_code_that_waits_for_it_is_told_so(session: Session) -> None:
+    async def peek() -> bytes:
+        return await session.read_file("notes.txt")
+
+    async def again() -> str:
+        result = await session.run("1")
+        return f"{result.error_type}: {result.error}"
+
+    async def streamed() -> str:
+        return [piece async for piece in session.stream("1")][-1].error  # type: ignore[union-attr, return-value]
+
+    async def command() -> str:
+        return (await session.execute_command("true")).stdout
+
+    async def library() -> int:
+        return len(await session.list_tools())
+
+    for tool in (peek, again, streamed, command, library):
+        session.register_tool(tool)
+    for name in ("peek", "command"):
+        result = await session.run(f"tools.{name}()", timeout=20)
+        assert result.error_type == "ToolCallError"
+        assert "would wait for that code in turn" in (result.error or "")
+    assert "ToolCallError: this was asked by a tool" in (await session.run("tools.again()", timeout=20)).value
+    assert "would wait" in (await session.run("tools.streamed()", timeout=20)).value
+    # The library waits for nobody, and neither does what a tool does outside of a run.
+    assert (await session.run("tools.library()", timeout=20)).value > 4
+    assert await session.call_tool("command") == ""
+
+
+async def test_what_a_tool_leaves_for_later_takes_its_turn(session: Session) -> None:
+    later: list[asyncio.Task[None]] = []
+
+    async def note() -> None:
+        async def write() -> None:
+            await asyncio.sleep(0.2)
+            await session.write_file("notes.txt", "later")
+
+        later.append(asyncio.create_task(write()))
+
+    session.register_tool(note)
+    assert (await session.run("import time\ntools.note()\ntime.sleep(0.5)")).is_ok
+    await asyncio.wait_for(later[0], 30)
+    assert await session.read_file("notes.txt") == b"later"
