@@ -1,6 +1,6 @@
 """A session of each kind, on a base with a tool, a workflow and a package to install."""
 
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any, Literal
 
@@ -19,6 +19,7 @@ from carrel import (
     SubprocessExecutor,
 )
 from carrel.cli.demo_package import write_wheel
+from tests.library.remote.web import Answer, Asked, Web
 
 KINDS = ("sandboxed", "unconfined", "in-process")
 STORAGES = ("file", "memory", "redis")
@@ -128,3 +129,17 @@ def executor_of(kind: str, **settings: Any) -> Executor:
     if kind == "in-process":
         return InProcessExecutor(InProcessConfig(**settings))
     return SubprocessExecutor(SubprocessConfig(sandbox=SANDBOX[kind], **settings))
+
+
+@pytest.fixture
+def web() -> Iterator[Callable[[Callable[[Asked], Answer]], Web]]:
+    """Serve on loopback: `web(lambda asked: Answer({"x": 1}))`."""
+    started: list[Web] = []
+
+    def serve(answer: Callable[[Asked], Answer]) -> Web:
+        started.append(Web(answer))
+        return started[-1]
+
+    yield serve
+    for server in started:
+        server.close()
