@@ -20,7 +20,12 @@ def _seconds(program: str, compiled: Path) -> float:
 
 async def measure(scale: Scale) -> list[Line]:
     repeats = 5 if scale.quick else 15
-    programs = {"empty": "pass", "import": "import carrel", "store": "from carrel import SessionStore"}
+    programs = {
+        "empty": "pass",
+        "import": "import carrel",
+        "store": "from carrel import SessionStore",
+        "session": "from carrel import Session",
+    }
     taken: dict[str, list[float]] = {name: [] for name in programs}
     for turn in range(repeats + 1):
         for name, program in programs.items():
@@ -31,14 +36,17 @@ async def measure(scale: Scale) -> list[Line]:
     how = f"the shortest of {repeats}, less an interpreter that does nothing ({1e3 * least['empty']:.0f} ms)"
     return [
         no_more_than("import carrel", 1e3 * (least["import"] - least["empty"]), 150, "ms", repeats=repeats, how=how),
-        Line(
-            "from carrel import SessionStore",
-            1e3 * (least["store"] - least["empty"]),
-            None,
-            "ms",
-            "(only to know)",
-            True,
-            repeats=repeats,
-            how=how,
+        *(
+            Line(
+                programs[name],
+                1e3 * (least[name] - least["empty"]),
+                None,
+                "ms",
+                "(only to know)",
+                True,
+                repeats=repeats,
+                how=how,
+            )
+            for name in ("store", "session")
         ),
     ]

@@ -23,6 +23,7 @@ import calling
 import describing
 import finding
 import importing
+import library
 import listing
 import loading
 import searching
@@ -39,6 +40,7 @@ SUBJECTS = {
     "describe": describing.measure,
     "call": calling.measure,
     "verify": verifying.measure,
+    "library": library.measure,
 }
 RESULTS = Path(__file__).parent / "results"
 

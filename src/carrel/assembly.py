@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
+from errno import ENOENT
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self, TypedDict, Unpack
@@ -11,7 +12,7 @@ from typing import Any, Literal, Self, TypedDict, Unpack
 from carrel import session as places
 from carrel.conversation.conversation import Conversation
 from carrel.conversation.store import SessionStore
-from carrel.execution.executor import Executor
+from carrel.execution.executor import RUN_COMMAND, Executor, run_clock_stands
 from carrel.execution.in_process import InProcessExecutor
 from carrel.execution.settings import InProcessConfig, Limits, Mount, SandboxMode, SubprocessConfig
 from carrel.execution.subprocess_executor import SubprocessExecutor
@@ -19,9 +20,9 @@ from carrel.home import resolve_carrel_home
 from carrel.library.artifacts import ArtifactStore
 from carrel.library.deps import Deps
 from carrel.library.search import Index
-from carrel.library.tools.approval import Approver
+from carrel.library.tools.approval import ApprovalRequest, Approver, Decision, asked
 from carrel.library.tools.catalog import Tools
-from carrel.library.tools.programs import Ended
+from carrel.library.tools.programs import Ended, Written
 from carrel.library.tools.providers import providers_in
 from carrel.library.tools.seam import Stream
 from carrel.library.tools.secrets import Secrets
@@ -256,12 +257,27 @@ async def read_library(
             store, prefix=prefix, secrets=secrets, sandbox=_Inside(executor), on_error=on_error
         )
     return Library(
-        tools=Tools(providers, approve=approve, index=Index(storage.store, "search/tools"), secrets=secrets),
+        tools=Tools(
+            providers,
+            approve=approve and _patient(approve),
+            index=Index(storage.store, "search/tools"),
+            secrets=secrets,
+        ),
         workflows=storage.get_workflow_library(),
         artifacts=storage.get_artifact_store(),
         deps=Deps(storage.store, executor, allow_runtime=getattr(config, "allow_runtime_deps", True)),
         secrets=secrets,
     )
+
+
+def _patient(approve: Approver) -> Approver:
+    """The same approver; a run waits for it as long as it takes, and has as much time left afterwards."""
+
+    async def ask(request: ApprovalRequest) -> Decision:
+        with run_clock_stands():
+            return await asked(approve, request)
+
+    return ask
 
 
 class _Inside:
@@ -280,10 +296,19 @@ class _Inside:
         timeout: float | None = None,
         stream: Stream | None = None,
     ) -> Ended:
-        result = await self._executor.exec(list(argv), timeout=timeout, cwd=cwd, env=env, stdin=stdin)
-        if stream is not None:
-            stream(result.stdout)
-        return Ended(result.exit_code, result.stdout.encode(), result.stderr, 0, result.timed_out)
+        run = RUN_COMMAND.get()
+        if run is None:
+            result = await self._executor.exec(list(argv), timeout=timeout, cwd=cwd, env=env, stdin=stdin)
+            if stream is not None:
+                stream(result.stdout)
+            return Ended(result.exit_code, result.stdout.encode(), result.stderr, 0, result.timed_out)
+        # For code in a run, in whose turn the executor is until it has its answer.
+        written = Written(stream)
+        ended = await run(argv, output=written.add, timeout=timeout, cwd=cwd, env=env, stdin=stdin)
+        if ended.error is not None:
+            missing = ended.exit_code == 127
+            raise FileNotFoundError(ENOENT, ended.error, argv[0]) if missing else OSError(ended.error)
+        return written.ended(ended.exit_code, timed_out=ended.timed_out)
 
 
 def _placed(base: Path | str, settings: Any) -> tuple[FileStorage, dict[str, Any], dict[str, Any]]:

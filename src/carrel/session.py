@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import shlex
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, aclosing, contextmanager
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, aclosing
+from contextvars import ContextVar
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Literal, Protocol, Self, runtime_checkable
@@ -14,7 +15,7 @@ from uuid import uuid4
 from carrel.conversation.conversation import Conversation, ConversationStorage
 from carrel.conversation.session_info import SessionInfo
 from carrel.conversation.store import SessionStore
-from carrel.errors import CarrelError, ExecutorClosed
+from carrel.errors import CarrelError, ExecutorClosed, ToolCallError
 from carrel.execution.executor import (
     RUN_OUTPUT,
     CommandResult,
@@ -65,6 +66,21 @@ class Library:
     artifacts: ArtifactStore
     deps: Deps
     secrets: Secrets
+
+
+@dataclass
+class _Answering:
+    """A call of running code that somebody in this context is answering."""
+
+    session: Session
+    over: bool = False
+
+
+_ANSWERING: ContextVar[_Answering | None] = ContextVar("carrel_answering", default=None)
+_WOULD_WAIT = (
+    "this was asked by a tool that the session's code is waiting for, and would wait for that code in turn; "
+    "do it before or after the run, or in the code itself (a tool with `runs: sandbox` runs its program beside it)"
+)
 
 
 class Session:
@@ -182,7 +198,7 @@ class Session:
 
     async def reset(self) -> None:
         """Forget the variables; the library, the files and the conversation stay."""
-        await self.start()
+        await self._my_turn()
         await self.executor.reset()
 
     def supports(self, name: str) -> bool:
@@ -205,28 +221,45 @@ class Session:
 
     async def run(self, code: str, timeout: float | None = None) -> ExecutionResult:
         """Run code; whatever it does, a result comes, never an exception and never a hang."""
+        if self._is_waited_for():
+            return failed_result("ToolCallError", _WOULD_WAIT)
         async with self._turn:
             problem = await self._not_ready()
             if problem is not None:
                 return problem
-            with self._run_step(code) as step:
+            step = self._begin_run(code)
+            try:
                 result = await self.executor.run(code, timeout)
                 _note_result(step, result)
+            except BaseException as raised:
+                step.raised(raised)
+                raise
+            finally:
+                self._end_run(step)
             return result
 
     async def stream(self, code: str, timeout: float | None = None) -> AsyncGenerator[Output | ExecutionResult]:
         """The same, with what is written as it comes, the result last. Closing the iterator stops the code."""
+        if self._is_waited_for():
+            yield failed_result("ToolCallError", _WOULD_WAIT)
+            return
         async with self._turn:
             problem = await self._not_ready()
             if problem is not None:
                 yield problem
                 return
-            with self._run_step(code) as step:
+            step = self._begin_run(code)
+            try:
                 async with aclosing(self.executor.stream(code, timeout)) as pieces:
                     async for piece in pieces:
                         if isinstance(piece, ExecutionResult):
                             _note_result(step, piece)
                         yield piece
+            except BaseException as raised:
+                step.raised(raised)
+                raise
+            finally:
+                self._end_run(step)
 
     async def _not_ready(self) -> ExecutionResult | None:
         if self._closed:
@@ -238,24 +271,37 @@ class Session:
                 return closed_result() if self._closed else failed_result(type(problem).__name__, str(problem))
         return None
 
-    @contextmanager
-    def _run_step(self, code: str) -> Iterator[Step]:
+    def _is_waited_for(self) -> bool:
+        """Whether the code that runs here waits for an answer of whoever asks."""
+        answering = _ANSWERING.get()
+        return answering is not None and answering.session is self and not answering.over
+
+    async def _my_turn(self) -> None:
+        """Started, and nobody who would wait for ever."""
+        if self._is_waited_for():
+            raise ToolCallError(_WOULD_WAIT)
+        await self.start()
+
+    def _begin_run(self, code: str) -> Step:
         first = code.strip().partition("\n")[0] if isinstance(code, str) else repr(type(code))
-        with self._step("run", first) as step:
-            self._running = step
-            try:
-                yield step
-            finally:
-                self._running = None
-                self._flows.clear()
+        self._running = self._trace.begin("run", first, message=self._last_said())
+        return self._running
+
+    def _end_run(self, step: Step) -> None:
+        self._running = None
+        self._flows.clear()
+        self._trace.end(step)
 
     async def interrupt(self) -> bool:
         """Stop the running code as Ctrl-C does; True when some was running. Its variables survive."""
         return await self.executor.interrupt()
 
-    def _step(self, kind: Kind, name: str) -> AbstractContextManager[Step]:
-        said = self.conversation.messages if self.conversation is not None else ()
-        return self._trace.step(kind, name, parent=self._running, message=said[-1].id if said else None)
+    def _step(self, kind: Kind, name: str, parent: Step | None = None) -> AbstractContextManager[Step]:
+        return self._trace.step(kind, name, parent=parent, message=self._last_said())
+
+    def _last_said(self) -> str | None:
+        said = self.conversation.messages if self.conversation is not None else None
+        return said[-1].id if said else None
 
     async def trace(self) -> list[dict[str, Any]]:
         """What was done in this session so far, a dict a step, oldest first."""
@@ -275,7 +321,7 @@ class Session:
     ) -> CommandResult:
         """Run a command (text for a shell, or words) where the code runs; when time is up it is gone with all it
         started, and the exit code is 124."""
-        await self.start()
+        await self._my_turn()
         with self._step("command", command if isinstance(command, str) else shlex.join(command)) as step:
             result = await self.executor.exec(command, timeout=timeout, cwd=cwd, env=env, stdin=stdin)
             step.sizes |= {"stdout": len(result.stdout), "stderr": len(result.stderr)}
@@ -285,29 +331,29 @@ class Session:
         return result
 
     async def read_file(self, path: str) -> bytes:
-        await self.start()
+        await self._my_turn()
         return await self.executor.read_file(path)
 
     async def write_file(self, path: str, data: bytes | str) -> None:
-        await self.start()
+        await self._my_turn()
         await self.executor.write_file(path, data)
 
     async def list_files(self, path: str = ".") -> list[FileEntry]:
-        await self.start()
+        await self._my_turn()
         return await self.executor.list_files(path)
 
     async def str_replace(self, path: str, old: str, new: str) -> None:
         """Replace the one place where `old` stands; ValueError says how many there are otherwise."""
-        await self.start()
+        await self._my_turn()
         await self.executor.str_replace(path, old, new)
 
     async def changed_files(self) -> list[FileChange]:
         """Which files of the workspace are not as they were at the start."""
-        await self.start()
+        await self._my_turn()
         return await self.executor.changed_files()
 
     async def diff(self) -> str:
-        await self.start()
+        await self._my_turn()
         return await self.executor.diff()
 
     # --- tools ------------------------------------------------------------------------------------------------------
@@ -408,8 +454,10 @@ class Session:
         deps = (await self._have()).deps
         return await self._install("install", "requirements.txt", deps.sync())
 
-    async def _install(self, kind: Kind, what: str, doing: Awaitable[dict[str, Any]]) -> dict[str, Any]:
-        with self._step(kind, what) as step:
+    async def _install(
+        self, kind: Kind, what: str, doing: Awaitable[dict[str, Any]], parent: Step | None = None
+    ) -> dict[str, Any]:
+        with self._step(kind, what, parent) as step:
             report = await doing
             step.facts |= {name: value for name, value in report.items() if isinstance(value, list) and value}
             if report.get("failed"):
@@ -422,8 +470,13 @@ class Session:
         tools = (await self._have()).tools
         if name in ("tools", "tools.list", "tools.search", "tools.describe"):
             return await tools.handle(name, args, kwargs)
-        with self._step("tool", name.removeprefix("tools.")) as step:
-            return _sized(step, [args, kwargs], await tools.handle(name, args, kwargs, stream=RUN_OUTPUT.get()))
+        answering = _Answering(self)
+        _ANSWERING.set(answering)
+        try:
+            with self._step("tool", name.removeprefix("tools."), self._running) as step:
+                return _sized(step, [args, kwargs], await tools.handle(name, args, kwargs, stream=RUN_OUTPUT.get()))
+        finally:
+            answering.over = True
 
     async def _answer_workflow(self, name: str, args: list[Any], kwargs: dict[str, Any]) -> Any:
         """A call of a workflow is two of these, when it begins and when it has ended."""
@@ -446,7 +499,7 @@ class Session:
             return await deps.handle(name, args, kwargs)
         what = str(args[0]) if args else "requirements.txt"
         kind: Kind = "uninstall" if verb == "remove" else "install"
-        return await self._install(kind, what, deps.handle(name, args, kwargs))
+        return await self._install(kind, what, deps.handle(name, args, kwargs), self._running)
 
 
 def _note_result(step: Step, result: ExecutionResult) -> None:

@@ -2,13 +2,13 @@
 
 import asyncio
 import logging
+import os
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Literal, Protocol
-from uuid import uuid4
 
 import orjson
 
@@ -35,7 +35,7 @@ class Step:
     """The step in which this one happened: the run that made the call."""
     message: str | None = None
     """The conversation's message that stood last when it began."""
-    id: str = field(default_factory=lambda: uuid4().hex[:16])
+    id: str = field(default_factory=lambda: os.urandom(8).hex())
     started: float = field(default_factory=time.time)
     began: float = field(default_factory=time.perf_counter)
     duration: float = 0.0
@@ -50,6 +50,13 @@ class Step:
     def failed(self, error_type: str, text: str) -> None:
         self.outcome = "timeout" if error_type in ("Timeout", "ToolTimeoutError", "TimeoutError") else "error"
         self.error_type, self.error = error_type, text
+
+    def raised(self, problem: BaseException) -> None:
+        """What was done did not come to its end."""
+        if isinstance(problem, asyncio.CancelledError | GeneratorExit):
+            self.outcome = "cancelled"
+        else:
+            self.failed(type(problem).__name__, str(problem))
 
 
 class Watcher(Protocol):
@@ -88,11 +95,8 @@ class Trace:
         step = self.begin(kind, name, parent=parent, message=message)
         try:
             yield step
-        except (asyncio.CancelledError, GeneratorExit):
-            step.outcome = "cancelled"
-            raise
         except BaseException as problem:
-            step.failed(type(problem).__name__, str(problem))
+            step.raised(problem)
             raise
         finally:
             self.end(step)
@@ -104,7 +108,7 @@ class TraceLog:
     def __init__(self, store: Store, key: str) -> None:
         self._store = store
         self.key = key
-        self._lines: list[bytes] = []
+        self._steps: list[Step] = []
         self._timer: asyncio.TimerHandle | None = None
         self._writing: asyncio.Task[None] | None = None
 
@@ -112,7 +116,7 @@ class TraceLog:
         """Nothing is written before there is an outcome."""
 
     def ended(self, step: Step) -> None:
-        self._lines.append(orjson.dumps(line_of(step), default=str))
+        self._steps.append(step)
         if self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(_A_MOMENT, self._begin)
 
@@ -122,8 +126,10 @@ class TraceLog:
             self._writing = asyncio.get_running_loop().create_task(self._write())
 
     async def _write(self) -> None:
-        while self._lines:
-            lines, self._lines = self._lines, []
+        while self._steps:
+            # Many at once, off every caller's way: it costs less than after each step.
+            lines = [_record(step) for step in self._steps]
+            self._steps.clear()
             try:
                 await self._store.append(self.key, lines)
             except (CarrelError, KeyError) as problem:
@@ -145,21 +151,29 @@ class TraceLog:
                 yield orjson.loads(record)
 
 
-def line_of(step: Step) -> dict[str, Any]:
+def _record(step: Step) -> bytes:
     """A step as it is kept; what there is nothing to say of is left out."""
     line: dict[str, Any] = {
         "id": step.id,
         "kind": step.kind,
         "name": step.name,
-        "started_at": datetime.fromtimestamp(step.started, UTC).isoformat(),
+        "started_at": datetime.fromtimestamp(step.started, UTC),
         "duration": round(step.duration, 6),
         "outcome": step.outcome,
     }
     if step.parent is not None:
         line["parent"] = step.parent.id
-    optional = {"message": step.message, "error_type": step.error_type, "error": step.error, "sizes": step.sizes}
-    line |= {name: value for name, value in optional.items() if value}
-    return line | step.facts
+    if step.message:
+        line["message"] = step.message
+    if step.error_type:
+        line["error_type"] = step.error_type
+    if step.error:
+        line["error"] = step.error
+    if step.sizes:
+        line["sizes"] = step.sizes
+    if step.facts:
+        line.update(step.facts)
+    return orjson.dumps(line, default=str)
 
 
 def size_of(value: Any) -> int:

@@ -1,15 +1,29 @@
 """A session of each kind, on a base with a tool, a workflow and a package to install."""
 
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
-from carrel import Session
+from carrel import (
+    Executor,
+    FileStorage,
+    InProcessConfig,
+    InProcessExecutor,
+    MemoryStorage,
+    RedisStorage,
+    Session,
+    StorageBackend,
+    SubprocessConfig,
+    SubprocessExecutor,
+)
 from carrel.cli.demo_package import write_wheel
+from tests.library.remote.web import Answer, Asked, Web
 
-KINDS = ("sandboxed", "in-process")
+KINDS = ("sandboxed", "unconfined", "in-process")
+STORAGES = ("file", "memory", "redis")
+SANDBOX: dict[str, Literal["required", "off"]] = {"sandboxed": "required", "unconfined": "off"}
 
 ECHO = """\
 name: echo
@@ -66,7 +80,7 @@ async def open_session(request: pytest.FixtureRequest, base: Path) -> AsyncItera
         if request.param == "in-process":
             session = Session.inprocess(folder, **settings)
         else:
-            session = Session.subprocess(folder, sandbox="required", **settings)
+            session = Session.subprocess(folder, sandbox=SANDBOX[request.param], **settings)
         made.append(session)
         await session.start()
         return session
@@ -79,3 +93,53 @@ async def open_session(request: pytest.FixtureRequest, base: Path) -> AsyncItera
 @pytest.fixture
 async def session(open_session: Open) -> Session:
     return await open_session()
+
+
+Storage = Callable[[], StorageBackend]
+
+
+@pytest.fixture(params=STORAGES)
+async def storage_again(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[Storage]:
+    """The same place of the kind under test, opened anew each time; memory is one object, gone when it is closed."""
+    monkeypatch.setenv("CARREL_HOME", str(tmp_path / "home"))
+    made: list[Any] = []
+
+    def open_it() -> StorageBackend:
+        if request.param == "file":
+            made.append(FileStorage(tmp_path / "kept"))
+        elif request.param == "redis":
+            made.append(RedisStorage(request.getfixturevalue("redis_url"), prefix=tmp_path.name))
+        elif not made:
+            made.append(MemoryStorage())
+        return made[-1]  # type: ignore[no-any-return]
+
+    yield open_it
+    for storage in made:
+        await storage.close()
+
+
+@pytest.fixture
+def storage(storage_again: Storage) -> StorageBackend:
+    return storage_again()
+
+
+def executor_of(kind: str, **settings: Any) -> Executor:
+    if kind == "in-process":
+        return InProcessExecutor(InProcessConfig(**settings))
+    return SubprocessExecutor(SubprocessConfig(sandbox=SANDBOX[kind], **settings))
+
+
+@pytest.fixture
+def web() -> Iterator[Callable[[Callable[[Asked], Answer]], Web]]:
+    """Serve on loopback: `web(lambda asked: Answer({"x": 1}))`."""
+    started: list[Web] = []
+
+    def serve(answer: Callable[[Asked], Answer]) -> Web:
+        started.append(Web(answer))
+        return started[-1]
+
+    yield serve
+    for server in started:
+        server.close()

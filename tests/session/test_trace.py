@@ -8,7 +8,7 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from carrel import FileStorage, MemoryStorage, Session
+from carrel import MemoryStorage, Session
 
 from .conftest import Open
 
@@ -81,17 +81,6 @@ async def test_steps_are_spans_where_open_telemetry_is_set_up(tmp_path: Path) ->
     assert tool.parent.span_id == run.context.span_id
     assert tool.attributes["gen_ai.tool.name"] == "one"
     assert tool.attributes["gen_ai.conversation.id"] == session.id
-
-
-@pytest.mark.parametrize("wrong", [None, "a folder", 7])
-def test_a_storage_that_is_none(wrong: object) -> None:
-    with pytest.raises(TypeError, match="FileStorage"):
-        Session(wrong)  # type: ignore[arg-type]
-
-
-def test_an_executor_that_is_none(tmp_path: Path) -> None:
-    with pytest.raises(TypeError, match="SubprocessExecutor"):
-        Session(FileStorage(tmp_path), "subprocess")  # type: ignore[arg-type]
 
 
 async def test_a_session_in_memory_leaves_nothing() -> None:

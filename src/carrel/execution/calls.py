@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import builtins
-from collections.abc import Callable
-from typing import Any
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal
 
 from carrel import errors
 from carrel.errors import CarrelError
-from carrel.execution.executor import RUN_OUTPUT, Handler
+from carrel.execution import requests
+from carrel.execution.executor import RUN_CLOCK, RUN_COMMAND, RUN_OUTPUT, CommandEnded, Handler, RunClock
 from carrel.execution.host_line import Record
 from carrel.worker import values
 from carrel.worker.line import LineBroken
 
 MOST_OPEN = 1000
+Output = Callable[[Literal["stdout", "stderr"], bytes], None]
 
 
 class NoSuchName(LookupError):
@@ -60,11 +64,17 @@ class Calls:
     """The calls of one run that have no answer yet."""
 
     def __init__(
-        self, handlers: dict[str, Handler], send: Callable[[Record], None], write: Callable[[str], None]
+        self,
+        handlers: dict[str, Handler],
+        send: Callable[[Record], None],
+        write: Callable[[str], None],
+        clock: RunClock | None = None,
     ) -> None:
         self._handlers = handlers
         self._send = send
         self._write = write
+        self._clock = clock
+        self._commands: dict[int, tuple[asyncio.Future[CommandEnded], Output]] = {}
         self._over = False
         self._open: dict[int, asyncio.Task[None]] = {}
 
@@ -89,6 +99,8 @@ class Calls:
     async def _answer(self, number: int, name: str, args: list[Any], kwargs: dict[str, Any]) -> None:
         answer: Record = {"op": "answer", "call": number}
         RUN_OUTPUT.set(self._written)
+        RUN_COMMAND.set(functools.partial(self._command, number))
+        RUN_CLOCK.set(self._clock)
         try:
             value = await handler_for(self._handlers, name)(name, args, kwargs)
             answer["value"] = values.encode(value)
@@ -97,6 +109,62 @@ class Calls:
         except Exception as problem:  # noqa: BLE001 -- whatever a handler raises is for the code that called
             answer["error"] = told(problem)
         self._send(answer)
+
+    async def _command(
+        self,
+        number: int,
+        words: Sequence[str],
+        *,
+        output: Output,
+        timeout: float | None = None,
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+        stdin: bytes | None = None,
+    ) -> CommandEnded:
+        """Asks the worker, as a first answer to the call; see `RunCommand`."""
+        if number in self._commands:
+            raise RuntimeError("a call has one command run at a time")
+        if stdin is not None and len(stdin) > requests.PIECE:
+            raise ValueError(
+                f"its standard input has {len(stdin):,} bytes, and at most {requests.PIECE:,} can be given"
+            )
+        ended: asyncio.Future[CommandEnded] = asyncio.get_running_loop().create_future()
+        self._commands[number] = ended, output
+        wanted = requests.command_request(words, timeout, cwd, env, stdin)
+        del wanted["op"]
+        try:
+            self._send({"op": "answer", "call": number, "run": wanted})
+            return await ended
+        except asyncio.CancelledError:
+            self._send({"op": "answer", "call": number, "run": None})
+            raise
+        finally:
+            del self._commands[number]
+
+    def command_wrote(self, record: Record) -> None:
+        """A piece of a command's output; LineBroken for what is none."""
+        _, output = self._commands.get(_number(record), (None, None))
+        stream, data = record.get("stream"), record.get("data")
+        if (stream != "stdout" and stream != "stderr") or not isinstance(data, str):
+            raise LineBroken("output of a call's command that is none")
+        if output is not None:
+            try:
+                output(stream, base64.b64decode(data))
+            except ValueError:
+                raise LineBroken("output of a call's command that cannot be read") from None
+
+    def command_ended(self, record: Record) -> None:
+        """A command is over; one that nobody waits for any more is nobody's."""
+        ended, _ = self._commands.get(_number(record), (None, None))
+        if ended is not None and not ended.done():
+            code, error = record.get("exit_code"), record.get("error")
+            ended.set_result(
+                CommandEnded(
+                    code if type(code) is int else 126,
+                    record.get("timed_out") is True,
+                    error if isinstance(error, str) else None,
+                )
+            )
 
     def _written(self, text: str) -> None:
         if not self._over:
@@ -113,3 +181,10 @@ class Calls:
         task = self._open.get(number) if type(number) is int else None
         if task is not None:
             task.cancel()
+
+
+def _number(record: Record) -> int:
+    number = record.get("call")
+    if type(number) is not int:
+        raise LineBroken("a command of a call without a number")
+    return number

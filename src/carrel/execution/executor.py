@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, Self, runtime_checkable
@@ -12,6 +13,12 @@ Handler = Callable[[str, list[Any], dict[str, Any]], Awaitable[Any]]
 
 RUN_OUTPUT: ContextVar[Callable[[str], None] | None] = ContextVar("carrel_run_output", default=None)
 """While a handler answers a call: writes into the stdout of the run that called; afterwards it does nothing."""
+
+RUN_COMMAND: ContextVar[RunCommand | None] = ContextVar("carrel_run_command", default=None)
+"""While a handler answers a call: runs commands in the session's place, where `exec` would wait for the run's end."""
+
+RUN_CLOCK: ContextVar[RunClock | None] = ContextVar("carrel_run_clock", default=None)
+"""While a handler answers a call: the time limit of the run that called."""
 
 State = Literal["kept", "restored", "lost"]
 
@@ -72,6 +79,56 @@ class CommandResult:
     @property
     def success(self) -> bool:
         return self.exit_code == 0 and not self.timed_out
+
+
+@dataclass(slots=True, frozen=True)
+class CommandEnded:
+    """How a command ended that was run for a call."""
+
+    exit_code: int
+    """As a shell tells it; 127 for a missing program and 126 for one that cannot be started."""
+    timed_out: bool = False
+    error: str | None = None
+    """Why it could not be started."""
+
+
+class RunCommand(Protocol):
+    """Runs a command in the session's place for the call that is being answered, one at a time.
+
+    Never waits for the run, which waits for the call. When time is up, or whoever waits is cancelled, it is gone with
+    all it started."""
+
+    def __call__(
+        self,
+        words: Sequence[str],
+        *,
+        output: Callable[[Literal["stdout", "stderr"], bytes], None],
+        timeout: float | None = None,
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+        stdin: bytes | None = None,
+    ) -> Awaitable[CommandEnded]: ...
+
+
+class RunClock(Protocol):
+    """A run's time limit, which does not pass while somebody is asked. Counted: it goes on after the last `resume`."""
+
+    def pause(self) -> None: ...
+
+    def resume(self) -> None: ...
+
+
+@contextmanager
+def run_clock_stands() -> Iterator[None]:
+    """The time of the run whose call is being answered does not pass in this block; nothing outside of a run."""
+    clock = RUN_CLOCK.get()
+    if clock is not None:
+        clock.pause()
+    try:
+        yield
+    finally:
+        if clock is not None:
+            clock.resume()
 
 
 @dataclass(slots=True, frozen=True)

@@ -11,7 +11,7 @@ import time
 from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 from carrel.errors import CarrelError, ExecutorClosed, ForkRefused
 from carrel.execution import file_changes, import_paths, requests, scratch, thread_streams
@@ -19,7 +19,10 @@ from carrel.execution.bounded_output import BoundedOutput
 from carrel.execution.calls import handler_for, told
 from carrel.execution.code_thread import CodeThread
 from carrel.execution.executor import (
+    RUN_CLOCK,
+    RUN_COMMAND,
     RUN_OUTPUT,
+    CommandEnded,
     CommandResult,
     ExecutionResult,
     FileChange,
@@ -30,7 +33,7 @@ from carrel.execution.executor import (
 from carrel.execution.host_line import Record
 from carrel.execution.outcome import Stop, closed_result, failed_result, finished, stopped
 from carrel.execution.packages import Packages, in_process_packages
-from carrel.execution.pipes import OutputPipe
+from carrel.execution.pipes import OutputPipe, Sink
 from carrel.execution.settings import InProcessConfig
 from carrel.execution.streaming import Streaming, streamed
 from carrel.execution.uv_program import has_uv
@@ -183,6 +186,7 @@ class InProcessExecutor:
             self._stop = stop = Stop(_Thread(self._interrupt_thread, self._leave_thread), self.config.grace)
             self._stdout = stdout
             began = time.perf_counter()
+            thread_streams.renew()
             thread.run(code, (stdout, stderr), _delivery(self._loop, answer))
             if seconds is not None:
                 stop.after(seconds)
@@ -267,6 +271,8 @@ class InProcessExecutor:
                 stdout.add(text.encode("utf-8", "backslashreplace"))
 
         RUN_OUTPUT.set(write)
+        RUN_COMMAND.set(self._command)
+        RUN_CLOCK.set(self._stop)
         try:
             arguments = values.decode(encoded)
             answer = await handler_for(self.handlers, name)(name, list(arguments["args"]), dict(arguments["kwargs"]))
@@ -293,49 +299,83 @@ class InProcessExecutor:
             await self._started()
             out, err = BoundedOutput(self.config.output_limit), BoundedOutput(self.config.output_limit)
             words = ["/bin/sh", "-c", command] if isinstance(command, str) else [str(word) for word in command]
-            pipes = OutputPipe(), OutputPipe()
-            pipes[0].sink, pipes[1].sink = out.add, err.add
+            given = stdin.encode("utf-8") if isinstance(stdin, str) else stdin
             began = time.perf_counter()
-            try:
-                process = await asyncio.create_subprocess_exec(
-                    *words,
-                    cwd=self._home / (cwd or ""),
-                    env={**os.environ, **self._path_of_packages(), **(env or {})},
-                    stdin=asyncio.subprocess.DEVNULL if stdin is None else asyncio.subprocess.PIPE,
-                    stdout=pipes[0].write_end,
-                    stderr=pipes[1].write_end,
-                    start_new_session=True,
-                )
-            except (OSError, ValueError) as problem:
+            ended = await self._ran(words, out.add, err.add, timeout, cwd, env, given, keep=True)
+            if ended.error is not None:
+                err.add(f"{ended.error}\n".encode("utf-8", "backslashreplace"))
+            return CommandResult(out.text(), err.text(), ended.exit_code, time.perf_counter() - began, ended.timed_out)
+
+    async def _command(
+        self,
+        words: Sequence[str],
+        *,
+        output: Callable[[Literal["stdout", "stderr"], bytes], None],
+        timeout: float | None = None,
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+        stdin: bytes | None = None,
+    ) -> CommandEnded:
+        """For a call that is being answered; see `RunCommand`."""
+        out, err = (lambda data: output("stdout", data)), (lambda data: output("stderr", data))
+        return await self._ran([str(word) for word in words], out, err, timeout, cwd, env, stdin, keep=False)
+
+    async def _ran(
+        self,
+        words: list[str],
+        out: Sink,
+        err: Sink,
+        timeout: float | None,
+        cwd: str | None,
+        env: Mapping[str, str] | None,
+        stdin: bytes | None,
+        *,
+        keep: bool,
+    ) -> CommandEnded:
+        """A command, until it ends; `keep`: what it leaves in the background goes on until the executor is closed."""
+        pipes = OutputPipe(), OutputPipe()
+        pipes[0].sink, pipes[1].sink = out, err
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *words,
+                cwd=self._home / (cwd or ""),
+                env={**os.environ, **self._path_of_packages(), **(env or {})},
+                stdin=asyncio.subprocess.DEVNULL if stdin is None else asyncio.subprocess.PIPE,
+                stdout=pipes[0].write_end,
+                stderr=pipes[1].write_end,
+                start_new_session=True,
+            )
+        except (OSError, ValueError) as problem:
+            for pipe in pipes:
+                pipe.close()
+            # A folder on the path that may not be looked into is no reason to call the program forbidden.
+            missing = isinstance(problem, FileNotFoundError) or shutil.which(words[0]) is None
+            return CommandEnded(127 if missing else 126, error=str(problem))
+        for pipe in pipes:
+            pipe.handed_over()
+        self._groups[process.pid] = pipes
+        timed_out = False
+        try:
+            await asyncio.wait_for(process.communicate(stdin), timeout)
+        except TimeoutError:
+            timed_out = True
+            _end_group(process.pid)
+            await process.wait()
+        except asyncio.CancelledError:
+            _end_group(process.pid)
+            await process.wait()
+            raise
+        finally:
+            for pipe in pipes:
+                pipe.drain()
+                pipe.sink = None
+            if not keep:
+                _end_group(process.pid)
+                del self._groups[process.pid]
                 for pipe in pipes:
                     pipe.close()
-                # A folder on the path that may not be looked into is no reason to call the program forbidden.
-                missing = isinstance(problem, FileNotFoundError) or shutil.which(words[0]) is None
-                code = 127 if missing else 126
-                return CommandResult(stderr=f"{problem}\n", exit_code=code, duration=time.perf_counter() - began)
-            for pipe in pipes:
-                pipe.handed_over()
-            # What it leaves behind in the background may go on writing until the executor is closed.
-            self._groups[process.pid] = pipes
-            given = stdin.encode("utf-8") if isinstance(stdin, str) else stdin
-            timed_out = False
-            try:
-                await asyncio.wait_for(process.communicate(given), timeout)
-            except TimeoutError:
-                timed_out = True
-                _end_group(process.pid)
-                await process.wait()
-            except asyncio.CancelledError:
-                _end_group(process.pid)
-                await process.wait()
-                raise
-            finally:
-                for pipe in pipes:
-                    pipe.drain()
-                    pipe.sink = None
-            code = 0 if process.returncode is None else process.returncode
-            code = 124 if timed_out else code if code >= 0 else 128 - code
-            return CommandResult(out.text(), err.text(), code, time.perf_counter() - began, timed_out)
+        code = 0 if process.returncode is None else process.returncode
+        return CommandEnded(124 if timed_out else code if code >= 0 else 128 - code, timed_out)
 
     def _path_of_packages(self) -> dict[str, str]:
         """For commands, which know nothing of this process's own path."""

@@ -12,7 +12,7 @@ from typing import Any
 from carrel.errors import ForkRefused
 from carrel.execution.calls import Calls
 from carrel.execution.endings import Ending, MemoryKills, WorkerDied, told_ending
-from carrel.execution.executor import Handler
+from carrel.execution.executor import Handler, RunClock
 from carrel.execution.host_line import HostLine, Record
 from carrel.execution.init_control import InitControl
 from carrel.execution.pipes import Discard, OutputPipe, Sink
@@ -121,15 +121,15 @@ class LiveSession:
     def last_request(self) -> int:
         return self._number
 
-    def _begin_run(self, stdout: Sink, stderr: Sink) -> None:
+    def _begin_run(self, stdout: Sink, stderr: Sink, clock: RunClock | None) -> None:
         """From here on output has somewhere to go, and the worker may call the host."""
-        self._calls = Calls(self._handlers, self._answer_call, self._write)
+        self._calls = Calls(self._handlers, self._answer_call, self._write, clock)
         # What came since the last run belongs to nobody.
         self.stdout.drain()
         self.stderr.drain()
         self.stdout.sink, self.stderr.sink = stdout, stderr
 
-    def run(self, code: str, stdout: Sink, stderr: Sink) -> asyncio.Future[Record]:
+    def run(self, code: str, stdout: Sink, stderr: Sink, clock: RunClock | None = None) -> asyncio.Future[Record]:
         """Ask for a run; where an earlier one has left writers behind, with pipes that only this one has."""
         fds: list[int] = []
         if self._shared and self._takes_pipes:
@@ -137,7 +137,7 @@ class LiveSession:
             self._discard.take([self.stdout.give_up(), self.stderr.give_up()])
             self.stdout, self.stderr = OutputPipe(), OutputPipe()
             fds = [self.stdout.write_end, self.stderr.write_end]
-        self._begin_run(stdout, stderr)
+        self._begin_run(stdout, stderr, clock)
         try:
             return self.request({"op": "run", "code": code}, fds=fds)
         finally:
@@ -217,6 +217,12 @@ class LiveSession:
         elif operation == "cancel":
             if self._calls is not None:
                 self._calls.cancel_one(record.get("call"))
+        elif operation == "ran":
+            if self._calls is not None:
+                self._calls.command_ended(record)
+        elif operation == "output" and "call" in record:
+            if self._calls is not None:
+                self._calls.command_wrote(record)
         elif operation == "output":
             piece = self._pieces.get(number)
             if piece is not None:

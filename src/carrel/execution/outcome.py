@@ -33,10 +33,27 @@ class Stop:
         self.why: Why | None = None
         self.killed = False
         self._kill_at = 0.0
+        self._paused = 0
+        self._left: float | None = None
+        """Seconds that the run still has, while its time stands."""
 
     def after(self, seconds: float) -> None:
         if seconds != float("inf"):
             self._timer = self._loop.call_later(max(seconds, 0.0), self.now, "timeout")
+
+    def pause(self) -> None:
+        """Its time stands, until as many have said `resume`."""
+        self._paused += 1
+        if self._timer is not None and self.why is None:
+            self._left = self._timer.when() - self._loop.time()
+            self._timer.cancel()
+            self._timer = None
+
+    def resume(self) -> None:
+        self._paused -= 1
+        if self._paused == 0 and self._left is not None:
+            left, self._left = self._left, None
+            self.after(left)
 
     def now(self, why: Why) -> None:
         self.over()
@@ -58,6 +75,7 @@ class Stop:
         self._timer = self._loop.call_later(min(_AGAIN, max(self._kill_at - self._loop.time(), 0.0)), self._press)
 
     def over(self) -> None:
+        self._left = None
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

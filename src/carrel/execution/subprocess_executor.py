@@ -228,7 +228,7 @@ class SubprocessExecutor:
             began = time.perf_counter()
             self._stop = stop
             try:
-                answer = session.run(code, stdout.add, stderr.add)
+                answer = session.run(code, stdout.add, stderr.add, stop)
                 result = await self._answered(session, answer, seconds, stop)
             except LineBroken as problem:
                 return failed_result("ValueError", str(problem))

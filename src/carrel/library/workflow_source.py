@@ -50,6 +50,10 @@ class Outline:
     """All that its docstrings say."""
 
 
+LONGEST_NAME = 200
+"""In bytes: a file has it, with room for what stands beside."""
+
+
 def checked_name(name: object) -> str:
     """The name itself when a workflow can be called so, else `WorkflowValidationError`."""
     # Python reads a name in its normal form, so another form of it could never be called.
@@ -61,8 +65,8 @@ def checked_name(name: object) -> str:
         raise WorkflowValidationError(f"{name!r} is no name for a workflow: no keyword and no _ at its beginning")
     if name in RESERVED:
         raise WorkflowValidationError(f"workflows.{name} is something that workflows itself does; choose another name")
-    if len(name.encode()) > 200:
-        raise WorkflowValidationError(f"the name {name[:40]}… is longer than 200 bytes; use a shorter one")
+    if len(name.encode()) > LONGEST_NAME:
+        raise WorkflowValidationError(f"the name {name[:40]}… is longer than {LONGEST_NAME} bytes; use a shorter one")
     return name
 
 

@@ -13,6 +13,7 @@ from carrel.library.tools.names import near
 from carrel.library.workflow_history import History, Version
 from carrel.library.workflow_shelf import Shelf, Shelved, digest_of
 from carrel.library.workflow_source import (
+    LONGEST_NAME,
     checked_name,
     compiled,
     outline,
@@ -221,7 +222,7 @@ class WorkflowLibrary:
         """The one of this name, with its bytes where they are at hand."""
         if not isinstance(name, str):
             raise WorkflowValidationError(f"a workflow's name is a text, not {type(name).__name__}")
-        if name.isidentifier():
+        if name.isidentifier() and len(name.encode()) <= LONGEST_NAME:
             found = await self._shelf.look(name)
             if found is not None:
                 if note and found[1] is not None:

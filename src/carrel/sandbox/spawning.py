@@ -136,7 +136,8 @@ class Zygote:
                     "a spawn needs a setup before it, and four descriptors: line, control, stdout, stderr"
                 )
             place = Place(plan, step.step)
-            if plan.confined and os.geteuid() == 0:
+            # A root with no number but its own is no root of the mounts it sees; the session takes them for itself.
+            if plan.confined and os.geteuid() == 0 and self.outside != (0, 0):
                 place.take_given(self.owners.for_path)
             step.step("make the cgroup")
             group = self._group(plan)

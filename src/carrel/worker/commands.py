@@ -16,7 +16,7 @@ from typing import Any
 
 from .families import MARK, Family
 
-_PIECE = 256 * 1024
+PIECE = 256 * 1024
 _PIPE = 1024 * 1024
 _SET_PIPE_SIZE = 1031
 
@@ -62,7 +62,7 @@ class Command:
         """Write some of the standard input; True when there is no more to write."""
         pipe: Any = self.process.stdin
         try:
-            self._input = self._input[os.write(pipe.fileno(), self._input[:_PIECE]) :]
+            self._input = self._input[os.write(pipe.fileno(), self._input[:PIECE]) :]
         except BlockingIOError:
             return False
         except OSError:
@@ -100,10 +100,7 @@ class Commands:
         try:
             command = Command(request, self._home)
         except (OSError, ValueError, TypeError, IndexError) as problem:
-            missing = isinstance(problem, FileNotFoundError) and os.path.isdir(
-                os.path.join(self._home, os.path.expanduser(str(request.get("cwd") or "")))
-            )
-            told = {"exit_code": 127 if missing else 126, "error": str(problem), "error_type": type(problem).__name__}
+            told = not_started(request, self._home, problem)
             self._send({"op": "done", "id": request.get("id"), "timed_out": False, "duration": 0.0, **told}, ())
             return
         self._running[command.process.pid] = command
@@ -145,7 +142,7 @@ class Commands:
         if pipe is None:
             return 0
         try:
-            data = os.read(pipe.fileno(), _PIECE)
+            data = os.read(pipe.fileno(), PIECE)
         except BlockingIOError:
             return 0
         if data:
@@ -176,7 +173,7 @@ class Commands:
         answer = {
             "op": "done",
             "id": command.id,
-            "exit_code": _code(command, status),
+            "exit_code": exit_code(command, status),
             "timed_out": command.timed_out,
             "duration": time.monotonic() - command.began,
             "pid": command.process.pid,
@@ -255,7 +252,14 @@ def _watched(pid: int) -> int:
         return ended
 
 
-def _code(command: Command, status: int | None) -> int | None:
+def not_started(request: dict[str, Any], home: str, problem: Exception) -> dict[str, Any]:
+    """What is said of a command that could not be started."""
+    folder = os.path.join(home, os.path.expanduser(str(request.get("cwd") or "")))
+    missing = isinstance(problem, FileNotFoundError) and os.path.isdir(folder)
+    return {"exit_code": 127 if missing else 126, "error": str(problem), "error_type": type(problem).__name__}
+
+
+def exit_code(command: Command, status: int | None) -> int | None:
     """As a shell says it: 124 for a timeout, 128 and the signal for what a signal ended."""
     if status is None:
         return None

@@ -9,6 +9,7 @@ from collections import deque
 from typing import Any
 
 from . import values
+from .call_commands import CallCommand
 from .host_errors import HostCallError, raised
 from .interrupts import Interrupts
 from .line import Line, LineBroken, Record
@@ -20,6 +21,8 @@ class _Waiting:
     def __init__(self, future: asyncio.Future[Record] | None = None) -> None:
         self.answer: Record | None = None
         self.future = future
+        self.command: CallCommand | None = None
+        """What runs in the session's place before the host can answer."""
 
 
 class Host:
@@ -29,8 +32,9 @@ class Host:
     in the socket, where the next one to look sees it.
     """
 
-    def __init__(self, line: Line, interrupts: Interrupts) -> None:
+    def __init__(self, line: Line, interrupts: Interrupts, home: str) -> None:
         self.line = line
+        self._home = home
         self.requests: deque[tuple[Record, list[int]]] = deque()
         """What came meanwhile and is no answer; the main loop takes it up."""
         self._interrupts = interrupts
@@ -66,7 +70,7 @@ class Host:
                 pass
             told = True
         finally:
-            self._open.pop(number, None)
+            self._over(number)
             if number and not told:
                 self._cancel(number)
             self._interrupts.release()
@@ -87,7 +91,7 @@ class Host:
                 self._interrupts.release()
             return _value(await waiting.future)
         finally:
-            self._open.pop(number, None)
+            self._over(number)
             self._unwatch(loop)
             if number and (not waiting.future.done() or waiting.future.cancelled()):
                 self._cancel(number)
@@ -99,6 +103,12 @@ class Host:
             self._open[number] = waiting
         self.line.send({"op": "call", "call": number, "name": name, "arguments": encoded})
         return number
+
+    def _over(self, number: int) -> None:
+        """Nobody waits for it any more, so nothing of it goes on either."""
+        waiting = self._open.pop(number, None)
+        if waiting is not None and waiting.command is not None:
+            waiting.command.end()
 
     def _cancel(self, number: int) -> None:
         try:
@@ -149,15 +159,26 @@ class Host:
                 if self._bell >= 0 and not self._interrupts.mine():
                     os.write(self._bell, b"!")
                 continue
-            number = record.get("call")
+            number: Any = record.get("call")
             waiting = self._open.get(number) if isinstance(number, int) else None
             if waiting is None:
+                continue
+            if "run" in record:
+                self._run_first(number, waiting, record["run"])
                 continue
             with self._changed:
                 waiting.answer = record
                 self._changed.notify_all()
             if waiting.future is not None:
                 _settle(waiting.future, record)
+
+    def _run_first(self, number: int, waiting: _Waiting, request: Any) -> None:
+        """A command that the host wants to have run before it answers; None when it is not wanted any more."""
+        if waiting.command is not None:
+            waiting.command.end()
+        waiting.command = None if request is None else CallCommand(number, request, self._home, self.line)
+        if waiting.command is not None and number not in self._open:
+            waiting.command.end()  # Its call was given up meanwhile, in another thread.
 
     # --- loops that wait --------------------------------------------------------------------------------------------
 

@@ -46,7 +46,7 @@ class Worker:
         self._stray = False
         self._line = line
         self._interrupts = Interrupts()
-        self._host = Host(line, self._interrupts)
+        self._host = Host(line, self._interrupts, self._home)
         self._selector = selectors.PollSelector()
         self._bell: tuple[int, int] | None = None
         self._begin(line)

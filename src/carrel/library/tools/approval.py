@@ -61,14 +61,15 @@ class Approval:
             )
         request = ApprovalRequest(tool.name, dict(arguments), tool.description, tool.tags)
         try:
-            answer = await _asked(self.approver, request)
+            answer = await asked(self.approver, request)
         except Exception as problem:
             told = f"{type(problem).__name__}: {problem}"
             raise ToolRefusedError(f"{tool.name} was not called: the approve function failed: {told}") from problem
         return _meant(tool, arguments, answer)
 
 
-async def _asked(approver: Approver, request: ApprovalRequest) -> Decision:
+async def asked(approver: Approver, request: ApprovalRequest) -> Decision:
+    """What the approver says, of whichever kind it is."""
     if inspect.iscoroutinefunction(approver) or inspect.iscoroutinefunction(getattr(approver, "__call__", None)):  # noqa: B004
         answer = approver(request)
     else:

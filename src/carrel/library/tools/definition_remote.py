@@ -19,7 +19,7 @@ _IN_PATH = re.compile(r"{([^{}]+)}")
 class Closed(BaseModel):
     """A part of a definition; a field nobody knows is a mistake, and said to be one."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True, defer_build=True)
 
 
 class Definition(Closed):
@@ -81,7 +81,7 @@ class McpDefinition(Definition):
 class EndpointParameter(BaseModel):
     """One parameter of an endpoint: where it goes, and the JSON Schema of its value."""
 
-    model_config = ConfigDict(extra="allow", frozen=True, populate_by_name=True)
+    model_config = ConfigDict(extra="allow", frozen=True, populate_by_name=True, defer_build=True)
 
     place: Literal["path", "query", "header", "cookie", "body", "payload"] | None = Field(default=None, alias="in")
     """`body`: a field of it; `payload`: all of it. Without: the query of GET, HEAD and DELETE, else the body."""

@@ -9,7 +9,7 @@ import subprocess
 import threading
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Literal, Protocol
 
 from carrel.library.tools.bounded import Bounded
 from carrel.library.tools.seam import Stream
@@ -35,6 +35,31 @@ class Ended:
     left_out: int = 0
     """Bytes of stdout that were not kept."""
     timed_out: bool = False
+
+
+class Written:
+    """What a program writes, as it comes: bounded, and told to whoever wants its output meanwhile."""
+
+    def __init__(self, stream: Stream | None = None) -> None:
+        self._stdout, self._stderr = Bounded(), Bounded(64 * 1024)
+        self._say = _Decoded(stream) if stream is not None else None
+
+    def add(self, stream: Literal["stdout", "stderr"], data: bytes) -> None:
+        (self.add_stdout if stream == "stdout" else self.add_stderr)(data)
+
+    def add_stdout(self, data: bytes) -> None:
+        self._stdout.add(data)
+        if self._say is not None:
+            self._say(data)
+
+    def add_stderr(self, data: bytes) -> None:
+        self._stderr.add(data)
+
+    def ended(self, exit_code: int, *, timed_out: bool) -> Ended:
+        """It is over; nothing more comes."""
+        if self._say is not None:
+            self._say.end()
+        return Ended(exit_code, self._stdout.data(), self._stderr.end(4000), self._stdout.left_out, timed_out)
 
 
 class Runner(Protocol):
@@ -93,11 +118,10 @@ class _Running:
         self._loop = asyncio.get_running_loop()
         self._watched = os.pidfd_open(process.pid)
         self._input = memoryview(stdin)
-        self._stdout, self._stderr = Bounded(), Bounded(64 * 1024)
+        self._written = Written(stream)
         self._finished: asyncio.Future[None] = self._loop.create_future()
-        self._say = _Decoded(stream) if stream is not None else None
         self._pipes: dict[int, Callable[[bytes], None]] = {}
-        for pipe, take in ((process.stdout, self._take), (process.stderr, self._stderr.add)):
+        for pipe, take in ((process.stdout, self._written.add_stdout), (process.stderr, self._written.add_stderr)):
             assert pipe is not None
             os.set_blocking(pipe.fileno(), False)
             self._pipes[pipe.fileno()] = take
@@ -111,16 +135,8 @@ class _Running:
         # Waited for from beside: whoever is cancelled while awaiting a future itself takes it along.
         timed_out = not await self._finished_within(timeout)
         await self.gone()
-        if self._say is not None:
-            self._say.end()
         code = self._process.returncode
-        return Ended(
-            exit_code=128 - code if code is not None and code < 0 else code or 0,
-            stdout=self._stdout.data(),
-            stderr=self._stderr.end(4000),
-            left_out=self._stdout.left_out,
-            timed_out=timed_out,
-        )
+        return self._written.ended(128 - code if code is not None and code < 0 else code or 0, timed_out=timed_out)
 
     async def gone(self) -> None:
         """End it and its process group, wait until it is, and let go of everything; twice is harmless."""
@@ -137,7 +153,8 @@ class _Running:
             self._let_go()
 
     async def _finished_within(self, seconds: float | None) -> bool:
-        await asyncio.wait([self._finished], timeout=seconds)
+        if not self._finished.done():
+            await asyncio.wait([self._finished], timeout=seconds)
         return self._finished.done()
 
     def _let_go(self) -> None:
@@ -163,11 +180,6 @@ class _Running:
             os.killpg(self._process.pid, number)
 
     # --- what happens -----------------------------------------------------------------------------------------------
-
-    def _take(self, data: bytes) -> None:
-        self._stdout.add(data)
-        if self._say is not None:
-            self._say(data)
 
     def _readable(self, fd: int) -> bool:
         """One piece; False when there is none now."""

@@ -40,7 +40,8 @@ class Function:
                     return as_data(await self._called(args, kwargs))
                 except (CarrelError, asyncio.CancelledError):
                     raise
-                except Exception as problem:
+                # Code written as a program says sys.exit, which would end the host's loop and with it every session.
+                except (Exception, SystemExit) as problem:
                     if isinstance(problem, TimeoutError) and clock.expired():
                         raise
                     raise ToolCallError(f"{tool.name} failed: {_told(problem)}") from problem
@@ -178,7 +179,7 @@ def as_data(value: Any) -> Any:
 def _imported(definition: PythonDefinition) -> ModuleType:
     try:
         return importlib.import_module(definition.module)
-    except Exception as problem:
+    except (Exception, SystemExit) as problem:
         raise ConfigurationError(
             f"{definition.name}: the module {definition.module} cannot be imported: {_told(problem)}"
         ) from problem

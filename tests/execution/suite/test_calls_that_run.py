@@ -1,0 +1,183 @@
+"""A handler has a command run where the session's code runs, while that code waits for its answer."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import pytest
+
+from carrel.execution.executor import RUN_COMMAND, CommandEnded
+from tests.execution.conftest import Start
+
+
+class Kept:
+    """What a command wrote, whole."""
+
+    def __init__(self) -> None:
+        self.stdout, self.stderr = bytearray(), bytearray()
+
+    def add(self, stream: Literal["stdout", "stderr"], data: bytes) -> None:
+        (self.stdout if stream == "stdout" else self.stderr).extend(data)
+
+
+async def ran(words: Sequence[str], **settings: Any) -> tuple[CommandEnded, Kept]:
+    run = RUN_COMMAND.get()
+    assert run is not None
+    kept = Kept()
+    return await run(words, output=kept.add, **settings), kept
+
+
+async def shell(name: str, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    ended, kept = await ran(["/bin/sh", "-c", args[0]], **kwargs)
+    return ended.exit_code, kept.stdout.decode(), kept.stderr.decode(), ended.timed_out
+
+
+async def test_what_the_command_wrote_and_how_it_ended(start: Start) -> None:
+    executor = start(handlers={"shell": shell})
+    result = await executor.run("shell('echo out; echo err >&2; exit 3')")
+    assert (result.error, result.value) == (None, (3, "out\n", "err\n", False))
+    assert (await executor.run("shell('kill -9 $$')[0]")).value == 137
+
+
+async def test_it_is_in_the_sessions_own_place(start: Start) -> None:
+    executor = start(handlers={"shell": shell})
+    await executor.write_file("notes/today.txt", "rain\n")
+    assert (await executor.run("shell('cat today.txt', cwd='notes')")).value[1] == "rain\n"
+    assert (await executor.run("shell('cat; echo $WORD', stdin=b'in ', env={'WORD': 'there'})")).value[
+        1
+    ] == "in there\n"
+    assert (await executor.run("shell('echo x > made.txt')")).is_ok
+    assert await executor.read_file("made.txt") == b"x\n"
+
+
+async def test_several_commands_one_after_the_other_in_one_call(start: Start) -> None:
+    async def thrice(name: str, args: list[Any], kwargs: dict[str, Any]) -> Any:
+        return [bytes((await ran(["echo", str(number)]))[1].stdout) for number in range(3)]
+
+    executor = start(handlers={"thrice": thrice})
+    assert (await executor.run("thrice()")).value == [b"0\n", b"1\n", b"2\n"]
+
+
+async def test_a_gather_of_five_runs_five_at_once(start: Start) -> None:
+    executor = start(handlers={"shell": shell})
+    # Each waits for all the others: one after the other they would wait for ever.
+    meet = "touch here-{n}; while [ $(ls | grep -c here-) -lt 5 ]; do sleep 0.01; done; echo {n}"
+    code = (
+        "import asyncio\n"
+        f"await asyncio.gather(*[shell.call_async({meet!r}.format(n=n)) for n in range(5)], asyncio.sleep(0, 'loop'))"
+    )
+    result = await executor.run(code, timeout=60)
+    assert result.error is None
+    assert [answer[1] for answer in result.value[:5]] == [f"{n}\n" for n in range(5)]
+    assert result.value[5] == "loop"
+
+
+async def test_from_threads_of_the_code(start: Start) -> None:
+    executor = start(handlers={"shell": shell})
+    code = (
+        "from concurrent.futures import ThreadPoolExecutor\n"
+        "with ThreadPoolExecutor(4) as pool:\n"
+        "    found = list(pool.map(shell, [f'sleep 0.05; echo {n}' for n in range(8)]))\n"
+        "[one[1] for one in found]"
+    )
+    assert (await executor.run(code, timeout=60)).value == [f"{n}\n" for n in range(8)]
+
+
+async def test_a_program_that_is_not_there(start: Start) -> None:
+    async def missing(name: str, args: list[Any], kwargs: dict[str, Any]) -> Any:
+        ended, _ = await ran(["no-such-program"])
+        return ended.exit_code, ended.error
+
+    executor = start(handlers={"missing": missing})
+    code, error = (await executor.run("missing()")).value
+    assert code == 127
+    assert "no-such-program" in error
+
+
+async def test_when_its_time_is_up_all_of_it_is_gone(start: Start) -> None:
+    executor = start(handlers={"shell": shell})
+    code = "shell('echo begun; sleep 60 & while true; do date +%N > beat; sleep 0.02; done', timeout=0.5)"
+    result = await executor.run(code, timeout=60)
+    assert (result.error, result.value) == (None, (124, "begun\n", "", True))
+    last = await executor.read_file("beat")
+    await asyncio.sleep(0.3)
+    assert await executor.read_file("beat") == last
+
+
+@pytest.mark.parametrize("how", ["shell({})", "await shell.call_async({})"])
+async def test_an_interrupt_ends_the_command_and_keeps_the_variables(start: Start, how: str) -> None:
+    executor = start(handlers={"shell": shell})
+    beating = repr("while true; do date +%N > beat; sleep 0.02; done")
+    run = asyncio.create_task(executor.run(f"x = 5\n{how.format(beating)}", timeout=60))
+    await asyncio.sleep(0.5)
+    assert await executor.interrupt()
+    result = await run
+    assert (result.error_type, result.state) == ("KeyboardInterrupt", "kept")
+    last = await executor.read_file("beat")
+    await asyncio.sleep(0.3)
+    assert await executor.read_file("beat") == last
+    assert (await executor.run("x, shell('echo again')[1]")).value == (5, "again\n")
+
+
+async def test_the_runs_own_time_limit_ends_the_command_too(start: Start) -> None:
+    executor = start(handlers={"shell": shell})
+    result = await executor.run("shell('while true; do date +%N > beat; sleep 0.02; done')", timeout=0.5)
+    assert (result.error_type, result.state) == ("Timeout", "kept")
+    last = await executor.read_file("beat")
+    await asyncio.sleep(0.3)
+    assert await executor.read_file("beat") == last
+
+
+async def test_a_handler_that_gives_up_takes_its_command_along(start: Start) -> None:
+    async def hasty(name: str, args: list[Any], kwargs: dict[str, Any]) -> Any:
+        async with asyncio.timeout(0.3):
+            await ran(["/bin/sh", "-c", "while true; do date +%N > beat; sleep 0.02; done"])
+
+    executor = start(handlers={"hasty": hasty, "shell": shell})
+    code = "try:\n    hasty()\nexcept TimeoutError:\n    found = 'gave up'\nfound, shell('echo next')[1]"
+    assert (await executor.run(code, timeout=60)).value == ("gave up", "next\n")
+    last = await executor.read_file("beat")
+    await asyncio.sleep(0.3)
+    assert await executor.read_file("beat") == last
+
+
+async def test_what_it_leaves_in_its_group_does_not_go_on(start: Start) -> None:
+    executor = start(handlers={"shell": shell})
+    code = "shell('(while true; do date +%N > beat; sleep 0.02; done) & sleep 0.2')[0]"
+    assert (await executor.run(code, timeout=60)).value == 0
+    last = await executor.read_file("beat")
+    await asyncio.sleep(0.3)
+    assert await executor.read_file("beat") == last
+
+
+async def test_a_lot_of_output_and_a_lot_of_input(start: Start) -> None:
+    async def flood(name: str, args: list[Any], kwargs: dict[str, Any]) -> Any:
+        ended, kept = await ran(["head", "-c", "30000000", "/dev/zero"])
+        back, echoed = await ran(["cat"], stdin=b"y" * 3_000_000)
+        return ended.exit_code, len(kept.stdout), back.exit_code, bytes(echoed.stdout) == b"y" * 3_000_000
+
+    executor = start(handlers={"flood": flood})
+    assert (await executor.run("flood()", timeout=60)).value == (0, 30_000_000, 0, True)
+
+
+async def test_input_that_is_too_much_is_said_so(start: Start, executor_kind: str) -> None:
+    async def much(name: str, args: list[Any], kwargs: dict[str, Any]) -> Any:
+        return len((await ran(["cat"], stdin=b"y" * 20_000_000))[1].stdout)
+
+    result = await start(handlers={"much": much}).run("much()", timeout=60)
+    if executor_kind == "in-process":
+        assert result.value == 20_000_000
+    else:
+        assert result.error_type == "ValueError"
+        assert "20,000,000" in (result.error or "")
+
+
+@pytest.mark.promise("survives the end of its process")
+async def test_a_session_is_still_restored_afterwards(start: Start) -> None:
+    executor = start(handlers={"shell": shell})
+    assert (await executor.run("x = 1\nshell('echo a')[1]")).value == "a\n"
+    crashed = await executor.run("import os\nos.abort()")
+    assert (crashed.error_type, crashed.state) == ("Crashed", "restored")
+    assert (await executor.run("x, shell('echo b')[1]")).value == (1, "b\n")

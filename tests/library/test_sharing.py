@@ -1,0 +1,83 @@
+"""Two machines with one Redis: what one keeps, the other has at once."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from carrel.assembly import RedisStorage
+from carrel.execution.packages import Packages, subprocess_packages
+from carrel.execution.settings import SubprocessConfig
+from carrel.library.artifacts import ArtifactStore
+from carrel.library.deps import Deps
+from carrel.library.workflows import WorkflowLibrary
+from tests.wheels import build_wheel
+
+
+class Machine:
+    """A connection and a Python of its own."""
+
+    def __init__(self, storage: RedisStorage, python: Packages) -> None:
+        self.workflows = WorkflowLibrary(storage.store)
+        self.artifacts = ArtifactStore(storage.store)
+        self.deps = Deps(storage.store, python)
+        self._storage, self._python = storage, python
+
+    async def close(self) -> None:
+        await self.workflows.close()
+        await self.artifacts.close()
+        await self._python.give_back()
+        await self._storage.close()
+
+
+@pytest.fixture
+async def machines(redis_url: str, tmp_path: Path) -> AsyncIterator[list[Machine]]:
+    for name in ("red", "blue"):
+        build_wheel(tmp_path / "wheels", name)
+    prefix = f"t-{uuid.uuid4().hex}"
+    made = []
+    for name in ("one", "two"):
+        config = SubprocessConfig(base=tmp_path / name, wheelhouse=tmp_path / "wheels")
+        made.append(Machine(RedisStorage(redis_url, prefix), await subprocess_packages(config)))
+    yield made
+    for machine in made:
+        await machine.close()
+
+
+async def test_workflows_artifacts_and_packages_are_shared_at_once(machines: list[Machine]) -> None:
+    one, two = machines
+    await one.workflows.list()
+    assert await two.workflows.list() == []
+    await one.workflows.add("double", "def run(x):\n    return 2 * x\n", "Twice as much")
+    assert [found["description"] for found in await two.workflows.list()] == ["Twice as much"]
+    await two.workflows.remove("double")
+    assert await one.workflows.get("double") is None
+    await two.artifacts.save("notes/a", {"n": [1, None]}, description="Numbers")
+    assert await one.artifacts.load("notes/a") == {"n": [1, None]}
+    assert [found["description"] for found in await one.artifacts.list()] == ["Numbers"]
+    await one.deps.add("red")
+    assert await two.deps.list() == ["red"]
+    assert (await two.deps.sync())["installed"] == ["red"]
+
+
+async def test_the_same_at_once_has_one_winner_and_nothing_torn(machines: list[Machine]) -> None:
+    one, two = machines
+    sources = [f"def run():\n    return {'x' * size!r}\n" for size in (10, 100_000)]
+    data = [b"a" * 10, b"b" * 3_000_000]
+    await asyncio.gather(
+        *(machine.workflows.add("w", source) for machine, source in zip(machines, sources, strict=True)),
+        *(machine.artifacts.save("a", bytes_) for machine, bytes_ in zip(machines, data, strict=True)),
+        *(machine.deps.add(name) for machine in machines for name in ("red", "blue")),
+    )
+    found = await one.workflows.get("w")
+    assert found is not None
+    assert found["source"] in sources
+    assert found == await two.workflows.get("w")
+    loaded = await one.artifacts.load("a")
+    assert loaded in data
+    assert loaded == await two.artifacts.load("a")
+    assert sorted(await one.deps.list()) == sorted(await two.deps.list()) == ["blue", "red"]

@@ -1,0 +1,193 @@
+"""The ways to make a session, what they refuse, and how it begins and ends."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from carrel import (
+    CarrelError,
+    ConfigurationError,
+    FileStorage,
+    InProcessConfig,
+    InProcessExecutor,
+    MemoryStorage,
+    Session,
+    SubprocessConfig,
+    SubprocessExecutor,
+)
+
+from .conftest import Open
+
+
+@pytest.mark.parametrize("wrong", [None, "a folder", 7, object()])
+def test_a_storage_that_is_none(wrong: object) -> None:
+    with pytest.raises(TypeError, match="FileStorage"):
+        Session(wrong)  # type: ignore[arg-type]
+
+
+def test_a_storage_is_asked_for() -> None:
+    with pytest.raises(TypeError):
+        Session()  # type: ignore[call-arg]
+
+
+@pytest.mark.parametrize("wrong", ["subprocess", "in-process", 7, SubprocessExecutor, SubprocessConfig()])
+def test_an_executor_that_is_none(wrong: object) -> None:
+    with pytest.raises(TypeError, match=r"SubprocessExecutor.*InProcessExecutor"):
+        Session(MemoryStorage(), wrong)  # type: ignore[arg-type]
+
+
+def test_the_default_executor_is_the_sandboxed_one() -> None:
+    session = Session(MemoryStorage())
+    assert isinstance(session.executor, SubprocessExecutor)
+    assert session.executor.config.sandbox in (None, "auto")
+
+
+def test_executors_take_their_settings_by_place_and_by_name() -> None:
+    assert SubprocessExecutor(SubprocessConfig(default_timeout=3)).config.default_timeout == 3
+    assert SubprocessExecutor(config=SubprocessConfig(default_timeout=3)).config.default_timeout == 3
+    assert InProcessExecutor(InProcessConfig(default_timeout=3)).config.default_timeout == 3
+    assert InProcessExecutor(config=InProcessConfig(default_timeout=3)).config.default_timeout == 3
+
+
+@pytest.mark.parametrize("make", [Session.from_base, Session.subprocess, Session.inprocess])
+@pytest.mark.parametrize("spelled", ["text", "path"])
+async def test_a_missing_folder_is_made_and_the_home_is_understood(
+    make: object, spelled: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    base = "~/deep/in/it"
+    session: Session = make(Path(base) if spelled == "path" else base)  # type: ignore[operator]
+    assert (tmp_path / "deep" / "in" / "it").is_dir()
+    await session.save_artifact("a.txt", "x")
+    assert (tmp_path / "deep" / "in" / "it" / "artifacts" / "a.txt").read_text() == "x"
+    await session.close()
+
+
+def test_the_home_is_understood_by_a_storage_and_a_config_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert FileStorage("~/x").base_path == tmp_path / "x"
+
+
+@pytest.mark.parametrize(
+    ("make", "seconds"), [(Session.from_base, 30.0), (Session.subprocess, 60.0), (Session.inprocess, 30.0)]
+)
+def test_how_long_a_run_may_take(make: object, seconds: float, tmp_path: Path) -> None:
+    assert make(tmp_path).executor.config.default_timeout == seconds  # type: ignore[operator]
+    assert make(tmp_path, timeout=None).executor.config.default_timeout is None  # type: ignore[operator]
+    assert make(tmp_path, timeout=3).executor.config.default_timeout == 3  # type: ignore[operator]
+
+
+async def test_the_time_given_to_the_session_is_kept(open_session: Open) -> None:
+    session = await open_session(timeout=0.3)
+    result = await session.run("while True: pass")
+    assert (result.error_type, result.state) == ("Timeout", "kept")
+    assert (await session.run("import time\ntime.sleep(0.6)\n'done'", timeout=30)).value == "done"
+
+
+async def test_no_limit(open_session: Open) -> None:
+    session = await open_session(timeout=None)
+    assert (await session.run("import time\ntime.sleep(0.2)\n7")).value == 7
+
+
+async def test_start_and_close_twice(open_session: Open) -> None:
+    session = await open_session()
+    await asyncio.gather(session.start(), session.start())
+    assert (await session.run("1")).value == 1
+    await asyncio.gather(session.close(), session.close())
+    await session.close()
+    result = await session.run("1")
+    assert (result.error, result.is_ok, result.value) == ("Session is closed", False, None)
+    [streamed] = [piece async for piece in session.stream("1")]
+    assert streamed.error == "Session is closed"  # type: ignore[union-attr]
+    assert await session.interrupt() is False
+
+
+async def test_after_close_everything_else_says_so(open_session: Open) -> None:
+    session = await open_session()
+    await session.close()
+    for asking in (
+        session.start(),
+        session.reset(),
+        session.execute_command("true"),
+        session.read_file("x"),
+        session.list_tools(),
+        session.list_workflows(),
+        session.list_artifacts(),
+        session.list_deps(),
+        session.call_tool("echo.say", words="x"),
+        session.describe(),
+    ):
+        with pytest.raises(CarrelError, match="Session is closed"):
+            await asking
+
+
+async def test_a_session_that_was_never_started_closes(tmp_path: Path) -> None:
+    await Session.from_base(tmp_path).close()
+
+
+async def test_the_first_use_starts_it(tmp_path: Path) -> None:
+    session = Session.inprocess(tmp_path)
+    result = await session.execute_command("echo hi")
+    assert (result.stdout, result.success, result.exit_code) == ("hi\n", True, 0)
+    await session.close()
+
+
+async def test_an_id_of_ones_own_and_the_storage(tmp_path: Path) -> None:
+    storage = MemoryStorage()
+    session = Session(storage, session_id="mine")
+    assert (session.id, session.storage) == ("mine", storage)
+    assert Session(storage).id != Session(storage).id
+
+
+async def test_closing_a_session_leaves_a_storage_that_was_given_open(tmp_path: Path) -> None:
+    storage = FileStorage(tmp_path)
+    async with Session(storage, InProcessExecutor()) as session:
+        await session.save_artifact("a", 1)
+    async with Session(storage, InProcessExecutor()) as session:
+        assert await session.load_artifact("a") == 1
+    await storage.close()
+
+
+# --- a wrong definition ----------------------------------------------------------------------------------------------
+
+WRONG = "name: wrong\ncommand: [1, 2\n"
+
+
+async def test_a_wrong_definition_is_named(open_session: Open, base: Path) -> None:
+    (base / "tools" / "wrong.yaml").write_text(WRONG)
+    with pytest.raises(ConfigurationError, match=r"wrong\.yaml"):
+        await open_session()
+
+
+async def test_without_starting_a_wrong_definition_is_a_result(base: Path) -> None:
+    (base / "tools" / "wrong.yaml").write_text(WRONG)
+    session = Session.inprocess(base)
+    result = await session.run("1")
+    assert result.error_type == "ConfigurationError"
+    assert "wrong.yaml" in (result.error or "")
+    (base / "tools" / "wrong.yaml").unlink()
+    assert (await session.run("1")).value == 1, "mended, it goes on"
+    await session.close()
+
+
+async def test_or_left_out(open_session: Open, base: Path) -> None:
+    (base / "tools" / "wrong.yaml").write_text(WRONG)
+    session = await open_session(on_error="skip")
+    assert [tool["name"] for tool in await session.list_tools() if tool["name"].startswith("wrong")] == []
+    assert (await session.run("tools.echo.say(words='x')")).value == "x\n"
+
+
+# --- what is in force -------------------------------------------------------------------------------------------------
+
+
+async def test_what_is_in_force(open_session: Open, request: pytest.FixtureRequest) -> None:
+    session = await open_session()
+    names = session.supported_capabilities()
+    assert all(session.supports(name) for name in names)
+    assert not session.supports("telepathy")
+    assert {"timeout", "reset", "deps_install", "deps_uninstall", "interrupt", "streaming"} <= names
+    kind = request.node.callspec.params["open_session"]
+    assert ("process_isolation" in names) == (kind != "in-process")
+    assert ("filesystem_isolation" in names) == (kind == "sandboxed")
+    assert "container_isolation" not in names

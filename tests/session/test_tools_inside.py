@@ -1,0 +1,200 @@
+"""Tools that run where the code runs, called by that code; and what asking somebody costs a run."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from carrel import ApprovalRequest, Session
+
+from .conftest import Open
+
+SHELL = """\
+name: shell
+command: sh -c
+runs: sandbox
+timeout: 20
+schema: {positional: [{name: script, required: true}]}
+recipes:
+  quick: {params: {script: {}}, timeout: 0.5}
+  aloud: {params: {script: {}}, stream: true}
+"""
+MISSING = "name: missing\ncommand: no-such-program\nruns: sandbox\n"
+DATA = "name: data\ncommand: sh -c\nruns: sandbox\noutput: json\nschema: {positional: [{name: script}]}\n"
+ASKED = """\
+name: asked
+command: echo
+approval: ask
+timeout: 5
+schema: {positional: [{name: words, required: true}]}
+"""
+
+
+@pytest.fixture
+def base(base: Path) -> Path:
+    for name, text in (("shell", SHELL), ("missing", MISSING), ("data", DATA), ("asked", ASKED)):
+        (base / "tools" / f"{name}.yaml").write_text(text)
+    return base
+
+
+async def test_a_tool_that_runs_inside_sees_what_the_code_wrote(session: Session) -> None:
+    await session.write_file("word.txt", "hello\n")
+    result = await session.run("tools.shell('cat word.txt; echo more > made.txt')")
+    assert (result.error, result.value) == (None, "hello\n")
+    assert await session.read_file("made.txt") == b"more\n"
+    # From outside, when no code runs, too.
+    assert await session.call_tool("shell", script="cat made.txt") == "more\n"
+
+
+async def test_five_at_once(session: Session) -> None:
+    meet = "touch here-{n}; while [ $(ls | grep -c here-) -lt 5 ]; do sleep 0.01; done; echo {n}"
+    code = (
+        f"import asyncio\nmeet = {meet!r}\n"
+        "await asyncio.gather(*[tools.shell.call_async(meet.format(n=n)) for n in range(5)])"
+    )
+    result = await session.run(code)
+    assert result.value == [f"{n}\n" for n in range(5)], result.error
+
+
+async def test_inside_a_workflow(session: Session) -> None:
+    await session.add_workflow("count", "def run(word):\n    return len(tools.shell(f'printf {word}'))\n")
+    result = await session.run("workflows.count('four')")
+    assert result.value == 4, result.error
+
+
+async def test_too_slow_inside_is_a_tool_that_was_too_slow(session: Session) -> None:
+    code = "try:\n    tools.shell.quick('sleep 60')\nexcept ToolTimeoutError as e:\n    said = str(e)\nsaid"
+    result = await session.run(code)
+    assert "shell.quick took longer than 0.5 s" in result.value, result.error
+    assert (await session.run("tools.shell('echo on')")).value == "on\n"
+
+
+async def test_what_cannot_be_started_is_said_so(session: Session) -> None:
+    result = await session.run("tools.missing()")
+    assert result.error_type == "ToolCallError"
+    assert "there is no program no-such-program" in (result.error or "")
+
+
+async def test_data_and_exit_codes(session: Session) -> None:
+    assert (await session.run("""tools.data('echo "[1, 2]"')""")).value == [1, 2]
+    result = await session.run("tools.shell('echo wrong >&2; exit 4')")
+    assert "exit code 4: wrong" in (result.error or "")
+
+
+async def test_its_output_streams_into_the_run(session: Session) -> None:
+    result = await session.run(
+        "print('before')\nx = tools.shell.aloud('echo one; sleep 0.1; echo two')\nprint('after')"
+    )
+    assert (result.error, result.stdout) == (None, "before\none\ntwo\nafter\n")
+
+
+async def test_a_flood_is_bounded(session: Session) -> None:
+    result = await session.run("len(tools.shell('head -c 50000000 /dev/zero'))")
+    assert result.error is None
+    assert result.value < 11 * 1024 * 1024
+
+
+async def test_while_somebody_is_asked_the_runs_time_stands(open_session: Open) -> None:
+    async def approve(request: ApprovalRequest) -> bool:
+        await asyncio.sleep(2.0)
+        return True
+
+    session = await open_session(timeout=1.0, approve=approve)
+    result = await session.run("tools.asked('after a while')")
+    assert (result.error, result.value) == (None, "after a while\n")
+    # It goes on where it stood: what is left of the second is the code's.
+    slow = await session.run("import time\ntools.asked('x')\ntime.sleep(30)")
+    assert slow.error_type == "Timeout"
+
+
+async def test_two_are_asked_at_once_and_the_time_stands_for_the_longer(open_session: Open) -> None:
+    async def approve(request: ApprovalRequest) -> bool:
+        await asyncio.sleep(0.1 if request.arguments["words"] == "short" else 2.0)
+        return True
+
+    session = await open_session(timeout=1.0, approve=approve)
+    code = "import asyncio\nawait asyncio.gather(*[tools.asked.call_async(w) for w in ('short', 'long')])"
+    result = await session.run(code)
+    assert (result.error, result.value) == (None, ["short\n", "long\n"])
+
+
+async def test_a_plain_function_that_blocks_may_be_asked_too(open_session: Open) -> None:
+    answer = asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    def approve(request: ApprovalRequest) -> bool:
+        return asyncio.run_coroutine_threadsafe(answer.wait(), loop).result(30)
+
+    session = await open_session(timeout=0.5, approve=approve)
+    run = asyncio.create_task(session.run("tools.asked('now')"))
+    await asyncio.sleep(1.5)
+    assert not run.done()
+    answer.set()
+    assert (await run).value == "now\n"
+
+
+async def test_a_run_that_waits_for_approval_can_still_be_stopped(open_session: Open) -> None:
+    asked = asyncio.Event()
+
+    async def approve(request: ApprovalRequest) -> bool:
+        asked.set()
+        await asyncio.sleep(3600)
+        return True
+
+    session = await open_session(timeout=1.0, approve=approve)
+    run = asyncio.create_task(session.run("x = 1\ntools.asked('never')"))
+    await asyncio.wait_for(asked.wait(), 30)
+    assert await session.interrupt()
+    assert (await run).error_type == "KeyboardInterrupt"
+    cancelled = asyncio.create_task(session.run("tools.asked('never')"))
+    await asyncio.sleep(0.3)
+    cancelled.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await cancelled
+    assert (await session.run("x")).value == 1
+
+
+async def test_a_tool_that_would_wait_for_the_code_that_waits_for_it_is_told_so(session: Session) -> None:
+    async def peek() -> bytes:
+        return await session.read_file("notes.txt")
+
+    async def again() -> str:
+        result = await session.run("1")
+        return f"{result.error_type}: {result.error}"
+
+    async def streamed() -> str:
+        return [piece async for piece in session.stream("1")][-1].error  # type: ignore[union-attr, return-value]
+
+    async def command() -> str:
+        return (await session.execute_command("true")).stdout
+
+    async def library() -> int:
+        return len(await session.list_tools())
+
+    for tool in (peek, again, streamed, command, library):
+        session.register_tool(tool)
+    for name in ("peek", "command"):
+        result = await session.run(f"tools.{name}()", timeout=20)
+        assert result.error_type == "ToolCallError"
+        assert "would wait for that code in turn" in (result.error or "")
+    assert "ToolCallError: this was asked by a tool" in (await session.run("tools.again()", timeout=20)).value
+    assert "would wait" in (await session.run("tools.streamed()", timeout=20)).value
+    # The library waits for nobody, and neither does what a tool does outside of a run.
+    assert (await session.run("tools.library()", timeout=20)).value > 4
+    assert await session.call_tool("command") == ""
+
+
+async def test_what_a_tool_leaves_for_later_takes_its_turn(session: Session) -> None:
+    later: list[asyncio.Task[None]] = []
+
+    async def note() -> None:
+        async def write() -> None:
+            await asyncio.sleep(0.2)
+            await session.write_file("notes.txt", "later")
+
+        later.append(asyncio.create_task(write()))
+
+    session.register_tool(note)
+    assert (await session.run("import time\ntools.note()\ntime.sleep(0.5)")).is_ok
+    await asyncio.wait_for(later[0], 30)
+    assert await session.read_file("notes.txt") == b"later"

@@ -1,0 +1,183 @@
+"""The programs in examples/ do what they say, with the real SDKs; where a model would speak, a script does."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from agents import Agent, ModelResponse, Runner, Usage, function_tool, set_tracing_disabled
+from agents.memory import Session as SessionOfTheSdk
+from agents.models.interface import Model
+from openai.types.responses import (
+    ResponseFunctionToolCall,
+    ResponseOutputMessage,
+    ResponseOutputText,
+    ResponseReasoningItem,
+)
+from pydantic_ai import ModelMessage, TextPart, ToolCallPart, capture_run_messages
+from pydantic_ai import ModelResponse as Answer
+from pydantic_ai.models.function import AgentInfo, FunctionModel
+
+from carrel import FileStorage, MemoryStorage, Session, SessionStore
+from examples import agent_loop, openai_agents_session, pydantic_ai_tool
+
+HOUSE = Path(__file__).parents[1]
+
+
+def test_each_example_is_on_the_page() -> None:
+    page = (HOUSE / "docs" / "examples.md").read_text(encoding="utf-8")
+    files = sorted(path.name for path in (HOUSE / "examples").glob("*.py"))
+    assert sorted(set(re.findall(r"\(\.\./examples/(\w+\.py)\)", page))) == files
+
+
+# --- a loop of one's own ----------------------------------------------------------------------------------------------
+
+
+async def test_the_agent_loop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    await agent_loop.main()
+    assert capsys.readouterr().out == "There are four words.\n"
+    async with FileStorage(tmp_path / ".carrel") as storage:
+        store = storage.get_session_store()
+        [meta] = await store.list_sessions()
+        kept = await store.load_session(meta["id"])
+    assert kept is not None
+    assert [message["role"] for message in kept["messages"]] == ["user", "assistant"] * 4
+    blocks = [message["content"][0] for message in kept["messages"]]
+    results = [block for block in blocks if block["type"] == "tool_result"]
+    assert ["NameError" in result["model_text"] for result in results] == [False, True, False]
+    assert [result["is_error"] for result in results] == [False, True, False]
+    assert results[-1]["model_text"] == "4"
+
+
+def test_the_agent_loop_is_a_page_long() -> None:
+    assert len((HOUSE / "examples" / "agent_loop.py").read_text().splitlines()) <= 60
+
+
+# --- the OpenAI Agents SDK --------------------------------------------------------------------------------------------
+
+
+class Scripted(Model):
+    """Says what it was given, and notes what it was asked."""
+
+    def __init__(self, *turns: list[Any]) -> None:
+        self.turns = list(turns)
+        self.asked: list[Any] = []
+
+    async def get_response(self, system_instructions: Any, input: Any, *more: Any, **named: Any) -> ModelResponse:
+        self.asked.append(input)
+        return ModelResponse(output=self.turns.pop(0), usage=Usage(), response_id=None)
+
+    def stream_response(self, *args: Any, **named: Any) -> Any:
+        raise NotImplementedError
+
+
+def says(text: str) -> ResponseOutputMessage:
+    content = ResponseOutputText(text=text, type="output_text", annotations=[])
+    return ResponseOutputMessage(
+        id=f"m-{text}", content=[content], role="assistant", status="completed", type="message"
+    )
+
+
+def calls(name: str, arguments: str) -> ResponseFunctionToolCall:
+    return ResponseFunctionToolCall(call_id=f"c-{name}", name=name, arguments=arguments, type="function_call")
+
+
+@pytest.fixture
+def no_tracing() -> None:
+    set_tracing_disabled(True)
+
+
+async def test_the_agents_sdk_goes_on_where_it_left_off(tmp_path: Path, no_tracing: None) -> None:
+    @function_tool
+    def add(a: int, b: int) -> int:
+        return a + b
+
+    async with SessionStore(tmp_path) as store:
+        first = openai_agents_session.KeptSession("sums", store, model="scripted")
+        assert isinstance(first, SessionOfTheSdk)
+        thought = ResponseReasoningItem(id="r-1", summary=[], type="reasoning", encrypted_content="xyz")
+        model = Scripted([thought, calls("add", '{"a": 1, "b": 2}')], [says("Three.")])
+        done = await Runner.run(Agent(name="sums", model=model, tools=[add]), "1 + 2?", session=first)
+        assert done.final_output == "Three."
+
+    async with SessionStore(tmp_path) as store:  # another program, another day
+        again = openai_agents_session.KeptSession("sums", store)
+        model = Scripted([says("Sure.")])
+        await Runner.run(Agent(name="sums", model=model, tools=[add]), "Sure?", session=again)
+        [asked] = model.asked
+        assert [item.get("type", item.get("role")) for item in asked] == [
+            "user",
+            "reasoning",
+            "function_call",
+            "function_call_output",
+            "message",
+            "user",
+        ]
+        assert asked[1]["encrypted_content"] == "xyz"
+        assert asked[3]["output"] == "3"
+        [meta] = await store.list_sessions()
+        assert (meta["title"], meta["model"]) == ("1 + 2?", "scripted")
+
+
+async def test_items_are_counted_taken_back_and_cleared(tmp_path: Path) -> None:
+    async with SessionStore(tmp_path) as store:
+        session = openai_agents_session.KeptSession("a", store)
+        assert await session.get_items() == []
+        assert await session.pop_item() is None
+        await session.clear_session()
+        items = [{"role": "user", "content": str(number)} for number in range(4)]
+        await session.add_items(items)
+        await session.add_items([])
+        assert await session.get_items() == items
+        assert await session.get_items(limit=2) == items[2:]
+        assert await session.get_items(limit=0) == []
+        assert await session.get_items(limit=9) == items
+        assert await session.pop_item() == items[3]
+        assert await session.get_items() == items[:3]
+        await session.add_items([{"type": "reasoning", "id": "r", "summary": []}])
+        assert await session.pop_item() == items[2], "reasoning that led to nothing is no item of a request"
+        assert await session.get_items() == items[:2]
+        await session.clear_session()
+        assert await session.get_items() == []
+        assert len([entry async for entry in store.iter_entries("a")]) >= 8, "the log keeps all of it"
+
+
+async def test_the_sdk_sees_only_the_newest_items_when_told_so(tmp_path: Path, no_tracing: None) -> None:
+    async with SessionStore(tmp_path) as store:
+        session = openai_agents_session.KeptSession("a", store, limit=2)
+        await session.add_items([{"role": "user", "content": str(number)} for number in range(9)])
+        model = Scripted([says("Yes.")])
+        await Runner.run(Agent(name="a", model=model), "Well?", session=session)
+        assert [item["content"] for item in model.asked[0]] == ["7", "8", "Well?"]
+
+
+# --- pydantic-ai ------------------------------------------------------------------------------------------------------
+
+
+async def test_a_pydantic_ai_agent_writes_code() -> None:
+    codes = iter(["x = [1, 2", "x = [1, 2]\nprint('made')", "tools.double(sum(x))"])
+    told: list[str | None] = []
+
+    def speak(messages: list[ModelMessage], info: AgentInfo) -> Answer:
+        told.append(info.instructions)
+        code = next(codes, None)
+        part = TextPart("Six.") if code is None else ToolCallPart("run_code", {"code": code})
+        return Answer(parts=[part])
+
+    async with Session(MemoryStorage()) as session:
+        session.register_tool(lambda number: number * 2, name="double", description="Twice a number.")
+        with capture_run_messages() as messages:
+            done = await pydantic_ai_tool.coder(FunctionModel(speak)).run("Double the sum", deps=session)
+    assert done.output == "Six."
+    assert "Twice a number." in (told[0] or "")
+    parts = [part for message in messages for part in message.parts]
+    returned = [part for part in parts if part.part_kind == "tool-return"]
+    assert [part.outcome for part in returned] == ["retried", "success", "success"]
+    assert "SyntaxError" in str(returned[0].content)
+    assert [part.content for part in returned[1:]] == [
+        {"printed": "made\n", "value": "None"},
+        {"printed": "", "value": "6"},
+    ]
