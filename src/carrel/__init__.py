@@ -11,6 +11,7 @@ if TYPE_CHECKING:
         MemoryStorage,
         RedisStorage,
         Session,
+        TaskSession,
     )
     from carrel.conversation.compaction import (
         COMPACT_SUMMARY_PROMPT,
@@ -189,6 +190,12 @@ if TYPE_CHECKING:
     from carrel.tasks.sample import (
         Sample,
     )
+    from carrel.tasks.unpacking import (
+        Receipt,
+    )
+    from carrel.tasks.verdict import (
+        VerificationResult,
+    )
 
 __all__ = [
     "COMPACT_SUMMARY_PROMPT",
@@ -246,6 +253,7 @@ __all__ = [
     "PatchRefused",
     "Price",
     "ProgramMissing",
+    "Receipt",
     "Redactor",
     "RedisStorage",
     "Refuse",
@@ -278,6 +286,7 @@ __all__ = [
     "StorageWriteError",
     "SubprocessConfig",
     "SubprocessExecutor",
+    "TaskSession",
     "TextPart",
     "ToolCallError",
     "ToolCallPart",
@@ -286,6 +295,7 @@ __all__ = [
     "ToolResultPart",
     "ToolTimeoutError",
     "Usage",
+    "VerificationResult",
     "WorkerLost",
     "WorkflowExecutionError",
     "WorkflowLibrary",
@@ -322,7 +332,7 @@ __all__ = [
 ]
 
 _ROOMS = {
-    "carrel.assembly": "FileStorage MemoryStorage RedisStorage Session",
+    "carrel.assembly": "FileStorage MemoryStorage RedisStorage Session TaskSession",
     "carrel.conversation.compaction": "COMPACT_SUMMARY_PROMPT DEFAULT_COMPACT_THRESHOLD should_compact",
     "carrel.conversation.conversation": """
         Conversation ConversationStorage create_session get_session get_session_storage list_sessions""",
@@ -362,6 +372,8 @@ _ROOMS = {
     "carrel.session": "StorageBackend",
     "carrel.tasks.dataset": "Dataset Datasets",
     "carrel.tasks.sample": "Sample",
+    "carrel.tasks.unpacking": "Receipt",
+    "carrel.tasks.verdict": "VerificationResult",
 }
 _ROOM_OF = {name: room for room, names in _ROOMS.items() for name in names.split()}
 

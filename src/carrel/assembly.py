@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 from collections.abc import Mapping, Sequence
 from errno import ENOENT
@@ -10,6 +11,7 @@ from types import TracebackType
 from typing import Any, Literal, Self, TypedDict, Unpack
 
 from carrel import session as places
+from carrel import tasks
 from carrel.conversation.conversation import Conversation
 from carrel.conversation.store import SessionStore
 from carrel.execution.executor import RUN_COMMAND, Executor, run_clock_stands
@@ -242,6 +244,79 @@ class Session(places.Session):
             wheelhouse=wheelhouse,
         )
         return cls(storage, InProcessExecutor(config), sync_deps_on_start, owns_storage=True, **asked)
+
+    @staticmethod
+    def for_sample(
+        dataset: str,
+        sample_id: str,
+        *,
+        datasets: Path | str | None = None,
+        ttl_minutes: float | None = 30,
+        storage: StorageBackend | None = None,
+        cache: Path | str | None = None,
+        sandbox: SandboxMode | None = None,
+        **settings: Unpack[Asked],
+    ) -> TaskSession:
+        """A session in the place of a sample: its repository as the workspace, its packages, its limits.
+
+        `datasets` is the folder that holds the dataset (default: `$CARREL_HOME/datasets`, and the demo). After
+        `ttl_minutes` the session closes by itself; None leaves it open."""
+        sample = tasks.Datasets(datasets).get(dataset).sample(sample_id)
+        executor = tasks.SampleExecutor(sample, Path(cache).expanduser() if cache else None, sandbox=sandbox)
+        return TaskSession(storage or MemoryStorage(), executor, ttl_minutes=ttl_minutes, **settings)
+
+
+class TaskSession(Session):
+    """A session in the place of a sample, which can be asked for a verdict on what was done there."""
+
+    def __init__(
+        self,
+        storage: StorageBackend,
+        executor: tasks.SampleExecutor,
+        *,
+        ttl_minutes: float | None = 30,
+        **settings: Unpack[Asked],
+    ) -> None:
+        super().__init__(storage, executor, **settings)
+        self._place = executor
+        self._ttl = ttl_minutes
+        self._judging = asyncio.Lock()
+        self._ending: asyncio.Task[None] | None = None
+
+    @property
+    def sample(self) -> tasks.Sample:
+        return self._place.sample
+
+    @property
+    def receipt(self) -> tasks.Receipt | None:
+        """What was taken out of the sample's files, so that no future is in them; None before the start."""
+        return self._place.prepared.files.receipt if self._place.prepared is not None else None
+
+    async def start(self) -> None:
+        await super().start()
+        if self._ending is None and self._ttl is not None:
+            self._ending = asyncio.create_task(self._end_in(self._ttl * 60))
+
+    async def verify(self, keep: Path | None = None) -> tasks.VerificationResult:
+        """Judge the place as it is now, in a copy that its code never sees; the place itself is only read.
+
+        Never raises for what was done in it: the outcome says so. `keep` is a folder for the whole output."""
+        await self.start()
+        async with self._judging:
+            return await tasks.verify(
+                self.sample, self._place, cache=self._place.cache, keep=keep, prepared=self._place.prepared
+            )
+
+    async def close(self) -> None:
+        if self._ending is not None and self._ending is not asyncio.current_task():
+            self._ending.cancel()
+        await super().close()
+
+    async def _end_in(self, seconds: float) -> None:
+        await asyncio.sleep(seconds)
+        # A verdict that is being found is waited for.
+        async with self._judging:
+            await self.close()
 
 
 async def read_library(

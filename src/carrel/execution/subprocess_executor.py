@@ -295,7 +295,7 @@ class SubprocessExecutor:
     async def reset(self) -> None:
         await self._ask({"op": "reset"})
 
-    async def fork(self) -> SubprocessExecutor:
+    async def fork(self) -> Self:
         async with self._turn:
             session = await self._started()
             assert self._confinement is not None
@@ -303,7 +303,7 @@ class SubprocessExecutor:
             why = self._confinement.why_no_fork(self.config)
             if why is not None:
                 raise ForkRefused(f"a live fork is not possible here: {why}")
-            fork = SubprocessExecutor(self.config, handlers=dict(self.handlers))
+            fork = self._twin()
             if not self._zygote.take():
                 raise ForkRefused("the process that the session came from is gone")
             try:
@@ -322,6 +322,10 @@ class SubprocessExecutor:
             fork._confinement = self._confinement
             fork._before = self._before
             return fork
+
+    def _twin(self) -> Self:
+        """Another of this kind, with the same settings and handlers, not started."""
+        return type(self)(self.config, handlers=dict(self.handlers))
 
     # --- commands and files -----------------------------------------------------------------------------------------
 

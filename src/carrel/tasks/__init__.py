@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from carrel.tasks.running import Agent as Agent
     from carrel.tasks.running import run_samples as run_samples
     from carrel.tasks.sample import Sample as Sample
+    from carrel.tasks.sample_executor import SampleExecutor as SampleExecutor
     from carrel.tasks.unpacking import Files as Files
     from carrel.tasks.unpacking import Receipt as Receipt
     from carrel.tasks.unpacking import prepared_files as prepared_files
@@ -46,6 +47,7 @@ _FILES = {
     "results_file": "TaskResult",
     "running": "Agent run_samples",
     "sample": "Sample",
+    "sample_executor": "SampleExecutor",
     "unpacking": "Files Receipt prepared_files",
     "verdict": "VerificationResult",
 }

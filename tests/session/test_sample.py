@@ -1,0 +1,37 @@
+"""A task session is a session: code, commands, tools and the conversation, in a sample's place, with a verdict."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from carrel import SampleNotFound, Session
+
+
+async def test_work_in_a_sample_and_a_verdict_on_it(tmp_path: Path) -> None:
+    async with Session.for_sample("demo", "calc-1", cache=tmp_path) as session:
+        assert (await session.execute_command("ls")).stdout.split()
+        assert (await session.run("import os\nos.path.exists('calc.py')")).value in (True, False)
+        assert not (await session.verify()).is_success
+        applied = await session.execute_command("git apply -", stdin=session.sample.patch)
+        assert applied.success, applied.stderr
+        verdict = await session.verify()
+        assert verdict.is_success, verdict
+        session.register_tool(lambda: 7, name="seven")
+        assert (await session.run("tools.seven()")).value == 7
+        assert session.receipt is not None
+
+
+async def test_a_session_ends_by_itself_but_never_in_the_middle_of_a_verdict(tmp_path: Path) -> None:
+    session = Session.for_sample("demo", "calc-1", cache=tmp_path, ttl_minutes=0.5 / 60)
+    await session.start()
+    verdict = asyncio.create_task(session.verify())
+    assert (await verdict).outcome in ("not_solved", "partly")
+    while (await session.run("1")).error is None:
+        await asyncio.sleep(0.05)
+    assert (await session.run("1")).error == "Session is closed"
+
+
+def test_an_unknown_sample() -> None:
+    with pytest.raises(SampleNotFound, match="calc-1"):
+        Session.for_sample("demo", "nothing")
