@@ -1,4 +1,4 @@
-"""What a program may do to a session while it works: cancel, look away, close, go elsewhere; it goes on or ends well."""
+"""What a program may do to a session at work: cancel, look away, close, go elsewhere; it goes on, or ends well."""
 
 import asyncio
 import gc
@@ -59,7 +59,7 @@ async def test_a_run_cancelled_while_it_waits_for_its_turn(session: Session) -> 
 async def test_looking_away_from_a_stream_stops_its_code(session: Session) -> None:
     await session.run("x = 5")
     pieces = session.stream(f"print('on', flush=True)\n{ENDLESS}", timeout=60)
-    assert (await anext(pieces)).text == "on\n"  # type: ignore[union-attr]
+    assert (await anext(pieces)).text.startswith("on")  # type: ignore[union-attr]
     await pieces.aclose()
     assert (await session.run("x")).value == 5
 
