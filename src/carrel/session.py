@@ -283,7 +283,7 @@ class Session:
         await self.start()
 
     def _begin_run(self, code: str) -> Step:
-        first = code.strip().partition("\n")[0] if isinstance(code, str) else repr(type(code))
+        first = code.strip().partition("\n")[0] if isinstance(code, str) else type(code).__name__
         self._running = self._trace.begin("run", first, message=self._last_said())
         return self._running
 

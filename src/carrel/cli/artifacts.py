@@ -9,6 +9,7 @@ import typer
 from carrel.cli import show
 from carrel.cli.bases import Base, Json, group, opened
 from carrel.cli.ending import WrongUsage, waits
+from carrel.cli.running import write
 from carrel.worker import values
 
 app = group("What agents kept: text, data, tables, pictures.")
@@ -60,7 +61,7 @@ async def load(
             raise WrongUsage(f"{name} is {len(data):,} bytes that are no text; --out FILE writes them to a file")
         sys.stdout.buffer.write(content)
     else:
-        show.write(data if data.endswith("\n") else f"{data}\n")
+        write(sys.stdout, data if data.endswith("\n") else f"{data}\n")
 
 
 @app.command("save")

@@ -6,7 +6,7 @@ import typer
 
 from carrel.cli import show
 from carrel.cli.bases import Base, Json, group, opened
-from carrel.cli.ending import FAILED, waits
+from carrel.cli.ending import FAILED, TaskFailed, waits
 
 app = group("The packages that sessions of a base have.")
 
@@ -67,5 +67,7 @@ def _print(reports: list[dict[str, Any]], as_json: bool) -> None:
                 show.say(f"{what.replace('_', ' ')}: {', '.join(packages)}", "red" if what == "failed" else "")
         if not any(said.values()):
             show.say("Nothing to do.")
+    if said.get("failed") and not as_json:
+        raise TaskFailed("; ".join(str(report["message"]) for report in reports if report["message"]))
     if said.get("failed"):
         raise typer.Exit(FAILED)

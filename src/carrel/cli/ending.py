@@ -14,12 +14,17 @@ from carrel.conversation.inert import inert_line
 from carrel.errors import (
     CarrelError,
     CompactRefused,
+    DependencyError,
     ExecutionError,
     ImportRefused,
     MessageRefused,
+    RequirementRefused,
+    RuntimeDepsDisabledError,
     SessionBusy,
     SessionTooNew,
     StorageError,
+    ToolCallError,
+    WorkflowExecutionError,
 )
 
 DONE, FAILED, WRONG_USAGE, MACHINE_LACKS, BUG, INTERRUPTED = 0, 1, 2, 3, 70, 130
@@ -100,6 +105,10 @@ def _one_line(problem: Exception) -> str:
 def _code_of(problem: Exception) -> int:
     match problem:
         case TaskFailed() | ImportRefused() | CompactRefused() | MessageRefused() | SessionBusy():
+            return FAILED
+        case RuntimeDepsDisabledError() | RequirementRefused():
+            return WRONG_USAGE
+        case ToolCallError() | WorkflowExecutionError() | DependencyError():
             return FAILED
         case StorageError() if not isinstance(problem, ValueError):
             return MACHINE_LACKS

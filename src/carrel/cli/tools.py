@@ -1,5 +1,6 @@
 """`carrel tools …`: what code can call, looked at and tried from outside."""
 
+import sys
 from typing import Annotated, Any
 
 import typer
@@ -7,6 +8,7 @@ import typer
 from carrel.cli import show
 from carrel.cli.bases import Base, Json, Limit, arguments_in, group, opened
 from carrel.cli.ending import waits
+from carrel.cli.running import write
 from carrel.worker import values
 
 app = group("The tools that code can call: programs, MCP servers, HTTP endpoints, OpenAPI operations, functions.")
@@ -44,9 +46,9 @@ async def call(
     if as_json:
         show.print_json(values.encode(result))
     elif isinstance(result, str):
-        show.write(result if result.endswith("\n") or not result else f"{result}\n")
+        write(sys.stdout, result if result.endswith("\n") or not result else f"{result}\n")
     elif result is not None:
-        show.write(f"{result!r}\n")
+        write(sys.stdout, f"{result!r}\n")
 
 
 @app.command("describe")
@@ -58,7 +60,7 @@ async def describe(
 ) -> None:
     """What a model is told of tools, workflows, artifacts and packages."""
     async with opened(base) as session:
-        show.write((await session.describe(task, limit)).rstrip() + "\n")
+        write(sys.stdout, (await session.describe(task, limit)).rstrip() + "\n")
 
 
 def _print(tools: list[dict[str, Any]], as_json: bool) -> None:

@@ -9,7 +9,7 @@ import typer
 from carrel.cli import show
 from carrel.cli.bases import Base, Json, Limit, arguments_in, group, opened, signature
 from carrel.cli.ending import FAILED, TaskFailed, WrongUsage, waits
-from carrel.cli.running import print_result, shown
+from carrel.cli.running import print_result, shown, write
 from carrel.errors import WorkflowNotFoundError
 
 app = group("Python that worked and was kept, to be called by name.")
@@ -45,7 +45,7 @@ async def show_workflow(name: Name, base: Base = None, as_json: Json = False) ->
         if as_json:
             show.print_json(found)
         else:
-            show.write(found["source"].rstrip("\n") + "\n")
+            write(sys.stdout, found["source"].rstrip("\n") + "\n")
 
 
 @app.command("add")
@@ -115,6 +115,8 @@ def _source(file: str) -> str:
         return sys.stdin.read()
     try:
         return Path(file).read_text(encoding="utf-8")
+    except (FileNotFoundError, IsADirectoryError) as problem:
+        raise WrongUsage(f"{file}: {problem.strerror}") from None
     except UnicodeDecodeError:
         raise WrongUsage(f"{file} is no text in UTF-8") from None
 

@@ -31,7 +31,7 @@ from carrel.execution.executor import (
     Output,
 )
 from carrel.execution.host_line import Record
-from carrel.execution.outcome import Stop, closed_result, failed_result, finished, stopped
+from carrel.execution.outcome import Stop, closed_result, failed_result, finished, not_runnable, stopped
 from carrel.execution.packages import Packages, in_process_packages
 from carrel.execution.pipes import OutputPipe, Sink
 from carrel.execution.settings import InProcessConfig
@@ -177,6 +177,8 @@ class InProcessExecutor:
         async with self._turn:
             if self._closed:
                 return closed_result()
+            if (refusal := not_runnable(code, timeout)) is not None:
+                return refusal
             try:
                 thread = await self._started()
             except (CarrelError, OSError) as problem:

@@ -89,6 +89,15 @@ def failed_result(error_type: str, text: str) -> ExecutionResult:
     return ExecutionResult(error=clean(text), error_type=error_type)
 
 
+def not_runnable(code: object, timeout: object) -> ExecutionResult | None:
+    """A result that says so when the code is no text, or the time no number of seconds; no worker is asked then."""
+    if not isinstance(code, str):
+        return failed_result("TypeError", f"code is a text (str), not {type(code).__name__}")
+    if timeout is not None and not isinstance(timeout, int | float):
+        return failed_result("TypeError", f"timeout is a number of seconds, or None, not {type(timeout).__name__}")
+    return None
+
+
 def finished(record: Record) -> ExecutionResult:
     """What the worker answered; ValueError when that is not what a worker answers."""
     error, kind = record.get("error"), record.get("error_type")

@@ -35,6 +35,21 @@ async def test_a_result_comes_and_the_session_goes_on(executor: Executor, name: 
     assert (await executor.run("kept")).value == 7
 
 
+@pytest.mark.parametrize("code", [None, 5, b"1", ["1"], 1.5])
+async def test_code_that_is_no_text(executor: Executor, code: object) -> None:
+    result = await executor.run(code)  # type: ignore[arg-type]
+    assert (result.error_type, result.value) == ("TypeError", None)
+    assert "code is a text" in (result.error or "")
+    assert (await executor.run("1 + 1")).value == 2
+
+
+async def test_a_time_that_is_no_number(executor: Executor) -> None:
+    result = await executor.run("1", timeout="soon")  # type: ignore[arg-type]
+    assert result.error_type == "TypeError"
+    assert "timeout is a number" in (result.error or "")
+    assert (await executor.run("1 + 1", timeout=None)).value == 2
+
+
 async def test_ten_megabytes_of_code(executor: Executor) -> None:
     code = "x = 1\n" * 1_700_000 + "x"
     result = await executor.run(code, timeout=100)

@@ -1,0 +1,185 @@
+"""`carrel repl` at a real terminal, and with lines from a pipe."""
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cli.conftest import DEADLINE, Terminal
+from tests.execution.processes import descendants, wait_gone
+from tests.session.conftest import DOUBLE, ECHO
+
+CTRL_C, CTRL_D, TAB, UP = "\x03", "\x04", "\t", "\x1b[A"
+
+
+@pytest.fixture
+def base(tmp_path: Path) -> Path:
+    folder = tmp_path / ".carrel"
+    for name, text in {"tools/echo.yaml": ECHO, "workflows/double.py": DOUBLE}.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+    return folder
+
+
+class Prompt:
+    """What is typed, and what is shown after it."""
+
+    def __init__(self, terminal: Terminal) -> None:
+        self.terminal = terminal
+        self._seen = 0
+        self.until(">>> ")
+
+    def until(self, text: str) -> str:
+        """What came since the last time, up to this text."""
+        deadline = time.monotonic() + DEADLINE
+        while (at := self.terminal.shown.find(text, self._seen)) < 0:
+            assert self.terminal._read(deadline), f"never showed {text!r}, only:\n{self.terminal.shown[self._seen :]}"
+        came, self._seen = self.terminal.shown[self._seen : at], at + len(text)
+        return came
+
+    def type(self, line: str, then: str = ">>> ") -> str:
+        self.terminal.press(line + "\n")
+        return self.until(then)
+
+
+@pytest.fixture
+def prompt(at_terminal: Any, base: Path) -> Prompt:
+    return Prompt(at_terminal("repl", columns=200))
+
+
+def test_a_session_at_the_keyboard(prompt: Prompt) -> None:
+    assert "42" in prompt.type("6 * 7")
+    prompt.type("x = [1, 2]")
+    assert "[1, 2]" in prompt.type("x")
+    assert "'said\\n'" in prompt.type("tools.echo.say(words='sa' + 'id')")
+    assert "8" in prompt.type("workflows.double(4)")
+    assert "printed" in prompt.type("print('prin' + 'ted')")
+    error = prompt.type("1/0")
+    assert "ZeroDivisionError" in error
+    assert "carrel/cli" not in error
+    assert "SyntaxError" in prompt.type("1 +* 2")
+    assert "there" in prompt.type("!echo the''re")
+    assert "exit code 3" in prompt.type("!exit 3")
+    prompt.type("import asyncio")
+    assert "'awaited'" in prompt.type("await asyncio.sleep(0, 'awai' + 'ted')")
+
+
+def test_several_lines_are_one_input(prompt: Prompt) -> None:
+    prompt.type("def f(n):", then="... ")
+    prompt.type("    return n * 3", then="... ")
+    prompt.type("")
+    assert "21" in prompt.type("f(7)")
+
+
+def test_ctrl_c_stops_the_code_and_not_the_prompt(prompt: Prompt) -> None:
+    prompt.type("kept = 'still' + ' here'")
+    prompt.terminal.press("print('run' + 'ning')\n")
+    prompt.until("running")
+    prompt.until(">>> ")
+    prompt.terminal.press("for i in range(10**9): i or print('in the', 'loop')\n\n")
+    prompt.until("in the loop")
+    prompt.terminal.press(CTRL_C)
+    assert "KeyboardInterrupt" in prompt.until(">>> ")
+    assert "still here" in prompt.type("kept")
+    prompt.terminal.press("!echo wai''ting; sleep 3600\n")
+    time.sleep(0.5)
+    prompt.terminal.press(CTRL_C)
+    prompt.until(">>> ")
+    assert "still here" in prompt.type("kept")
+
+
+def test_ctrl_c_at_an_empty_prompt_and_in_half_a_line_goes_on(prompt: Prompt) -> None:
+    prompt.terminal.press(CTRL_C)
+    prompt.until(">>> ")
+    prompt.terminal.press("nonsense that is never run" + CTRL_C)
+    prompt.until(">>> ")
+    prompt.type("def f():", then="... ")
+    prompt.terminal.press(CTRL_C)
+    prompt.until(">>> ")
+    assert "2" in prompt.type("1 + 1")
+
+
+def test_ctrl_d_ends_it_and_all_it_started(prompt: Prompt) -> None:
+    process = prompt.terminal.process
+    prompt.type("import subprocess; p = subprocess.Popen(['sleep', '3600'])")
+    everything = descendants(process.pid)
+    assert everything
+    prompt.terminal.press(CTRL_D)
+    assert prompt.terminal.end() == 0
+    assert wait_gone(everything, 20) == []
+
+
+def test_tab_completes(prompt: Prompt) -> None:
+    prompt.type("long_name_of_mine = 'found' + ' it'")
+    prompt.terminal.press("long_na" + TAB)
+    prompt.until("long_name_of_mine")
+    assert "found it" in prompt.type("")
+    prompt.terminal.press("tools.ec" + TAB)
+    prompt.until("tools.echo")
+    prompt.terminal.press(".s" + TAB)
+    prompt.until(".say")
+    assert "completed" in prompt.type("(words='comp' + 'leted')")
+    prompt.terminal.press("workflows.dou" + TAB)
+    prompt.until("workflows.double")
+    assert "14" in prompt.type("(7)")
+    prompt.terminal.press("artifacts.lo" + TAB)
+    prompt.until("artifacts.load")
+    prompt.terminal.press(CTRL_C)
+    prompt.until(">>> ")
+
+
+def test_the_history_is_there_the_next_time(at_terminal: Any, base: Path) -> None:
+    first = Prompt(at_terminal("repl"))
+    first.type("'remem' + 'bered'")
+    first.terminal.press(CTRL_D)
+    assert first.terminal.end() == 0
+    kept = base / "repl-history"
+    assert "'remem' + 'bered'" in kept.read_text()
+    assert kept.stat().st_mode & 0o077 == 0
+    second = Prompt(at_terminal("repl"))
+    second.terminal.press(UP)
+    second.until("'remem' + 'bered'")
+    assert "'remembered'" in second.type("")
+
+
+def test_what_code_prints_does_not_act_on_the_terminal(prompt: Prompt) -> None:
+    shown = prompt.type(r"print('\x1b[2J' + '\x1b]0;owned\x07' + 'safe')")
+    assert "\x1b[2J" not in shown
+    assert "\x07" not in shown
+    assert "safe" in shown
+
+
+def piped(lines: str, environment: dict[str, str], folder: Path) -> "subprocess.CompletedProcess[str]":
+    command = [sys.executable, "-m", "carrel", "repl"]
+    return subprocess.run(
+        command, input=lines, env=environment, cwd=folder, capture_output=True, text=True, timeout=DEADLINE
+    )
+
+
+def test_lines_from_a_pipe(environment: dict[str, str], base: Path, tmp_path: Path) -> None:
+    done = piped("x = 20\nx + 1\ndef f(n):\n    return n * 2\n\nf(x)\n1/0\n!echo there\n'last'", environment, tmp_path)
+    assert done.returncode == 0
+    assert done.stdout == "21\n40\nthere\n'last'\n"
+    assert "ZeroDivisionError" in done.stderr
+    assert ">>>" not in done.stdout
+    assert not (base / "repl-history").exists()
+
+
+@pytest.mark.parametrize("lines", ["", "\n\n", "   \n", "def f():\n"])
+def test_a_pipe_with_little_in_it(environment: dict[str, str], base: Path, tmp_path: Path, lines: str) -> None:
+    done = piped(lines, environment, tmp_path)
+    assert done.returncode == 0
+    assert done.stdout == ""
+    assert "carrel/cli" not in done.stderr
+
+
+def test_a_wrong_definition_is_one_line(environment: dict[str, str], base: Path, tmp_path: Path) -> None:
+    (base / "tools" / "wrong.yaml").write_text("name: wrong\nkommand: x\n")
+    done = piped("1\n", environment, tmp_path)
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: ")
+    assert "wrong.yaml" in done.stderr
+    assert done.stderr.count("\n") == 1

@@ -1,0 +1,99 @@
+"""What a program may do to a session at work: cancel, look away, close, go elsewhere; it goes on, or ends well."""
+
+import asyncio
+import gc
+import os
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from carrel import Session
+
+from .conftest import Open
+
+ENDLESS = "while True: pass"
+
+
+@pytest.fixture
+async def complaints() -> AsyncIterator[None]:
+    """At the end there are none: the loop had no exception that nobody took."""
+    found: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: found.append(context))
+    yield
+    gc.collect()
+    await asyncio.sleep(0)
+    assert found == []
+
+
+async def test_calls_queue_up_in_order(session: Session) -> None:
+    await session.run("seen = []")
+    results = await asyncio.gather(*[session.run(f"seen.append({n})\nlen(seen)") for n in range(30)])
+    assert [result.value for result in results] == list(range(1, 31))
+    assert (await session.run("seen")).value == list(range(30))
+
+
+async def test_a_cancelled_run_stops_and_the_variables_stay(session: Session) -> None:
+    await session.run("x = 5")
+    task = asyncio.create_task(session.run(ENDLESS, timeout=60))
+    await asyncio.sleep(0.2)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert (await session.run("x")).value == 5
+
+
+async def test_a_run_cancelled_while_it_waits_for_its_turn(session: Session) -> None:
+    first = asyncio.create_task(session.run("import time\ntime.sleep(0.5)\n'first'"))
+    await asyncio.sleep(0.1)
+    second = asyncio.create_task(session.run("never = 1"))
+    await asyncio.sleep(0)
+    second.cancel()
+    assert (await first).value == "first"
+    with pytest.raises(asyncio.CancelledError):
+        await second
+    assert (await session.run("never")).error_type == "NameError"
+
+
+async def test_looking_away_from_a_stream_stops_its_code(session: Session) -> None:
+    await session.run("x = 5")
+    pieces = session.stream(f"print('on', flush=True)\n{ENDLESS}", timeout=60)
+    assert (await anext(pieces)).text.startswith("on")  # type: ignore[union-attr]
+    await pieces.aclose()
+    assert (await session.run("x")).value == 5
+
+
+async def test_closing_while_code_runs(complaints: None, session: Session) -> None:
+    running = asyncio.create_task(session.run(ENDLESS, timeout=60))
+    waiting = asyncio.create_task(session.run("1"))
+    await asyncio.sleep(0.3)
+    await session.close()
+    for task in (running, waiting):
+        assert (await task).error == "Session is closed"
+
+
+async def test_wrong_calls_leave_nothing_behind(complaints: None, session: Session) -> None:
+    for code in (None, 5, b"1", ["1"]):
+        assert (await session.run(code)).error_type == "TypeError"  # type: ignore[arg-type]
+    assert (await session.run("1", timeout="soon")).error_type == "TypeError"  # type: ignore[arg-type]
+    assert (await session.run("1 + 1")).value == 2
+    await session.close()
+
+
+async def test_a_base_named_from_here_stays_there(open_session: Open, tmp_path: Path) -> None:
+    before = os.getcwd()
+    (tmp_path / "one").mkdir()
+    (tmp_path / "two").mkdir()
+    try:
+        os.chdir(tmp_path / "one")
+        session = await open_session(Path("base né here"))
+        os.chdir(tmp_path / "two")
+        await session.save_artifact("a", 1)
+        await session.add_workflow("w", "def run(): return artifacts.load('a')")
+        assert (await session.run("workflows.w()")).value == 1
+        await session.close()
+    finally:
+        os.chdir(before)
+    assert os.listdir(tmp_path / "two") == []
+    assert (tmp_path / "one" / "base né here" / "workflows" / "w.py").exists()
