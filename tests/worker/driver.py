@@ -15,7 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -316,6 +316,9 @@ class Session:
         self._sender.shutdown()
         self._let_frozen_go()
         self.process.wait(PATIENCE)
+        with suppress(ProcessLookupError):
+            # What code has started in the worker's own group still holds the pipes.
+            os.killpg(self.process.pid, signal.SIGKILL)
         for fd in self._pidfds:
             select.select([fd], [], [], PATIENCE)
             os.close(fd)
