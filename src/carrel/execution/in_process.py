@@ -8,6 +8,7 @@ import shutil
 import signal
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -17,7 +18,15 @@ from carrel.execution import file_changes, requests, scratch, thread_streams
 from carrel.execution.bounded_output import BoundedOutput
 from carrel.execution.calls import handler_for, told
 from carrel.execution.code_thread import CodeThread
-from carrel.execution.executor import CommandResult, ExecutionResult, FileChange, FileEntry, Handler, Output
+from carrel.execution.executor import (
+    CommandResult,
+    ExecutionResult,
+    FileChange,
+    FileEntry,
+    Handler,
+    OnOutput,
+    Output,
+)
 from carrel.execution.host_line import Record
 from carrel.execution.outcome import Stop, closed_result, finished, stopped
 from carrel.execution.pipes import OutputPipe
@@ -230,13 +239,14 @@ class InProcessExecutor:
         cwd: str | None = None,
         env: Mapping[str, str] | None = None,
         stdin: bytes | str | None = None,
+        on_output: OnOutput | None = None,
     ) -> CommandResult:
         async with self._turn:
             self._started()
-            out, err = BoundedOutput(self.config.output_limit), BoundedOutput(self.config.output_limit)
+            output = requests.CommandOutput(self.config.output_limit, on_output)
             words = ["/bin/sh", "-c", command] if isinstance(command, str) else [str(word) for word in command]
             pipes = OutputPipe(), OutputPipe()
-            pipes[0].sink, pipes[1].sink = out.add, err.add
+            pipes[0].sink, pipes[1].sink = partial(output.add_piece, "stdout"), partial(output.add_piece, "stderr")
             began = time.perf_counter()
             try:
                 process = await asyncio.create_subprocess_exec(
@@ -277,7 +287,8 @@ class InProcessExecutor:
                     pipe.sink = None
             code = 0 if process.returncode is None else process.returncode
             code = 124 if timed_out else code if code >= 0 else 128 - code
-            return CommandResult(out.text(), err.text(), code, time.perf_counter() - began, timed_out)
+            duration = time.perf_counter() - began
+            return CommandResult(output.text("stdout"), output.text("stderr"), code, duration, timed_out)
 
     async def read_file(self, path: str) -> bytes:
         return await requests.read_file(self._ask, path)
