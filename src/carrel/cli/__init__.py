@@ -9,7 +9,9 @@ from carrel.cli.datasets import app as datasets
 from carrel.cli.demo import demo
 from carrel.cli.doctor import doctor
 from carrel.cli.ending import run_to_its_end
+from carrel.cli.keys import app as keys
 from carrel.cli.run import run
+from carrel.cli.serve import serve
 from carrel.cli.sessions import app as sessions
 from carrel.cli.task import app as task
 
@@ -25,8 +27,10 @@ app = typer.Typer(
 app.add_typer(sessions, name="sessions")
 app.add_typer(datasets, name="datasets")
 app.add_typer(task, name="task")
+app.add_typer(keys, name="keys")
 app.command("demo")(demo)
 app.command("run")(run)
+app.command("serve")(serve)
 app.command("doctor")(doctor)
 
 

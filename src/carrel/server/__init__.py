@@ -1,0 +1,26 @@
+"""The fronts that other programs talk to; each is loaded when it is first asked for, because its framework is heavy."""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from carrel.server.front_desk import Rules as Rules
+    from carrel.server.serving import ServerSettings as ServerSettings
+    from carrel.server.serving import opened_keys as opened_keys
+    from carrel.server.serving import serve as serve_http
+
+__all__ = ["Rules", "ServerSettings", "opened_keys", "serve_http"]
+
+_FRONTS = {
+    "Rules": ("carrel.server.front_desk", "Rules"),
+    "ServerSettings": ("carrel.server.serving", "ServerSettings"),
+    "opened_keys": ("carrel.server.serving", "opened_keys"),
+    "serve_http": ("carrel.server.serving", "serve"),
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _FRONTS:
+        raise AttributeError(f"module 'carrel.server' has no attribute {name!r}")
+    room, word = _FRONTS[name]
+    return getattr(import_module(room), word)
