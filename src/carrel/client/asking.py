@@ -126,7 +126,7 @@ class Asking:
             async with aclosing(self._wire.line.events(answer)) as events:
                 async for event in events:
                     if event.event == "error":
-                        raise failure(500, event.data.encode(), {}, asked.words)
+                        raise failure(409, event.data.encode(), {}, asked.words)
                     seq = int(event.id) if event.id.isdigit() else None
                     yield Happened(event.event, _event_data(event, asked), seq)
         except httpx2.SSEError as problem:

@@ -8,7 +8,7 @@ from typing import Self
 
 import httpx2
 
-from carrel.client.line import LIMITS, AsyncLine, Wire, address, headers_for, is_here
+from carrel.client.line import AsyncLine, Wire, address, headers_for, http_settings
 from carrel.client.offers import DatasetOffers, HealthCheck, SampleOffers
 from carrel.client.sessions import Sessions
 from carrel.client.verbs import AsyncRemoteSession
@@ -31,7 +31,7 @@ class AsyncClient:
         url = address(base_url)
         self.base_url = str(url)
         key = os.environ.get("CARREL_API_KEY") if api_key is None else api_key
-        http = http_client or httpx2.AsyncClient(limits=LIMITS, trust_env=not is_here(url))
+        http = http_client or httpx2.AsyncClient(**http_settings(url))
         http.base_url = url
         self._wire = Wire(
             AsyncLine(http), timeout=timeout, retries=max_retries, headers=headers_for(key, default_headers)

@@ -12,7 +12,7 @@ from pydantic import PrivateAttr
 from carrel.client.answers import SessionRecord
 from carrel.client.asking import typed
 from carrel.client.blocking import blocking, blocking_stream, finished
-from carrel.client.line import LIMITS, Asked, BlockingLine, Wire, address, headers_for, is_here
+from carrel.client.line import Asked, BlockingLine, Wire, address, headers_for, http_settings
 from carrel.client.offers import DatasetOffers, HealthCheck, SampleOffers
 from carrel.client.sessions import Sessions
 from carrel.client.verbs import Unbound, Verbs, must_be_usable
@@ -154,7 +154,7 @@ class Client:
         url = address(base_url)
         self.base_url = str(url)
         key = os.environ.get("CARREL_API_KEY") if api_key is None else api_key
-        http = http_client or httpx2.Client(limits=LIMITS, trust_env=not is_here(url))
+        http = http_client or httpx2.Client(**http_settings(url))
         http.base_url = url
         headers = headers_for(key, default_headers)
         self._wire = Wire(BlockingLine(http), timeout=timeout, retries=max_retries, headers=headers)

@@ -44,7 +44,7 @@ LONGEST = 2000
 def failure(status: int, body: bytes, headers: Mapping[str, str], asked: str) -> Exception:
     """The error for an answer that is none; `asked` says in words what was wanted.
 
-    Where the server names the error that its own code raised, that one is raised here too, with the other as its cause.
+    Where the server names the error that a session raised, that one is raised here too, with the other as its cause.
     """
     detail, code = _told(body)
     kind = _BY_STATUS.get(status) or (ServerFailed if status >= 500 else RemoteError)
@@ -52,7 +52,7 @@ def failure(status: int, body: bytes, headers: Mapping[str, str], asked: str) ->
     hint = " Give api_key= or set CARREL_API_KEY." if status == 401 else ""
     told = kind(f"{asked}: {text}{'' if text.endswith('.') or not hint else '.'}{hint}", status, detail)
     told.retry_after = retry_after(headers)
-    own = named(code)
+    own = None if status in (401, 429) or status >= 500 else named(code)
     if own is None or isinstance(told, own):
         return told
     found = own(text)

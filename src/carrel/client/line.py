@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import random
+import ssl
 import time
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
 from pathlib import Path
@@ -273,9 +274,11 @@ def address(base_url: str | None) -> httpx2.URL:
     return url
 
 
-def is_here(url: httpx2.URL) -> bool:
-    """Whether it is this machine, to which no proxy leads."""
-    return url.host == "localhost" or url.host.startswith("127.") or url.host == "::1"
-
-
-LIMITS = httpx2.Limits(max_connections=None, max_keepalive_connections=100, keepalive_expiry=IDLE)
+def http_settings(url: httpx2.URL) -> dict[str, Any]:
+    """How connections to this server are made; to this machine no proxy leads."""
+    here = url.host == "localhost" or url.host.startswith("127.") or url.host == "::1"
+    limits = httpx2.Limits(max_connections=None, max_keepalive_connections=100, keepalive_expiry=IDLE)
+    if here and url.scheme == "http":
+        # Reading the certificates of all authorities takes 50 ms, and nobody here shows one.
+        return {"limits": limits, "trust_env": False, "verify": ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)}
+    return {"limits": limits, "trust_env": not here}

@@ -26,7 +26,7 @@ from carrel.client.asking import Waiting, typed
 from carrel.client.failures import named
 from carrel.client.line import Asked
 from carrel.client.sessions import Sessions
-from carrel.errors import NotFoundThere, NotNow, RemoteError, SessionNotFound
+from carrel.errors import NotFoundThere, NotNow, RemoteError, SessionNotFound, SessionNotReady
 
 
 class Verbs(Generic[S]):
@@ -165,7 +165,7 @@ class Verbs(Generic[S]):
         """End it; None when it has ended already."""
         try:
             return await self._sessions.close(self.session_id)
-        except (SessionNotFound, NotFoundThere, NotNow):
+        except (SessionNotFound, SessionNotReady, NotFoundThere, NotNow):
             return None
 
 
