@@ -30,8 +30,6 @@ from carrel.server.front_desk import FrontDesk
 from carrel.server.metrics import Metrics
 from carrel.server.wire import Problem
 
-HELD = 1.0
-"""Seconds that the first question about something unfinished is held: clients of this wire ask again only after 3."""
 LONGEST_WAIT = 60.0
 _WAIT = re.compile(r"(?:^|[,;\s])wait\s*=\s*(\d+(?:\.\d+)?)", re.IGNORECASE)
 
@@ -67,9 +65,18 @@ def _wait(prefer: Annotated[str | None, Header(description="`wait=SECONDS`: hold
     return min(float(found[1]), LONGEST_WAIT) if found else None
 
 
+def _once(
+    request: Request,
+    key: Annotated[str | None, Header(alias="Idempotency-Key", max_length=500, description="Do it once")] = None,
+) -> str | None:
+    """From which the id of what is made is taken, for a request that may come again."""
+    return getattr(request.state, "once", None)
+
+
 Desk = Annotated[FrontDesk, Depends(_desk)]
 User = Annotated[str, Depends(_user)]
 Wait = Annotated[float | None, Depends(_wait)]
+Once = Annotated[str | None, Depends(_once)]
 Counts = Annotated[Metrics, Depends(_metrics)]
 
 
@@ -88,37 +95,39 @@ async def _carrel_error(request: Request, problem: Exception) -> JSONResponse:
         case TooManySessions():
             return _told(429, problem, {"Retry-After": "5"})
         case SessionNotReady() | ForkRefused() | FilesRefused() | ExecutionError():
-            return conflict(str(problem))
+            return conflict(problem)
         case ConfigurationError() | MessageRefused():
             return _told(422, problem)
         case StorageError():
             return _told(503, problem, {"Retry-After": "5"})
         case _:
-            return conflict(str(problem))
+            return conflict(problem)
 
 
 async def _file_error(request: Request, problem: Exception) -> JSONResponse:
     """Of a file in a place; carrel's own errors that are also OSError have been told by then."""
     if isinstance(problem, FileNotFoundError | NotADirectoryError):
         return _told(404, problem)
-    return conflict(str(problem))
+    return conflict(problem)
 
 
 async def _wrong_body(request: Request, problem: Exception) -> JSONResponse:
     assert isinstance(problem, RequestValidationError)
     found = [{"loc": list(error["loc"]), "msg": error["msg"], "type": error["type"]} for error in problem.errors()]
-    return JSONResponse({"detail": found}, 422)
+    return JSONResponse({"detail": found, "code": "RequestRefused"}, 422)
 
 
 async def _http_error(request: Request, problem: Exception) -> JSONResponse:
     assert isinstance(problem, HTTPException)
-    return JSONResponse({"detail": problem.detail}, problem.status_code, headers=dict(problem.headers or {}))
+    told = {"detail": problem.detail, "code": None}
+    return JSONResponse(told, problem.status_code, headers=dict(problem.headers or {}))
 
 
-def conflict(detail: str) -> JSONResponse:
+def conflict(problem: Exception) -> JSONResponse:
     # Clients of this wire try a 409 again by themselves, which helps nobody here.
-    return JSONResponse({"detail": detail}, 409, headers={"X-Should-Retry": "false"})
+    return _told(409, problem, {"X-Should-Retry": "false"})
 
 
 def _told(status: int, problem: Exception, headers: dict[str, str] | None = None) -> JSONResponse:
-    return JSONResponse({"detail": str(problem) or type(problem).__name__}, status, headers=headers)
+    kind = type(problem).__name__
+    return JSONResponse({"detail": str(problem) or kind, "code": kind}, status, headers=headers)

@@ -91,7 +91,7 @@ class Edge:
         try:
             await self._let_in(scope, receive, told)
         finally:
-            route = getattr(scope.get("route"), "path", "unknown")
+            route = getattr(scope.get("route"), "path", "unknown").removeprefix(PREFIX)
             self._metrics.asked(str(scope["method"]), route, status, time.perf_counter() - began)
 
     async def _let_in(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -158,7 +158,7 @@ def _address(scope: Scope) -> str:
 
 
 async def _answer(send: Send, status: int, detail: str, headers: list[tuple[bytes, bytes]]) -> None:
-    body = orjson.dumps({"detail": detail})
+    body = orjson.dumps({"detail": detail, "code": None})
     head = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode()), *headers]
     await send({"type": "http.response.start", "status": status, "headers": head})
     await send({"type": "http.response.body", "body": body})

@@ -33,7 +33,11 @@ from carrel.tasks.sample import Sample
 
 logger = logging.getLogger(__name__)
 
+HELD = 1.0
+"""Seconds that the first question about something unfinished is held: clients of this wire ask again only after 3."""
 _LOCK = "server/lock"
+_ID = 32
+"""Hexadecimal digits of a session's id."""
 
 
 @dataclass(frozen=True)
@@ -104,8 +108,12 @@ class FrontDesk:
 
     # --- sessions ---------------------------------------------------------------------------------------------------
 
-    async def create(self, user: str, asked: NewSession) -> LiveTask:
-        """A session of the user's; SampleNotFound, DatasetNotFound, TooManySessions or ConfigurationError."""
+    async def create(self, user: str, asked: NewSession, once: str | None = None) -> Session:
+        """A session of the user's; SampleNotFound, DatasetNotFound, TooManySessions or ConfigurationError.
+
+        What was asked for `once` and is there already is not made again."""
+        if (known := self._known(once)) is not None:
+            return known
         sample = None
         if asked.dataset or asked.sample_id:
             if not (asked.dataset and asked.sample_id):
@@ -118,16 +126,21 @@ class FrontDesk:
             raise ConfigurationError(
                 "network: this server gives none; it would need to be started with --allow-network"
             )
-        task = self._new(user, sample, asked.ttl_minutes)
+        task = self._new(user, sample, asked.ttl_minutes, once)
         await self.ledger.keep(task.session)
         task.open(self._opened(sample, asked))
-        return task
+        return task.session
 
-    def _new(self, user: str, sample: Sample | None, minutes: int, parent: str | None = None) -> LiveTask:
+    def _known(self, once: str | None) -> Session | None:
+        return self.ledger.sessions.get(once[:_ID]) if once is not None else None
+
+    def _new(
+        self, user: str, sample: Sample | None, minutes: int, once: str | None, parent: str | None = None
+    ) -> LiveTask:
         self._make_room()
         now = datetime.now(UTC)
         session = Session(
-            session_id=secrets.token_hex(16),
+            session_id=once[:_ID] if once is not None else secrets.token_hex(_ID // 2),
             dataset=sample.dataset if sample is not None else "",
             sample_id=sample.sample_id if sample is not None else "",
             status="creating",
@@ -169,12 +182,15 @@ class FrontDesk:
             raise
         return Opened(executor, prepared)
 
-    async def fork(self, user: str, session_id: str, asked: NewFork) -> LiveTask:
+    async def fork(self, user: str, session_id: str, asked: NewFork, once: str | None = None) -> Session:
         """Another session that begins as this one is now; ForkRefused changes nothing."""
+        self.session(user, session_id)
+        if (known := self._known(once)) is not None:
+            return known
         origin = self.live(user, session_id)
         opened = origin.opened
         minutes = asked.ttl_minutes or origin.session.ttl_minutes
-        fork = self._new(user, origin.sample, minutes, session_id)
+        fork = self._new(user, origin.sample, minutes, once, session_id)
         try:
             executor = await opened.executor.fork()
         except BaseException as problem:
@@ -191,7 +207,7 @@ class FrontDesk:
             return Opened(executor, opened.prepared)
 
         fork.open(at_once())
-        return fork
+        return fork.session
 
     def session(self, user: str, session_id: str) -> Session:
         """As it stands; SessionNotFound also for somebody else's."""
@@ -239,17 +255,35 @@ class FrontDesk:
         self._live.pop(session.session_id, None)
         return session
 
-    # --- what was --------------------------------------------------------------------------------------------------
+    # --- how things stand -------------------------------------------------------------------------------------------
 
-    async def interaction(self, session_id: str, interaction_id: str) -> Interaction:
-        """Of a session that is over; JobNotFound when there is none."""
+    async def ready(self, session: Session, seconds: float) -> Session:
+        """When its place is ready or could not be made, or as it stands when the time is up."""
+        task = self._live.get(session.session_id)
+        return self.ledger.sessions[session.session_id] if task is None else await task.ready(seconds)
+
+    async def interaction(self, session_id: str, interaction_id: str, wait: float | None = None) -> Interaction:
+        """Once it has ended or the time is up; the first time that is a moment, where none was named. JobNotFound."""
+        task = self._live.get(session_id)
+        if task is not None:
+            return await task.interaction(interaction_id, _held(task, interaction_id, wait))
         found = await self.ledger.interaction(session_id, interaction_id)
         if found is None:
             raise JobNotFound(f"the session has no interaction {interaction_id!r}")
         return found
 
-    async def job(self, session_id: str, job_id: str) -> Job:
+    async def job(self, session_id: str, job_id: str, wait: float | None = None) -> Job:
+        """The same of a verification."""
+        task = self._live.get(session_id)
+        if task is not None:
+            return await task.job(job_id, _held(task, job_id, wait))
         found = await self.ledger.job(session_id, job_id)
         if found is None:
             raise JobNotFound(f"the session has no verification {job_id!r}")
         return found
+
+
+def _held(task: LiveTask, what: str, wait: float | None) -> float:
+    if wait is not None:
+        return wait
+    return HELD if task.first_time(what) else 0.0

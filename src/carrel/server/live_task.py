@@ -177,11 +177,13 @@ class LiveTask:
 
     # --- commands ---------------------------------------------------------------------------------------------------
 
-    async def begin_command(self, asked: NewCommand, told: OnOutput | None = None) -> Interaction:
+    async def begin_command(
+        self, asked: NewCommand, told: OnOutput | None = None, once: str | None = None
+    ) -> Interaction:
         """Put a command into the queue; `interaction` waits for it."""
         place = self._place_in_time()
         interaction = Interaction(
-            interaction_id=f"int_{secrets.token_hex(12)}",
+            interaction_id=_new_id("int", once),
             session_id=self.session.session_id,
             created_at=_now(),
             command=asked.command,
@@ -236,13 +238,13 @@ class LiveTask:
 
     # --- verification -----------------------------------------------------------------------------------------------
 
-    async def begin_verification(self) -> Job:
+    async def begin_verification(self, once: str | None = None) -> Job:
         """Judge what was done so far; `job` waits for the verdict."""
         place = self._place_in_time()
         if self.sample is None:
             raise SessionNotReady("the session is of no sample, so there is nothing to verify")
         job = Job(
-            job_id=f"job_{secrets.token_hex(12)}",
+            job_id=_new_id("job", once),
             session_id=self.session.session_id,
             sample_id=self.sample.sample_id,
             status="pending",
@@ -312,6 +314,15 @@ Ended = Callable[[LiveTask], None]
 def shell() -> str:
     """Bash where there is one: the commands of this wire are written for it."""
     return "/bin/bash" if shutil.which("/bin/bash") else "/bin/sh"
+
+
+def known_id(kind: str, once: str) -> str:
+    """The id of what is made for a request that may come again."""
+    return f"{kind}_{once[:24]}"
+
+
+def _new_id(kind: str, once: str | None) -> str:
+    return known_id(kind, once) if once is not None else f"{kind}_{secrets.token_hex(12)}"
 
 
 def _now() -> datetime:

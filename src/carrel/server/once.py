@@ -44,12 +44,16 @@ class Once:
         while (other := self._under_way.get(name)) is not None:
             await other.wait()
         self._under_way[name] = done = asyncio.Event()
+        # What is made gets its id from this, so that it is found, and not made again, where no answer was kept.
+        scope["state"]["once"] = name
         try:
             known = (await self._answers()).get(name)
             if known is None:
                 await self._first_time(name, content, scope, body, receive, send)
             elif known["content"] != content:
-                await _send(send, 422, b'{"detail":"this Idempotency-Key was used for another request"}', [])
+                await _send(
+                    send, 422, b'{"detail":"this Idempotency-Key was used for another request","code":null}', []
+                )
             else:
                 replayed = [(b"idempotent-replayed", b"true")]
                 await _send(send, known["status"], base64.b64decode(known["body"]), replayed)

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Query, Request, Response
 
-from carrel.server.asking import LONGEST_WAIT, PROBLEMS, Counts, Desk, User, Wait, bearer
+from carrel.server.asking import LONGEST_WAIT, PROBLEMS, Counts, Desk, Once, User, Wait, bearer
 from carrel.server.run_told import told_run
 from carrel.server.streams import happenings, run_stream
 from carrel.server.wire import (
@@ -42,10 +42,12 @@ async def change(desk: Desk, user: User, session_id: str, asked: SessionChange) 
 
 
 @router.post("/sessions/{session_id}/fork", tags=["sessions"])
-async def fork(desk: Desk, user: User, wait: Wait, session_id: str, asked: NewFork | None = None) -> Session:
+async def fork(
+    desk: Desk, user: User, wait: Wait, once: Once, session_id: str, asked: NewFork | None = None
+) -> Session:
     """Another session with the same variables, files and conversation, from now on apart."""
-    task = await desk.fork(user, session_id, asked or NewFork())
-    return await task.ready(LONGEST_WAIT if wait is None else wait)
+    session = await desk.fork(user, session_id, asked or NewFork(), once)
+    return await desk.ready(session, LONGEST_WAIT if wait is None else wait)
 
 
 # --- code -----------------------------------------------------------------------------------------------------------
@@ -81,8 +83,12 @@ async def get_workspace(desk: Desk, user: User, session_id: str) -> FolderTold:
 
 @router.get("/sessions/{session_id}/files/{path:path}", tags=["files"], response_model=FolderTold, responses=_BYTES)
 async def get_file(desk: Desk, user: User, session_id: str, path: str) -> Any:
-    """A file's bytes, or what is in a folder. A path that begins with `/` (written `//`) is not the workspace's."""
+    """A file's bytes, or what is in a folder; a path that ends with `/` is a folder's.
+
+    One that begins with `/` (written `//`) is not the workspace's."""
     place = desk.live(user, session_id).place()
+    if path.endswith("/"):
+        return _folder(await place.list_files(path))
     try:
         data = await place.read_file(path or ".")
     except IsADirectoryError:
@@ -151,12 +157,13 @@ async def get_events(
     user: User,
     session_id: str,
     from_seq: Annotated[int, Query(ge=1, le=2**53)] = 1,
+    follow: Annotated[bool, Query(description="False ends with what there is now")] = True,
 ) -> Any:
     """Everything that happens in the session, from a number on; `Last-Event-ID` goes on after that one."""
     desk.session(user, session_id)
     last = request.headers.get("last-event-id", "")
     start = int(last) + 1 if last.isascii() and last.isdigit() and len(last) < 16 else from_seq
-    return happenings(desk.ledger, session_id, start)
+    return happenings(desk.ledger, session_id, start, follow)
 
 
 @router.get("/metrics", tags=["server"], response_class=Response, responses={200: {"content": {"text/plain": {}}}})

@@ -95,10 +95,10 @@ class _Pieces:
         return None
 
 
-async def command_stream(task: LiveTask, asked: NewCommand) -> StreamingResponse:
+async def command_stream(task: LiveTask, asked: NewCommand, once: str | None = None) -> StreamingResponse:
     """`output` as it is written, then `done` with the interaction. The command goes on when the reader leaves."""
     pieces = _Pieces()
-    interaction = await task.begin_command(asked, pieces.put)
+    interaction = await task.begin_command(asked, pieces.put, once)
 
     async def events() -> AsyncIterator[bytes]:
         yield sent_event("begun", interaction)
@@ -140,11 +140,11 @@ def run_stream(task: LiveTask, asked: NewRun) -> StreamingResponse:
     return streamed(events())
 
 
-def happenings(ledger: Ledger, session_id: str, from_seq: int) -> StreamingResponse:
+def happenings(ledger: Ledger, session_id: str, from_seq: int, follow: bool) -> StreamingResponse:
     """Everything noted of a session from a number on; ends with the session."""
 
     async def events() -> AsyncIterator[bytes]:
-        over = ledger.sessions[session_id].status not in ("creating", "ready")
+        over = not follow or ledger.sessions[session_id].status not in ("creating", "ready")
         lines = ledger.entries(session_id, from_seq) if over else ledger.watch(session_id, from_seq)
         async for seq, entry in lines:
             kind = str(entry.pop("type", "other"))

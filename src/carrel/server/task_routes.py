@@ -10,9 +10,10 @@ from fastapi import APIRouter, Depends, Query, Request
 from fastapi.responses import FileResponse
 
 from carrel import __version__
-from carrel.server.asking import HELD, LONGEST_WAIT, PROBLEMS, Counts, Desk, User, Wait, bearer
+from carrel.server.asking import LONGEST_WAIT, PROBLEMS, Counts, Desk, Once, User, Wait, bearer
 from carrel.server.downloads import archive_of
-from carrel.server.front_desk import FrontDesk
+from carrel.server.front_desk import HELD, FrontDesk
+from carrel.server.live_task import known_id
 from carrel.server.streams import command_stream
 from carrel.server.wire import (
     Begun,
@@ -102,13 +103,15 @@ async def download(
 
 
 @router.post("/sessions", tags=["sessions"])
-async def create(desk: Desk, user: User, counts: Counts, wait: Wait, asked: NewSession) -> Session | Created:
+async def create(
+    desk: Desk, user: User, counts: Counts, wait: Wait, once: Once, asked: NewSession
+) -> Session | Created:
     """A new session; it is being made until its status is `ready` or `error`."""
-    task = await desk.create(user, asked)
+    session = await desk.create(user, asked, once)
     counts.sessions.inc()
     if wait is None:
-        return Created.model_validate(task.session.model_dump(include={"session_id", "status", "expires_at"}))
-    return _lasting(await task.ready(wait))
+        return Created(session_id=session.session_id, status=session.status, expires_at=session.expires_at)
+    return _lasting(await desk.ready(session, wait))
 
 
 @router.get("/sessions", tags=["sessions"])
@@ -131,10 +134,9 @@ async def get_session(desk: Desk, user: User, wait: Wait, session_id: str) -> Se
     """How it stands; one that is being made is waited for, for a moment."""
     session = desk.session(user, session_id)
     task = desk.under_way(session_id)
-    if task is not None:
-        held = HELD if task.first_time(session_id) else 0.0
-        session = await task.ready(held if wait is None else wait)
-    return _lasting(session)
+    if wait is None:
+        wait = HELD if task is not None and task.first_time(session_id) else 0.0
+    return _lasting(await desk.ready(session, wait))
 
 
 @router.delete("/sessions/{session_id}", tags=["sessions"])
@@ -167,31 +169,32 @@ async def execute(
     user: User,
     counts: Counts,
     wait: Wait,
+    once: Once,
     session_id: str,
     asked: NewCommand,
     stream: Annotated[bool, Query(description="Events as it writes: output, and done at its end")] = False,
 ) -> Any:
     """Begin a command; commands of one session run one after another."""
-    task = desk.live(user, session_id)
-    counts.commands.inc()
-    if stream:
-        return await command_stream(task, asked)
-    interaction = await task.begin_command(asked)
+    desk.session(user, session_id)
+    interaction = await desk.ledger.interaction(session_id, known_id("int", once)) if once is not None else None
+    if interaction is None:
+        task = desk.live(user, session_id)
+        counts.commands.inc()
+        if stream:
+            return await command_stream(task, asked, once)
+        interaction = await task.begin_command(asked, once=once)
     if request.headers.get("x-stainless-package-version", "").startswith(_ANSWERS_AT_ONCE):
         wait = asked.command_timeout + LONGEST_WAIT
     if wait is not None:
-        interaction = await task.interaction(interaction.interaction_id, wait)
+        interaction = await desk.interaction(session_id, interaction.interaction_id, wait)
     return Begun.model_validate(interaction.model_dump())
 
 
 @router.get("/sessions/{session_id}/interactions/{interaction_id}", tags=["commands"])
 async def get_interaction(desk: Desk, user: User, wait: Wait, session_id: str, interaction_id: str) -> Interaction:
     """How the command stands; one that runs is waited for, for a moment."""
-    task = desk.under_way(desk.session(user, session_id).session_id)
-    if task is None:
-        return await desk.interaction(session_id, interaction_id)
-    held = HELD if task.first_time(interaction_id) else 0.0
-    return await task.interaction(interaction_id, held if wait is None else wait)
+    desk.session(user, session_id)
+    return await desk.interaction(session_id, interaction_id, wait)
 
 
 @router.post("/sessions/{session_id}/str_replace", tags=["files"])
@@ -210,24 +213,23 @@ async def str_replace(desk: Desk, user: User, session_id: str, asked: Replacemen
 
 
 @router.post("/sessions/{session_id}/verify", tags=["verification"])
-async def verify(desk: Desk, user: User, counts: Counts, wait: Wait, session_id: str) -> Job | JobBegun:
+async def verify(desk: Desk, user: User, counts: Counts, wait: Wait, once: Once, session_id: str) -> Job | JobBegun:
     """Judge what was done so far, in a fresh copy of the sample."""
-    task = desk.live(user, session_id)
-    job = await task.begin_verification()
-    counts.verifications.inc()
+    desk.session(user, session_id)
+    job = await desk.ledger.job(session_id, known_id("job", once)) if once is not None else None
+    if job is None:
+        job = await desk.live(user, session_id).begin_verification(once)
+        counts.verifications.inc()
     if wait is not None:
-        return await task.job(job.job_id, wait)
-    return JobBegun(job_id=job.job_id, status=job.status, started_at=job.created_at)
+        return await desk.job(session_id, job.job_id, wait)
+    return JobBegun(job_id=job.job_id, status=job.status, started_at=job.started_at or job.created_at)
 
 
 @router.get("/sessions/{session_id}/verify/{job_id}", tags=["verification"])
 async def get_job(desk: Desk, user: User, wait: Wait, session_id: str, job_id: str) -> Job:
     """How the verification stands; one that runs is waited for, for a moment."""
-    task = desk.under_way(desk.session(user, session_id).session_id)
-    if task is None:
-        return await desk.job(session_id, job_id)
-    held = HELD if task.first_time(job_id) else 0.0
-    return await task.job(job_id, held if wait is None else wait)
+    desk.session(user, session_id)
+    return await desk.job(session_id, job_id, wait)
 
 
 @router.delete("/sessions/{session_id}/verify/{job_id}", tags=["verification"])

@@ -34,6 +34,9 @@ class Problem(BaseModel):
     """Every answer that is none."""
 
     detail: Any
+    """What happened, in words; of a wrong body a list that names each field."""
+    code: str | None = None
+    """The kind of error, by the name of carrel's own or Python's class."""
 
 
 class ErrorInfo(BaseModel):
