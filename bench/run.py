@@ -23,6 +23,7 @@ import importing
 import listing
 import loading
 import searching
+import serving
 import verifying
 from measure import Line, Scale
 
@@ -33,6 +34,7 @@ SUBJECTS = {
     "search": searching.measure,
     "import": importing.measure,
     "verify": verifying.measure,
+    "serve": serving.measure,
 }
 RESULTS = Path(__file__).parent / "results"
 
