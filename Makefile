@@ -5,7 +5,7 @@
 .PHONY: help demo test confined check gates soak bench constraints clean run-venv dev-venv
 
 PYTEST = .venv/bin/python -m pytest
-CONFINED = tests/worker tests/sandbox tests/execution tests/tasks
+CONFINED = tests/worker tests/sandbox tests/execution tests/tasks tests/server tests/client
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)

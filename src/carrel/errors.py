@@ -179,6 +179,10 @@ class JobNotFound(CarrelError, KeyError):
     """The session has no such interaction or verification."""
 
 
+class ApiKeyNotFound(CarrelError, KeyError):
+    """No user of the server has this name; the message names those there are."""
+
+
 class ServerBusy(CarrelError, RuntimeError):
     """Another server works on the same data."""
 

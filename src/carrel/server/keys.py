@@ -12,17 +12,13 @@ from datetime import UTC, datetime
 
 import orjson
 
-from carrel.errors import CarrelError, ConfigurationError
+from carrel.errors import ApiKeyNotFound, ConfigurationError
 from carrel.storage.seam import Stamp, Store
 
 LOG = "server/keys.jsonl"
 _NAME = re.compile(r"\w[\w.@-]{0,63}")
 _SECONDS_TRUSTED = 1.0
 """How long the list is used before it is looked at again; a revoked key is refused after that."""
-
-
-class KeyNotFound(CarrelError, KeyError):
-    """There is no key of this name."""
 
 
 @dataclass(frozen=True)
@@ -61,11 +57,11 @@ class Keys:
         return sorted(self._known.values(), key=lambda key: key.name)
 
     async def revoke(self, name: str) -> None:
-        """Refuse it from now on; KeyNotFound when there is none."""
+        """Refuse it from now on; ApiKeyNotFound when there is none."""
         await self._look(now=True)
         if name not in self._known:
             there = ", ".join(sorted(self._known)) or "none"
-            raise KeyNotFound(f"there is no key {name!r}; there is: {there}")
+            raise ApiKeyNotFound(f"there is no key {name!r}; there is: {there}")
         await self._note({"revoked": name, "at": datetime.now(UTC).isoformat()})
 
     async def user_of(self, key: str) -> str | None:
