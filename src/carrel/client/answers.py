@@ -155,6 +155,10 @@ class TestReport(Answer):
     name: str
     message: str | None = None
 
+    def __getitem__(self, field: str) -> Any:
+        """Programs written for the wire know tests as dicts: `failure["name"]`."""
+        return self.model_dump()[field]
+
 
 class Verdict(Answer):
     """What verification found."""

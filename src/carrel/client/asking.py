@@ -76,7 +76,7 @@ class Asking:
             method,
             path,
             words,
-            query=given(query) | dict(more.get("extra_query") or {}),
+            query=self._wire.query | given(query) | dict(more.get("extra_query") or {}),
             json=given(body) | dict(extra or {}) if body is not None or extra else None,
             content=content,
             headers={**(headers or {}), **(more.get("extra_headers") or {})},

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from typing import Any, Self
+from copy import copy
+from typing import Any, Self, Unpack
 
 import httpx2
 from pydantic import PrivateAttr
@@ -12,7 +13,7 @@ from pydantic import PrivateAttr
 from carrel.client.answers import SessionRecord
 from carrel.client.asking import typed
 from carrel.client.blocking import blocking, blocking_stream, finished
-from carrel.client.line import Asked, BlockingLine, Wire, address, headers_for, http_settings
+from carrel.client.line import Asked, BlockingLine, Options, Wire, address, headers_for, http_settings
 from carrel.client.offers import DatasetOffers, HealthCheck, SampleOffers
 from carrel.client.sessions import Sessions
 from carrel.client.verbs import Unbound, Verbs, must_be_usable
@@ -149,6 +150,7 @@ class Client:
         timeout: float | None = 300.0,
         max_retries: int = 4,
         default_headers: Mapping[str, str] | None = None,
+        default_query: Mapping[str, Any] | None = None,
         http_client: httpx2.Client | None = None,
     ) -> None:
         url = address(base_url)
@@ -157,11 +159,20 @@ class Client:
         http = http_client or httpx2.Client(**http_settings(url))
         http.base_url = url
         headers = headers_for(key, default_headers)
-        self._wire = Wire(BlockingLine(http), timeout=timeout, retries=max_retries, headers=headers)
-        self.health = BlockingHealth(HealthCheck(self._wire))
-        self.datasets = BlockingDatasets(DatasetOffers(self._wire))
-        self.samples = BlockingSamples(SampleOffers(self._wire))
-        self.sessions = BlockingSessions(Sessions(self._wire, RemoteSession.of))
+        self._use(Wire(BlockingLine(http), timeout=timeout, retries=max_retries, headers=headers, query=default_query))
+
+    def _use(self, wire: Wire) -> None:
+        self._wire = wire
+        self.health = BlockingHealth(HealthCheck(wire))
+        self.datasets = BlockingDatasets(DatasetOffers(wire))
+        self.samples = BlockingSamples(SampleOffers(wire))
+        self.sessions = BlockingSessions(Sessions(wire, RemoteSession.of))
+
+    def with_options(self, **options: Unpack[Options]) -> Self:
+        """The same client with other settings, on the same connections."""
+        other = copy(self)
+        other._use(self._wire.with_options(options))
+        return other
 
     def __repr__(self) -> str:
         return f"Client(base_url={self.base_url!r})"

@@ -9,7 +9,7 @@ import ssl
 import time
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypedDict, TypeVar
 from uuid import uuid4
 
 import httpx2
@@ -50,6 +50,15 @@ class Asked(NamedTuple):
     """On the monotonic clock; nothing is waited for beyond it."""
     held: float | None = None
     """Seconds that the server is asked to hold its answer, at most; None where it has nothing to hold."""
+
+
+class Options(TypedDict, total=False):
+    """Settings of a client that can be others for some calls."""
+
+    timeout: float | None
+    max_retries: int
+    default_headers: Mapping[str, str] | None
+    default_query: Mapping[str, Any] | None
 
 
 class Line(Protocol):
@@ -172,11 +181,30 @@ def _file_pieces(path: Path) -> Iterator[bytes]:
 class Wire:
     """Requests on a line: the key, safe retries, and errors instead of bad answers."""
 
-    def __init__(self, line: Line, *, timeout: float | None, retries: int, headers: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        line: Line,
+        *,
+        timeout: float | None,
+        retries: int,
+        headers: Mapping[str, str],
+        query: Mapping[str, Any] | None = None,
+    ) -> None:
         self.line = line
         self.timeout = timeout
         self.retries = retries
         self.headers = dict(headers)
+        self.query = dict(query or {})
+
+    def with_options(self, given: Options) -> Wire:
+        """Another one on the same line."""
+        return Wire(
+            self.line,
+            timeout=given.get("timeout", self.timeout),
+            retries=given.get("max_retries", self.retries),
+            headers={**self.headers, **(given.get("default_headers") or {})},
+            query={**self.query, **(given.get("default_query") or {})},
+        )
 
     async def ask(self, asked: Asked) -> httpx2.Response:
         """The whole answer."""
