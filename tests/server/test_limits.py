@@ -38,6 +38,20 @@ def test_no_more_sessions_than_there_is_room_for(new_server: NewServer) -> None:
         ready(client)
 
 
+def test_a_warm_place_is_as_fresh_as_any(new_server: NewServer) -> None:
+    server = new_server("--warm", 1)
+    with server.client() as client:
+        for number in range(4):
+            session = ready(client, dataset="demo", sample_id="calc-1")
+            told = executed(client, session, "ls; cat /tmp/mine")
+            assert (told["stdout"], told["exit_code"]) == ("README.md\ncalc.py\ntests\n", 1)
+            executed(client, session, f"echo {number} > /tmp/mine; touch new; rm README.md")
+            job = client.post(f"/sessions/{session}/verify", headers={"Prefer": "wait=60"}).json()
+            assert job["result"]["suite_ran"]
+            client.delete(f"/sessions/{session}")
+        assert client.get("/metrics").text.count("carrel_sessions_alive 0.0") == 1
+
+
 def test_nothing_of_a_closed_session_is_left(server: Serving, client: httpx.Client) -> None:
     session = ready(client, dataset="demo", sample_id="calc-1")
     before = {pid for pid, _ in descendants(server.pid)}

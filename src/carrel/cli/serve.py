@@ -27,6 +27,7 @@ async def serve(
     ] = None,
     cache: Annotated[Path | None, typer.Option(metavar="DIR", help="Default: $CARREL_HOME/cache.")] = None,
     max_sessions: Annotated[int, typer.Option(help="Sessions alive at one time.", min=1)] = 200,
+    warm: Annotated[int, typer.Option(help="Places kept open for the samples asked for last.", min=0)] = 0,
     sandbox: Annotated[
         str | None, typer.Option(metavar="MODE", help="required, auto or off. Default: $CARREL_SANDBOX, or required.")
     ] = None,
@@ -40,7 +41,7 @@ async def serve(
     mode = next((known for known in MODES if known == wanted), None)
     if mode is None:
         raise WrongUsage(f"--sandbox is {wanted!r}; it can be {', '.join(MODES)}")
-    rules = server.Rules(max_sessions=max_sessions, sandbox=mode, network=allow_network)
+    rules = server.Rules(max_sessions=max_sessions, sandbox=mode, network=allow_network, warm=warm)
     settings = server.ServerSettings(host=host, port=port, data=data, datasets=datasets, cache=cache, rules=rules)
 
     def listening(url: str, key: str | None) -> None:

@@ -44,28 +44,33 @@ PROBLEMS: dict[int | str, dict[str, Any]] = {
 }
 
 
-def _desk(request: Request) -> FrontDesk:
+# Async, all of them: FastAPI gives a plain function a thread, and that costs more than what it does.
+
+
+async def _desk(request: Request) -> FrontDesk:
     desk: FrontDesk = request.app.state.desk
     return desk
 
 
-def _user(request: Request) -> str:
+async def _user(request: Request) -> str:
     user: str = request.state.user
     return user
 
 
-def _metrics(request: Request) -> Metrics:
+async def _metrics(request: Request) -> Metrics:
     metrics: Metrics = request.app.state.metrics
     return metrics
 
 
-def _wait(prefer: Annotated[str | None, Header(description="`wait=SECONDS`: hold the answer")] = None) -> float | None:
+async def _wait(
+    prefer: Annotated[str | None, Header(description="`wait=SECONDS`: hold the answer")] = None,
+) -> float | None:
     """What `Prefer: wait=SECONDS` asks for (RFC 7240), or None."""
     found = _WAIT.search(prefer or "")
     return min(float(found[1]), LONGEST_WAIT) if found else None
 
 
-def _once(
+async def _once(
     request: Request,
     key: Annotated[str | None, Header(alias="Idempotency-Key", max_length=500, description="Do it once")] = None,
 ) -> str | None:

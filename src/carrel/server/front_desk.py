@@ -25,6 +25,7 @@ from carrel.execution.settings import SandboxMode, SubprocessConfig
 from carrel.execution.subprocess_executor import SubprocessExecutor
 from carrel.server.ledger import Kind, Ledger
 from carrel.server.live_task import LiveTask, Opened, interrupted
+from carrel.server.warm_places import WarmPlaces
 from carrel.server.wire import ErrorInfo, Interaction, Job, NewFork, NewSession, Session
 from carrel.storage.seam import Lock
 from carrel.tasks.dataset import Datasets
@@ -49,6 +50,8 @@ class Rules:
     sandbox: SandboxMode | None = "required"
     network: bool = False
     """Whether a session of no sample may have the host's network."""
+    warm: int = 0
+    """Places kept open for the samples that were asked for last."""
     judges: int = max(2, os.cpu_count() or 2)
     """Verifications at one time."""
 
@@ -63,6 +66,7 @@ class FrontDesk:
         self.rules = rules
         self.ledger = Ledger(storage.store)
         self._live: dict[str, LiveTask] = {}
+        self._warm = WarmPlaces(rules.warm)
         self._judges = asyncio.Semaphore(rules.judges)
         self._ends: set[asyncio.Task[Session]] = set()
         self._lock: Lock | None = None
@@ -102,6 +106,7 @@ class FrontDesk:
         await asyncio.gather(*(self._end(task, "the server was stopped") for task in list(self._live.values())))
         if self._ends:
             await asyncio.wait(self._ends)
+        await self._warm.close()
         if self._lock is not None:
             lock, self._lock = self._lock, None
             await lock.release()
@@ -172,7 +177,7 @@ class FrontDesk:
             prepared, executor = None, SubprocessExecutor(config)
         else:
             prepared = await make_ready(sample, self.cache, sandbox=self.rules.sandbox)
-            executor = await open_place(prepared)
+            executor = self._warm.take(prepared) or await open_place(prepared)
         try:
             await executor.start()
             for path, text in asked.files.items():
