@@ -27,6 +27,7 @@ import library
 import listing
 import loading
 import searching
+import serving
 import verifying
 from measure import Line, Scale
 
@@ -41,6 +42,7 @@ SUBJECTS = {
     "call": calling.measure,
     "verify": verifying.measure,
     "library": library.measure,
+    "serve": serving.measure,
 }
 RESULTS = Path(__file__).parent / "results"
 

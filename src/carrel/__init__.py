@@ -85,6 +85,7 @@ if TYPE_CHECKING:
         Usage,
     )
     from carrel.errors import (
+        ApiKeyNotFound,
         ArtifactNameRefused,
         ArtifactNotFoundError,
         ArtifactReadError,
@@ -92,6 +93,7 @@ if TYPE_CHECKING:
         CarrelError,
         CatalogueBusy,
         CatalogueLost,
+        CommandNotRun,
         CompactRefused,
         ConfigurationError,
         DatasetExists,
@@ -105,34 +107,47 @@ if TYPE_CHECKING:
         ForkRefused,
         FormatRefused,
         ImportRefused,
+        JobNotFound,
         KeyMissing,
+        KeyNotAccepted,
         KeyRefused,
         MessageRefused,
         MetadataRefused,
+        NotFoundThere,
+        NotNow,
         PatchRefused,
         ProgramMissing,
+        RemoteError,
         ReportUnreadable,
+        RequestRefused,
         RequirementRefused,
         ResultsRefused,
         RewindRefused,
         RuntimeDepsDisabledError,
         SampleNotFound,
         SandboxUnavailable,
+        ServerBusy,
+        ServerFailed,
+        ServerUnreachable,
         SessionBusy,
         SessionError,
         SessionExists,
         SessionIdRefused,
         SessionNotFound,
+        SessionNotReady,
         SessionTooNew,
         SetupFailed,
         StorageError,
         StorageReadError,
         StorageUnavailable,
         StorageWriteError,
+        TooMany,
+        TooManySessions,
         ToolCallError,
         ToolNotFoundError,
         ToolRefusedError,
         ToolTimeoutError,
+        WaitedTooLong,
         WorkerLost,
         WorkflowExecutionError,
         WorkflowNotFoundError,
@@ -200,6 +215,7 @@ if TYPE_CHECKING:
 __all__ = [
     "COMPACT_SUMMARY_PROMPT",
     "DEFAULT_COMPACT_THRESHOLD",
+    "ApiKeyNotFound",
     "ApprovalRequest",
     "Approve",
     "ArtifactNameRefused",
@@ -210,6 +226,7 @@ __all__ = [
     "CarrelError",
     "CatalogueBusy",
     "CatalogueLost",
+    "CommandNotRun",
     "CommandResult",
     "CompactRefused",
     "ConfigurationError",
@@ -240,7 +257,9 @@ __all__ = [
     "ImportReport",
     "InProcessConfig",
     "InProcessExecutor",
+    "JobNotFound",
     "KeyMissing",
+    "KeyNotAccepted",
     "KeyRefused",
     "Limits",
     "MemoryStorage",
@@ -249,6 +268,8 @@ __all__ = [
     "MessageRole",
     "MetadataRefused",
     "Mount",
+    "NotFoundThere",
+    "NotNow",
     "Output",
     "PatchRefused",
     "Price",
@@ -257,7 +278,9 @@ __all__ = [
     "Redactor",
     "RedisStorage",
     "Refuse",
+    "RemoteError",
     "ReportUnreadable",
+    "RequestRefused",
     "RequirementRefused",
     "ResultsRefused",
     "RewindRefused",
@@ -266,6 +289,9 @@ __all__ = [
     "SampleNotFound",
     "SandboxUnavailable",
     "SearchHit",
+    "ServerBusy",
+    "ServerFailed",
+    "ServerUnreachable",
     "Session",
     "SessionBusy",
     "SessionData",
@@ -275,6 +301,7 @@ __all__ = [
     "SessionInfo",
     "SessionMeta",
     "SessionNotFound",
+    "SessionNotReady",
     "SessionStore",
     "SessionTime",
     "SessionTooNew",
@@ -288,6 +315,8 @@ __all__ = [
     "SubprocessExecutor",
     "TaskSession",
     "TextPart",
+    "TooMany",
+    "TooManySessions",
     "ToolCallError",
     "ToolCallPart",
     "ToolNotFoundError",
@@ -296,6 +325,7 @@ __all__ = [
     "ToolTimeoutError",
     "Usage",
     "VerificationResult",
+    "WaitedTooLong",
     "WorkerLost",
     "WorkflowExecutionError",
     "WorkflowLibrary",
@@ -351,14 +381,16 @@ _ROOMS = {
     "carrel.conversation.typed_parts": "ImagePart TextPart ToolCallPart ToolResultPart",
     "carrel.conversation.usage": "Price Usage",
     "carrel.errors": """
-        ArtifactNameRefused ArtifactNotFoundError ArtifactReadError ArtifactWriteError CarrelError CatalogueBusy
-        CatalogueLost CompactRefused ConfigurationError DatasetExists DatasetInvalid DatasetNotFound
-        DependencyError EnvironmentFailed ExecutionError ExecutorClosed FilesRefused ForkRefused FormatRefused
-        ImportRefused KeyMissing KeyRefused MessageRefused MetadataRefused PatchRefused ProgramMissing
-        ReportUnreadable RequirementRefused ResultsRefused RewindRefused RuntimeDepsDisabledError SampleNotFound
-        SandboxUnavailable SessionBusy SessionError SessionExists SessionIdRefused SessionNotFound SessionTooNew
-        SetupFailed StorageError StorageReadError StorageUnavailable StorageWriteError ToolCallError
-        ToolNotFoundError ToolRefusedError ToolTimeoutError WorkerLost WorkflowExecutionError
+        ApiKeyNotFound ArtifactNameRefused ArtifactNotFoundError ArtifactReadError ArtifactWriteError
+        CarrelError CatalogueBusy CatalogueLost CommandNotRun CompactRefused ConfigurationError DatasetExists
+        DatasetInvalid DatasetNotFound DependencyError EnvironmentFailed ExecutionError ExecutorClosed
+        FilesRefused ForkRefused FormatRefused ImportRefused JobNotFound KeyMissing KeyNotAccepted KeyRefused
+        MessageRefused MetadataRefused NotFoundThere NotNow PatchRefused ProgramMissing RemoteError
+        ReportUnreadable RequestRefused RequirementRefused ResultsRefused RewindRefused RuntimeDepsDisabledError
+        SampleNotFound SandboxUnavailable ServerBusy ServerFailed ServerUnreachable SessionBusy SessionError
+        SessionExists SessionIdRefused SessionNotFound SessionNotReady SessionTooNew SetupFailed StorageError
+        StorageReadError StorageUnavailable StorageWriteError TooMany TooManySessions ToolCallError
+        ToolNotFoundError ToolRefusedError ToolTimeoutError WaitedTooLong WorkerLost WorkflowExecutionError
         WorkflowNotFoundError WorkflowRecursionError WorkflowSyntaxError WorkflowValidationError""",
     "carrel.events": "Event EventType bus",
     "carrel.execution.executor": "CommandResult ExecutionResult Executor FileChange FileEntry Output",

@@ -236,3 +236,72 @@ class ResultsRefused(ConfigurationError):
 
 class DatasetExists(CarrelError, FileExistsError):
     """A dataset of this name is there already; nothing was changed."""
+
+
+class SessionNotReady(SessionError, RuntimeError):
+    """The session is in no state for this: still being made, closed, or ended; the message says which."""
+
+
+class TooManySessions(SessionError, RuntimeError):
+    """No more sessions at one time; one has to end first."""
+
+
+class JobNotFound(CarrelError, KeyError):
+    """The session has no such interaction or verification."""
+
+
+class ApiKeyNotFound(CarrelError, KeyError):
+    """No user of the server has this name; the message names those there are."""
+
+
+class ServerBusy(CarrelError, RuntimeError):
+    """Another server works on the same data."""
+
+
+class RemoteError(CarrelError, RuntimeError):
+    """A server did not do what was asked of it; the message has its own words."""
+
+    def __init__(self, message: str, status_code: int | None = None, detail: object = None) -> None:
+        super().__init__(message)
+        self.status_code = status_code
+        """Of HTTP; None when no answer came."""
+        self.detail = detail
+        """The server's own words, as it sent them."""
+        self.retry_after: float | None = None
+        """Seconds after which it may be asked again, when it says so."""
+
+
+class KeyNotAccepted(RemoteError, PermissionError):
+    """No key, or not one that the server knows."""
+
+
+class NotFoundThere(RemoteError, KeyError):
+    """The server has no such thing, or it belongs to somebody else."""
+
+
+class NotNow(RemoteError):
+    """What was asked cannot be done in the state that the session or the job is in."""
+
+
+class RequestRefused(RemoteError, ValueError):
+    """A field of the request is wrong; the message names it."""
+
+
+class TooMany(RemoteError):
+    """Too many sessions or requests; `retry_after` says when to ask again."""
+
+
+class ServerFailed(RemoteError):
+    """The server failed, or what it answered is no answer to what was asked."""
+
+
+class ServerUnreachable(RemoteError, ConnectionError):
+    """Nobody answers there, or the connection was lost and it is not safe to ask again."""
+
+
+class WaitedTooLong(RemoteError, TimeoutError):
+    """What was waited for is not finished yet; it goes on."""
+
+
+class CommandNotRun(RemoteError):
+    """A command could not be run at all: its place is gone."""

@@ -23,6 +23,7 @@ from carrel.execution.executor import (
     Executor,
     FileChange,
     FileEntry,
+    OnOutput,
     Output,
 )
 from carrel.execution.outcome import closed_result, failed_result
@@ -318,12 +319,15 @@ class Session:
         cwd: str | None = None,
         env: Mapping[str, str] | None = None,
         stdin: bytes | str | None = None,
+        on_output: OnOutput | None = None,
     ) -> CommandResult:
         """Run a command (text for a shell, or words) where the code runs; when time is up it is gone with all it
         started, and the exit code is 124."""
         await self._my_turn()
         with self._step("command", command if isinstance(command, str) else shlex.join(command)) as step:
-            result = await self.executor.exec(command, timeout=timeout, cwd=cwd, env=env, stdin=stdin)
+            result = await self.executor.exec(
+                command, timeout=timeout, cwd=cwd, env=env, stdin=stdin, on_output=on_output
+            )
             step.sizes |= {"stdout": len(result.stdout), "stderr": len(result.stderr)}
             step.facts["exit_code"] = result.exit_code
             if result.timed_out:

@@ -11,10 +11,12 @@ from carrel.cli.demo import demo
 from carrel.cli.deps import app as deps
 from carrel.cli.doctor import doctor
 from carrel.cli.ending import run_to_its_end
+from carrel.cli.keys import app as keys
 from carrel.cli.mcp import mcp
 from carrel.cli.repl import repl
 from carrel.cli.run import run
 from carrel.cli.search import app as search
+from carrel.cli.serve import serve
 from carrel.cli.sessions import app as sessions
 from carrel.cli.store import app as store
 from carrel.cli.task import app as task
@@ -39,10 +41,12 @@ app.add_typer(deps, name="deps")
 app.add_typer(store, name="store")
 app.add_typer(datasets, name="datasets")
 app.add_typer(task, name="task")
+app.add_typer(keys, name="keys")
 app.command("demo")(demo)
 app.command("run")(run)
 app.command("repl")(repl)
 app.command("mcp")(mcp)
+app.command("serve")(serve)
 app.command("doctor")(doctor)
 
 

@@ -39,6 +39,10 @@ class Output:
     text: str
 
 
+OnOutput = Callable[[Output], None]
+"""Told of each piece as it comes; must not wait."""
+
+
 @dataclass(slots=True)
 class ExecutionResult:
     """What came of one run."""
@@ -182,8 +186,11 @@ class Executor(Protocol):
         cwd: str | None = None,
         env: Mapping[str, str] | None = None,
         stdin: bytes | str | None = None,
+        on_output: OnOutput | None = None,
     ) -> CommandResult:
-        """Run a command (text for a shell, or words); when time is up it is gone with all it started."""
+        """Run a command (text for a shell, or words); when time is up it is gone with all it started.
+
+        `on_output` is told what it writes as it comes, all of it, also what the result's bounds leave out."""
 
     async def read_file(self, path: str) -> bytes:
         """Relative to the workspace. Raises FileNotFoundError, IsADirectoryError, PermissionError as `open` does."""

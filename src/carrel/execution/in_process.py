@@ -9,6 +9,7 @@ import signal
 import threading
 import time
 from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self
@@ -28,6 +29,7 @@ from carrel.execution.executor import (
     FileChange,
     FileEntry,
     Handler,
+    OnOutput,
     Output,
 )
 from carrel.execution.host_line import Record
@@ -296,17 +298,22 @@ class InProcessExecutor:
         cwd: str | None = None,
         env: Mapping[str, str] | None = None,
         stdin: bytes | str | None = None,
+        on_output: OnOutput | None = None,
     ) -> CommandResult:
         async with self._turn:
             await self._started()
-            out, err = BoundedOutput(self.config.output_limit), BoundedOutput(self.config.output_limit)
+            output = requests.CommandOutput(self.config.output_limit, on_output)
             words = ["/bin/sh", "-c", command] if isinstance(command, str) else [str(word) for word in command]
             given = stdin.encode("utf-8") if isinstance(stdin, str) else stdin
+            out, err = partial(output.add_piece, "stdout"), partial(output.add_piece, "stderr")
             began = time.perf_counter()
-            ended = await self._ran(words, out.add, err.add, timeout, cwd, env, given, keep=True)
+            ended = await self._ran(words, out, err, timeout, cwd, env, given, keep=True)
             if ended.error is not None:
-                err.add(f"{ended.error}\n".encode("utf-8", "backslashreplace"))
-            return CommandResult(out.text(), err.text(), ended.exit_code, time.perf_counter() - began, ended.timed_out)
+                err(f"{ended.error}\n".encode("utf-8", "backslashreplace"))
+            duration = time.perf_counter() - began
+            return CommandResult(
+                output.text("stdout"), output.text("stderr"), ended.exit_code, duration, ended.timed_out
+            )
 
     async def _command(
         self,

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import base64
 import builtins
+import codecs
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Literal
 
 from carrel.errors import WorkerLost
 from carrel.execution.bounded_output import BoundedOutput
-from carrel.execution.executor import CommandResult, FileEntry
+from carrel.execution.executor import CommandResult, FileEntry, OnOutput, Output
 from carrel.execution.file_changes import Seen, Tree
 from carrel.execution.host_line import Record
 
@@ -17,6 +18,7 @@ PIECE = 16 * 1024 * 1024
 """Bytes of a file that go into one record."""
 
 Ask = Callable[[Record], Awaitable[Record]]
+_DECODER = codecs.getincrementaldecoder("utf-8")
 
 
 def command_request(
@@ -39,18 +41,29 @@ def command_request(
 
 
 class CommandOutput:
-    """Collects the pieces of one command's output."""
+    """Collects the pieces of one command's output, and hands each on to who wants it as it comes."""
 
-    def __init__(self, limit: int) -> None:
+    def __init__(self, limit: int, told: OnOutput | None = None) -> None:
         self._streams = {"stdout": BoundedOutput(limit), "stderr": BoundedOutput(limit)}
+        self._told = told
+        self._decoders = {name: _DECODER("replace") for name in self._streams}
 
     def add(self, record: Record) -> None:
-        stream = self._streams.get(str(record.get("stream")))
-        if stream is not None:
-            try:
-                stream.add(base64.b64decode(str(record.get("data", ""))))
-            except ValueError:
-                stream.add(b"[a piece that could not be read]")
+        try:
+            data = base64.b64decode(str(record.get("data", "")))
+        except ValueError:
+            data = b"[a piece that could not be read]"
+        match record.get("stream"):
+            case "stdout" | "stderr" as name:
+                self.add_piece(name, data)
+
+    def add_piece(self, name: Literal["stdout", "stderr"], data: bytes) -> None:
+        self._streams[name].add(data)
+        if self._told is not None and (text := self._decoders[name].decode(data)):
+            self._told(Output(name, text))
+
+    def text(self, name: str) -> str:
+        return self._streams[name].text()
 
     def result(self, record: Record, duration: float) -> CommandResult:
         code, error = record.get("exit_code"), record.get("error")

@@ -16,7 +16,15 @@ from carrel.execution.bounded_output import BoundedOutput
 from carrel.execution.calls import known_errors
 from carrel.execution.confinement import Confinement, confinement
 from carrel.execution.endings import WorkerDied
-from carrel.execution.executor import CommandResult, ExecutionResult, FileChange, FileEntry, Handler, Output
+from carrel.execution.executor import (
+    CommandResult,
+    ExecutionResult,
+    FileChange,
+    FileEntry,
+    Handler,
+    OnOutput,
+    Output,
+)
 from carrel.execution.host_line import Record
 from carrel.execution.live_session import LiveSession
 from carrel.execution.outcome import Stop, closed_result, failed_result, finished, not_runnable, stopped
@@ -339,8 +347,9 @@ class SubprocessExecutor:
         cwd: str | None = None,
         env: Mapping[str, str] | None = None,
         stdin: bytes | str | None = None,
+        on_output: OnOutput | None = None,
     ) -> CommandResult:
-        output = requests.CommandOutput(self.config.output_limit)
+        output = requests.CommandOutput(self.config.output_limit, on_output)
         began = time.perf_counter()
         answer = await self._ask(requests.command_request(command, timeout, cwd, env, stdin), output.add)
         return output.result(answer, time.perf_counter() - began)

@@ -4,11 +4,21 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from carrel.server.front_desk import Rules as Rules
     from carrel.server.mcp import serve as serve_mcp
+    from carrel.server.serving import ServerSettings as ServerSettings
+    from carrel.server.serving import opened_keys as opened_keys
+    from carrel.server.serving import serve as serve_http
 
-__all__ = ["serve_mcp"]
+__all__ = ["Rules", "ServerSettings", "opened_keys", "serve_http", "serve_mcp"]
 
-_FRONTS = {"serve_mcp": ("carrel.server.mcp", "serve")}
+_FRONTS = {
+    "Rules": ("carrel.server.front_desk", "Rules"),
+    "ServerSettings": ("carrel.server.serving", "ServerSettings"),
+    "opened_keys": ("carrel.server.serving", "opened_keys"),
+    "serve_http": ("carrel.server.serving", "serve"),
+    "serve_mcp": ("carrel.server.mcp", "serve"),
+}
 
 
 def __getattr__(name: str) -> Any:

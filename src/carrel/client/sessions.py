@@ -1,0 +1,90 @@
+"""Sessions on a server: made, looked at, forked and ended; every call written once, for both clients."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Generic, Unpack
+
+from carrel.client.answers import Closed, S, SessionList
+from carrel.client.asking import WAIT, Extra, Waiting, session_path, typed
+from carrel.client.line import Asked, Wire
+from carrel.client.material import Material
+from carrel.client.verification import Verification
+from carrel.client.work import Work
+from carrel.errors import ServerFailed
+
+
+class Sessions(Work, Material, Generic[S]):
+    """`client.sessions`: every call names its session; what `create` returns has the same calls without that."""
+
+    def __init__(self, wire: Wire, kind: Callable[[Sessions[S], Any, Asked], S]) -> None:
+        super().__init__(wire)
+        self._kind = kind
+        self.verify = Verification(wire)
+
+    async def create(
+        self,
+        *,
+        dataset: str | None = None,
+        sample_id: str | None = None,
+        ttl_minutes: int | None = None,
+        wait_for_ready: bool = True,
+        on_progress: Callable[[S], object] | None = None,
+        **more: Unpack[Waiting],
+    ) -> S:
+        """A new session of a sample, or an empty one. Returned when it is ready, or when it came to nothing:
+        then `status` is "error" and `error` says why."""
+        words = f"make a session of {dataset}/{sample_id}" if sample_id else "make a session"
+        body = {"dataset": dataset, "sample_id": sample_id, "ttl_minutes": ttl_minutes}
+        asked = self._asked("POST", "/sessions", words, more, body=body, held=WAIT if wait_for_ready else 0)
+        return await self._ready(asked, more, wait_for_ready, on_progress)
+
+    async def fork(
+        self,
+        session_id: str,
+        *,
+        ttl_minutes: int | None = None,
+        **more: Unpack[Waiting],
+    ) -> S:
+        """Another session that starts from this moment of this one: same conversation, variables and files."""
+        path, words = f"{session_path(session_id)}/fork", f"fork session {session_id}"
+        asked = self._asked("POST", path, words, more, body={"ttl_minutes": ttl_minutes}, held=WAIT)
+        return await self._ready(asked, more, True, None)
+
+    async def _ready(self, asked: Asked, more: Waiting, wait: bool, tell: Callable[[S], object] | None) -> S:
+        made = self._kind(self, await self._data(asked), asked)
+
+        async def look(held: float, more: Extra) -> S:
+            return await self._retrieve(made.session_id, held, more)
+
+        whole = made if made.requested_at else await look(WAIT if wait else 0, more)
+        if not wait:
+            return whole
+        return await self._until_finished(whole, lambda session: session.status != "creating", look, asked, more, tell)
+
+    async def retrieve(self, session_id: str, **more: Unpack[Extra]) -> S:
+        return await self._retrieve(session_id, 0, more)
+
+    async def _retrieve(self, session_id: str, held: float, more: Extra) -> S:
+        asked = self._asked("GET", session_path(session_id), f"look at session {session_id}", more, held=held)
+        return self._kind(self, await self._data(asked), asked)
+
+    async def list(self, **more: Unpack[Extra]) -> SessionList[S]:
+        """All sessions of the key's owner, those that have ended too."""
+        asked = self._asked("GET", "/sessions", "list sessions", more)
+        found = await self._data(asked)
+        if not isinstance(found, dict) or not isinstance(found.get("sessions"), list):
+            raise ServerFailed(f"{asked.words}: the answer has no list of sessions")
+        found["sessions"] = [self._kind(self, each, asked) for each in found["sessions"]]
+        return typed(SessionList, found, asked)
+
+    async def extend(self, session_id: str, *, ttl_minutes: int, **more: Unpack[Extra]) -> S:
+        """Let it live for this many minutes from now."""
+        words, body = f"extend session {session_id}", {"ttl_minutes": ttl_minutes}
+        asked = self._asked("PATCH", session_path(session_id), words, more, body=body)
+        return self._kind(self, await self._data(asked), asked)
+
+    async def close(self, session_id: str, **more: Unpack[Extra]) -> Closed:
+        """End it; nothing of it is left running or on the server's disk."""
+        asked = self._asked("DELETE", session_path(session_id), f"close session {session_id}", more)
+        return await self._typed(Closed, asked)

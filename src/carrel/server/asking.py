@@ -1,0 +1,138 @@
+"""What routes have in common: who asks, how long they wait, and what an error becomes."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any
+
+from fastapi import Depends, FastAPI, Header, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from fastapi.security import HTTPBearer
+from starlette.exceptions import HTTPException
+
+from carrel.errors import (
+    CarrelError,
+    ConfigurationError,
+    DatasetNotFound,
+    ExecutionError,
+    FilesRefused,
+    ForkRefused,
+    JobNotFound,
+    MessageRefused,
+    SampleNotFound,
+    SessionNotFound,
+    SessionNotReady,
+    StorageError,
+    TooManySessions,
+)
+from carrel.server.front_desk import FrontDesk
+from carrel.server.metrics import Metrics
+from carrel.server.wire import Problem
+
+LONGEST_WAIT = 60.0
+_WAIT = re.compile(r"(?:^|[,;\s])wait\s*=\s*(\d+(?:\.\d+)?)", re.IGNORECASE)
+
+bearer = HTTPBearer(auto_error=False, description="A key that `carrel keys add NAME` has made.")
+PROBLEMS: dict[int | str, dict[str, Any]] = {
+    401: {"model": Problem, "description": "No key, or a wrong one."},
+    404: {"model": Problem, "description": "Unknown, or another user's."},
+    409: {"model": Problem, "description": "Not in a state for this."},
+    413: {"model": Problem, "description": "More than may be sent at once."},
+    422: {"model": Problem, "description": "The body or a parameter is wrong; each field is named."},
+    429: {"model": Problem, "description": "Too many; Retry-After says when to try again."},
+}
+
+
+# Async, all of them: FastAPI gives a plain function a thread, and that costs more than what it does.
+
+
+async def _desk(request: Request) -> FrontDesk:
+    desk: FrontDesk = request.app.state.desk
+    return desk
+
+
+async def _user(request: Request) -> str:
+    user: str = request.state.user
+    return user
+
+
+async def _metrics(request: Request) -> Metrics:
+    metrics: Metrics = request.app.state.metrics
+    return metrics
+
+
+async def _wait(
+    prefer: Annotated[str | None, Header(description="`wait=SECONDS`: hold the answer")] = None,
+) -> float | None:
+    """What `Prefer: wait=SECONDS` asks for (RFC 7240), or None."""
+    found = _WAIT.search(prefer or "")
+    return min(float(found[1]), LONGEST_WAIT) if found else None
+
+
+async def _once(
+    request: Request,
+    key: Annotated[str | None, Header(alias="Idempotency-Key", max_length=500, description="Do it once")] = None,
+) -> str | None:
+    """From which the id of what is made is taken, for a request that may come again."""
+    return getattr(request.state, "once", None)
+
+
+Desk = Annotated[FrontDesk, Depends(_desk)]
+User = Annotated[str, Depends(_user)]
+Wait = Annotated[float | None, Depends(_wait)]
+Once = Annotated[str | None, Depends(_once)]
+Counts = Annotated[Metrics, Depends(_metrics)]
+
+
+def answer_errors(app: FastAPI) -> None:
+    """Every error as `{"detail": …}` with the number that says whose turn it is."""
+    app.add_exception_handler(CarrelError, _carrel_error)
+    app.add_exception_handler(OSError, _file_error)
+    app.add_exception_handler(RequestValidationError, _wrong_body)
+    app.add_exception_handler(HTTPException, _http_error)
+
+
+async def _carrel_error(request: Request, problem: Exception) -> JSONResponse:
+    match problem:
+        case SessionNotFound() | DatasetNotFound() | SampleNotFound() | JobNotFound():
+            return _told(404, problem)
+        case TooManySessions():
+            return _told(429, problem, {"Retry-After": "5"})
+        case SessionNotReady() | ForkRefused() | FilesRefused() | ExecutionError():
+            return conflict(problem)
+        case ConfigurationError() | MessageRefused():
+            return _told(422, problem)
+        case StorageError():
+            return _told(503, problem, {"Retry-After": "5"})
+        case _:
+            return conflict(problem)
+
+
+async def _file_error(request: Request, problem: Exception) -> JSONResponse:
+    """Of a file in a place; carrel's own errors that are also OSError have been told by then."""
+    if isinstance(problem, FileNotFoundError | NotADirectoryError):
+        return _told(404, problem)
+    return conflict(problem)
+
+
+async def _wrong_body(request: Request, problem: Exception) -> JSONResponse:
+    assert isinstance(problem, RequestValidationError)
+    found = [{"loc": list(error["loc"]), "msg": error["msg"], "type": error["type"]} for error in problem.errors()]
+    return JSONResponse({"detail": found, "code": "RequestRefused"}, 422)
+
+
+async def _http_error(request: Request, problem: Exception) -> JSONResponse:
+    assert isinstance(problem, HTTPException)
+    told = {"detail": problem.detail, "code": None}
+    return JSONResponse(told, problem.status_code, headers=dict(problem.headers or {}))
+
+
+def conflict(problem: Exception) -> JSONResponse:
+    # Clients of this wire try a 409 again by themselves, which helps nobody here.
+    return _told(409, problem, {"X-Should-Retry": "false"})
+
+
+def _told(status: int, problem: Exception, headers: dict[str, str] | None = None) -> JSONResponse:
+    kind = type(problem).__name__
+    return JSONResponse({"detail": str(problem) or kind, "code": kind}, status, headers=headers)

@@ -1,0 +1,164 @@
+"""What stands before every route: the key, the rate, the size of what is sent, and headers that browsers heed."""
+
+from __future__ import annotations
+
+import time
+from collections import OrderedDict
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from carrel.server.keys import Keys
+from carrel.server.metrics import Metrics
+
+PREFIX = "/api/v1"
+_OPEN = (f"{PREFIX}/health",)
+"""What is answered without a key."""
+_HEADERS = [
+    (b"x-content-type-options", b"nosniff"),
+    (b"x-frame-options", b"DENY"),
+    (b"referrer-policy", b"no-referrer"),
+    (b"cache-control", b"no-store"),
+]
+_NOTHING_BUT_DATA = (b"content-security-policy", b"default-src 'none'; frame-ancestors 'none'")
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """What one user may send."""
+
+    requests_per_second: float = 500.0
+    burst: int = 2000
+    wrong_keys_per_second: float = 5.0
+    """Of one address."""
+    body: int = 64 * 1024 * 1024
+    """Bytes of one request."""
+
+
+class Bucket:
+    """So many at once, and so many a second after that, for each of many."""
+
+    def __init__(self, rate: float, burst: float, most: int = 10_000) -> None:
+        self._rate, self._burst, self._most = rate, burst, most
+        self._left: OrderedDict[str, tuple[float, float]] = OrderedDict()
+
+    def take(self, who: str) -> float:
+        """0 when there is one, else the seconds until there is."""
+        now = time.monotonic()
+        left, at = self._left.pop(who, (self._burst, now))
+        left = min(self._burst, left + (now - at) * self._rate)
+        wait = 0.0 if left >= 1 else (1 - left) / self._rate
+        self._left[who] = (left - 1 if wait == 0 else left, now)
+        if len(self._left) > self._most:
+            self._left.popitem(last=False)
+        return wait
+
+
+class TooLarge(Exception):
+    """More came than may be sent."""
+
+
+class Edge:
+    """The outermost layer; `scope["state"]["user"]` is who asks, for all within."""
+
+    def __init__(self, app: ASGIApp, keys: Keys, bounds: Bounds, metrics: Metrics) -> None:
+        self._app = app
+        self._keys = keys
+        self._bounds = bounds
+        self._metrics = metrics
+        self._rates = Bucket(bounds.requests_per_second, bounds.burst)
+        self._wrong = Bucket(bounds.wrong_keys_per_second, 50)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        began = time.perf_counter()
+        status = 500
+
+        async def told(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                headers = [*message.get("headers", []), *_HEADERS]
+                if scope["path"].startswith(PREFIX):
+                    headers.append(_NOTHING_BUT_DATA)
+                message = {**message, "headers": headers}
+            await send(message)
+
+        try:
+            await self._let_in(scope, receive, told)
+        finally:
+            route = getattr(scope.get("route"), "path", "unknown").removeprefix(PREFIX)
+            self._metrics.asked(str(scope["method"]), route, status, time.perf_counter() - began)
+
+    async def _let_in(self, scope: Scope, receive: Receive, send: Send) -> None:
+        headers = dict(scope["headers"])
+        path = scope["path"]
+        if path.startswith(PREFIX) and path not in _OPEN:
+            user = await self._user(headers)
+            who = user or _address(scope)
+            wait = self._rates.take(f"user {who}") if user is not None else self._wrong.take(who)
+            if wait > 0:
+                more = [(b"retry-after", str(max(1, round(wait))).encode())]
+                await _answer(send, 429, "too many requests; slow down", more)
+                return
+            if user is None:
+                detail = "this needs a key: send `Authorization: Bearer KEY`; `carrel keys add NAME` makes one"
+                await _answer(send, 401, detail, [(b"www-authenticate", b"Bearer")])
+                return
+            scope.setdefault("state", {})["user"] = user
+        announced = headers.get(b"content-length", b"0")
+        if announced.isdigit() and int(announced) > self._bounds.body:
+            await self._refuse_size(send)
+            return
+        try:
+            begun = False
+
+            async def bounded_send(message: Message) -> None:
+                nonlocal begun
+                begun = True
+                await send(message)
+
+            await self._app(scope, self._bounded(receive), bounded_send)
+        except TooLarge:
+            if not begun:
+                await self._refuse_size(send)
+
+    async def _user(self, headers: dict[bytes, bytes]) -> str | None:
+        scheme, _, key = headers.get(b"authorization", b"").decode("latin-1").partition(" ")
+        key = key.strip()
+        if scheme.lower() != "bearer" or not key or len(key) > 500:
+            return None
+        return await self._keys.user_of(key)
+
+    def _bounded(self, receive: Receive) -> Receive:
+        """For a body of which nobody said how long it is."""
+        came = 0
+
+        async def counted() -> Message:
+            nonlocal came
+            message = await receive()
+            came += len(message.get("body", b""))
+            if came > self._bounds.body:
+                raise TooLarge
+            return message
+
+        return counted
+
+    async def _refuse_size(self, send: Send) -> None:
+        await _answer(send, 413, f"a request may have {self._bounds.body:,} bytes, and no more", [])
+
+
+def _address(scope: Scope) -> str:
+    client: Any = scope.get("client")
+    return str(client[0]) if client else "nobody"
+
+
+async def _answer(send: Send, status: int, detail: str, headers: list[tuple[bytes, bytes]]) -> None:
+    body = orjson.dumps({"detail": detail, "code": None})
+    head = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode()), *headers]
+    await send({"type": "http.response.start", "status": status, "headers": head})
+    await send({"type": "http.response.body", "body": body})

@@ -1,0 +1,292 @@
+"""All sessions of a server: who may have which, how many there are, and how each ends."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import secrets
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+from carrel.errors import (
+    ConfigurationError,
+    ForkRefused,
+    JobNotFound,
+    ServerBusy,
+    SessionNotFound,
+    SessionNotReady,
+    TooManySessions,
+)
+from carrel.execution.executor import Executor
+from carrel.execution.settings import SandboxMode, SubprocessConfig
+from carrel.execution.subprocess_executor import SubprocessExecutor
+from carrel.server.ledger import Kind, Ledger
+from carrel.server.live_task import LiveTask, Opened, interrupted
+from carrel.server.warm_places import WarmPlaces
+from carrel.server.wire import ErrorInfo, Interaction, Job, NewFork, NewSession, Session
+from carrel.session import StorageBackend
+from carrel.storage.seam import Lock
+from carrel.tasks.dataset import Datasets
+from carrel.tasks.place import make_ready, open_place
+from carrel.tasks.sample import Sample
+
+logger = logging.getLogger(__name__)
+
+HELD = 1.0
+"""Seconds that the first question about something unfinished is held: clients of this wire ask again only after 3."""
+_LOCK = "server/lock"
+_ID = 32
+"""Hexadecimal digits of a session's id."""
+
+
+@dataclass(frozen=True)
+class Rules:
+    """What sessions of this server may be."""
+
+    max_sessions: int = 200
+    """Alive at one time, of all users together."""
+    sandbox: SandboxMode | None = "required"
+    network: bool = False
+    """Whether a session of no sample may have the host's network."""
+    warm: int = 0
+    """Places kept open for the samples that were asked for last."""
+    judges: int = max(2, os.cpu_count() or 2)
+    """Verifications at one time."""
+
+
+class FrontDesk:
+    """Every way to a session leads through here, and asks whose it is."""
+
+    def __init__(self, storage: StorageBackend, datasets: Datasets, cache: Path, rules: Rules) -> None:
+        self.storage = storage
+        self.datasets = datasets
+        self.cache = cache
+        self.rules = rules
+        self.ledger = Ledger(storage.store)
+        self._live: dict[str, LiveTask] = {}
+        self._warm = WarmPlaces(rules.warm)
+        self._judges = asyncio.Semaphore(rules.judges)
+        self._ends: set[asyncio.Task[Session]] = set()
+        self._lock: Lock | None = None
+        self._closed = False
+
+    # --- the server's own life --------------------------------------------------------------------------------------
+
+    async def open(self) -> None:
+        """Take over the data; what an earlier server left half done is told as what it is."""
+        self._lock = await self.storage.store.lock(_LOCK, wait=False)
+        if self._lock is None:
+            who = await self.storage.store.holder(_LOCK)
+            raise ServerBusy(f"another server ({who}) works on this data; give this one another --data")
+        await self.ledger.open()
+        for session in list(self.ledger.sessions.values()):
+            if session.status in ("creating", "ready"):
+                await self._settle(session)
+
+    async def _settle(self, session: Session) -> None:
+        for what in await self.ledger.all_of(session.session_id):
+            if (ended := interrupted(what)) is not None:
+                kind: Kind = "interaction" if isinstance(ended, Interaction) else "job"
+                await self.ledger.note(session.session_id, kind, ended)
+        now = datetime.now(UTC)
+        # "error" and not "terminated" for one that was being made: who waits for it to be ready gives up on that.
+        changes = {
+            "status": "error" if session.status == "creating" else "terminated",
+            "error": ErrorInfo(code="interrupted", message="the server was stopped; the session's place is gone"),
+            "closed_at": now,
+            "duration_seconds": (now - session.created_at).total_seconds() if session.created_at else 0.0,
+        }
+        await self.ledger.keep(session.model_copy(update=changes))
+
+    async def close(self) -> None:
+        """End every session; what ran in them is told as stopped. Twice is harmless."""
+        self._closed = True
+        await asyncio.gather(*(self._end(task, "the server was stopped") for task in list(self._live.values())))
+        if self._ends:
+            await asyncio.wait(self._ends)
+        await self._warm.close()
+        if self._lock is not None:
+            lock, self._lock = self._lock, None
+            await lock.release()
+
+    # --- sessions ---------------------------------------------------------------------------------------------------
+
+    async def create(self, user: str, asked: NewSession, once: str | None = None) -> Session:
+        """A session of the user's; SampleNotFound, DatasetNotFound, TooManySessions or ConfigurationError.
+
+        What was asked for `once` and is there already is not made again."""
+        if (known := self._known(once)) is not None:
+            return known
+        sample = None
+        if asked.dataset or asked.sample_id:
+            if not (asked.dataset and asked.sample_id):
+                raise ConfigurationError("dataset and sample_id go together; a session of no sample has neither")
+            if asked.network is not None:
+                raise ConfigurationError("network: the sample says whether it has one")
+            dataset = await asyncio.to_thread(self.datasets.get, asked.dataset)
+            sample = dataset.sample(asked.sample_id, asked.version)
+        elif asked.network and not self.rules.network:
+            raise ConfigurationError(
+                "network: this server gives none; it would need to be started with --allow-network"
+            )
+        task = self._new(user, sample, asked.ttl_minutes, once)
+        await self.ledger.keep(task.session)
+        task.open(self._opened(sample, asked))
+        return task.session
+
+    def _known(self, once: str | None) -> Session | None:
+        return self.ledger.sessions.get(once[:_ID]) if once is not None else None
+
+    def _new(
+        self, user: str, sample: Sample | None, minutes: int, once: str | None, parent: str | None = None
+    ) -> LiveTask:
+        self._make_room()
+        now = datetime.now(UTC)
+        session = Session(
+            session_id=once[:_ID] if once is not None else secrets.token_hex(_ID // 2),
+            dataset=sample.dataset if sample is not None else "",
+            sample_id=sample.sample_id if sample is not None else "",
+            status="creating",
+            requested_at=now,
+            expires_at=now + timedelta(minutes=minutes),
+            user_id=user,
+            ttl_minutes=minutes,
+            parent_session_id=parent,
+        )
+        task = LiveTask(session, sample, self.ledger, self._judges, self._time_is_up)
+        self._live[session.session_id] = task
+        return task
+
+    def _make_room(self) -> None:
+        if self._closed:
+            raise SessionNotReady("the server is being stopped")
+        for id_, task in list(self._live.items()):
+            if task.session.status not in ("creating", "ready"):
+                del self._live[id_]
+        if len(self._live) >= self.rules.max_sessions:
+            raise TooManySessions(f"{len(self._live)} sessions are alive, and this server has room for no more")
+
+    async def _opened(self, sample: Sample | None, asked: NewSession) -> Opened:
+        executor: Executor
+        if sample is None:
+            config = SubprocessConfig(default_timeout=None, sandbox=self.rules.sandbox, network=bool(asked.network))
+            prepared, executor = None, SubprocessExecutor(config)
+        else:
+            prepared = await make_ready(sample, self.cache, sandbox=self.rules.sandbox)
+            executor = self._warm.take(prepared) or await open_place(prepared)
+        try:
+            await executor.start()
+            for path, text in asked.files.items():
+                await executor.write_file(path, text)
+        except BaseException:
+            await executor.close()
+            raise
+        return Opened(executor, prepared)
+
+    async def fork(self, user: str, session_id: str, asked: NewFork, once: str | None = None) -> Session:
+        """Another session that begins as this one is now; ForkRefused changes nothing."""
+        self.session(user, session_id)
+        if (known := self._known(once)) is not None:
+            return known
+        origin = self.live(user, session_id)
+        opened = origin.opened
+        minutes = asked.ttl_minutes or origin.session.ttl_minutes
+        fork = self._new(user, origin.sample, minutes, once, session_id)
+        try:
+            executor = await opened.executor.fork()
+        except BaseException as problem:
+            del self._live[fork.session.session_id]
+            if isinstance(problem, ForkRefused | asyncio.CancelledError):
+                raise
+            raise ForkRefused(f"the session could not be forked: {problem}") from problem
+        await self.ledger.keep(fork.session)
+        conversations = self.storage.get_session_store()
+        if await conversations.load_session(session_id) is not None:
+            await conversations.fork_session(session_id, new_id=fork.session.session_id)
+
+        async def at_once() -> Opened:
+            return Opened(executor, opened.prepared)
+
+        fork.open(at_once())
+        return fork.session
+
+    def session(self, user: str, session_id: str) -> Session:
+        """As it stands; SessionNotFound also for somebody else's."""
+        session = self.ledger.sessions.get(session_id)
+        if session is None or session.user_id != user:
+            raise SessionNotFound(f"there is no session {session_id!r}")
+        return session
+
+    def sessions_of(self, user: str) -> list[Session]:
+        """Newest first."""
+        return [session for session in reversed(self.ledger.sessions.values()) if session.user_id == user]
+
+    def live(self, user: str, session_id: str) -> LiveTask:
+        """One that is not over; SessionNotReady when it is."""
+        session = self.session(user, session_id)
+        task = self._live.get(session_id)
+        if task is None:
+            raise SessionNotReady(f"the session is {session.status}")
+        return task
+
+    def under_way(self, session_id: str) -> LiveTask | None:
+        return self._live.get(session_id)
+
+    @property
+    def alive(self) -> int:
+        return sum(task.session.status in ("creating", "ready") for task in self._live.values())
+
+    async def close_session(self, user: str, session_id: str) -> Session:
+        """End it; one that has ended stays as it is."""
+        session = self.session(user, session_id)
+        task = self._live.get(session_id)
+        if task is None:
+            return session
+        closed = await task.close("closed", "it was asked to")
+        self._live.pop(session_id, None)
+        return closed
+
+    def _time_is_up(self, task: LiveTask) -> None:
+        end = asyncio.get_running_loop().create_task(self._end(task, "its time was over"))
+        self._ends.add(end)
+        end.add_done_callback(self._ends.discard)
+
+    async def _end(self, task: LiveTask, why: str) -> Session:
+        session = await task.close("terminated", why)
+        self._live.pop(session.session_id, None)
+        return session
+
+    # --- how things stand -------------------------------------------------------------------------------------------
+
+    async def ready(self, session: Session, seconds: float) -> Session:
+        """When its place is ready or could not be made, or as it stands when the time is up."""
+        task = self._live.get(session.session_id)
+        return self.ledger.sessions[session.session_id] if task is None else await task.ready(seconds)
+
+    async def interaction(self, session_id: str, interaction_id: str, wait: float | None = None) -> Interaction:
+        """Once it has ended or the time is up; the first time that is a moment, where none was named. JobNotFound."""
+        task = self._live.get(session_id)
+        if task is not None:
+            return await task.interaction(interaction_id, _held(task, interaction_id, wait))
+        found = await self.ledger.interaction(session_id, interaction_id)
+        if found is None:
+            raise JobNotFound(f"the session has no interaction {interaction_id!r}")
+        return found
+
+    async def job(self, session_id: str, job_id: str, wait: float | None = None) -> Job:
+        """The same of a verification."""
+        task = self._live.get(session_id)
+        if task is not None:
+            return await task.job(job_id, _held(task, job_id, wait))
+        found = await self.ledger.job(session_id, job_id)
+        if found is None:
+            raise JobNotFound(f"the session has no verification {job_id!r}")
+        return found
+
+
+def _held(task: LiveTask, what: str, wait: float | None) -> float:
+    if wait is not None:
+        return wait
+    return HELD if task.first_time(what) else 0.0

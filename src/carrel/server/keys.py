@@ -1,0 +1,100 @@
+"""Who may use the server: a key for each user, of which only the hash is kept."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import re
+import secrets
+import time
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+import orjson
+
+from carrel.errors import ApiKeyNotFound, ConfigurationError
+from carrel.storage.seam import Stamp, Store
+
+LOG = "server/keys.jsonl"
+_NAME = re.compile(r"\w[\w.@-]{0,63}")
+_SECONDS_TRUSTED = 1.0
+"""How long the list is used before it is looked at again; a revoked key is refused after that."""
+
+
+@dataclass(frozen=True)
+class KnownKey:
+    """A key that was handed out."""
+
+    name: str
+    """Also the user: sessions belong to it."""
+    digest: str
+    created_at: datetime
+
+
+class Keys:
+    """The keys in a store; other processes may add and revoke some meanwhile."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._known: dict[str, KnownKey] = {}
+        self._stamp: Stamp | None = None
+        self._looked = float("-inf")
+
+    async def add(self, name: str) -> str:
+        """A new key for a user, told this once; ConfigurationError for a name that is taken or none."""
+        if _NAME.fullmatch(name) is None:
+            raise ConfigurationError(f"{name!r} is no name for a key: letters, digits and . _ @ -, at most 64")
+        await self._look(now=True)
+        if name in self._known:
+            raise ConfigurationError(f"there is a key {name} already; revoke it first, or take another name")
+        key = f"carrel_{secrets.token_urlsafe(32)}"
+        await self._note({"name": name, "sha256": _digest(key), "created_at": datetime.now(UTC).isoformat()})
+        return key
+
+    async def list(self) -> list[KnownKey]:
+        """Those that are valid, by name."""
+        await self._look(now=True)
+        return sorted(self._known.values(), key=lambda key: key.name)
+
+    async def revoke(self, name: str) -> None:
+        """Refuse it from now on; ApiKeyNotFound when there is none."""
+        await self._look(now=True)
+        if name not in self._known:
+            there = ", ".join(sorted(self._known)) or "none"
+            raise ApiKeyNotFound(f"there is no key {name!r}; there is: {there}")
+        await self._note({"revoked": name, "at": datetime.now(UTC).isoformat()})
+
+    async def user_of(self, key: str) -> str | None:
+        """Whose key this is, or None; takes as long for a nearly right one as for any other."""
+        await self._look()
+        digest, found = _digest(key), None
+        for known in self._known.values():
+            if hmac.compare_digest(known.digest, digest):
+                found = known.name
+        return found
+
+    async def _note(self, entry: dict[str, str]) -> None:
+        await self._store.append(LOG, [orjson.dumps(entry)], sync=True)
+        await self._look(now=True)
+
+    async def _look(self, now: bool = False) -> None:
+        if not now and time.monotonic() - self._looked < _SECONDS_TRUSTED:
+            return
+        stamp = await self._store.stamp(LOG)
+        if stamp != self._stamp or now:
+            known: dict[str, KnownKey] = {}
+            async for block in self._store.read(LOG):
+                for line in block.records:
+                    entry = orjson.loads(line)
+                    if "revoked" in entry:
+                        known.pop(entry["revoked"], None)
+                    else:
+                        made = datetime.fromisoformat(entry["created_at"])
+                        known[entry["name"]] = KnownKey(entry["name"], entry["sha256"], made)
+            self._known, self._stamp = known, stamp
+        self._looked = time.monotonic()
+
+
+def _digest(key: str) -> str:
+    """A key is 256 bits of chance, so a plain hash of it tells nothing."""
+    return hashlib.sha256(key.encode("utf-8", "surrogatepass")).hexdigest()

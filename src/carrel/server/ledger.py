@@ -1,0 +1,129 @@
+"""What the server remembers: each session as it stands, and in a log of its own what was done in it."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import AsyncIterator
+from typing import Any, Literal, TypeVar
+
+import orjson
+from pydantic import BaseModel
+
+from carrel.errors import StorageReadError
+from carrel.server.wire import Interaction, Job, Session
+from carrel.storage.seam import Store
+
+SESSIONS = "server/sessions.jsonl"
+Kind = Literal["session", "interaction", "job", "run", "file"]
+Kept = TypeVar("Kept", Interaction, Job)
+
+_INDEXED = 200
+"""Logs of ended sessions of which it is known where in them everything is."""
+
+
+class Ledger:
+    """Everything is a line that is only ever appended: what was answered is there after a kill."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self.sessions: dict[str, Session] = {}
+        """All there are, oldest first."""
+        self._places: OrderedDict[str, dict[str, int]] = OrderedDict()
+        """For each log, where the newest line on each interaction and job is."""
+
+    async def open(self) -> None:
+        """Read how every session stood last."""
+        async for block in self._store.read(SESSIONS):
+            for number, line in enumerate(block.records, block.first_seq):
+                try:
+                    session = Session.model_validate_json(line)
+                except ValueError as problem:
+                    raise StorageReadError(f"{SESSIONS}, line {number}: no session: {problem}") from None
+                self.sessions[session.session_id] = session
+
+    async def keep(self, session: Session) -> None:
+        """How it stands now."""
+        if session.session_id not in self.sessions:
+            self._places[session.session_id] = {}
+        self.sessions[session.session_id] = session
+        await self._store.append(SESSIONS, [session.model_dump_json().encode()])
+        await self.note(session.session_id, "session", session)
+
+    async def note(self, session_id: str, kind: Kind, what: BaseModel | dict[str, Any]) -> int:
+        """One line in the session's log; returns its number."""
+        data = what.model_dump(mode="json") if isinstance(what, BaseModel) else what
+        seq = await self._store.append(log_of(session_id), [orjson.dumps({"type": kind, **data})])
+        if isinstance(what, Interaction | Job):
+            (await self._index(session_id))[_id_of(what)] = seq
+        return seq
+
+    async def interaction(self, session_id: str, interaction_id: str) -> Interaction | None:
+        return await self._find(Interaction, session_id, interaction_id)
+
+    async def job(self, session_id: str, job_id: str) -> Job | None:
+        return await self._find(Job, session_id, job_id)
+
+    async def all_of(self, session_id: str) -> list[Interaction | Job]:
+        """Each as it stood last, in the order in which they began."""
+        found: dict[str, Interaction | Job] = {}
+        async for block in self._store.read(log_of(session_id)):
+            for line in block.records:
+                if (what := _read(line)) is not None:
+                    found[_id_of(what)] = what
+        return list(found.values())
+
+    async def watch(self, session_id: str, from_seq: int) -> AsyncIterator[tuple[int, dict[str, Any]]]:
+        """The lines from a number on, and then each as it comes."""
+        async for seq, line in self._store.watch(log_of(session_id), from_seq):
+            yield seq, orjson.loads(line)
+
+    async def entries(self, session_id: str, from_seq: int) -> AsyncIterator[tuple[int, dict[str, Any]]]:
+        """Those there are now."""
+        async for block in self._store.read(log_of(session_id), from_seq):
+            for seq, line in enumerate(block.records, block.first_seq):
+                yield seq, orjson.loads(line)
+
+    async def _find(self, kind: type[Kept], session_id: str, wanted: str) -> Kept | None:
+        seq = (await self._index(session_id)).get(wanted)
+        if seq is None:
+            return None
+        async for block in self._store.read(log_of(session_id), seq):
+            what = _read(block.records[0])
+            return what if isinstance(what, kind) else None
+        return None
+
+    async def _index(self, session_id: str) -> dict[str, int]:
+        known = self._places.get(session_id)
+        if known is None:
+            known = {}
+            async for block in self._store.read(log_of(session_id)):
+                for seq, line in enumerate(block.records, block.first_seq):
+                    if (what := _read(line)) is not None:
+                        known[_id_of(what)] = seq
+            known = self._places.setdefault(session_id, known)
+        self._places.move_to_end(session_id)
+        while len(self._places) > _INDEXED:
+            oldest = next((id_ for id_ in self._places if self.sessions[id_].status not in ("creating", "ready")), None)
+            if oldest is None:
+                break
+            del self._places[oldest]
+        return known
+
+
+def log_of(session_id: str) -> str:
+    return f"server/sessions/{session_id}/log.jsonl"
+
+
+def _id_of(what: Interaction | Job) -> str:
+    return what.interaction_id if isinstance(what, Interaction) else what.job_id
+
+
+def _read(line: bytes) -> Interaction | Job | None:
+    data = orjson.loads(line)
+    match data.pop("type", None):
+        case "interaction":
+            return Interaction.model_validate(data)
+        case "job":
+            return Job.model_validate(data)
+        case _:
+            return None

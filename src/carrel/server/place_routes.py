@@ -1,0 +1,172 @@
+"""Beyond the public wire: code, files, differences, what was said, what happened, forks."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Depends, Query, Request, Response
+
+from carrel.server.asking import LONGEST_WAIT, PROBLEMS, Counts, Desk, Once, User, Wait, bearer
+from carrel.server.run_told import told_run
+from carrel.server.streams import happenings, run_stream
+from carrel.server.wire import (
+    ChangeTold,
+    ConversationTold,
+    Difference,
+    EntryTold,
+    FolderTold,
+    Interrupted,
+    NewFork,
+    NewMessages,
+    NewRun,
+    RunTold,
+    Said,
+    Session,
+    SessionChange,
+    Written,
+)
+
+router = APIRouter(dependencies=[Depends(bearer)], responses=PROBLEMS)
+_EVENTS: dict[int | str, dict[str, Any]] = {200: {"content": {"text/event-stream": {}}}}
+_BYTES: dict[int | str, dict[str, Any]] = {
+    200: {"content": {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}}
+}
+
+
+@router.patch("/sessions/{session_id}", tags=["sessions"])
+async def change(desk: Desk, user: User, session_id: str, asked: SessionChange) -> Session:
+    """Let it live for so many minutes from now."""
+    expires = datetime.now(UTC) + timedelta(minutes=asked.ttl_minutes)
+    return await desk.live(user, session_id).keep_until(expires, asked.ttl_minutes)
+
+
+@router.post("/sessions/{session_id}/fork", tags=["sessions"])
+async def fork(
+    desk: Desk, user: User, wait: Wait, once: Once, session_id: str, asked: NewFork | None = None
+) -> Session:
+    """Another session with the same variables, files and conversation, from now on apart."""
+    session = await desk.fork(user, session_id, asked or NewFork(), once)
+    return await desk.ready(session, LONGEST_WAIT if wait is None else wait)
+
+
+# --- code -----------------------------------------------------------------------------------------------------------
+
+
+@router.post("/sessions/{session_id}/run", tags=["code"], response_model=RunTold, responses=_EVENTS)
+async def run(request: Request, desk: Desk, user: User, counts: Counts, session_id: str, asked: NewRun) -> Any:
+    """Run Python; with `Accept: text/event-stream` events while it runs: output, and result at its end."""
+    task = desk.live(user, session_id)
+    place = task.place()
+    counts.runs.inc()
+    if "text/event-stream" in request.headers.get("accept", ""):
+        return run_stream(task, asked)
+    result = await place.run(asked.code, asked.timeout)
+    await task.note_run(asked.code, result)
+    return told_run(result)
+
+
+@router.post("/sessions/{session_id}/interrupt", tags=["code"])
+async def interrupt(desk: Desk, user: User, session_id: str) -> Interrupted:
+    """Stop the running code as Ctrl-C does; its variables survive."""
+    return Interrupted(interrupted=await desk.live(user, session_id).place().interrupt())
+
+
+# --- files ----------------------------------------------------------------------------------------------------------
+
+
+@router.get("/sessions/{session_id}/files", tags=["files"])
+async def get_workspace(desk: Desk, user: User, session_id: str) -> FolderTold:
+    """What is in the workspace."""
+    return _folder(await desk.live(user, session_id).place().list_files("."))
+
+
+@router.get("/sessions/{session_id}/files/{path:path}", tags=["files"], response_model=FolderTold, responses=_BYTES)
+async def get_file(desk: Desk, user: User, session_id: str, path: str) -> Any:
+    """A file's bytes, or what is in a folder; a path that ends with `/` is a folder's.
+
+    One that begins with `/` (written `//`) is not the workspace's."""
+    place = desk.live(user, session_id).place()
+    if path.endswith("/"):
+        return _folder(await place.list_files(path))
+    try:
+        data = await place.read_file(path or ".")
+    except IsADirectoryError:
+        return _folder(await place.list_files(path or "."))
+    return Response(data, media_type="application/octet-stream")
+
+
+@router.put(
+    "/sessions/{session_id}/files/{path:path}",
+    tags=["files"],
+    openapi_extra={
+        "requestBody": {"content": {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}}
+    },
+)
+async def put_file(request: Request, desk: Desk, user: User, session_id: str, path: str) -> Written:
+    """Write a file; missing folders are made."""
+    task = desk.live(user, session_id)
+    place = task.place()
+    data = await request.body()
+    await place.write_file(path, data)
+    await task.note("file", {"action": "write", "path": path, "size": len(data)})
+    return Written(path=path, size=len(data))
+
+
+def _folder(entries: list[Any]) -> FolderTold:
+    return FolderTold(entries=[EntryTold(name=each.name, kind=each.kind, size=each.size) for each in entries])
+
+
+@router.get("/sessions/{session_id}/diff", tags=["files"])
+async def get_diff(desk: Desk, user: User, session_id: str) -> Difference:
+    """What is not as it was at the start."""
+    place = desk.live(user, session_id).place()
+    changes = await place.changed_files()
+    told = [ChangeTold(path=change.path, kind=change.kind, size=change.size) for change in changes]
+    return Difference(diff=await place.diff() if changes else "", changes=told)
+
+
+# --- what was said and done -----------------------------------------------------------------------------------------
+
+
+@router.get("/sessions/{session_id}/conversation", tags=["conversation"])
+async def get_conversation(desk: Desk, user: User, session_id: str) -> ConversationTold:
+    """What was said so far, as it is visible."""
+    desk.session(user, session_id)
+    data = await desk.storage.get_session_store().load_session(session_id)
+    if data is None:
+        return ConversationTold(session=None, messages=[])
+    return ConversationTold.model_validate(dict(data))
+
+
+@router.post("/sessions/{session_id}/conversation", tags=["conversation"])
+async def say(desk: Desk, user: User, session_id: str, asked: NewMessages) -> Said:
+    """Keep messages with the session, all of them or none; also when it has ended."""
+    session = desk.session(user, session_id)
+    store = desk.storage.get_session_store()
+    where = {"provider": "", "model": "", "cwd": f"/{session.dataset}/{session.sample_id}", "api_base": ""}
+    await store.append_many(session_id, asked.messages, **where)
+    data = await store.load_session(session_id)
+    return Said(count=len(data["messages"]) if data is not None else 0)
+
+
+@router.get("/sessions/{session_id}/events", tags=["conversation"], response_class=Response, responses=_EVENTS)
+async def get_events(
+    request: Request,
+    desk: Desk,
+    user: User,
+    session_id: str,
+    from_seq: Annotated[int, Query(ge=1, le=2**53)] = 1,
+    follow: Annotated[bool, Query(description="False ends with what there is now")] = True,
+) -> Any:
+    """Everything that happens in the session, from a number on; `Last-Event-ID` goes on after that one."""
+    desk.session(user, session_id)
+    last = request.headers.get("last-event-id", "")
+    start = int(last) + 1 if last.isascii() and last.isdigit() and len(last) < 16 else from_seq
+    return happenings(desk.ledger, session_id, start, follow)
+
+
+@router.get("/metrics", tags=["server"], response_class=Response, responses={200: {"content": {"text/plain": {}}}})
+async def get_metrics(counts: Counts) -> Response:
+    """Numbers about the server, as Prometheus reads them."""
+    return Response(counts.text(), media_type="text/plain; version=0.0.4; charset=utf-8")

@@ -1,0 +1,239 @@
+"""The wire that task sessions have in public: datasets, samples, sessions, commands, verdicts."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import UTC, datetime
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Depends, Query, Request
+from fastapi.responses import FileResponse
+
+from carrel import __version__
+from carrel.server.asking import LONGEST_WAIT, PROBLEMS, Counts, Desk, Once, User, Wait, bearer
+from carrel.server.downloads import archive_of
+from carrel.server.front_desk import HELD, FrontDesk
+from carrel.server.live_task import known_id
+from carrel.server.streams import command_stream
+from carrel.server.wire import (
+    Begun,
+    Closed,
+    Created,
+    Health,
+    Interaction,
+    Job,
+    JobBegun,
+    NewCommand,
+    NewSession,
+    Replaced,
+    Replacement,
+    Samples,
+    SampleTold,
+    Session,
+    Sessions,
+    SessionStatus,
+)
+from carrel.tasks.dataset import DatasetInfo
+from carrel.tasks.sample import WIRE_FIELDS, Sample
+
+health = APIRouter()
+router = APIRouter(dependencies=[Depends(bearer)], responses=PROBLEMS)
+_ANSWERS_AT_ONCE = ("0.1.", "0.2.", "0.3.")
+"""Versions of the public client that want a command's output in the answer to it."""
+
+
+@health.get("/health", tags=["server"])
+async def get_health() -> Health:
+    """That the server is there; the only question that needs no key."""
+    return Health(service="carrel", status="healthy", timestamp=datetime.now(UTC).isoformat(), version=__version__)
+
+
+@router.get("/datasets", tags=["datasets"])
+async def get_datasets(desk: Desk) -> list[DatasetInfo]:
+    """All datasets that can be read."""
+    return await asyncio.to_thread(desk.datasets.list)
+
+
+@router.get("/samples", tags=["datasets"])
+async def get_samples(
+    desk: Desk,
+    dataset: Annotated[str | None, Query(max_length=200)] = None,
+    page: Annotated[int | None, Query(ge=1, le=1_000_000)] = None,
+    page_size: Annotated[int | None, Query(ge=1, le=100)] = None,
+    search: Annotated[str | None, Query(max_length=200, description="In the instance's id")] = None,
+) -> Samples:
+    """All samples, or a page of them."""
+    found = await asyncio.to_thread(_samples, desk, dataset)
+    if search:
+        found = [sample for sample in found if search.lower() in sample.instance_id.lower()]
+    size = page_size or (100 if page is not None else max(len(found), 1))
+    first = ((page or 1) - 1) * size
+    shown = found[first : first + size]
+    return Samples(
+        samples=[SampleTold.model_validate(sample.model_dump(include=set(WIRE_FIELDS))) for sample in shown],
+        total_count=len(found),
+        page=page or 1,
+        page_size=size,
+        has_more=first + len(shown) < len(found),
+    )
+
+
+def _samples(desk: FrontDesk, dataset: str | None) -> list[Sample]:
+    if dataset:
+        return desk.datasets.get(dataset).samples
+    return [sample for about in desk.datasets.list() for sample in desk.datasets.get(about.name).samples]
+
+
+@router.get(
+    "/samples/{dataset}/{sample_id}/download",
+    tags=["datasets"],
+    response_class=FileResponse,
+    responses={200: {"content": {"application/gzip": {"schema": {"type": "string", "format": "binary"}}}}},
+)
+async def download(
+    desk: Desk, dataset: str, sample_id: str, version: Annotated[int | None, Query(ge=1)] = None
+) -> FileResponse:
+    """The sample's files as its sessions begin with them."""
+    sample = (await asyncio.to_thread(desk.datasets.get, dataset)).sample(sample_id, version)
+    archive = await archive_of(sample, desk.cache)
+    return FileResponse(archive, media_type="application/gzip", filename=f"{sample.sample_id}.tar.gz")
+
+
+# --- sessions -------------------------------------------------------------------------------------------------------
+
+
+@router.post("/sessions", tags=["sessions"])
+async def create(
+    desk: Desk, user: User, counts: Counts, wait: Wait, once: Once, asked: NewSession
+) -> Session | Created:
+    """A new session; it is being made until its status is `ready` or `error`."""
+    session = await desk.create(user, asked, once)
+    counts.sessions.inc()
+    if wait is None:
+        return Created(session_id=session.session_id, status=session.status, expires_at=session.expires_at)
+    return _lasting(await desk.ready(session, wait))
+
+
+@router.get("/sessions", tags=["sessions"])
+async def get_sessions(
+    desk: Desk,
+    user: User,
+    status: SessionStatus | None = None,
+    page: Annotated[int, Query(ge=1, le=1_000_000)] = 1,
+    page_size: Annotated[int, Query(ge=1, le=1000)] = 1000,
+) -> Sessions:
+    """The user's own, newest first."""
+    found = [session for session in desk.sessions_of(user) if status is None or session.status == status]
+    first = (page - 1) * page_size
+    shown = [_lasting(session) for session in found[first : first + page_size]]
+    return Sessions(sessions=shown, total_count=len(found), has_more=first + len(shown) < len(found))
+
+
+@router.get("/sessions/{session_id}", tags=["sessions"])
+async def get_session(desk: Desk, user: User, wait: Wait, session_id: str) -> Session:
+    """How it stands; one that is being made is waited for, for a moment."""
+    session = desk.session(user, session_id)
+    task = desk.under_way(session_id)
+    if wait is None:
+        wait = HELD if task is not None and task.first_time(session_id) else 0.0
+    return _lasting(await desk.ready(session, wait))
+
+
+@router.delete("/sessions/{session_id}", tags=["sessions"])
+async def close(desk: Desk, user: User, session_id: str) -> Closed:
+    """End it: nothing of it is left running or on disk. What was answered can still be asked for."""
+    session = await desk.close_session(user, session_id)
+    return Closed(message=f"the session is {session.status}", duration_seconds=session.duration_seconds or 0.0)
+
+
+def _lasting(session: Session) -> Session:
+    """With how long it has lasted so far."""
+    if session.duration_seconds is not None or session.created_at is None:
+        return session
+    seconds = (datetime.now(UTC) - session.created_at).total_seconds()
+    return session.model_copy(update={"duration_seconds": seconds})
+
+
+# --- commands -------------------------------------------------------------------------------------------------------
+
+
+@router.post(
+    "/sessions/{session_id}/exec",
+    tags=["commands"],
+    response_model=Begun,
+    responses={200: {"content": {"text/event-stream": {}}}},
+)
+async def execute(
+    request: Request,
+    desk: Desk,
+    user: User,
+    counts: Counts,
+    wait: Wait,
+    once: Once,
+    session_id: str,
+    asked: NewCommand,
+    stream: Annotated[bool, Query(description="Events as it writes: output, and done at its end")] = False,
+) -> Any:
+    """Begin a command; commands of one session run one after another."""
+    desk.session(user, session_id)
+    interaction = await desk.ledger.interaction(session_id, known_id("int", once)) if once is not None else None
+    if interaction is None:
+        task = desk.live(user, session_id)
+        counts.commands.inc()
+        if stream:
+            return await command_stream(task, asked, once)
+        interaction = await task.begin_command(asked, once=once)
+    if request.headers.get("x-stainless-package-version", "").startswith(_ANSWERS_AT_ONCE):
+        wait = asked.command_timeout + LONGEST_WAIT
+    if wait is not None:
+        interaction = await desk.interaction(session_id, interaction.interaction_id, wait)
+    return Begun.model_validate(interaction.model_dump())
+
+
+@router.get("/sessions/{session_id}/interactions/{interaction_id}", tags=["commands"])
+async def get_interaction(desk: Desk, user: User, wait: Wait, session_id: str, interaction_id: str) -> Interaction:
+    """How the command stands; one that runs is waited for, for a moment."""
+    desk.session(user, session_id)
+    return await desk.interaction(session_id, interaction_id, wait)
+
+
+@router.post("/sessions/{session_id}/str_replace", tags=["files"])
+async def str_replace(desk: Desk, user: User, session_id: str, asked: Replacement) -> Replaced:
+    """Replace a text that stands in a file exactly once."""
+    task = desk.live(user, session_id)
+    try:
+        await task.place().str_replace(asked.file_path, asked.str_to_replace, asked.str_to_insert)
+    except (OSError, ValueError) as problem:
+        return Replaced(success=False, message=str(problem))
+    await task.note("file", {"action": "str_replace", "path": asked.file_path})
+    return Replaced(success=True, message=f"{asked.file_path} was changed in one place")
+
+
+# --- verification ---------------------------------------------------------------------------------------------------
+
+
+@router.post("/sessions/{session_id}/verify", tags=["verification"])
+async def verify(desk: Desk, user: User, counts: Counts, wait: Wait, once: Once, session_id: str) -> Job | JobBegun:
+    """Judge what was done so far, in a fresh copy of the sample."""
+    desk.session(user, session_id)
+    job = await desk.ledger.job(session_id, known_id("job", once)) if once is not None else None
+    if job is None:
+        job = await desk.live(user, session_id).begin_verification(once)
+        counts.verifications.inc()
+    if wait is not None:
+        return await desk.job(session_id, job.job_id, wait)
+    return JobBegun(job_id=job.job_id, status=job.status, started_at=job.started_at or job.created_at)
+
+
+@router.get("/sessions/{session_id}/verify/{job_id}", tags=["verification"])
+async def get_job(desk: Desk, user: User, wait: Wait, session_id: str, job_id: str) -> Job:
+    """How the verification stands; one that runs is waited for, for a moment."""
+    desk.session(user, session_id)
+    return await desk.job(session_id, job_id, wait)
+
+
+@router.delete("/sessions/{session_id}/verify/{job_id}", tags=["verification"])
+async def cancel(desk: Desk, user: User, session_id: str, job_id: str) -> Job:
+    """End a verification that is not wanted any more."""
+    task = desk.under_way(desk.session(user, session_id).session_id)
+    return await (desk.job(session_id, job_id) if task is None else task.cancel_job(job_id))

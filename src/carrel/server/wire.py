@@ -1,0 +1,373 @@
+"""What goes over the line: the bodies that are asked with, and the answers."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any, Literal
+
+from pydantic import BaseModel, Field
+
+from carrel.tasks.unpacking import Receipt
+from carrel.tasks.verdict import VerificationResult
+
+SessionStatus = Literal["creating", "ready", "error", "closed", "terminated"]
+JobStatus = Literal["pending", "starting", "running", "completed", "error", "cancelled"]
+
+NOT_RUN = -1000
+"""The exit code of a command that could not be run at all."""
+MOST_MINUTES = 7 * 24 * 60
+LONGEST_COMMAND = 24 * 3600.0
+LONGEST_TEXT = 8 * 1024 * 1024
+FILES_AT_ONCE = 1000
+
+
+class Health(BaseModel):
+    """That the server is there."""
+
+    service: str
+    status: str
+    timestamp: str
+    version: str
+
+
+class Problem(BaseModel):
+    """Every answer that is none."""
+
+    detail: Any
+    """What happened, in words; of a wrong body a list that names each field."""
+    code: str | None = None
+    """The kind of error, by the name of carrel's own or Python's class."""
+
+
+class ErrorInfo(BaseModel):
+    """Why a session or a job came to nothing."""
+
+    code: str
+    message: str
+
+
+class SampleTold(BaseModel):
+    """A sample as it is told to those who evaluate."""
+
+    sample_id: str
+    instance_id: str
+    dataset: str
+    repo: str
+    language: str
+    base_commit: str
+    environment_setup_commit: str
+    problem_statement: str
+    hints_text: str
+    patch: str
+    test_patch: str
+    non_code_patch: str
+    fail_to_pass: list[str]
+    pass_to_pass: list[str]
+    fail_to_fail: list[str]
+    verifier: Literal["test_suite", "static_analysis", "linter", "custom"]
+    version: int
+    latest: bool
+    version_description: str
+    description: str
+    created_at: datetime | None
+
+
+class Samples(BaseModel):
+    """One page of them."""
+
+    samples: list[SampleTold]
+    total_count: int
+    page: int
+    page_size: int
+    has_more: bool
+
+
+# --- sessions -------------------------------------------------------------------------------------------------------
+
+
+class NewSession(BaseModel):
+    """Of a sample, or of none: then the workspace is empty but for the files given here."""
+
+    dataset: str = Field(default="", max_length=200)
+    sample_id: str = Field(default="", max_length=200)
+    ttl_minutes: int = Field(default=30, ge=1, le=MOST_MINUTES)
+    version: int | None = Field(default=None, ge=1)
+    """Of the sample; the latest when none is named."""
+    files: dict[str, str] = Field(default={}, max_length=FILES_AT_ONCE)
+    """By path; written over what the sample has."""
+    network: bool | None = None
+    """For a session of no sample, where the server allows it."""
+
+
+class SessionChange(BaseModel):
+    """What can be changed of one."""
+
+    ttl_minutes: int = Field(ge=1, le=MOST_MINUTES)
+    """From now on."""
+
+
+class NewFork(BaseModel):
+    """Another session that goes on from this moment."""
+
+    ttl_minutes: int | None = Field(default=None, ge=1, le=MOST_MINUTES)
+
+
+class ContainerInfo(BaseModel):
+    """Kept for the wire; places here are no containers that somebody could look up."""
+
+    container_name: str
+    created_at: datetime
+    expires_at: datetime
+    location: str
+    sample_id: str
+    service_url: str
+    status: str
+
+
+class Session(BaseModel):
+    """A session, alive or not."""
+
+    session_id: str
+    dataset: str
+    sample_id: str
+    status: SessionStatus
+    requested_at: datetime
+    expires_at: datetime
+    created_at: datetime | None = None
+    """When its place was ready."""
+    user_id: str
+    duration_seconds: float | None = None
+    error: ErrorInfo | None = None
+    container_info: ContainerInfo | None = None
+    ttl_minutes: int = 30
+    closed_at: datetime | None = None
+    parent_session_id: str | None = None
+    """The one it was forked from."""
+    receipt: Receipt | None = None
+    """What the sample's files were made from, and what of git's future was taken out."""
+
+
+class Created(BaseModel):
+    """A session that was asked for; with `Prefer: wait` everything else is there too."""
+
+    session_id: str
+    status: SessionStatus
+    expires_at: datetime
+
+
+class Sessions(BaseModel):
+    """Newest first."""
+
+    sessions: list[Session]
+    total_count: int
+    has_more: bool
+
+
+class Closed(BaseModel):
+    """A session's end."""
+
+    message: str
+    duration_seconds: float
+
+
+# --- commands and code ----------------------------------------------------------------------------------------------
+
+
+class NewCommand(BaseModel):
+    """A command for bash."""
+
+    command: str = Field(max_length=LONGEST_TEXT)
+    command_timeout: float = Field(default=300, gt=0, le=LONGEST_COMMAND)
+    """Seconds; then it is killed with all it started, and what it wrote is kept."""
+    cwd: str | None = Field(default=None, max_length=4096)
+    env: dict[str, str] = {}
+    stdin: str | None = Field(default=None, max_length=LONGEST_TEXT)
+    background: bool = False
+    """Answer at once and let it go on, its output in a file of the place."""
+
+
+class Interaction(BaseModel):
+    """A command and what came of it."""
+
+    interaction_id: str
+    session_id: str
+    created_at: datetime
+    exit_code: int | None = None
+    """None while it runs, -1000 when it could not be run at all."""
+    stdout: str | None = None
+    stderr: str | None = None
+    execution_time_seconds: float | None = None
+    success: bool | None = None
+    message: str | None = None
+    status: Literal["pending", "completed", "error"] = "pending"
+    command: str = ""
+    timed_out: bool = False
+    pid: int | None = None
+    """Of one in the background."""
+    output: str | None = None
+    """The file in the place that one in the background writes to; beside it `.exit` has its exit code at the end."""
+
+
+class Begun(BaseModel):
+    """A command that was asked for; with `Prefer: wait`, once it has ended, all of the interaction is there."""
+
+    interaction_id: str
+    status: Literal["pending", "completed", "error"]
+    exit_code: int | None = None
+    stdout: str | None = None
+    stderr: str | None = None
+    execution_time_seconds: float | None = None
+    success: bool | None = None
+    message: str | None = None
+    session_id: str | None = None
+    created_at: datetime | None = None
+    command: str | None = None
+    timed_out: bool = False
+    pid: int | None = None
+    output: str | None = None
+
+
+class Replacement(BaseModel):
+    """A text that stands in a file once, and what shall stand there."""
+
+    file_path: str = Field(min_length=1, max_length=4096)
+    str_to_replace: str = Field(max_length=LONGEST_TEXT)
+    str_to_insert: str = Field(max_length=LONGEST_TEXT)
+
+
+class Replaced(BaseModel):
+    """Whether it was replaced, and if not, why."""
+
+    success: bool
+    message: str
+
+
+class NewRun(BaseModel):
+    """Python to be run; its variables stay."""
+
+    code: str = Field(max_length=LONGEST_TEXT)
+    timeout: float = Field(default=60, gt=0, le=LONGEST_COMMAND)
+
+
+class RunUsageTold(BaseModel):
+    """What a run took."""
+
+    cpu_seconds: float
+    max_rss_bytes: int
+
+
+class RunTold(BaseModel):
+    """What came of a run."""
+
+    value: Any = None
+    """Of the last expression where JSON has it as it is, else None."""
+    packed: Any = None
+    """The same as tagged data, exact for every kind of data; see docs/worker-protocol.md."""
+    value_repr: str
+    stdout: str
+    stderr: str
+    error: str | None
+    error_type: str | None
+    is_ok: bool
+    duration: float
+    state: Literal["kept", "restored", "lost"]
+    state_reason: str
+    display: list[dict[str, Any]]
+    usage: RunUsageTold
+
+
+class Interrupted(BaseModel):
+    """Whether something was running."""
+
+    interrupted: bool
+
+
+# --- verification ---------------------------------------------------------------------------------------------------
+
+
+class Result(VerificationResult):
+    """The verdict; `tool` is what the wire knows, `verifier` what it was."""
+
+    tool: Literal["test_suite"] | None = None  # type: ignore[assignment]
+    verifier: str = "test_suite"
+
+
+class Job(BaseModel):
+    """A verification."""
+
+    job_id: str
+    session_id: str
+    sample_id: str
+    status: JobStatus
+    created_at: datetime
+    started_at: datetime | None = None
+    completed_at: datetime | None = None
+    error: ErrorInfo | None = None
+    result: Result | None = None
+    container_info: ContainerInfo | None = None
+
+
+class JobBegun(BaseModel):
+    """A verification that was asked for."""
+
+    job_id: str
+    status: JobStatus
+    started_at: datetime
+
+
+# --- files, differences, what was said ------------------------------------------------------------------------------
+
+
+class EntryTold(BaseModel):
+    """One name in a folder."""
+
+    name: str
+    kind: Literal["file", "folder", "link"]
+    size: int
+
+
+class FolderTold(BaseModel):
+    """What is in a folder, by name."""
+
+    entries: list[EntryTold]
+
+
+class Written(BaseModel):
+    """A file that was put."""
+
+    path: str
+    size: int
+
+
+class ChangeTold(BaseModel):
+    """A file that is not as it was at the start."""
+
+    path: str
+    kind: Literal["added", "modified", "deleted"]
+    size: int
+
+
+class Difference(BaseModel):
+    """All that was changed."""
+
+    diff: str
+    changes: list[ChangeTold]
+
+
+class NewMessages(BaseModel):
+    """What was said, to be kept with the session."""
+
+    messages: list[dict[str, Any]] = Field(min_length=1, max_length=1000)
+
+
+class Said(BaseModel):
+    """How many messages there are now."""
+
+    count: int
+
+
+class ConversationTold(BaseModel):
+    """What was said so far."""
+
+    session: dict[str, Any] | None
+    messages: list[dict[str, Any]]

@@ -1,0 +1,189 @@
+"""`carrel serve` as a process of its own, and servers that misbehave in a chosen way."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any, Self
+
+
+class RealServer:
+    """Started by `start`, ended by `stop`; `url` and `key` are for its client."""
+
+    def __init__(self, folder: Path, *options: str, port: int = 0) -> None:
+        self.folder = folder
+        self.options = options
+        self.port = port
+        self.url = self.key = ""
+        self.process: subprocess.Popen[str] | None = None
+
+    def start(self) -> Self:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        data = self.folder / "data"
+        words = [sys.executable, "-m", "carrel", "serve", "--port", str(self.port), "--data", str(data), "--json"]
+        home = self.folder.parent / "home"
+        with (self.folder / "stderr").open("ab") as complaints:
+            self.process = subprocess.Popen(
+                [*words, *self.options],
+                env=os.environ | {"CARREL_HOME": str(home)},
+                stdout=subprocess.PIPE,
+                stderr=complaints,
+                text=True,
+            )
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        assert line, (self.folder / "stderr").read_text()
+        told = json.loads(line)
+        self.url, self.key = told["url"], told["key"] or self.key
+        self.port = int(self.url.rpartition(":")[2].partition("/")[0])
+        return self
+
+    @property
+    def pid(self) -> int:
+        assert self.process is not None
+        return self.process.pid
+
+    def stop(self, how: signal.Signals = signal.SIGTERM) -> int:
+        assert self.process is not None
+        assert self.process.stdout is not None
+        if self.process.poll() is None:
+            self.process.send_signal(how)
+        self.process.stdout.close()
+        return self.process.wait(30)
+
+
+@dataclass
+class Seen:
+    """A request as it came."""
+
+    method: str
+    path: str
+    headers: dict[str, str]
+    body: bytes
+
+
+Answer = tuple[int, dict[str, str], bytes] | None
+"""Status, headers and body; None drops the connection without a word."""
+
+
+@dataclass
+class Misbehaving:
+    """An HTTP server that answers each request with the next of its answers, and the last one ever after."""
+
+    answers: list[Answer | Callable[[Seen], Answer]]
+    seen: list[Seen] = field(default_factory=list)
+    url: str = ""
+
+    def __enter__(self) -> Self:
+        ours = self
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def answer(self) -> None:
+                body = self.rfile.read(int(self.headers.get("content-length", 0)))
+                seen = Seen(self.command, self.path, {k.lower(): v for k, v in self.headers.items()}, body)
+                ours.seen.append(seen)
+                answer = ours.answers.pop(0) if len(ours.answers) > 1 else ours.answers[0]
+                answer = answer(seen) if callable(answer) else answer
+                if answer is None:
+                    self.close_connection = True
+                    self.connection.shutdown(socket.SHUT_RDWR)
+                    return
+                status, headers, content = answer
+                self.send_response(status)
+                for name, value in ({"content-type": "application/json"} | headers).items():
+                    self.send_header(name, value)
+                if "content-length" not in headers:
+                    self.send_header("content-length", str(len(content)))
+                self.end_headers()
+                self.wfile.write(content)
+                if int(headers.get("content-length", len(content))) != len(content):
+                    self.close_connection = True
+
+            do_GET = do_POST = do_PUT = do_DELETE = do_PATCH = answer
+
+            def log_message(self, *_: object) -> None:
+                """Nobody reads it."""
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.01})
+        self._thread.start()
+        self.url = f"http://127.0.0.1:{self._server.server_address[1]}/api/v1"
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._server.shutdown()
+        self._thread.join()
+        self._server.server_close()
+
+
+def told(data: Any, status: int = 200, **headers: str) -> Answer:
+    return status, {name.replace("_", "-"): value for name, value in headers.items()}, json.dumps(data).encode()
+
+
+class Relay:
+    """A line to a server that can be cut: everything under way breaks, and what comes after goes through."""
+
+    def __init__(self, port: int) -> None:
+        self._port = port
+        self._lock = threading.Lock()
+        self._open: list[socket.socket] = []
+        self._threads: list[threading.Thread] = []
+        self._listening = socket.create_server(("127.0.0.1", 0))
+        self.url = f"http://127.0.0.1:{self._listening.getsockname()[1]}/api/v1"
+
+    def __enter__(self) -> Self:
+        self._begin(self._accept)
+        return self
+
+    def _begin(self, work: Callable[..., None], *arguments: Any) -> None:
+        thread = threading.Thread(target=work, args=arguments)
+        self._threads.append(thread)
+        thread.start()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                near, _ = self._listening.accept()
+            except OSError:
+                return
+            far = socket.create_connection(("127.0.0.1", self._port))
+            with self._lock:
+                self._open += [near, far]
+            self._begin(self._pass_on, near, far)
+            self._begin(self._pass_on, far, near)
+
+    def _pass_on(self, source: socket.socket, target: socket.socket) -> None:
+        try:
+            while piece := source.recv(65536):
+                target.sendall(piece)
+            target.shutdown(socket.SHUT_WR)
+        except OSError:
+            return
+
+    def cut(self) -> None:
+        with self._lock:
+            for line in self._open:
+                try:
+                    line.shutdown(socket.SHUT_RDWR)
+                except OSError:
+                    continue
+
+    def __exit__(self, *_: object) -> None:
+        self._listening.shutdown(socket.SHUT_RDWR)
+        self._listening.close()
+        self.cut()
+        for thread in self._threads:
+            thread.join(10)
+        for line in self._open:
+            line.close()

@@ -1,0 +1,366 @@
+"""Both clients on a real server: everything that a session can do."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import inspect
+import io
+import tarfile
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from carrel.client import AsyncClient, Client
+from carrel.client.answers import Interaction, OutputPiece, RunResult
+from carrel.client.client import BlockingSamples, BlockingSessions, BlockingVerification, RemoteSession
+from carrel.client.offers import SampleOffers
+from carrel.client.sessions import Sessions
+from carrel.client.verbs import AsyncRemoteSession, Verbs
+from carrel.client.verification import Verification
+from carrel.errors import CommandNotRun, KeyNotAccepted, RemoteError, RequestRefused, SessionNotReady, WaitedTooLong
+from tests.client.conftest import all_of, got
+from tests.client.real_server import RealServer
+
+
+@pytest.mark.parametrize(
+    ("waits", "blocks"),
+    [
+        (Sessions, BlockingSessions),
+        (Verification, BlockingVerification),
+        (SampleOffers, BlockingSamples),
+        (Verbs, RemoteSession),
+        (AsyncRemoteSession, RemoteSession),
+    ],
+)
+def test_both_clients_have_the_same_calls(waits: type, blocks: type) -> None:
+    calls = {
+        name
+        for name, call in inspect.getmembers(waits)
+        if not name.startswith("_") and (inspect.iscoroutinefunction(call) or inspect.isasyncgenfunction(call))
+    }
+    assert calls
+    assert [name for name in calls if not hasattr(blocks, name)] == []
+
+
+async def test_what_the_server_offers(client: Any) -> None:
+    assert (await got(client.health.check())).service == "carrel"
+    assert [dataset.name for dataset in await got(client.datasets.list())] == ["demo"]
+    page = await got(client.samples.list(dataset="demo", page=2, page_size=2))
+    assert (len(page.samples), page.page, page.has_more) == (2, 2, True)
+    each = await all_of(client.samples.each(dataset="demo"))
+    assert len(each) == page.total_count
+    assert each[2:4] == page.samples
+    assert (await got(client.samples.list(search="CALC"))).samples[0].fail_to_pass
+
+
+async def test_a_sample_s_files(client: Any, tmp_path: Path) -> None:
+    archive = await got(client.samples.download("calc-1", dataset="demo"))
+    with tarfile.open(fileobj=io.BytesIO(archive)) as files:
+        assert any(name.endswith("calc.py") for name in files.getnames())
+    heard: list[int] = []
+    path = await got(
+        client.samples.download_to(
+            tmp_path / "x.tar.gz", "calc-1", dataset="demo", on_progress=lambda done, size: heard.append(done)
+        )
+    )
+    assert gzip.decompress(path.read_bytes()) == gzip.decompress(archive)
+    assert heard[-1] == path.stat().st_size
+    assert list(tmp_path.iterdir()) == [path]
+
+
+async def test_the_whole_way_as_the_page_shows_it(client: Any) -> None:
+    session = await got(client.sessions.create(dataset="demo", sample_id="calc-1", ttl_minutes=5))
+    assert session.status == "ready"
+    listed = await got(client.sessions.execute_command(session_id=session.session_id, command="ls -l"))
+    assert "calc.py" in listed.stdout
+    assert listed.success
+    job = await got(client.sessions.verify.start(session_id=session.session_id))
+    status = await got(client.sessions.verify.status(job_id=job.job_id, session_id=session.session_id))
+    assert (status.status, status.result.is_success, status.result.outcome) == ("completed", False, "not_solved")
+    assert status.result.failures[0].name
+    sample = (await got(client.samples.list(dataset="demo", search="calc-1"))).samples[0]
+    await got(session.write_file("fix.patch", sample.patch))
+    assert (await got(session.execute_command("git apply fix.patch && rm fix.patch"))).exit_code == 0
+    job = await got(session.verify())
+    assert (job.result.is_success, job.result.score) == (True, 1.0)
+    closed = await got(client.sessions.close(session_id=session.session_id))
+    assert closed.duration_seconds > 0
+    assert (await got(client.sessions.retrieve(session.session_id))).status == "closed"
+    with pytest.raises(SessionNotReady, match="closed"):
+        await got(session.execute_command("ls"))
+
+
+async def test_commands(session: Any) -> None:
+    done = await got(
+        session.execute_command("cat; echo $A; pwd; echo no >&2; exit 3", stdin="in\n", env={"A": "1"}, cwd="/tmp")
+    )
+    assert (done.stdout, done.stderr, done.exit_code, done.success) == ("in\n1\n/tmp\n", "no\n", 3, False)
+    late = await got(session.execute_command("echo soon; sleep 60", timeout=0.5))
+    assert (late.timed_out, late.success, late.stdout) == (True, False, "soon\n")
+    behind = await got(session.execute_command("sleep 60 & echo started"))
+    assert behind.stdout == "started\n"
+
+
+async def test_a_command_longer_than_the_server_holds_its_answer_is_waited_for(client: Any, session: Any) -> None:
+    begun = await got(
+        client.sessions.execute_command(session.session_id, command="sleep 1.5; echo end", wait_for_completion=False)
+    )
+    assert not begun.is_finished
+    with pytest.raises(WaitedTooLong):
+        await got(client.sessions.execute_command(session.session_id, command="echo second", timeout=0.3))
+    done = await got(client.sessions.execute_command(session.session_id, command="echo third"))
+    assert done.stdout == "third\n"
+    assert (await got(session.get_interaction(begun.interaction_id))).stdout == "end\n"
+
+
+async def test_in_the_background(session: Any) -> None:
+    begun = await got(session.execute_command("sleep 0.3; echo done", background=True))
+    assert begun.pid > 0
+    for _ in range(100):
+        ended = await got(session.execute_command(f"cat {begun.output}.exit"))
+        if ended.success:
+            break
+        await asyncio.sleep(0.1)
+    assert ended.stdout == "0\n"
+    assert await got(session.read_file(begun.output)) == b"done\n"
+
+
+async def test_what_a_command_writes_is_heard_as_it_comes(session: Any) -> None:
+    came: list[tuple[str, float]] = []
+    done = await got(
+        session.execute_command(
+            "echo one; sleep 0.5; echo two >&2; sleep 0.5; exit 4",
+            on_output=lambda piece: came.append((f"{piece.stream} {piece.text}", time.monotonic())),
+        )
+    )
+    assert (done.exit_code, done.stdout, done.stderr) == (4, "one\n", "two\n")
+    assert [text for text, _ in came] == ["stdout one\n", "stderr two\n"]
+    assert came[1][1] - came[0][1] > 0.25
+    pieces = await all_of(session.stream_command("echo x"))
+    assert isinstance(pieces[0], OutputPiece)
+    assert isinstance(pieces[-1], Interaction)
+
+
+async def test_five_megabytes(session: Any) -> None:
+    big = "yes 0123456789abcde | head -c 5000000"
+    assert len((await got(session.execute_command(big))).stdout) == 5_000_000
+    pieces = await all_of(session.stream_command(big))
+    assert len(pieces[-1].stdout) == 5_000_000
+    result = await got(session.run("print('x' * 5_000_000)"))
+    assert len(result.stdout) == 5_000_001
+
+
+async def test_code(session: Any) -> None:
+    result = await got(session.run("x = 20\nprint('hi')\nx + 1"))
+    assert (result.value, result.value_repr, result.stdout, result.is_ok) == (21, "21", "hi\n", True)
+    assert (await got(session.run("{1: (x, b'y')}"))).value_repr == "{1: (20, b'y')}"
+    failed = await got(session.run("1 / 0"))
+    assert (failed.error_type, failed.is_ok) == ("ZeroDivisionError", False)
+    late = await got(session.run("while True: pass", timeout=0.5))
+    assert (late.error_type, late.state) == ("Timeout", "kept")
+    pieces = await all_of(session.stream("for n in range(3): print(n)\nx"))
+    assert "".join(piece.text for piece in pieces[:-1]) == "0\n1\n2\n"
+    assert isinstance(pieces[-1], RunResult)
+    assert pieces[-1].value == 20
+
+
+async def test_who_leaves_a_stream_stops_the_code_and_can_go_on(session: Any) -> None:
+    stream = session.stream("import time\nx = 'kept'\nprint('begun', flush=True)\ntime.sleep(100)")
+    if hasattr(stream, "__aiter__"):
+        assert (await anext(stream)).text == "begun\n"
+        await stream.aclose()
+    else:
+        assert next(stream).text == "begun\n"
+        stream.close()
+    assert (await got(session.run("x"))).value == "kept"
+
+
+async def test_interrupt_from_elsewhere(server: RealServer, session: Any) -> None:
+    """The client that blocks is blocked by its own run, so another one interrupts."""
+
+    def interrupt() -> None:
+        with Client(base_url=server.url, api_key=server.key) as other:
+            while not other.sessions.interrupt(session.session_id):
+                time.sleep(0.05)
+
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    result = await got(session.run("import time\ntime.sleep(100)", timeout=60))
+    await asyncio.to_thread(thread.join)
+    assert result.error_type == "KeyboardInterrupt"
+
+
+async def test_files(session: Any, tmp_path: Path) -> None:
+    data = bytes(range(256)) * 8192
+    here = tmp_path / "here"
+    here.write_bytes(data)
+    await got(session.write_file("a b/ü?#%.bin", here))
+    await got(session.write_file("note.txt", "grüß dich"))
+    await got(session.write_file("empty.json", b""))
+    await got(session.write_file("data.json", b'{"entries": []}'))
+    assert await got(session.read_file("a b/ü?#%.bin")) == data
+    assert await got(session.download_file("a b/ü?#%.bin", tmp_path / "back")) == tmp_path / "back"
+    assert (tmp_path / "back").read_bytes() == data
+    assert await got(session.read_file("note.txt")) == "grüß dich".encode()
+    assert await got(session.read_file("empty.json")) == b""
+    assert await got(session.read_file("data.json")) == b'{"entries": []}'
+    assert await got(session.read_file("/etc/hostname"))
+    assert {"name": "a b", "kind": "folder"}.items() <= next(
+        entry for entry in await got(session.list_files()) if entry.name == "a b"
+    ).model_dump().items()
+    assert [entry.name for entry in await got(session.list_files("a b"))] == ["ü?#%.bin"]
+    changed = {change.path: change.kind for change in await got(session.changed_files())}
+    assert changed["note.txt"] == "added"
+    assert "+grüß dich" in await got(session.diff())
+
+
+async def test_files_that_are_not_there_are_told_as_open_tells_them(session: Any, tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        await got(session.read_file("nowhere"))
+    with pytest.raises(FileNotFoundError):
+        await got(session.read_file("../../nowhere"))
+    with pytest.raises(FileNotFoundError):
+        await got(session.list_files("nowhere"))
+    with pytest.raises(IsADirectoryError):
+        await got(session.read_file("tests"))
+    with pytest.raises(IsADirectoryError):
+        await got(session.download_file("tests", tmp_path / "x"))
+    with pytest.raises(NotADirectoryError):
+        await got(session.list_files("calc.py"))
+    with pytest.raises((IsADirectoryError, RemoteError)):
+        await got(session.write_file("tests", b""))
+    assert list(tmp_path.iterdir()) == []
+
+
+async def test_a_text_is_replaced_where_it_stands_once(session: Any) -> None:
+    await got(session.write_file("t", "one two two"))
+    await got(session.str_replace("t", "one", "1"))
+    assert await got(session.read_file("t")) == b"1 two two"
+    with pytest.raises(ValueError, match="2"):
+        await got(session.str_replace("t", "two", "2"))
+
+
+async def test_a_fork_goes_its_own_way(session: Any) -> None:
+    await got(session.run("x = 1"))
+    await got(session.write_file("f", "one"))
+    branch = await got(session.fork())
+    assert branch.session_id != session.session_id
+    await got(branch.run("x = 2"))
+    await got(branch.write_file("f", "two"))
+    assert (await got(session.run("x"))).value == 1
+    assert (await got(branch.run("x"))).value == 2
+    assert await got(session.read_file("f")) == b"one"
+    await got(branch.close())
+    assert (await got(session.run("x"))).value == 1
+
+
+async def test_what_was_said_and_what_happened(session: Any) -> None:
+    said = {"role": "user", "content": [{"type": "text", "text": "please"}]}
+    assert await got(session.add_messages(said, said)) == 2
+    assert [message["role"] for message in (await got(session.conversation()))["messages"]] == ["user", "user"]
+    await got(session.execute_command("echo hello"))
+    so_far = await all_of(session.events(follow=False))
+    assert {"session", "interaction"} <= {event.kind for event in so_far}
+    assert [event.seq for event in so_far] == sorted({event.seq for event in so_far})
+    await got(session.close())
+    whole = await all_of(session.events())
+    assert whole[: len(so_far)] == so_far
+    assert await all_of(session.events(from_seq=so_far[-1].seq + 1)) == whole[len(so_far) :]
+
+
+async def test_time_to_live(session: Any) -> None:
+    assert (await got(session.extend(120))).expires_at > session.expires_at
+    assert (await got(session.refresh())).expires_at > session.expires_at
+    with pytest.raises(RequestRefused, match="ttl_minutes"):
+        await got(session.extend(0))
+
+
+async def test_lists_have_sessions_one_can_work_with(client: Any, session: Any) -> None:
+    found = await got(client.sessions.list())
+    mine = next(each for each in found.sessions if each.session_id == session.session_id)
+    assert type(mine) is type(session)
+    assert (await got(mine.execute_command("echo hi"))).stdout == "hi\n"
+
+
+async def test_a_verdict_that_is_not_wanted_any_more(client: Any, session: Any) -> None:
+    job = await got(session.verify(wait_for_completion=False))
+    ended = await got(client.sessions.verify.cancel(job.job_id, session_id=session.session_id))
+    assert ended.status in ("cancelled", "completed")
+    assert (await got(session.execute_command("true"))).success
+
+
+def test_with_ends_a_session(blocking_client: Client) -> None:
+    with blocking_client.sessions.create() as session:
+        assert session.dataset == ""
+        assert session.run("1 + 1").value == 2
+        assert session.execute_command("ls").stdout == ""
+    assert session.refresh().status == "closed"
+    assert session.close() is not None
+    with pytest.raises(KeyError), blocking_client.sessions.create() as session:
+        raise KeyError("the error of the caller's own")
+    assert session.refresh().status == "closed"
+
+
+async def test_async_with_ends_a_session(async_client: AsyncClient) -> None:
+    async with await async_client.sessions.create() as session:
+        assert (await session.run("1 + 1")).value == 2
+    assert (await session.refresh()).status == "closed"
+
+
+async def test_who_is_cancelled_leaves_the_command_and_the_client_whole(async_client: AsyncClient) -> None:
+    async with await async_client.sessions.create() as session:
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(session.execute_command("sleep 1; echo x > f"), 0.3)
+        assert (await session.execute_command("cat f")).stdout == "x\n"
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(session.run("y = 1\nimport time\ntime.sleep(100)"), 0.5)
+        assert (await session.run("y")).value == 1
+
+
+async def test_unknown_things(client: Any) -> None:
+    for call in (client.sessions.retrieve, client.sessions.close, client.sessions.diff, client.sessions.verify.start):
+        with pytest.raises(KeyError):
+            await got(call("nobody"))
+    with pytest.raises(KeyError, match="demo"):
+        await got(client.sessions.create(dataset="nothing", sample_id="x"))
+
+
+async def test_a_closed_session_s_command_is_told_apart_from_a_failed_one(server: RealServer, session: Any) -> None:
+    def close() -> None:
+        with Client(base_url=server.url, api_key=server.key) as other:
+            time.sleep(0.5)
+            other.sessions.close(session.session_id)
+
+    thread = threading.Thread(target=close)
+    thread.start()
+    with pytest.raises(CommandNotRun, match="closed"):
+        await got(session.execute_command("sleep 100"))
+    await asyncio.to_thread(thread.join)
+
+
+async def test_a_wrong_key(server: RealServer) -> None:
+    with Client(base_url=server.url, api_key="wrong") as client:
+        assert client.health.check().status
+        with pytest.raises(KeyNotAccepted):
+            client.sessions.list()
+
+
+def test_one_client_for_many_threads(blocking_client: Client) -> None:
+    def work(number: int) -> list[str | None]:
+        with blocking_client.sessions.create() as session:
+            return [session.execute_command(f"echo {number} {turn}").stdout for turn in range(5)]
+
+    with ThreadPoolExecutor(8) as pool:
+        found = list(pool.map(work, range(16)))
+    assert found == [[f"{number} {turn}\n" for turn in range(5)] for number in range(16)]
+
+
+async def test_a_client_that_blocks_works_inside_a_running_loop(blocking_client: Client) -> None:
+    assert asyncio.get_running_loop()
+    with blocking_client.sessions.create() as session:
+        assert next(session.stream("print(1)")).model_dump() == {"stream": "stdout", "text": "1\n"}

@@ -1,0 +1,41 @@
+"""A server for the tests of one file, and one's own for those that end it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.server.serving_process import Serving
+
+NewServer = Callable[..., Serving]
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
+    """One that all tests of a file share."""
+    serving = Serving(tmp_path_factory.mktemp("server")).start()
+    yield serving
+    assert serving.stop() == 0
+
+
+@pytest.fixture
+def new_server(tmp_path: Path) -> Iterator[NewServer]:
+    """`new_server("--max-sessions", 2)`: one of the test's own."""
+    made: list[Serving] = []
+
+    def make(*words: object, env: dict[str, str] | None = None) -> Serving:
+        made.append(Serving(tmp_path / f"server-{len(made)}", *words, env=env))
+        return made[-1].start()
+
+    yield make
+    for serving in made:
+        serving.stop()
+
+
+@pytest.fixture
+def client(server: Serving) -> Iterator[httpx.Client]:
+    with server.client() as client:
+        yield client

@@ -1,0 +1,272 @@
+"""What the server can beyond the public wire: code, files, streams, what was said, forks, things done once."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+
+from carrel.worker import values
+from tests.server.serving_process import Serving, executed, ready
+
+
+@pytest.fixture
+def session(client: httpx.Client) -> Iterator[str]:
+    """One of no sample."""
+    session_id = ready(client)
+    yield session_id
+    assert client.delete(f"/sessions/{session_id}").status_code == 200
+
+
+def events(lines: Iterator[str]) -> Iterator[tuple[str, dict[str, Any], int | None]]:
+    kind, seq = "", None
+    for line in lines:
+        name, _, content = line.partition(": ")
+        if name == "event":
+            kind = content
+        elif name == "id":
+            seq = int(content)
+        elif name == "data":
+            yield kind, json.loads(content), seq
+
+
+def test_code_keeps_its_variables(client: httpx.Client, session: str) -> None:
+    client.post(f"/sessions/{session}/run", json={"code": "x = {1, 2}"})
+    told = client.post(f"/sessions/{session}/run", json={"code": "print('hi'); x"}).json()
+    assert told["is_ok"]
+    assert told["stdout"] == "hi\n"
+    assert told["value"] is None, "JSON has no sets"
+    assert values.decode(told["packed"]) == {1, 2}
+    plain = client.post(f"/sessions/{session}/run", json={"code": "[1, {'a': 2.0}]"}).json()
+    assert plain["value"] == [1, {"a": 2.0}]
+    wrong = client.post(f"/sessions/{session}/run", json={"code": "1/0"}).json()
+    assert (wrong["is_ok"], wrong["error_type"]) == (False, "ZeroDivisionError")
+    late = client.post(f"/sessions/{session}/run", json={"code": "while True: pass", "timeout": 0.3}).json()
+    assert (late["error_type"], late["state"]) == ("Timeout", "kept")
+
+
+def test_code_is_heard_while_it_runs(client: httpx.Client, session: str) -> None:
+    code = "import time\nfor n in range(3):\n    print(n, flush=True)\n    time.sleep(0.05)\nn"
+    with client.stream(
+        "POST", f"/sessions/{session}/run", json={"code": code}, headers={"Accept": "text/event-stream"}
+    ) as answer:
+        told = list(events(answer.iter_lines()))
+    assert "".join(data["text"] for kind, data, _ in told if kind == "output") == "0\n1\n2\n"
+    assert told[-1][0] == "result"
+    assert told[-1][1]["value"] == 2
+
+
+def test_running_code_is_stopped(client: httpx.Client, session: str, server: Serving) -> None:
+    with (
+        server.client() as other,
+        client.stream(
+            "POST",
+            f"/sessions/{session}/run",
+            json={"code": "print('begun', flush=True)\nwhile True: pass"},
+            headers={"Accept": "text/event-stream"},
+        ) as answer,
+    ):
+        told = events(answer.iter_lines())
+        assert next(told)[1]["text"] == "begun\n"
+        assert other.post(f"/sessions/{session}/interrupt").json() == {"interrupted": True}
+        assert list(told)[-1][1]["error_type"] == "KeyboardInterrupt"
+    assert client.post(f"/sessions/{session}/interrupt").json() == {"interrupted": False}
+
+
+def test_who_leaves_a_stream_of_code_stops_it(client: httpx.Client, session: str) -> None:
+    with client.stream(
+        "POST",
+        f"/sessions/{session}/run",
+        json={"code": "n = 0\nprint('begun', flush=True)\nwhile True: n += 1", "timeout": 3600},
+        headers={"Accept": "text/event-stream"},
+    ) as answer:
+        assert next(events(answer.iter_lines()))[1]["text"] == "begun\n"
+    after = client.post(f"/sessions/{session}/run", json={"code": "n >= 0"}).json()
+    assert after["value"] is True
+
+
+def test_a_command_is_heard_while_it_runs(client: httpx.Client, session: str) -> None:
+    body = {"command": "for i in 1 2 3; do echo $i; sleep 0.05; done; echo é >&2; exit 4"}
+    with client.stream("POST", f"/sessions/{session}/exec?stream=1", json=body) as answer:
+        assert answer.headers["content-type"].startswith("text/event-stream")
+        told = list(events(answer.iter_lines()))
+    assert told[0][0] == "begun"
+    written = [(data["stream"], data["text"]) for kind, data, _ in told if kind == "output"]
+    assert "".join(text for stream, text in written if stream == "stdout") == "1\n2\n3\n"
+    assert "".join(text for stream, text in written if stream == "stderr") == "é\n"
+    assert told[-1][0] == "done"
+    assert (told[-1][1]["exit_code"], told[-1][1]["stdout"]) == (4, "1\n2\n3\n")
+
+
+def test_a_command_goes_on_when_its_reader_leaves(client: httpx.Client, session: str) -> None:
+    body = {"command": "echo begun; sleep 0.3; echo ended > left; echo ended"}
+    with client.stream("POST", f"/sessions/{session}/exec?stream=1", json=body) as answer:
+        told = events(answer.iter_lines())
+        interaction = next(told)[1]["interaction_id"]
+        assert next(told)[1]["text"] == "begun\n"
+    done = client.get(f"/sessions/{session}/interactions/{interaction}", headers={"Prefer": "wait=20"}).json()
+    assert (done["exit_code"], done["stdout"]) == (0, "begun\nended\n")
+
+
+def test_standard_input_folder_and_variables(client: httpx.Client, session: str) -> None:
+    told = executed(client, session, "cat; pwd; echo $WORD", stdin="from here\n", cwd="/tmp", env={"WORD": "said"})
+    assert told["stdout"] == "from here\n/tmp\nsaid\n"
+
+
+def test_commands_are_for_bash(client: httpx.Client, session: str) -> None:
+    assert executed(client, session, "[[ abc == a* ]] && echo ${BASH_VERSION:+bash}")["stdout"] == "bash\n"
+
+
+def test_time_is_up_and_what_was_written_is_kept(client: httpx.Client, session: str) -> None:
+    told = executed(client, session, "echo first; trap '' TERM INT; sleep 300 & sleep 300; wait", command_timeout=0.5)
+    assert (told["exit_code"], told["timed_out"], told["success"]) == (124, True, False)
+    assert told["stdout"] == "first\n"
+    assert "time was up" in told["message"]
+    assert executed(client, session, "pgrep -c sleep")["stdout"] == "0\n"
+
+
+def test_a_background_process_lives_on(client: httpx.Client, session: str) -> None:
+    assert executed(client, session, "sleep 100 & echo started")["stdout"] == "started\n"
+    assert executed(client, session, "pgrep -c sleep")["stdout"] == "1\n"
+    told = executed(client, session, "echo out; sleep 0.2; exit 5", background=True)
+    assert told["exit_code"] == 0
+    assert told["pid"] > 0
+    until = time.monotonic() + 20
+    while executed(client, session, f"cat {told['output']}.exit")["stdout"] != "5\n":
+        assert time.monotonic() < until
+    assert client.get(f"/sessions/{session}/files/{told['output']}").content == b"out\n"
+
+
+def test_large_outputs_arrive_whole(client: httpx.Client, session: str) -> None:
+    told = executed(client, session, "head -c 5000000 /dev/zero | tr '\\0' 'x'")
+    assert told["stdout"] == "x" * 5_000_000
+    again = client.get(f"/sessions/{session}/interactions/{told['interaction_id']}").json()
+    assert again["stdout"] == told["stdout"]
+
+
+def test_files_go_in_and_come_out(client: httpx.Client, session: str) -> None:
+    data = bytes(range(256)) * 1000
+    assert client.put(f"/sessions/{session}/files/a/b%20c.bin", content=data).json() == {
+        "path": "a/b c.bin",
+        "size": len(data),
+    }
+    assert client.get(f"/sessions/{session}/files/a/b%20c.bin").content == data
+    workspace = client.get(f"/sessions/{session}/files").json()
+    assert [(entry["name"], entry["kind"]) for entry in workspace["entries"]] == [("a", "folder")]
+    listed = client.get(f"/sessions/{session}/files/a").json()
+    assert [(entry["name"], entry["kind"], entry["size"]) for entry in listed["entries"]] == [
+        ("b c.bin", "file", len(data))
+    ]
+    missing = client.get(f"/sessions/{session}/files/none")
+    assert (missing.status_code, missing.json()["code"]) == (404, "FileNotFoundError")
+    assert client.get(f"/sessions/{session}/files/a/").json() == listed
+    assert client.get(f"/sessions/{session}/files/a/b%20c.bin/").json()["code"] == "NotADirectoryError"
+    assert client.put(f"/sessions/{session}/files/a", content=b"").status_code == 409
+
+
+def test_what_was_changed(client: httpx.Client) -> None:
+    session = ready(client, dataset="demo", sample_id="calc-1", files={"new.txt": "new\n"})
+    executed(client, session, "rm README.md; echo '# more' >> calc.py")
+    told = client.get(f"/sessions/{session}/diff").json()
+    kinds = {change["path"]: change["kind"] for change in told["changes"]}
+    assert kinds == {"README.md": "deleted", "calc.py": "modified", "new.txt": "added"}
+    assert "+# more" in told["diff"]
+    client.delete(f"/sessions/{session}")
+
+
+def test_what_was_said_is_kept_with_the_session(client: httpx.Client, session: str) -> None:
+    assert client.get(f"/sessions/{session}/conversation").json() == {"session": None, "messages": []}
+    message = {"role": "user", "content": [{"type": "text", "text": "Repair it"}]}
+    assert client.post(f"/sessions/{session}/conversation", json={"messages": [message]}).json() == {"count": 1}
+    told = client.get(f"/sessions/{session}/conversation").json()
+    assert told["session"]["id"] == session
+    assert told["messages"][0]["content"][0]["text"] == "Repair it"
+    refused = client.post(f"/sessions/{session}/conversation", json={"messages": [{"role": 5}]})
+    assert refused.status_code == 422
+
+
+def test_a_fork_has_files_variables_and_what_was_said(client: httpx.Client, session: str) -> None:
+    client.post(f"/sessions/{session}/run", json={"code": "x = 1"})
+    executed(client, session, "echo before > file")
+    said = {"messages": [{"role": "user", "content": [{"type": "text", "text": "hi"}]}]}
+    client.post(f"/sessions/{session}/conversation", json=said)
+    fork = client.post(f"/sessions/{session}/fork").json()
+    assert (fork["status"], fork["parent_session_id"]) == ("ready", session)
+    client.post(f"/sessions/{session}/run", json={"code": "x = 2"})
+    executed(client, session, "echo after > file")
+    assert client.post(f"/sessions/{fork['session_id']}/run", json={"code": "x"}).json()["value"] == 1
+    assert executed(client, fork["session_id"], "cat file")["stdout"] == "before\n"
+    assert len(client.get(f"/sessions/{fork['session_id']}/conversation").json()["messages"]) == 1
+    client.delete(f"/sessions/{fork['session_id']}")
+
+
+def test_happenings_from_a_number_on(client: httpx.Client, server: Serving) -> None:
+    session = ready(client)
+    executed(client, session, "echo one")
+    now = client.get(f"/sessions/{session}/events?follow=0")
+    assert [seq for _, _, seq in events(iter(now.text.splitlines()))] == [1, 2, 3, 4]
+    with server.client() as other, other.stream("GET", f"/sessions/{session}/events") as answer:
+        told = events(answer.iter_lines())
+        seen = [next(told) for _ in range(4)]
+        assert [(kind, seq) for kind, _, seq in seen] == [
+            ("session", 1),
+            ("session", 2),
+            ("interaction", 3),
+            ("interaction", 4),
+        ]
+        executed(client, session, "echo two")
+        assert next(told)[1]["command"] == "echo two"
+        client.delete(f"/sessions/{session}")
+        rest = list(told)
+    assert (rest[-1][0], rest[-1][1]["status"]) == ("session", "closed")
+    last = rest[-1][2]
+    again = client.get(f"/sessions/{session}/events?from_seq={last}")
+    assert [seq for _, _, seq in events(iter(again.text.splitlines()))] == [last]
+    resumed = client.get(f"/sessions/{session}/events", headers={"Last-Event-ID": "4"})
+    assert next(events(iter(resumed.text.splitlines())))[2] == 5
+
+
+def test_asked_again_with_the_same_key_it_is_done_once(client: httpx.Client, session: str) -> None:
+    body, headers = {"command": "echo x >> count; wc -l < count"}, {"Idempotency-Key": "k1", "Prefer": "wait=20"}
+    first = client.post(f"/sessions/{session}/exec", json=body, headers=headers)
+    second = client.post(f"/sessions/{session}/exec", json=body, headers=headers)
+    assert first.json() == second.json()
+    assert second.headers["idempotent-replayed"] == "true"
+    assert executed(client, session, "cat count")["stdout"] == "x\n"
+    other = client.post(f"/sessions/{session}/exec", json={"command": "true"}, headers=headers)
+    assert other.status_code == 422
+    made = [client.post("/sessions", json={}, headers={"Idempotency-Key": "k2"}).json() for _ in range(2)]
+    assert made[0] == made[1]
+    client.delete(f"/sessions/{made[0]['session_id']}")
+
+
+def test_a_verification_is_cancelled(client: httpx.Client) -> None:
+    session = ready(client, dataset="demo", sample_id="calc-1")
+    executed(client, session, "printf 'import time\\ntime.sleep(100)\\n' >> calc.py")
+    job = client.post(f"/sessions/{session}/verify").json()
+    cancelled = client.delete(f"/sessions/{session}/verify/{job['job_id']}").json()
+    assert cancelled["status"] == "cancelled"
+    assert client.get(f"/sessions/{session}/verify/{job['job_id']}").json() == cancelled
+    client.delete(f"/sessions/{session}")
+
+
+def test_a_session_of_no_sample_has_no_verdict(client: httpx.Client, session: str) -> None:
+    assert client.post(f"/sessions/{session}/verify").status_code == 409
+
+
+def test_numbers_for_prometheus(client: httpx.Client, session: str) -> None:
+    text = client.get("/metrics").text
+    assert "carrel_sessions_alive 1.0" in text
+    assert 'carrel_http_requests_total{method="POST",route="/sessions",status="200"}' in text
+
+
+def test_headers_that_browsers_heed(client: httpx.Client) -> None:
+    headers = client.get("/datasets", headers={"Origin": "http://elsewhere.example"}).headers
+    assert headers["x-content-type-options"] == "nosniff"
+    assert "default-src 'none'" in headers["content-security-policy"]
+    assert "access-control-allow-origin" not in headers
+    assert "server" not in headers

@@ -1,0 +1,152 @@
+"""A server that is killed, stopped and started again: nothing is lost that was answered, and nothing is left."""
+
+from __future__ import annotations
+
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.server.conftest import NewServer
+from tests.server.serving_process import Serving, executed, ready
+from tests.server.small_datasets import dataset_folder
+
+SLOW = {"dataset": "small", "sample_id": "slow"}
+
+
+@pytest.fixture
+def slow(tmp_path: Path) -> Path:
+    """A sample whose set-up takes long, and one whose tests do."""
+    return dataset_folder(
+        tmp_path / "datasets" / "small",
+        [
+            {"sample_id": "slow", "environment": {"setup": ["sleep 600"]}},
+            {"sample_id": "long", "verify": {"command": "sleep 600"}},
+        ],
+    ).parent
+
+
+def test_killed_while_everything_is_under_way(new_server: NewServer, slow: Path) -> None:
+    server = new_server("--datasets", slow)
+    with server.client() as client:
+        session = ready(client, dataset="small", sample_id="long")
+        done = executed(client, session, "echo kept")
+        message = {"role": "user", "content": [{"type": "text", "text": "kept too"}]}
+        client.post(f"/sessions/{session}/conversation", json={"messages": [message]})
+        job = client.post(f"/sessions/{session}/verify").json()["job_id"]
+        making = client.post("/sessions", json=SLOW).json()["session_id"]
+        other = ready(client)
+        running = client.post(f"/sessions/{other}/exec", json={"command": "sleep 600 & sleep 600"}).json()
+        closed = ready(client)
+        client.delete(f"/sessions/{closed}")
+    server.kill()
+    server.start()
+    with server.client() as client:
+        statuses = {each["session_id"]: each for each in client.get("/sessions").json()["sessions"]}
+        assert {id_: each["status"] for id_, each in statuses.items()} == {
+            session: "terminated",
+            making: "error",
+            other: "terminated",
+            closed: "closed",
+        }
+        assert statuses[session]["error"]["code"] == "interrupted"
+        kept = client.get(f"/sessions/{session}/interactions/{done['interaction_id']}").json()
+        assert (kept["stdout"], kept["exit_code"]) == ("kept\n", 0)
+        assert len(client.get(f"/sessions/{session}/conversation").json()["messages"]) == 1
+        verdict = client.get(f"/sessions/{session}/verify/{job}").json()
+        assert (verdict["status"], verdict["error"]["code"]) == ("error", "interrupted")
+        cut = client.get(f"/sessions/{other}/interactions/{running['interaction_id']}").json()
+        assert (cut["exit_code"], cut["success"]) == (-1000, False)
+        assert "stopped" in cut["message"]
+        assert client.post(f"/sessions/{session}/exec", json={"command": "true"}).status_code == 409
+        assert client.delete(f"/sessions/{session}").status_code == 200
+        assert executed(client, ready(client), "echo goes on")["stdout"] == "goes on\n"
+
+
+@pytest.mark.parametrize("moment", [0.0, 0.01, 0.05, 0.2])
+def test_killed_at_any_moment_of_a_sessions_life(new_server: NewServer, moment: float) -> None:
+    """What was answered before the kill is there after it, whatever was being done."""
+    server = new_server()
+    answered: dict[str, dict[str, Any]] = {}
+
+    def work() -> None:
+        with server.client() as client:
+            try:
+                while True:
+                    session = ready(client, dataset="demo", sample_id="calc-1")
+                    told = executed(client, session, f"echo {session}")
+                    answered[session] = told
+                    client.post(f"/sessions/{session}/verify", headers={"Prefer": "wait=0.05"})
+                    client.delete(f"/sessions/{session}")
+            except httpx.TransportError:
+                return
+
+    workers = [threading.Thread(target=work) for _ in range(3)]
+    for worker in workers:
+        worker.start()
+    until = time.monotonic() + 30
+    while not answered and time.monotonic() < until:
+        time.sleep(0.005)
+    time.sleep(moment)
+    server.kill()
+    for worker in workers:
+        worker.join()
+    server.start()
+    assert answered
+    with server.client() as client:
+        for session, told in answered.items():
+            kept = client.get(f"/sessions/{session}/interactions/{told['interaction_id']}").json()
+            assert kept["stdout"] == f"{session}\n"
+        assert not {each["status"] for each in client.get("/sessions").json()["sessions"]} & {"creating", "ready"}
+
+
+def test_asked_again_after_a_kill_it_is_not_done_twice(new_server: NewServer) -> None:
+    server = new_server()
+    with server.client() as client:
+        session = client.post("/sessions", json={}, headers={"Idempotency-Key": "s", "Prefer": "wait=30"}).json()
+        at = f"/sessions/{session['session_id']}/exec"
+        begun = client.post(at, json={"command": "sleep 600"}, headers={"Idempotency-Key": "c"}).json()
+    server.kill()
+    # As if the answers had been lost with the server.
+    (server.data / "server" / "answers.jsonl").unlink()
+    server.start()
+    with server.client() as client:
+        again = client.post("/sessions", json={}, headers={"Idempotency-Key": "s", "Prefer": "wait=5"}).json()
+        assert (again["session_id"], again["status"]) == (session["session_id"], "terminated")
+        command = client.post(at, json={"command": "sleep 600"}, headers={"Idempotency-Key": "c", "Prefer": "wait=5"})
+        assert command.json()["interaction_id"] == begun["interaction_id"]
+        assert command.json()["exit_code"] == -1000
+
+
+def test_stopped_in_order(new_server: NewServer) -> None:
+    """Who waits gets an answer, streams end, and the next server knows that they were stopped."""
+    server = new_server()
+    with server.client() as client:
+        session = ready(client)
+        told: list[dict[str, Any]] = []
+        waiting = threading.Thread(target=lambda: told.append(executed(client, session, "echo so far; sleep 600")))
+        waiting.start()
+        until = time.monotonic() + 20
+        with server.client() as other:
+            while "interaction" not in other.get(f"/sessions/{session}/events?follow=0").text:
+                assert time.monotonic() < until
+        with server.client() as reader, reader.stream("GET", f"/sessions/{session}/events") as events:
+            next(events.iter_lines())
+            assert server.stop() == 0
+        waiting.join()
+    assert told[0]["exit_code"] == -1000
+    assert "stopped" in told[0]["message"]
+    server.start()
+    with server.client() as client:
+        after = client.get(f"/sessions/{session}").json()
+        assert (after["status"], after["error"]["message"]) == ("terminated", "the server was stopped")
+
+
+def test_two_servers_do_not_share_their_data(new_server: NewServer) -> None:
+    server = new_server()
+    second = Serving(server.folder / "second", "--data", server.data)
+    with pytest.raises(AssertionError, match="did not start: 2"):
+        second.start()

@@ -1,0 +1,189 @@
+"""What comes to an end, and what is refused: time, numbers, sizes, and samples that cannot be made ready."""
+
+from __future__ import annotations
+
+import io
+import tarfile
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.server.conftest import NewServer
+from tests.server.serving_process import Serving, descendants, executed, ready
+from tests.server.small_datasets import dataset_folder
+
+
+def ended(client: httpx.Client, session: str) -> dict[str, Any]:
+    until = time.monotonic() + 60
+    while (told := client.get(f"/sessions/{session}").json())["status"] in ("creating", "ready"):
+        assert time.monotonic() < until, told
+        time.sleep(0.02)
+    return dict(told)
+
+
+def test_no_more_sessions_than_there_is_room_for(new_server: NewServer) -> None:
+    server = new_server("--max-sessions", 2)
+    with server.client() as client:
+        first = ready(client)
+        ready(client)
+        refused = client.post("/sessions", json={})
+        assert refused.status_code == 429
+        assert int(refused.headers["retry-after"]) > 0
+        assert "2 sessions" in refused.json()["detail"]
+        client.delete(f"/sessions/{first}")
+        ready(client)
+
+
+def test_a_warm_place_is_as_fresh_as_any(new_server: NewServer) -> None:
+    server = new_server("--warm", 1)
+    with server.client() as client:
+        for number in range(4):
+            session = ready(client, dataset="demo", sample_id="calc-1")
+            told = executed(client, session, "ls; cat /tmp/mine")
+            assert (told["stdout"], told["exit_code"]) == ("README.md\ncalc.py\ntests\n", 1)
+            executed(client, session, f"echo {number} > /tmp/mine; touch new; rm README.md")
+            job = client.post(f"/sessions/{session}/verify", headers={"Prefer": "wait=60"}).json()
+            assert job["result"]["suite_ran"]
+            client.delete(f"/sessions/{session}")
+        assert client.get("/metrics").text.count("carrel_sessions_alive 0.0") == 1
+
+
+def test_nothing_of_a_closed_session_is_left(server: Serving, client: httpx.Client) -> None:
+    session = ready(client, dataset="demo", sample_id="calc-1")
+    before = {pid for pid, _ in descendants(server.pid)}
+    executed(client, session, "setsid sleep 1000 & (trap '' TERM HUP; sleep 1000) & echo x > /tmp/left")
+    more = {pid for pid, _ in descendants(server.pid)} - before
+    assert len(more) >= 2
+    assert client.delete(f"/sessions/{session}").status_code == 200
+    until = time.monotonic() + 20
+    while more & {pid for pid, _ in descendants(server.pid)}:
+        assert time.monotonic() < until
+        time.sleep(0.02)
+    again = client.delete(f"/sessions/{session}")
+    assert again.json()["message"] == "the session is closed"
+
+
+def test_closed_while_its_command_runs(client: httpx.Client) -> None:
+    session = ready(client)
+    begun = client.post(f"/sessions/{session}/exec", json={"command": "trap '' TERM INT; sleep 1000"}).json()
+    queued = client.post(f"/sessions/{session}/exec", json={"command": "echo never"}).json()
+    client.delete(f"/sessions/{session}")
+    for each in (begun, queued):
+        told = client.get(f"/sessions/{session}/interactions/{each['interaction_id']}").json()
+        assert told["exit_code"] == -1000
+        assert "closed" in told["message"]
+
+
+def test_its_time_can_be_changed(client: httpx.Client) -> None:
+    session = ready(client, ttl_minutes=1)
+    before = client.get(f"/sessions/{session}").json()["expires_at"]
+    changed = client.patch(f"/sessions/{session}", json={"ttl_minutes": 90}).json()
+    assert changed["ttl_minutes"] == 90
+    assert changed["expires_at"] > before
+    client.delete(f"/sessions/{session}")
+    assert client.patch(f"/sessions/{session}", json={"ttl_minutes": 90}).status_code == 409
+
+
+def test_a_place_that_dies_is_no_failed_command(client: httpx.Client) -> None:
+    session = ready(client)
+    failed = executed(client, session, "exit 7")
+    assert (failed["exit_code"], failed["status"]) == (7, "completed")
+    dead = executed(client, session, "kill -9 -1; kill -9 $PPID; sleep 60", command_timeout=20)
+    assert (dead["exit_code"], dead["status"]) == (-1000, "error")
+    client.delete(f"/sessions/{session}")
+
+
+def test_a_body_that_is_too_large(server: Serving, client: httpx.Client) -> None:
+    session = ready(client)
+    large = b"x" * (65 * 1024 * 1024)
+    told = client.put(f"/sessions/{session}/files/large", content=large)
+    assert told.status_code == 413
+
+    def pieces() -> Any:
+        for _ in range(70):
+            yield b"x" * 1024 * 1024
+
+    # It may have seen enough and hang up before all was sent.
+    with suppress(httpx.TransportError):
+        assert client.put(f"/sessions/{session}/files/large", content=pieces()).status_code == 413
+    assert client.get(f"/sessions/{session}/files").json()["entries"] == []
+    client.delete(f"/sessions/{session}")
+
+
+def test_a_wrong_body_is_told_field_by_field(client: httpx.Client) -> None:
+    told = client.post("/sessions", json={"dataset": 5, "ttl_minutes": "soon"})
+    assert told.status_code == 422
+    assert {error["loc"][-1] for error in told.json()["detail"]} == {"dataset", "ttl_minutes"}
+    assert client.post("/sessions", content=b"{", headers={"Content-Type": "application/json"}).status_code == 422
+    half = client.post("/sessions", json={"dataset": "demo"})
+    assert (half.status_code, "sample_id" in half.text) == (422, True)
+    assert client.post("/sessions", json={"network": True}).status_code == 422, "this server gives none"
+
+
+@pytest.fixture(scope="module")
+def hostile(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Samples that are each wrong in their own way."""
+    folder = dataset_folder(
+        tmp_path_factory.mktemp("datasets") / "hostile",
+        [
+            {"sample_id": "hangs", "environment": {"setup": ["echo begun; sleep 600"], "setup_timeout": 0.5}},
+            {"sample_id": "fails", "environment": {"setup": ["echo what went wrong; exit 3"]}},
+            {"sample_id": "climbs", "files": "climbs.tar.gz"},
+            {"sample_id": "links", "files": "links.tar.gz"},
+            {"sample_id": "bomb", "files": "bomb.tar.gz"},
+            {"sample_id": "none", "files": "none.tar.gz"},
+            {"sample_id": "binary", "files": "fine", "test_patch": "\x00\x01 no patch", "verify": {"command": "true"}},
+            {"sample_id": "empty", "files": "fine", "patch": "", "test_patch": "", "verify": {"command": "true"}},
+            {"sample_id": "needs", "environment": {"programs": ["no-such-program"]}},
+        ],
+    )
+    (folder / "fine").mkdir()
+    (folder / "fine" / "a.txt").write_text("a\n")
+    _archive(folder / "climbs.tar.gz", "../../climbed", b"x")
+    _archive(folder / "links.tar.gz", "link", b"", to="/etc/passwd")
+    _archive(folder / "bomb.tar.gz", "zeros", b"\0" * (400 * 1024 * 1024))
+    return folder.parent
+
+
+def _archive(path: Path, name: str, content: bytes, to: str = "") -> None:
+    with tarfile.open(path, "w:gz", compresslevel=9) as archive:
+        entry = tarfile.TarInfo(name)
+        if to:
+            entry.type, entry.linkname = tarfile.SYMTYPE, to
+        entry.size = len(content)
+        archive.addfile(entry, io.BytesIO(content))
+
+
+def test_samples_that_cannot_be_made_ready(new_server: NewServer, hostile: Path) -> None:
+    """Each is a session in error that says why, and the server goes on."""
+    server = new_server("--datasets", hostile)
+    wanted = {
+        "hangs": ("setup_failed", "took too long"),
+        "fails": ("setup_failed", "what went wrong"),
+        "climbs": ("files_refused", "climbed"),
+        "links": ("files_refused", "link"),
+        "bomb": ("files_refused", "bomb"),
+        "none": ("files_refused", "none.tar.gz"),
+        "needs": ("environment_failed", "no-such-program"),
+    }
+    with server.client() as client:
+        for sample, (code, words) in wanted.items():
+            made = client.post("/sessions", json={"dataset": "hostile", "sample_id": sample}).json()
+            told = ended(client, made["session_id"])
+            assert (told["status"], told["error"]["code"]) == ("error", code), told
+            assert words in told["error"]["message"]
+            assert client.post(f"/sessions/{made['session_id']}/exec", json={"command": "ls"}).status_code == 409
+        assert client.get("/health").status_code == 200
+        binary = ready(client, dataset="hostile", sample_id="binary")
+        job = client.post(f"/sessions/{binary}/verify", headers={"Prefer": "wait=60"}).json()
+        assert (job["status"], job["error"]["code"]) == ("error", "infrastructure_failed")
+        assert "test_patch" in job["error"]["message"]
+        empty = ready(client, dataset="hostile", sample_id="empty")
+        job = client.post(f"/sessions/{empty}/verify", headers={"Prefer": "wait=60"}).json()
+        assert (job["status"], job["result"]["is_success"]) == ("completed", True)
+        assert client.get("/samples/hostile/climbs/download").status_code == 409
+    assert not list(Path(hostile).rglob("climbed"))
