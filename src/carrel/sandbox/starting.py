@@ -59,33 +59,17 @@ def _enter(plan: Plan, place: Place, report: Report) -> None:
     else:
         syscalls.prctl(36, 1)  # PR_SET_CHILD_SUBREAPER: orphans come to us, as they do to the first of a namespace.
         return
-    _build(plan, place, report)
+    if "uts" in plan.parts:
+        report.step("set the host name")
+        syscalls.sethostname(plan.hostname)
+    if "net" in plan.parts and not plan.network:
+        report.step("raise the loopback device")
+        namespaces.raise_loopback()
+    if not place.given:
+        place.take_given(_unmapped)
+    place.build()
     # User code has the same user id: what is not dumpable it cannot trace or read in /proc.
     syscalls.prctl(syscalls.PR_SET_DUMPABLE, 0)
-
-
-def _build(plan: Plan, place: Place, report: Report) -> None:
-    """In a child, which shares our root and working directory: what its work writes to in memory goes with it."""
-    report.step("fork the builder")
-    builder = syscalls.fork_with(syscalls.CLONE_FS)
-    if builder == 0:
-        try:
-            if "uts" in plan.parts:
-                report.step("set the host name")
-                syscalls.sethostname(plan.hostname)
-            if "net" in plan.parts and not plan.network:
-                report.step("raise the loopback device")
-                namespaces.raise_loopback()
-            if not place.given:
-                place.take_given(_unmapped)
-            place.build()
-        except BaseException as error:  # noqa: BLE001 -- told to the zygote, and the session ends
-            report.failed(error)
-            os._exit(1)
-        os._exit(0)
-    place.close_given()
-    if os.waitpid(builder, 0)[1] != 0:
-        os._exit(1)
 
 
 def _unmapped(path: str) -> None:
