@@ -38,6 +38,7 @@ class CodeThread:
         self._given = given
         self._lock = threading.Lock()
         self._running = False
+        self._queued = self._early = False
         self._left = False
         self._loop: asyncio.AbstractEventLoop | None = None
         self._shown: list[dict[str, Any]] = []
@@ -71,12 +72,16 @@ class CodeThread:
     def run(self, code: str, sinks: thread_streams.Sinks, done: Done) -> None:
         """Have it run; `done` is called in this thread with the same record that a worker sends."""
         context = contextvars.Context()
+        with self._lock:
+            self._queued, self._early = True, False
         self._jobs.put(lambda: context.run(self._cell, code, sinks, done))
 
     def interrupt(self) -> None:
         with self._lock:
             if self._running and self._thread.ident is not None:
                 _set_exception(ctypes.c_ulong(self._thread.ident), ctypes.py_object(KeyboardInterrupt))
+            elif self._queued:
+                self._early = True
         loop = self._loop
         if loop is not None and not loop.is_closed():
             # A loop that waits runs no bytecode; this makes it.
@@ -108,7 +113,7 @@ class CodeThread:
         try:
             self._shown = []
             self._cells += 1
-            self._running = True
+            self._begin()
             answer = self._ran(code, f"<cell {self._cells}>")
         except BaseException as problem:  # noqa: BLE001 -- whatever the code raises is its result
             answer = _told(problem)
@@ -119,6 +124,14 @@ class CodeThread:
         thread_streams.mend()
         if not self._left:
             done(answer)
+
+    def _begin(self) -> None:
+        """From here on an interrupt is raised in the code; one that came before it had begun is raised now."""
+        with self._lock:
+            self._running, self._queued = True, False
+            early = self._early
+        if early:
+            raise KeyboardInterrupt
 
     def _ran(self, code: str, filename: str) -> Record:
         cell = Cell(code, filename)

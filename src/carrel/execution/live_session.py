@@ -169,6 +169,9 @@ class LiveSession:
                 self._line.send({"op": "answer", "call": record["call"], "error": error})
 
     def interrupt(self) -> None:
+        # The signal may come before the worker has begun with the code; then it looks for which run it was meant.
+        if self._line is not None:
+            self._line.send({"op": "interrupt", "id": self.last_request})
         self._signal(signal.SIGINT)
 
     def kill(self, why: str = "") -> None:

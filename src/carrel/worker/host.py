@@ -147,6 +147,19 @@ class Host:
             self._let_go()
         return True
 
+    def interrupts(self, run: object) -> bool:
+        """Whether the host has asked to interrupt this run; what it asked of runs before is forgotten."""
+        self._interrupts.hold()
+        try:
+            self.take()
+        finally:
+            self._interrupts.release()
+        asked = [record.get("id") for record, _ in self.requests if record.get("op") == "interrupt"]
+        kept = [item for item in self.requests if item[0].get("op") != "interrupt"]
+        self.requests.clear()
+        self.requests.extend(kept)
+        return run in asked
+
     def _let_go(self) -> None:
         with self._changed:
             self._reading = False

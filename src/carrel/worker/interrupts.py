@@ -29,6 +29,9 @@ class Interrupts:
         self._plain_hook = sys.unraisablehook
         self._owner = os.getpid()
         self._thread = threading.get_ident()
+        self._early = False
+        self.meant: Callable[[], bool] = lambda: False
+        """Asked when one came before the cell began: True when it was meant for this cell and not for the last."""
         self.stop: Callable[[str], bool] | None = None
         """Asked first, with the file in which the interrupt found the code: True when it will see to it."""
 
@@ -42,18 +45,25 @@ class Interrupts:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
 
     def begin(self) -> None:
-        """A cell starts."""
+        """A cell starts; raises the KeyboardInterrupt that came for it before it did."""
         self._held = self._pending = False
         self._raised = 0.0
         self._cells += 1
         self.running = True
+        if self._early:
+            self._early = False
+            if self.meant():
+                raise KeyboardInterrupt
 
     def end(self) -> None:
         """The cell is over."""
         self.running = False
 
     def _came(self, number: int, frame: types.FrameType | None) -> None:
-        if not self.running or os.getpid() != self._owner:
+        if os.getpid() != self._owner:
+            return
+        if not self.running:
+            self._early = True
             return
         if self._held:
             self._pending = True

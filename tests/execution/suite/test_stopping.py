@@ -66,6 +66,17 @@ async def test_interrupt_stops_the_code_and_keeps_the_variables(executor: Execut
     assert (await executor.run("x")).value == 6
 
 
+async def test_an_interrupt_is_not_lost_when_the_code_has_only_just_begun(executor: Executor) -> None:
+    for number in range(30):
+        # Something to freeze before the next one, which takes a moment.
+        await executor.run(f"kept = {number}\nprint(kept)")
+        running = asyncio.create_task(executor.run("import time\nwhile True: time.sleep(0.01)", timeout=30))
+        while not await executor.interrupt():
+            await asyncio.sleep(0)
+        assert (await running).error_type == "KeyboardInterrupt"
+        assert (await executor.run("kept")).value == number
+
+
 async def test_code_may_catch_the_interrupt(executor: Executor) -> None:
     code = "import time\ntry:\n    while True: time.sleep(0.01)\nexcept KeyboardInterrupt:\n    caught = 'yes'\ncaught"
     running = asyncio.ensure_future(executor.run(code))
