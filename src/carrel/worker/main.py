@@ -131,7 +131,7 @@ class Worker:
             "reset": self._reset,
             "fork": self._fork,
             "close": self._close,
-            "interrupt": lambda record, fds: None,  # Its signal has come by now, or comes.
+            "interrupt": self._interrupt,
         }.get(str(record.get("op")))
         if work is None:
             self._send({"op": "done", "id": record.get("id"), "error": f"there is no request {record.get('op')!r}"})
@@ -159,6 +159,9 @@ class Worker:
         self._running.reset()
         self._changed = True
         self._send({"op": "done", "id": record.get("id")})
+
+    def _interrupt(self, record: Record, fds: list[int]) -> None:
+        """Its signal has come by now, or comes; see `Host.interrupts`."""
 
     def _close(self, record: Record, fds: list[int]) -> None:
         self._send({"op": "done", "id": record.get("id")})
