@@ -13,10 +13,11 @@ from functools import lru_cache
 from typing import Any
 
 from carrel.errors import CarrelError, ExecutorClosed, JobNotFound, SessionNotReady, SetupFailed
+from carrel.execution import scratch
 from carrel.execution.executor import CommandResult, ExecutionResult, Executor, OnOutput
 from carrel.server.ledger import Ledger
 from carrel.server.wire import NOT_RUN, ErrorInfo, Interaction, Job, NewCommand, Result, Session, SessionStatus
-from carrel.tasks.grading import verify
+from carrel.tasks.grading import SHOWN_OUTPUT, verify
 from carrel.tasks.place import Prepared
 from carrel.tasks.sample import Sample
 from carrel.tasks.verdict import VerificationResult
@@ -262,7 +263,7 @@ class LiveTask:
                 job = finished = job.model_copy(update={"status": "running", "started_at": _now()})
                 self._jobs[job.job_id] = job, self._jobs[job.job_id][1]
                 await self._ledger.note(self.session.session_id, "job", job)
-                result = await verify(sample, place, prepared=self._opened.prepared if self._opened else None)
+                result = await self._judge(place, sample, job.job_id)
                 finished = _judged(job, result)
         except asyncio.CancelledError:
             finished = job.model_copy(update={"status": "cancelled", "completed_at": _now()})
@@ -271,6 +272,20 @@ class LiveTask:
         del self._jobs[job.job_id]
         if not self._jobs:
             self._expire()
+
+    async def _judge(self, place: Executor, sample: Sample, job_id: str) -> VerificationResult:
+        folder = scratch.new_folder("verification")
+        try:
+            prepared = self._opened.prepared if self._opened is not None else None
+            result = await verify(sample, place, keep=folder, prepared=prepared)
+            for file in sorted(folder.iterdir()):
+                # The answer has the streams of the last run, as far as they go.
+                text = await asyncio.to_thread(file.read_bytes)
+                if result.attempts > 1 or len(text) > SHOWN_OUTPUT:
+                    await self._ledger.keep_output(self.session.session_id, job_id, file.name, text)
+            return result
+        finally:
+            await asyncio.to_thread(scratch.remove, folder)
 
     async def job(self, job_id: str, seconds: float | None) -> Job:
         """As it stands, once it has ended or the time is up; JobNotFound when there is none."""
