@@ -204,3 +204,19 @@ def test_all_that_a_verification_wrote(new_server: NewServer, tmp_path: Path) ->
         assert client.get(f"{at}?attempt=3").status_code == 404
         client.delete(f"/sessions/{session}")
         assert client.get(at).text == whole
+
+
+def test_what_no_file_can_be_called(client: httpx.Client) -> None:
+    session = ready(client)
+    for path in ("%00", "a%00b/", "a" * 5000):
+        assert client.get(f"/sessions/{session}/files/{path}").status_code in (404, 409, 422)
+        assert client.put(f"/sessions/{session}/files/{path}", content=b"").status_code in (404, 409, 422)
+    odd = executed(client, session, "true \x00")
+    assert (odd["exit_code"], odd["success"]) == (126, False)
+    half = client.post(
+        f"/sessions/{session}/exec", content=rb'{"command": "\ud800"}', headers={"Content-Type": "application/json"}
+    )
+    assert half.status_code == 422
+    made = client.post("/sessions", json={"files": {"../../../proc/x": ""}}, headers={"Prefer": "wait=30"}).json()
+    assert made["status"] == "error"
+    client.delete(f"/sessions/{session}")
