@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from carrel.server.front_desk import Rules as Rules
+    from carrel.server.keys import opened_keys as opened_keys
     from carrel.server.serving import ServerSettings as ServerSettings
-    from carrel.server.serving import opened_keys as opened_keys
     from carrel.server.serving import serve as serve_http
 
 __all__ = ["Rules", "ServerSettings", "opened_keys", "serve_http"]
@@ -14,7 +14,7 @@ __all__ = ["Rules", "ServerSettings", "opened_keys", "serve_http"]
 _FRONTS = {
     "Rules": ("carrel.server.front_desk", "Rules"),
     "ServerSettings": ("carrel.server.serving", "ServerSettings"),
-    "opened_keys": ("carrel.server.serving", "opened_keys"),
+    "opened_keys": ("carrel.server.keys", "opened_keys"),
     "serve_http": ("carrel.server.serving", "serve"),
 }
 
