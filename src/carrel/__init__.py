@@ -13,6 +13,12 @@ if TYPE_CHECKING:
         Session,
         TaskSession,
     )
+    from carrel.client import (
+        AsyncClient,
+        AsyncRemoteSession,
+        Client,
+        RemoteSession,
+    )
     from carrel.conversation.compaction import (
         COMPACT_SUMMARY_PROMPT,
         DEFAULT_COMPACT_THRESHOLD,
@@ -141,12 +147,12 @@ if TYPE_CHECKING:
         StorageReadError,
         StorageUnavailable,
         StorageWriteError,
-        TooMany,
-        TooManySessions,
         ToolCallError,
         ToolNotFoundError,
         ToolRefusedError,
         ToolTimeoutError,
+        TooMany,
+        TooManySessions,
         WaitedTooLong,
         WorkerLost,
         WorkflowExecutionError,
@@ -223,9 +229,12 @@ __all__ = [
     "ArtifactReadError",
     "ArtifactStore",
     "ArtifactWriteError",
+    "AsyncClient",
+    "AsyncRemoteSession",
     "CarrelError",
     "CatalogueBusy",
     "CatalogueLost",
+    "Client",
     "CommandNotRun",
     "CommandResult",
     "CompactRefused",
@@ -279,6 +288,7 @@ __all__ = [
     "RedisStorage",
     "Refuse",
     "RemoteError",
+    "RemoteSession",
     "ReportUnreadable",
     "RequestRefused",
     "RequirementRefused",
@@ -363,6 +373,7 @@ __all__ = [
 
 _ROOMS = {
     "carrel.assembly": "FileStorage MemoryStorage RedisStorage Session TaskSession",
+    "carrel.client": "AsyncClient AsyncRemoteSession Client RemoteSession",
     "carrel.conversation.compaction": "COMPACT_SUMMARY_PROMPT DEFAULT_COMPACT_THRESHOLD should_compact",
     "carrel.conversation.conversation": """
         Conversation ConversationStorage create_session get_session get_session_storage list_sessions""",

@@ -182,17 +182,22 @@ async def test_who_leaves_a_stream_stops_the_code_and_can_go_on(session: Any) ->
 
 async def test_interrupt_from_elsewhere(server: RealServer, session: Any) -> None:
     """The client that blocks is blocked by its own run, so another one interrupts."""
+    over = threading.Event()
+    heard: list[bool] = []
 
     def interrupt() -> None:
         with Client(base_url=server.url, api_key=server.key) as other:
-            while not other.sessions.interrupt(session.session_id):
-                time.sleep(0.05)
+            while not over.wait(0.2):
+                heard.append(other.sessions.interrupt(session.session_id))
 
     thread = threading.Thread(target=interrupt)
     thread.start()
     result = await got(session.run("import time\ntime.sleep(100)", timeout=60))
+    over.set()
     await asyncio.to_thread(thread.join)
     assert result.error_type == "KeyboardInterrupt"
+    assert any(heard)
+    assert (await got(session.run("6 * 7"))).value == 42
 
 
 async def test_files(session: Any, tmp_path: Path) -> None:

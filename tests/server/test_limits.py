@@ -187,3 +187,36 @@ def test_samples_that_cannot_be_made_ready(new_server: NewServer, hostile: Path)
         assert (job["status"], job["result"]["is_success"]) == ("completed", True)
         assert client.get("/samples/hostile/climbs/download").status_code == 409
     assert not list(Path(hostile).rglob("climbed"))
+
+
+def test_all_that_a_verification_wrote(new_server: NewServer, tmp_path: Path) -> None:
+    loud = {"sample_id": "loud", "verify": {"command": "seq 200000; echo told >&2; exit 1", "retries": 1}}
+    folder = dataset_folder(tmp_path / "datasets" / "small", [loud]).parent
+    server = new_server("--datasets", folder)
+    with server.client() as client:
+        session = ready(client, dataset="small", sample_id="loud")
+        job = client.post(f"/sessions/{session}/verify", headers={"Prefer": "wait=60"}).json()
+        whole = "".join(f"{number}\n" for number in range(1, 200001))
+        assert len(job["result"]["stdout"]) < len(whole)
+        at = f"/sessions/{session}/verify/{job['job_id']}/output"
+        assert client.get(at).text == whole
+        assert client.get(f"{at}?stream=stderr&attempt=1").text == "told\n"
+        assert client.get(f"{at}?attempt=3").status_code == 404
+        client.delete(f"/sessions/{session}")
+        assert client.get(at).text == whole
+
+
+def test_what_no_file_can_be_called(client: httpx.Client) -> None:
+    session = ready(client)
+    for path in ("%00", "a%00b/", "a" * 5000):
+        assert client.get(f"/sessions/{session}/files/{path}").status_code in (404, 409, 422)
+        assert client.put(f"/sessions/{session}/files/{path}", content=b"").status_code in (404, 409, 422)
+    odd = executed(client, session, "true \x00")
+    assert (odd["exit_code"], odd["success"]) == (126, False)
+    half = client.post(
+        f"/sessions/{session}/exec", content=rb'{"command": "\ud800"}', headers={"Content-Type": "application/json"}
+    )
+    assert half.status_code == 422
+    made = client.post("/sessions", json={"files": {"../../../proc/x": ""}}, headers={"Prefer": "wait=30"}).json()
+    assert made["status"] == "error"
+    client.delete(f"/sessions/{session}")

@@ -40,7 +40,7 @@ async def list_keys(data: Data = None, as_json: AsJson = False) -> None:
         show.print_json([{"name": key.name, "created_at": key.created_at.isoformat()} for key in found])
         return
     rows = [(key.name, key.created_at.strftime("%Y-%m-%d %H:%M")) for key in found]
-    show.print_table([show.Column("name"), show.Column("made")], rows)
+    show.print_table([show.Column("NAME"), show.Column("MADE")], rows)
 
 
 @app.command("revoke")

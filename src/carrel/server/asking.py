@@ -91,6 +91,7 @@ def answer_errors(app: FastAPI) -> None:
     app.add_exception_handler(OSError, _file_error)
     app.add_exception_handler(RequestValidationError, _wrong_body)
     app.add_exception_handler(HTTPException, _http_error)
+    app.add_exception_handler(Exception, _bug)
 
 
 async def _carrel_error(request: Request, problem: Exception) -> JSONResponse:
@@ -126,6 +127,11 @@ async def _http_error(request: Request, problem: Exception) -> JSONResponse:
     assert isinstance(problem, HTTPException)
     told = {"detail": problem.detail, "code": None}
     return JSONResponse(told, problem.status_code, headers=dict(problem.headers or {}))
+
+
+async def _bug(request: Request, problem: Exception) -> JSONResponse:
+    """It is in the server's log, too; who asked cannot do anything about it."""
+    return JSONResponse({"detail": "a bug in carrel; the server's log has it", "code": type(problem).__name__}, 500)
 
 
 def conflict(problem: Exception) -> JSONResponse:

@@ -285,6 +285,17 @@ class FrontDesk:
             raise JobNotFound(f"the session has no verification {job_id!r}")
         return found
 
+    async def output(self, session_id: str, job_id: str, stream: str, attempt: int | None) -> bytes:
+        """All that a verification wrote in one of its runs; JobNotFound where there is nothing."""
+        result = (await self.job(session_id, job_id, 0.0)).result
+        number = attempt or (result.attempts if result is not None else 1) or 1
+        kept = await self.ledger.output(session_id, job_id, f"{stream}-{number}.txt")
+        if kept is None and result is not None and number == (result.attempts or 1) and stream != "report":
+            kept = (result.stdout if stream == "stdout" else result.stderr).encode("utf-8", "backslashreplace")
+        if kept is None:
+            raise JobNotFound(f"no {stream} of run {number} of the verification {job_id!r} was kept")
+        return kept
+
 
 def _held(task: LiveTask, what: str, wait: float | None) -> float:
     if wait is not None:

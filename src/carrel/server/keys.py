@@ -7,12 +7,17 @@ import hmac
 import re
 import secrets
 import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from pathlib import Path
 
 import orjson
 
+from carrel.assembly import FileStorage
 from carrel.errors import ApiKeyNotFound, ConfigurationError
+from carrel.home import resolve_carrel_home
 from carrel.storage.seam import Stamp, Store
 
 LOG = "server/keys.jsonl"
@@ -98,3 +103,17 @@ class Keys:
 def _digest(key: str) -> str:
     """A key is 256 bits of chance, so a plain hash of it tells nothing."""
     return hashlib.sha256(key.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def data_folder(named: Path | None) -> Path:
+    """Where a server keeps what it keeps."""
+    return named.expanduser().absolute() if named is not None else resolve_carrel_home() / "server"
+
+
+@asynccontextmanager
+async def opened_keys(data: Path | None) -> AsyncIterator[Keys]:
+    """The keys of a server's data, whether it runs or not."""
+    folder = data_folder(data)
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    async with FileStorage(folder) as storage:
+        yield Keys(storage.store)

@@ -83,6 +83,13 @@ class Ledger:
             for seq, line in enumerate(block.records, block.first_seq):
                 yield seq, orjson.loads(line)
 
+    async def keep_output(self, session_id: str, job_id: str, name: str, text: bytes) -> None:
+        """What a verification wrote, whole, where its result holds only a part."""
+        await self._store.put(f"server/sessions/{session_id}/{job_id}/{name}", text)
+
+    async def output(self, session_id: str, job_id: str, name: str) -> bytes | None:
+        return await self._store.get(f"server/sessions/{session_id}/{job_id}/{name}")
+
     async def _find(self, kind: type[Kept], session_id: str, wanted: str) -> Kept | None:
         seq = (await self._index(session_id)).get(wanted)
         if seq is None:

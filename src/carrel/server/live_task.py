@@ -13,10 +13,11 @@ from functools import lru_cache
 from typing import Any
 
 from carrel.errors import CarrelError, ExecutorClosed, JobNotFound, SessionNotReady, SetupFailed
+from carrel.execution import scratch
 from carrel.execution.executor import CommandResult, ExecutionResult, Executor, OnOutput
 from carrel.server.ledger import Ledger
 from carrel.server.wire import NOT_RUN, ErrorInfo, Interaction, Job, NewCommand, Result, Session, SessionStatus
-from carrel.tasks.grading import verify
+from carrel.tasks.grading import SHOWN_OUTPUT, verify
 from carrel.tasks.place import Prepared
 from carrel.tasks.sample import Sample
 from carrel.tasks.verdict import VerificationResult
@@ -50,8 +51,8 @@ class LiveTask:
         self._time_is_up = ended
         self._opened: Opened | None = None
         self._opening: asyncio.Task[None] | None = None
-        self._commands: dict[str, tuple[Interaction, asyncio.Task[None]]] = {}
-        self._jobs: dict[str, tuple[Job, asyncio.Task[None]]] = {}
+        self._commands: dict[str, asyncio.Task[None]] = {}
+        self._jobs: dict[str, asyncio.Task[None]] = {}
         self._last: dict[str, Interaction | Job] = {}
         """The newest that ended, because it is the one that is asked for."""
         self._asked_for: set[str] = set()
@@ -72,14 +73,19 @@ class LiveTask:
             told = str(problem) or type(problem).__name__
             if isinstance(problem, SetupFailed):
                 told += f"\n{problem.output[-_SHOWN_SETUP:]}" if problem.output else ""
-            code = _code_of(problem)
-            await self._keep(status="error", error=ErrorInfo(code=code, message=told), closed_at=_now())
+            await self._failed(_code_of(problem), told)
             return
+        finally:
+            if self._opened is None and self.session.status == "creating" and self._ending is None:
+                await self._failed("failed", "carrel failed while it made the place")
         receipt = self._opened.prepared.files.receipt if self._opened.prepared is not None else None
         now = _now()
         expires = now + timedelta(minutes=self.session.ttl_minutes)
         await self._keep(status="ready", created_at=now, expires_at=expires, receipt=receipt)
         self._set_timer()
+
+    async def _failed(self, code: str, told: str) -> None:
+        await self._keep(status="error", error=ErrorInfo(code=code, message=told), closed_at=_now())
 
     async def ready(self, seconds: float | None) -> Session:
         """The session when its place is ready or could not be made, or as it stands when the time is up."""
@@ -126,10 +132,9 @@ class LiveTask:
                 await self._opened.executor.close()
             except (CarrelError, OSError) as problem:
                 logger.warning("the place of session %s did not close well: %s", self.session.session_id, problem)
-        jobs = [task for _, task in self._jobs.values()]
-        for task in jobs:
+        for task in self._jobs.values():
             task.cancel()
-        if waiting := [*jobs, *(task for _, task in self._commands.values())]:
+        if waiting := [*self._jobs.values(), *self._commands.values()]:
             await asyncio.wait(waiting)
         if self.session.status == "error":
             return
@@ -190,7 +195,7 @@ class LiveTask:
         )
         await self._ledger.note(self.session.session_id, "interaction", interaction)
         task = asyncio.create_task(self._command(place, interaction, asked, told))
-        self._commands[interaction.interaction_id] = interaction, task
+        self._commands[interaction.interaction_id] = task
         return interaction
 
     async def _command(
@@ -200,6 +205,8 @@ class LiveTask:
         words = [shell(), "-c", asked.command]
         if asked.background:
             words = [shell(), "-c", _IN_BACKGROUND.replace("/bin/sh", shell()), shell(), asked.command, log]
+        # Whatever happens here, an interaction ends.
+        changes = _not_run("carrel failed while the command ran")
         try:
             result = await place.exec(
                 words,
@@ -207,17 +214,18 @@ class LiveTask:
                 cwd=asked.cwd,
                 env=asked.env,
                 stdin=asked.stdin,
-                **({"on_output": told} if told is not None else {}),
+                on_output=told,
             )
             changes = _ended(result, asked)
             if asked.background and result.success:
                 changes |= {"pid": int(result.stdout), "output": log, "stdout": "", "message": f"it writes to {log}"}
         except (CarrelError, OSError, ValueError) as problem:
             changes = _not_run(self._why(problem))
-        finished = interaction.model_copy(update=changes)
-        await self._ledger.note(self.session.session_id, "interaction", finished)
-        self._last = {finished.interaction_id: finished}
-        del self._commands[interaction.interaction_id]
+        finally:
+            finished = interaction.model_copy(update=changes)
+            await self._ledger.note(self.session.session_id, "interaction", finished)
+            self._last = {finished.interaction_id: finished}
+            del self._commands[interaction.interaction_id]
 
     def _why(self, problem: Exception) -> str:
         if isinstance(problem, ExecutorClosed) and self._ending is not None:
@@ -228,7 +236,7 @@ class LiveTask:
         """As it stands, once it has ended or the time is up; JobNotFound when there is none."""
         running = self._commands.get(interaction_id)
         if running is not None:
-            await asyncio.wait({running[1]}, timeout=seconds)
+            await asyncio.wait({running}, timeout=seconds)
         found = self._last.get(interaction_id)
         if not isinstance(found, Interaction):
             found = await self._ledger.interaction(self.session.session_id, interaction_id)
@@ -251,32 +259,46 @@ class LiveTask:
             created_at=_now(),
         )
         await self._ledger.note(self.session.session_id, "job", job)
-        task = asyncio.create_task(self._verification(place, self.sample, job))
-        self._jobs[job.job_id] = job, task
+        self._jobs[job.job_id] = asyncio.create_task(self._verification(place, self.sample, job))
         return job
 
     async def _verification(self, place: Executor, sample: Sample, job: Job) -> None:
-        finished = job
+        finished = job.model_copy(
+            update={"status": "error", "error": ErrorInfo(code="failed", message="carrel failed while it judged")}
+        )
         try:
             async with self._judges:
-                job = finished = job.model_copy(update={"status": "running", "started_at": _now()})
-                self._jobs[job.job_id] = job, self._jobs[job.job_id][1]
+                job = job.model_copy(update={"status": "running", "started_at": _now()})
                 await self._ledger.note(self.session.session_id, "job", job)
-                result = await verify(sample, place, prepared=self._opened.prepared if self._opened else None)
-                finished = _judged(job, result)
+                finished = _judged(job, await self._judge(place, sample, job.job_id))
         except asyncio.CancelledError:
             finished = job.model_copy(update={"status": "cancelled", "completed_at": _now()})
-        await self._ledger.note(self.session.session_id, "job", finished)
-        self._last = {finished.job_id: finished}
-        del self._jobs[job.job_id]
-        if not self._jobs:
-            self._expire()
+        finally:
+            await self._ledger.note(self.session.session_id, "job", finished)
+            self._last = {finished.job_id: finished}
+            del self._jobs[job.job_id]
+            if not self._jobs:
+                self._expire()
+
+    async def _judge(self, place: Executor, sample: Sample, job_id: str) -> VerificationResult:
+        folder = scratch.new_folder("verification")
+        try:
+            prepared = self._opened.prepared if self._opened is not None else None
+            result = await verify(sample, place, keep=folder, prepared=prepared)
+            for file in sorted(folder.iterdir()):
+                # The answer has the streams of the last run, as far as they go.
+                text = await asyncio.to_thread(file.read_bytes)
+                if result.attempts > 1 or len(text) > SHOWN_OUTPUT:
+                    await self._ledger.keep_output(self.session.session_id, job_id, file.name, text)
+            return result
+        finally:
+            await asyncio.to_thread(scratch.remove, folder)
 
     async def job(self, job_id: str, seconds: float | None) -> Job:
         """As it stands, once it has ended or the time is up; JobNotFound when there is none."""
         running = self._jobs.get(job_id)
         if running is not None:
-            await asyncio.wait({running[1]}, timeout=seconds)
+            await asyncio.wait({running}, timeout=seconds)
         found = self._last.get(job_id)
         if not isinstance(found, Job):
             found = await self._ledger.job(self.session.session_id, job_id)
@@ -288,7 +310,7 @@ class LiveTask:
         """End a verification; one that has ended stays as it is."""
         running = self._jobs.get(job_id)
         if running is not None:
-            running[1].cancel()
+            running.cancel()
         return await self.job(job_id, None)
 
     # --- the rest ---------------------------------------------------------------------------------------------------

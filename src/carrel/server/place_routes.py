@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Query, Request, Response
 
+from carrel.errors import ConfigurationError
 from carrel.server.asking import LONGEST_WAIT, PROBLEMS, Counts, Desk, Once, User, Wait, bearer
 from carrel.server.run_told import told_run
 from carrel.server.streams import happenings, run_stream
@@ -87,12 +90,13 @@ async def get_file(desk: Desk, user: User, session_id: str, path: str) -> Any:
 
     One that begins with `/` (written `//`) is not the workspace's."""
     place = desk.live(user, session_id).place()
-    if path.endswith("/"):
-        return _folder(await place.list_files(path))
-    try:
-        data = await place.read_file(path or ".")
-    except IsADirectoryError:
-        return _folder(await place.list_files(path or "."))
+    with _path(path):
+        if path.endswith("/"):
+            return _folder(await place.list_files(path))
+        try:
+            data = await place.read_file(path or ".")
+        except IsADirectoryError:
+            return _folder(await place.list_files(path or "."))
     return Response(data, media_type="application/octet-stream")
 
 
@@ -108,9 +112,19 @@ async def put_file(request: Request, desk: Desk, user: User, session_id: str, pa
     task = desk.live(user, session_id)
     place = task.place()
     data = await request.body()
-    await place.write_file(path, data)
+    with _path(path):
+        await place.write_file(path, data)
     await task.note("file", {"action": "write", "path": path, "size": len(data)})
     return Written(path=path, size=len(data))
+
+
+@contextmanager
+def _path(path: str) -> Iterator[None]:
+    """What no file can be called is a wrong request, and nobody's fault here."""
+    try:
+        yield
+    except ValueError as problem:
+        raise ConfigurationError(f"{path!r} is no path: {problem}") from None
 
 
 def _folder(entries: list[Any]) -> FolderTold:

@@ -6,8 +6,8 @@ import asyncio
 import ipaddress
 import signal
 import socket
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -19,7 +19,7 @@ from carrel.home import resolve_carrel_home
 from carrel.server.app import make_app
 from carrel.server.edge import PREFIX, Bounds
 from carrel.server.front_desk import FrontDesk, Rules
-from carrel.server.keys import Keys
+from carrel.server.keys import Keys, data_folder
 from carrel.tasks.dataset import Datasets
 
 _LAST_ANSWERS = 5
@@ -45,10 +45,6 @@ class ServerSettings:
     @property
     def folder(self) -> Path:
         return data_folder(self.data)
-
-
-def data_folder(named: Path | None) -> Path:
-    return named.expanduser().absolute() if named is not None else resolve_carrel_home() / "server"
 
 
 async def serve(settings: ServerSettings, listening: Callable[[str, str | None], None]) -> None:
@@ -146,12 +142,3 @@ def _bound(host: str, port: int) -> socket.socket:
         line.close()
         raise ExecutionError(f"{host}:{port} cannot be listened on: {problem}") from None
     return line
-
-
-@asynccontextmanager
-async def opened_keys(data: Path | None) -> AsyncIterator[Keys]:
-    """The keys of a server's data, whether it runs or not."""
-    folder = data_folder(data)
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    async with FileStorage(folder) as storage:
-        yield Keys(storage.store)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from datetime import UTC, datetime
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter, Depends, Query, Request
+from fastapi import APIRouter, Depends, Query, Request, Response
 from fastapi.responses import FileResponse
 
 from carrel import __version__
@@ -230,6 +230,25 @@ async def get_job(desk: Desk, user: User, wait: Wait, session_id: str, job_id: s
     """How the verification stands; one that runs is waited for, for a moment."""
     desk.session(user, session_id)
     return await desk.job(session_id, job_id, wait)
+
+
+@router.get(
+    "/sessions/{session_id}/verify/{job_id}/output",
+    tags=["verification"],
+    response_class=Response,
+    responses={200: {"content": {"text/plain": {}}}},
+)
+async def get_output(
+    desk: Desk,
+    user: User,
+    session_id: str,
+    job_id: str,
+    stream: Literal["stdout", "stderr", "report"] = "stdout",
+    attempt: Annotated[int | None, Query(ge=1, le=100, description="The last one when none is named")] = None,
+) -> Response:
+    """All that the test command wrote; the verdict itself holds its beginning and end."""
+    desk.session(user, session_id)
+    return Response(await desk.output(session_id, job_id, stream, attempt), media_type="text/plain")
 
 
 @router.delete("/sessions/{session_id}/verify/{job_id}", tags=["verification"])

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from carrel.errors import ExecutorClosed
-from carrel.execution.executor import Executor, FileChange, FileEntry
+from carrel.execution.executor import Executor, FileChange, FileEntry, Output
 from tests.execution.conftest import Start
 
 
@@ -25,6 +25,28 @@ async def test_input_environment_and_folder_of_a_command(executor: Executor) -> 
     await executor.write_file("sub/x", "1")
     result = await executor.exec("cat; echo $WORD; ls", stdin="typed\n", env={"WORD": "hello"}, cwd="sub")
     assert result.stdout == "typed\nhello\nx\n"
+
+
+async def test_what_a_command_writes_comes_as_it_is_written(executor: Executor) -> None:
+    pieces: list[Output] = []
+    go_on = asyncio.Event()
+
+    def told(piece: Output) -> None:
+        pieces.append(piece)
+        go_on.set()
+
+    waiting = "echo first; while ! [ -e go ]; do sleep 0.02; done"
+    letter = "printf '\\303'; sleep 0.1; printf '\\251'; echo err >&2"
+    running = asyncio.create_task(executor.exec(waiting, on_output=told))
+    await asyncio.wait_for(go_on.wait(), 30)
+    assert pieces == [Output("stdout", "first\n")]
+    assert not running.done()
+    running.cancel()
+    await asyncio.wait({running})
+    result = await executor.exec(letter, on_output=told)
+    assert result.stdout == "é"
+    assert "".join(piece.text for piece in pieces if piece.stream == "stdout") == "first\né", "no half a letter"
+    assert "".join(piece.text for piece in pieces if piece.stream == "stderr") == "err\n"
 
 
 async def test_a_program_that_is_not_there(executor: Executor) -> None:

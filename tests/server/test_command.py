@@ -1,0 +1,56 @@
+"""`carrel serve` and `carrel keys` as they are typed."""
+
+from __future__ import annotations
+
+import json
+import socket
+from pathlib import Path
+
+from tests.cli.conftest import Carrel, carrel, environment, home
+from tests.server.conftest import NewServer
+
+__all__ = ["carrel", "environment", "home"]
+
+
+def test_a_key_is_printed_alone_and_once(carrel: Carrel, tmp_path: Path) -> None:
+    key = carrel("keys", "add", "ann", "--data", tmp_path / "data").stdout
+    assert key.count("\n") == 1
+    assert len(key.split()) == 1
+    listed = carrel("keys", "list", "--data", tmp_path / "data").stdout
+    assert "ann" in listed
+    assert key.strip() not in listed
+    again = carrel("keys", "add", "ann", "--data", tmp_path / "data", code=2)
+    assert "already" in again.stderr
+    assert "no name" in carrel("keys", "add", "a/b", "--data", tmp_path / "data", code=2).stderr
+    carrel("keys", "revoke", "ann", "--data", tmp_path / "data")
+    assert json.loads(carrel("keys", "list", "--data", tmp_path / "data", "--json").stdout) == []
+    assert "ann" in carrel("keys", "revoke", "ann", "--data", tmp_path / "data", code=2).stderr
+
+
+def test_without_a_key_only_loopback_is_listened_on(carrel: Carrel, tmp_path: Path) -> None:
+    refused = carrel("serve", "--host", "0.0.0.0", "--port", 0, "--data", tmp_path / "data", code=2)
+    assert "carrel keys add" in refused.stderr
+
+
+def test_a_port_that_is_taken(carrel: Carrel, tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        assert str(port) in carrel("serve", "--port", port, "--data", tmp_path / "data", code=3).stderr
+
+
+def test_what_cannot_be_served(carrel: Carrel, tmp_path: Path) -> None:
+    assert "maybe" in carrel("serve", "--sandbox", "maybe", "--data", tmp_path / "data", code=2).stderr
+    assert "nowhere" in carrel("serve", "--host", "nowhere.invalid", "--data", tmp_path / "data", code=2).stderr
+
+
+def test_a_key_is_made_once(new_server: NewServer) -> None:
+    server = new_server()
+    first = server.key
+    assert first
+    server.stop()
+    server.start()
+    assert server.key == first, "the second start made none"
+    with server.client() as client:
+        assert client.get("/sessions").status_code == 200
