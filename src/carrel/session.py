@@ -23,6 +23,7 @@ from carrel.execution.executor import (
     Executor,
     FileChange,
     FileEntry,
+    Handler,
     OnOutput,
     Output,
 )
@@ -82,6 +83,19 @@ _WOULD_WAIT = (
     "this was asked by a tool that the session's code is waiting for, and would wait for that code in turn; "
     "do it before or after the run, or in the code itself (a tool with `runs: sandbox` runs its program beside it)"
 )
+
+
+NAMES = ("tools", "workflows", "skills", "artifacts", "deps")
+"""What code finds: each is answered by the session."""
+
+
+def unanswered() -> dict[str, Handler]:
+    """For an executor that is started before its session is there: the names, and nobody behind them yet."""
+
+    async def nobody(name: str, args: list[Any], kwargs: dict[str, Any]) -> Any:
+        raise ExecutorClosed(f"{name} cannot be answered: the session has not begun")
+
+    return dict.fromkeys(NAMES, nobody)
 
 
 class Session:

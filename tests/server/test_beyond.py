@@ -49,6 +49,23 @@ def test_code_keeps_its_variables(client: httpx.Client, session: str) -> None:
     assert (late["error_type"], late["state"]) == ("Timeout", "kept")
 
 
+def test_code_has_its_library_at_hand(client: httpx.Client, session: str) -> None:
+    code = """
+artifacts.save('found/it.json', {'n': 1})
+workflows.create('twice', 'def run(n: int):\\n    return 2 * n\\n', 'Twice a number')
+workflows.twice(artifacts.load('found/it.json')['n'])
+"""
+    told = client.post(f"/sessions/{session}/run", json={"code": code}).json()
+    assert told["value"] == 2, told["error"]
+    fork = client.post(f"/sessions/{session}/fork").json()["session_id"]
+    client.post(f"/sessions/{session}/run", json={"code": "artifacts.save('found/it.json', {'n': 50})"})
+    kept = client.post(f"/sessions/{fork}/run", json={"code": "workflows.twice(artifacts.load('found/it.json')['n'])"})
+    assert kept.json()["value"] == 2, kept.json()["error"]
+    refused = client.post(f"/sessions/{session}/run", json={"code": "deps.add('left-pad')"}).json()
+    assert refused["error_type"] == "RuntimeDepsDisabledError"
+    client.delete(f"/sessions/{fork}")
+
+
 def test_code_is_heard_while_it_runs(client: httpx.Client, session: str) -> None:
     code = "import time\nfor n in range(3):\n    print(n, flush=True)\n    time.sleep(0.05)\nn"
     with client.stream(

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from importlib.metadata import version
+
 from fastapi import APIRouter, FastAPI
 
-from carrel import __version__
 from carrel.server import place_routes, task_routes
 from carrel.server.asking import answer_errors
 from carrel.server.edge import PREFIX, Bounds, Edge
@@ -18,7 +19,7 @@ ABOUT = "Task sessions: a sample, commands, a verdict. Everything but /health ne
 
 def make_app(desk: FrontDesk, keys: Keys, bounds: Bounds | None = None) -> FastAPI:
     """An app whose sessions are the desk's; who made the desk opens and closes it."""
-    app = FastAPI(title="carrel", version=__version__, description=ABOUT, redoc_url=None)
+    app = FastAPI(title="carrel", version=version("carrel"), description=ABOUT, redoc_url=None)
     app.state.desk = desk
     app.state.metrics = metrics = Metrics()
     metrics.watch_alive(lambda: desk.alive)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+from carrel import assembly
 from carrel.errors import (
     ConfigurationError,
     ForkRefused,
@@ -26,8 +27,8 @@ from carrel.server.ledger import Kind, Ledger
 from carrel.server.live_task import LiveTask, Opened, interrupted
 from carrel.server.warm_places import WarmPlaces
 from carrel.server.wire import ErrorInfo, Interaction, Job, NewFork, NewSession, Session
-from carrel.session import StorageBackend
-from carrel.storage.seam import Lock
+from carrel.session import StorageBackend, unanswered
+from carrel.storage.seam import Lock, Store
 from carrel.tasks.dataset import Datasets
 from carrel.tasks.place import make_ready, open_place
 from carrel.tasks.sample import Sample
@@ -171,19 +172,25 @@ class FrontDesk:
     async def _opened(self, sample: Sample | None, asked: NewSession) -> Opened:
         executor: Executor
         if sample is None:
-            config = SubprocessConfig(default_timeout=None, sandbox=self.rules.sandbox, network=bool(asked.network))
+            config = SubprocessConfig(
+                default_timeout=None,
+                sandbox=self.rules.sandbox,
+                network=bool(asked.network),
+                allow_runtime_deps=bool(asked.network),
+            )
             prepared, executor = None, SubprocessExecutor(config)
         else:
             prepared = await make_ready(sample, self.cache, sandbox=self.rules.sandbox)
-            executor = self._warm.take(prepared) or await open_place(prepared)
+            executor = self._warm.take(prepared) or await open_place(prepared, handlers=unanswered())
+        code = assembly.Session(assembly.MemoryStorage(), executor)
         try:
-            await executor.start()
+            await code.start()
             for path, text in asked.files.items():
                 await executor.write_file(path, text)
         except BaseException:
-            await executor.close()
+            await code.close()
             raise
-        return Opened(executor, prepared)
+        return Opened(executor, code, prepared)
 
     async def fork(self, user: str, session_id: str, asked: NewFork, once: str | None = None) -> Session:
         """Another session that begins as this one is now; ForkRefused changes nothing."""
@@ -207,7 +214,11 @@ class FrontDesk:
             await conversations.fork_session(session_id, new_id=fork.session.session_id)
 
         async def at_once() -> Opened:
-            return Opened(executor, opened.prepared)
+            library = assembly.MemoryStorage()
+            await carried_over(opened.code.storage.store, library.store)
+            code = assembly.Session(library, executor)
+            await code.start()
+            return Opened(executor, code, opened.prepared)
 
         fork.open(at_once())
         return fork.session
@@ -301,3 +312,11 @@ def _held(task: LiveTask, what: str, wait: float | None) -> float:
     if wait is not None:
         return wait
     return HELD if task.first_time(what) else 0.0
+
+
+async def carried_over(source: Store, target: Store) -> None:
+    """What a session's library keeps, for its fork; what was done stays with whom did it."""
+    keys = [key for key in await source.list() if not key.startswith("sessions/")]
+    for key, data in zip(keys, await source.get_many(keys), strict=True):
+        if data is not None:
+            await target.put(key, data)

@@ -12,6 +12,7 @@ from datetime import UTC, datetime, timedelta
 from functools import lru_cache
 from typing import Any
 
+from carrel import assembly
 from carrel.errors import CarrelError, ExecutorClosed, JobNotFound, SessionNotReady, SetupFailed
 from carrel.execution import scratch
 from carrel.execution.executor import CommandResult, ExecutionResult, Executor, OnOutput
@@ -34,6 +35,8 @@ class Opened:
     """A place that is ready."""
 
     executor: Executor
+    code: assembly.Session
+    """The same place with its library; closing it closes both."""
     prepared: Prepared | None = None
 
 
@@ -129,7 +132,7 @@ class LiveTask:
             await asyncio.wait({self._opening})
         if self._opened is not None:
             try:
-                await self._opened.executor.close()
+                await self._opened.code.close()
             except (CarrelError, OSError) as problem:
                 logger.warning("the place of session %s did not close well: %s", self.session.session_id, problem)
         for task in self._jobs.values():

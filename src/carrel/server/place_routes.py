@@ -60,11 +60,11 @@ async def fork(
 async def run(request: Request, desk: Desk, user: User, counts: Counts, session_id: str, asked: NewRun) -> Any:
     """Run Python; with `Accept: text/event-stream` events while it runs: output, and result at its end."""
     task = desk.live(user, session_id)
-    place = task.place()
+    code = task.opened.code
     counts.runs.inc()
     if "text/event-stream" in request.headers.get("accept", ""):
         return run_stream(task, asked)
-    result = await place.run(asked.code, asked.timeout)
+    result = await code.run(asked.code, asked.timeout)
     await task.note_run(asked.code, result)
     return told_run(result)
 

@@ -121,10 +121,10 @@ async def command_stream(task: LiveTask, asked: NewCommand, once: str | None = N
 
 def run_stream(task: LiveTask, asked: NewRun) -> StreamingResponse:
     """`output` as it is written, then `result`. The code is stopped when the reader leaves."""
-    place = task.place()
+    code = task.opened.code
 
     async def events() -> AsyncIterator[bytes]:
-        pieces = place.stream(asked.code, asked.timeout)
+        pieces = code.stream(asked.code, asked.timeout)
         try:
             async for piece in pieces:
                 if isinstance(piece, ExecutionResult):

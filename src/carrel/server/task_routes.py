@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from datetime import UTC, datetime
+from importlib.metadata import version
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Depends, Query, Request, Response
 from fastapi.responses import FileResponse
 
-from carrel import __version__
 from carrel.server.asking import LONGEST_WAIT, PROBLEMS, Counts, Desk, Once, User, Wait, bearer
 from carrel.server.downloads import archive_of
 from carrel.server.front_desk import HELD, FrontDesk
@@ -45,7 +45,9 @@ _ANSWERS_AT_ONCE = ("0.1.", "0.2.", "0.3.")
 @health.get("/health", tags=["server"])
 async def get_health() -> Health:
     """That the server is there; the only question that needs no key."""
-    return Health(service="carrel", status="healthy", timestamp=datetime.now(UTC).isoformat(), version=__version__)
+    return Health(
+        service="carrel", status="healthy", timestamp=datetime.now(UTC).isoformat(), version=version("carrel")
+    )
 
 
 @router.get("/datasets", tags=["datasets"])

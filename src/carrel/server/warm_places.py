@@ -10,6 +10,7 @@ from typing import Any
 
 from carrel.errors import CarrelError
 from carrel.execution.executor import Executor
+from carrel.session import unanswered
 from carrel.tasks.place import Prepared, open_place
 
 logger = logging.getLogger(__name__)
@@ -52,7 +53,7 @@ class WarmPlaces:
             return
         self._making.add(name)
         try:
-            place = await open_place(prepared)
+            place = await open_place(prepared, handlers=unanswered())
         except (CarrelError, OSError) as problem:
             logger.warning("no place of %s could be kept ready: %s", prepared.sample.sample_id, problem)
             return

@@ -16,7 +16,7 @@ from typing import Any
 from carrel.errors import ConfigurationError, EnvironmentFailed, SetupFailed
 from carrel.execution import scratch
 from carrel.execution.environments import Environment, locked
-from carrel.execution.executor import CommandResult
+from carrel.execution.executor import CommandResult, Handler
 from carrel.execution.packages import environment_for_all
 from carrel.execution.settings import Mount, SandboxMode, SubprocessConfig
 from carrel.execution.subprocess_executor import SubprocessExecutor
@@ -94,6 +94,7 @@ async def open_place(
     env: Mapping[str, str] | None = None,
     network: bool | None = None,
     mounts: tuple[Mount, ...] = (),
+    handlers: Mapping[str, Handler] | None = None,
 ) -> SubprocessExecutor:
     """A started executor whose workspace is the sample's; close it to let go of everything."""
     config = replace(
@@ -102,7 +103,7 @@ async def open_place(
         network=prepared.config.network if network is None else network,
         mounts=(*prepared.config.mounts, *mounts),
     )
-    executor = SubprocessExecutor(config)
+    executor = SubprocessExecutor(config, handlers=dict(handlers or {}))
     try:
         await executor.start()
     except BaseException:
