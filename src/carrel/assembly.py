@@ -13,6 +13,7 @@ from typing import Any, Literal, Self, TypedDict, Unpack
 from carrel import session as places
 from carrel import tasks
 from carrel.conversation.conversation import Conversation
+from carrel.conversation.metadata import checked_id
 from carrel.conversation.store import SessionStore
 from carrel.execution.executor import RUN_COMMAND, Executor, run_clock_stands
 from carrel.execution.in_process import InProcessExecutor
@@ -158,6 +159,11 @@ class Session(places.Session):
                 f"executor is {_told(executor)}; give a SubprocessExecutor(SubprocessConfig(...)) or an "
                 "InProcessExecutor(InProcessConfig(...)), or leave it out"
             )
+        config = getattr(executor, "config", None)
+        if isinstance(config, SubprocessConfig):
+            config.keep_apart({"the base": getattr(storage, "base", None)})
+        if session_id is not None:
+            checked_id(session_id)
 
         async def library() -> Library:
             return await read_library(storage, executor, approve=approve, on_error=on_error)
