@@ -11,6 +11,7 @@ from pydantic import ValidationError
 
 from carrel.errors import ConfigurationError, ToolCallError, ToolTimeoutError
 from carrel.library.tools.definition_remote import HttpDefinition
+from carrel.library.tools.http_calls import LONGEST_COMPLAINT, LONGEST_READ
 from carrel.library.tools.http_endpoints import HttpEndpoints
 from carrel.library.tools.seam import ToolProvider
 from carrel.library.tools.secrets import Secrets
@@ -284,3 +285,25 @@ def endless(piece: bytes) -> Iterator[bytes]:
 def dripping(over: threading.Event) -> Iterator[bytes]:
     while not over.wait(0.05):
         yield b"."
+
+
+@pytest.mark.parametrize("shown", [LONGEST_COMPLAINT, LONGEST_READ])
+async def test_a_complaint_that_is_cut_has_no_rest_of_a_secret(web: Serve, shown: int) -> None:
+    key = "sk-LIVE-0123456789abcdefXYZ"
+    served = web(lambda asked: Answer("~" * int(dict(asked.query)["n"]) + asked.headers["authorization"], status=400))
+    definition = {
+        "name": "it",
+        "type": "http",
+        "base_url": served.url,
+        "headers": {"Authorization": "${KEY}"},
+        "endpoints": {"get": {"path": "/", "params": {"n": {"type": "integer"}}}},
+    }
+    endpoints = HttpEndpoints(HttpDefinition(**definition), Secrets({"KEY": key}))
+    try:
+        (tool,) = await endpoints.definitions()
+        for padding in range(shown - len(key) - 1, shown, 5):
+            with pytest.raises(ToolCallError) as failed:
+                await endpoints.call(tool, {"n": padding})
+            assert key[:5] not in str(failed.value)
+    finally:
+        await endpoints.close()
