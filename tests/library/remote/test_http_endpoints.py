@@ -1,6 +1,7 @@
 """Endpoints of a real HTTP server: what is sent, what comes back, and what goes wrong."""
 
 import asyncio
+import logging
 import re
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -307,3 +308,23 @@ async def test_a_complaint_that_is_cut_has_no_rest_of_a_secret(web: Serve, shown
             assert key[:5] not in str(failed.value)
     finally:
         await endpoints.close()
+
+
+async def test_the_log_of_requests_has_no_secret_in_it(web: Serve, caplog: pytest.LogCaptureFixture) -> None:
+    served = web(lambda asked: Answer({}, headers={"X-Echo": asked.headers["authorization"]}))
+    definition = {
+        "name": "it",
+        "type": "http",
+        "base_url": served.url,
+        "headers": {"Authorization": "${KEY}"},
+        "query": {"api_key": "${KEY}"},
+        "endpoints": {"get": {"path": "/"}},
+    }
+    endpoints = HttpEndpoints(HttpDefinition(**definition), Secrets({"KEY": "sk-LIVE-0123456789"}))
+    with caplog.at_level(logging.DEBUG):
+        (tool,) = await endpoints.definitions()
+        await endpoints.call(tool, {})
+        await endpoints.close()
+    assert served.asked[0].query == [("api_key", "sk-LIVE-0123456789")]
+    assert "api_key=${KEY}" in caplog.text or "api_key=%24%7BKEY%7D" in caplog.text
+    assert "LIVE" not in caplog.text

@@ -11,6 +11,7 @@ from carrel.errors import ToolCallError, ToolTimeoutError
 from carrel.library.tools.aside import in_a_thread
 from carrel.library.tools.http_answers import decoded, is_text, value_of
 from carrel.library.tools.http_request import Prepared
+from carrel.library.tools.request_logs import hidden_in_logs
 from carrel.library.tools.seam import Stream, Tool
 from carrel.library.tools.secrets import Secrets
 
@@ -51,7 +52,8 @@ class HttpCaller:
         try:
             async with asyncio.timeout(tool.timeout):
                 fixed = self._secrets.fill_all({**self._headers, **(headers or {})})
-                return await self._call(f"{tool.name}: {what}", base_url, request, fixed, stream)
+                with hidden_in_logs(self._secrets):
+                    return await self._call(f"{tool.name}: {what}", base_url, request, fixed, stream)
         except TimeoutError:
             raise ToolTimeoutError(f"{tool.name}: {what} took longer than {tool.timeout:g} s") from None
 

@@ -14,6 +14,7 @@ from carrel.library.tools.definition_remote import McpDefinition
 from carrel.library.tools.mcp_mending import mending
 from carrel.library.tools.mcp_process import ServerProcess
 from carrel.library.tools.mcp_transports import over_http, over_process, over_sse
+from carrel.library.tools.request_logs import hidden_in_logs
 from carrel.library.tools.secrets import Secrets
 
 if TYPE_CHECKING:
@@ -88,7 +89,8 @@ class Connection:
                     self._process = await ServerProcess.start(given.command, given.args, env, given.cwd)
                 # While the server starts; loading the SDK takes a second, in which others go on.
                 await in_a_thread(lambda: import_module("mcp"))
-                self._keeping = asyncio.create_task(self._keep(), name=f"MCP server {given.name}")
+                with hidden_in_logs(self._secrets):
+                    self._keeping = asyncio.create_task(self._keep(), name=f"MCP server {given.name}")
                 return await asyncio.shield(self._client)
         except TimeoutError:
             await self.close(f"it did not introduce itself within {given.startup_timeout:g} s")
