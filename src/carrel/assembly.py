@@ -346,9 +346,20 @@ async def read_library(
         ),
         workflows=storage.get_workflow_library(),
         artifacts=storage.get_artifact_store(),
-        deps=Deps(storage.store, executor, allow_runtime=getattr(config, "allow_runtime_deps", True)),
+        deps=Deps(
+            storage.store,
+            executor,
+            allow_runtime=getattr(config, "allow_runtime_deps", True),
+            cut_off=lambda: _is_cut_off(executor),
+        ),
         secrets=secrets,
     )
+
+
+def _is_cut_off(executor: Executor) -> bool:
+    """Whether what its code asks for must not reach any network; asked late, for its settings may come at the start."""
+    config = getattr(executor, "config", None)
+    return isinstance(config, SubprocessConfig) and not config.network and config.wheelhouse is None
 
 
 def _patient(approve: Approver) -> Approver:

@@ -19,6 +19,7 @@ from carrel import (
     SubprocessConfig,
     SubprocessExecutor,
 )
+from tests.library.remote.web import Answer, Web
 
 from .conftest import Open
 
@@ -246,3 +247,27 @@ def test_limits_that_are_none(tmp_path: Path) -> None:
 def test_an_id_that_is_no_name(wrong: str) -> None:
     with pytest.raises(SessionIdRefused):
         Session(MemoryStorage(), session_id=wrong)
+
+
+async def test_without_a_network_code_asks_no_index(
+    base: Path, wheelhouse: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    index = Web(lambda asked: Answer("", 404))
+    monkeypatch.setenv("UV_DEFAULT_INDEX", f"{index.url}/simple")
+    (base / "requirements.txt").write_text("told-by-the-list\n")
+    try:
+        async with Session.from_base(base, network=False) as session:
+            for call in ("deps.add('x-7374')", "deps.sync()", "await deps.add.call_async('x-7374')"):
+                result = await session.run(call)
+                assert result.error_type == "DependencyError"
+                assert "no network" in (result.error or "")
+            assert index.asked == []
+            assert (await session.run("deps.list()")).value == ["told-by-the-list"]
+            # Whoever made the session speaks for himself.
+            assert (await session.add_dep("carrel-greeting"))["failed"] == ["carrel-greeting"]
+            assert [asked.path for asked in index.asked] == ["/simple/carrel-greeting/"]
+    finally:
+        index.close()
+    async with Session.from_base(base, network=False, wheelhouse=wheelhouse) as session:
+        code = "deps.add('carrel-greeting')\nimport carrel_greeting\ncarrel_greeting.WORD"
+        assert (await session.run(code)).value == "hello"
