@@ -7,6 +7,7 @@ import signal
 from collections.abc import AsyncIterator, Mapping, Sequence
 
 from carrel.errors import ToolCallError
+from carrel.library.tools.surroundings import surroundings
 
 LONGEST_LINE = 32 * 1024 * 1024
 KEPT_COMPLAINTS = 32 * 1024
@@ -14,7 +15,6 @@ KEPT_COMPLAINTS = 32 * 1024
 GRACE = 1.0
 """Seconds that a server has to end by itself, and again after it was told to."""
 
-_INHERITED = ("HOME", "LANG", "LC_ALL", "LOGNAME", "PATH", "SHELL", "TERM", "TMPDIR", "TZ", "USER")
 _POLL = 0.01
 
 
@@ -31,7 +31,6 @@ class ServerProcess:
     @classmethod
     async def start(cls, command: str, args: Sequence[str], env: Mapping[str, str], cwd: str | None) -> "ServerProcess":
         """Started, or a ToolCallError that says why it cannot be."""
-        given = {name: os.environ[name] for name in _INHERITED if name in os.environ} | dict(env)
         try:
             process = await asyncio.create_subprocess_exec(
                 command,
@@ -40,7 +39,7 @@ class ServerProcess:
                 stdout=asyncio.subprocess.PIPE,
                 stderr=asyncio.subprocess.PIPE,
                 cwd=cwd,
-                env=given,
+                env=surroundings(env),
                 start_new_session=True,
             )
         except FileNotFoundError as problem:

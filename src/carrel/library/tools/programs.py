@@ -13,6 +13,7 @@ from typing import Literal, Protocol
 
 from carrel.library.tools.bounded import Bounded
 from carrel.library.tools.seam import Stream
+from carrel.library.tools.surroundings import surroundings
 
 _PIECE = 256 * 1024
 _LAST_PIECES = 8
@@ -96,13 +97,13 @@ async def run_here(
     timeout: float | None = None,
     stream: Stream | None = None,
 ) -> Ended:
-    """On this machine, as this user; `env` is added to this process's own. Cancelling ends the program."""
+    """On this machine, as this user; it gets `env` and the little that every program does. Cancelling ends it."""
     process = subprocess.Popen(
         argv,
         stdin=subprocess.DEVNULL if stdin is None else subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
-        env={**os.environ, **env} if env else None,
+        env=surroundings(env),
         cwd=os.path.expanduser(cwd) if cwd else None,
         bufsize=0,
         start_new_session=True,
