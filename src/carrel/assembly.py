@@ -13,6 +13,7 @@ from typing import Any, Literal, Self, TypedDict, Unpack
 from carrel import session as places
 from carrel import tasks
 from carrel.conversation.conversation import Conversation
+from carrel.conversation.metadata import checked_id
 from carrel.conversation.store import SessionStore
 from carrel.execution.executor import RUN_COMMAND, Executor, run_clock_stands
 from carrel.execution.in_process import InProcessExecutor
@@ -158,6 +159,11 @@ class Session(places.Session):
                 f"executor is {_told(executor)}; give a SubprocessExecutor(SubprocessConfig(...)) or an "
                 "InProcessExecutor(InProcessConfig(...)), or leave it out"
             )
+        config = getattr(executor, "config", None)
+        if isinstance(config, SubprocessConfig):
+            config.keep_apart({"the base": getattr(storage, "base", None)})
+        if session_id is not None:
+            checked_id(session_id)
 
         async def library() -> Library:
             return await read_library(storage, executor, approve=approve, on_error=on_error)
@@ -340,9 +346,20 @@ async def read_library(
         ),
         workflows=storage.get_workflow_library(),
         artifacts=storage.get_artifact_store(),
-        deps=Deps(storage.store, executor, allow_runtime=getattr(config, "allow_runtime_deps", True)),
+        deps=Deps(
+            storage.store,
+            executor,
+            allow_runtime=getattr(config, "allow_runtime_deps", True),
+            cut_off=lambda: _is_cut_off(executor),
+        ),
         secrets=secrets,
     )
+
+
+def _is_cut_off(executor: Executor) -> bool:
+    """Whether what its code asks for must not reach any network; asked late, for its settings may come at the start."""
+    config = getattr(executor, "config", None)
+    return isinstance(config, SubprocessConfig) and not config.network and config.wheelhouse is None
 
 
 def _patient(approve: Approver) -> Approver:

@@ -11,6 +11,7 @@ import pytest
 from carrel.errors import DependencyError
 from carrel.execution.settings import SubprocessConfig
 from carrel.execution.subprocess_executor import SubprocessExecutor
+from tests.library.remote.web import Answer, Web
 from tests.wheels import build_wheel
 
 
@@ -62,3 +63,36 @@ async def test_it_is_not_built_from_source_unless_that_is_allowed(tmp_path: Path
         await executor.install(["from-source"])
     assert trace.exists()
     await executor.close()
+
+
+async def test_where_it_comes_from_is_said_by_the_hosts_environment_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    index, other = Web(lambda asked: Answer("", 404)), Web(lambda asked: Answer("", 404))
+    # Code may have written it, where the host's folder is a workspace that it can change.
+    (tmp_path / "uv.toml").write_text(f'cache-dir = "{tmp_path}/planted"\nextra-index-url = ["{other.url}/simple"]\n')
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("UV_DEFAULT_INDEX", f"{index.url}/simple")
+    monkeypatch.delenv("UV_CACHE_DIR", raising=False)
+    executor = SubprocessExecutor(SubprocessConfig(base="base", sandbox="off"))
+    try:
+        with pytest.raises(DependencyError, match="uv pip install failed: "):
+            await executor.install(["nowhere-to-be-had"])
+    finally:
+        await executor.close()
+        index.close()
+        other.close()
+    assert [asked.path for asked in index.asked] == ["/simple/nowhere-to-be-had/"]
+    assert other.asked == []
+    assert not (tmp_path / "planted").exists()
+
+
+async def test_paths_that_the_author_names_are_those_of_the_program(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = build_wheel(tmp_path / "wheels", "own-thing").name
+    monkeypatch.chdir(tmp_path)
+    for settings in ({"base": "base"}, {"shared_in": "shared"}):
+        config = SubprocessConfig(deps=[f"wheels/{name}"], sandbox="off", **settings)
+        async with SubprocessExecutor(config) as executor:
+            assert (await executor.run("import own_thing; own_thing.VERSION")).value == "1.0"

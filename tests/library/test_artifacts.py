@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from carrel.errors import ArtifactNameRefused, ArtifactNotFoundError, ArtifactWriteError
+from carrel.errors import ArtifactNameRefused, ArtifactNotFoundError, ArtifactReadError, ArtifactWriteError
 from carrel.library.artifact_names import checked_name, key_of, name_of, note_of
 from carrel.library.artifact_uploads import Uploads
 from carrel.library.artifacts import ArtifactStore
@@ -105,6 +105,11 @@ async def test_odd_names_stay_apart_and_come_back(place: Place) -> None:
     ["", ".", "..", "../x", "a/../b", "/etc/passwd", "a//b", "a/", "a\\b", "a\nb", "a\0b", "\x7f", "a/./b", "\ud800"],
 )
 async def test_names_that_lead_elsewhere_are_refused_by_every_verb(place: Place, name: str) -> None:
+    await refused_by_every_verb(place, name)
+
+
+@pytest.mark.parametrize("name", ["a\x85b", "a\x9b31m", "txt.\u202egnp", "a\u2028b", "a\u2029b", "\u2066a"])
+async def test_names_that_a_terminal_would_show_as_others_are_refused(place: Place, name: str) -> None:
     await refused_by_every_verb(place, name)
 
 
@@ -339,6 +344,40 @@ async def test_what_code_inside_may_not_do(place: Place) -> None:
             await kept.handle(f"artifacts.{verb}", ["x"], {})
     with pytest.raises(ArtifactWriteError):
         await kept.handle("artifacts.keep", ["x", "text", "bytes"], {})
+
+
+async def test_bytes_that_are_not_what_they_were_said_to_be(place: Place) -> None:
+    kept = artifacts(place)
+    for said in ("json", "text"):
+        await kept.handle("artifacts.keep", ["forged", b"\xff\xfe", said], {})
+        for verb in (kept.load("forged"), kept.handle("artifacts.fetch", ["forged"], {})):
+            with pytest.raises(ArtifactReadError, match=f"forged was saved as {said}"):
+                await verb
+    assert [one["name"] for one in await kept.list()] == ["forged"]
+
+
+async def test_what_every_list_shows_is_bounded(place: Place) -> None:
+    kept = artifacts(place)
+    for about in ({"metadata": {"much": "x" * 100_000}}, {"description": "x" * 100_000}):
+        with pytest.raises(ArtifactWriteError, match="description and metadata"):
+            await kept.save("a", "x", **about)
+    assert await kept.list() == []
+
+
+async def test_links_out_of_the_base_and_odd_names_are_no_artifacts(tmp_path: Path) -> None:
+    (tmp_path / "private").write_text("secret")
+    kept = ArtifactStore(FileStore(tmp_path / "base"))
+    await kept.save("own.txt", "mine")
+    folder = tmp_path / "base" / "artifacts"
+    (folder / "notes.txt").symlink_to(tmp_path / "private")
+    (folder / "same.txt").symlink_to("own.txt")
+    (folder / "gnp.\u202etxt").write_text("x")
+    assert [one["name"] for one in await kept.list()] == ["own.txt", "same.txt"]
+    assert await kept.load("same.txt") == "mine"
+    assert not await kept.exists("notes.txt")
+    with pytest.raises(ArtifactReadError, match="link") as refused:
+        await kept.load("notes.txt")
+    assert str(tmp_path) not in str(refused.value)
 
 
 async def test_files_on_disk_are_what_a_person_expects(tmp_path: Path) -> None:

@@ -141,6 +141,24 @@ async def test_workflows_and_artifacts(base: Path) -> None:
         assert (await client.call_tool("load_artifact", {"name": "missing"})).is_error
 
 
+async def test_a_mistake_is_told_with_its_reason(base: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    mistakes: list[tuple[str, dict[str, Any], str]] = [
+        ("create_workflow", {"name": "w", "source": "def run(:\n    pass"}, "line 1"),
+        ("create_workflow", {"name": "a b", "source": "def run(): pass"}, "a b"),
+        ("get_workflow", {"name": "zz"}, "there is no workflow zz; list_workflows shows what there is"),
+        ("load_artifact", {"name": "../x"}, "../x"),
+        ("load_artifact", {"name": "missing"}, "missing"),
+        ("save_artifact", {"name": "raw", "data": "no base64!", "encoding": "base64"}, "the data of raw is no base64"),
+        ("add_dep", {"package": "-r x"}, "-r x"),
+    ]
+    async with Client(parameters(base)) as client:
+        for tool, arguments, reason in mistakes:
+            result = await client.call_tool(tool, arguments)
+            assert result.is_error
+            assert reason in text_of(result).removeprefix(f"Error executing tool {tool}")
+    assert "Traceback" not in capfd.readouterr().err
+
+
 async def test_a_command(base: Path) -> None:
     async with Client(parameters(base)) as client:
         assert text_of(await client.call_tool("execute_command", {"command": "echo hi"})) == "hi\n"

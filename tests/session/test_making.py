@@ -11,11 +11,15 @@ from carrel import (
     FileStorage,
     InProcessConfig,
     InProcessExecutor,
+    Limits,
     MemoryStorage,
+    Mount,
     Session,
+    SessionIdRefused,
     SubprocessConfig,
     SubprocessExecutor,
 )
+from tests.library.remote.web import Answer, Web
 
 from .conftest import Open
 
@@ -191,3 +195,79 @@ async def test_what_is_in_force(open_session: Open, request: pytest.FixtureReque
     assert ("process_isolation" in names) == (kind != "in-process")
     assert ("filesystem_isolation" in names) == (kind == "sandboxed")
     assert "container_isolation" not in names
+
+
+@pytest.mark.parametrize(("base", "workspace"), [(".carrel", "."), (".", "."), (".", "work"), ("linked/base", ".")])
+def test_code_never_writes_where_the_base_is(base: str, workspace: str, tmp_path: Path) -> None:
+    place, outside = tmp_path / "place", tmp_path / "outside"
+    (place / "work").mkdir(parents=True)
+    outside.mkdir()
+    # The base is elsewhere, but by a link that code could change.
+    (place / "linked").symlink_to(outside)
+    folder, work = place / base, place / workspace
+    with pytest.raises(ConfigurationError, match=r"the base .*overlay"):
+        Session.from_base(folder, workspace=work, workspace_mode="rw")
+    with pytest.raises(ConfigurationError, match="the base"):
+        Session.from_base(folder, mounts=[Mount(source=work, at="/data", mode="rw")])
+    with pytest.raises(ConfigurationError, match="the base"):
+        SubprocessConfig(base=folder, workspace=work, workspace_mode="rw")
+    by_hand = SubprocessExecutor(SubprocessConfig(workspace=work, workspace_mode="rw"))
+    with pytest.raises(ConfigurationError, match="the base"):
+        Session(FileStorage(folder), by_hand)
+    # What is only read, or changed in a copy, may be anywhere.
+    SubprocessConfig(base=folder, workspace=work)
+    SubprocessConfig(base=folder, workspace=work, workspace_mode="ro")
+    Session(MemoryStorage(), by_hand)
+
+
+@pytest.mark.parametrize("name", ["tools_path", "venv_path", "wheelhouse", "shared_in"])
+def test_nor_where_what_the_host_runs_comes_from(name: str, tmp_path: Path) -> None:
+    (tmp_path / "work" / "kept").mkdir(parents=True)
+    settings = {name: tmp_path / "work" / "kept"}
+    with pytest.raises(ConfigurationError, match=name):
+        SubprocessConfig(workspace=tmp_path / "work", workspace_mode="rw", **settings)
+    SubprocessConfig(workspace=tmp_path / "work", **settings)
+
+
+def test_folders_side_by_side_may_be_written(tmp_path: Path) -> None:
+    (tmp_path / "work").mkdir()
+    Session.from_base(tmp_path / "work-base", workspace=tmp_path / "work", workspace_mode="rw")
+
+
+def test_limits_that_are_none(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match=r"Limits\(memory="):
+        Session.from_base(tmp_path, limits={"memory": "1GB"})  # type: ignore[typeddict-item]
+    with pytest.raises(ConfigurationError, match=r"limits\.memory is '1GB'.*bytes"):
+        Limits(memory="1GB")  # type: ignore[arg-type]
+    with pytest.raises(ConfigurationError, match=r"limits\.processes"):
+        Limits(processes=0)
+
+
+@pytest.mark.parametrize("wrong", ["../../evil", "a/b", ".hidden", ""])
+def test_an_id_that_is_no_name(wrong: str) -> None:
+    with pytest.raises(SessionIdRefused):
+        Session(MemoryStorage(), session_id=wrong)
+
+
+async def test_without_a_network_code_asks_no_index(
+    base: Path, wheelhouse: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    index = Web(lambda asked: Answer("", 404))
+    monkeypatch.setenv("UV_DEFAULT_INDEX", f"{index.url}/simple")
+    (base / "requirements.txt").write_text("told-by-the-list\n")
+    try:
+        async with Session.from_base(base, network=False) as session:
+            for call in ("deps.add('x-7374')", "deps.sync()", "await deps.add.call_async('x-7374')"):
+                result = await session.run(call)
+                assert result.error_type == "DependencyError"
+                assert "no network" in (result.error or "")
+            assert index.asked == []
+            assert (await session.run("deps.list()")).value == ["told-by-the-list"]
+            # Whoever made the session speaks for himself.
+            assert (await session.add_dep("carrel-greeting"))["failed"] == ["carrel-greeting"]
+            assert [asked.path for asked in index.asked] == ["/simple/carrel-greeting/"]
+    finally:
+        index.close()
+    async with Session.from_base(base, network=False, wheelhouse=wheelhouse) as session:
+        code = "deps.add('carrel-greeting')\nimport carrel_greeting\ncarrel_greeting.WORD"
+        assert (await session.run(code)).value == "hello"

@@ -188,12 +188,53 @@ async def test_nothing_is_written_through_a_link(store: FileStore, tmp_path: Pat
     (tmp_path / "outside").write_bytes(b"private\n")
     store.root.mkdir()
     (store.root / "linked").symlink_to(tmp_path / "outside")
-    assert await store.get("linked") == b"private\n"
     with pytest.raises(StorageWriteError, match="symbolic link"):
         await store.append("linked", [b"x"])
     await store.put("linked", b"x")
     assert (tmp_path / "outside").read_bytes() == b"private\n"
     assert await store.get("linked") == b"x"
+
+
+async def test_a_file_that_is_a_link_out_of_the_root_is_no_key_and_is_never_read(
+    store: FileStore, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "outside").write_bytes(b"private\n")
+    await store.put("s/object", b"x")
+    (store.root / "s" / "linked").symlink_to(tmp_path / "outside")
+    (store.root / "s" / "nowhere").symlink_to(tmp_path / "nothing")
+    (store.root / "out").symlink_to(tmp_path)
+    many = ["s/object", "s/linked"] * 20
+    attempts = [
+        store.get("s/linked"),
+        store.get("s/nowhere"),
+        store.get_many(["s/linked"]),
+        store.get_many(many),
+        store.copy("s/linked", "s/copy"),
+        everything(store, "s/linked"),
+        anext(store.pieces("s/linked")),
+    ]
+    for attempt in attempts:
+        with pytest.raises(KeyRefused, match=r"leads out of .* 's/(linked|nowhere)'") as refused:
+            await attempt
+        assert str(tmp_path) not in str(refused.value)
+    assert await store.stamp("s/linked") is None
+    assert await store.stamp("out/outside") is None
+    assert (await store.stamps(many))[1] is None
+    assert await store.list() == ["s/object"]
+    assert await store.list("s/linked") == []
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+
+
+async def test_a_link_to_another_file_in_the_root_is_read(store: FileStore) -> None:
+    await store.put("s/object", b"x")
+    (store.root / "t").mkdir()
+    (store.root / "t" / "linked").symlink_to("../s/object")
+    assert await store.get("t/linked") == b"x"
+    assert await store.get_many(["t/linked"] * 20) == [b"x"] * 20
+    assert await store.list() == ["s/object", "t/linked"]
+    assert await store.stamp("t/linked") == await store.stamp("s/object")
+    await store.copy("t/linked", "copy")
+    assert await store.get("copy") == b"x"
 
 
 async def test_a_named_pipe_holds_nobody_up_and_is_no_key(store: FileStore) -> None:

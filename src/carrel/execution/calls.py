@@ -10,14 +10,17 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 from carrel import errors
-from carrel.errors import CarrelError
+from carrel.errors import CarrelError, ToolCallError
 from carrel.execution import requests
 from carrel.execution.executor import RUN_CLOCK, RUN_COMMAND, RUN_OUTPUT, CommandEnded, Handler, RunClock
 from carrel.execution.host_line import Record
-from carrel.worker import values
+from carrel.worker import turns, values
 from carrel.worker.line import LineBroken
 
-MOST_OPEN = 1000
+MOST_OPEN = 2 * turns.MOST
+"""Twice what a worker asks at once: those that it has given up may not have ended yet."""
+MOST_BYTES = 256 * 1024 * 1024
+"""Of the arguments of open calls together; more than twice what a worker asks at once."""
 Output = Callable[[Literal["stdout", "stderr"], bytes], None]
 
 
@@ -33,6 +36,15 @@ def handler_for(handlers: dict[str, Handler], name: str) -> Handler:
         if found is not None:
             return found
     raise NoSuchName(f"there is no {name} here")
+
+
+def whole(name: str, answer: Any) -> Any:
+    """A handler's answer as data: all of it, or an error, since code would take a part of it for the whole."""
+    try:
+        return values.encode_whole(answer)[0]
+    except values.TooLarge as problem:
+        text = f"{name[:100]}: what it returned cannot be given to the code: {problem}; ask for less at once"
+        raise (ToolCallError if name.partition(".")[0] == "tools" else ValueError)(text) from None
 
 
 def told(problem: BaseException) -> dict[str, Any]:
@@ -77,24 +89,32 @@ class Calls:
         self._commands: dict[int, tuple[asyncio.Future[CommandEnded], Output]] = {}
         self._over = False
         self._open: dict[int, asyncio.Task[None]] = {}
+        self._bytes = 0
 
-    def begin(self, record: Record) -> None:
-        """Answer when the handler has; LineBroken for what is no call."""
+    def begin(self, record: Record, size: int = 0) -> None:
+        """Answer when the handler has; LineBroken for what is no call. `size` is how many bytes the record had."""
         number, name = record.get("call"), record.get("name")
         if type(number) is not int or not isinstance(name, str):
             raise LineBroken("a call without a number or a name")
-        if len(self._open) >= MOST_OPEN:
-            raise LineBroken(f"more than {MOST_OPEN} calls to the host at once")
+        if number in self._open:
+            raise LineBroken(f"two calls with the number {number}")
+        if len(self._open) >= MOST_OPEN or (self._open and self._bytes + size > MOST_BYTES):
+            full = f"more than {MOST_OPEN} calls, or {MOST_BYTES // 2**20} MiB of arguments, wait for the host already"
+            self._send({"op": "answer", "call": number, "error": told(RuntimeError(f"{name[:100]}: {full}"))})
+            return
         try:
             arguments = values.decode(record.get("arguments"))
             args, kwargs = list(arguments["args"]), dict(arguments["kwargs"])
         except (ValueError, KeyError, TypeError) as problem:
             raise LineBroken(f"a call of {name[:100]} whose arguments cannot be read: {problem}") from None
-        if number in self._open:
-            raise LineBroken(f"two calls with the number {number}")
         task = asyncio.get_running_loop().create_task(self._answer(number, name, args, kwargs))
         self._open[number] = task
-        task.add_done_callback(lambda _: self._open.pop(number, None))
+        self._bytes += size
+        task.add_done_callback(lambda _: self._ended(number, size))
+
+    def _ended(self, number: int, size: int) -> None:
+        self._open.pop(number, None)
+        self._bytes -= size
 
     async def _answer(self, number: int, name: str, args: list[Any], kwargs: dict[str, Any]) -> None:
         answer: Record = {"op": "answer", "call": number}
@@ -103,7 +123,7 @@ class Calls:
         RUN_CLOCK.set(self._clock)
         try:
             value = await handler_for(self._handlers, name)(name, args, kwargs)
-            answer["value"] = values.encode(value)
+            answer["value"] = whole(name, value)
         except asyncio.CancelledError:
             raise
         except Exception as problem:  # noqa: BLE001 -- whatever a handler raises is for the code that called

@@ -62,7 +62,7 @@ async def shared_environment(home: Path, version: str | None, words: Sequence[st
 
     `words` are what uv is told to install, and `name` says what they come to."""
     wanted = json.dumps([version or sys.executable, sys.version_info[:2], name])
-    folder = home / "environments" / hashlib.sha256(wanted.encode()).hexdigest()[:16]
+    folder = home.absolute() / "environments" / hashlib.sha256(wanted.encode()).hexdigest()[:16]
     made = await _kept(folder, version, words)
     return Environment(made.python, made.folders, made.packages)
 
@@ -150,7 +150,9 @@ async def _make(folder: Path, version: str | None, words: Sequence[str] = ()) ->
     scratch.remove(folder)  # What is there without its mark was left half made.
     await uv("venv", "--quiet", "--no-project", "--python", version or sys.executable, str(folder))
     if words:
-        await uv("pip", "install", "--quiet", "--python", str(folder / "bin" / "python"), *words)
+        # Paths that the author names are those of the program.
+        python = str(folder / "bin" / "python")
+        await uv("pip", "install", "--quiet", "--python", python, *words, folder=os.getcwd())
     return await _marked(folder)
 
 

@@ -11,10 +11,12 @@ from typing import Any
 
 import orjson
 
-from carrel.worker.line import LARGEST, MOST_FDS, LineBroken, packed, unpacked
+from carrel.worker.line import LARGEST, MOST_FDS, LineBroken, TooLong, packed, unpacked
 
 Record = dict[str, Any]
 _CHUNK = 1 << 18
+_MOST_UNREAD = 10_000
+"""Records that wait to be read by the other end: more than anybody has who reads at all."""
 _SPACE = socket.CMSG_SPACE(MOST_FDS * 4)
 
 
@@ -36,6 +38,8 @@ class HostLine:
         self._outgoing: list[tuple[memoryview, tuple[int, ...]]] = []
         self._waits_for_room = False
         self.closed = False
+        self.length = 0
+        """Bytes of the record that is being heard."""
         end.setblocking(False)
         self._loop.add_reader(end.fileno(), self.read_now)
 
@@ -48,6 +52,8 @@ class HostLine:
         self._outgoing.append((memoryview(_framed(record)), tuple(fds)))
         if len(self._outgoing) == 1:
             self._write()
+        elif len(self._outgoing) > _MOST_UNREAD:
+            self._end(f"more than {_MOST_UNREAD:,} records were not read")
 
     @property
     def sent_all(self) -> bool:
@@ -120,6 +126,7 @@ class HostLine:
             if type(count) is not int or not 0 <= count <= len(self._fds):
                 raise LineBroken(f"a record promised {count!r} descriptors and brought {len(self._fds)}")
             mine, self._fds = self._fds[:count], self._fds[count:]
+            self.length = length
             self._heard(record, mine)
         if len(self._fds) > MOST_FDS:
             raise LineBroken("descriptors came that no record names")
@@ -152,7 +159,10 @@ def _framed(record: Record) -> bytes:
     try:
         body = orjson.dumps(record)
     except TypeError:  # Code with lone surrogates; the other way of writing lets them through.
-        return packed(record)
+        try:
+            return packed(record)
+        except TooLong as problem:
+            raise LineBroken(str(problem)) from None
     if len(body) > LARGEST:
         raise LineBroken(f"a record of {len(body):,} bytes is longer than the line takes ({LARGEST:,})")
     return len(body).to_bytes(4, "big") + body

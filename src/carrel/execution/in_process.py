@@ -17,7 +17,7 @@ from typing import Any, Literal, Self
 from carrel.errors import CarrelError, ExecutorClosed, ForkRefused
 from carrel.execution import file_changes, import_paths, requests, scratch, thread_streams
 from carrel.execution.bounded_output import BoundedOutput
-from carrel.execution.calls import handler_for, told
+from carrel.execution.calls import handler_for, told, whole
 from carrel.execution.code_thread import CodeThread
 from carrel.execution.executor import (
     RUN_CLOCK,
@@ -40,6 +40,7 @@ from carrel.execution.settings import InProcessConfig
 from carrel.execution.streaming import Streaming, streamed
 from carrel.execution.uv_program import has_uv
 from carrel.worker import files, values
+from carrel.worker.asking import encoded
 from carrel.worker.host_errors import raised
 from carrel.worker.namespaces import namespaces
 
@@ -246,7 +247,7 @@ class InProcessExecutor:
 
     def call(self, name: str, arguments: dict[str, Any]) -> Any:
         """Waits in small steps, because an interrupt only comes between two bytecodes."""
-        future = asyncio.run_coroutine_threadsafe(self._handled(name, values.encode(arguments)), self._loop)
+        future = asyncio.run_coroutine_threadsafe(self._handled(name, encoded(name, arguments)[0]), self._loop)
         try:
             while True:
                 try:
@@ -259,10 +260,10 @@ class InProcessExecutor:
             raise
 
     async def call_async(self, name: str, arguments: dict[str, Any]) -> Any:
-        future = asyncio.run_coroutine_threadsafe(self._handled(name, values.encode(arguments)), self._loop)
+        future = asyncio.run_coroutine_threadsafe(self._handled(name, encoded(name, arguments)[0]), self._loop)
         return _value(await asyncio.wrap_future(future))
 
-    async def _handled(self, name: str, encoded: Any) -> Record:
+    async def _handled(self, name: str, asked: Any) -> Record:
         """In the host's loop; crosses as data, as it would from another process."""
         task = asyncio.current_task()
         if task is not None:
@@ -278,9 +279,9 @@ class InProcessExecutor:
         RUN_COMMAND.set(self._command)
         RUN_CLOCK.set(self._stop)
         try:
-            arguments = values.decode(encoded)
+            arguments = values.decode(asked)
             answer = await handler_for(self.handlers, name)(name, list(arguments["args"]), dict(arguments["kwargs"]))
-            return {"value": values.encode(answer)}
+            return {"value": whole(name, answer)}
         except Exception as problem:  # noqa: BLE001 -- whatever a handler raises is for the code that called
             return {"error": told(problem)}
 

@@ -95,13 +95,18 @@ class LiveSession:
         self._number += 1
         answer: asyncio.Future[Record] = self._loop.create_future()
         if self._line is None or self._line.closed:
-            answer.set_exception(WorkerDied(self._broke or "its line is closed"))
+            _fail(answer, WorkerDied(self._broke or "its line is closed"))
             return answer
         self._memory_kills.begin()
         self._pending[self._number] = answer
         if piece is not None:
             self._pieces[self._number] = piece
-        self._line.send({**record, "id": self._number}, fds)
+        try:
+            self._line.send({**record, "id": self._number}, fds)
+        except BaseException:
+            self._pending.pop(self._number, None)
+            self._pieces.pop(self._number, None)
+            raise
         return answer
 
     def rejoin(self, number: int, answer: asyncio.Future[Record]) -> asyncio.Future[Record]:
@@ -114,7 +119,7 @@ class LiveSession:
         elif number in self._pending:
             self._pending[number] = again
         else:
-            again.set_exception(WorkerDied(self._broke or "its process ended"))
+            _fail(again, WorkerDied(self._broke or "its process ended"))
         return again
 
     @property
@@ -165,7 +170,7 @@ class LiveSession:
             try:
                 self._line.send(record)
             except LineBroken as problem:
-                error = {"type": "ValueError", "message": f"the answer is too large: {problem}"}
+                error = {"type": "ValueError", "message": f"what it returned cannot be given to the code: {problem}"}
                 self._line.send({"op": "answer", "call": record["call"], "error": error})
 
     def interrupt(self) -> None:
@@ -216,7 +221,7 @@ class LiveSession:
                 error = {"type": "RuntimeError", "message": "no run is under way; the host answers calls during one"}
                 self._answer_call({"op": "answer", "call": record.get("call"), "error": error})
             else:
-                self._calls.begin(record)
+                self._calls.begin(record, self._line.length if self._line is not None else 0)
         elif operation == "cancel":
             if self._calls is not None:
                 self._calls.cancel_one(record.get("call"))
@@ -301,9 +306,7 @@ class LiveSession:
         self._pieces.clear()
         for answer in [*waiting.values(), self._ready]:
             if not answer.done():
-                answer.set_exception(WorkerDied(self._broke or reason))
-        if self._ready.done() and not self._ready.cancelled():
-            self._ready.exception()
+                _fail(answer, WorkerDied(self._broke or reason))
 
     # --- after a death ----------------------------------------------------------------------------------------------
 
@@ -431,3 +434,9 @@ class LiveSession:
         self.stdout.close()
         self.stderr.close()
         self._discard.close()
+
+
+def _fail(answer: asyncio.Future[Record], problem: WorkerDied) -> None:
+    """For whoever waits; that nobody may wait any more is no fault to be told of."""
+    answer.set_exception(problem)
+    answer.exception()

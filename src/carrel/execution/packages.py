@@ -30,7 +30,7 @@ from carrel.execution.environments import (
     shared_environment,
 )
 from carrel.execution.settings import InProcessConfig, SubprocessConfig, path_of
-from carrel.execution.uv_program import has_uv, uv
+from carrel.execution.uv_program import NEUTRAL, has_uv, uv
 from carrel.home import resolve_carrel_home
 
 MARK = "carrel-deps.json"
@@ -116,7 +116,8 @@ class Packages:
         async with locked(folder / LOCK):
             if not set(names) <= _ensured(folder):
                 beside = [] if self.environment.venv else ["--target", str(self.added)]
-                await self._uv_install([*beside, *words])
+                # Paths that the author names are those of the program.
+                await self._uv_install([*beside, *words], folder=os.getcwd())
                 _mark(folder, _ensured(folder) | set(names))
 
     async def install(self, requirements: Sequence[str], constraints: Sequence[str] = ()) -> dict[str, str]:
@@ -162,9 +163,9 @@ class Packages:
             raise DependencyError(f"{', '.join(names)} could not be removed: {problem}") from None
         return present
 
-    async def _uv_install(self, words: Sequence[str]) -> None:
+    async def _uv_install(self, words: Sequence[str], folder: str = NEUTRAL) -> None:
         source = [] if self._wheelhouse is None else ["--no-index", "--find-links", str(self._wheelhouse.absolute())]
-        await uv("pip", "install", "--quiet", "--python", self.environment.python, *source, *words)
+        await uv("pip", "install", "--quiet", "--python", self.environment.python, *source, *words, folder=folder)
 
     def _beside(self, requirement: str) -> bool:
         """Whether the environment has it already."""

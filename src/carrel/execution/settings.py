@@ -10,6 +10,8 @@ from typing import Any, Literal
 
 from carrel.errors import ConfigurationError
 from carrel.execution.bounded_output import LIMIT
+from carrel.execution.kept_apart import refuse_writable
+from carrel.home import resolve_carrel_home
 
 SandboxMode = Literal["auto", "required", "off"]
 MODES: tuple[SandboxMode, ...] = ("auto", "required", "off")
@@ -32,6 +34,15 @@ class Limits:
     """Bytes that the session writes."""
     files: int | None = 200_000
     """Files, folders and links that the session makes."""
+
+    def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            wanted = (int, float) if name == "cpus" else (int,)
+            if value is not None and (not isinstance(value, wanted) or isinstance(value, bool) or value <= 0):
+                unit = ", in bytes" if name in ("memory", "disk") else ""
+                raise ConfigurationError(
+                    f"limits.{name} is {value!r}; it is a number above 0{unit}, or None for no limit"
+                )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,6 +145,29 @@ class SubprocessConfig(ExecutorSettings):
             raise ConfigurationError(f"sandbox is {self.sandbox!r}; it can be {', '.join(MODES)}")
         if self.workspace_mode not in ("overlay", "rw", "ro"):
             raise ConfigurationError(f"workspace_mode is {self.workspace_mode!r}; it can be overlay, rw or ro")
+        if not isinstance(self.limits, Limits):
+            raise ConfigurationError(
+                f"limits is {self.limits!r}; give an object, as in Limits(memory=512 * 1024 * 1024)"
+            )
+        shared = path_of(self.shared_in)
+        if shared is None and self.base is None and self.venv_path is None and (self.deps or self.python_version):
+            shared = resolve_carrel_home()
+        self.keep_apart(
+            {
+                "the base": path_of(self.base),
+                "tools_path": path_of(self.tools_path),
+                "venv_path": path_of(self.venv_path),
+                "the wheelhouse": path_of(self.wheelhouse),
+                "the environments of shared_in": shared and shared / "environments",
+            }
+        )
+
+    def keep_apart(self, kept: Mapping[str, Path | None]) -> None:
+        """`ConfigurationError` when code inside could write one of these folders of the host."""
+        writable = [("the mount", mount.source) for mount in self.mounts if mount.mode == "rw"]
+        if self.workspace is not None and self.workspace_mode == "rw":
+            writable.append(("the workspace", self.workspace))
+        refuse_writable([(what, Path(folder)) for what, folder in writable], kept)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,6 +9,8 @@ import os
 from carrel.errors import EnvironmentFailed
 
 _MOST_SAID = 2000
+NEUTRAL = "/"
+"""Where it runs: no folder that code inside may write to, from which uv would take settings."""
 
 
 def has_uv() -> bool:
@@ -16,9 +18,13 @@ def has_uv() -> bool:
     return importlib.util.find_spec("uv") is not None
 
 
-async def uv(*words: str) -> None:
-    """Run it; EnvironmentFailed has what it said."""
-    await output([_program(), *words])
+async def uv(*words: str, folder: str = NEUTRAL) -> None:
+    """Run it; EnvironmentFailed has what it said.
+
+    What it is set to comes from the host's environment alone (`UV_…`, and the one file that `UV_CONFIG_FILE` names): a
+    uv.toml or pyproject.toml that happens to lie about says nothing. Relative paths are those of `folder`."""
+    settings = [] if os.environ.get("UV_CONFIG_FILE") else ["--no-config"]
+    await output([_program(), *words[:1], *settings, *words[1:]], folder)
 
 
 def _program() -> str:
@@ -29,15 +35,15 @@ def _program() -> str:
     return str(package.find_uv_bin())
 
 
-async def output(command: list[str]) -> bytes:
+async def output(command: list[str], folder: str | None = None) -> bytes:
     """What a program prints; a caller that is cancelled takes it with him."""
     process = await asyncio.create_subprocess_exec(
         *command,
         stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
-        # The virtualenv that the host happens to be in is none of the session's.
-        env={name: value for name, value in os.environ.items() if name not in ("VIRTUAL_ENV", "CONDA_PREFIX")},
+        cwd=folder,
+        env=_environment(),
     )
     try:
         out, errors = await process.communicate()
@@ -47,5 +53,15 @@ async def output(command: list[str]) -> bytes:
         raise
     if process.returncode != 0:
         said = errors.decode("utf-8", "replace").strip() or out.decode("utf-8", "replace").strip()
-        raise EnvironmentFailed(f"{os.path.basename(command[0])} {' '.join(command[1:3])} failed: {said[-_MOST_SAID:]}")
+        words = [os.path.basename(command[0]), *(word for word in command[1:4] if not word.startswith("-"))][:3]
+        raise EnvironmentFailed(f"{' '.join(words)} failed: {said[-_MOST_SAID:]}")
     return out
+
+
+def _environment() -> dict[str, str]:
+    """The host's own, without the virtualenv that the host happens to be in; its paths hold in any folder."""
+    kept = {name: value for name, value in os.environ.items() if name not in ("VIRTUAL_ENV", "CONDA_PREFIX")}
+    for name in ("UV_CONFIG_FILE", "UV_CACHE_DIR"):
+        if kept.get(name):
+            kept[name] = os.path.abspath(kept[name])
+    return kept

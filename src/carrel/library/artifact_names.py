@@ -4,7 +4,8 @@ import re
 
 from carrel.errors import ArtifactNameRefused
 
-_BAD = re.compile(r"[\x00-\x1f\x7f\\]")
+_BAD = re.compile(r"[\x00-\x1f\x7f-\x9f\\\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
+"""Control characters, and those that break a line or turn the direction: a name is read by people in terminals."""
 _LONGEST = 240
 """Bytes in one part of a name; a file name has 255, and the notes about an artifact are called a little longer."""
 
@@ -17,7 +18,7 @@ def checked_name(name: object) -> str:
     if any(part in ("", ".", "..") for part in parts) or _BAD.search(name):
         raise ArtifactNameRefused(
             f"{name!r} is no name for an artifact: a relative path without '..', empty parts, backslashes and control"
-            " characters"
+            " characters, also those that break lines or turn the direction of text"
         )
     try:
         longest = max(len(key_part(part).encode()) for part in parts)
@@ -26,6 +27,14 @@ def checked_name(name: object) -> str:
     if longest > _LONGEST or len(name.encode()) > 900:
         raise ArtifactNameRefused(f"the name {name[:40]!r}… is too long: {_LONGEST} bytes a part, 900 in all")
     return name
+
+
+def is_name(name: str) -> bool:
+    try:
+        checked_name(name)
+    except ArtifactNameRefused:
+        return False
+    return True
 
 
 def key_part(part: str) -> str:

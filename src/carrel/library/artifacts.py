@@ -21,7 +21,7 @@ from carrel.errors import (
     StorageWriteError,
 )
 from carrel.library.artifact_data import KINDS, Kind, check_json, decoded, encoded, guessed, guessed_kind
-from carrel.library.artifact_names import checked_name, key_of, name_of, note_of
+from carrel.library.artifact_names import checked_name, is_name, key_of, name_of, note_of
 from carrel.library.artifact_uploads import Uploads
 from carrel.library.search import Entry, Index
 from carrel.library.tools.names import near
@@ -29,6 +29,8 @@ from carrel.storage.seam import Lock, Stamp, Store
 
 INLINE = 4 * 1024 * 1024
 """What crosses to the inside at once; more goes in pieces."""
+LONGEST_NOTE = 64 * 1024
+"""Characters of a description and its metadata together."""
 _PIECE = 1024 * 1024
 _log = logging.getLogger("carrel.library")
 
@@ -175,7 +177,8 @@ class ArtifactStore:
 
     async def _loaded(self, name: str) -> tuple[Note, bytes, Any]:
         key = self._key(name)
-        data, note = await self._store.get(key), await self._noted(name)
+        with _reading(name):
+            data, note = await self._store.get(key), await self._noted(name)
         if data is not None and note is not None and not _fits(note, data):
             # Edited by hand, or being saved in this moment: with the lock held it is clear which.
             lock = await self._store.lock(self._note_key(name))
@@ -187,7 +190,13 @@ class ArtifactStore:
         if data is None:
             raise await self._unknown(name)
         if note is not None and _fits(note, data):
-            return note, data, decoded(note["kind"], data)
+            try:
+                return note, data, decoded(note["kind"], data)
+            except (ValueError, RecursionError) as problem:
+                raise ArtifactReadError(
+                    f"{name} was saved as {note['kind']} and is none ({problem}); save it anew, or read its bytes"
+                    " with pieces"
+                ) from problem
         kind, value = guessed(name, data, note["kind"] if note is not None else None)
         return {**(note or {}), "kind": kind, "form": ""}, data, value
 
@@ -196,13 +205,13 @@ class ArtifactStore:
         return self._pieces(name, start)
 
     async def _pieces(self, name: str, start: int) -> AsyncIterator[bytes]:
+        key = self._key(name)
         try:
-            async for piece in self._store.pieces(self._key(name), start):
-                yield piece
+            with _reading(name):
+                async for piece in self._store.pieces(key, start):
+                    yield piece
         except KeyMissing:
             raise await self._unknown(name) from None
-        except StorageReadError as problem:
-            raise ArtifactReadError(f"{name} could not be read whole: {problem}") from problem
 
     async def get(self, name: str) -> dict[str, Any] | None:
         """What is known about it, without its data, or None."""
@@ -317,9 +326,10 @@ class ArtifactStore:
     # Last, because after it the name is no longer that of the type.
     async def list(self) -> list[dict[str, Any]]:
         """What is known about each, by name; no data is read."""
-        keys = await self._store.list(self._prefix)
-        names = [name_of(key[len(self._prefix) + 1 :]) for key in keys]
-        stamps = await self._store.stamps(keys)
+        # A file whose name could not be given to load is none.
+        found_in = {name_of(key[len(self._prefix) + 1 :]): key for key in await self._store.list(self._prefix)}
+        names = [name for name in found_in if is_name(name)]
+        stamps = await self._store.stamps([found_in[name] for name in names])
         notes = await self._store.get_many([self._note_key(name) for name in names])
         found = zip(names, map(_read_note, names, notes), stamps, strict=True)
         return [self._shown(name, note, stamp) for name, note, stamp in found if stamp is not None]
@@ -331,6 +341,11 @@ def _new_note(name: str, kind: Kind, form: str, description: str, metadata: dict
     if metadata is not None and not isinstance(metadata, dict):
         raise ArtifactWriteError(f"{name} was not saved: its metadata is a dict, not {type(metadata).__name__}")
     check_json(name, metadata or {}, "metadata")
+    if len(description) + len(json.dumps(metadata or {})) > LONGEST_NOTE:
+        raise ArtifactWriteError(
+            f"{name} was not saved: its description and metadata are longer than {LONGEST_NOTE} characters; every list"
+            " shows them, so keep what is large in an artifact of its own"
+        )
     return {"kind": kind, "form": str(form), "description": description, "metadata": metadata or {}}
 
 
@@ -349,6 +364,16 @@ def _read_note(name: str, data: bytes | None) -> Note | None:
 
 def _fits(note: Note, data: bytes) -> bool:
     return note.get("size") == len(data) and note.get("sha256") == hashlib.sha256(data).hexdigest()
+
+
+@contextmanager
+def _reading(name: str) -> Iterator[None]:
+    try:
+        yield
+    except KeyRefused as problem:
+        raise ArtifactReadError(f"{name} was not read: {problem}") from problem
+    except StorageReadError as problem:
+        raise ArtifactReadError(f"{name} could not be read whole: {problem}") from problem
 
 
 @contextmanager

@@ -31,11 +31,19 @@ class Deps:
     `message` in what `add`, `remove` and `sync` return is empty, or what the installer said of what failed."""
 
     def __init__(
-        self, store: Store, installer: Installer, *, allow_runtime: bool = True, key: str = "requirements.txt"
+        self,
+        store: Store,
+        installer: Installer,
+        *,
+        allow_runtime: bool = True,
+        cut_off: Callable[[], bool] = lambda: False,
+        key: str = "requirements.txt",
     ) -> None:
+        """`cut_off` says whether code inside has no network: then it may not ask the package index for anything."""
         self._store = store
         self._installer = installer
         self._allow_runtime = allow_runtime
+        self._cut_off = cut_off
         self._key = key
 
     async def list(self) -> list[str]:
@@ -132,6 +140,12 @@ class Deps:
         if verb not in verbs:
             raise AttributeError(f"deps has no {verb or 'call of its own'}; it has {', '.join(verbs)}")
         signature(verbs[verb]).bind(*args, **kwargs)
+        if verb in ("add", "sync") and self._allow_runtime and self._cut_off():
+            raise DependencyError(
+                f"deps.{verb} is closed to code in this session: it has no network, and the name of a package would go "
+                "out to the index. Whoever made the session can install it (add_dep, sync_deps), or give a wheelhouse "
+                "to install from"
+            )
         return await verbs[verb](*args, **kwargs)
 
     # --- the file ---------------------------------------------------------------------------------------------------

@@ -3,16 +3,18 @@
 import asyncio
 import base64
 import contextlib
+import functools
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from importlib.metadata import version
 from typing import Annotated, Any
 
 from mcp.server.mcpserver import Context, MCPServer
+from mcp.server.mcpserver.exceptions import ToolError
 from mcp.types import CallToolResult, ContentBlock, ImageContent, TextContent, ToolAnnotations
 from pydantic import Field
 
-from carrel.errors import ArtifactNotFoundError, WorkflowNotFoundError
+from carrel.errors import CarrelError, WorkflowNotFoundError
 from carrel.execution.executor import ExecutionResult, Output
 from carrel.session import Session
 from carrel.worker import values
@@ -134,10 +136,7 @@ class Front:
 
     async def load_artifact(self, name: ArtifactName) -> CallToolResult:
         """What was saved under a name: text and JSON data as they are, an image as an image, bytes as base64."""
-        try:
-            data = await self._session.load_artifact(name)
-        except ArtifactNotFoundError as problem:
-            return _answer([TextContent(type="text", text=str(problem))], None, is_error=True)
+        data = await self._session.load_artifact(name)
         if not isinstance(data, bytes):
             text = data if isinstance(data, str) else _as_text(data)
             return _answer([TextContent(type="text", text=text)], {"data": values.encode(data)})
@@ -166,7 +165,7 @@ def mcp_server(session: Session, *, runtime_deps: bool = True, about: str = "") 
     server: MCPServer[Any] = MCPServer(
         "carrel", title="carrel", instructions=about or None, version=version("carrel"), log_level="WARNING"
     )
-    reading: list[Callable[..., Any]] = [
+    reading: list[Callable[..., Awaitable[Any]]] = [
         front.list_tools,
         front.search_tools,
         front.list_workflows,
@@ -176,7 +175,7 @@ def mcp_server(session: Session, *, runtime_deps: bool = True, about: str = "") 
         front.load_artifact,
         front.list_deps,
     ]
-    writing: list[Callable[..., Any]] = [
+    writing: list[Callable[..., Awaitable[Any]]] = [
         front.run_code,
         front.execute_command,
         front.create_workflow,
@@ -185,10 +184,26 @@ def mcp_server(session: Session, *, runtime_deps: bool = True, about: str = "") 
         *([front.add_dep, front.remove_dep] if runtime_deps else []),
     ]
     for tool in reading:
-        server.add_tool(tool, description=_prose(tool.__doc__), annotations=_READS)
+        server.add_tool(_telling(tool), description=_prose(tool.__doc__), annotations=_READS)
     for tool in writing:
-        server.add_tool(tool, description=_prose(tool.__doc__))
+        server.add_tool(_telling(tool), description=_prose(tool.__doc__))
     return server
+
+
+def _telling(tool: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
+    """The same tool; what it raises for a mistake of its caller is told to the model, which can mend it."""
+
+    @functools.wraps(tool)
+    async def told(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return await tool(*args, **kwargs)
+        except (CarrelError, OSError, ValueError, LookupError, TypeError) as problem:
+            # A KeyError shows the repr of its message.
+            plain = isinstance(problem, KeyError) and not isinstance(problem, CarrelError) and problem.args
+            text = str(problem.args[0]) if plain else str(problem)
+            raise ToolError(_cut(text) or type(problem).__name__) from problem
+
+    return told
 
 
 async def serve(session: Session, *, runtime_deps: bool = True, http: tuple[str, int] | None = None) -> None:

@@ -167,7 +167,7 @@ def copy(tree: FileTree, source: str, target: str) -> None:
         except OSError as error:
             if error.errno not in (errno.EXDEV, errno.EPERM, errno.EMLINK, errno.ENOTSUP, errno.ENOSYS):
                 raise
-            with open(start, "rb") as old, os.fdopen(make_file(temp, os.O_WRONLY), "wb") as new:
+            with os.fdopen(tree.open_file(source), "rb") as old, os.fdopen(make_file(temp, os.O_WRONLY), "wb") as new:
                 while piece := old.read(_PIECE):
                     new.write(piece)
                 new.flush()

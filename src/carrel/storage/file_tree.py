@@ -2,6 +2,7 @@
 
 import errno
 import hashlib
+import logging
 import os
 import re
 import stat
@@ -11,10 +12,12 @@ from pathlib import Path
 from carrel.errors import KeyRefused, StorageReadError, StorageWriteError
 from carrel.storage.seam import Stamp, checked_key
 
+_log = logging.getLogger("carrel.storage")
+
 _NAME = r"(?!\.)[^\x00-\x1f\x7f/\\]+"
 _SHOWN = re.compile(f"{_NAME}(?:/{_NAME})*")
 
-_READING = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK  # a named pipe must not hold us up
+_READING = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK  # a named pipe must not hold us up
 _SMALL = 64 * 1024
 
 _ADVICE = {
@@ -83,6 +86,8 @@ class FileTree:
 
     def __init__(self, root: Path | str) -> None:
         self.root = os.path.abspath(root)
+        self._told: set[str] = set()
+        """The links that lead out and were told of."""
 
     # --- where a key is ---------------------------------------------------------------------------------------------
 
@@ -100,11 +105,32 @@ class FileTree:
                 mode = os.lstat(path[:end]).st_mode
             except OSError:
                 break  # whoever goes there meets the same error and knows what to make of it
-            if stat.S_ISLNK(mode):
-                real, home = os.path.realpath(path[:end]), os.path.realpath(self.root)
-                if os.path.commonpath((real, home)) != home:
-                    raise KeyRefused(f"{key!r} leads out of {self.root} by the link {path[:end]}; nothing was touched")
+            if stat.S_ISLNK(mode) and self._inside(path[:end]) is None:
+                raise self._leads_out(key, path[:end])
         return path
+
+    def _inside(self, path: str) -> str | None:
+        """Where the links of a path lead in the end, or None when that is out of here."""
+        real, home = os.path.realpath(path), os.path.realpath(self.root)
+        return real if os.path.commonpath((real, home)) == home else None
+
+    def _leads_out(self, key: str, path: str) -> KeyRefused:
+        # Code inside may read this: where the store is on the host is not told.
+        link = path[len(self.root) + 1 :]
+        return KeyRefused(f"{key!r} leads out of its folder by the link {link!r}; nothing was touched")
+
+    def open_file(self, key: str) -> int:
+        """Open for reading; `KeyRefused` when it is a link that leads out of here, else OSError."""
+        path = self.guarded(key)
+        try:
+            return os.open(path, _READING)
+        except OSError as error:
+            if error.errno != errno.ELOOP:
+                raise
+        real = self._inside(path)
+        if real is None:
+            raise self._leads_out(key, path)
+        return os.open(real, _READING)
 
     def folder(self, prefix: str) -> str:
         """The folder of everything below a prefix, "" being the root."""
@@ -120,14 +146,13 @@ class FileTree:
 
     def open(self, key: str) -> tuple[OpenFile, os.stat_result] | None:
         """Open for reading, or None when there is no such file."""
-        path = self.guarded(key)
         try:
-            file = OpenFile(os.open(path, _READING))
+            file = OpenFile(self.open_file(key))
             found = os.fstat(file.fd)
         except OSError as error:
             if self.absent(error):
                 return None
-            raise read_failed(path, error) from error
+            raise read_failed(self.path(key), error) from error
         return (file, found) if stat.S_ISREG(found.st_mode) else None
 
     def content(self, key: str, file: OpenFile, size: int) -> bytes:
@@ -144,9 +169,8 @@ class FileTree:
         """The bytes of many small objects."""
         found = []
         for key in keys:
-            path = self.guarded(key)
             try:
-                fd = os.open(path, _READING)
+                fd = self.open_file(key)
             except OSError:
                 found.append(self._get(key))
                 continue
@@ -164,6 +188,7 @@ class FileTree:
         return self.content(key, opened[0], opened[1].st_size) if opened else None
 
     def stamps(self, keys: Sequence[str]) -> list[Stamp | None]:
+        """Of each key, or None where no file is that may be read."""
         for key in keys:
             _refuse_odd(key)
         try:
@@ -172,11 +197,28 @@ class FileTree:
             if self.absent(error):
                 return [None] * len(keys)
             raise read_failed(self.root, error) from error
-        return [self._stamp(key, root.fd) for key in keys]
+        known = {""}
+        return [self._stamp(key, root.fd) if self._way_is_inside(key, known) else None for key in keys]
+
+    def _way_is_inside(self, key: str, known: set[str]) -> bool:
+        """Whether no folder on the way is a link out of here; `known` are folders that were looked at."""
+        folder = key.rpartition("/")[0]
+        if folder not in known:
+            try:
+                self.guarded(key)
+            except KeyRefused:
+                return False
+            known.add(folder)
+        return True
 
     def _stamp(self, key: str, root: int) -> Stamp | None:
         try:
-            found = os.stat(key, dir_fd=root)
+            found = os.stat(key, dir_fd=root, follow_symlinks=False)
+            if stat.S_ISLNK(found.st_mode):
+                real = self._inside(f"{self.root}/{key}")
+                if real is None:
+                    return None
+                found = os.stat(real)
         except OSError as error:
             if self.absent(error):
                 return None
@@ -188,9 +230,9 @@ class FileTree:
     # --- listing ----------------------------------------------------------------------------------------------------
 
     def keys(self, prefix: str) -> list[str]:
-        """Every key that is `prefix` or below it, sorted."""
-        if prefix and os.path.isfile(self.guarded(prefix)):
-            return [prefix]
+        """Every key that is `prefix` or below it, sorted; links that lead out of here are none."""
+        if prefix and os.path.isfile(path := self.guarded(prefix)):
+            return [prefix] if not os.path.islink(path) or self._inside(path) else []
         keys: list[str] = []
         waiting = [(f"{prefix}/" if prefix else "", self.folder(prefix))]
         while waiting:
@@ -198,7 +240,7 @@ class FileTree:
             for entry in self.entries(folder):
                 if entry.is_dir(follow_symlinks=False):
                     waiting.append((f"{start}{entry.name}/", entry.path))
-                elif _is_file(entry):
+                elif self._is_file(entry):
                     keys.append(start + entry.name)
         return sorted(keys)
 
@@ -235,16 +277,22 @@ class FileTree:
             for entry in self.entries(f"{folder}/{start}"):
                 if entry.is_dir(follow_symlinks=False):
                     waiting.append(f"{start}{entry.name}/")
-                elif _is_file(entry):
+                elif self._is_file(entry):
                     return start + entry.name
         return None
 
-
-def _is_file(entry: "os.DirEntry[str]") -> bool:
-    try:
-        return entry.is_file()
-    except OSError:
-        return False  # a link that leads to itself
+    def _is_file(self, entry: "os.DirEntry[str]") -> bool:
+        try:
+            if not entry.is_file():
+                return False
+        except OSError:
+            return False  # a link that leads to itself
+        if not entry.is_symlink() or self._inside(entry.path) is not None:
+            return True
+        if entry.path not in self._told:
+            self._told.add(entry.path)
+            _log.warning("%s is a link that leads out of %s and is passed over", entry.path, self.root)
+        return False
 
 
 def _refuse_odd(key: str) -> None:

@@ -8,11 +8,15 @@ import threading
 from collections import deque
 from typing import Any
 
-from . import values
+from . import asking, values
 from .call_commands import CallCommand
 from .host_errors import HostCallError, raised
 from .interrupts import Interrupts
-from .line import Line, LineBroken, Record
+from .line import Line, LineBroken, Record, TooLong
+from .turns import Turns
+
+_LOOK = 0.02
+"""Seconds after which whoever waits for what need not come over the line looks again."""
 
 
 class _Waiting:
@@ -23,6 +27,15 @@ class _Waiting:
         self.future = future
         self.command: CallCommand | None = None
         """What runs in the session's place before the host can answer."""
+        self.turn: list[tuple[Turns, int]] = []
+        """The turn it has, until there is an answer."""
+
+    def end_turn(self) -> None:
+        try:
+            turns, size = self.turn.pop()
+        except IndexError:
+            return  # another thread was first
+        turns.over(size)
 
 
 class Host:
@@ -47,6 +60,12 @@ class Host:
         self._loops: dict[asyncio.AbstractEventLoop, int] = {}
         self._changed = threading.Condition()
         self._reading = False
+        self._turns = Turns()
+
+    def begin_run(self) -> None:
+        """What an earlier run has asked for gets no answer any more, and takes nobody's turn."""
+        earlier, self._turns = self._turns, Turns()
+        earlier.dissolve()
 
     def move(self, line: Line, bell: int) -> None:
         """In a fork: another line, and nobody waits for what was asked on the old one. `bell` wakes the main loop."""
@@ -61,24 +80,28 @@ class Host:
 
     def call(self, name: str, arguments: dict[str, Any]) -> Any:
         """Ask, and wait for the answer."""
-        encoded = values.encode(arguments)
+        encoded, size = asking.encoded(name, arguments)
         waiting, number, told = _Waiting(), 0, False
         self._interrupts.hold()
         try:
+            while not (turns := self._turns).taken(size):
+                self._look()
+            waiting.turn.append((turns, size))
             number = self._ask(name, encoded, waiting)
             while not self._arrived(waiting):
                 pass
             told = True
         finally:
-            self._over(number)
+            self._over(number, waiting)
             if number and not told:
                 self._cancel(number)
+            waiting.end_turn()
             self._interrupts.release()
         return _value(waiting.answer)
 
     async def call_async(self, name: str, arguments: dict[str, Any]) -> Any:
         """Ask; others go on until the answer is there."""
-        encoded = values.encode(arguments)
+        encoded, size = asking.encoded(name, arguments)
         loop = asyncio.get_running_loop()
         waiting, number = _Waiting(loop.create_future()), 0
         assert waiting.future is not None
@@ -86,28 +109,41 @@ class Host:
             self._interrupts.hold()
             try:
                 self._watch(loop)
+            finally:
+                self._interrupts.release()
+            while not await (turns := self._turns).wait(size):
+                pass
+            self._interrupts.hold()
+            try:
+                waiting.turn.append((turns, size))
                 number = self._ask(name, encoded, waiting)
             finally:
                 self._interrupts.release()
             return _value(await waiting.future)
         finally:
-            self._over(number)
+            self._over(number, waiting)
             self._unwatch(loop)
             if number and (not waiting.future.done() or waiting.future.cancelled()):
                 self._cancel(number)
+            waiting.end_turn()
 
     def _ask(self, name: str, encoded: Any, waiting: _Waiting) -> int:
         with self._changed:
             self._number += 1
             number = self._number
             self._open[number] = waiting
-        self.line.send({"op": "call", "call": number, "name": name, "arguments": encoded})
+        try:
+            self.line.send({"op": "call", "call": number, "name": name, "arguments": encoded})
+        except TooLong as problem:
+            # Text that JSON has to escape grows on its way.
+            del self._open[number]
+            raise asking.refusal(name, f"its arguments cannot be given to the host: {problem}") from None
         return number
 
-    def _over(self, number: int) -> None:
+    def _over(self, number: int, waiting: _Waiting) -> None:
         """Nobody waits for it any more, so nothing of it goes on either."""
-        waiting = self._open.pop(number, None)
-        if waiting is not None and waiting.command is not None:
+        self._open.pop(number, None)
+        if waiting.command is not None:
             waiting.command.end()
 
     def _cancel(self, number: int) -> None:
@@ -134,6 +170,20 @@ class Host:
         finally:
             self._let_go()
         return waiting.answer is not None
+
+    def _look(self) -> None:
+        """Wait a little for something to happen, reading what comes unless somebody else does."""
+        with self._changed:
+            if self._reading:
+                self._changed.wait(_LOOK)
+                self._interrupts.check()
+                return
+            self._reading = True
+        try:
+            self._interrupts.wait_readable(self.line.fileno(), _LOOK)
+            self._give_out(self.line.receive(wait=False))
+        finally:
+            self._let_go()
 
     def take(self) -> bool:
         """Read what is there and give it out, unless somebody else is at it; False then. Never waits."""
@@ -181,6 +231,7 @@ class Host:
                 continue
             with self._changed:
                 waiting.answer = record
+                waiting.end_turn()
                 self._changed.notify_all()
             if waiting.future is not None:
                 _settle(waiting.future, record)

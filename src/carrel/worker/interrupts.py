@@ -106,16 +106,17 @@ class Interrupts:
             self._pending = False
             raise KeyboardInterrupt
 
-    def wait_readable(self, fd: int) -> None:
+    def wait_readable(self, fd: int, seconds: float | None = None) -> None:
         """Wait inside of a held step; here an interrupt may come at any moment."""
+        longest = None if seconds is None else seconds * 1000
         poll = select.poll()
         poll.register(fd, select.POLLIN)
         if not self.mine():
-            poll.poll()
+            poll.poll(longest)
             return
         try:
             self._held = False
             self.check()
-            poll.poll()
+            poll.poll(longest)
         finally:
             self._held = True

@@ -172,6 +172,7 @@ class Worker:
     def _run(self, record: Record, fds: list[int]) -> None:
         changed_before = self._changed
         self._running.streams.begin(fds)
+        self._host.begin_run()
 
         def before_it(cell: Cell) -> None:
             if changed_before and self._keeps_frozen and not cell.harmless:

@@ -24,8 +24,8 @@ _SAFE = 2**53
 _MOST_EQUAL_HASHES = 1000
 
 
-class TooLarge(Exception):
-    """A value that would not fit into one record."""
+class TooLarge(ValueError):
+    """A value that cannot cross as data; the message is what it has too much of."""
 
 
 class Repr(str):
@@ -47,6 +47,17 @@ def encode(value: Any, largest: int = LARGEST) -> Any:
         return as_repr(value, "changed by another thread while it was sent")
 
 
+def encode_whole(value: Any, largest: int = LARGEST) -> tuple[Any, int]:
+    """The value as JSON data and about how many bytes that has; TooLarge when it cannot cross as it is."""
+    encoding = _Encoding(largest)
+    try:
+        return encoding.encode(value, 0), encoding.spent
+    except (RecursionError, MemoryError) as problem:
+        raise TooLarge(f"it is too large or too deep ({type(problem).__name__})") from None
+    except RuntimeError:
+        raise TooLarge("it was changed by another thread while it was sent") from None
+
+
 def as_repr(value: Any, why: str) -> Any:
     """The repr of a value in its place, and the reason."""
     return {TAG: "repr", "text": safe_repr(value), "why": why}
@@ -56,8 +67,12 @@ class _Encoding:
     """One value on its way out: counts what it makes, and knows what it is inside of."""
 
     def __init__(self, largest: int) -> None:
-        self._left = largest
+        self._largest = self._left = largest
         self._inside: set[int] = set()
+
+    @property
+    def spent(self) -> int:
+        return self._largest - self._left
 
     def encode(self, value: Any, depth: int) -> Any:
         kind = type(value)
@@ -70,7 +85,7 @@ class _Encoding:
         if kind is str:
             return self._text(value)
         if depth > DEEPEST:
-            raise TooLarge
+            raise TooLarge(f"it is nested deeper than {DEEPEST} levels")
         plain = _PLAIN.get(kind)
         if plain is not None:
             return self._plain(plain, value)
@@ -81,15 +96,18 @@ class _Encoding:
     def _spent(self, data: Any, size: int) -> Any:
         self._left -= size
         if self._left < 0:
-            raise TooLarge
+            raise self._full()
         return data
+
+    def _full(self) -> TooLarge:
+        return TooLarge(f"it has more than {self._largest // (1024 * 1024)} MiB")
 
     def _tagged(self, name: str, data: str) -> Any:
         return self._spent({TAG: name, "of": data}, len(data) + 16)
 
     def _plain(self, plain: Callable[[Any], tuple[str, str]], value: Any) -> Any:
         if isinstance(value, (bytes, bytearray)) and len(value) > self._left:
-            raise TooLarge
+            raise self._full()
         return self._tagged(*plain(value))
 
     def _int(self, value: int) -> Any:

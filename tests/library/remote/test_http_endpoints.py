@@ -1,6 +1,7 @@
 """Endpoints of a real HTTP server: what is sent, what comes back, and what goes wrong."""
 
 import asyncio
+import logging
 import re
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -11,6 +12,7 @@ from pydantic import ValidationError
 
 from carrel.errors import ConfigurationError, ToolCallError, ToolTimeoutError
 from carrel.library.tools.definition_remote import HttpDefinition
+from carrel.library.tools.http_calls import LONGEST_COMPLAINT, LONGEST_READ
 from carrel.library.tools.http_endpoints import HttpEndpoints
 from carrel.library.tools.seam import ToolProvider
 from carrel.library.tools.secrets import Secrets
@@ -284,3 +286,45 @@ def endless(piece: bytes) -> Iterator[bytes]:
 def dripping(over: threading.Event) -> Iterator[bytes]:
     while not over.wait(0.05):
         yield b"."
+
+
+@pytest.mark.parametrize("shown", [LONGEST_COMPLAINT, LONGEST_READ])
+async def test_a_complaint_that_is_cut_has_no_rest_of_a_secret(web: Serve, shown: int) -> None:
+    key = "sk-LIVE-0123456789abcdefXYZ"
+    served = web(lambda asked: Answer("~" * int(dict(asked.query)["n"]) + asked.headers["authorization"], status=400))
+    definition = {
+        "name": "it",
+        "type": "http",
+        "base_url": served.url,
+        "headers": {"Authorization": "${KEY}"},
+        "endpoints": {"get": {"path": "/", "params": {"n": {"type": "integer"}}}},
+    }
+    endpoints = HttpEndpoints(HttpDefinition(**definition), Secrets({"KEY": key}))
+    try:
+        (tool,) = await endpoints.definitions()
+        for padding in range(shown - len(key) - 1, shown, 5):
+            with pytest.raises(ToolCallError) as failed:
+                await endpoints.call(tool, {"n": padding})
+            assert key[:5] not in str(failed.value)
+    finally:
+        await endpoints.close()
+
+
+async def test_the_log_of_requests_has_no_secret_in_it(web: Serve, caplog: pytest.LogCaptureFixture) -> None:
+    served = web(lambda asked: Answer({}, headers={"X-Echo": asked.headers["authorization"]}))
+    definition = {
+        "name": "it",
+        "type": "http",
+        "base_url": served.url,
+        "headers": {"Authorization": "${KEY}"},
+        "query": {"api_key": "${KEY}"},
+        "endpoints": {"get": {"path": "/"}},
+    }
+    endpoints = HttpEndpoints(HttpDefinition(**definition), Secrets({"KEY": "sk-LIVE-0123456789"}))
+    with caplog.at_level(logging.DEBUG):
+        (tool,) = await endpoints.definitions()
+        await endpoints.call(tool, {})
+        await endpoints.close()
+    assert served.asked[0].query == [("api_key", "sk-LIVE-0123456789")]
+    assert "api_key=${KEY}" in caplog.text or "api_key=%24%7BKEY%7D" in caplog.text
+    assert "LIVE" not in caplog.text

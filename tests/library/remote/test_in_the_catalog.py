@@ -7,6 +7,7 @@ import pytest
 
 from carrel.errors import ToolCallError, ToolNotFoundError
 from carrel.library.tools.catalog import Tools
+from carrel.library.tools.mcp_servers import McpServer
 from carrel.library.tools.providers import providers_in
 from carrel.library.tools.secrets import Secrets
 from carrel.storage.memory_store import MemoryStore
@@ -75,3 +76,24 @@ async def test_all_kinds_side_by_side_and_one_that_dies_costs_only_itself(web: S
             await tools.call("odd.ecko", {})
     finally:
         await tools.close()
+
+
+async def test_what_a_server_says_of_its_tools_has_no_secret_in_it(unruly: Callable[..., McpServer]) -> None:
+    secrets = Secrets({"TOKEN_HERE": "mellon-mellon"})
+    tools = Tools([unruly("telltale", env={"TOKEN": "${TOKEN_HERE}"}, secrets=secrets)], secrets=secrets)
+    told = [
+        await tools.list(),
+        await tools.handle("tools.list", [], {}),
+        await tools.handle("tools.odd.list", [], {}),
+        await tools.search("tell a tale"),
+        await tools.handle("tools.search", ["tell a tale"], {}),
+        await tools.describe(),
+        await tools.describe("tell a tale", docs="line"),
+    ]
+    for one in told:
+        assert "tale" in str(one)
+        assert "mellon" not in str(one)
+    with pytest.raises(ToolCallError, match="TOKEN_HERE") as failed:
+        await tools.call("odd.tell", {})
+    assert "mellon" not in str(failed.value)
+    await tools.close()

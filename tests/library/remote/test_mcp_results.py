@@ -55,7 +55,6 @@ def test_complaints_are_in_words_and_short() -> None:
     assert complaint_of({"content": [text("no"), text("way")]}) == "no\nway"
     assert complaint_of({"content": [], "structuredContent": {"code": 7}}) == '{"code": 7}'
     assert "did not say why" in complaint_of({"content": []})
-    assert len(complaint_of({"content": [text("x" * 100_000)]})) == 4000
 
 
 def test_one_sloppy_tool_costs_no_other() -> None:

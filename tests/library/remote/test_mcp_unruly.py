@@ -228,3 +228,13 @@ async def test_secrets_are_filled_in_and_never_told(unruly: Make) -> None:
         await server.call(DO, {"what": "secret"})
     with pytest.raises(ConfigurationError, match="NOT_THERE is not set"):
         await unruly(env={"TOKEN": "${NOT_THERE}"}, secrets=Secrets({})).definitions()
+
+
+async def test_complaints_that_are_cut_have_no_rest_of_a_secret(unruly: Make) -> None:
+    key = "sk-LIVE-0123456789abcdefXYZ"
+    for padding in (4000 - 12, 32 * 1024 - 12):
+        loud = f"printf %s $TOKEN >&2; head -c {padding} /dev/zero | tr '\\0' '~' >&2; exit 1"
+        server = unruly(command="sh", args=["-c", loud], env={"TOKEN": "${KEY}"}, secrets=Secrets({"KEY": key}))
+        with pytest.raises(ToolCallError, match="~~~") as failed:
+            await server.definitions()
+        assert key[-5:] not in str(failed.value)

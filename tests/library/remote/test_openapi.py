@@ -147,6 +147,25 @@ async def test_a_description_at_a_url_tells_where_the_service_is(web: Serve, sho
         await shop(spec=f"{web(lambda _: Answer(status=404)).url}/gone.json").definitions()
 
 
+@pytest.mark.parametrize("place", ["document", "path", "operation"])
+async def test_a_description_cannot_send_secrets_to_another_host(web: Serve, shop: Any, place: str) -> None:
+    elsewhere = web(lambda _: Answer({}))
+    servers = {"servers": [{"url": elsewhere.url.replace("127.0.0.1", "localhost")}]}
+    operation: dict[str, Any] = {"operationId": "a", "responses": {}}
+    path: dict[str, Any] = {"get": operation | (servers if place == "operation" else {})}
+    content = {"openapi": "3.1.0", "paths": {"/a": path | (servers if place == "path" else {})}}
+    content |= servers if place == "document" else {}
+    spec = f"{web(lambda _: Answer(content)).url}/spec"
+    with pytest.raises(ConfigurationError, match=r"secrets are for 127\.0\.0\.1:\d+ only; set base_url"):
+        await shop(spec=spec).definitions()
+    with pytest.raises(ConfigurationError, match="set base_url"):
+        await shop(spec=spec, headers={"Authorization": "Bearer written-out"}).definitions()
+    # Nothing is secret, or whoever wrote the definition says where it is to go.
+    for settled in ({"headers": {"Accept-Language": "en"}}, {"base_url": elsewhere.url}):
+        tools = await tools_of(provider := shop(spec=spec, **settled))
+        assert await provider.call(tools["a"], {}) == {}
+
+
 async def test_3_1_schemas_are_taken_as_they_are(shop: Any) -> None:
     schema = {"type": ["string", "null"], "const": "x", "exclusiveMinimum": 3}
     post = {

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -364,3 +365,29 @@ async def test_a_real_program_by_its_definition(tmp_path: Path) -> None:
         await tools.call("git", {"verb": "--exec-path=/tmp"})
     with pytest.raises(ToolCallError, match=r"git ended with exit code 1: .* is not a git command"):
         await tools.call("git", {"verb": "no-such-verb"})
+
+
+async def test_a_program_gets_little_of_the_hosts_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOST_ONLY", "not for tools")
+    monkeypatch.setenv("https_proxy", "http://proxy:3128")
+    plain = catalog("name: show\ncommand: env")
+    told = await plain.call("show")
+    assert "PATH=" in told
+    assert "HOST_ONLY" not in told
+    assert "proxy" not in told
+    named = catalog(
+        'name: show\ncommand: env\nenv: {https_proxy: "${https_proxy}", MORE: x}', environment=dict(os.environ)
+    )
+    assert {"https_proxy=${https_proxy}", "MORE=x"} <= set((await named.call("show")).splitlines())
+    assert "HOST_ONLY" not in await named.call("show")
+
+
+async def test_the_curl_of_the_documentation_takes_two_protocols_and_no_files() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "tools.md").read_text()
+    (text,) = re.findall(r"```yaml\n(name: curl .*?)```", page, re.DOTALL)
+    definition = parse(text.encode(), "tools/curl.yaml")
+    assert isinstance(definition, CliDefinition)
+    words, _ = words_for(definition, "curl", None, {"url": "file:///etc/passwd"})
+    assert words == ["curl", "--proto", "=http,https", "file:///etc/passwd"]
+    with pytest.raises(ToolCallError, match="header"):
+        await catalog(text).call("curl", {"url": "http://127.0.0.1:9/", "header": ["@/etc/passwd"]})

@@ -28,23 +28,31 @@ class Bounded:
         """How many bytes are not kept."""
         return max(0, self.total - len(self._head) - self._room)
 
-    def data(self) -> bytes:
-        """What was kept, the gap marked."""
-        if not self.left_out:
-            return bytes(self._head + self._tail)
-        return (
-            bytes(self._head)
-            + f"\n[… {self.left_out:,} bytes left out …]\n".encode()
-            + bytes(self._tail[-self._room :])
-        )
+    @property
+    def head(self) -> bytes:
+        """All of it, or what came before the gap."""
+        return bytes(self._head) if self.left_out else bytes(self._head + self._tail)
 
-    def text(self) -> str:
-        return self.data().decode("utf-8", "replace")
+    @property
+    def tail(self) -> bytes:
+        """What came after the gap, where there is one."""
+        return bytes(self._tail[-self._room :]) if self.left_out else b""
 
-    def end(self, limit: int) -> str:
-        """The last `limit` bytes as text, from the beginning of a line where one begins there."""
-        kept = self.data().strip()
-        if len(kept) <= limit:
-            return kept.decode("utf-8", "replace")
-        cut = kept[-limit:]
-        return "…" + cut[cut.find(b"\n") + 1 :].decode("utf-8", "replace")
+    def end(self, limit: int) -> tuple[bytes, bool]:
+        """The last bytes, at most `limit` and half of what is kept; and whether there were others before them."""
+        kept = self.tail or self.head
+        return kept[-limit:], self.total > min(limit, len(kept))
+
+
+def gap(left_out: int) -> bytes:
+    """What stands in the place of what was not kept."""
+    return f"\n[… {left_out:,} bytes left out …]\n".encode()
+
+
+def last_lines(text: str, limit: int, *, cut: bool) -> str:
+    """The last `limit` characters, from the beginning of a line where one begins there; `cut`: more stood before."""
+    text = text.strip()
+    if len(text) > limit:
+        text, cut = text[-limit:], True
+        text = text[text.find("\n") + 1 :]
+    return f"…{text}" if cut else text

@@ -1,13 +1,16 @@
 """All tools of a session: listed, searched, described and called, by the code inside and by the program outside."""
 
 import asyncio
-from collections.abc import Iterable, Mapping, Sequence
+import time
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from carrel.errors import CarrelError, ToolCallError, ToolNotFoundError, ToolTimeoutError
 from carrel.library.search import Entry, Index
 from carrel.library.tools.approval import Approval, Approver
 from carrel.library.tools.arguments import bound
+from carrel.library.tools.aside import in_a_thread
 from carrel.library.tools.names import near, python_name
 from carrel.library.tools.seam import Stream, Tool, ToolProvider
 from carrel.library.tools.secrets import Secrets
@@ -18,7 +21,9 @@ AT_ONCE = 64
 """Calls that run at the same time; more wait for their turn."""
 _GRACE = 5.0
 """Seconds that a provider has beyond the tool's own timeout to end a call in its own words."""
-
+_TURN = 0.02
+"""Seconds after which work on many tools lets others go on."""
+_LONGEST_NAME = 300
 
 Found = list[dict[str, Any]]
 
@@ -66,7 +71,7 @@ class Tools:
         there."""
         words = [under] if under else sorted(self._sources)
         found = await self._seen(words)
-        told = [self._of(tool).told() for _, tool in sorted(found.items())]
+        told = [known.told() async for known in self._all(found)]
         if under:
             told = [{**one, "name": one["name"].removeprefix(f"{under}.")} for one in told if one["name"] != under]
         return told + [
@@ -85,7 +90,7 @@ class Tools:
     async def search(self, query: str, limit: int = 10) -> Found:
         """The tools that answer best, the best first, as in `list`, each with its score."""
         found = await self._seen(self._sources)
-        self._index.update(self._of(tool).entry for tool in found.values())
+        self._index.update([known.entry async for known in self._all(found)])
         hits = await self._index.search(query, limit)
         return [{**self._of(found[hit.key]).told(), "score": hit.score} for hit in hits if hit.key in found]
 
@@ -93,7 +98,9 @@ class Tools:
         """Typed Python stubs with their docs in at most `limit` characters, what fits the task first and whole."""
         found = await self._seen(self._sources)
         ranked = [one["name"] for one in await self.search(task, 30)] if task else ()
-        return self._secrets.hide(describe([tool for _, tool in sorted(found.items())], limit, ranked, docs))
+        tools = [known.clear async for known in self._all(found)]
+        # Many and long ones take a while, in which others go on.
+        return self._secrets.hide(await in_a_thread(lambda: describe(tools, limit, ranked, docs)))
 
     async def find(self, name: str) -> Tool:
         """The tool of this name; `ToolNotFoundError` with near names, `ToolCallError` when its provider fails."""
@@ -107,10 +114,19 @@ class Tools:
             found.update(tools)
         return found
 
+    async def _all(self, found: Mapping[str, Tool]) -> AsyncIterator["_Known"]:
+        """What is known of each, by name; others have their turn meanwhile."""
+        began = time.monotonic()
+        for _, tool in sorted(found.items()):
+            yield self._of(tool)
+            if time.monotonic() > began + _TURN:
+                await asyncio.sleep(0)
+                began = time.monotonic()
+
     def _of(self, tool: Tool) -> "_Known":
         known = self._known.get(tool.name)
-        if known is None or known.tool is not tool:
-            known = self._known[tool.name] = _Known(tool)
+        if known is None or known.tool is not tool or known.secrets != self._secrets.known:
+            known = self._known[tool.name] = _Known(tool, self._secrets)
         return known
 
     # --- calling ----------------------------------------------------------------------------------------------------
@@ -127,12 +143,12 @@ class Tools:
         `ToolRefusedError`; then `ToolCallError` when it fails and `ToolTimeoutError` when it is too slow.
 
         With `stream`, output is given out while it comes, too. `args`: arguments without a name."""
-        source, tool = await self._found(name)
-        given = source.checked(tool, bound(tool, args, arguments or {}))
-        if self._approval.wanted(tool):
-            given = source.checked(tool, await self._approval.of(tool, given))
         hiding = self._secrets.hiding(stream) if stream is not None else None
         try:
+            source, tool = await self._found(name)
+            given = source.checked(tool, bound(tool, args, arguments or {}))
+            if self._approval.wanted(tool):
+                given = source.checked(tool, await self._approval.of(tool, given))
             async with self._slots:
                 return self._secrets.hide_in(await _called(source.provider, tool, given, hiding))
         except CarrelError as problem:
@@ -149,7 +165,7 @@ class Tools:
 
         `stream` takes the output of a call while it comes, where the tool's definition wants that or the code says
         `_stream=True`."""
-        words = name.split(".")[1:]
+        words = name.split(".", 5)[1:]
         match words:
             case []:
                 raise ToolCallError("tools itself cannot be called; tools.list() shows what is there")
@@ -169,6 +185,8 @@ class Tools:
         return await self.call(called, given, stream if wanted else None, args=args)
 
     async def _found(self, name: str) -> tuple[Source, Tool]:
+        if len(name) > _LONGEST_NAME:
+            raise ToolNotFoundError(f"there is no tool {name[:40]}…: a name of {len(name):,} characters")
         called = ".".join(map(python_name, name.split(".")))
         word = called.partition(".")[0]
         sources = self._sources.get(word, [])
@@ -208,20 +226,27 @@ async def _called(provider: ToolProvider, tool: Tool, arguments: Mapping[str, An
 
 
 class _Known:
-    """What is said of a tool, made once: with six hundred of them it adds up."""
+    """What is said of a tool, made once: with six hundred of them it adds up. Nothing secret is in it."""
 
-    def __init__(self, tool: Tool) -> None:
+    def __init__(self, tool: Tool, secrets: Secrets) -> None:
         self.tool = tool
-        self._parameters = parameters_of(tool)
+        self.secrets = secrets.known
+        clear = self.clear = replace(
+            tool,
+            description=secrets.hide(tool.description),
+            parameters=secrets.hide_in(tool.parameters),
+            returns=secrets.hide_in(tool.returns),
+        )
+        self._parameters = secrets.hide_in(parameters_of(clear))
         spoken = " ".join(f"{one['name']} {one['description']}" for one in self._parameters)
-        self.entry = Entry(tool.name, tool.name, tool.description, spoken, " ".join(tool.tags))
-        self._signature = f"{tool.name}{signature_of(tool)}"
+        self.entry = Entry(tool.name, tool.name, clear.description, spoken, " ".join(tool.tags))
+        self._signature = secrets.hide(f"{tool.name}{signature_of(clear)}")
 
     def told(self) -> dict[str, Any]:
         """As `list` gives it; whoever gets it may change it."""
         told: dict[str, Any] = {
             "name": self.tool.name,
-            "description": self.tool.description,
+            "description": self.clear.description,
             "tags": [*self.tool.tags],
             "parameters": [dict(one) for one in self._parameters],
             "signature": self._signature,

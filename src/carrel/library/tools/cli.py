@@ -5,11 +5,15 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from carrel.errors import ConfigurationError, ToolCallError, ToolTimeoutError
+from carrel.library.tools.bounded import gap, last_lines
 from carrel.library.tools.definition_local import CliDefinition, Option, Parameter, Recipe
 from carrel.library.tools.names import python_name
 from carrel.library.tools.programs import Ended, Runner, run_here
 from carrel.library.tools.seam import Stream, Tool
 from carrel.library.tools.secrets import Secrets
+
+_LONGEST_STDERR, _LONGEST_STDOUT = 4000, 2000
+"""Characters of what a failed program said that its error repeats."""
 
 
 class Program:
@@ -53,32 +57,39 @@ class Program:
         return self._sandbox
 
     def _result(self, tool: Tool, ended: Ended) -> Any:
-        stderr = self._secrets.hide(ended.stderr)
+        # What is secret goes before anything is cut: half a secret would not be known for one.
+        stderr_bytes = ended.stderr.encode("utf-8", "surrogateescape")
+        said = self._secrets.hide_cut(stderr_bytes, start=ended.stderr_cut)
+        stderr = last_lines(_decoded(said), _LONGEST_STDERR, cut=ended.stderr_cut)
         if ended.timed_out:
             problem: ToolCallError = ToolTimeoutError(
                 f"{tool.name} took longer than {tool.timeout:g} s and was ended{_said(stderr)}"
             )
         elif ended.exit_code not in self._definition.exit_codes:
-            spoken = _said(stderr or self._secrets.hide(ended.stdout[-2000:].decode("utf-8", "replace").strip()))
+            spoken = _said(stderr or last_lines(_decoded(self._stdout(ended)), _LONGEST_STDOUT, cut=False))
             problem = ToolCallError(f"{tool.name} ended with exit code {ended.exit_code}{spoken}")
         else:
             return self._value(tool, ended)
         problem.exit_code, problem.stderr = ended.exit_code, stderr
         raise problem
 
+    def _stdout(self, ended: Ended) -> bytes:
+        if not ended.left_out:
+            return self._secrets.hide_bytes(ended.stdout)
+        before = self._secrets.hide_cut(ended.stdout, end=True)
+        return before + gap(ended.left_out) + self._secrets.hide_cut(ended.stdout_end, start=True)
+
     def _value(self, tool: Tool, ended: Ended) -> Any:
-        match self._definition.output:
-            case "text":
-                return ended.stdout.decode("utf-8", "replace")
-            case kind if ended.left_out:
-                raise ToolCallError(
-                    f"{tool.name} wrote more than can be kept ({ended.left_out:,} bytes too many), "
-                    f"and half of it is no {kind}; ask it for less"
-                )
-            case "bytes":
-                return ended.stdout
-            case _:
-                return _json(tool, self._secrets.hide(ended.stdout.decode("utf-8", "replace")))
+        kind = self._definition.output
+        if ended.left_out and kind != "text":
+            raise ToolCallError(
+                f"{tool.name} wrote more than can be kept ({ended.left_out:,} bytes too many), "
+                f"and half of it is no {kind}; ask it for less"
+            )
+        stdout = self._stdout(ended)
+        if kind == "bytes":
+            return stdout
+        return _json(tool, _decoded(stdout)) if kind == "json" else _decoded(stdout)
 
 
 def tools_of(definition: CliDefinition) -> list[Tool]:
@@ -227,6 +238,10 @@ def _not_started(program: str, cwd: str | None, problem: OSError | ValueError) -
     if isinstance(problem, FileNotFoundError | NotADirectoryError) and cwd is not None:
         return f"there is no folder {cwd} to run it in"
     return f"{program} could not be started: {problem}"
+
+
+def _decoded(data: bytes) -> str:
+    return data.decode("utf-8", "replace")
 
 
 def _said(text: str) -> str:

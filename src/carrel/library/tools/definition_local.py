@@ -145,7 +145,7 @@ class CliDefinition(Definition):
     """Write `--` before the positional words, so that one that begins with `-` is no option."""
     cwd: str | None = None
     env: dict[str, str] = Field(default_factory=dict)
-    """Added to the environment; `${NAME}` is the host's own."""
+    """Beside PATH, HOME and the like; `${NAME}` is the host's own, and nothing else of it is handed on."""
     stdin: str | None = None
     """The parameter that goes to its standard input."""
     output: Literal["text", "json", "bytes"] = "text"

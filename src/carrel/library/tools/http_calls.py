@@ -11,6 +11,7 @@ from carrel.errors import ToolCallError, ToolTimeoutError
 from carrel.library.tools.aside import in_a_thread
 from carrel.library.tools.http_answers import decoded, is_text, value_of
 from carrel.library.tools.http_request import Prepared
+from carrel.library.tools.request_logs import hidden_in_logs
 from carrel.library.tools.seam import Stream, Tool
 from carrel.library.tools.secrets import Secrets
 
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 LARGEST_ANSWER = 32 * 1024 * 1024
 MOST_REDIRECTS = 5
 LONGEST_COMPLAINT = 2000
+LONGEST_READ = 64 * 1024
+"""Bytes of a complaint that are read at all."""
 
 _HARMLESS_TWICE = frozenset(("GET", "HEAD", "OPTIONS", "PUT", "DELETE"))
 
@@ -49,7 +52,8 @@ class HttpCaller:
         try:
             async with asyncio.timeout(tool.timeout):
                 fixed = self._secrets.fill_all({**self._headers, **(headers or {})})
-                return await self._call(f"{tool.name}: {what}", base_url, request, fixed, stream)
+                with hidden_in_logs(self._secrets):
+                    return await self._call(f"{tool.name}: {what}", base_url, request, fixed, stream)
         except TimeoutError:
             raise ToolTimeoutError(f"{tool.name}: {what} took longer than {tool.timeout:g} s") from None
 
@@ -116,9 +120,12 @@ class HttpCaller:
             raise ToolCallError(f"{what} answered with what it calls JSON and is none: {problem}") from None
 
     def _refused(self, what: str, response: "httpx2.Response", body: bytes) -> ToolCallError:
-        said = decoded(body[: 4 * LONGEST_COMPLAINT], response.charset_encoding or "").strip()[:LONGEST_COMPLAINT]
-        text = f"{what} answered {response.status_code} {response.reason_phrase}".rstrip()
-        problem = ToolCallError(self._secrets.hide(f"{text}: {said}" if said else text))
+        # What is secret goes before the rest is cut off, and here also where it is cut off first.
+        part = decoded(body[:LONGEST_READ], response.charset_encoding or "").encode("utf-8", "replace")
+        clear = self._secrets.hide_cut(part, end=len(body) > LONGEST_READ)
+        said = clear.decode("utf-8", "replace").strip()[:LONGEST_COMPLAINT]
+        text = self._secrets.hide(f"{what} answered {response.status_code} {response.reason_phrase}".rstrip())
+        problem = ToolCallError(f"{text}: {said}" if said else text)
         problem.status = response.status_code
         return problem
 

@@ -9,15 +9,18 @@ from typing import TYPE_CHECKING, Any
 
 from carrel.errors import ToolCallError
 from carrel.library.tools.aside import in_a_thread
+from carrel.library.tools.bounded import last_lines
 from carrel.library.tools.definition_remote import McpDefinition
 from carrel.library.tools.mcp_mending import mending
 from carrel.library.tools.mcp_process import ServerProcess
 from carrel.library.tools.mcp_transports import over_http, over_process, over_sse
+from carrel.library.tools.request_logs import hidden_in_logs
 from carrel.library.tools.secrets import Secrets
 
 if TYPE_CHECKING:
     from mcp import Client
 
+LONGEST_COMPLAINTS = 4000
 GOODBYE = 2.0
 """Seconds for a server that is elsewhere to take note that we go."""
 
@@ -47,7 +50,11 @@ class Connection:
     @property
     def how(self) -> str:
         """How it ended, and what the server complained last; nothing secret."""
-        said = self._process.complaints if self._process else ""
+        said = ""
+        if self._process is not None:
+            complaints, cut = self._process.complaints
+            clear = self._secrets.hide_cut(complaints, start=cut).decode("utf-8", "replace")
+            said = last_lines(clear, LONGEST_COMPLAINTS, cut=cut)
         code = self._process.own_exit_code if self._process else None
         why = self._why or "it ended"
         if code is not None and why == "it ended":
@@ -82,7 +89,8 @@ class Connection:
                     self._process = await ServerProcess.start(given.command, given.args, env, given.cwd)
                 # While the server starts; loading the SDK takes a second, in which others go on.
                 await in_a_thread(lambda: import_module("mcp"))
-                self._keeping = asyncio.create_task(self._keep(), name=f"MCP server {given.name}")
+                with hidden_in_logs(self._secrets):
+                    self._keeping = asyncio.create_task(self._keep(), name=f"MCP server {given.name}")
                 return await asyncio.shield(self._client)
         except TimeoutError:
             await self.close(f"it did not introduce itself within {given.startup_timeout:g} s")
@@ -168,7 +176,7 @@ class Connection:
     def _transport(self) -> Any:
         given = self._definition
         if self._process is not None:
-            return over_process(self._process, self._gone)
+            return over_process(self._process, self._gone, self._secrets.hide_cut)
         assert given.url is not None
         over = over_sse if given.transport == "sse" else over_http
         return over(given.url, self._secrets.fill_all(given.headers), self._refused)

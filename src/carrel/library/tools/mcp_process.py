@@ -7,13 +7,14 @@ import signal
 from collections.abc import AsyncIterator, Mapping, Sequence
 
 from carrel.errors import ToolCallError
+from carrel.library.tools.surroundings import surroundings
 
 LONGEST_LINE = 32 * 1024 * 1024
-KEPT_COMPLAINTS = 4096
+KEPT_COMPLAINTS = 32 * 1024
+"""Bytes; much more than is shown, because what is secret in it has to be found before it is cut."""
 GRACE = 1.0
 """Seconds that a server has to end by itself, and again after it was told to."""
 
-_INHERITED = ("HOME", "LANG", "LC_ALL", "LOGNAME", "PATH", "SHELL", "TERM", "TMPDIR", "TZ", "USER")
 _POLL = 0.01
 
 
@@ -23,13 +24,13 @@ class ServerProcess:
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         self._process = process
         self._complaints = bytearray()
+        self._complained = 0
         self._told_to_end = False
         self._listening = asyncio.create_task(self._listen())
 
     @classmethod
     async def start(cls, command: str, args: Sequence[str], env: Mapping[str, str], cwd: str | None) -> "ServerProcess":
         """Started, or a ToolCallError that says why it cannot be."""
-        given = {name: os.environ[name] for name in _INHERITED if name in os.environ} | dict(env)
         try:
             process = await asyncio.create_subprocess_exec(
                 command,
@@ -38,7 +39,7 @@ class ServerProcess:
                 stdout=asyncio.subprocess.PIPE,
                 stderr=asyncio.subprocess.PIPE,
                 cwd=cwd,
-                env=given,
+                env=surroundings(env),
                 start_new_session=True,
             )
         except FileNotFoundError as problem:
@@ -57,19 +58,23 @@ class ServerProcess:
         return None if self._told_to_end else self._process.returncode
 
     @property
-    def complaints(self) -> str:
-        """The end of what it wrote to its standard error, and of what it wrote instead of messages."""
-        text = self._complaints.decode("utf-8", "replace").strip()
-        return f"…{text}" if len(self._complaints) >= KEPT_COMPLAINTS else text
+    def complaints(self) -> tuple[bytes, bool]:
+        """The end of what it wrote to its standard error, and of what it wrote instead of messages; nothing is hidden
+        yet. And whether there was more before."""
+        return bytes(self._complaints), self._complained > len(self._complaints)
 
     async def _listen(self) -> None:
         assert self._process.stderr is not None
         while piece := await self._process.stderr.read(65536):
-            self.note(piece)
+            self._keep(piece)
 
     def note(self, said: bytes) -> None:
         """Keep something that explains what is wrong with it, as long as nothing newer does."""
-        self._complaints += said[-KEPT_COMPLAINTS:] if said.endswith(b"\n") else said[-KEPT_COMPLAINTS:] + b"\n"
+        self._keep(said if said.endswith(b"\n") else said + b"\n")
+
+    def _keep(self, said: bytes) -> None:
+        self._complained += len(said)
+        self._complaints += said[-KEPT_COMPLAINTS:]
         del self._complaints[:-KEPT_COMPLAINTS]
 
     async def lines(self) -> AsyncIterator[bytes]:

@@ -8,8 +8,6 @@ from typing import Any
 
 from carrel.errors import ToolCallError
 
-LONGEST_COMPLAINT = 4000
-
 
 def value_of(result: Mapping[str, Any]) -> Any:
     """The value of a `tools/call` result (its JSON form).
@@ -29,13 +27,13 @@ def value_of(result: Mapping[str, Any]) -> Any:
 
 
 def complaint_of(result: Mapping[str, Any]) -> str:
-    """What a result that is an error says, in words."""
+    """What a result that is an error says, in words, however long."""
     blocks: Sequence[Any] = result.get("content") or ()
     texts = [str(block.get("text", "")) for block in blocks if isinstance(block, Mapping)]
     said = "\n".join(text for text in texts if text).strip()
     if not said and result.get("structuredContent") is not None:
         said = json.dumps(result["structuredContent"], ensure_ascii=False)
-    return said[:LONGEST_COMPLAINT] or "it failed, and the server did not say why"
+    return said or "it failed, and the server did not say why"
 
 
 def _part(block: Mapping[str, Any]) -> Any:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from mcp import Client
 
 MOST_PAGES = 200
+LONGEST_COMPLAINT = 4000
 CLOSED, FORGOTTEN = -32000, "Session terminated"
 """How the SDK says that the connection is gone, and that the server does not know it any more."""
 
@@ -128,7 +129,8 @@ class McpServer:
                 raise await self._explained(problem, f"failed in {tool.name}", connection) from None
             answer = result.model_dump(mode="json", by_alias=True, exclude_unset=True)
             if answer.get("isError"):
-                raise ToolCallError(self._secrets.hide(f"{tool.name}: {complaint_of(answer)}"))
+                # Cleared before it is cut: half a secret would not be known for one.
+                raise ToolCallError(f"{tool.name}: {self._secrets.hide(complaint_of(answer))[:LONGEST_COMPLAINT]}")
             return value_of(answer)
         raise AssertionError("unreachable")
 

@@ -20,11 +20,12 @@ LARGEST_ANSWER = 32 * 1024 * 1024
 _SHOWN = 200
 
 Tell = Callable[[str], None]
+Hide = Callable[[bytes], bytes]
 
 
 @contextlib.asynccontextmanager
-async def over_process(process: ServerProcess, gone: Tell) -> AsyncIterator[Any]:
-    """`gone` is told once, in words, when no more will come from it.
+async def over_process(process: ServerProcess, gone: Tell, hide: Hide) -> AsyncIterator[Any]:
+    """`gone` is told once, in words, when no more will come from it; `hide` clears those of what is secret.
 
     The SDK has one of its own; this one bounds what a server can make us hold, and keeps what it complains."""
     import anyio  # noqa: PLC0415 -- comes with the SDK
@@ -35,7 +36,7 @@ async def over_process(process: ServerProcess, gone: Tell) -> AsyncIterator[Any]
     async def hear() -> None:
         why = "it ended"
         try:
-            await _hear(process, heard_in)
+            await _hear(process, heard_in, hide)
         except ToolCallError as problem:
             why = str(problem)
         gone(why)
@@ -62,7 +63,7 @@ async def over_process(process: ServerProcess, gone: Tell) -> AsyncIterator[Any]
             stream.close()
 
 
-async def _hear(process: ServerProcess, heard: Any) -> None:
+async def _hear(process: ServerProcess, heard: Any, hide: Hide) -> None:
     import anyio  # noqa: PLC0415 -- comes with the SDK
     from mcp import types  # noqa: PLC0415 -- a second to load, and not every session has a server
     from mcp.shared.message import SessionMessage  # noqa: PLC0415 -- see above
@@ -75,7 +76,7 @@ async def _hear(process: ServerProcess, heard: Any) -> None:
             process.note(line)
             nonsense += 1
             if nonsense >= MOST_NONSENSE:
-                raise ToolCallError(f"what it writes is no MCP: {_shown(line)}") from None
+                raise ToolCallError(f"what it writes is no MCP: {_shown(hide(line))}") from None
             continue
         nonsense = 0
         method = getattr(message, "method", None)

@@ -1,12 +1,15 @@
 """Pure: what tools and their parameters are called in Python, and which names are near a wrong one."""
 
 import difflib
+import heapq
 import keyword
 import re
 import unicodedata
 from collections.abc import Iterable
 
 _OTHER = re.compile(r"\W+")
+_LONGEST, _MOST = 200, 50
+"""Comparing two names costs the square of their length: no longer ones, and only those that have the most in common."""
 
 
 def python_name(name: str) -> str:
@@ -33,9 +36,12 @@ def python_names(names: Iterable[str]) -> dict[str, str]:
 
 def near(name: str, names: Iterable[str]) -> str:
     """The end of a sentence that says what may have been meant, or what there is; empty when there is nothing."""
-    known = sorted(set(names))
+    name = name[:_LONGEST]
+    known = sorted({other[:_LONGEST] for other in names})
     folded = {other.lower(): other for other in known}
-    found = difflib.get_close_matches(name.lower(), folded, n=3, cutoff=0.6)
+    pairs = _pairs(name.lower())
+    alike = heapq.nlargest(_MOST, folded, key=lambda other: _likeness(pairs, _pairs(other)))
+    found = difflib.get_close_matches(name.lower(), alike, n=3, cutoff=0.6)
     found += [other for other in folded if name and name.lower() in other and other not in found][: 3 - len(found)]
     if found:
         return f"; did you mean {_or([folded[other] for other in found])}?"
@@ -43,6 +49,15 @@ def near(name: str, names: Iterable[str]) -> str:
         return ""
     shown = ", ".join(known[:8])
     return f"; there is {shown}" if len(known) <= 8 else f"; there are {shown} and {len(known) - 8} more"
+
+
+def _pairs(word: str) -> set[str]:
+    """Its letters, two by two."""
+    return {word[at : at + 2] for at in range(max(len(word) - 1, 1))}
+
+
+def _likeness(one: set[str], other: set[str]) -> float:
+    return len(one & other) / (len(one) + len(other))
 
 
 def _or(names: list[str]) -> str:

@@ -55,7 +55,13 @@ class OpenApi:
         try:
             # Large ones take a while, in which others go on.
             return await in_a_thread(
-                lambda: read(parsed(data), fixed=frozenset(fixed), base_url=given.base_url, spec_url=spec_url)
+                lambda: read(
+                    parsed(data),
+                    fixed=frozenset(fixed),
+                    base_url=given.base_url,
+                    spec_url=spec_url,
+                    private=_has_secrets(given),
+                )
             )
         except ConfigurationError as problem:
             raise ConfigurationError(f"{self.name}, spec {given.spec}: {problem}") from None
@@ -91,6 +97,12 @@ class OpenApi:
 
     async def close(self) -> None:
         await self._caller.close()
+
+
+def _has_secrets(given: OpenApiDefinition) -> bool:
+    """Whether it sends what not everybody may have."""
+    filled = any("${" in text for text in (*given.headers.values(), *given.query.values()))
+    return filled or any(name.lower() in ("authorization", "cookie") for name in given.headers)
 
 
 def _wanted(name: str, operations: Sequence[Described], only: Sequence[str]) -> list[Described]:

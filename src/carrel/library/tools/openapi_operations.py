@@ -41,11 +41,19 @@ class Read:
     problems: list[str] = field(default_factory=list)
 
 
-def read(content: Any, *, fixed: frozenset[str], base_url: str | None = None, spec_url: str | None = None) -> Read:
+def read(
+    content: Any,
+    *,
+    fixed: frozenset[str],
+    base_url: str | None = None,
+    spec_url: str | None = None,
+    private: bool = False,
+) -> Read:
     """All operations; `ConfigurationError` when it is no OpenAPI 3 document, or none of them can be used.
 
     `fixed`: names of headers (in small letters) and query parameters that the definition sends itself;
-    `spec_url`: what a relative server is relative to."""
+    `spec_url`: what a relative server is relative to; `private`: what is sent is for one host only, which is the one
+    that `base_url` names, or `spec_url`, or else the first that a document beside the definition does."""
     if not isinstance(content, Mapping):
         raise ConfigurationError("it is no OpenAPI document: an object with openapi and paths is expected")
     version = str(content.get("openapi", ""))
@@ -53,11 +61,17 @@ def read(content: Any, *, fixed: frozenset[str], base_url: str | None = None, sp
         raise ConfigurationError(f"it is Swagger {content['swagger']}; convert it to OpenAPI 3")
     if not re.match(r"3\.[01](\.|$)", version):
         raise ConfigurationError(f"openapi: 3.0 or 3.1 is expected, not {version or 'nothing'!r}")
-    document, found = Document(content), Read()
+    document, found, own = Document(content), Read(), spec_url
     for path, method, item, given in _operations(document, found.problems):
         name = str(given.get("operationId") or f"{method}_{path.strip('/') or 'root'}")
         try:
             address = base_url or _server(content, item, given, spec_url)
+            own = own or address
+            if private and base_url is None and not _same_host(own, address):
+                raise ConfigurationError(
+                    f"servers: it is at {urlsplit(address).netloc}, and the definition's secrets are for "
+                    f"{urlsplit(own).netloc} only; set base_url in the definition if they are to go there"
+                )
             found.operations.append(_described(document, name, path, method, item, given, fixed, address))
         except ConfigurationError as problem:
             found.problems.append(f"{method.upper()} {path}: {problem}")
@@ -268,3 +282,14 @@ def _server(content: Mapping[str, Any], item: Mapping[str, Any], given: Mapping[
     if not known:
         raise ConfigurationError(f"servers: {url!r} does not say where the service is; set base_url in the definition")
     return url
+
+
+def _same_host(one: str, other: str) -> bool:
+    """Whether what is meant for the first may go to the other: the same service, or the same by https."""
+    before, after = urlsplit(one), urlsplit(other)
+    ports = {"http": 80, "https": 443}
+    try:
+        was, now = ((url.scheme, url.hostname, url.port or ports.get(url.scheme)) for url in (before, after))
+    except ValueError:
+        return False  # a port that is none
+    return was == now or (was == ("http", before.hostname, 80) and now == ("https", before.hostname, 443))

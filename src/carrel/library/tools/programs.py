@@ -13,10 +13,13 @@ from typing import Literal, Protocol
 
 from carrel.library.tools.bounded import Bounded
 from carrel.library.tools.seam import Stream
+from carrel.library.tools.surroundings import surroundings
 
 _PIECE = 256 * 1024
 _LAST_PIECES = 8
 """As many as fill the largest pipe, and one more."""
+_KEPT_STDERR = 32 * 1024
+"""Much more than is shown of it: what is secret in it has to be found before it is cut to that."""
 _GRACE = 0.3
 """Seconds between asking a program to end and ending it."""
 _DYING = 5.0
@@ -30,18 +33,23 @@ class Ended:
     exit_code: int
     """As a shell tells it: 128 and the signal's number for one that was killed."""
     stdout: bytes
+    """All of it; of very much, the beginning."""
     stderr: str
-    """The end of it."""
+    """The end of it; what is no UTF-8 is escaped (surrogateescape)."""
     left_out: int = 0
     """Bytes of stdout that were not kept."""
     timed_out: bool = False
+    stdout_end: bytes = b""
+    """What came after those."""
+    stderr_cut: bool = False
+    """Whether there was more of it before."""
 
 
 class Written:
     """What a program writes, as it comes: bounded, and told to whoever wants its output meanwhile."""
 
     def __init__(self, stream: Stream | None = None) -> None:
-        self._stdout, self._stderr = Bounded(), Bounded(64 * 1024)
+        self._stdout, self._stderr = Bounded(), Bounded(2 * _KEPT_STDERR)
         self._say = _Decoded(stream) if stream is not None else None
 
     def add(self, stream: Literal["stdout", "stderr"], data: bytes) -> None:
@@ -59,7 +67,10 @@ class Written:
         """It is over; nothing more comes."""
         if self._say is not None:
             self._say.end()
-        return Ended(exit_code, self._stdout.data(), self._stderr.end(4000), self._stdout.left_out, timed_out)
+        stderr, cut = self._stderr.end(_KEPT_STDERR)
+        out = self._stdout
+        said = stderr.decode("utf-8", "surrogateescape")
+        return Ended(exit_code, out.head, said, out.left_out, timed_out, out.tail, cut)
 
 
 class Runner(Protocol):
@@ -86,13 +97,13 @@ async def run_here(
     timeout: float | None = None,
     stream: Stream | None = None,
 ) -> Ended:
-    """On this machine, as this user; `env` is added to this process's own. Cancelling ends the program."""
+    """On this machine, as this user; it gets `env` and the little that every program does. Cancelling ends it."""
     process = subprocess.Popen(
         argv,
         stdin=subprocess.DEVNULL if stdin is None else subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
-        env={**os.environ, **env} if env else None,
+        env=surroundings(env),
         cwd=os.path.expanduser(cwd) if cwd else None,
         bufsize=0,
         start_new_session=True,

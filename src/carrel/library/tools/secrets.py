@@ -1,17 +1,12 @@
 """What the host's environment holds and nobody inside may see: filled in at the last moment, hidden on the way back."""
 
-import base64
-import json
 import os
 import re
 from collections.abc import Callable, Mapping
-from typing import Any
-from urllib.parse import quote, quote_plus
+from typing import Any, AnyStr
 
 from carrel.errors import ConfigurationError
-
-SHORTEST = 4
-"""What is shorter is no secret, and hiding it would blacken half of every text."""
+from carrel.library.tools.secret_forms import SHORTEST, forms_of
 
 _PLACE = re.compile(r"\$\{([^}]*)\}")
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -27,6 +22,7 @@ class Secrets:
         self._environment = os.environ if environment is None else environment
         self._forms: dict[str, str] = {}
         self._pattern: re.Pattern[str] | None = None
+        self._in_bytes: dict[bytes, bytes] = {}
         self._pattern_bytes: re.Pattern[bytes] | None = None
 
     def fill(self, text: str) -> str:
@@ -50,31 +46,53 @@ class Secrets:
     def _know(self, name: str, value: str) -> None:
         if len(value) < SHORTEST or value in self._forms:
             return
-        encoded = base64.b64encode(value.encode("utf-8", "surrogateescape")).decode().rstrip("=")
-        forms = [
-            value,
-            *map(str, (quote(value, safe=""), quote_plus(value), json.dumps(value)[1:-1], repr(value)[1:-1])),
-        ]
-        for form in (*forms, json.dumps(value, ensure_ascii=False)[1:-1], encoded):
+        for form in forms_of(value):
             self._forms.setdefault(form, f"${{{name}}}")
         # The longest first: one secret may be the beginning of another.
         longest_first = sorted(self._forms, key=len, reverse=True)
         self._pattern = re.compile("|".join(map(re.escape, longest_first)))
-        self._pattern_bytes = re.compile(b"|".join(re.escape(_bytes(form)) for form in longest_first))
+        in_bytes = sorted(
+            ((_bytes(form), _bytes(name)) for form, name in self._forms.items()), key=lambda one: -len(one[0])
+        )
+        self._in_bytes = dict(in_bytes)
+        self._pattern_bytes = re.compile(b"|".join(map(re.escape, self._in_bytes)))
+
+    @property
+    def known(self) -> int:
+        """How many forms of values are known by now; what was cleared when they were fewer may have others in it."""
+        return len(self._forms)
 
     def hide(self, text: str) -> str:
-        """The text with every value that was ever filled in replaced by its name again, however it is written."""
-        return self._pattern.sub(lambda found: self._forms[found[0]], text) if self._pattern else text
+        """The text with every value that was ever filled in replaced by its name again, in all forms that are known."""
+        # Looking for each in turn is many times quicker than an expression of all, and most texts have none.
+        if self._pattern is None or not any(form in text for form in self._forms):
+            return text
+        return self._pattern.sub(lambda found: self._forms[found[0]], text)
+
+    def hide_bytes(self, data: bytes) -> bytes:
+        """The same for bytes."""
+        if self._pattern_bytes is None or not any(form in data for form in self._in_bytes):
+            return data
+        return self._pattern_bytes.sub(lambda found: self._in_bytes[found[0]], data)
+
+    def hide_cut(self, data: bytes, *, start: bool = False, end: bool = False) -> bytes:
+        """The same for what was cut out of something: at a cut, also without what may be a part of a value."""
+        data = self.hide_bytes(data)
+        if start:
+            data = data[max((_rest(data, form) for form in self._in_bytes), default=0) :]
+        if end:
+            data = data[: len(data) - max((_overlap(data, form) for form in self._in_bytes), default=0)]
+        return data
 
     def hide_in(self, value: Any) -> Any:
         """The same for all texts inside data."""
-        if self._pattern is None or self._pattern_bytes is None:
+        if self._pattern is None:
             return value
         match value:
             case str():
                 return self.hide(value)
             case bytes():
-                return self._pattern_bytes.sub(lambda found: _bytes(self._forms[_text(found[0])]), value)
+                return self.hide_bytes(value)
             case dict():
                 return {self.hide_in(key): self.hide_in(item) for key, item in value.items()}
             case list():
@@ -115,16 +133,21 @@ class HidingStream:
             self._say(kept)
 
 
-def _overlap(text: str, form: str) -> int:
+def _overlap(text: AnyStr, form: AnyStr) -> int:
+    """How much of the form's beginning, but not all of it, is the text's end."""
     for length in range(min(len(form) - 1, len(text)), 0, -1):
         if text.endswith(form[:length]):
             return length
     return 0
 
 
+def _rest(data: bytes, form: bytes) -> int:
+    """How much of the form's end, but not all of it, is the data's beginning."""
+    for length in range(min(len(form) - 1, len(data)), 0, -1):
+        if form.endswith(data[:length]):
+            return length
+    return 0
+
+
 def _bytes(text: str) -> bytes:
     return text.encode("utf-8", "surrogateescape")
-
-
-def _text(data: bytes) -> str:
-    return data.decode("utf-8", "surrogateescape")

@@ -88,6 +88,11 @@ for line in sys.stdin:
         }
     elif method == "tools/list" and behaviour == "endless-list":
         result = {"tools": [], "nextCursor": "more"}
+    elif method == "tools/list" and behaviour == "telltale":
+        tale = {"type": "string", "description": f"a tale of {os.environ['TOKEN']}", "default": os.environ["TOKEN"]}
+        schema = {"type": "object", "properties": {"tale": tale}, "required": ["tale"]}
+        padded = f"Tell a tale {'~' * 135} {os.environ['TOKEN']}"
+        result = {"tools": [{"name": "tell", "description": padded, "inputSchema": schema, "outputSchema": schema}]}
     elif method == "tools/list":
         result = {"tools": TOOLS}
     elif method == "tools/call" and params["name"] == "do":
