@@ -37,6 +37,7 @@ from carrel.tasks.dataset import DatasetInfo
 from carrel.tasks.sample import WIRE_FIELDS, Sample
 
 health = APIRouter()
+_VERSION = version("carrel")
 router = APIRouter(dependencies=[Depends(bearer)], responses=PROBLEMS)
 _ANSWERS_AT_ONCE = ("0.1.", "0.2.", "0.3.")
 """Versions of the public client that want a command's output in the answer to it."""
