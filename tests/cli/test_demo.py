@@ -69,7 +69,7 @@ def test_the_tour_fits_a_terminal(at_terminal: Any, columns: int) -> None:
     assert terminal.end() == 0
     lines = re.sub(r"\x1b\[[0-9;]*m", "", terminal.shown).splitlines()
     assert max(len(line.rstrip()) for line in lines) <= columns
-    assert len(lines) < 80
+    assert len(lines) < 95
 
 
 def test_ctrl_c_leaves_nothing_behind(environment: dict[str, str], tmp_path: Path) -> None:

@@ -54,3 +54,11 @@ def test_a_key_is_made_once(new_server: NewServer) -> None:
     assert server.key == first, "the second start made none"
     with server.client() as client:
         assert client.get("/sessions").status_code == 200
+
+
+def test_keys_may_lie_elsewhere(carrel: Carrel, new_server: NewServer, tmp_path: Path) -> None:
+    key = carrel("keys", "add", "ann", "--data", tmp_path / "keys").stdout.strip()
+    server = new_server("--keys", tmp_path / "keys")
+    assert not server.key, "there is one, so none was made"
+    with server.client(key) as client:
+        assert client.get("/sessions").status_code == 200

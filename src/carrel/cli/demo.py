@@ -17,6 +17,7 @@ import carrel
 from carrel.cli import show
 from carrel.cli.demo_session import SessionTour
 from carrel.cli.demo_story import ENDING, MODEL, PROVIDER, STORY, STORY_ID
+from carrel.cli.demo_task import TaskTour
 from carrel.cli.ending import TaskFailed, WrongUsage, waits
 from carrel.cli.telling import Teller
 from carrel.conversation.entries import encode
@@ -36,7 +37,7 @@ async def demo(
 
     A conversation is written by another process, killed in mid-append, recovered, searched, forked, rewound and
     exported to a page. Then an agent's Python calls a tool, saves a workflow and an artifact, installs a package, and
-    survives what would end another."""
+    survives what would end another; and a task is worked on and judged."""
     began = perf_counter()
     if keep is not None and keep.exists() and (not keep.is_dir() or any(keep.iterdir())):
         raise WrongUsage(f"{keep} is there already; --keep wants a new or an empty folder")
@@ -48,6 +49,7 @@ async def demo(
         async with carrel.SessionStore(folder / "sessions") as store:
             await Tour(store, folder, teller).take()
         await SessionTour(folder, teller).take()
+        await TaskTour(folder, teller).take()
     finally:
         if keep is None:
             shutil.rmtree(folder)

@@ -22,6 +22,9 @@ async def serve(
     data: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Keys, sessions and logs. Default: $CARREL_HOME/server.")
     ] = None,
+    keys: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Another folder with the keys. Default: the one of --data.")
+    ] = None,
     datasets: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Default: $CARREL_HOME/datasets, and the demo.")
     ] = None,
@@ -42,7 +45,9 @@ async def serve(
     if mode is None:
         raise WrongUsage(f"--sandbox is {wanted!r}; it can be {', '.join(MODES)}")
     rules = server.Rules(max_sessions=max_sessions, sandbox=mode, network=allow_network, warm=warm)
-    settings = server.ServerSettings(host=host, port=port, data=data, datasets=datasets, cache=cache, rules=rules)
+    settings = server.ServerSettings(
+        host=host, port=port, data=data, keys=keys, datasets=datasets, cache=cache, rules=rules
+    )
 
     def listening(url: str, key: str | None) -> None:
         if as_json:

@@ -35,6 +35,8 @@ class ServerSettings:
     """0 takes one that is free."""
     data: Path | None = None
     """Where keys, sessions and their logs are kept; None is `server` in carrel's own folder."""
+    keys: Path | None = None
+    """Another folder with the keys, for servers that share them; None is the one of `data`."""
     datasets: Path | None = None
     """A folder of datasets; None is carrel's own, and the demo."""
     cache: Path | None = None
@@ -51,8 +53,9 @@ async def serve(settings: ServerSettings, listening: Callable[[str, str | None],
     """Serve until a signal ends it; `listening` is told the address, and the key where one was made."""
     storage = FileStorage(settings.folder)
     settings.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    kept_keys = storage if settings.keys is None else FileStorage(settings.keys)
     try:
-        keys = Keys(storage.store)
+        keys = Keys(kept_keys.store)
         made = await _first_key(keys, settings.host)
         cache = settings.cache or resolve_carrel_home() / "cache"
         desk = FrontDesk(storage, Datasets(settings.datasets), cache.expanduser().absolute(), settings.rules)
@@ -64,6 +67,7 @@ async def serve(settings: ServerSettings, listening: Callable[[str, str | None],
             await desk.open()
             await server.serve(sockets=[line])
     finally:
+        await kept_keys.close()
         await storage.close()
 
 
