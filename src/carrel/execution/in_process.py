@@ -31,7 +31,7 @@ from carrel.execution.executor import (
     Output,
 )
 from carrel.execution.host_line import Record
-from carrel.execution.outcome import Stop, closed_result, failed_result, finished, stopped
+from carrel.execution.outcome import Stop, closed_result, failed_result, finished, misused, stopped
 from carrel.execution.packages import Packages, in_process_packages
 from carrel.execution.pipes import OutputPipe, Sink
 from carrel.execution.settings import InProcessConfig
@@ -175,6 +175,9 @@ class InProcessExecutor:
     async def _run(
         self, code: str, timeout: float | None, stdout: BoundedOutput, stderr: BoundedOutput
     ) -> ExecutionResult:
+        wrong = misused(code, timeout)
+        if wrong is not None:
+            return wrong
         async with self._turn:
             if self._closed:
                 return closed_result()

@@ -7,6 +7,7 @@ from typing import Any, Literal, Protocol
 
 from carrel.execution.executor import ExecutionResult, RunUsage
 from carrel.execution.host_line import Record
+from carrel.execution.settings import is_seconds
 from carrel.worker import values
 
 Why = Literal["timeout", "cancelled"]
@@ -89,6 +90,16 @@ def failed_result(error_type: str, text: str) -> ExecutionResult:
     return ExecutionResult(error=clean(text), error_type=error_type)
 
 
+def misused(code: object, timeout: object) -> ExecutionResult | None:
+    """The result of a run that is asked for with what is no code or no time; None when it can be run."""
+    if not isinstance(code, str):
+        return failed_result("TypeError", f"code is a text (str), and this is {type(code).__name__}")
+    if timeout is not None and not is_seconds(timeout):
+        told = "timeout is a number of seconds, or None for the executor's own"
+        return failed_result("TypeError", f"{told}, and this is {str(timeout)[:100]!r} ({type(timeout).__name__})")
+    return None
+
+
 def finished(record: Record) -> ExecutionResult:
     """What the worker answered; ValueError when that is not what a worker answers."""
     error, kind = record.get("error"), record.get("error_type")
@@ -103,7 +114,7 @@ def finished(record: Record) -> ExecutionResult:
     return ExecutionResult(
         value=values.decode(record.get("value")),
         error=None if error is None else clean(str(error)),
-        error_type=None if error is None else str(kind or "Error"),
+        error_type=None if error is None else clean(str(kind or "Error")),
         display=display,
         usage=spent,
     )

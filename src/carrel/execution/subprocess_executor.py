@@ -19,7 +19,7 @@ from carrel.execution.endings import WorkerDied
 from carrel.execution.executor import CommandResult, ExecutionResult, FileChange, FileEntry, Handler, Output
 from carrel.execution.host_line import Record
 from carrel.execution.live_session import LiveSession
-from carrel.execution.outcome import Stop, closed_result, failed_result, finished, stopped
+from carrel.execution.outcome import Stop, closed_result, failed_result, finished, misused, stopped
 from carrel.execution.packages import Packages, subprocess_packages
 from carrel.execution.settings import SubprocessConfig, path_of, sandbox_mode
 from carrel.execution.streaming import Streaming, streamed
@@ -214,6 +214,9 @@ class SubprocessExecutor:
         stderr: BoundedOutput,
         begun: Callable[[LiveSession], None] | None = None,
     ) -> ExecutionResult:
+        wrong = misused(code, timeout)
+        if wrong is not None:
+            return wrong
         async with self._turn:
             if self._closed:
                 return closed_result()
