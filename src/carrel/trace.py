@@ -22,8 +22,6 @@ Kind = Literal["run", "tool", "workflow", "command", "install", "uninstall"]
 Outcome = Literal["ok", "error", "timeout", "cancelled"]
 _LONGEST = 500
 """Characters kept of a text; the whole of it is where it was said."""
-_SECRET = 10_000
-"""Characters that are looked at beyond those: a secret that is cut in two would not be known as one."""
 _A_MOMENT = 0.05
 """Seconds that lines wait for others, to be written together."""
 
@@ -79,7 +77,8 @@ class Trace:
         self._hide = hide
 
     def begin(self, kind: Kind, name: str, *, parent: Step | None = None, message: str | None = None) -> Step:
-        step = Step(kind, self._hide(_clean(name[: _LONGEST + _SECRET]))[:_LONGEST], parent, message)
+        # Hidden first: a secret that is cut in two would not be known as one.
+        step = Step(kind, self._hide(_clean(name))[:_LONGEST], parent, message)
         for watcher in self._watchers:
             watcher.begun(step)
         return step
@@ -88,7 +87,7 @@ class Trace:
         step.duration = time.perf_counter() - step.began
         step.outcome = step.outcome or "ok"
         if step.error is not None:
-            step.error = self._hide(_clean(step.error[-_LONGEST - _SECRET :]))[-_LONGEST:]
+            step.error = self._hide(_clean(step.error))[-_LONGEST:]
         for watcher in self._watchers:
             watcher.ended(step)
 
@@ -180,7 +179,7 @@ def _record(step: Step) -> bytes:
         return orjson.dumps(line, default=str)
     except TypeError:
         # A number of more than 64 bits, or a text that no file takes: facts may come from inside.
-        told = {name: _clean(repr(value))[:_LONGEST] for name, value in step.facts.items()}
+        told = {name: _clean(safe_repr(value, _LONGEST)) for name, value in step.facts.items()}
         return orjson.dumps(line | told, default=str)
 
 

@@ -9,6 +9,7 @@ from carrel.execution.executor import ExecutionResult, RunUsage
 from carrel.execution.host_line import Record
 from carrel.execution.settings import is_seconds
 from carrel.worker import values
+from carrel.worker.reprs import safe_repr
 
 Why = Literal["timeout", "cancelled"]
 _AGAIN = 0.1
@@ -96,7 +97,7 @@ def misused(code: object, timeout: object) -> ExecutionResult | None:
         return failed_result("TypeError", f"code is a text (str), and this is {type(code).__name__}")
     if timeout is not None and not is_seconds(timeout):
         told = "timeout is a number of seconds, or None for the executor's own"
-        return failed_result("TypeError", f"{told}, and this is {str(timeout)[:100]!r} ({type(timeout).__name__})")
+        return failed_result("TypeError", f"{told}, and this is {safe_repr(timeout, 100)}")
     return None
 
 
