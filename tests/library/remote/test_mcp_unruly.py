@@ -243,3 +243,15 @@ async def test_complaints_that_are_cut_have_no_rest_of_a_secret(unruly: Make) ->
         with pytest.raises(ToolCallError, match="~~~") as failed:
             await server.definitions()
         assert key[-5:] not in str(failed.value)
+
+
+@pytest.mark.parametrize("what", ["leave", "daemon"])
+async def test_what_left_the_servers_group_ends_with_it(unruly: Make, what: str) -> None:
+    server, other = unruly(), unruly()
+    gone, stays = int(await server.call(DO, {"what": what})), int(await other.call(DO, {"what": what}))
+    assert os.getsid(gone) != os.getsid(await pid_of(server))
+    await server.close()
+    await until(lambda: not alive(gone))
+    assert alive(stays)
+    await other.close()
+    await until(lambda: not alive(stays))

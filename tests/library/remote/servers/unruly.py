@@ -51,6 +51,10 @@ def do(what: str, asked: object) -> dict[str, object] | None:
     if what == "spawn":
         child = subprocess.Popen(["sleep", "3600"], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
         return text(str(child.pid))
+    if what in ("leave", "daemon"):
+        leaving = ["setsid", "sleep", "3600"] if what == "leave" else ["sh", "-c", "setsid sleep 3600 & echo $!"]
+        child = subprocess.Popen(leaving, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE)
+        return text(str(child.pid) if what == "leave" else child.stdout.readline().decode())
     if what == "flood":
         while True:
             say({"method": "notifications/message", "params": {"level": "info", "data": "x" * 1000}})
