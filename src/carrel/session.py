@@ -15,7 +15,7 @@ from uuid import uuid4
 from carrel.conversation.conversation import Conversation, ConversationStorage
 from carrel.conversation.session_info import SessionInfo
 from carrel.conversation.store import SessionStore
-from carrel.errors import CarrelError, ExecutorClosed, ToolCallError
+from carrel.errors import ExecutorClosed, ToolCallError
 from carrel.execution.executor import (
     RUN_OUTPUT,
     CommandResult,
@@ -282,7 +282,7 @@ class Session:
         if not self._started:
             try:
                 await self.start()
-            except (CarrelError, OSError) as problem:
+            except Exception as problem:  # noqa: BLE001 -- whatever keeps it from starting, a run has a result
                 return closed_result() if self._closed else failed_result(type(problem).__name__, str(problem))
         return None
 

@@ -14,6 +14,7 @@ import orjson
 
 from carrel.errors import CarrelError
 from carrel.storage.seam import Store
+from carrel.worker.reprs import safe_repr
 
 logger = logging.getLogger(__name__)
 
@@ -76,7 +77,8 @@ class Trace:
         self._hide = hide
 
     def begin(self, kind: Kind, name: str, *, parent: Step | None = None, message: str | None = None) -> Step:
-        step = Step(kind, self._hide(name[:_LONGEST]), parent, message)
+        # Hidden first: a secret that is cut in two would not be known as one.
+        step = Step(kind, self._hide(_clean(name))[:_LONGEST], parent, message)
         for watcher in self._watchers:
             watcher.begun(step)
         return step
@@ -85,7 +87,7 @@ class Trace:
         step.duration = time.perf_counter() - step.began
         step.outcome = step.outcome or "ok"
         if step.error is not None:
-            step.error = self._hide(step.error)[-_LONGEST:]
+            step.error = self._hide(_clean(step.error))[-_LONGEST:]
         for watcher in self._watchers:
             watcher.ended(step)
 
@@ -173,7 +175,17 @@ def _record(step: Step) -> bytes:
         line["sizes"] = step.sizes
     if step.facts:
         line.update(step.facts)
-    return orjson.dumps(line, default=str)
+    try:
+        return orjson.dumps(line, default=str)
+    except TypeError:
+        # A number of more than 64 bits, or a text that no file takes: facts may come from inside.
+        told = {name: _clean(safe_repr(value, _LONGEST)) for name, value in step.facts.items()}
+        return orjson.dumps(line | told, default=str)
+
+
+def _clean(text: str) -> str:
+    """Without lone surrogates, which JSON does not take."""
+    return text if text.isascii() else text.encode("utf-8", "replace").decode("utf-8")
 
 
 def size_of(value: Any) -> int:
@@ -183,4 +195,4 @@ def size_of(value: Any) -> int:
     try:
         return len(orjson.dumps(value, default=str, option=orjson.OPT_NON_STR_KEYS))
     except (TypeError, ValueError):
-        return len(repr(value))
+        return len(safe_repr(value))

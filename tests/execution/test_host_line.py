@@ -14,6 +14,7 @@ import pytest
 from carrel.execution.host_line import HostLine, Record
 from carrel.execution.settings import SubprocessConfig
 from carrel.execution.subprocess_executor import SubprocessExecutor
+from carrel.worker.line import LineBroken
 from tests.execution.processes import descriptors
 
 
@@ -173,3 +174,22 @@ async def test_a_forged_answer_is_a_value_at_worst() -> None:
         assert result.value == b"hi" or result.error_type == "Crashed"
         await executor.run("1")
         assert (await executor.run("1 + 1")).value == 2
+
+
+async def test_an_end_that_never_reads_is_broken_before_much_waits_for_it(heard: Heard) -> None:
+    sent = 0
+    while not heard.reasons and sent < 100_000:
+        heard.line.send({"op": "answer", "call": sent})
+        sent += 1
+    assert "records were not read" in heard.reasons[0]
+    assert heard.line.closed
+    heard.line.send({"op": "answer", "call": sent})
+    assert len(heard.reasons) == 1
+
+
+async def test_a_record_of_odd_text_that_is_too_long_breaks_nothing(heard: Heard) -> None:
+    """What is written the other way, because of a lone surrogate, has the same limit and the same error."""
+    with pytest.raises(LineBroken, match="longer than the line takes"):
+        heard.line.send({"code": "\ud800" + "x" * (65 * 1024 * 1024)})
+    heard.line.send({"code": "1"})
+    assert heard.peer.recv(100) == framed(b'{"code":"1"}')

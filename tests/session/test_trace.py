@@ -86,3 +86,25 @@ async def test_steps_are_spans_where_open_telemetry_is_set_up(tmp_path: Path) ->
 async def test_a_session_in_memory_leaves_nothing() -> None:
     async with Session(MemoryStorage()) as session:
         assert (await session.run("artifacts.save('a', 1)\nartifacts.load('a')")).value == 1
+
+
+async def test_texts_that_no_file_takes_are_in_it_without_what_is_wrong(session: Session) -> None:
+    assert (await session.run("x = '\ud83d'")).error_type == "UnicodeEncodeError"
+    assert [item async for item in session.stream("y = '\ud83d'")]
+    assert (await session.execute_command("echo '\ud83d'")).exit_code != 0
+    assert (await session.run("raise ValueError(chr(0xd83d))")).error is not None
+    assert (await session.run("1")).value == 1
+    names = [line["name"] for line in await session.trace()]
+    assert names[:3] == ["x = '?'", "y = '?'", "echo '?'"]
+    assert names[-1] == "1"
+
+
+async def test_a_secret_at_the_edge_of_what_is_kept_is_not_in_it(
+    open_session: Open, base: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("EDGE_TOKEN", "sk-at-the-very-edge-0123456789")
+    (base / "tools" / "edge.yaml").write_text('name: edge\ncommand: "true"\nenv: {T: "${EDGE_TOKEN}"}\n')
+    session = await open_session()
+    await session.run("tools.edge()")
+    await session.run("#" * 480 + "sk-at-the-very-edge-0123456789")
+    assert "sk-at-the" not in str(await session.trace())

@@ -33,7 +33,7 @@ from carrel.execution.executor import (
     Output,
 )
 from carrel.execution.host_line import Record
-from carrel.execution.outcome import Stop, closed_result, failed_result, finished, not_runnable, stopped
+from carrel.execution.outcome import Stop, closed_result, failed_result, finished, misused, stopped
 from carrel.execution.packages import Packages, in_process_packages
 from carrel.execution.pipes import OutputPipe, Sink
 from carrel.execution.settings import InProcessConfig
@@ -177,11 +177,12 @@ class InProcessExecutor:
     async def _run(
         self, code: str, timeout: float | None, stdout: BoundedOutput, stderr: BoundedOutput
     ) -> ExecutionResult:
+        wrong = misused(code, timeout)
+        if wrong is not None:
+            return wrong
         async with self._turn:
             if self._closed:
                 return closed_result()
-            if (refusal := not_runnable(code, timeout)) is not None:
-                return refusal
             try:
                 thread = await self._started()
             except (CarrelError, OSError) as problem:

@@ -7,7 +7,9 @@ from typing import Any, Literal, Protocol
 
 from carrel.execution.executor import ExecutionResult, RunUsage
 from carrel.execution.host_line import Record
+from carrel.execution.settings import is_seconds
 from carrel.worker import values
+from carrel.worker.reprs import safe_repr
 
 Why = Literal["timeout", "cancelled"]
 _AGAIN = 0.1
@@ -89,12 +91,13 @@ def failed_result(error_type: str, text: str) -> ExecutionResult:
     return ExecutionResult(error=clean(text), error_type=error_type)
 
 
-def not_runnable(code: object, timeout: object) -> ExecutionResult | None:
-    """A result that says so when the code is no text, or the time no number of seconds; no worker is asked then."""
+def misused(code: object, timeout: object) -> ExecutionResult | None:
+    """The result of a run that is asked for with what is no code or no time; None when it can be run."""
     if not isinstance(code, str):
-        return failed_result("TypeError", f"code is a text (str), not {type(code).__name__}")
-    if timeout is not None and not isinstance(timeout, int | float):
-        return failed_result("TypeError", f"timeout is a number of seconds, or None, not {type(timeout).__name__}")
+        return failed_result("TypeError", f"code is a text (str), and this is {type(code).__name__}")
+    if timeout is not None and not is_seconds(timeout):
+        told = "timeout is a number of seconds, or None for the executor's own"
+        return failed_result("TypeError", f"{told}, and this is {safe_repr(timeout, 100)}")
     return None
 
 
@@ -112,7 +115,7 @@ def finished(record: Record) -> ExecutionResult:
     return ExecutionResult(
         value=values.decode(record.get("value")),
         error=None if error is None else clean(str(error)),
-        error_type=None if error is None else str(kind or "Error"),
+        error_type=None if error is None else clean(str(kind or "Error")),
         display=display,
         usage=spent,
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -85,6 +86,12 @@ class ExecutorSettings:
     def __post_init__(self) -> None:
         if isinstance(self.deps, str):
             raise ConfigurationError(f"deps is {self.deps!r}; it is a list of requirements, as in [{self.deps!r}]")
+        if self.default_timeout is not None and not is_seconds(self.default_timeout):
+            raise ConfigurationError(
+                f"the timeout is {self.default_timeout!r}; it is a number of seconds, or None for no limit"
+            )
+        if not is_seconds(self.grace):
+            raise ConfigurationError(f"grace is {self.grace!r}; it is a number of seconds")
         _set(self, "deps", tuple(self.deps))
         for name in ("tools_path", "deps_file", "wheelhouse", "base", "workspace"):
             _set(self, name, path_of(getattr(self, name)))
@@ -143,6 +150,8 @@ class SubprocessConfig(ExecutorSettings):
         _set(self, "preload", tuple(self.preload))
         if self.sandbox is not None and self.sandbox not in MODES:
             raise ConfigurationError(f"sandbox is {self.sandbox!r}; it can be {', '.join(MODES)}")
+        if not is_seconds(self.startup_timeout):
+            raise ConfigurationError(f"startup_timeout is {self.startup_timeout!r}; it is a number of seconds")
         if self.workspace_mode not in ("overlay", "rw", "ro"):
             raise ConfigurationError(f"workspace_mode is {self.workspace_mode!r}; it can be overlay, rw or ro")
         if not isinstance(self.limits, Limits):
@@ -176,6 +185,16 @@ class InProcessConfig(ExecutorSettings):
 
     default_timeout: float | None = 30.0
     """Seconds a run may take when it names none; None is no limit."""
+
+
+def is_seconds(given: object) -> bool:
+    """Whether it is a length of time: a number, also infinity, and not NaN."""
+    if not isinstance(given, int | float) or isinstance(given, bool):
+        return False
+    try:
+        return not math.isnan(given)
+    except OverflowError:  # an integer beyond all floats
+        return False
 
 
 def path_of(given: Path | str | None) -> Path | None:

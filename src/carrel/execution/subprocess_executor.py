@@ -27,7 +27,7 @@ from carrel.execution.executor import (
 )
 from carrel.execution.host_line import Record
 from carrel.execution.live_session import LiveSession
-from carrel.execution.outcome import Stop, closed_result, failed_result, finished, not_runnable, stopped
+from carrel.execution.outcome import Stop, closed_result, failed_result, finished, misused, stopped
 from carrel.execution.packages import Packages, subprocess_packages
 from carrel.execution.settings import SubprocessConfig, path_of, sandbox_mode
 from carrel.execution.streaming import Streaming, streamed
@@ -222,11 +222,12 @@ class SubprocessExecutor:
         stderr: BoundedOutput,
         begun: Callable[[LiveSession], None] | None = None,
     ) -> ExecutionResult:
+        wrong = misused(code, timeout)
+        if wrong is not None:
+            return wrong
         async with self._turn:
             if self._closed:
                 return closed_result()
-            if (refusal := not_runnable(code, timeout)) is not None:
-                return refusal
             try:
                 session = await self._started()
             except (CarrelError, OSError) as problem:

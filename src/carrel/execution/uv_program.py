@@ -53,7 +53,7 @@ async def output(command: list[str], folder: str | None = None) -> bytes:
         raise
     if process.returncode != 0:
         said = errors.decode("utf-8", "replace").strip() or out.decode("utf-8", "replace").strip()
-        words = [os.path.basename(command[0]), *(word for word in command[1:4] if not word.startswith("-"))][:3]
+        words = [os.path.basename(command[0]), *(word for word in command[1:4] if word.isalpha())]
         raise EnvironmentFailed(f"{' '.join(words)} failed: {said[-_MOST_SAID:]}")
     return out
 

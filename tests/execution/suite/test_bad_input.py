@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
+import gc
+from typing import Any
+
 import pytest
 
-from carrel.execution.executor import Executor
+from carrel.errors import ConfigurationError
+from carrel.execution.executor import ExecutionResult, Executor
+from carrel.execution.settings import InProcessConfig, SubprocessConfig
+from tests.execution.conftest import Start
 
 CODES = {
     "NUL bytes": "x = 1\0",
@@ -69,3 +76,48 @@ async def test_code_longer_than_a_record(executor: Executor, executor_kind: str)
     result = await executor.run("#" + "x" * (65 * 1024 * 1024))
     assert result.is_ok if executor_kind == "in-process" else "longer than the line takes" in (result.error or "")
     assert (await executor.run("1 + 1")).value == 2
+
+
+@pytest.mark.parametrize(
+    ("code", "timeout", "said"),
+    [
+        (b"1", None, "code is a text (str), and this is bytes"),
+        (5, None, "and this is int"),
+        (None, None, "and this is NoneType"),
+        ("1", "a", "timeout is a number of seconds"),
+        ("1", float("nan"), "timeout is a number of seconds"),
+        ("1", True, "timeout is a number of seconds"),
+        pytest.param("1", 10**5000, "timeout is a number of seconds", id="beyond all floats"),
+    ],
+)
+async def test_what_is_no_code_or_no_time(executor: Executor, code: Any, timeout: Any, said: str) -> None:
+    results = [await executor.run(code, timeout), *[item async for item in executor.stream(code, timeout)]]
+    for result in results:
+        assert isinstance(result, ExecutionResult)
+        assert (result.error_type, result.state) == ("TypeError", "kept")
+        assert said in (result.error or "")
+    assert (await executor.run("1 + 1", float("inf"))).value == 2
+
+
+@pytest.mark.parametrize("config", [SubprocessConfig, InProcessConfig])
+@pytest.mark.parametrize("field", ["default_timeout", "grace"])
+@pytest.mark.parametrize("value", ["x", "5", float("nan"), b"1"])
+def test_times_are_looked_at_when_they_are_set(config: Any, field: str, value: object) -> None:
+    with pytest.raises(ConfigurationError, match="it is a number of seconds"):
+        config(**{field: value})
+
+
+async def test_nothing_is_said_of_answers_that_nobody_waits_for(start: Start) -> None:
+    said: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda loop, context: said.append(context))
+    executor = start()
+    await executor.run("#" + "x" * (65 * 1024 * 1024))
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(executor.exec("sleep 600"), 0.2)
+    waiting = asyncio.ensure_future(executor.run("import time\ntime.sleep(600)"))
+    await asyncio.sleep(0.2)
+    await executor.close()
+    assert (await waiting).error_type == "Closed"
+    gc.collect()
+    await asyncio.sleep(0)
+    assert said == []

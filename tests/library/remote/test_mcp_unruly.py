@@ -44,6 +44,7 @@ async def test_a_banner_before_the_first_message_is_passed_over(unruly: Make) ->
         ("silent", r"the MCP server odd did not start: it did not introduce itself within 1 s"),
         ("babbles", r"the MCP server odd did not start: what it writes is no MCP: 'Welcome to my server!'"),
         ("endless-list", r"its list of tools does not end after 200 pages"),
+        ("deep-list", r"odd did not say what it has: its answer is no MCP result"),
     ],
 )
 async def test_a_server_that_does_not_start_says_why(unruly: Make, behaviour: str, complaint: str) -> None:
@@ -51,7 +52,7 @@ async def test_a_server_that_does_not_start_says_why(unruly: Make, behaviour: st
     with pytest.raises(ToolCallError, match=complaint):
         await server.definitions()
     # A call says the same, and is not kept waiting for more than its own time.
-    if behaviour != "endless-list":
+    if "list" not in behaviour:
         with pytest.raises(ToolCallError, match=complaint):
             await server.call(ECHO, {"text": "hi"})
 
@@ -83,6 +84,9 @@ async def test_a_program_that_is_not_there_is_named(unruly: Make, tmp_path: Path
         ("endless", r"odd failed in odd\.do: it wrote a line of more than 32 MiB"),
         ("flood", r"odd failed in odd\.do: it sent 20000 messages that answer nothing"),
         ("nonsense", r"odd failed in odd\.do: its answer is no MCP result: content: Input should be a valid list"),
+        ("null", r"odd failed in odd\.do: its answer is no MCP result: Input should be"),
+        ("deep", r"odd failed in odd\.do: its answer is no MCP result: .*recursion limit"),
+        ("deeper", r"odd failed in odd\.do: its answer is no MCP result: .*recursion limit"),
     ],
 )
 async def test_a_server_that_fails_in_a_call_says_how_and_the_next_call_works(
@@ -93,8 +97,9 @@ async def test_a_server_that_fails_in_a_call_says_how_and_the_next_call_works(
     with pytest.raises(ToolCallError, match=complaint):
         await server.call(Tool(name="odd.do", timeout=100), {"what": what})
     after = await pid_of(server)
-    assert (after == before) == (what == "nonsense")
-    assert alive(before) == (what == "nonsense")
+    stays = what in ("nonsense", "null", "deep", "deeper")
+    assert (after == before) == stays
+    assert alive(before) == stays
 
 
 async def test_a_server_that_hangs_is_ended_and_started_again(unruly: Make) -> None:
@@ -238,3 +243,15 @@ async def test_complaints_that_are_cut_have_no_rest_of_a_secret(unruly: Make) ->
         with pytest.raises(ToolCallError, match="~~~") as failed:
             await server.definitions()
         assert key[-5:] not in str(failed.value)
+
+
+@pytest.mark.parametrize("what", ["leave", "daemon"])
+async def test_what_left_the_servers_group_ends_with_it(unruly: Make, what: str) -> None:
+    server, other = unruly(), unruly()
+    gone, stays = int(await server.call(DO, {"what": what})), int(await other.call(DO, {"what": what}))
+    assert os.getsid(gone) != os.getsid(await pid_of(server))
+    await server.close()
+    await until(lambda: not alive(gone))
+    assert alive(stays)
+    await other.close()
+    await until(lambda: not alive(stays))

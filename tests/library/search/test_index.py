@@ -9,7 +9,7 @@ import numpy
 import pytest
 
 from carrel.library.search import Entry, Hit, Index
-from carrel.library.search.index import meaning_of
+from carrel.library.search.index import LONGEST_QUERY, meaning_of
 from carrel.meaning import plain_embedder
 from carrel.storage.memory_store import MemoryStore
 from carrel.storage.seam import Store
@@ -304,3 +304,35 @@ async def test_the_cache_does_not_grow_for_ever(place: Place) -> None:
 )
 def test_what_an_entry_means(entry: Entry, text: str) -> None:
     assert meaning_of(entry) == text
+
+
+async def test_a_question_of_millions_of_words_is_looked_for_in_part() -> None:
+    topics = Topics()
+    index = Index(None, "search/x", topics)
+    index.update([*ENTRIES, Entry("huge", "huge", "w " * 1_000_000)])
+    await index.ready()
+    topics.texts.clear()
+    hits = await index.search("crop image " + "word " * 4_000_000)
+    assert hits[0].key == "crop"
+    assert [len(text) <= LONGEST_QUERY for text in topics.texts] == [True]
+
+
+async def test_a_long_description_is_taken_in_part() -> None:
+    topics = Topics()
+    index = Index(None, "search/x", topics)
+    index.update([Entry("huge", "huge", "first " + "w " * 7_000_000 + "last")])
+    assert [hit.key for hit in await index.search("first")] == ["huge"]
+    await index.ready()
+    assert max(map(len, topics.texts)) < 3000
+
+
+async def test_others_have_their_turn_while_many_entries_are_indexed() -> None:
+    index = Index(None, "search/x", None)
+    index.update(Entry(f"e{number}", f"entry {number}", f"{number} " * 200) for number in range(2000))
+    search = asyncio.create_task(index.search("1999"))
+    turns = 0
+    while not search.done():
+        await asyncio.sleep(0)
+        turns += 1
+    assert turns > 5
+    assert search.result()[0].key == "e1999"

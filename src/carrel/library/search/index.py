@@ -1,5 +1,7 @@
 """Finds tools, workflows and artifacts by what they are called, what they say of themselves, and what they mean."""
 
+import asyncio
+import time
 from collections.abc import Iterable
 from typing import Literal, NamedTuple
 
@@ -16,6 +18,12 @@ LEAST_NEARNESS = 0.15
 PATIENCE = 1.5
 """Seconds a search waits for vectors that are being loaded or made; then it goes by those that are there."""
 
+LONGEST_QUERY = 2000
+"""Characters of a question that are looked for: its work is done in one piece, and nobody can stop it."""
+
+_LONGEST_FIELD, _LONGEST_MEANING = 20_000, 2000
+_TURN = 0.02
+"""Seconds after which indexing lets others go on."""
 _NEAREST = 100
 _TEXT = 200
 
@@ -50,6 +58,8 @@ class Index:
         self._patience = patience
         self._given: dict[str, Entry] = {}
         self._entries: dict[str, Entry] = {}
+        self._missing: dict[str, None] = {}
+        """Keys whose words are not indexed as they are now."""
         self._words = WordIndex()
         self._meanings = Meanings(store, place, embedder)
 
@@ -59,14 +69,15 @@ class Index:
 
     async def ready(self) -> None:
         """Wait until everything can be found by its meaning too, however long that takes."""
-        self._take()
+        await self._take()
         await self._meanings.settle()
 
     async def search(self, query: str, limit: int = 10) -> list[Hit]:
         """The entries that answer best, the best first; none when nothing has to do with it.
 
-        Any text is a question, and none is an error."""
-        self._take()
+        Any text is a question, and none is an error; what it says beyond 2,000 characters is not looked for."""
+        query = query[:LONGEST_QUERY]
+        await self._take()
         if limit < 1 or not self._entries:
             return []
         await self._meanings.settle(self._patience)
@@ -78,24 +89,32 @@ class Index:
         """Stop what is going on in the background; twice is harmless, and it is usable again."""
         await self._meanings.close()
 
-    def _take(self) -> None:
-        before, now = self._entries, self._given
-        if before is now:
-            return
-        changed = [key for key, entry in now.items() if before.get(key) != entry]
-        gone = before.keys() - now.keys()
-        self._entries = now
-        for key in gone:
+    async def _take(self) -> None:
+        """Index what changed; thousands take a while, in which others go on, and may give other entries."""
+        while self._entries is not self._given:
+            before, now = self._entries, self._given
+            changed = [key for key, entry in now.items() if before.get(key) != entry]
+            gone = before.keys() - now.keys()
+            self._entries = now
+            self._missing |= dict.fromkeys((*gone, *changed))
+            if changed or gone:
+                self._meanings.want({key: meaning_of(entry) for key, entry in now.items()})
+        until = time.monotonic() + _TURN
+        while self._missing:
+            key = next(iter(self._missing))
+            self._missing.pop(key, None)
             self._words.remove(key)
-        for key in changed:
-            self._words.put(key, now[key]._asdict())
-        if changed or gone:
-            self._meanings.want({key: meaning_of(entry) for key, entry in now.items()})
+            if key in self._entries:
+                fields = {name: text[:_LONGEST_FIELD] for name, text in self._entries[key]._asdict().items()}
+                self._words.put(key, fields)
+            if time.monotonic() > until:
+                await asyncio.sleep(0)
+                until = time.monotonic() + _TURN
 
 
 def meaning_of(entry: Entry) -> str:
     """The text by which an entry is found by meaning: its name as words, what it says of itself, and a little more."""
     more = entry.text.strip().removeprefix(entry.description.strip()).strip()[:_TEXT]
-    said = " ".join(filter(None, (entry.description.strip(), more)))
+    said = " ".join(filter(None, (entry.description.strip()[:_LONGEST_MEANING], more)))
     name = " ".join(spelled(entry.name))
     return f"{name}: {said}" if said else name

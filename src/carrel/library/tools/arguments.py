@@ -1,18 +1,27 @@
-"""Pure: what code called with, checked against the tool's schema before anything runs."""
+"""What code called with, checked against the tool's schema before anything runs."""
 
 import datetime
 import decimal
 import enum
+import itertools
 import re
+import sys
 import uuid
 from collections.abc import Mapping, Sequence
+from contextvars import ContextVar
+from dataclasses import dataclass
 from typing import Any
 
 from carrel.errors import ToolCallError
 from carrel.library.tools.names import near, python_name
+from carrel.library.tools.patterns import Expressions, TooSlow
 from carrel.library.tools.seam import Tool
 
-_MOST_TOLD = 3
+_MOST_TOLD, _MOST_ERRORS = 3, 50
+_LEAST_STEPS, _STEPS = 20_000, 200
+"""References that a check may follow: so many, and so many more for each part of the arguments."""
+_LONG = 5000
+"""Parts of arguments that are checked in an instant."""
 _ELSEWHERE = {"patternProperties", "allOf", "anyOf", "oneOf", "$ref", "if", "dependentSchemas", "propertyNames"}
 """Where a schema may know more names than its own properties."""
 _PYTHON = {"string": "str", "integer": "int", "number": "float", "boolean": "bool", "array": "list", "object": "dict"}
@@ -44,6 +53,7 @@ class Checker:
         self._required = [name for name in required if isinstance(name, str)] if isinstance(required, list) else []
         self._closed = _is_closed(tool.parameters)
         self._validator: Any = None
+        self._has_patterns: bool | None = None
 
     def checked(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
         """The arguments as plain data; `ToolCallError` names each one that is missing, unknown or wrong."""
@@ -83,22 +93,106 @@ class Checker:
         import referencing.exceptions  # noqa: PLC0415
 
         if self._validator is None:
-            kind = jsonschema.validators.validator_for(self.tool.parameters, jsonschema.Draft202012Validator)
-            # A registry of our own, empty: nothing is ever fetched because a schema refers to it.
-            self._validator = kind(dict(self.tool.parameters), registry=referencing.Registry())
+            self._validator = _validator(self.tool.parameters)
         try:
-            errors = sorted(self._validator.iter_errors(given), key=lambda error: list(map(str, error.absolute_path)))
+            with Expressions() as expressions:
+                check = _CHECK.set(_Check(expressions, _LEAST_STEPS + _STEPS * size_of(given)))
+                try:
+                    errors = list(itertools.islice(self._validator.iter_errors(given), _MOST_ERRORS))
+                finally:
+                    _CHECK.reset(check)
+        except TooSlow as problem:
+            return [f"it takes too long to find out whether an argument matches {str(problem)[:80]!r}; send less"]
         except (
             referencing.exceptions.Unresolvable,
             jsonschema.SchemaError,
             re.error,
             TypeError,
             AttributeError,
+            _Boundless,
         ) as bad:
             # Whoever has the tool wrote a schema that nobody can use; it will have to check by itself.
             del bad
             return []
+        errors.sort(key=lambda error: list(map(str, error.absolute_path)))
         return list(dict.fromkeys(_told(jsonschema.exceptions.best_match([error])) for error in errors))
+
+    def takes_long(self, arguments: Mapping[str, Any]) -> bool:
+        """Whether checking them may take so long that it should be done aside."""
+        if self._has_patterns is None:
+            self._has_patterns = "'pattern'" in repr(self.tool.parameters)
+        return "jsonschema" not in sys.modules or self._has_patterns or size_of(arguments, _LONG) >= _LONG
+
+
+@dataclass
+class _Check:
+    """One check under way."""
+
+    expressions: Expressions
+    left: int
+    """References that may still be followed: they can lead to millions of ways through a small schema."""
+
+
+class _Boundless(Exception):
+    """Too many references."""
+
+
+_CHECK: ContextVar[_Check] = ContextVar("carrel_check")
+
+
+def _validator(schema: Mapping[str, Any]) -> Any:
+    """One that follows no reference out of the schema, and neither references nor expressions without end."""
+    import jsonschema  # noqa: PLC0415 - see above
+    import referencing  # noqa: PLC0415
+
+    kind = jsonschema.validators.validator_for(schema, jsonschema.Draft202012Validator)
+
+    def counted(rule: Any) -> Any:
+        def follow(validator: Any, reference: Any, instance: Any, part: Any) -> Any:
+            check = _CHECK.get()
+            check.left -= 1
+            if check.left < 0:
+                raise _Boundless
+            return rule(validator, reference, instance, part)
+
+        return follow
+
+    def pattern(validator: Any, wanted: Any, instance: Any, part: Any) -> Any:
+        if isinstance(instance, str) and not _CHECK.get().expressions.found(wanted, instance):
+            yield jsonschema.ValidationError(f"{instance[:100]!r} does not match {wanted!r}")
+
+    def unless_by_pattern(rule: Any) -> Any:
+        def check(validator: Any, wanted: Any, instance: Any, part: Any) -> Any:
+            return () if "patternProperties" in part else rule(validator, wanted, instance, part)
+
+        return check
+
+    rules = {name: counted(rule) for name, rule in kind.VALIDATORS.items() if name in ("$ref", "$dynamicRef")}
+    rules |= {"pattern": pattern}
+    # Names of properties are not tried on expressions: those that a schema allows in this way are let through.
+    rules |= {"patternProperties": lambda *_: ()}
+    for name in ("additionalProperties", "unevaluatedProperties"):
+        if name in kind.VALIDATORS:
+            rules[name] = unless_by_pattern(kind.VALIDATORS[name])
+    # A registry of our own, empty: nothing is ever fetched because a schema refers to it.
+    extend: Any = jsonschema.validators.extend
+    return extend(kind, rules)(dict(schema), registry=referencing.Registry())
+
+
+def size_of(value: Any, most: int = 10_000_000) -> int:
+    """About how many parts data has, long texts counted as many; counting ends at `most`."""
+    size, left = 0, [value]
+    while left and size < most:
+        one = left.pop()
+        size += 1
+        match one:
+            case str() | bytes():
+                size += len(one) // 1000
+            case Mapping():
+                left += one.values()
+            case list() | tuple():
+                left += one
+    return size
 
 
 def _is_closed(schema: Mapping[str, Any]) -> bool:

@@ -146,9 +146,9 @@ class Tools:
         hiding = self._secrets.hiding(stream) if stream is not None else None
         try:
             source, tool = await self._found(name)
-            given = source.checked(tool, bound(tool, args, arguments or {}))
+            given = await source.checked(tool, bound(tool, args, arguments or {}))
             if self._approval.wanted(tool):
-                given = source.checked(tool, await self._approval.of(tool, given))
+                given = await source.checked(tool, await self._approval.of(tool, given))
             async with self._slots:
                 return self._secrets.hide_in(await _called(source.provider, tool, given, hiding))
         except CarrelError as problem:

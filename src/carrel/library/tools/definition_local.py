@@ -1,5 +1,6 @@
 """Definitions of tools that run here: programs with their options and recipes, and modules of Python functions."""
 
+import re
 import shlex
 from functools import cached_property
 from typing import Annotated, Any, Literal, Self
@@ -36,13 +37,24 @@ Short = Annotated[str, Field(pattern=r"^-?[A-Za-z0-9?@#]$"), AfterValidator(lamb
 Flag = Annotated[str, Field(pattern=r"^[-+/][^\s=]*$")]
 
 
+def _compiled(pattern: str) -> str:
+    try:
+        re.compile(pattern)
+    except re.error as problem:
+        raise ValueError(f"{pattern!r} is no regular expression: {problem}") from None
+    return pattern
+
+
+Expression = Annotated[str, AfterValidator(_compiled)]
+
+
 class Items(Closed):
     """What each value of an array is."""
 
     type: Kind = "string"
     description: str | None = None
     enum: tuple[Any, ...] | None = None
-    pattern: str | None = None
+    pattern: Expression | None = None
 
 
 class Parameter(Closed):
@@ -56,7 +68,7 @@ class Parameter(Closed):
     items: Items | None = None
     minimum: float | None = None
     maximum: float | None = None
-    pattern: str | None = None
+    pattern: Expression | None = None
     min_length: int | None = Field(default=None, alias="minLength")
     max_length: int | None = Field(default=None, alias="maxLength")
     min_items: int | None = Field(default=None, alias="minItems")

@@ -73,6 +73,8 @@ class Connection:
         if type(problem).__name__ == "ConnectError":
             return "it could not be reached"
         said = str(problem) or type(problem).__name__
+        if said.startswith("Failed to parse"):
+            return "its answer is no MCP result"
         unsaid = (
             said in ("Server returned an error response", "Not Found") or type(problem).__name__ == "HTTPStatusError"
         )

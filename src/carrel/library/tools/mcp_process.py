@@ -4,9 +4,12 @@ import asyncio
 import contextlib
 import os
 import signal
+import uuid
 from collections.abc import AsyncIterator, Mapping, Sequence
 
 from carrel.errors import ToolCallError
+from carrel.library.tools.aside import in_a_thread
+from carrel.library.tools.descendants import MARK, end_marked
 from carrel.library.tools.surroundings import surroundings
 
 LONGEST_LINE = 32 * 1024 * 1024
@@ -21,8 +24,10 @@ _POLL = 0.01
 class ServerProcess:
     """One server, the head of a process group of its own."""
 
-    def __init__(self, process: asyncio.subprocess.Process) -> None:
+    def __init__(self, process: asyncio.subprocess.Process, mark: str) -> None:
+        """`mark`: what it and all it starts have in their environment."""
         self._process = process
+        self._mark = mark
         self._complaints = bytearray()
         self._complained = 0
         self._told_to_end = False
@@ -31,6 +36,7 @@ class ServerProcess:
     @classmethod
     async def start(cls, command: str, args: Sequence[str], env: Mapping[str, str], cwd: str | None) -> "ServerProcess":
         """Started, or a ToolCallError that says why it cannot be."""
+        mark = uuid.uuid4().hex
         try:
             process = await asyncio.create_subprocess_exec(
                 command,
@@ -39,7 +45,7 @@ class ServerProcess:
                 stdout=asyncio.subprocess.PIPE,
                 stderr=asyncio.subprocess.PIPE,
                 cwd=cwd,
-                env=surroundings(env),
+                env=surroundings({**env, MARK: mark}),
                 start_new_session=True,
             )
         except FileNotFoundError as problem:
@@ -50,7 +56,7 @@ class ServerProcess:
             ) from None
         except (OSError, ValueError) as problem:
             raise ToolCallError(f"{command!r} could not be started: {problem}") from None
-        return cls(process)
+        return cls(process, mark)
 
     @property
     def own_exit_code(self) -> int | None:
@@ -116,6 +122,8 @@ class ServerProcess:
             if not self._signalled(number):
                 break
             await self._ended(GRACE, group=True)
+        # Some leave the group, on purpose or as daemons do.
+        await in_a_thread(lambda: end_marked(self._mark))
         with contextlib.suppress(TimeoutError):
             # What it said last explains its end; somebody who left the group may keep the pipe open.
             await asyncio.wait_for(asyncio.shield(self._listening), 0.2)

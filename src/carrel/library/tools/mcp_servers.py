@@ -1,12 +1,15 @@
 """Tools of an MCP server: started when first needed, started again when it died, ended with the session."""
 
 import asyncio
+import logging
 from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from carrel.errors import ToolCallError, ToolTimeoutError
+from carrel.library.tools.aside import in_a_thread
 from carrel.library.tools.definition_remote import McpDefinition
+from carrel.library.tools.foreign_schema import LONGEST_NAME, Parts, cut, taken
 from carrel.library.tools.mcp_connection import Connection
 from carrel.library.tools.mcp_results import complaint_of, value_of
 from carrel.library.tools.names import python_names
@@ -18,9 +21,12 @@ if TYPE_CHECKING:
     from mcp import Client
 
 MOST_PAGES = 200
+MOST_TOOLS = 2000
 LONGEST_COMPLAINT = 4000
 CLOSED, FORGOTTEN = -32000, "Session terminated"
 """How the SDK says that the connection is gone, and that the server does not know it any more."""
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -59,7 +65,9 @@ class McpServer:
             self._stale = False
             try:
                 async with asyncio.timeout(self._definition.startup_timeout):
-                    self._learn(await self._asked(_listed(client)))
+                    listed = await self._asked(_listed(client))
+                    # Thousands take a while, in which others go on.
+                    self._learn(*await in_a_thread(lambda: self._made(listed)))
             except BaseException as problem:
                 self._stale = True
                 if isinstance(problem, TimeoutError):
@@ -73,18 +81,19 @@ class McpServer:
                 raise
         return self._tools
 
-    def _learn(self, listed: Sequence[Mapping[str, Any]]) -> None:
-        given = self._definition
-        by_name = {str(entry["name"]): entry for entry in listed}
+    def _made(self, listed: Sequence[Any]) -> "tuple[list[Tool], dict[str, _Known]]":
+        given, parts = self._definition, Parts()
+        entries = [tool.model_dump(mode="json", by_alias=True, exclude_unset=True) for tool in listed[:MOST_TOOLS]]
+        by_name = {str(entry["name"]): entry for entry in entries if len(str(entry["name"])) <= LONGEST_NAME}
         tools, known = [], {}
         for word, name in python_names(by_name).items():
             entry = by_name[name]
-            parameters, foreign = renamed(entry.get("inputSchema") or {})
+            parameters, foreign = renamed(taken(entry.get("inputSchema") or {}, parts))
             tool = Tool(
                 name=f"{self.name}.{word}",
-                description=str(entry.get("description") or entry.get("title") or ""),
+                description=cut(str(entry.get("description") or entry.get("title") or "")),
                 parameters=parameters,
-                returns=entry.get("outputSchema"),
+                returns=taken(entry.get("outputSchema"), parts),
                 positional=tuple(parameters["properties"]),
                 tags=given.tags,
                 approval=given.approval,
@@ -93,6 +102,11 @@ class McpServer:
             )
             tools.append(tool)
             known[tool.name] = _Known(name, foreign)
+        if len(listed) > MOST_TOOLS:
+            logger.warning("the MCP server %s has %d tools; the first %d are used", self.name, len(listed), MOST_TOOLS)
+        return tools, known
+
+    def _learn(self, tools: list[Tool], known: "dict[str, _Known]") -> None:
         if tools != self._tools:
             # Else the same list, by which others know that nothing is new.
             self._tools = tools
@@ -234,13 +248,13 @@ class McpServer:
             await asyncio.wait(self._leaving)
 
 
-async def _listed(client: "Client") -> list[dict[str, Any]]:
+async def _listed(client: "Client") -> list[Any]:
     """All pages of its list."""
-    found: list[dict[str, Any]] = []
+    found: list[Any] = []
     cursor: str | None = None
     for _ in range(MOST_PAGES):
         page = await client.list_tools(cursor=cursor, cache_mode="refresh")
-        found += [tool.model_dump(mode="json", by_alias=True, exclude_unset=True) for tool in page.tools]
+        found += page.tools
         cursor = page.next_cursor
         if cursor is None:
             return found

@@ -2,6 +2,8 @@
 
 import asyncio
 import contextlib
+import json
+import re
 from collections.abc import AsyncIterator, Callable
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +20,7 @@ MOST_UNASKED = 20_000
 LARGEST_ANSWER = 32 * 1024 * 1024
 
 _SHOWN = 200
+_ID = re.compile(rb'"id"\s*:\s*(\d{1,15}|"[A-Za-z0-9_-]{1,100}")')
 
 Tell = Callable[[str], None]
 Hide = Callable[[bytes], bytes]
@@ -72,7 +75,15 @@ async def _hear(process: ServerProcess, heard: Any, hide: Hide) -> None:
     async for line in process.lines():
         try:
             message = types.jsonrpc_message_adapter.validate_json(line, by_name=False)
-        except ValueError:
+        except ValueError as problem:
+            asked = id_of(line)
+            if asked is not None:
+                # An answer all the same: whoever asked shall not wait for another.
+                fault = types.ErrorData(
+                    code=types.INTERNAL_ERROR, message=f"its answer is no MCP result: {_fault(problem)}"
+                )
+                await heard.send(SessionMessage(types.JSONRPCError(jsonrpc="2.0", id=asked, error=fault)))
+                continue
             process.note(line)
             nonsense += 1
             if nonsense >= MOST_NONSENSE:
@@ -90,6 +101,30 @@ async def _hear(process: ServerProcess, heard: Any, hide: Hide) -> None:
             await heard.send(SessionMessage(message))
         except (anyio.BrokenResourceError, anyio.ClosedResourceError):
             return
+
+
+def id_of(line: bytes) -> int | str | None:
+    """Which question a line answers that is no message as MCP has them; None when it answers none."""
+    try:
+        said = json.loads(line)
+    except (ValueError, RecursionError):
+        # Nested too deeply to be read, perhaps; what it answers stands at its beginning or its end.
+        edges = line[:_SHOWN] + b" " + line[-_SHOWN:]
+        found = _ID.search(edges) if b'"result"' in edges or b'"error"' in edges else None
+        said = {"id": json.loads(found[1]), "result": None} if found else None
+    if not isinstance(said, dict) or not {"result", "error"} & said.keys():
+        return None
+    asked = said.get("id")
+    return asked if isinstance(asked, int | str) and not isinstance(asked, bool) else None
+
+
+def _fault(problem: ValueError) -> str:
+    told = getattr(problem, "errors", None)
+    if not callable(told):
+        return str(problem)
+    # Of pydantic: several for each kind of message that it could have been.
+    faults = told(include_input=False)
+    return str(next((fault for fault in faults if "result" in fault["loc"]), faults[0])["msg"])
 
 
 def _shown(line: bytes) -> str:

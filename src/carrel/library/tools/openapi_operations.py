@@ -7,6 +7,7 @@ from typing import Any
 from urllib.parse import urljoin, urlsplit
 
 from carrel.errors import ConfigurationError
+from carrel.library.tools.foreign_schema import cut
 from carrel.library.tools.http_request import Operation, Part, Place
 from carrel.library.tools.names import python_names
 from carrel.library.tools.openapi_schema import Document, a_list, an_object, words
@@ -114,7 +115,7 @@ def _described(
     told = summary if longer in summary else (longer if longer.startswith(summary) else f"{summary}\n\n{longer}")
     return Described(
         name=name,
-        description=f"Deprecated. {told}".strip() if given.get("deprecated") is True else told,
+        description=cut(f"Deprecated. {told}".strip() if given.get("deprecated") is True else told),
         operation=Operation(method.upper(), path, tuple(parts), content_type),
         parameters=document.with_definitions(schema, "readOnly"),
         returns=_returns(document, given.get("responses")),
@@ -151,7 +152,7 @@ class _Gathered:
         holder = an_object(next(iter(content.values()))) if content else parameter
         schema = self.document.schema(holder.get("schema") or {}, "readOnly")
         if parameter.get("description"):
-            schema = {**schema, "description": str(parameter["description"])}
+            schema = {**schema, "description": cut(str(parameter["description"]))}
         if parameter.get("deprecated") is True:
             schema = {**schema, "deprecated": True}
         explode = parameter.get("explode")

@@ -5,12 +5,13 @@ from typing import Any
 from urllib.parse import unquote
 
 from carrel.errors import ConfigurationError
+from carrel.library.tools.foreign_schema import LEFT_OUT, cut
 
 _SCHEMAS, _DEFINITIONS = "#/components/schemas/", "#/$defs/"
 _NOT_SCHEMA = frozenset(("discriminator", "xml", "externalDocs", "example", "examples", "nullable", "deprecated"))
 _INSIDE = ("items", "additionalProperties", "not", "contains", "propertyNames", "if", "then", "else")
 _LISTS = ("allOf", "anyOf", "oneOf", "prefixItems")
-_MAPS = ("properties", "patternProperties", "dependentSchemas", "$defs")
+_MAPS = ("properties", "dependentSchemas", "$defs")
 _DEEPEST = 50
 
 
@@ -100,7 +101,7 @@ class Document:
             return self._reference(given, reference)
         made: dict[str, Any] = {}
         for name, value in given.items():
-            if name in _NOT_SCHEMA or name.startswith("x-"):
+            if name in _NOT_SCHEMA or name in LEFT_OUT or name.startswith("x-"):
                 continue
             if name in _INSIDE and isinstance(value, Mapping):
                 made[name] = self._schema(value, leave_out, depth + 1)
@@ -111,6 +112,10 @@ class Document:
                 made[name] = {key: self._schema(item, leave_out, depth + 1) for key, item in kept.items()}
             else:
                 made[name] = value
+        if "patternProperties" in given:
+            made["additionalProperties"] = True
+        if isinstance(made.get("description"), str):
+            made["description"] = cut(made["description"])
         if "required" in made:
             gone = {key for key, item in an_object(given.get("properties")).items() if self._is(item, leave_out)}
             made["required"] = [name for name in words(made["required"]) if name not in gone]

@@ -6,24 +6,42 @@ from typing import Any
 _PLAIN = {"string": "str", "integer": "int", "number": "float", "boolean": "bool", "null": "None"}
 _MOST_CHOICES = 20
 _DEEPEST = 6
+_MOST_REFERENCES = 30
 ANY = "Any"
 
 
-def python_type(schema: Any, whole: Mapping[str, Any] | None = None, room: int = 240) -> str:
+class Work:
+    """How many parts of schemas may still be looked at: references make a small schema a boundless type."""
+
+    def __init__(self, left: int = 30_000) -> None:
+        self.left = left
+
+    def spend(self, parts: int = 1) -> bool:
+        """False when there is nothing left to spend."""
+        self.left -= parts
+        return self.left >= 0
+
+
+def python_type(schema: Any, whole: Mapping[str, Any] | None = None, room: int = 240, work: Work | None = None) -> str:
     """The type as a person would write it, in at most about `room` characters: what lies deep is told as `dict`.
 
-    `whole`: the schema in which a `$ref` is looked up."""
+    `whole`: the schema in which a `$ref` is looked up; `work`: what several types may cost together."""
+    work = work or Work()
     for depth in range(_DEEPEST, -1, -1):
-        written = _type(schema, whole or {}, depth, ())
-        if len(written) <= room or not depth:
-            return written
+        # Hardly a part takes fewer than two characters.
+        part = Work(min(2 * room, work.left))
+        before = part.left
+        written = _type(schema, whole or {}, depth, (), part)
+        work.left -= before - max(part.left, 0)
+        if not depth or (len(written) <= room and part.left >= 0):
+            return written if len(written) <= 4 * room else ANY
     raise AssertionError("the last depth always returns")
 
 
-def _type(schema: Any, whole: Mapping[str, Any], depth: int, seen: tuple[str, ...]) -> str:
-    if not isinstance(schema, Mapping):
+def _type(schema: Any, whole: Mapping[str, Any], depth: int, seen: tuple[str, ...], work: Work) -> str:
+    if not isinstance(schema, Mapping) or not work.spend():
         return ANY
-    schema, seen = resolved(schema, whole, seen)
+    schema, seen = resolved(schema, whole, seen, work)
     if "const" in schema:
         return _literal([schema["const"]])
     choices = schema.get("enum")
@@ -31,38 +49,40 @@ def _type(schema: Any, whole: Mapping[str, Any], depth: int, seen: tuple[str, ..
         return _literal(choices)
     for word in ("anyOf", "oneOf"):
         if isinstance(schema.get(word), list) and schema[word]:
-            return _union(_type(choice, whole, depth, seen) for choice in schema[word])
+            return _union(_type(choice, whole, depth, seen, work) for choice in schema[word])
     kinds = schema.get("type")
     if isinstance(kinds, list):
-        return _union(_type({**schema, "type": kind}, whole, depth, seen) for kind in kinds)
+        return _union(_type({**schema, "type": kind}, whole, depth, seen, work) for kind in kinds[:_MOST_CHOICES])
     if kinds == "string" and schema.get("format") in ("binary", "byte"):
         return "bytes"
     if kinds == "array" or (kinds is None and "items" in schema):
-        return _array(schema, whole, depth, seen)
+        inner = _type(schema.get("items"), whole, depth, seen, work)
+        return "list" if inner == ANY else f"list[{inner}]"
     if kinds == "object" or (kinds is None and "properties" in schema):
-        return _object(schema, whole, depth, seen)
+        return _object(schema, whole, depth, seen, work)
     return _PLAIN.get(kinds, ANY) if isinstance(kinds, str) else ANY
 
 
 def resolved(
-    schema: Mapping[str, Any], whole: Mapping[str, Any], seen: tuple[str, ...] = ()
+    schema: Mapping[str, Any], whole: Mapping[str, Any], seen: tuple[str, ...] = (), work: Work | None = None
 ) -> tuple[Mapping[str, Any], tuple[str, ...]]:
     """The schema with its `$ref` followed and its `allOf` put together; an endless one is an open object."""
+    work = work or Work()
     reference = schema.get("$ref")
     if isinstance(reference, str):
-        if reference in seen:
+        if reference in seen or len(seen) >= _MOST_REFERENCES:
             return {"type": "object"}, seen
         found = _found(reference, whole)
         rest = {key: value for key, value in schema.items() if key != "$ref"}
-        return resolved({**found, **rest}, whole, (*seen, reference))
+        return resolved({**found, **rest}, whole, (*seen, reference), work)
     parts = schema.get("allOf")
     if not isinstance(parts, list):
         return schema, seen
     merged: dict[str, Any] = {key: value for key, value in schema.items() if key != "allOf"}
     for part in parts:
-        if not isinstance(part, Mapping):
+        if not isinstance(part, Mapping) or not work.spend():
             continue
-        one, seen = resolved(part, whole, seen)
+        one, seen = resolved(part, whole, seen, work)
         for key, value in one.items():
             if key == "properties" and isinstance(merged.get(key), Mapping) and isinstance(value, Mapping):
                 merged[key] = {**merged[key], **value}
@@ -81,12 +101,7 @@ def _found(reference: str, whole: Mapping[str, Any]) -> Mapping[str, Any]:
     return node if isinstance(node, Mapping) else {}
 
 
-def _array(schema: Mapping[str, Any], whole: Mapping[str, Any], depth: int, seen: tuple[str, ...]) -> str:
-    inner = _type(schema.get("items"), whole, depth, seen)
-    return "list" if inner == ANY else f"list[{inner}]"
-
-
-def _object(schema: Mapping[str, Any], whole: Mapping[str, Any], depth: int, seen: tuple[str, ...]) -> str:
+def _object(schema: Mapping[str, Any], whole: Mapping[str, Any], depth: int, seen: tuple[str, ...], work: Work) -> str:
     properties = schema.get("properties")
     if isinstance(properties, Mapping) and properties:
         if not depth:
@@ -94,13 +109,13 @@ def _object(schema: Mapping[str, Any], whole: Mapping[str, Any], depth: int, see
         required = schema.get("required") if isinstance(schema.get("required"), list) else []
         # {'id': str, 'note?': str}: what need not be there has the question mark that TypeScript gives it.
         shown = [
-            f"{_key(str(name), name in (required or ()))}: {_type(inner, whole, depth - 1, seen)}"
+            f"{_key(str(name), name in (required or ()))}: {_type(inner, whole, depth - 1, seen, work)}"
             for name, inner in properties.items()
         ]
         return f"{{{', '.join(shown)}}}"
     values = schema.get("additionalProperties")
     if isinstance(values, Mapping) and values:
-        inner = _type(values, whole, depth, seen)
+        inner = _type(values, whole, depth, seen, work)
         return "dict" if inner == ANY else f"dict[str, {inner}]"
     return "dict"
 

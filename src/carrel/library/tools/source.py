@@ -7,6 +7,7 @@ from typing import Any
 
 from carrel.errors import CarrelError, ToolCallError
 from carrel.library.tools.arguments import Checker
+from carrel.library.tools.aside import in_a_thread
 from carrel.library.tools.seam import Tool, ToolProvider
 
 STARTING = 60.0
@@ -56,11 +57,13 @@ class Source:
         except ToolCallError:
             return {}
 
-    def checked(self, tool: Tool, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    async def checked(self, tool: Tool, arguments: Mapping[str, Any]) -> dict[str, Any]:
         """The arguments as plain data, or the `ToolCallError` that names what is wrong with them."""
         checker = self._checkers.get(tool.name)
         if checker is None or checker.tool is not tool:
             checker = self._checkers[tool.name] = Checker(tool)
+        if checker.takes_long(arguments):
+            return await in_a_thread(lambda: checker.checked(arguments))
         return checker.checked(arguments)
 
 

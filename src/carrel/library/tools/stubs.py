@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 from carrel.library.tools.names import python_name
-from carrel.library.tools.python_types import ANY, python_type, resolved
+from carrel.library.tools.python_types import ANY, Work, python_type, resolved
 from carrel.library.tools.seam import Tool
 
 Docs = Literal["all", "line", "none", "name"]
@@ -18,19 +18,22 @@ _FIRST = 8
 """So many of the tools that fit a task best are shown whole before any other gets a line."""
 _LONGEST_LINE = 160
 _WRAPPED = 60
+_MOST_PROSE, _LONGEST_PLACE = 3000, 300
+"""Parts of a tool's parameters whose descriptions are looked for, and how deep: the length of `filter.owner.name`."""
 _SENTENCE = re.compile(r"(?<=[^.\s][.!?])\s+(?=[A-Z`*])")
 
 
 def parameters_of(tool: Tool) -> list[dict[str, Any]]:
     """Its parameters as dicts with name, type, description, required and default."""
     found = []
+    work = Work()
     for name, schema, required in _parameters(tool):
-        inner, _ = resolved(schema, tool.parameters)
+        inner, _ = resolved(schema, tool.parameters, (), work)
         description = schema.get("description", inner.get("description"))
         found.append(
             {
                 "name": name,
-                "type": python_type(schema, tool.parameters),
+                "type": python_type(schema, tool.parameters, work=work),
                 "description": description if isinstance(description, str) else "",
                 "required": required,
                 "default": schema.get("default", inner.get("default")),
@@ -41,15 +44,16 @@ def parameters_of(tool: Tool) -> list[dict[str, Any]]:
 
 def signature_of(tool: Tool, room: int = 240) -> str:
     """`(url: str, max_time: int = 30) -> str`"""
+    work = Work()
     written = [
-        (name, _parameter(name, schema, required, tool.parameters, room))
+        (name, _parameter(name, schema, required, tool.parameters, room, work))
         for name, schema, required in _parameters(tool)
     ]
     shown = [parameter for name, parameter in written if name in tool.positional]
     named = [parameter for name, parameter in written if name not in tool.positional]
     if named:
         shown += ["*", *named]
-    returns = python_type(tool.returns, tool.returns, room) if tool.returns is not None else ANY
+    returns = python_type(tool.returns, tool.returns, room, work) if tool.returns is not None else ANY
     return f"({', '.join(shown)})" + (f" -> {returns}" if returns != ANY else "")
 
 
@@ -195,8 +199,10 @@ def _parameters(tool: Tool) -> Iterator[tuple[str, Mapping[str, Any], bool]]:
         yield python_name(str(name)), inner if isinstance(inner, Mapping) else {}, name in required
 
 
-def _parameter(name: str, schema: Mapping[str, Any], required: bool, whole: Mapping[str, Any], room: int) -> str:
-    kind = python_type(schema, whole, room)
+def _parameter(
+    name: str, schema: Mapping[str, Any], required: bool, whole: Mapping[str, Any], room: int, work: Work
+) -> str:
+    kind = python_type(schema, whole, room, work)
     if required:
         return name if kind == ANY else f"{name}: {kind}"
     # Python says by the default alone that nothing need be given.
@@ -209,26 +215,29 @@ def _parameter(name: str, schema: Mapping[str, Any], required: bool, whole: Mapp
 def _prose(tool: Tool) -> list[tuple[str, str]]:
     """What is said of its parameters and of what lies in them, on one line each, unless the tool says it itself."""
     told = " ".join(tool.description.split())
+    work = Work(_MOST_PROSE)
     described = (
-        said for name, schema, _ in _parameters(tool) for said in _described(schema, tool.parameters, name, ())
+        said for name, schema, _ in _parameters(tool) for said in _described(schema, tool.parameters, name, (), work)
     )
     found = [(place, " ".join(prose.split())) for place, prose in described]
     return list(dict.fromkeys((place, prose) for place, prose in found if prose and prose not in told))
 
 
-def _described(schema: Any, whole: Mapping[str, Any], place: str, seen: tuple[str, ...]) -> Iterator[tuple[str, str]]:
-    if not isinstance(schema, Mapping):
+def _described(
+    schema: Any, whole: Mapping[str, Any], place: str, seen: tuple[str, ...], work: Work
+) -> Iterator[tuple[str, str]]:
+    if not isinstance(schema, Mapping) or len(place) > _LONGEST_PLACE or not work.spend():
         return
-    schema, seen = resolved(schema, whole, seen)
+    schema, seen = resolved(schema, whole, seen, work)
     if isinstance(schema.get("description"), str):
         yield place, schema["description"]
     for word in ("anyOf", "oneOf"):
         for choice in schema[word] if isinstance(schema.get(word), list) else ():
-            yield from _described(choice, whole, place, seen)
-    yield from _described(schema.get("items"), whole, place, seen)
+            yield from _described(choice, whole, place, seen, work)
+    yield from _described(schema.get("items"), whole, place, seen, work)
     properties = schema.get("properties")
     for name, inner in properties.items() if isinstance(properties, Mapping) else ():
-        yield from _described(inner, whole, f"{place}.{name}", seen)
+        yield from _described(inner, whole, f"{place}.{name}", seen, work)
 
 
 def first_sentence(text: str) -> str:

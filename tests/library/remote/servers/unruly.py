@@ -28,7 +28,19 @@ def text(content: str) -> dict[str, object]:
     return {"content": [{"type": "text", "text": content}]}
 
 
-def do(what: str) -> dict[str, object] | None:
+def say_raw(asked: object, result: str) -> None:
+    sys.stdout.write(f'{{"jsonrpc": "2.0", "result": {result}, "id": {json.dumps(asked)}}}\n')
+    sys.stdout.flush()
+
+
+ODD_RESULTS = {
+    "null": "null",
+    "deep": f'{{"content": [], "structuredContent": {{"a": {"[" * 300 + "]" * 300}}}}}',
+    "deeper": f'{{"content": [], "structuredContent": {{"a": {"[" * 90_000 + "]" * 90_000}}}}}',
+}
+
+
+def do(what: str, asked: object) -> dict[str, object] | None:
     """The result of `do`, or None for none at all."""
     if what == "hang":  # and read nothing any more
         time.sleep(3600)
@@ -39,6 +51,10 @@ def do(what: str) -> dict[str, object] | None:
     if what == "spawn":
         child = subprocess.Popen(["sleep", "3600"], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
         return text(str(child.pid))
+    if what in ("leave", "daemon"):
+        leaving = ["setsid", "sleep", "3600"] if what == "leave" else ["sh", "-c", "setsid sleep 3600 & echo $!"]
+        child = subprocess.Popen(leaving, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE)
+        return text(str(child.pid) if what == "leave" else child.stdout.readline().decode())
     if what == "flood":
         while True:
             say({"method": "notifications/message", "params": {"level": "info", "data": "x" * 1000}})
@@ -48,6 +64,9 @@ def do(what: str) -> dict[str, object] | None:
     if what == "endless":
         while True:
             sys.stdout.write("x" * 65536)
+    if what in ODD_RESULTS:
+        say_raw(asked, ODD_RESULTS[what])
+        return None
     if what == "nonsense":
         return {"content": "this is no list"}
     if what == "exit":
@@ -88,6 +107,11 @@ for line in sys.stdin:
         }
     elif method == "tools/list" and behaviour == "endless-list":
         result = {"tools": [], "nextCursor": "more"}
+    elif method == "tools/list" and behaviour == "deep-list":
+        schema = '{"items": ' * 400 + "{}" + "}" * 400
+        tools = f'{{"tools": [{{"name": "a", "inputSchema": {schema}}}]}}'
+        say_raw(message["id"], tools)
+        continue
     elif method == "tools/list" and behaviour == "telltale":
         tale = {"type": "string", "description": f"a tale of {os.environ['TOKEN']}", "default": os.environ["TOKEN"]}
         schema = {"type": "object", "properties": {"tale": tale}, "required": ["tale"]}
@@ -96,7 +120,7 @@ for line in sys.stdin:
     elif method == "tools/list":
         result = {"tools": TOOLS}
     elif method == "tools/call" and params["name"] == "do":
-        result = do(params["arguments"].get("what", ""))
+        result = do(params["arguments"].get("what", ""), message["id"])
     elif method == "tools/call":
         result = text(json.dumps(params["arguments"]))
     else:
