@@ -6,7 +6,7 @@ import typer
 
 from carrel.cli import show
 from carrel.cli.bases import Base, Json, group, opened
-from carrel.cli.ending import FAILED, waits
+from carrel.cli.ending import TaskFailed, waits
 
 app = group("The packages that sessions of a base have.")
 
@@ -59,8 +59,9 @@ def _print(reports: list[dict[str, Any]], as_json: bool) -> None:
         for what, packages in report.items():
             said.setdefault(what, [])
             said[what] += packages if isinstance(packages, list) else []
+    messages = "\n".join(report["message"] for report in reports if report.get("message"))
     if as_json:
-        show.print_json(reports[0] if len(reports) == 1 else said)
+        show.print_json(reports[0] if len(reports) == 1 else {**said, "message": messages})
     else:
         for what, packages in said.items():
             if packages:
@@ -68,4 +69,4 @@ def _print(reports: list[dict[str, Any]], as_json: bool) -> None:
         if not any(said.values()):
             show.say("Nothing to do.")
     if said.get("failed"):
-        raise typer.Exit(FAILED)
+        raise TaskFailed(messages or f"{', '.join(said['failed'])} could not be had")
