@@ -362,6 +362,8 @@ async def test_what_every_list_shows_is_bounded(place: Place) -> None:
         with pytest.raises(ArtifactWriteError, match="description and metadata"):
             await kept.save("a", "x", **about)
     assert await kept.list() == []
+    await kept.save("words.txt", "x", "A list of words")
+    assert [one["name"] for one in await kept.search("words " * 200_000)] == ["words.txt"]
 
 
 async def test_links_out_of_the_base_and_odd_names_are_no_artifacts(tmp_path: Path) -> None:

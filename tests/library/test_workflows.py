@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import math
 import os
 import sys
 from collections.abc import Awaitable, Callable
@@ -295,6 +296,83 @@ async def test_of_many_who_edit_at_once_one_wins_and_nothing_is_torn(place: Plac
 # --- finding and calling ---------------------------------------------------------------------------------------------
 
 
+async def test_readers_note_no_version_that_never_was(place: Place) -> None:
+    writer = library(place)
+    await writer.add("w", "def run(): return 0")
+    over = asyncio.Event()
+
+    async def read() -> None:
+        reader = library(place)
+        while not over.is_set():
+            await reader.get("w")
+            await asyncio.sleep(0)
+
+    readers = [asyncio.create_task(read()) for _ in range(4)]
+    for number in range(1, 41):
+        await writer.add("w", f"def run(): return {number}")
+    over.set()
+    await asyncio.gather(*readers)
+    kept = [version["source"] for version in await writer.history("w")]
+    assert kept == [f"def run(): return {number}" for number in range(41)]
+
+
+@pytest.mark.parametrize("seconds", [math.nan, math.inf, -math.inf, -1, "long", None, [1]])
+async def test_whatever_is_told_of_a_call_the_counts_stay_whole(place: Place, seconds: Any) -> None:
+    workflows = library(place)
+    await workflows.add("w", ADD)
+    await workflows.begin("w")
+    await workflows.handle("workflows.ended", ["w"], {"seconds": seconds, "error": "half \ud83d pair"})
+    await workflows.handle("workflows.ended", ["no_such"], {"seconds": 1.0})
+    await workflows.handle("workflows.ended", ["\ud83d" * 5000], {})
+    await workflows.close()
+    used = ((await library(place).get("w")) or {})["usage"]
+    assert (used["calls"], used["failures"], used["last_error"]["message"]) == (1, 1, "half ? pair")
+    assert 0 <= used["seconds"] < math.inf
+    assert list(json.loads(await place.open().get("library/workflows/usage.json") or b"")) == ["w"]
+
+
+@pytest.mark.parametrize(
+    "damaged",
+    [b"{", b"[1]", b'{"w": 5}', b'{"w": {"calls": "x", "seconds": null, "failures": 1e300, "last_error": 7}}'],
+)
+async def test_damaged_counts_cost_themselves_only(place: Place, damaged: bytes) -> None:
+    workflows = library(place)
+    await workflows.add("w", ADD)
+    await place.open().put("library/workflows/usage.json", damaged)
+    assert ((await workflows.get("w")) or {})["usage"]["calls"] == 0
+    await workflows.begin("w")
+    await workflows.close()
+    assert ((await library(place).get("w")) or {})["usage"]["calls"] == 1
+
+
+async def test_what_is_too_large_is_refused_and_what_lists_show_is_bounded(place: Place) -> None:
+    workflows = library(place)
+    for source, description in ((ADD + "#" * 300_000, ""), (ADD, "d" * 5000)):
+        with pytest.raises(WorkflowValidationError, match="at most"):
+            await workflows.add("w", source, description)
+    await place.open().put("workflows/by_hand.py", b"x = 1\n" * 100_000 + ADD.encode())
+    ones = "1," * 60_000
+    await workflows.add("w", f"def run(a=[{ones}], b: '{'t' * 9000}' = 2, c=0x{'f' * 20_000}): pass", "Many ones")
+    (by_hand, shown) = await workflows.list()
+    assert "longer than" in by_hand["error"]
+    assert [parameter["default"] for parameter in shown["parameters"]] == ["…", 2, "…"]
+    assert len(shown["parameters"][1]["type"]) <= 2000
+    assert [found["name"] for found in await workflows.search("many ones " * 100_000)][:1] == ["w"]
+    with pytest.raises(WorkflowNotFoundError) as unknown:
+        await workflows.begin("a" * 3_000_000)
+    assert len(str(unknown.value)) < 1000
+
+
+async def test_a_long_source_is_read_and_not_compiled(place: Place) -> None:
+    # To compile it would take longer than anybody waits, and nothing else would run meanwhile.
+    source = "def run():\n " + "lambda: lambda: 0\n " * 10_000 + "return 7\n"
+    added = await library(place).add("w", source)
+    assert "error" not in added
+    with pytest.raises(SyntaxError) as refused:
+        await library(place).add("v", "def run(:")
+    assert "v is no Python" in str(refused.value.msg)
+
+
 async def test_search_finds_by_name_description_and_parameters(place: Place) -> None:
     workflows = library(place)
     await workflows.add("fetch", FETCH)
@@ -396,6 +474,59 @@ async def test_an_odd_skill_file_harms_nobody(place: Place) -> None:
 
 
 # --- many ------------------------------------------------------------------------------------------------------------
+
+
+LAUGHS = "a0: &a0 [x, x, x, x, x, x, x, x, x, x]\n" + "".join(
+    f"a{level}: &a{level} [{', '.join([f'*a{level - 1}'] * 10)}]\n" for level in range(1, 12)
+)
+
+
+@pytest.mark.parametrize(
+    ("front", "why"),
+    [
+        (f"{LAUGHS}description: *a11\n", "alias"),
+        (f"description: d\n{LAUGHS}", "alias"),
+        ("m: &m {a: *m}\ndescription: d\n", "alias"),
+        (f"description: {'x' * 100_000}\n", "longer than"),
+        (f"deep: {'[' * 10_000}\ndescription: d\n", "deeper than"),
+        (f"name: a: b\ndescription: {' ' * 7000}x{' ' * 7000}y\n", ""),
+        (f"number: {'9' * 5000}\n", "digits"),
+    ],
+    ids=["laughs", "laughs elsewhere", "itself", "long", "deep", "spaces", "digits"],
+)
+async def test_a_hostile_skill_file_costs_itself_only(place: Place, front: str, why: str) -> None:
+    store = place.open()
+    await store.put("skills/pdf/SKILL.md", f"---\nname: pdf\n{front}---\nhi".encode())
+    await store.put("workflows/add.py", ADD.encode())
+    workflows = library(place)
+    shown = {found["name"]: found for found in await workflows.list()}
+    assert "error" not in shown["add"]
+    if why:
+        assert why in shown["pdf"]["error"]
+        with pytest.raises(WorkflowValidationError, match=why):
+            await workflows.get("pdf")
+
+
+async def test_the_files_of_a_skill_are_those_in_its_folder(tmp_path: Path) -> None:
+    folder = tmp_path / "base" / "skills" / "pdf"
+    folder.mkdir(parents=True)
+    (tmp_path / "private").write_text("def run(): return 'secret'")
+    (folder / "SKILL.md").write_text("---\nname: pdf\ndescription: d\n---\nhi")
+    (folder / "own.txt").write_text("mine")
+    (folder / "notes.txt").symlink_to(tmp_path / "private")
+    (tmp_path / "base" / "workflows").mkdir()
+    (tmp_path / "base" / "workflows" / "linked.py").symlink_to(tmp_path / "private")
+    workflows = WorkflowLibrary(FileStore(tmp_path / "base"))
+    assert await names(workflows) == ["pdf"]
+    assert ((await workflows.get("pdf")) or {})["files"] == ["own.txt"]
+    assert await workflows.read("pdf", "own.txt") == "mine"
+    for path in ("notes.txt", "../x", "../pdf/own.txt", "/etc/passwd", "a" * 3_000_000, ""):
+        with pytest.raises(WorkflowNotFoundError, match="the skill pdf has no file") as refused:
+            await workflows.read("pdf", path)
+        assert str(tmp_path) not in str(refused.value)
+        assert len(str(refused.value)) < 1000
+    with pytest.raises(WorkflowNotFoundError):
+        await workflows.begin("linked")
 
 
 async def test_a_second_process_reads_only_what_changed(place: Place) -> None:

@@ -6,7 +6,8 @@ import random
 import shutil
 import stat
 import tempfile
-from collections.abc import Iterator
+import time
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
@@ -235,6 +236,30 @@ async def test_a_link_to_another_file_in_the_root_is_read(store: FileStore) -> N
     assert await store.stamp("t/linked") == await store.stamp("s/object")
     await store.copy("t/linked", "copy")
     assert await store.get("copy") == b"x"
+
+
+@pytest.mark.parametrize("verb", ["put", "put_pieces", "copy"])
+async def test_what_a_crash_left_half_written_goes_with_the_next_write(store: FileStore, verb: str) -> None:
+    async def pieces() -> AsyncIterator[bytes]:
+        yield b"x"
+
+    await store.put("a/source", b"x")
+    folder = store.root / "b"
+    folder.mkdir()
+    old = time.time() - 7200
+    for name in (".new-0123", ".new-4567", ".newer"):
+        (folder / name).write_bytes(b"half")
+    (folder / ".new-folder").mkdir()
+    for name in (".new-0123", ".newer", ".new-folder"):
+        os.utime(folder / name, (old, old))
+    if verb == "put":
+        await store.put("b/object", b"x")
+    elif verb == "copy":
+        await store.copy("a/source", "b/object")
+    else:
+        await store.put_pieces("b/object", pieces())
+    # One that may still be written stays, and so does what is not ours.
+    assert sorted(path.name for path in folder.iterdir()) == [".new-4567", ".new-folder", ".newer", "object"]
 
 
 async def test_a_named_pipe_holds_nobody_up_and_is_no_key(store: FileStore) -> None:

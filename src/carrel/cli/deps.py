@@ -59,15 +59,16 @@ def _print(reports: list[dict[str, Any]], as_json: bool) -> None:
         for what, packages in report.items():
             said.setdefault(what, [])
             said[what] += packages if isinstance(packages, list) else []
+    messages = "\n".join(report["message"] for report in reports if report.get("message"))
     if as_json:
-        show.print_json(reports[0] if len(reports) == 1 else said)
+        show.print_json(reports[0] if len(reports) == 1 else {**said, "message": messages})
     else:
         for what, packages in said.items():
             if packages:
                 show.say(f"{what.replace('_', ' ')}: {', '.join(packages)}", "red" if what == "failed" else "")
         if not any(said.values()):
             show.say("Nothing to do.")
-    if said.get("failed") and not as_json:
-        raise TaskFailed("; ".join(str(report["message"]) for report in reports if report["message"]))
-    if said.get("failed"):
+    if said.get("failed") and as_json:
         raise typer.Exit(FAILED)
+    if said.get("failed"):
+        raise TaskFailed(messages or f"{', '.join(said['failed'])} could not be had")

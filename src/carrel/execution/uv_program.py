@@ -21,9 +21,10 @@ def has_uv() -> bool:
 async def uv(*words: str, folder: str = NEUTRAL) -> None:
     """Run it; EnvironmentFailed has what it said.
 
-    What it is set to comes from the host's environment alone (`UV_…`, and the one file that `UV_CONFIG_FILE` names): a
-    uv.toml or pyproject.toml that happens to lie about says nothing. Relative paths are those of `folder`."""
-    settings = [] if os.environ.get("UV_CONFIG_FILE") else ["--no-config"]
+    What it is set to comes from the host's environment (`UV_…`) and the user's and the machine's own uv.toml: one that
+    happens to lie in a folder of the program's says nothing. Relative paths are those of `folder`."""
+    # In the neutral folder uv finds no project, so that nothing but the user's own settings is read.
+    settings = [] if folder == NEUTRAL or os.environ.get("UV_CONFIG_FILE") else ["--no-config"]
     await output([_program(), *words[:1], *settings, *words[1:]], folder)
 
 

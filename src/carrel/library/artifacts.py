@@ -31,6 +31,7 @@ INLINE = 4 * 1024 * 1024
 """What crosses to the inside at once; more goes in pieces."""
 LONGEST_NOTE = 64 * 1024
 """Characters of a description and its metadata together."""
+_LONGEST_QUERY = 2000
 _PIECE = 1024 * 1024
 _log = logging.getLogger("carrel.library")
 
@@ -225,7 +226,7 @@ class ArtifactStore:
         """Those whose name or description fits best, the best first."""
         found = {artifact["name"]: artifact for artifact in await self.list()}
         self._index.update([Entry(name, name, one["description"]) for name, one in found.items()])
-        return [found[hit.key] for hit in await self._index.search(str(query), int(limit))]
+        return [found[hit.key] for hit in await self._index.search(str(query)[:_LONGEST_QUERY], int(limit))]
 
     def _shown(self, name: str, note: Note | None, stamp: Stamp | None) -> dict[str, Any]:
         note = note or {}

@@ -23,6 +23,10 @@ _WORTH_KEEPING = 50
 """So many outlines are written down for the next process."""
 _FEW = 20
 """So many sources are read in the loop's own thread; more, in another."""
+_LITTLE = 64 * 1024
+"""So many bytes of them."""
+_LONGEST_DESCRIPTION = 4000
+_LONGEST_DOC = 20_000
 _log = logging.getLogger("carrel.library")
 
 
@@ -80,9 +84,12 @@ def read_shelved(key: str, prefix: str, stamp: Stamp, data: bytes) -> Shelved:
     except (UnicodeDecodeError, WorkflowValidationError) as problem:
         why = f"{key} is no UTF-8 text: {problem}" if isinstance(problem, UnicodeDecodeError) else str(problem)
         return Shelved(key, stamp, digest, "workflow" if len(words) == 1 else "script", facts, "", why)
-    facts |= {"description": found.description, "parameters": [p.as_data() for p in found.parameters]}
+    facts |= {
+        "description": found.description[:_LONGEST_DESCRIPTION],
+        "parameters": [p.as_data() for p in found.parameters],
+    }
     facts |= {"returns": found.returns, "is_async": found.is_async}
-    return Shelved(key, stamp, digest, "workflow", facts, found.doc)
+    return Shelved(key, stamp, digest, "workflow", facts, found.doc[:_LONGEST_DOC])
 
 
 def _read_instructions(key: str, folder: str, stamp: Stamp, digest: str, data: bytes) -> Shelved:
@@ -194,7 +201,8 @@ class Shelf:
         def outlined() -> list[tuple[Shelved, bytes]]:
             return [(read_shelved(key, prefix, stamp, data), data) for key, stamp, data in found]
 
-        return outlined() if len(found) <= _FEW else await asyncio.to_thread(outlined)
+        little = len(found) <= _FEW and sum(len(data) for _, _, data in found) <= _LITTLE
+        return outlined() if little else await asyncio.to_thread(outlined)
 
     def _remembers(self, key: str, stamp: Stamp) -> bool:
         known = self._by_key.get(key)

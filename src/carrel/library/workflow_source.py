@@ -17,7 +17,12 @@ VERBS = frozenset({"list", "search", "get", "create", "delete", "invoke", "histo
 RESERVED = VERBS | {"call_async", "call_sync"}
 
 _DESCRIPTION = "# description: "
-_LARGEST = 4 * 1024 * 1024
+LARGEST = 256 * 1024
+"""Characters of a source: Python reads it whole, and nothing else of this program runs meanwhile."""
+_QUICK = 32 * 1024
+"""What is compiled too: for longer ones that can take minutes (lambdas in lambdas), and Python waits for it."""
+_MOST_NODES = 1000
+_LONGEST_VALUE = 2000
 
 
 @dataclass(frozen=True)
@@ -82,19 +87,24 @@ def outline(name: str, source: str, description: str = "") -> Outline:
         description=description or of_module.summary or of_run.summary,
         parameters=tuple(_parameters(run.args, told)),
         is_async=isinstance(run, ast.AsyncFunctionDef),
-        returns=ast.unparse(run.returns) if run.returns is not None else "",
+        returns=_shown(run.returns) if run.returns is not None else "",
         doc=_all_said(of_module, of_run),
     )
 
 
 def compiled(name: str, source: str) -> None:
-    """`WorkflowSyntaxError` for what Python only refuses when it compiles: `return` outside of a function, …."""
-    _parsed(name, source, flags=0)
+    """`WorkflowSyntaxError` for what Python only refuses when it compiles: `return` outside of a function, ….
+
+    Of a long source that is found out only where it is called."""
+    if len(source) <= _QUICK:
+        _parsed(name, source, flags=0)
 
 
 def _parsed(name: str, source: str, flags: int = ast.PyCF_ONLY_AST) -> ast.Module:
-    if len(source) > _LARGEST:
-        raise WorkflowValidationError(f"the source of {name} is longer than {_LARGEST} characters; keep data elsewhere")
+    if len(source) > LARGEST:
+        raise WorkflowValidationError(
+            f"the source of {name} is longer than {LARGEST} characters; keep data in an artifact, code in a package"
+        )
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -109,6 +119,7 @@ def _parsed(name: str, source: str, flags: int = ast.PyCF_ONLY_AST) -> ast.Modul
 
 def _not_python(name: str, problem: SyntaxError | None, why: str) -> WorkflowSyntaxError:
     refused = WorkflowSyntaxError(f"the source of {name} is no Python: {why}")
+    refused.msg = str(refused)
     if problem is not None:
         refused.lineno, refused.offset, refused.text = problem.lineno, problem.offset, problem.text
     return refused
@@ -149,18 +160,35 @@ def _annotation(taken: ast.arg) -> str:
     if taken.annotation is None:
         return "Any"
     if isinstance(taken.annotation, ast.Constant) and isinstance(taken.annotation.value, str):
-        return taken.annotation.value
-    return ast.unparse(taken.annotation)
+        return taken.annotation.value[:_LONGEST_VALUE]
+    return _shown(taken.annotation)
 
 
 def _plain(node: ast.expr) -> Any:
     """The value of a literal that is JSON data, else the source of the expression."""
+    if _is_large(node):
+        return "…"
     try:
         value = ast.literal_eval(node)
         same = json.loads(json.dumps(value)) == value
     except (ValueError, TypeError, RecursionError, MemoryError):
         same = False
     return value if same else ast.unparse(node)
+
+
+def _shown(node: ast.expr) -> str:
+    return "…" if _is_large(node) else ast.unparse(node)
+
+
+def _is_large(node: ast.expr) -> bool:
+    """Whether it is too much for a list that shows every workflow."""
+    for count, part in enumerate(ast.walk(node)):
+        value = part.value if isinstance(part, ast.Constant) else None
+        if count > _MOST_NODES or (isinstance(value, (str, bytes)) and len(value) > _LONGEST_VALUE):
+            return True
+        if isinstance(value, int) and value.bit_length() > _LONGEST_VALUE:
+            return True
+    return False
 
 
 def _described(told: dict[str, str]) -> dict[str, str]:

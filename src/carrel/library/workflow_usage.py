@@ -13,7 +13,11 @@ from carrel.storage.seam import Store
 
 _LONGEST = 2000
 """What is kept of an error's text."""
+_LONGEST_TIME = 365 * 86400.0
+"""Seconds; a call that is said to have taken longer did not."""
 _log = logging.getLogger("carrel.library")
+
+_MOST = 2**53
 
 Counts = dict[str, Any]
 
@@ -33,14 +37,16 @@ class Usage:
         self._writing: asyncio.Task[None] | None = None
 
     def count(self, name: str, *, calls: int = 0, seconds: float = 0.0, error: str | None = None) -> None:
+        """What comes from inside is taken as far as it can be: a time that is none counts as no time."""
         at = self._now().isoformat(timespec="milliseconds")
+        seconds = min(float(seconds), _LONGEST_TIME) if seconds > 0 else 0.0  # not so for NaN either
         counts = self._new.setdefault(name, no_use())
         counts["calls"] += calls
         counts["seconds"] += seconds
         counts["last_used"] = at
         if error is not None:
             counts["failures"] += 1
-            counts["last_error"] = {"at": at, "message": error[:_LONGEST]}
+            counts["last_error"] = {"at": at, "message": _whole(error[:_LONGEST])}
         if self._writing is None or self._writing.done():
             self._writing = asyncio.get_running_loop().create_task(self._write())
 
@@ -76,7 +82,31 @@ class Usage:
         except ValueError as problem:
             _log.warning("%s cannot be read (%s); counting begins anew", self._key, problem)
             kept = {}
-        return kept if isinstance(kept, dict) else {}
+        if not isinstance(kept, dict):
+            _log.warning("%s cannot be read (it is no object); counting begins anew", self._key)
+            return {}
+        return {name: _mended(counts) for name, counts in kept.items()}
+
+
+def _whole(text: str) -> str:
+    """The text as it can be written: half a surrogate pair becomes a question mark."""
+    return text.encode("utf-8", "replace").decode("utf-8")
+
+
+def _mended(counts: Any) -> Counts:
+    """What was kept of one workflow, with nothing in the place of what is no number, text or error."""
+    mended = no_use()
+    if not isinstance(counts, dict):
+        return mended
+    for name in ("calls", "failures", "seconds"):
+        if isinstance(counts.get(name), (int, float)) and not isinstance(counts[name], bool):
+            number = min(max(counts[name], 0), _MOST)
+            mended[name] = number if name == "seconds" else int(number)
+    if isinstance(counts.get("last_used"), str):
+        mended["last_used"] = counts["last_used"]
+    if isinstance(counts.get("last_error"), dict):
+        mended["last_error"] = counts["last_error"]
+    return mended
 
 
 def _sum(kept: Counts, new: Counts) -> Counts:

@@ -6,13 +6,20 @@ from collections.abc import Awaitable, Callable, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-from carrel.errors import StorageWriteError, WorkflowExecutionError, WorkflowNotFoundError, WorkflowValidationError
+from carrel.errors import (
+    KeyRefused,
+    StorageWriteError,
+    WorkflowExecutionError,
+    WorkflowNotFoundError,
+    WorkflowValidationError,
+)
 from carrel.library.search import Index
 from carrel.library.skill_folders import FILE, read_skill
 from carrel.library.tools.names import near
 from carrel.library.workflow_history import History, Version
 from carrel.library.workflow_shelf import Shelf, Shelved, digest_of
 from carrel.library.workflow_source import (
+    LARGEST,
     LONGEST_NAME,
     checked_name,
     compiled,
@@ -23,6 +30,8 @@ from carrel.library.workflow_source import (
 from carrel.library.workflow_usage import Usage
 from carrel.storage.seam import Store
 
+LONGEST_DESCRIPTION = 4000
+_LONGEST_QUERY = 2000
 _log = logging.getLogger("carrel.library")
 
 
@@ -60,7 +69,7 @@ class WorkflowLibrary:
         """Those that fit best, the best first."""
         current = {shelved.key: shelved for shelved in await self._current()}
         self._index.update([shelved.entry for shelved in current.values()])
-        return [current[hit.key].shown() for hit in await self._index.search(str(query), int(limit))]
+        return [current[hit.key].shown() for hit in await self._index.search(str(query)[:_LONGEST_QUERY], int(limit))]
 
     async def get(self, name: str) -> dict[str, Any] | None:
         """The same with `source` and `usage`, or None; of a skill to be read, its instructions and files."""
@@ -79,7 +88,7 @@ class WorkflowLibrary:
         found = await self._found(name)
         if found is not None and found[0].kind == "workflow":
             await self._note([(found[0], await self._bytes(*found))])
-        versions = await self._history.of(found[0].name if found is not None else name)
+        versions = await self._history.of(found[0].name if found is not None else name[:LONGEST_NAME])
         if not versions and found is None:
             raise await self._unknown(name)
         return versions
@@ -90,9 +99,17 @@ class WorkflowLibrary:
         if found is None or found[0].kind != "instructions":
             raise WorkflowNotFoundError(f"there is no skill with a folder that is called {name!r}")
         folder = found[0].key.rpartition("/")[0]
-        data = await self._store.get(f"{folder}/{path}")
+        path = str(path)
+        try:
+            data = await self._store.get(f"{folder}/{path}")
+        except KeyRefused as refused:
+            # Its message speaks of keys, which are nothing to whoever asks.
+            why = "it is a link out of the base" if "link" in str(refused) else "it is no plain relative path"
+            raise WorkflowNotFoundError(f"the skill {name} has no file {path[:200]!r}: {why}") from None
         if data is None:
-            raise WorkflowNotFoundError(f"the skill {name} has no file {path!r}; get({name!r}) lists those it has")
+            raise WorkflowNotFoundError(
+                f"the skill {name} has no file {path[:200]!r}; get({name!r}) lists those it has"
+            )
         try:
             return data.decode("utf-8")
         except UnicodeDecodeError:
@@ -108,10 +125,14 @@ class WorkflowLibrary:
         checked_name(name)
         if not isinstance(source, str) or not isinstance(description, str):
             raise WorkflowValidationError(f"the source and the description of {name} are texts")
+        if len(source) > LARGEST + LONGEST_DESCRIPTION or len(description) > LONGEST_DESCRIPTION:
+            raise WorkflowValidationError(
+                f"{name} was not kept: a source has at most {LARGEST} characters, a description {LONGEST_DESCRIPTION};"
+                " keep data in an artifact, code in a package"
+            )
         source, own = without_description(source)
         description = description.strip() or own
-        compiled(name, source)
-        told = outline(name, source).description
+        told = await asyncio.to_thread(_described, name, source)
         text = with_description(source, description) if description and description != told else source
         try:
             data = text.encode("utf-8")
@@ -176,7 +197,7 @@ class WorkflowLibrary:
 
     def ended(self, name: str, seconds: float = 0.0, error: str | None = None) -> None:
         """A call has ended; `error` is what it raised."""
-        self._usage.count(str(name), seconds=float(seconds), error=None if error is None else str(error))
+        self._usage.count(str(name), seconds=seconds, error=None if error is None else str(error))
 
     async def record_use(self, name: str, seconds: float = 0.0, error: str | None = None) -> None:
         """Count a call that was made elsewhere, and wait until it is kept."""
@@ -202,7 +223,10 @@ class WorkflowLibrary:
         return await answers[verb](*args, **kwargs)
 
     async def _ended(self, name: str, seconds: float = 0.0, error: str | None = None) -> None:
-        self.ended(name, seconds, error)
+        """As code inside tells it, who may tell anything."""
+        found = self._shelf.find(str(name)[:_LONGEST_QUERY])
+        if found is not None:
+            self.ended(found.name, seconds if isinstance(seconds, (int, float)) else 0.0, error)
 
     async def close(self) -> None:
         """Write down what the next process needs not find out again; usable again afterwards."""
@@ -222,6 +246,8 @@ class WorkflowLibrary:
         """The one of this name, with its bytes where they are at hand."""
         if not isinstance(name, str):
             raise WorkflowValidationError(f"a workflow's name is a text, not {type(name).__name__}")
+        if len(name) > _LONGEST_QUERY:
+            return None
         if name.isidentifier() and len(name.encode()) <= LONGEST_NAME:
             found = await self._shelf.look(name)
             if found is not None:
@@ -237,6 +263,7 @@ class WorkflowLibrary:
 
     async def _unknown(self, name: str) -> WorkflowNotFoundError:
         names = [shelved.name for shelved in await self._current()]
+        name = name[:LONGEST_NAME]
         return WorkflowNotFoundError(f"there is no workflow {name}{near(name, names)}")
 
     async def _note(self, found: Sequence[tuple[Shelved, bytes]]) -> None:
@@ -245,14 +272,25 @@ class WorkflowLibrary:
             return
         try:
             async with _Held(self._store, self._notes):
-                await self._history.note([_version(shelved, data) for shelved, data in found])
+                await self._history.note([_version(shelved, data) for shelved, data in await self._as_now(found)])
         except StorageWriteError as problem:
             _log.warning("versions of %d workflows were not kept: %s", len(found), problem)
+
+    async def _as_now(self, found: Sequence[tuple[Shelved, bytes]]) -> list[tuple[Shelved, bytes]]:
+        """The same as it is in this moment: what was read before the lock was had may be older than what is noted."""
+        stamps = await self._store.stamps([shelved.key for shelved, _ in found])
+        steady = [pair for pair, stamp in zip(found, stamps, strict=True) if stamp == pair[0].stamp]
+        other = [pair[0] for pair, stamp in zip(found, stamps, strict=True) if stamp not in (None, pair[0].stamp)]
+        datas = await self._store.get_many([shelved.key for shelved in other])
+        return steady + [(shelved, data) for shelved, data in zip(other, datas, strict=True) if data is not None]
 
     async def _shown_skill(self, shelved: Shelved, data: bytes) -> dict[str, Any]:
         folder = shelved.key.rpartition("/")[0]
         files = [key[len(folder) + 1 :] for key in await self._store.list(folder)]
-        skill = read_skill(folder.rpartition("/")[2], data.decode("utf-8", "replace"))
+        try:
+            skill = read_skill(folder.rpartition("/")[2], data.decode("utf-8", "replace"))
+        except ValueError as problem:
+            raise WorkflowValidationError(f"the skill {shelved.name} cannot be read: {problem}") from None
         return {
             **shelved.shown(),
             "source": skill.instructions,
@@ -278,6 +316,12 @@ class _Held:
     async def __aexit__(self, *problem: object) -> None:
         if self._lock is not None:
             await asyncio.shield(self._lock.release())
+
+
+def _described(name: str, source: str) -> str:
+    """What a source that can be kept says of itself; `WorkflowValidationError` for another."""
+    compiled(name, source)
+    return outline(name, source).description
 
 
 def _version(shelved: Shelved, data: bytes) -> Version:

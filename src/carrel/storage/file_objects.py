@@ -12,6 +12,9 @@ from carrel.storage.file_tree import FileTree, hidden_beside, write_failed
 from carrel.storage.libc import exchange
 
 _PIECE = 1024 * 1024
+_NEW = ".new-"
+_ABANDONED = 3600
+"""Seconds."""
 
 
 def _unique() -> str:
@@ -57,6 +60,27 @@ def make_folders(folder: str, root: str) -> None:
         os.chmod(folder, 0o700)
         if len(folder) <= len(root):
             sync_folder(above)  # names below the root are synced with what is written there, those above it only here
+
+
+def new_beside(tree: FileTree, folder: str) -> str:
+    """The path for a file that is to be filled and then put in its place; what a crash left of others goes."""
+    if folder not in tree.swept:
+        tree.swept.add(folder)
+        _sweep(folder)
+    return f"{folder}/{_NEW}{_unique()}"
+
+
+def _sweep(folder: str) -> None:
+    """Remove what was begun and, for so long, neither filled further nor put in its place: its writer is gone."""
+    try:
+        with os.scandir(folder) as found:
+            begun = [entry for entry in found if entry.name.startswith(_NEW)]
+        for entry in begun:
+            state = entry.stat(follow_symlinks=False)
+            if stat.S_ISREG(state.st_mode) and time.time() - state.st_mtime > _ABANDONED:
+                os.unlink(entry.path)
+    except OSError:
+        return  # somebody else is at it, or it resists; nothing depends on it
 
 
 def sync_folder(path: str) -> None:
@@ -137,7 +161,7 @@ def _placed(
     made = make and not os.path.isdir(folder)
     if made:
         make_folders(folder, tree.root)
-    temp = f"{folder}/.new-{_unique()}"
+    temp = new_beside(tree, folder)
     try:
         fill(temp)
         placed = place(temp)

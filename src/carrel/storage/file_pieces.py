@@ -5,7 +5,7 @@ import os
 import time
 
 from carrel.errors import KeyMissing
-from carrel.storage.file_objects import make_file, make_folders, sync_folder, sync_names, write_all
+from carrel.storage.file_objects import make_file, make_folders, new_beside, sync_folder, sync_names, write_all
 from carrel.storage.file_tree import FileTree, OpenFile, read_failed, write_failed
 
 PIECE = 1024 * 1024
@@ -21,9 +21,9 @@ class Arriving:
         self._path = tree.guarded(key)
         folder = os.path.dirname(self._path)
         self._made = not os.path.isdir(folder)
-        self._temp = f"{folder}/.new-{os.urandom(8).hex()}"
         try:
             make_folders(folder, tree.root)
+            self._temp = new_beside(tree, folder)
             self._file = OpenFile(make_file(self._temp, os.O_WRONLY))
         except OSError as error:
             raise write_failed(self._path, error) from error

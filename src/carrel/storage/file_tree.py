@@ -88,6 +88,8 @@ class FileTree:
         self.root = os.path.abspath(root)
         self._told: set[str] = set()
         """The links that lead out and were told of."""
+        self.swept: set[str] = set()
+        """The folders that were looked through for what a crash left."""
 
     # --- where a key is ---------------------------------------------------------------------------------------------
 

@@ -59,6 +59,9 @@ def raised(error: dict[str, Any]) -> Exception:
     except TypeError:
         # Some of Python's own want more than a message.
         problem = HostCallError(f"{name}: {message}")
+    if isinstance(problem, SyntaxError):
+        # A traceback shows this and not the argument; a class that is two of Python's own has the other one's start.
+        problem.msg = message
     attributes = values.decode(error.get("attributes"))
     for attribute, value in attributes.items() if isinstance(attributes, dict) else ():
         if str(attribute).isidentifier() and not str(attribute).startswith("_"):

@@ -232,3 +232,21 @@ async def test_a_name_of_the_host_in_another_thread(inside: Inside) -> None:
     code = "from concurrent.futures import ThreadPoolExecutor\nwith ThreadPoolExecutor(4) as pool:\n"
     code += "    found = list(pool.map(workflows.twice, range(8)))\nfound"
     assert await inside.value(code) == [0, 2, 4, 6, 8, 10, 12, 14]
+
+
+async def test_a_source_that_is_no_python_says_where_in_the_traceback_too(inside: Inside) -> None:
+    result = await inside.run("workflows.create('w', 'def run(:', 'd')")
+    assert result.error_type == "WorkflowSyntaxError"
+    assert "the source of w is no Python: line 1" in (result.error or "")
+    code = (
+        "try:\n    workflows.create('w', 'def run(:', 'd')\nexcept SyntaxError as e:\n    said = e\nsaid.msg, str(said)"
+    )
+    message, said = await inside.value(code)
+    assert message == said
+    assert message.startswith("the source of w is no Python: line 1")
+
+
+async def test_an_error_with_half_a_character_comes_as_it_is(inside: Inside) -> None:
+    await inside.workflows.add("half", "def run(): raise ValueError(chr(0xd83d))")
+    assert (await inside.run("workflows.half()")).error_type == "ValueError"
+    assert ((await inside.workflows.get("half")) or {})["usage"]["failures"] == 1

@@ -237,7 +237,7 @@ async def test_secrets_are_filled_in_and_never_told(unruly: Make) -> None:
 
 async def test_complaints_that_are_cut_have_no_rest_of_a_secret(unruly: Make) -> None:
     key = "sk-LIVE-0123456789abcdefXYZ"
-    for padding in (4000 - 12, 32 * 1024 - 12):
+    for padding in (4000 - 12, 4096 - 12, 32 * 1024 - 12):
         loud = f"printf %s $TOKEN >&2; head -c {padding} /dev/zero | tr '\\0' '~' >&2; exit 1"
         server = unruly(command="sh", args=["-c", loud], env={"TOKEN": "${KEY}"}, secrets=Secrets({"KEY": key}))
         with pytest.raises(ToolCallError, match="~~~") as failed:

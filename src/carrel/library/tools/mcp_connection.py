@@ -73,8 +73,9 @@ class Connection:
         if type(problem).__name__ == "ConnectError":
             return "it could not be reached"
         said = str(problem) or type(problem).__name__
-        if said.startswith("Failed to parse"):
-            return "its answer is no MCP result"
+        if said.startswith("Failed to parse") and "validation error" in said:
+            # What follows is a page of pydantic's, with the answer cut in pieces that nothing can be hidden in.
+            return "its answer is no MCP result, or no JSON"
         unsaid = (
             said in ("Server returned an error response", "Not Found") or type(problem).__name__ == "HTTPStatusError"
         )
