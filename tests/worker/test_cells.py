@@ -1,7 +1,10 @@
 """Code runs in names that last, its last expression is its value, and whatever it does has an outcome."""
 
+import linecache
+
 import pytest
 
+from carrel.worker import cells
 from tests.worker.driver import Session
 
 
@@ -213,3 +216,14 @@ def test_unknown_requests_are_answered(session: Session) -> None:
     assert "no request" in session.request(op="dance")["error"]
     assert "error" in session.request(op="file", do="eat")
     assert session.value("1") == 1
+
+
+def test_the_oldest_sources_go_and_no_newer_one_of_the_same_name() -> None:
+    for _ in range(600):
+        cells.Cell("1", "<cell of many>")
+        cells.Cell("2", "<cell of another>")
+    assert linecache.getline("<cell of many>", 1) == "1"
+    for number in range(600):
+        cells.Cell("3", f"<cell {number} of a third>")
+    assert linecache.getline("<cell of many>", 1) == ""
+    assert linecache.getline("<cell 599 of a third>", 1) == "3"

@@ -82,17 +82,20 @@ class _Sources:
     """The source of the last cells, for tracebacks; the oldest goes when there is too much of it."""
 
     def __init__(self) -> None:
-        self._kept: deque[tuple[str, int]] = deque()
+        self._kept: deque[tuple[str, tuple[Any, ...]]] = deque()
         self._size = 0
 
     def keep(self, code: str, filename: str) -> None:
-        _cache[filename] = (len(code), None, code.splitlines(keepends=True), filename)
-        self._kept.append((filename, len(code)))
+        source = (len(code), None, code.splitlines(keepends=True), filename)
+        _cache[filename] = source
+        self._kept.append((filename, source))
         self._size += len(code)
         while len(self._kept) > 1 and (len(self._kept) > _KEPT_CELLS or self._size > _KEPT_SOURCE):
-            oldest, size = self._kept.popleft()
-            _cache.pop(oldest, None)
-            self._size -= size
+            oldest, source = self._kept.popleft()
+            if _cache.get(oldest) is source:
+                # Otherwise another session of this process has a cell of this name, which is newer.
+                del _cache[oldest]
+            self._size -= source[0]
 
 
 _sources = _Sources()
