@@ -5,6 +5,9 @@
 .PHONY: help demo test check gates soak bench constraints clean run-venv dev-venv
 
 PYTEST = .venv/bin/python -m pytest
+DOCS = tests/test_docs.py tests/cli/test_documented.py
+# Half of the time a test waits for a process or a server: twice as many as there are processors keep them busy.
+PARALLEL = -n $(shell expr 2 \* $$(nproc))
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -12,21 +15,21 @@ help:  ## this list
 demo: run-venv  ## install carrel into .venv and take the tour, offline
 	@.venv/bin/carrel demo
 
-test: dev-venv  ## all tests but the soak tests, in parallel
-	@$(PYTEST) -n auto -m "not slow"
+test: dev-venv  ## all tests but the soak tests, and the docs' examples, which `make check` runs
+	@$(PYTEST) $(PARALLEL) -m "not slow" $(patsubst %,--ignore=%,$(DOCS))
 
 check: dev-venv  ## style, types, the order of the rooms, and the examples in the docs
 	.venv/bin/ruff check .
 	.venv/bin/ruff format --check .
 	.venv/bin/python -m mypy
 	.venv/bin/lint-imports
-	$(PYTEST) -q -n auto tests/test_docs.py tests/cli/test_documented.py
+	$(PYTEST) -q $(PARALLEL) $(DOCS)
 
 gates: dev-venv  ## show that each check can fail: plant a violation for each and want a no
 	@scripts/seed-violations
 
 soak: dev-venv  ## the slow tests: crashes, full disks and big logs, many times over
-	@$(PYTEST) -n auto -m slow
+	@$(PYTEST) $(PARALLEL) -m slow
 
 bench: dev-venv  ## how fast it is, against the plain way, ipykernel, and docker where an engine answers
 	@.venv/bin/python bench/run.py

@@ -10,7 +10,7 @@ import pytest
 TEST = "tests/storage/test_suite_locks.py::test_the_holder_is_named"
 
 
-@pytest.mark.parametrize("workers", ["-n0", "-n1"])
+@pytest.mark.parametrize("workers", ["-n0", pytest.param("-n1", marks=pytest.mark.slow)])
 def test_on_a_machine_without_redis_its_tests_are_named_as_not_run(tmp_path: Path, workers: str) -> None:
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"--basetemp={tmp_path / 'run'}"]
     bare = {**os.environ, "PATH": str(tmp_path)}  # no redis-server in it, and no apt-get

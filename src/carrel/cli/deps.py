@@ -6,7 +6,7 @@ import typer
 
 from carrel.cli import show
 from carrel.cli.bases import Base, Json, group, opened
-from carrel.cli.ending import FAILED, TaskFailed, waits
+from carrel.cli.ending import TaskFailed, waits
 
 app = group("The packages that sessions of a base have.")
 
@@ -68,7 +68,5 @@ def _print(reports: list[dict[str, Any]], as_json: bool) -> None:
                 show.say(f"{what.replace('_', ' ')}: {', '.join(packages)}", "red" if what == "failed" else "")
         if not any(said.values()):
             show.say("Nothing to do.")
-    if said.get("failed") and as_json:
-        raise typer.Exit(FAILED)
     if said.get("failed"):
         raise TaskFailed(messages or f"{', '.join(said['failed'])} could not be had")

@@ -57,6 +57,8 @@ async def test_a_time_that_is_no_number(executor: Executor) -> None:
     assert (await executor.run("1 + 1", timeout=None)).value == 2
 
 
+# The worker's own test of it is part of every run.
+@pytest.mark.slow
 async def test_ten_megabytes_of_code(executor: Executor) -> None:
     code = "x = 1\n" * 1_700_000 + "x"
     result = await executor.run(code, timeout=100)
