@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import signal
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 
@@ -12,6 +13,9 @@ from carrel.errors import StorageUnavailable
 from carrel.storage.redis_store import RedisStore
 from tests.real_redis import NoRedis, RealRedis
 from tests.storage.suite import KINDS, Place, differs
+
+# In the background of a shell SIGINT comes ignored, and every process of a test would inherit that.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # How long an example takes says something about the machine, not about carrel.
 settings.register_profile("carrel", deadline=None)
