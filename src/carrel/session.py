@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import shlex
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, aclosing
+from contextlib import AbstractContextManager, AsyncExitStack, aclosing
 from contextvars import ContextVar
 from dataclasses import dataclass
 from types import TracebackType
@@ -136,6 +136,7 @@ class Session:
         """The workflows that have begun and not ended, by name."""
         self._registered: list[ToolProvider] = []
         self._closed = False
+        self._closing: asyncio.Task[None] | None = None
 
     def _hidden(self, text: str) -> str:
         return self._library.secrets.hide(text) if self._library is not None else text
@@ -183,20 +184,26 @@ class Session:
         return self._library
 
     async def close(self) -> None:
-        """End everything of the session; twice is harmless."""
-        if self._closed:
-            return
+        """End everything of the session; twice is harmless, and whoever asks waits until it is done."""
         self._closed = True
-        try:
-            await self.executor.close()
-        finally:
-            # A start that was under way has the library's programs; it ends first.
-            async with self._starting:
-                if self._library is not None:
-                    await self._library.tools.close()
-            await self._log.flush()
+        if self._closing is None:
+            self._closing = asyncio.get_running_loop().create_task(self._close())
+        # A caller that is cancelled leaves it to finish: half closed, a program of the library would live on.
+        await asyncio.shield(self._closing)
+
+    async def _close(self) -> None:
+        async with AsyncExitStack() as last:
             if self._owns_storage:
-                await self.storage.close()
+                last.push_async_callback(self.storage.close)
+            last.push_async_callback(self._log.flush)
+            last.push_async_callback(self._close_tools)
+            await self.executor.close()
+
+    async def _close_tools(self) -> None:
+        # A start that was under way has the library's programs; it ends first.
+        async with self._starting:
+            if self._library is not None:
+                await self._library.tools.close()
 
     async def __aenter__(self) -> Self:
         try:

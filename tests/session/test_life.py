@@ -97,3 +97,29 @@ async def test_a_base_named_from_here_stays_there(open_session: Open, tmp_path: 
         os.chdir(before)
     assert os.listdir(tmp_path / "two") == []
     assert (tmp_path / "one" / "base né here" / "workflows" / "w.py").exists()
+
+
+async def test_who_closes_waits_until_nothing_is_left_also_when_another_gave_up(base: Path) -> None:
+    session = Session.inprocess(base)
+    ended: list[str] = []
+
+    class Slow:
+        name = "slow"
+
+        async def definitions(self) -> list[Any]:
+            return []
+
+        async def call(self, tool: Any, arguments: Any, stream: Any = None) -> Any:
+            return None
+
+        async def close(self) -> None:
+            await asyncio.sleep(0.2)
+            ended.append("slow")
+
+    session._registered.append(Slow())
+    await session.start()
+    first = asyncio.create_task(session.close())
+    await asyncio.sleep(0.05)
+    first.cancel()
+    await session.close()
+    assert ended == ["slow"]
