@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 
@@ -41,8 +43,8 @@ def alive(processes: dict[int, str]) -> list[int]:
     return [pid for pid, began in processes.items() if started(pid) == began]
 
 
-def wait_gone(processes: dict[int, str], seconds: float) -> list[int]:
-    """What of them is left after so many seconds."""
+def wait_gone(processes: dict[int, str], seconds: float = 60.0) -> list[int]:
+    """What of them is left when all are gone, or after so many seconds."""
     end = time.monotonic() + seconds
     while (left := alive(processes)) and time.monotonic() < end:
         time.sleep(0.01)
@@ -51,6 +53,19 @@ def wait_gone(processes: dict[int, str], seconds: float) -> list[int]:
 
 def descriptors() -> int:
     return len(os.listdir("/proc/self/fd"))
+
+
+async def until(held: Callable[[], object], seconds: float = 60.0) -> None:
+    """Wait for something that nobody here could set an event for."""
+    async with asyncio.timeout(seconds):
+        while not held():  # noqa: ASYNC110 -- as it says
+            await asyncio.sleep(0.01)
+
+
+def mounts() -> list[str]:
+    """What is mounted where a session's mounts are made; elsewhere other programs may mount meanwhile."""
+    places = [row.split()[4] for row in Path("/proc/self/mountinfo").read_text().splitlines()]
+    return [place for place in places if place in ("/tmp", "/run", "/var", "/mnt", "/usr") or ".carrel" in place]
 
 
 def memory(pid: int | str = "self") -> int:

@@ -88,8 +88,10 @@ def test_doctor_has_a_row_for_every_part() -> None:
     found = json.loads(carrel("doctor", "--json").stdout)
     assert done.returncode == (0 if found["sandbox"] else 3)
     assert {"user", "mount", "pid", "net", "seccomp", "memory"} <= {part["name"] for part in found["parts"]}
-    assert all(part["in_force"] or (part["why"] and part["how_to_get_it"]) for part in found["parts"])
-    assert all(part["what"] in done.stdout for part in found["parts"])
+    assert [part["name"] for part in found["containers"]] == ["engine", "runsc"]
+    rows = [*found["parts"], *found["containers"]]
+    assert all(part["in_force"] or (part["why"] and part["how_to_get_it"]) for part in rows)
+    assert all(part["what"] in done.stdout for part in rows)
 
 
 def test_where_nothing_can_be_confined_doctor_says_3_and_required_says_why() -> None:

@@ -76,6 +76,20 @@ async def test_where_there_is_no_fork_it_is_said_why(tmp_path: Path, settings: d
         assert (await executor.run("x")).value == 5
 
 
+async def test_a_full_disk_costs_nothing_of_a_file_that_is_changed() -> None:
+    config = SubprocessConfig(sandbox="required", limits=Limits(disk=2 * MIB))
+    async with SubprocessExecutor(config) as executor:
+        content = b"A" * 500_000 + b"MARK" + b"B" * 100
+        await executor.write_file("code.py", content)
+        await executor.run("open('fill', 'wb').write(b'x' * 1_200_000)")
+        with pytest.raises(OSError, match="space"):
+            await executor.str_replace("code.py", "MARK", "C" * 900_000)
+        with pytest.raises(OSError, match="space"):
+            await executor.write_file("code.py", b"D" * 1_500_000)
+        assert await executor.read_file("code.py") == content
+        assert [entry.name for entry in await executor.list_files()] == ["code.py", "fill"]
+
+
 async def test_the_disk_limit_is_an_error_of_the_code() -> None:
     async with SubprocessExecutor(SubprocessConfig(sandbox="required", limits=Limits(disk=8 * MIB))) as executor:
         result = await executor.run("open('f', 'wb').write(b'x' * (16 << 20))")
@@ -160,3 +174,16 @@ def test_how_it_ended_is_told_in_words(status: int | None, broke: str, said: str
     ending = told_ending(status, broke)
     assert ending.error_type == "Crashed"
     assert said in ending.text
+
+
+async def test_asking_what_is_possible_before_the_start_changes_nothing(tmp_path: Path) -> None:
+    (tmp_path / "given.txt").write_text("given")
+    executor = SubprocessExecutor(SubprocessConfig(sandbox="off", workspace=tmp_path))
+    assert "timeout" in executor.supported_capabilities()
+    try:
+        assert (await executor.run("open('given.txt').read()")).value == "given"
+        await executor.run("open('given.txt', 'w').write('changed')")
+        assert (tmp_path / "given.txt").read_text() == "given"
+        assert [change.path for change in await executor.changed_files()] == ["given.txt"]
+    finally:
+        await executor.close()

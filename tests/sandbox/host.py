@@ -73,7 +73,7 @@ class Session:
 
     def hear(self) -> tuple[dict[str, Any], list[int]]:
         """The next record of init."""
-        self.control.line.settimeout(30)
+        self.control.line.settimeout(60)
         found = self.control.receive()
         assert found is not None, "init is gone"
         return found
@@ -192,7 +192,7 @@ class Zygote:
         os.waitpid(self.pid, 0)
 
 
-def wait_gone(pid: int, seconds: float = 5.0) -> None:
+def wait_gone(pid: int, seconds: float = 60.0) -> None:
     """Until no such process is there any more."""
     end = time.monotonic() + seconds
     while os.path.exists(f"/proc/{pid}"):

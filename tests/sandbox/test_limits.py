@@ -54,7 +54,7 @@ def test_memory_of_all_processes_counts_where_a_cgroup_holds_it(start: Callable[
         "list(iter(lambda: os.read(r, 10), b''))\n"
         "look = os.WEXITED | os.WNOHANG | os.WNOWAIT\n"
         "def dead(): return sum(os.waitid(os.P_PID, p, look) is not None for p in pids)\n"
-        "import time; end = time.monotonic() + (5 if held else 0)\n"
+        "import time; end = time.monotonic() + (60 if held else 0)\n"
         "while dead() < 2 and time.monotonic() < end: time.sleep(0.01)\nanswer = dead()"
     )
     held = host.user is None and "memory" in cgroups.trees()
@@ -111,7 +111,7 @@ def test_zombies_are_reaped(start: Callable[..., Session]) -> None:
     session = start()
     orphan = "  if os.fork() == 0:\n    if os.fork() == 0: os._exit(0)\n    os._exit(0)\n  os.wait()"
     session.value(f"import os\nfor _ in range(100):\n{orphan}")
-    end = time.monotonic() + 5
+    end = time.monotonic() + 60
     count = "import os; answer = len([n for n in os.listdir('/proc') if n.isdigit()])"
     while session.value(count) > 2:
         assert time.monotonic() < end, "orphans are left as zombies"

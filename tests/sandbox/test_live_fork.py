@@ -190,7 +190,7 @@ def test_a_place_that_nobody_entered_is_gone_with_its_line(start: Start) -> None
         theirs.close()
         assert session.hear()[0]["op"] == "fork_ready"
         ours.close()
-        end = time.monotonic() + 5
+        end = time.monotonic() + 60
         while len(session.value("import os; answer = [n for n in os.listdir('/proc') if n.isdigit()]")) > 2:
             assert time.monotonic() < end, "the place is still there"
     reply = session.run("settings['enter_fork']()")
@@ -270,7 +270,7 @@ def test_a_family_leaves_nothing(start: Start, host: Host) -> None:
     forks = [session.fork() for _ in range(3)]
     for other in forks:
         other.close()
-    end = time.monotonic() + 5
+    end = time.monotonic() + 60
     while len(session.value("import os; answer = [n for n in os.listdir('/proc') if n.isdigit()]")) > 2:
         assert time.monotonic() < end, "processes of closed forks are left"
     session.close()

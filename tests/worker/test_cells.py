@@ -1,6 +1,8 @@
 """Code runs in names that last, its last expression is its value, and whatever it does has an outcome."""
 
 import linecache
+import time
+from pathlib import Path
 
 import pytest
 
@@ -227,3 +229,45 @@ def test_the_oldest_sources_go_and_no_newer_one_of_the_same_name() -> None:
         cells.Cell("3", f"<cell {number} of a third>")
     assert linecache.getline("<cell of many>", 1) == ""
     assert linecache.getline("<cell 599 of a third>", 1) == "3"
+
+
+@pytest.mark.parametrize(
+    ("code", "harmless"),
+    [
+        ("1 + 1", True),
+        ("name", True),
+        ("(name, 'text')", True),
+        ("[1, 2, 3]", True),
+        ("name = 5", True),
+        ("call(name)", False),
+        ("(*name,)", False),
+        ("[*name]", False),
+        ("(name).field", False),
+        ("(name + 1)", False),
+        ("(name, call())[0]", False),
+    ],
+)
+def test_only_names_literals_and_their_sums_can_do_no_harm(code: str, harmless: bool) -> None:
+    assert cells.Cell(code, "<cell>").harmless is harmless
+
+
+def test_an_expression_is_read_as_a_statement_would_be(everywhere: Session) -> None:
+    assert everywhere.run(" 1").error_type == "IndentationError"
+    assert everywhere.value("(  # one\n    1\n)") == 1
+    assert everywhere.value("'a\\tb'  # a tab") == "a\tb"
+    assert everywhere.value("7;") == 7
+    outcome = everywhere.run("(1).missing()")
+    assert outcome.error is not None
+    assert "(1).missing()" in outcome.error
+
+
+def test_after_requests_in_quick_succession_it_sleeps_again(session: Session) -> None:
+    for _ in range(200):
+        assert session.value("1 + 1") == 2
+    time.sleep(0.05)
+    own = Path(f"/proc/{session.pid}/schedstat")
+    before = int(own.read_text().split()[0])
+    time.sleep(0.5)
+    # It would be half a second if it went on looking for the next one.
+    assert int(own.read_text().split()[0]) - before < 50_000_000
+    assert session.value("1 + 1") == 2

@@ -2,6 +2,7 @@
 
 import base64
 import os
+import select
 import signal
 import time
 from pathlib import Path
@@ -19,7 +20,7 @@ def alive(pid: int) -> bool:
 
 
 def gone(pid: int) -> None:
-    until = time.monotonic() + 20
+    until = time.monotonic() + 60
     while alive(pid):
         assert time.monotonic() < until, f"{pid} lives on"
         time.sleep(0.005)
@@ -78,7 +79,7 @@ def test_a_timeout_ends_the_whole_tree_and_keeps_the_output(everywhere: Session)
     done = everywhere.execute(
         "echo begun; echo $$ >pids; (sleep 1000 & echo $! >>pids; wait) & setsid sleep 1000 & echo $! >>pids;"
         " (setsid sh -c 'echo $$ >>pids; sleep 1000' &) ; nohup sh -c 'echo $$ >>pids; sleep 1000' & sleep 1000",
-        timeout=0.5,
+        timeout=2,
     )
     assert (done["exit_code"], done["timed_out"], done["stdout"]) == (124, True, b"begun\n")
     pids = [int(word) for word in (Path(everywhere.home) / "pids").read_text().split()]
@@ -89,7 +90,7 @@ def test_a_timeout_ends_the_whole_tree_and_keeps_the_output(everywhere: Session)
 
 
 def test_a_command_that_ignores_signals_is_ended_too(session: Session) -> None:
-    done = session.execute("trap '' TERM INT HUP; echo on; while :; do sleep 0.05; done", timeout=0.3)
+    done = session.execute("trap '' TERM INT HUP; echo on; while :; do sleep 0.05; done", timeout=1)
     assert (done["exit_code"], done["stdout"]) == (124, b"on\n")
 
 
@@ -111,10 +112,10 @@ def test_a_background_writer_is_not_cut_off_and_blocks_nobody(session: Session) 
     number = session.ask(op="exec", command="(while :; do echo tick; sleep 0.01; done) & echo started")
     done = session.result(number)
     assert done["fds"] >= 1
-    time.sleep(0.1)
     (listed,) = session.request(op="processes")["processes"]
     assert listed["members"]
     # The pipe is the host's now, and what is written meanwhile comes out of it.
+    assert select.select([session.left_open[0]], [], [], 60)[0], "nothing was written"
     assert b"tick" in os.read(session.left_open[0], 65536)
     session.request(op="kill", of=number)
     assert session.request(op="processes")["processes"] == []
@@ -123,7 +124,7 @@ def test_a_background_writer_is_not_cut_off_and_blocks_nobody(session: Session) 
 def test_background_on_request(session: Session) -> None:
     done = session.execute("read line; echo $line >got; sleep 1000", background=True, stdin=b"hello\n")
     assert (done["exit_code"], done["fds"]) == (None, 2)
-    until = time.monotonic() + 20
+    until = time.monotonic() + 60
     while not (Path(session.home) / "got").exists() or not (Path(session.home) / "got").read_text():
         assert time.monotonic() < until
         session.request(op="processes")

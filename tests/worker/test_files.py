@@ -2,11 +2,14 @@
 
 import base64
 import os
+import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from carrel.worker import files
 from tests.worker.driver import Session
 
 
@@ -76,6 +79,100 @@ def test_making_and_removing(session: Session) -> None:
     assert session.request(op="file", do="stat", path="a")["error_type"] == "FileNotFoundError"
 
 
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of one megabyte."""
+    if os.geteuid() != 0:
+        pytest.skip("making a file system of its own needs root")
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "carrel-test", str(tmp_path)], check=True)
+    yield tmp_path
+    subprocess.run(["umount", str(tmp_path)], check=True)
+
+
+def replaced(home: Path, name: str, old: str, new: str) -> None:
+    files.answer({"do": "replace", "path": name, "old": old, "new": new}, str(home))
+
+
+def put(home: Path, name: str, data: bytes, **more: Any) -> dict[str, Any]:
+    return files.answer({"do": "write", "path": name, "data": base64.b64encode(data).decode(), **more}, str(home))
+
+
+def test_a_full_disk_costs_nothing_of_the_file(small_disk: Path) -> None:
+    before = b"A" * 400_000 + b"MARK"
+    (small_disk / "f").write_bytes(before)
+    (small_disk / "one").write_bytes(before)
+    os.link(small_disk / "one", small_disk / "two")
+    for name in ("f", "one"):
+        with pytest.raises(OSError, match=f"No space left on device: .*/{name}'"):
+            replaced(small_disk, name, "MARK", "C" * 700_000)
+        with pytest.raises(OSError, match="No space"):
+            put(small_disk, name, b"D" * 900_000)
+        assert (small_disk / name).read_bytes() == before
+    put(small_disk, "big", b"E" * 100_000, part="p1", first=True, more=True)
+    with pytest.raises(OSError, match="No space"):
+        put(small_disk, "big", b"E" * 900_000, part="p1")
+    assert sorted(os.listdir(small_disk)) == ["f", "one", "two"]
+
+
+def test_where_there_is_no_room_for_both_what_is_no_longer_is_written(small_disk: Path) -> None:
+    (small_disk / "f").write_bytes(b"A" * 800_000 + b"MARK")
+    replaced(small_disk, "f", "MARK", "mark")
+    assert (small_disk / "f").read_bytes() == b"A" * 800_000 + b"mark"
+    put(small_disk, "f", b"B" * 700_000)
+    assert (small_disk / "f").read_bytes() == b"B" * 700_000
+    assert os.listdir(small_disk) == ["f"]
+
+
+def test_what_is_written_over_is_otherwise_as_it_was(tmp_path: Path) -> None:
+    home = tmp_path
+    (home / "run").write_text("one")
+    (home / "run").chmod(0o751)
+    (home / "link").symlink_to("run")
+    (home / "twin").write_text("one")
+    os.link(home / "twin", home / "brother")
+    if os.geteuid() == 0:
+        os.chown(home / "run", 1234, 4321)
+    before = (home / "run").stat()
+    replaced(home, "link", "one", "three")
+    put(home, "brother", b"both")
+    after = (home / "run").stat()
+    assert ((home / "run").read_text(), (home / "link").is_symlink()) == ("three", True)
+    assert (after.st_mode, after.st_uid, after.st_gid) == (before.st_mode, before.st_uid, before.st_gid)
+    assert (home / "twin").read_text() == "both"
+    (home / "to").symlink_to("new")
+    put(home, "to", b"through")
+    assert (home / "new").read_text() == "through"
+    assert sorted(os.listdir(home)) == ["brother", "link", "new", "run", "to", "twin"]
+
+
+def test_a_file_that_is_mounted_by_itself(tmp_path: Path) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("mounting needs root")
+    (tmp_path / "source").write_text("one")
+    (tmp_path / "at").write_text("")
+    subprocess.run(["mount", "--bind", str(tmp_path / "source"), str(tmp_path / "at")], check=True)
+    try:
+        replaced(tmp_path, "at", "one", "2")
+        assert (tmp_path / "source").read_text() == "2"
+        put(tmp_path, "at", b"a", part="p", first=True, more=True)
+        put(tmp_path, "at", b"b", part="p")
+        assert (tmp_path / "source").read_text() == "ab"
+    finally:
+        subprocess.run(["umount", str(tmp_path / "at")], check=True)
+    assert sorted(os.listdir(tmp_path)) == ["at", "source"]
+
+
+def test_pieces_are_seen_when_the_last_has_come(tmp_path: Path) -> None:
+    (tmp_path / "f").write_text("before")
+    assert put(tmp_path, "f", b"one ", part="p1", first=True, more=True)["beside"] is True
+    assert (tmp_path / "f").read_text() == "before"
+    put(tmp_path, "f", b"two", part="p1")
+    assert (tmp_path / "f").read_text() == "one two"
+    put(tmp_path, "f", b"three", part="p2", first=True, more=True)
+    put(tmp_path, "f", b"", part="p2", forget=True)
+    assert (os.listdir(tmp_path), (tmp_path / "f").read_text()) == (["f"], "one two")
+
+
 @pytest.mark.parametrize(
     ("wanted", "error"),
     [
@@ -87,6 +184,9 @@ def test_making_and_removing(session: Session) -> None:
         ({"do": "write", "path": ".", "data": ""}, "IsADirectoryError"),
         ({"do": "write", "path": "f", "data": "!"}, "ValueError"),
         ({"do": "list", "path": "missing"}, "FileNotFoundError"),
+        ({"do": "replace", "path": "fifo", "old": "a", "new": "b"}, "ValueError"),
+        ({"do": "write", "path": "fifo", "data": ""}, "OSError"),
+        ({"do": "write", "path": "f", "data": "", "part": "../x", "first": True}, "ValueError"),
         ({"do": "read", "path": "loop"}, "OSError"),
     ],
 )

@@ -24,7 +24,7 @@ class Branch:
         there.close()
         os.close(self.stdout.write_end)
         os.close(self.stderr.write_end)
-        here.settimeout(30)
+        here.settimeout(60)
         self.line = Line(here)
         if "pid" in self.answer:
             self.ready, _ = self.line.read()
@@ -43,7 +43,7 @@ class Branch:
 
     def close(self) -> None:
         self.line.close()
-        until = time.monotonic() + 20
+        until = time.monotonic() + 60
         while "pid" in self.answer and _runs(self.answer["pid"]):
             assert time.monotonic() < until
             time.sleep(0.005)
@@ -84,7 +84,7 @@ def test_a_branch_outlives_its_trunk() -> None:
         session.value("x = 7")
         branch = Branch(session)
         session.line.close()
-        session.process.wait(30)
+        session.process.wait(60)
         assert branch.run("x") == 7
         branch.close()
 

@@ -35,7 +35,7 @@ def frozen_forks(session: Session) -> list[int]:
 
 
 def _until(held: Callable[[], bool]) -> None:
-    end = time.monotonic() + 20
+    end = time.monotonic() + 60
     while not held():
         assert time.monotonic() < end
         time.sleep(0.005)

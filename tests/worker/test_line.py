@@ -116,4 +116,4 @@ def test_threads_send_whole_records() -> None:
 def test_garbage_from_the_host_ends_the_worker() -> None:
     with Session() as session:
         session.line.socket.sendall(b"\xff" * 100)
-        assert session.process.wait(30) == 0
+        assert session.process.wait(60) == 0

@@ -1,5 +1,6 @@
 """Values cross as data and arrive equal; everything else arrives as its repr."""
 
+import copy
 import dataclasses
 import datetime
 import decimal
@@ -105,10 +106,13 @@ def test_what_is_too_large_or_too_deep_is_cut_with_a_note():
     deep: list[Any] = []
     for _ in range(100_000):
         deep = [deep]
-    assert isinstance(crossed(deep), Repr)
+    assert crossed(deep).why == "it is nested deeper than 200 levels"
     large = crossed("x" * 40_000_000)
     assert isinstance(large, Repr)
     assert "40000000 characters in all" in large
+    assert large.why == "it has more than 32 MiB"
+    assert crossed(object()).why == ""
+    assert copy.copy(large).why == large.why
     assert crossed(list(range(100_000))) == list(range(100_000))
 
 

@@ -58,6 +58,7 @@ def told(problem: BaseException) -> dict[str, Any]:
     return error
 
 
+@functools.cache
 def known_errors() -> dict[str, list[str]]:
     """carrel's own errors, parents first, and what else each is: code inside may catch them by name."""
     kinds = [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, CarrelError)]

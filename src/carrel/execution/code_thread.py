@@ -6,6 +6,7 @@ import asyncio
 import builtins
 import contextvars
 import ctypes
+import itertools
 import os
 import queue
 import resource
@@ -25,6 +26,7 @@ from carrel.worker.host_errors import error_class
 from carrel.worker.output import no_input
 
 Done = Callable[[Record], None]
+_threads = itertools.count(1)
 _set_exception = ctypes.pythonapi.PyThreadState_SetAsyncExc
 _HERE = (os.path.dirname(os.path.abspath(__file__)) + os.sep,)
 """Where calls to the host go through, which are none of the code's own lines."""
@@ -43,6 +45,7 @@ class CodeThread:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._shown: list[dict[str, Any]] = []
         self._cells = 0
+        self._number = next(_threads)
         self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self.names = self._fresh_names()
         self._thread = threading.Thread(target=self._live, name="carrel-code", daemon=True)
@@ -114,7 +117,8 @@ class CodeThread:
             self._shown = []
             self._cells += 1
             self._begin()
-            answer = self._ran(code, f"<cell {self._cells}>")
+            # All sessions of a process share Python's memory of sources; what is told of it leaves the last word out.
+            answer = self._ran(code, f"<cell {self._cells} of {self._number}>")
         except BaseException as problem:  # noqa: BLE001 -- whatever the code raises is its result
             answer = _told(problem)
         answer = self._settle(answer)

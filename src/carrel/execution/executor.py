@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Any, Literal, Protocol, Self, runtime_checkable
 
 Handler = Callable[[str, list[Any], dict[str, Any]], Awaitable[Any]]
@@ -21,6 +23,7 @@ RUN_CLOCK: ContextVar[RunClock | None] = ContextVar("carrel_run_clock", default=
 """While a handler answers a call: the time limit of the run that called."""
 
 State = Literal["kept", "restored", "lost"]
+FilePath = str | os.PathLike[str]
 
 
 @dataclass(slots=True)
@@ -83,6 +86,16 @@ class CommandResult:
     @property
     def success(self) -> bool:
         return self.exit_code == 0 and not self.timed_out
+
+
+@dataclass(slots=True, frozen=True)
+class RunningCommand:
+    """A command that has processes."""
+
+    pid: int
+    """Of its first process, as the session sees it; that one may have ended."""
+    command: str
+    started: datetime
 
 
 @dataclass(slots=True, frozen=True)
@@ -183,7 +196,7 @@ class Executor(Protocol):
         command: str | Sequence[str],
         *,
         timeout: float | None = 300,
-        cwd: str | None = None,
+        cwd: FilePath | None = None,
         env: Mapping[str, str] | None = None,
         stdin: bytes | str | None = None,
         on_output: OnOutput | None = None,
@@ -192,16 +205,22 @@ class Executor(Protocol):
 
         `on_output` is told what it writes as it comes, all of it, also what the result's bounds leave out."""
 
-    async def read_file(self, path: str) -> bytes:
+    async def processes(self) -> list[RunningCommand]:
+        """Commands that have left processes running, as `server & echo started` does, oldest first."""
+
+    async def kill(self, pid: int) -> bool:
+        """End such a command with all that came of it; False when there is none of this number, or nothing is left."""
+
+    async def read_file(self, path: FilePath) -> bytes:
         """Relative to the workspace. Raises FileNotFoundError, IsADirectoryError, PermissionError as `open` does."""
 
-    async def write_file(self, path: str, data: bytes | str) -> None:
+    async def write_file(self, path: FilePath, data: bytes | str) -> None:
         """Missing folders are made."""
 
-    async def list_files(self, path: str = ".") -> list[FileEntry]:
+    async def list_files(self, path: FilePath = ".") -> list[FileEntry]:
         """What is in a folder, by name."""
 
-    async def str_replace(self, path: str, old: str, new: str) -> None:
+    async def str_replace(self, path: FilePath, old: str, new: str) -> None:
         """Replace the one place where `old` stands; ValueError says how many there are otherwise."""
 
     async def changed_files(self) -> list[FileChange]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import hashlib
 import os
 import stat
 from collections.abc import Awaitable, Callable
@@ -30,6 +31,13 @@ class Seen:
     changed: int = 0
     """When the kernel last saw it change, in nanoseconds: unlike the time before, nobody can set it."""
     executable: bool = False
+    target: str = ""
+    """Where a link leads; empty where nobody has looked."""
+
+    @property
+    def mode(self) -> str:
+        """As git tells it."""
+        return "120000" if self.kind == "link" else "100755" if self.executable else "100644"
 
 
 Tree = dict[str, Seen]
@@ -71,9 +79,9 @@ class Folder:
 class Copied:
     """A folder that the session has a copy of: the list is of the copy as it was made, the content the folder's."""
 
-    def __init__(self, path: Path, copy: Path) -> None:
+    def __init__(self, path: Path, copy: Tree) -> None:
         self._path = path
-        self._tree = seen_below(copy)
+        self._tree = copy
 
     def tree(self) -> Tree:
         return self._tree
@@ -108,15 +116,25 @@ def seen_below(folder: Path) -> Tree:
     found: Tree = {}
     for place, folders, files in os.walk(folder):
         for name in [*files, *(name for name in folders if os.path.islink(os.path.join(place, name)))]:
-            path = os.path.join(place, name)
-            try:
-                about = os.lstat(path)
-            except FileNotFoundError:
-                continue
-            kind = "link" if stat.S_ISLNK(about.st_mode) else "file"
-            runs = kind == "file" and bool(about.st_mode & stat.S_IXUSR)
-            found[os.path.relpath(path, folder)] = Seen(kind, about.st_size, about.st_mtime, about.st_ctime_ns, runs)
+            path = os.path.relpath(os.path.join(place, name), folder)
+            if (seen := seen_at(folder, path)) is not None:
+                found[path] = seen
     return found
+
+
+def seen_at(folder: Path, path: str) -> Seen | None:
+    """One file or link below a folder of the host; None for nothing, or for a folder."""
+    full = os.path.join(folder, path)
+    try:
+        about = os.lstat(full)
+        if stat.S_ISDIR(about.st_mode):
+            return None
+        target = os.readlink(full) if stat.S_ISLNK(about.st_mode) else ""
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    kind = "link" if stat.S_ISLNK(about.st_mode) else "file"
+    runs = kind == "file" and bool(about.st_mode & stat.S_IXUSR)
+    return Seen(kind, about.st_size, about.st_mtime, about.st_ctime_ns, runs, target)
 
 
 def read_plain(path: Path) -> bytes | None:
@@ -130,56 +148,146 @@ def read_plain(path: Path) -> bytes | None:
 
 
 async def changes(before: Before, now: Tree, read: Reader) -> list[FileChange]:
-    """By path. Size and times decide at a glance; where only a time differs, the content does."""
-    was = before.tree()
+    """By path. Size and times decide at a glance; where only a time differs, the content does, or a link's target."""
+    return await _changes(before, before.tree(), now, read)
+
+
+async def _changes(before: Before, was: Tree, now: Tree, read: Reader) -> list[FileChange]:
     found = [FileChange(path, "deleted") for path in was.keys() - now.keys()]
     found += [FileChange(path, "added", now[path].size) for path in now.keys() - was.keys()]
     for path in was.keys() & now.keys():
         old, new = was[path], now[path]
         if old == new:
             continue
-        if (old.kind, old.size, old.executable) == (new.kind, new.size, new.executable) and old.kind == "file":
-            content = before.read(path)
+        if (old.kind, old.size, old.executable, old.target) == (new.kind, new.size, new.executable, new.target):
+            if old.target:
+                continue
+            content = before.read(path) if old.kind == "file" else None
             if content is not None and content == await read(path):
                 continue
         found.append(FileChange(path, "modified", new.size))
     return sorted(found, key=lambda change: change.path)
 
 
-async def unified(before: Before, found: list[FileChange], read: Reader) -> str:
-    """The changes as a diff that `patch -p1` and `git apply` take; what is no short text is only named."""
-    parts = []
-    for change in found:
-        old = b"" if change.kind == "added" else before.read(change.path)
-        new = b"" if change.kind == "deleted" else await _content(change, read)
-        parts.append(_one(change, _lines(old), _lines(new)))
-    return "".join(parts)
+# --- as a diff ------------------------------------------------------------------------------------------------------
 
 
-async def _content(change: FileChange, read: Reader) -> bytes | None:
-    if change.size > LONGEST:
+async def unified(before: Before, now: Tree, read: Reader) -> str:
+    """The changes as a diff that `git apply` and `patch -p1` take.
+
+    What is no UTF-8 text, or is too long, is only named. That stands at the beginning, where both tools pass over it:
+    after a header it would be taken for a part of that file's change.
+    """
+    was = before.tree()
+    named, parts = [], []
+    for change in await _changes(before, was, now, read):
+        path = change.path
+        old, new = was.get(path), now.get(path)
+        contents = _old_content(before, path, old), await _new_content(path, new, read)
+        texts = _text(contents[0]), _text(contents[1])
+        if texts[0] is None or texts[1] is None:
+            if old is None or new is None or contents[0] is None or contents[0] != contents[1]:
+                names = _named("a/", path, old), _named("b/", path, new)
+                named.append(f"Binary files {names[0]} and {names[1]} differ\n")
+                continue
+            texts = "", ""
+        if old is not None and new is not None and old.kind != new.kind:
+            parts.append(_one(path, old, None, texts[0] or "", ""))
+            old, texts = None, ("", texts[1])
+        parts.append(_one(path, old, new, texts[0] or "", texts[1] or ""))
+    return "".join((*named, *parts))
+
+
+def _old_content(before: Before, path: str, seen: Seen | None) -> bytes | None:
+    if seen is None:
+        return b""
+    return _bytes(seen.target) if seen.kind == "link" else before.read(path)
+
+
+async def _new_content(path: str, seen: Seen | None, read: Reader) -> bytes | None:
+    if seen is None:
+        return b""
+    if seen.kind == "link":
+        return _bytes(seen.target)
+    if seen.size > LONGEST:
         return None
     try:
-        return await read(change.path)
+        return await read(path)
     except (OSError, ValueError):
         return None
 
 
-def _lines(content: bytes | None) -> list[str] | None:
+def _bytes(text: str) -> bytes:
+    """Of a name or a target, which need not be text."""
+    try:
+        return os.fsencode(text)
+    except UnicodeEncodeError:
+        return text.encode("utf-8", "surrogatepass")
+
+
+def _text(content: bytes | None) -> str | None:
     if content is None or len(content) > LONGEST or b"\0" in content:
         return None
     try:
-        return content.decode("utf-8").splitlines(keepends=True)
+        return content.decode("utf-8")
     except UnicodeDecodeError:
         return None
 
 
-def _one(change: FileChange, old: list[str] | None, new: list[str] | None) -> str:
-    before = "/dev/null" if change.kind == "added" else f"a/{change.path}"
-    after = "/dev/null" if change.kind == "deleted" else f"b/{change.path}"
-    if old is None or new is None:
-        return f"Binary files {before} and {after} differ\n"
-    lines = []
-    for line in difflib.unified_diff(old, new, before, after):
-        lines.append(line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n")
+def _one(path: str, old: Seen | None, new: Seen | None, before: str, after: str) -> str:
+    """One file's part, as git writes it."""
+    lines = [f"diff --git {_quoted('a/' + path)} {_quoted('b/' + path)}\n"]
+    same_mode = ""
+    if old is None:
+        lines.append(f"new file mode {new.mode if new else ''}\n")
+    elif new is None:
+        lines.append(f"deleted file mode {old.mode}\n")
+    elif old.mode != new.mode:
+        lines.append(f"old mode {old.mode}\nnew mode {new.mode}\n")
+    else:
+        same_mode = f" {new.mode}"
+    if before != after or old is None or new is None:
+        lines.append(f"index {_blob(old, before)}..{_blob(new, after)}{same_mode}\n")
+    if before != after:
+        lines += [f"--- {_named('a/', path, old)}\n", f"+++ {_named('b/', path, new)}\n"]
+        hunks = list(difflib.unified_diff(_lines(before), _lines(after)))[2:]
+        lines += [line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n" for line in hunks]
     return "".join(lines)
+
+
+def _lines(text: str) -> list[str]:
+    """Cut at line feeds and at nothing else, as other programs do."""
+    lines = [f"{line}\n" for line in text.split("\n")]
+    last = lines.pop()
+    return [*lines, last[:-1]] if len(last) > 1 else lines
+
+
+def _blob(seen: Seen | None, text: str) -> str:
+    """The beginning of git's own name for this content."""
+    content = text.encode("utf-8")
+    head = f"blob {len(content)}\0".encode()
+    return "0" * 10 if seen is None else hashlib.sha1(head + content, usedforsecurity=False).hexdigest()[:10]
+
+
+def _named(side: str, path: str, seen: Seen | None) -> str:
+    return "/dev/null" if seen is None else _quoted(side + path)
+
+
+_SHORT = {7: "a", 8: "b", 9: "t", 10: "n", 11: "v", 12: "f", 13: "r", 34: '"', 92: "\\"}
+
+
+def _quoted(name: str) -> str:
+    """As git writes a name that a line cannot hold as it stands: what is no text in it as numbers.
+
+    One with a space too, which git itself leaves as it is: `patch` does not know where it ends."""
+    parts = []
+    for letter in name:
+        code = ord(letter)
+        if code in _SHORT:
+            parts.append("\\" + _SHORT[code])
+        elif code < 32 or code == 127 or 0xD800 <= code <= 0xDFFF:
+            parts.append("".join(f"\\{byte:03o}" for byte in _bytes(letter)))
+        else:
+            parts.append(letter)
+    made = "".join(parts)
+    return name if made == name and " " not in name else f'"{made}"'

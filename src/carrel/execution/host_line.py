@@ -14,10 +14,13 @@ import orjson
 from carrel.worker.line import LARGEST, MOST_FDS, LineBroken, TooLong, packed, unpacked
 
 Record = dict[str, Any]
+_FIRST = 1 << 13
+"""Bytes to read at once where a record begins: nearly all are shorter, and more room takes longer to make."""
 _CHUNK = 1 << 18
 _MOST_UNREAD = 10_000
 """Records that wait to be read by the other end: more than anybody has who reads at all."""
 _SPACE = socket.CMSG_SPACE(MOST_FDS * 4)
+_CLOSED_ON_EXEC = int(socket.MSG_CMSG_CLOEXEC)
 
 
 class HostLine:
@@ -37,19 +40,28 @@ class HostLine:
         self._fds: list[int] = []
         self._outgoing: list[tuple[memoryview, tuple[int, ...]]] = []
         self._waits_for_room = False
+        self.unread = 0
+        """Bytes that wait to be read by the other end."""
         self.closed = False
         self.length = 0
         """Bytes of the record that is being heard."""
         end.setblocking(False)
         self._loop.add_reader(end.fileno(), self.read_now)
 
-    def send(self, record: Record, fds: Sequence[int] = ()) -> None:
-        """Send it, or keep it until there is room. The descriptors must stay open until `sent_all`."""
+    def send(self, record: Record, fds: Sequence[int] = (), *, most_unread: int | None = None) -> None:
+        """Send it, or keep it until there is room. The descriptors must stay open until `sent_all`.
+
+        LineBroken for what is too long, or would be more than `most_unread` bytes with those that wait; then nothing
+        was sent, and the line goes on."""
         if self.closed:
             return
         if fds:
             record = {**record, "fds": len(fds)}
-        self._outgoing.append((memoryview(_framed(record)), tuple(fds)))
+        data = memoryview(_framed(record))
+        if most_unread is not None and self.unread and self.unread + len(data) > most_unread:
+            raise LineBroken(f"{self.unread:,} bytes wait to be read already, and {len(data):,} more are too many")
+        self._outgoing.append((data, tuple(fds)))
+        self.unread += len(data)
         if len(self._outgoing) == 1:
             self._write()
         elif len(self._outgoing) > _MOST_UNREAD:
@@ -68,6 +80,7 @@ class HostLine:
                     sent = self._socket.sendmsg([data], ancillary)
                 else:
                     sent = self._socket.send(data)
+                self.unread -= sent
                 if sent < len(data):
                     self._outgoing[0] = (data[sent:], ())
                 else:
@@ -87,11 +100,11 @@ class HostLine:
         """Take in some of what has arrived; True when there was something."""
         if self.closed:
             return False
-        wanted = _CHUNK
+        wanted = _CHUNK if self._data else _FIRST
         if len(self._data) >= 4:
             wanted = max(wanted, min(4 + int.from_bytes(self._data[:4], "big") - len(self._data), 1 << 22))
         try:
-            data, ancillary, _, _ = self._socket.recvmsg(wanted, _SPACE, socket.MSG_CMSG_CLOEXEC)
+            data, ancillary, _, _ = self._socket.recvmsg(wanted, _SPACE, _CLOSED_ON_EXEC)
         except BlockingIOError:
             return False
         except OSError as problem:
@@ -105,9 +118,14 @@ class HostLine:
         if not data:
             self._end("the line was closed")
             return False
-        self._data += data
         try:
-            self._take_records()
+            if not self._data and len(data) - 4 == int.from_bytes(data[:4], "big"):
+                self._hear(data[4:])
+            else:
+                self._data += data
+                self._take_records()
+            if len(self._fds) > MOST_FDS:
+                raise LineBroken("descriptors came that no record names")
         except LineBroken as problem:
             self._end(str(problem))
         return True
@@ -121,15 +139,16 @@ class HostLine:
                 break
             body = bytes(self._data[4 : 4 + length])
             del self._data[: 4 + length]
-            record = _read(body)
-            count = record.get("fds", 0)
-            if type(count) is not int or not 0 <= count <= len(self._fds):
-                raise LineBroken(f"a record promised {count!r} descriptors and brought {len(self._fds)}")
-            mine, self._fds = self._fds[:count], self._fds[count:]
-            self.length = length
-            self._heard(record, mine)
-        if len(self._fds) > MOST_FDS:
-            raise LineBroken("descriptors came that no record names")
+            self._hear(body)
+
+    def _hear(self, body: bytes) -> None:
+        record = read_body(body)
+        count = record.get("fds", 0)
+        if type(count) is not int or not 0 <= count <= len(self._fds):
+            raise LineBroken(f"a record promised {count!r} descriptors and brought {len(self._fds)}")
+        mine, self._fds = self._fds[:count], self._fds[count:]
+        self.length = len(body)
+        self._heard(record, mine)
 
     def read_rest(self) -> None:
         """When the other end is dead: everything it had sent before."""
@@ -150,25 +169,28 @@ class HostLine:
         self._loop.remove_writer(self._socket.fileno())
         self._socket.close()
         self._outgoing.clear()
+        self.unread = 0
         for descriptor in self._fds:
             os.close(descriptor)
         self._fds.clear()
 
 
-def _framed(record: Record) -> bytes:
+def framed_body(record: Record) -> bytes:
+    """A record as JSON; LineBroken when it is longer than a line takes."""
     try:
         body = orjson.dumps(record)
     except TypeError:  # Code with lone surrogates; the other way of writing lets them through.
         try:
-            return packed(record)
+            return packed(record)[4:]
         except TooLong as problem:
             raise LineBroken(str(problem)) from None
     if len(body) > LARGEST:
         raise LineBroken(f"a record of {len(body):,} bytes is longer than the line takes ({LARGEST:,})")
-    return len(body).to_bytes(4, "big") + body
+    return body
 
 
-def _read(body: bytes) -> Record:
+def read_body(body: bytes) -> Record:
+    """The record of a body; LineBroken when it is none."""
     try:
         record = orjson.loads(body)
     except ValueError:
@@ -176,3 +198,8 @@ def _read(body: bytes) -> Record:
     if not isinstance(record, dict):
         raise LineBroken("what came over the line is no record")
     return record
+
+
+def _framed(record: Record) -> bytes:
+    body = framed_body(record)
+    return len(body).to_bytes(4, "big") + body

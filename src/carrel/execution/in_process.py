@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shlex
 import shutil
-import signal
 import threading
 import time
 from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self
+from uuid import uuid4
 
 from carrel.errors import CarrelError, ExecutorClosed, ForkRefused
-from carrel.execution import file_changes, import_paths, requests, scratch, thread_streams
+from carrel.execution import file_changes, given, import_paths, requests, scratch, thread_streams
 from carrel.execution.bounded_output import BoundedOutput
 from carrel.execution.calls import handler_for, told, whole
 from carrel.execution.code_thread import CodeThread
@@ -28,22 +31,26 @@ from carrel.execution.executor import (
     ExecutionResult,
     FileChange,
     FileEntry,
+    FilePath,
     Handler,
     OnOutput,
     Output,
+    RunningCommand,
 )
 from carrel.execution.host_line import Record
 from carrel.execution.outcome import Stop, closed_result, failed_result, finished, misused, stopped
 from carrel.execution.packages import Packages, in_process_packages
 from carrel.execution.pipes import OutputPipe, Sink
-from carrel.execution.settings import InProcessConfig
+from carrel.execution.settings import InProcessConfig, settings_of
 from carrel.execution.streaming import Streaming, streamed
 from carrel.execution.uv_program import has_uv
 from carrel.worker import files, values
 from carrel.worker.asking import encoded
+from carrel.worker.families import MARK, Family, look
 from carrel.worker.host_errors import raised
 from carrel.worker.namespaces import namespaces
 
+_SHELL = ["/bin/sh", "-c"]
 _LOOK = 0.02
 """Seconds after which code that waits for the host looks whether it was interrupted."""
 
@@ -57,7 +64,7 @@ class InProcessExecutor:
     """
 
     def __init__(self, config: InProcessConfig | None = None, *, handlers: dict[str, Handler] | None = None) -> None:
-        self.config = config or InProcessConfig()
+        self.config = settings_of(self, InProcessConfig, config)
         self.handlers: dict[str, Handler] = handlers if handlers is not None else {}
         self._turn = asyncio.Lock()
         self._thread: CodeThread | None = None
@@ -68,7 +75,7 @@ class InProcessExecutor:
         self._stop: Stop | None = None
         self._stdout: BoundedOutput | None = None
         self._calls: set[asyncio.Task[Any]] = set()
-        self._groups: dict[int, tuple[OutputPipe, OutputPipe]] = {}
+        self._commands: dict[int, _Command] = {}
         self._packages: Packages | None = None
         self._making = asyncio.Lock()
         self._closed = False
@@ -136,10 +143,9 @@ class InProcessExecutor:
         self._cancel_calls()
         if self._answer is not None and not self._answer.done():
             self._answer.set_result({"error": "Session is closed", "error_type": "Closed"})
-        for group, pipes in self._groups.items():
-            _end_group(group)
-            for pipe in pipes:
-                pipe.close()
+        for command in self._commands.values():
+            await asyncio.to_thread(command.family.kill)
+            command.close()
         thread_streams.leave()
         if self._own_home is not None:
             await asyncio.to_thread(scratch.remove, self._own_home)
@@ -297,19 +303,21 @@ class InProcessExecutor:
         command: str | Sequence[str],
         *,
         timeout: float | None = 300,
-        cwd: str | None = None,
+        cwd: FilePath | None = None,
         env: Mapping[str, str] | None = None,
         stdin: bytes | str | None = None,
         on_output: OnOutput | None = None,
     ) -> CommandResult:
+        words, seconds, variables = given.command_words(command), given.seconds(timeout), given.variables(env)
+        typed = None if stdin is None else given.content_bytes(stdin, "stdin")
+        folder = None if cwd is None else os.path.expanduser(given.path_text(cwd, "cwd"))
         async with self._turn:
             await self._started()
             output = requests.CommandOutput(self.config.output_limit, on_output)
-            words = ["/bin/sh", "-c", command] if isinstance(command, str) else [str(word) for word in command]
-            given = stdin.encode("utf-8") if isinstance(stdin, str) else stdin
+            words = [*_SHELL, words] if isinstance(words, str) else words
             out, err = partial(output.add_piece, "stdout"), partial(output.add_piece, "stderr")
             began = time.perf_counter()
-            ended = await self._ran(words, out, err, timeout, cwd, env, given, keep=True)
+            ended = await self._ran(words, out, err, seconds, folder, variables, typed, keep=True)
             if ended.error is not None:
                 err(f"{ended.error}\n".encode("utf-8", "backslashreplace"))
             duration = time.perf_counter() - began
@@ -344,13 +352,13 @@ class InProcessExecutor:
         keep: bool,
     ) -> CommandEnded:
         """A command, until it ends; `keep`: what it leaves in the background goes on until the executor is closed."""
-        pipes = OutputPipe(), OutputPipe()
+        pipes, mark = (OutputPipe(), OutputPipe()), uuid4().hex
         pipes[0].sink, pipes[1].sink = out, err
         try:
             process = await asyncio.create_subprocess_exec(
                 *words,
                 cwd=self._home / (cwd or ""),
-                env={**os.environ, **self._path_of_packages(), **(env or {})},
+                env={**os.environ, **self._path_of_packages(), **(env or {}), MARK: mark},
                 stdin=asyncio.subprocess.DEVNULL if stdin is None else asyncio.subprocess.PIPE,
                 stdout=pipes[0].write_end,
                 stderr=pipes[1].write_end,
@@ -364,27 +372,31 @@ class InProcessExecutor:
             return CommandEnded(127 if missing else 126, error=str(problem))
         for pipe in pipes:
             pipe.handed_over()
-        self._groups[process.pid] = pipes
+        text = words[2] if words[:2] == _SHELL else shlex.join(words)
+        command = _Command(text, datetime.now(UTC), Family(process.pid, mark), pipes)
+        self._commands[process.pid] = command
         timed_out = False
         try:
-            await asyncio.wait_for(process.communicate(stdin), timeout)
+            async with asyncio.timeout(timeout):
+                await process.communicate(stdin)
         except TimeoutError:
             timed_out = True
-            _end_group(process.pid)
+            await asyncio.to_thread(command.family.kill)
             await process.wait()
         except asyncio.CancelledError:
-            _end_group(process.pid)
+            await asyncio.to_thread(command.family.kill)
             await process.wait()
             raise
         finally:
+            command.family.over = process.returncode is not None
             for pipe in pipes:
                 pipe.drain()
                 pipe.sink = None
             if not keep:
-                _end_group(process.pid)
-                del self._groups[process.pid]
-                for pipe in pipes:
-                    pipe.close()
+                await asyncio.to_thread(command.family.kill)
+            if not keep or (all(pipe.has_ended() for pipe in pipes) and not command.family.left_in_group()):
+                self._commands.pop(process.pid, None)
+                command.close()
         code = 0 if process.returncode is None else process.returncode
         return CommandEnded(124 if timed_out else code if code >= 0 else 128 - code, timed_out)
 
@@ -395,25 +407,51 @@ class InProcessExecutor:
         paths = {"PYTHONPATH": f"{self._packages.added}", "PATH": f"{self._packages.added}/bin"}
         return {name: os.pathsep.join(filter(None, (os.environ.get(name), path))) for name, path in paths.items()}
 
-    async def read_file(self, path: str) -> bytes:
+    async def processes(self) -> list[RunningCommand]:
+        async with self._turn:
+            await self._started()
+            seen = await asyncio.to_thread(look)
+            for pid, command in list(self._commands.items()):
+                if not command.family.members(seen):
+                    del self._commands[pid]
+                    command.close()
+            return [RunningCommand(pid, command.text, command.started) for pid, command in self._commands.items()]
+
+    async def kill(self, pid: int) -> bool:
+        number = given.whole_number(pid, "pid")
+        async with self._turn:
+            await self._started()
+            command = self._commands.pop(number, None)
+            if command is None:
+                return False
+            alive = bool(await asyncio.to_thread(command.family.members))
+            await asyncio.to_thread(command.family.kill)
+            command.close()
+            return alive
+
+    async def read_file(self, path: FilePath) -> bytes:
         return await requests.read_file(self._ask, path)
 
-    async def write_file(self, path: str, data: bytes | str) -> None:
+    async def write_file(self, path: FilePath, data: bytes | str) -> None:
         await requests.write_file(self._ask, path, data)
 
-    async def list_files(self, path: str = ".") -> list[FileEntry]:
+    async def list_files(self, path: FilePath = ".") -> list[FileEntry]:
         return await requests.list_files(self._ask, path)
 
-    async def str_replace(self, path: str, old: str, new: str) -> None:
+    async def str_replace(self, path: FilePath, old: str, new: str) -> None:
         await requests.str_replace(self._ask, path, old, new)
 
     async def changed_files(self) -> list[FileChange]:
-        await self.start()
-        now = await asyncio.to_thread(file_changes.seen_below, self._home)
+        now = await self._seen()
         return await file_changes.changes(self._before, now, self.read_file)
 
     async def diff(self) -> str:
-        return await file_changes.unified(self._before, await self.changed_files(), self.read_file)
+        now = await self._seen()
+        return await file_changes.unified(self._before, now, self.read_file)
+
+    async def _seen(self) -> file_changes.Tree:
+        await self.start()
+        return await asyncio.to_thread(file_changes.seen_below, self._home)
 
     async def _ask(self, record: Record) -> Record:
         async with self._turn:
@@ -425,6 +463,20 @@ class InProcessExecutor:
             return files.answer(record, str(self._home))
         except (OSError, ValueError) as problem:
             return {"error": str(problem), "error_type": type(problem).__name__}
+
+
+@dataclass(frozen=True)
+class _Command:
+    """A command under way, or one that may have left something."""
+
+    text: str
+    started: datetime
+    family: Family
+    pipes: tuple[OutputPipe, OutputPipe]
+
+    def close(self) -> None:
+        for pipe in self.pipes:
+            pipe.close()
 
 
 class _Thread:
@@ -478,10 +530,3 @@ def _value(answer: Record) -> Any:
     if "error" in answer:
         raise raised(answer["error"])
     return values.decode(answer["value"])
-
-
-def _end_group(group: int) -> None:
-    try:
-        os.killpg(group, signal.SIGKILL)
-    except (ProcessLookupError, PermissionError):
-        return

@@ -64,7 +64,8 @@ class InitControl:
         while self.alive and worker not in self._statuses and (left := end - self._loop.time()) > 0:
             self._changed.clear()
             try:
-                await asyncio.wait_for(self._changed.wait(), left)
+                async with asyncio.timeout(left):
+                    await self._changed.wait()
             except TimeoutError:
                 break
         return self._statuses.pop(worker, None)
@@ -81,6 +82,10 @@ class InitControl:
             answer = self._asked.pop(record["id"], None)
             if answer is not None and not answer.done():
                 answer.set_result(record)
+        elif operation == "upper" and len(fds) == 1:
+            answer = self._asked.pop(record["id"], None)
+            if answer is not None and not answer.done():
+                answer.set_result({"folder": fds.pop()})
         for descriptor in fds:
             os.close(descriptor)
 

@@ -106,7 +106,7 @@ def finished(record: Record) -> ExecutionResult:
     error, kind = record.get("error"), record.get("error_type")
     usage: Any = record.get("usage") or {}
     display: Any = record.get("display") or []
-    if not isinstance(display, list) or not all(isinstance(item, dict) for item in display):
+    if not isinstance(display, list) or (display and not all(isinstance(item, dict) for item in display)):
         raise ValueError("its display is no list of bundles")
     try:
         spent = RunUsage(float(usage.get("cpu_seconds", 0.0)), int(usage.get("max_rss_bytes", 0)))

@@ -93,9 +93,13 @@ class Packages:
         return await asyncio.to_thread(self._installed)
 
     def _installed(self) -> dict[str, str]:
-        layers = [_found_in(self.environment.packages), self._found_added()]
+        layers = [self._found_beside(), self._found_added()]
         behind, front = reversed(layers) if self._last else layers
         return {**behind, **front}
+
+    def _found_beside(self) -> dict[str, str]:
+        """What the environment itself has."""
+        return _found_in(self.environment.packages)
 
     def _found_added(self) -> dict[str, str]:
         return _found_in([str(self.added)])
@@ -165,7 +169,11 @@ class Packages:
 
     async def _uv_install(self, words: Sequence[str], folder: str = NEUTRAL) -> None:
         source = [] if self._wheelhouse is None else ["--no-index", "--find-links", str(self._wheelhouse.absolute())]
-        await uv("pip", "install", "--quiet", "--python", self.environment.python, *source, *words, folder=folder)
+        await uv("pip", "install", "--quiet", *self._python(), *source, *words, folder=folder)
+
+    def _python(self) -> list[str]:
+        """Which Python is installed for."""
+        return ["--python", self.environment.python]
 
     def _beside(self, requirement: str) -> bool:
         """Whether the environment has it already."""
@@ -175,7 +183,7 @@ class Packages:
             wanted = Requirement(requirement)
         except InvalidRequirement:
             return False
-        version = _found_in(self.environment.packages).get(_normal(wanted.name))
+        version = self._found_beside().get(_normal(wanted.name))
         if version is None:
             return False
         fits = wanted.specifier.contains(version, prereleases=True)
@@ -213,7 +221,7 @@ async def subprocess_packages(config: SubprocessConfig) -> Packages:
         return await _shared_packages(config, wheelhouse, deps_file)
     assert found.venv is not None, "these three are virtualenvs"
     packages = Packages(found, found.venv / "added", wheelhouse, builds=config.allow_builds)
-    return await _ready(packages, config.deps, deps_file)
+    return await made_ready(packages, config.deps, deps_file)
 
 
 async def _shared_packages(config: SubprocessConfig, wheelhouse: Path | None, deps_file: Path | None) -> Packages:
@@ -221,7 +229,7 @@ async def _shared_packages(config: SubprocessConfig, wheelhouse: Path | None, de
     folder = scratch.new_folder("packages")
     packages = Packages(found, folder / "site", wheelhouse, builds=config.allow_builds)
     packages.goes_with_the_session(folder)
-    return await _ready(packages)
+    return await made_ready(packages)
 
 
 async def environment_for_all(
@@ -248,10 +256,10 @@ async def in_process_packages(config: InProcessConfig) -> Packages:
     packages = Packages(host_environment(), added, wheelhouse, last=True, builds=True)
     if base is None:
         packages.goes_with_the_session(folder)
-    return await _ready(packages, config.deps, path_of(config.deps_file))
+    return await made_ready(packages, config.deps, path_of(config.deps_file))
 
 
-async def _ready(packages: Packages, deps: Sequence[str] = (), deps_file: Path | None = None) -> Packages:
+async def made_ready(packages: Packages, deps: Sequence[str] = (), deps_file: Path | None = None) -> Packages:
     try:
         # Readable for all: inside, the session may be somebody else than the user whose folder it is in.
         packages.added.mkdir(parents=True, exist_ok=True)
@@ -318,9 +326,16 @@ def _found_in(folders: Sequence[str]) -> dict[str, str]:
             names = sorted(os.listdir(folder))
         except OSError:
             continue
-        for name in names:
-            stem, suffix = os.path.splitext(name)
-            title, dash, version = stem.partition("-")
-            if suffix == ".dist-info" and dash:
-                found.setdefault(_normal(title), version)
+        found = {**found_in_names(names), **found}
+    return found
+
+
+def found_in_names(names: Sequence[str]) -> dict[str, str]:
+    """The packages whose folders have these names."""
+    found: dict[str, str] = {}
+    for name in names:
+        stem, suffix = os.path.splitext(name)
+        title, dash, version = stem.partition("-")
+        if suffix == ".dist-info" and dash:
+            found.setdefault(_normal(title), version)
     return found

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import array
 import asyncio
 import fcntl
 import os
 import resource
+import select
 import termios
 from collections.abc import Callable
 from contextlib import suppress
@@ -40,6 +42,7 @@ class OutputPipe:
         self.sink: Sink | None = None
         self._watching = False
         self._closed = False
+        self._waiting = array.array("i", [0])
         self.watch(True)
 
     def watch(self, on: bool) -> None:
@@ -64,7 +67,8 @@ class OutputPipe:
         """Take what is in the pipe now, and no more: a program left in the background may write for ever."""
         if self._closed:
             return
-        left = int.from_bytes(fcntl.ioctl(self._read, termios.FIONREAD, b"\0\0\0\0"), "little")
+        fcntl.ioctl(self._read, termios.FIONREAD, self._waiting)
+        left = self._waiting[0]
         while left > 0:
             data = os.read(self._read, min(left, _MOST_AT_ONCE))
             left -= len(data)
@@ -72,6 +76,14 @@ class OutputPipe:
                 return
             if self.sink is not None:
                 self.sink(data)
+
+    def has_ended(self) -> bool:
+        """Whether nobody can write to it any more."""
+        if self._closed:
+            return True
+        look = select.poll()
+        look.register(self._read, 0)
+        return any(event & select.POLLHUP for _, event in look.poll(0))
 
     def handed_over(self) -> None:
         """The session has its write end now."""

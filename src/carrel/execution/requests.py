@@ -5,12 +5,16 @@ from __future__ import annotations
 import base64
 import builtins
 import codecs
+import contextlib
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from datetime import UTC, datetime, timedelta
 from typing import Any, Literal
+from uuid import uuid4
 
-from carrel.errors import WorkerLost
+from carrel.errors import CarrelError, WorkerLost
+from carrel.execution import given
 from carrel.execution.bounded_output import BoundedOutput
-from carrel.execution.executor import CommandResult, FileEntry, OnOutput, Output
+from carrel.execution.executor import CommandResult, FileEntry, FilePath, OnOutput, Output, RunningCommand
 from carrel.execution.file_changes import Seen, Tree
 from carrel.execution.host_line import Record
 
@@ -24,19 +28,17 @@ _DECODER = codecs.getincrementaldecoder("utf-8")
 def command_request(
     command: str | Sequence[str],
     timeout: float | None,
-    cwd: str | None,
+    cwd: FilePath | None,
     env: Mapping[str, str] | None,
     stdin: bytes | str | None,
 ) -> Record:
-    words = command if isinstance(command, str) else [str(word) for word in command]
-    given = stdin.encode("utf-8") if isinstance(stdin, str) else stdin
     return {
         "op": "exec",
-        "command": words,
-        "timeout": None if timeout is None or timeout == float("inf") else max(timeout, 0.0),
-        "cwd": cwd,
-        "env": dict(env or {}),
-        "stdin": None if given is None else base64.b64encode(given).decode("ascii"),
+        "command": given.command_words(command),
+        "timeout": given.seconds(timeout),
+        "cwd": None if cwd is None else given.path_text(cwd, "cwd"),
+        "env": given.variables(env),
+        "stdin": None if stdin is None else base64.b64encode(given.content_bytes(stdin, "stdin")).decode("ascii"),
     }
 
 
@@ -79,8 +81,26 @@ class CommandOutput:
         return result
 
 
-async def read_file(ask: Ask, path: str) -> bytes:
+async def processes(ask: Ask) -> list[RunningCommand]:
+    """By how long they have been there; the session's clock may be another."""
+    told, now = (await ask({"op": "processes"})).get("processes"), datetime.now(UTC)
+    try:
+        found = [
+            RunningCommand(int(one["pid"]), str(one["command"]), now - timedelta(seconds=float(one["seconds"])))
+            for one in told or ()
+        ]
+    except (KeyError, TypeError, ValueError, OverflowError):
+        raise WorkerLost("the session's Python did not list its commands as it should") from None
+    return sorted(found, key=lambda command: command.started)
+
+
+async def kill(ask: Ask, pid: int) -> bool:
+    return (await ask({"op": "kill", "pid": given.whole_number(pid, "pid")})).get("killed") is True
+
+
+async def read_file(ask: Ask, path: FilePath) -> bytes:
     """Piece by piece; a file that grows meanwhile is read as far as it was at the last look."""
+    path = given.path_text(path)
     data = bytearray()
     while True:
         answer = await _file(ask, "read", path, offset=len(data))
@@ -90,19 +110,36 @@ async def read_file(ask: Ask, path: str) -> bytes:
             return bytes(data)
 
 
-async def write_file(ask: Ask, path: str, data: bytes | str) -> None:
-    content = data.encode("utf-8") if isinstance(data, str) else bytes(data)
-    for offset in range(0, max(len(content), 1), PIECE):
-        piece = base64.b64encode(content[offset : offset + PIECE]).decode("ascii")
-        await _file(ask, "write", path, data=piece, append=offset > 0)
+async def write_file(ask: Ask, path: FilePath, data: bytes | str) -> None:
+    """All of it or none: content of several pieces is put together beside the file."""
+    path, content = given.path_text(path), given.content_bytes(data)
+    if len(content) <= PIECE:
+        await _file(ask, "write", path, data=base64.b64encode(content).decode("ascii"))
+        return
+    part, beside = uuid4().hex, True
+    try:
+        for offset in range(0, len(content), PIECE):
+            piece = base64.b64encode(content[offset : offset + PIECE]).decode("ascii")
+            if beside:
+                first, more = offset == 0, offset + PIECE < len(content)
+                answer = await _file(ask, "write", path, data=piece, part=part, first=first, more=more)
+                beside = answer.get("beside") is not False
+            if not beside:
+                await _file(ask, "write", path, data=piece, append=offset > 0)
+    except BaseException:
+        if beside:
+            with contextlib.suppress(CarrelError, OSError, ValueError):
+                await _file(ask, "write", path, part=part, forget=True)
+        raise
 
 
-async def list_files(ask: Ask, path: str) -> list[FileEntry]:
-    return [FileEntry(entry["name"], _kind(entry), int(entry["size"])) for entry in await _entries(ask, path)]
+async def list_files(ask: Ask, path: FilePath) -> list[FileEntry]:
+    entries = await _entries(ask, given.path_text(path))
+    return [FileEntry(entry["name"], _kind(entry), int(entry["size"])) for entry in entries]
 
 
-async def str_replace(ask: Ask, path: str, old: str, new: str) -> None:
-    await _file(ask, "replace", path, old=old, new=new)
+async def str_replace(ask: Ask, path: FilePath, old: str, new: str) -> None:
+    await _file(ask, "replace", given.path_text(path), old=given.text(old, "old"), new=given.text(new, "new"))
 
 
 async def seen_inside(ask: Ask, path: str = ".") -> Tree:
@@ -118,7 +155,8 @@ async def seen_inside(ask: Ask, path: str = ".") -> Tree:
             else:
                 kind, runs = _kind(entry), bool(int(entry.get("mode", 0)) & 0o100)
                 times = float(entry.get("modified", 0.0)), int(entry.get("changed", 0))
-                found[name] = Seen(kind, int(entry["size"]), *times, runs and kind == "file")
+                target = str(entry.get("target", "")) if kind == "link" else ""
+                found[name] = Seen(kind, int(entry["size"]), *times, runs and kind == "file", target)
     return found
 
 

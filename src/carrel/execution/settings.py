@@ -4,43 +4,55 @@ from __future__ import annotations
 
 import math
 import os
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from carrel.errors import ConfigurationError
 from carrel.execution.bounded_output import LIMIT
 from carrel.execution.kept_apart import refuse_writable
+from carrel.execution.sizes import size_in_bytes
 from carrel.home import resolve_carrel_home
 
 SandboxMode = Literal["auto", "required", "off"]
 MODES: tuple[SandboxMode, ...] = ("auto", "required", "off")
 MIB = 1024 * 1024
+T = TypeVar("T", bound="ExecutorSettings")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
     """What one session may use; None means that carrel sets no limit."""
 
-    memory: int | None = None
-    """Bytes, all processes of the session together where a cgroup can be made, else each of them."""
+    memory: int | str | None = None
+    """Bytes, or `512MiB`; all processes of the session together where a cgroup can be made, else each of them."""
     cpus: float | None = None
     """Processors' worth of time; needs a cgroup."""
     processes: int | None = 512
     """Processes and threads at one time."""
     open_files: int | None = 4096
     """Descriptors of one process."""
-    disk: int | None = 1024 * MIB
-    """Bytes that the session writes."""
+    disk: int | str | None = 1024 * MIB
+    """Bytes that the session writes, or a text such as `2GiB`."""
     files: int | None = 200_000
     """Files, folders and links that the session makes."""
 
     def __post_init__(self) -> None:
+        for name in ("memory", "disk"):
+            given = getattr(self, name)
+            if isinstance(given, str):
+                try:
+                    _set(self, name, size_in_bytes(given))
+                except ConfigurationError as problem:
+                    raise ConfigurationError(f"limits.{name}: {problem}") from None
         for name, value in vars(self).items():
             wanted = (int, float) if name == "cpus" else (int,)
-            if value is not None and (not isinstance(value, wanted) or isinstance(value, bool) or value <= 0):
-                unit = ", in bytes" if name in ("memory", "disk") else ""
+            if value is not None and (
+                not isinstance(value, wanted) or isinstance(value, bool) or not 0 < value < math.inf
+            ):
+                unit = ", in bytes, or a text such as 512MiB" if name in ("memory", "disk") else ""
                 raise ConfigurationError(
                     f"limits.{name} is {value!r}; it is a number above 0{unit}, or None for no limit"
                 )
@@ -88,10 +100,10 @@ class ExecutorSettings:
             raise ConfigurationError(f"deps is {self.deps!r}; it is a list of requirements, as in [{self.deps!r}]")
         if self.default_timeout is not None and not is_seconds(self.default_timeout):
             raise ConfigurationError(
-                f"the timeout is {self.default_timeout!r}; it is a number of seconds, or None for no limit"
+                f"the timeout is {self.default_timeout!r}; it is a number of seconds from 0 on, or None for no limit"
             )
         if not is_seconds(self.grace):
-            raise ConfigurationError(f"grace is {self.grace!r}; it is a number of seconds")
+            raise ConfigurationError(f"grace is {self.grace!r}; it is a number of seconds from 0 on")
         _set(self, "deps", tuple(self.deps))
         for name in ("tools_path", "deps_file", "wheelhouse", "base", "workspace"):
             _set(self, name, path_of(getattr(self, name)))
@@ -102,18 +114,11 @@ class ExecutorSettings:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SubprocessConfig(ExecutorSettings):
-    """Where and how a subprocess session lives.
-
-    Without `base`, `venv_path`, `deps`, `deps_file` and `python_version` the host's own Python is used and nothing has
-    to be made."""
+class PlaceSettings(ExecutorSettings):
+    """What can be told to the kinds whose code has a process and files of its own."""
 
     default_timeout: float | None = 60.0
     """Seconds a run may take when it names none; None is no limit."""
-    sandbox: SandboxMode | None = None
-    """`required` fails where something is missing, `auto` does what this machine can; None asks CARREL_SANDBOX."""
-    network: bool = True
-    """The host's network; False leaves loopback only, where the sandbox can."""
     workspace_mode: Literal["overlay", "rw", "ro"] = "overlay"
     """`overlay` leaves the given folder as it is and keeps changes apart."""
     workspace_at: str = "/workspace"
@@ -122,20 +127,8 @@ class SubprocessConfig(ExecutorSettings):
     env: Mapping[str, str] = field(default_factory=dict)
     """Environment variables inside; nothing of the host's is there unless it is named here."""
     limits: Limits = field(default_factory=Limits)
-    python_version: str | None = None
-    """The Python of its virtualenv, as in `3.12`; None is the version that runs this program."""
-    venv_path: Path | str | None = None
-    """Where its virtualenv is, or is made; None keeps one below `base` for each version of Python."""
-    shared_in: Path | str | None = None
-    """Where virtualenvs that sessions without a base share are kept; None is carrel's own folder."""
-    cache_venv: bool = True
-    """False makes a virtualenv that is thrown away at close."""
     startup_timeout: float = 60.0
-    """Seconds until its Python must be ready; making the virtualenv is not counted."""
-    allow_builds: bool = False
-    """Whether a package that code asks for may be built from source: that runs on the host, outside of the sandbox."""
-    preload: Sequence[str] = ()
-    """Modules that every session has in memory already: `import` of them costs nothing then."""
+    """Seconds until its Python must be ready; making the virtualenv and fetching an image are not counted."""
     hostname: str = "carrel"
     frozen: bool = True
     """Whether a frozen fork is kept between runs, to go on from after a crash."""
@@ -144,30 +137,36 @@ class SubprocessConfig(ExecutorSettings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _set(self, "venv_path", path_of(self.venv_path))
-        _set(self, "shared_in", path_of(self.shared_in))
         _set(self, "mounts", tuple(self.mounts))
-        _set(self, "preload", tuple(self.preload))
-        if self.sandbox is not None and self.sandbox not in MODES:
-            raise ConfigurationError(f"sandbox is {self.sandbox!r}; it can be {', '.join(MODES)}")
         if not is_seconds(self.startup_timeout):
-            raise ConfigurationError(f"startup_timeout is {self.startup_timeout!r}; it is a number of seconds")
+            raise ConfigurationError(
+                f"startup_timeout is {self.startup_timeout!r}; it is a number of seconds from 0 on"
+            )
         if self.workspace_mode not in ("overlay", "rw", "ro"):
             raise ConfigurationError(f"workspace_mode is {self.workspace_mode!r}; it can be overlay, rw or ro")
+        for what, path in (
+            ("workspace_at", self.workspace_at),
+            *(("a mount's `at`", mount.at) for mount in self.mounts),
+        ):
+            if not _is_inside(path):
+                raise ConfigurationError(
+                    f"{what} is {path!r}; it is an absolute path inside, without `..` and not / itself, as in /data"
+                )
+        for name, value in self.env.items():
+            if not _is_variable(name, value):
+                raise ConfigurationError(
+                    f"env has {name!r}, which no process can be given: a name is a text without =, a value is a text, "
+                    "and neither has a NUL"
+                )
         if not isinstance(self.limits, Limits):
             raise ConfigurationError(
                 f"limits is {self.limits!r}; give an object, as in Limits(memory=512 * 1024 * 1024)"
             )
-        shared = path_of(self.shared_in)
-        if shared is None and self.base is None and self.venv_path is None and (self.deps or self.python_version):
-            shared = resolve_carrel_home()
         self.keep_apart(
             {
                 "the base": path_of(self.base),
                 "tools_path": path_of(self.tools_path),
-                "venv_path": path_of(self.venv_path),
                 "the wheelhouse": path_of(self.wheelhouse),
-                "the environments of shared_in": shared and shared / "environments",
             }
         )
 
@@ -180,6 +179,85 @@ class SubprocessConfig(ExecutorSettings):
 
 
 @dataclass(frozen=True, kw_only=True)
+class SubprocessConfig(PlaceSettings):
+    """Where and how a subprocess session lives.
+
+    Without `base`, `venv_path`, `deps`, `deps_file` and `python_version` the host's own Python is used and nothing has
+    to be made."""
+
+    sandbox: SandboxMode | None = None
+    """`required` fails where something is missing, `auto` does what this machine can; None asks CARREL_SANDBOX."""
+    network: bool = True
+    """The host's network; False leaves loopback only, where the sandbox can."""
+    python_version: str | None = None
+    """The Python of its virtualenv, as in `3.12`; None is the version that runs this program."""
+    venv_path: Path | str | None = None
+    """Where its virtualenv is, or is made; None keeps one below `base` for each version of Python."""
+    home: Path | str | None = None
+    """A folder that the home folder begins with, as an overlay; None is an empty one."""
+    shared_in: Path | str | None = None
+    """Where virtualenvs that sessions without a base share are kept; None is carrel's own folder."""
+    cache_venv: bool = True
+    """False makes a virtualenv that is thrown away at close."""
+    allow_builds: bool = False
+    """Whether a package that code asks for may be built from source: that runs on the host, outside of the sandbox."""
+    preload: Sequence[str] = ()
+    """Modules that every session has in memory already: `import` of them costs nothing then."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _set(self, "venv_path", path_of(self.venv_path))
+        _set(self, "home", path_of(self.home))
+        _set(self, "shared_in", path_of(self.shared_in))
+        _set(self, "preload", tuple(self.preload))
+        if self.sandbox is not None and self.sandbox not in MODES:
+            raise ConfigurationError(f"sandbox is {self.sandbox!r}; it can be {', '.join(MODES)}")
+        shared = path_of(self.shared_in)
+        if shared is None and self.base is None and self.venv_path is None and (self.deps or self.python_version):
+            shared = resolve_carrel_home()
+        self.keep_apart(
+            {
+                "venv_path": path_of(self.venv_path),
+                "the environments of shared_in": shared and shared / "environments",
+            }
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ContainerConfig(PlaceSettings):
+    """Where and how a session in a container lives.
+
+    An `overlay` workspace is copied into it; `rw`, `ro` and `mounts` are folders of the machine that the engine is on.
+    """
+
+    image: str | None = None
+    """What it is made of; needs a Python of 3.9 or newer as `python3`. None is `python:3.x-slim` of this version."""
+    runtime: str | None = None
+    """Another runtime of the engine, as in `runsc` (gVisor); None is its own."""
+    network: bool | str = False
+    """False is none at all, True the engine's default network, a text the engine's network of that name."""
+    user: str | None = None
+    """Who the code is inside, as in `1000:1000`; None is that, or the owner of a workspace that is `rw` or `ro`."""
+    docker_host: str | None = None
+    """The engine's address, as in `unix:///run/podman/podman.sock`; None asks DOCKER_HOST, and is Docker's own."""
+    remote_url: str | None = None
+    """The same for an engine that is reached over HTTP, as in `https://engine.example:2376`."""
+    auth_token: str | None = None
+    """What a gate in front of that engine wants to see as a bearer token."""
+    startup_timeout: float = 120.0
+    """Seconds until its Python must be ready; fetching the image is not counted."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.docker_host is not None and self.remote_url is not None:
+            raise ConfigurationError("docker_host and remote_url are both given; they name one engine, so give one")
+        if self.auth_token is not None and self.remote_url is None:
+            raise ConfigurationError("auth_token is given without remote_url, the engine that wants to see it")
+        if self.user is not None and re.fullmatch(r"\d+(:\d+)?", self.user) is None:
+            raise ConfigurationError(f"user is {self.user!r}; it is a number, or two, as in 1000:1000")
+
+
+@dataclass(frozen=True, kw_only=True)
 class InProcessConfig(ExecutorSettings):
     """How code runs in this very process."""
 
@@ -187,12 +265,27 @@ class InProcessConfig(ExecutorSettings):
     """Seconds a run may take when it names none; None is no limit."""
 
 
+def settings_of(executor: object, wanted: type[T], given: T | None) -> T:
+    """What an executor was given, or its defaults. Another kind's settings may ask for what this kind does not do."""
+    if given is None:
+        return wanted()
+    if isinstance(given, wanted):
+        return given
+    name, told = type(executor).__name__, f"and this is {given!r:.100}"
+    if isinstance(given, dict):
+        fields = ", ".join(f"{field}=…" for field in given)
+        told = f"as in {name}({wanted.__name__}({fields})), and this is a dict"
+    elif isinstance(given, ExecutorSettings):
+        told = f"and this is a {type(given).__name__}"
+    raise TypeError(f"{name} takes a {wanted.__name__}, {told}")
+
+
 def is_seconds(given: object) -> bool:
-    """Whether it is a length of time: a number, also infinity, and not NaN."""
+    """Whether it is a length of time: a number that is not below 0, also infinity, and not NaN."""
     if not isinstance(given, int | float) or isinstance(given, bool):
         return False
     try:
-        return not math.isnan(given)
+        return not math.isnan(given) and given >= 0
     except OverflowError:  # an integer beyond all floats
         return False
 
@@ -216,3 +309,13 @@ def sandbox_mode(wanted: SandboxMode | None) -> SandboxMode:
         if mode == named:
             return mode
     raise ConfigurationError(f"CARREL_SANDBOX is {named!r}; it can be {', '.join(MODES)}")
+
+
+def _is_inside(path: object) -> bool:
+    return isinstance(path, str) and re.fullmatch(r"/+[^/\0][^\0]*", path) is not None and ".." not in path.split("/")
+
+
+def _is_variable(name: object, value: object) -> bool:
+    """Whether a process can be given it."""
+    both = isinstance(name, str) and isinstance(value, str) and "\0" not in name + value
+    return both and name != "" and "=" not in str(name)

@@ -17,6 +17,8 @@ from typing import Any
 import carrel.sandbox
 import carrel.worker
 from carrel.errors import ExecutionError
+from carrel.execution.calls import known_errors
+from carrel.execution.live_session import SpawnFailed
 from carrel.sandbox.records import PeerBroken, Records
 
 SANDBOX = Path(carrel.sandbox.__file__).parent
@@ -35,12 +37,11 @@ class Family:
     preload: tuple[str, ...] = ()
 
 
-class SpawnFailed(ExecutionError):
-    """A session could not be started; says at which step, and what the kernel said."""
+class ZygoteGone(SpawnFailed):
+    """The zygote had died, or died while it was asked; nothing was started, and another zygote may be asked."""
 
-    def __init__(self, step: str, number: int | None, message: str) -> None:
-        super().__init__(f"a session could not be started: {step}: {message}")
-        self.step, self.number = step, number
+    def __init__(self, message: str) -> None:
+        super().__init__("ask the zygote", None, message)
 
 
 class Zygote:
@@ -85,15 +86,17 @@ class Zygote:
         answer: Future[dict[str, Any]] = Future()
         with self._lock:
             if self._over:
-                answer.set_exception(SpawnFailed("ask the zygote", None, "it is gone"))
+                answer.set_exception(ZygoteGone("it is gone"))
                 return answer
             self._number += 1
             self._asked[self._number] = answer
             try:
                 self._control.send({"op": "spawn", "id": self._number, "settings": settings}, fds)
             except OSError as problem:
+                # Its thread may not have heard of its end yet; nobody else shall be given it.
+                self._over = True
                 del self._asked[self._number]
-                answer.set_exception(SpawnFailed("ask the zygote", problem.errno, str(problem)))
+                answer.set_exception(ZygoteGone(str(problem)))
         return answer
 
     def end(self) -> None:
@@ -147,10 +150,17 @@ class Zygote:
             self._theirs.close()
             os.close(errors_write)
             errors_write = -1
-            setup = {"op": "setup", "program": str(WORKER), "package": "carrel_worker"}
+            setup = {
+                "op": "setup",
+                "program": str(WORKER),
+                "package": "carrel_worker",
+                "entry": "carrel_worker.main:run",
+                "prepare": "carrel_worker.main:prepare",
+                "settings": {"errors": known_errors()},
+                "preload": list(self.family.preload),
+            }
             try:
-                entry = "carrel_worker.main:run"
-                self._control.send({**setup, "entry": entry, "preload": list(self.family.preload)})
+                self._control.send(setup)
                 self._control.line.settimeout(START)
                 found = self._control.receive()
             except (TimeoutError, BrokenPipeError):
@@ -215,7 +225,7 @@ class Zygote:
             os.close(self._wake_write)
         for answer in waiting.values():
             if answer.set_running_or_notify_cancel():
-                answer.set_exception(SpawnFailed("ask the zygote", None, why))
+                answer.set_exception(ZygoteGone(why))
 
 
 def _bury(pid: int, patience: float) -> None:

@@ -32,12 +32,13 @@ def build(plan: Plan, folder: str, step: place.Step) -> None:
     step("copy the session's files")
     for name in place.WRITABLE:
         os.mkdir(f"{folder}/scratch/{name}", 0o755)
-        if name != "work":
+        if name not in ("work", "home-work"):
             copying.copy_tree(f"scratch/{name}", f"{folder}/scratch/{name}")
     if os.path.isdir("kept"):
         copying.copy_tree("kept/upper", f"{folder}/scratch/upper")
-    if os.path.isdir("lower"):
-        mounts.bind("lower", folder + "/lower", mounts.READ_ONLY)
+    for name in (place.LOWER, place.HOME_LOWER):
+        if os.path.isdir(name):
+            mounts.bind(name, f"{folder}/{name}", mounts.READ_ONLY)
     step("mount the fork's /proc")
     os.mkdir(folder + "/proc")
     flags = syscalls.MS_NOSUID | syscalls.MS_NODEV | syscalls.MS_NOEXEC
@@ -49,15 +50,15 @@ def build(plan: Plan, folder: str, step: place.Step) -> None:
 def _show(plan: Plan, step: place.Step) -> None:
     """Put the copies over what they are copies of."""
     shown = {"/tmp": "tmp", "/var/tmp": "tmp", "/dev/shm": "shm"}
-    if plan.home != plan.workspace.at:
-        shown[plan.home] = "home"
-    covered = [*shown, plan.workspace.at]
+    covered = [*shown, plan.home, plan.workspace.at]
     given = [*place.readonly(plan), *(mount.at for mount in plan.mounts)]
     above = [(path, mounts.Tree(path)) for path in given if any(place.is_in(path, upper) for upper in covered)]
     step("mount the fork's home and /tmp")
     for target, name in shown.items():
         attributes = mounts.HARMLESS | (syscalls.MOUNT_ATTR_NOEXEC if name == "shm" else 0)
         mounts.bind(f"scratch/{name}", target, attributes)
+    if plan.home != plan.workspace.at:
+        place.show_home(plan, ".")
     step("mount the fork's workspace")
     if plan.workspace.source is None or plan.copied:
         mounts.bind("scratch/upper", plan.workspace.at, mounts.HARMLESS)

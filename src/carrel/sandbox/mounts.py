@@ -43,11 +43,20 @@ class Tree:
 def make_target(path: str, is_folder: bool) -> None:
     """Something to mount on; what is there already is taken."""
     if is_folder:
-        os.makedirs(path, mode=0o755, exist_ok=True)
-        return
-    os.makedirs(os.path.dirname(path), mode=0o755, exist_ok=True)
-    if not os.path.lexists(path):
+        make_folder(path)
+    elif not os.path.lexists(path):
+        make_folder(os.path.dirname(path))
         os.close(os.open(path, os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC, 0o644))
+
+
+def make_folder(path: str) -> None:
+    """With those above it. `os.makedirs` would look at each of them first, and most are there."""
+    try:
+        os.mkdir(path, 0o755)
+    except FileExistsError:
+        return
+    except FileNotFoundError:
+        os.makedirs(path, mode=0o755, exist_ok=True)
 
 
 def bind(source: str, target: str, attributes: int) -> None:
@@ -59,13 +68,13 @@ def tmpfs(target: str, *, size: int | None, files: int | None, mode: str = "755"
     options = [f"mode={mode}", f"size={size or '50%'}"]
     if files is not None:
         options.append(f"nr_inodes={files}")
-    os.makedirs(target, mode=0o755, exist_ok=True)
+    make_folder(target)
     syscalls.mount("tmpfs", target, "tmpfs", syscalls.MS_NOSUID | syscalls.MS_NODEV | flags, ",".join(options))
 
 
 def overlay(lower: str, upper: str, work: str, target: str) -> None:
     """Relative paths, so that no character of a host path has to be escaped."""
-    os.makedirs(target, mode=0o755, exist_ok=True)
+    make_folder(target)
     options = f"lowerdir={lower},upperdir={upper},workdir={work},userxattr"
     syscalls.mount("overlay", target, "overlay", syscalls.MS_NOSUID | syscalls.MS_NODEV, options)
 

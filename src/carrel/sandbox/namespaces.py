@@ -56,11 +56,18 @@ def _is_mapped(number: int, path: str) -> bool:
 
 def write_maps(pid: int, inside: int, outside: tuple[int, int]) -> None:
     """One user and one group; supplementary groups cannot be changed any more."""
-    with open(f"/proc/{pid}/setgroups", "w", encoding="ascii") as file:
-        file.write("deny")
+    _tell(f"/proc/{pid}/setgroups", "deny")
     for kind, number in (("uid", outside[0]), ("gid", outside[1])):
-        with open(f"/proc/{pid}/{kind}_map", "w", encoding="ascii") as file:
-            file.write(f"{inside} {number} 1")
+        _tell(f"/proc/{pid}/{kind}_map", f"{inside} {number} 1")
+
+
+def _tell(path: str, text: str) -> None:
+    """Without the layers of `open`, which ask five times what kind of file it is."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+    try:
+        os.write(descriptor, text.encode("ascii"))
+    finally:
+        os.close(descriptor)
 
 
 class OwnerMaps:
@@ -87,8 +94,7 @@ class OwnerMaps:
             os._exit(0)
         try:
             for kind, inside, outside in (("uid", owner[0], self.outside[0]), ("gid", owner[1], self.outside[1])):
-                with open(f"/proc/{pid}/{kind}_map", "w", encoding="ascii") as file:
-                    file.write(f"{inside} {outside} 1")
+                _tell(f"/proc/{pid}/{kind}_map", f"{inside} {outside} 1")
             return os.open(f"/proc/{pid}/ns/user", os.O_RDONLY | os.O_CLOEXEC)
         finally:
             os.kill(pid, signal.SIGKILL)

@@ -15,8 +15,8 @@ from . import copying, etc_files, mounts, syscalls
 from .plan import Plan
 
 HIDDEN = "/.carrel"
-LOWER, KEPT = "lower", "kept"
-WRITABLE = ("upper", "work", "tmp", "home", "shm")
+LOWER, KEPT, HOME_LOWER = "lower", "kept", "home-lower"
+WRITABLE = ("upper", "work", "tmp", "home", "home-work", "shm")
 DEVICES = ("null", "zero", "full", "random", "urandom", "tty")
 LINKS = {"fd": "/proc/self/fd", "stdin": "fd/0", "stdout": "fd/1", "stderr": "fd/2", "ptmx": "pts/ptmx"}
 MERGED = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
@@ -65,7 +65,8 @@ class Place:
         workspace = self.plan.workspace
         wanted = {mount.at: mount.source for mount in self.plan.mounts}
         wanted.update({path: path for path in readonly(self.plan)})
-        for name, path in ((LOWER, workspace.source), (KEPT, workspace.upper_dir)):
+        home = self.plan.home_source if self.plan.home_begins else None
+        for name, path in ((LOWER, workspace.source), (KEPT, workspace.upper_dir), (HOME_LOWER, home)):
             if path:
                 wanted[name] = path
         for name, path in wanted.items():
@@ -169,8 +170,12 @@ class Place:
         mounts.bind(scratch + "/tmp", root + "/tmp", mounts.HARMLESS)
         os.makedirs(root + "/var", exist_ok=True)
         mounts.bind(scratch + "/tmp", root + "/var/tmp", mounts.HARMLESS)
+        if self.plan.home_begins:
+            self.given[HOME_LOWER].attach(f"{root}{HIDDEN}/{HOME_LOWER}", mounts.READ_ONLY)
+            if "overlay" not in self.plan.parts:
+                copying.copy_tree(f"{root}{HIDDEN}/{HOME_LOWER}", scratch + "/home")
         if self.plan.home != self.plan.workspace.at:
-            mounts.bind(scratch + "/home", root + self.plan.home, mounts.HARMLESS)
+            show_home(self.plan, f"{root}{HIDDEN}", root)
 
     def _given(self, root: str) -> None:
         self._workspace(root)
@@ -207,6 +212,21 @@ class Place:
         else:
             attributes = mounts.READ_ONLY if workspace.mode == "ro" else mounts.HARMLESS
             self.given[LOWER].attach(target, attributes)
+
+
+def show_home(plan: Plan, hidden: str, root: str = "") -> None:
+    """An overlay over what it begins with, or the folder that is written to itself."""
+    if not plan.home_begins or "overlay" not in plan.parts:
+        mounts.bind(f"{hidden}/scratch/home", root + plan.home, mounts.HARMLESS)
+        return
+    # By its descriptor: the folder of a fork has a name that leads to it no longer.
+    before = os.open(".", os.O_PATH | os.O_CLOEXEC)
+    try:
+        os.chdir(hidden)
+        mounts.overlay(HOME_LOWER, "scratch/home", "scratch/home-work", root + plan.home)
+        os.fchdir(before)
+    finally:
+        os.close(before)
 
 
 def is_in(path: str, folder: str) -> bool:

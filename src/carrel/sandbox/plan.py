@@ -56,6 +56,8 @@ class Plan:
     env: dict[str, str] = field(default_factory=dict)
     limits: Limits = field(default_factory=Limits)
     home: str = HOME
+    home_source: str | None = None
+    """The folder that the home begins with; what is changed there is kept apart."""
     held: frozenset[str] = frozenset()
     """The cgroup controllers that hold this session; set by the zygote, which makes the groups."""
 
@@ -68,6 +70,11 @@ class Plan:
     def overlaid(self) -> bool:
         """Whether the workspace is an overlay; where the kernel has none it is a copy of the given folder."""
         return self.workspace.source is not None and self.workspace.mode == "overlay" and "overlay" in self.parts
+
+    @property
+    def home_begins(self) -> bool:
+        """Whether the home is a folder of its own, and begins with something."""
+        return self.home_source is not None and self.home != self.workspace.at
 
     @property
     def copied(self) -> bool:
@@ -104,6 +111,7 @@ def read_plan(record: dict[str, Any]) -> Plan:
         env={str(name): str(value) for name, value in record.get("env", {}).items()},
         limits=Limits(**record.get("limits", {})),
         home=_text(record, "home", HOME),
+        home_source=_text(record, "home_source", "") or None,
     )
     _check(plan)
     return plan
@@ -134,7 +142,12 @@ def _check(plan: Plan) -> None:
         if mount.mode not in ("rw", "ro"):
             raise PlanRefused(f"mount {mount.at}: mode rw or ro, not {mount.mode!r}")
     seen = [plan.workspace.at, plan.home, *(mount.at for mount in plan.mounts)]
-    given = [plan.workspace.source or "/", *(mount.source for mount in plan.mounts), *plan.readonly]
+    given = [
+        plan.workspace.source or "/",
+        plan.home_source or "/",
+        *(mount.source for mount in plan.mounts),
+        *plan.readonly,
+    ]
     for path in seen + given:
         if not path.startswith("/") or "\0" in path or ".." in path.split("/"):
             raise PlanRefused(f"{path!r} is no absolute path without '..'")

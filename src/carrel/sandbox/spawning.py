@@ -54,6 +54,9 @@ class Zygote:
         load_folder(record["program"], record["package"])
         module, _, name = record["entry"].partition(":")
         self.entry = getattr(importlib.import_module(module), name)
+        if "prepare" in record:
+            module, _, name = record["prepare"].partition(":")
+            getattr(importlib.import_module(module), name)(record.get("settings", {}))
         failures = {}
         for wanted in record.get("preload", []):
             try:
@@ -200,12 +203,14 @@ class Zygote:
         if group is not None and not group.remove():
             self.left.append(group)
 
-    def _heard(self, report: int) -> None:
-        """A new session says that it is there, or why not; an end without a word is a failure too."""
+    def _heard(self, report: int, *, buried: bool = False) -> None:
+        """A new session says that it is there, or why not; an end without a word is a failure too.
+
+        `buried`: it is gone, nothing more will come, and its number may be another's by now."""
         child = next(child for child in self.children.values() if child.report == report)
         piece = os.read(report, 65536)
         child.said += piece
-        if piece and not child.said.endswith(b"\n"):
+        if piece and not child.said.endswith(b"\n") and not buried:
             return
         self.poll.unregister(report)
         os.close(report)
@@ -219,7 +224,8 @@ class Zygote:
             return
         said = said or SILENCE
         self._answer({"op": "failed", "id": child.identity, **said})
-        os.kill(child.pid, signal.SIGKILL)
+        if not buried:
+            os.kill(child.pid, signal.SIGKILL)
 
     def _answer(self, record: dict[str, Any]) -> None:
         try:
@@ -237,7 +243,7 @@ class Zygote:
             if child is None:
                 continue
             if child.report >= 0:
-                self._heard(child.report)
+                self._heard(child.report, buried=True)
             os.close(child.go)
             del self.children[pid]
             self._drop(child.group)

@@ -16,6 +16,7 @@ from .host_errors import error_class
 PIECE = 4 * 1024 * 1024
 """What goes to the host at once."""
 _DEEPEST = 500
+_NO_PARQUET = 'a table is kept as Parquet, and pandas needs pyarrow for that; deps.add("pyarrow") installs it'
 
 Steps = Generator[tuple[str, list[Any], dict[str, Any]], Any, Any]
 """Yields what is to be asked of the host, is sent the answer, and returns the result: for code that waits and that
@@ -119,7 +120,7 @@ def _prepared(name: str, data: Any) -> tuple[str, str, Iterator[bytes]]:
     if callable(getattr(data, "read", None)):
         text = isinstance(data, io.TextIOBase)
         return ("text" if text else "bytes"), "", _read(data, closes=False)
-    made = _frame(data, suffix) or _picture(data, suffix)
+    made = _frame(name, data, suffix) or _picture(data, suffix)
     if made is not None:
         kind, form, content = made
         return kind, form, _cut(content)
@@ -154,7 +155,7 @@ def _kind_of(data: Any) -> str:
     return f"{type(data).__module__}.{type(data).__qualname__}".removeprefix("builtins.")
 
 
-def _frame(data: Any, suffix: str) -> tuple[str, str, bytes] | None:
+def _frame(name: object, data: Any, suffix: str) -> tuple[str, str, bytes] | None:
     """A table of pandas or polars: as Parquet, or as the name's suffix says."""
     library = type(data).__module__.partition(".")[0]
     if library == "pandas" and type(data).__name__ == "Series":
@@ -170,7 +171,10 @@ def _frame(data: Any, suffix: str) -> tuple[str, str, bytes] | None:
         text = data.to_json(orient="records") if pandas else data.write_json()
         return "json", "", text.encode("utf-8")
     out = io.BytesIO()
-    data.to_parquet(out) if pandas else data.write_parquet(out)
+    try:
+        data.to_parquet(out) if pandas else data.write_parquet(out)
+    except ImportError as problem:
+        raise _refused(f"{name} was not saved: {_NO_PARQUET}") from problem
     return "bytes", library, out.getvalue()
 
 
@@ -238,7 +242,11 @@ def _load(name: str) -> Steps:
 
 def _as_it_was(kind: str, form: str, data: bytes) -> Any:
     if form in ("pandas", "polars"):
-        return importlib.import_module(form).read_parquet(io.BytesIO(data))
+        frames = importlib.import_module(form)
+        try:
+            return frames.read_parquet(io.BytesIO(data))
+        except ImportError as problem:
+            raise error_class("ArtifactReadError", ["OSError"])(f"it was not loaded: {_NO_PARQUET}") from problem
     if kind == "bytes":
         return data
     text = data.decode("utf-8", "surrogatepass")

@@ -11,7 +11,7 @@ import threading
 import time
 from typing import Any
 
-from .commands import PIECE, Command, exit_code, not_started
+from .commands import LOOK, PIECE, Command, exit_code, not_started
 from .line import Line, LineBroken, Record
 
 _PATIENCE = 3.0
@@ -87,7 +87,8 @@ class CallCommand:
 
     def _until_it_ends(self, command: Command) -> None:
         with selectors.DefaultSelector() as selector:
-            selector.register(command.watched, selectors.EVENT_READ, "ended")
+            if command.watched >= 0:
+                selector.register(command.watched, selectors.EVENT_READ, "ended")
             for stream, pipe in command.streams.items():
                 selector.register(pipe, selectors.EVENT_READ, stream)
             if command.process.stdin is not None:
@@ -98,6 +99,8 @@ class CallCommand:
                     command.timed_out, command.deadline = True, None
                     command.family.kill()
                     continue
+                if command.watched < 0:
+                    wait = LOOK if wait is None else min(wait, LOOK)
                 happened = {key.data: key.fileobj for key, _ in selector.select(wait)}
                 for what, pipe in happened.items():
                     if what == "stdin":
@@ -106,7 +109,7 @@ class CallCommand:
                             command.process.stdin.close()  # type: ignore[union-attr]
                     elif what != "ended" and not self._output(command, what) and what not in command.streams:
                         selector.unregister(pipe)
-                if "ended" in happened:
+                if "ended" in happened or (command.watched < 0 and command.has_ended()):
                     return
 
     def _output(self, command: Command, stream: str) -> bool:

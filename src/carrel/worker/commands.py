@@ -6,6 +6,7 @@ import base64
 import fcntl
 import os
 import selectors
+import shlex
 import subprocess
 import sys
 import termios
@@ -14,11 +15,17 @@ import uuid
 from collections.abc import Callable
 from typing import Any
 
-from .families import MARK, Family
+from .families import MARK, Family, look
 
 PIECE = 256 * 1024
 _PIPE = 1024 * 1024
 _SET_PIPE_SIZE = 1031
+
+_MOST_REMEMBERED = 200
+"""Commands that have ended and may have left something: a daemon is known by its mark alone, and is looked for."""
+
+LOOK = 0.02
+"""Seconds between two looks at a process whose end the kernel does not tell of."""
 
 Send = Callable[[dict[str, Any], "tuple[int, ...]"], None]
 
@@ -34,7 +41,7 @@ class Command:
         mark = uuid.uuid4().hex
         given = {str(name): str(value) for name, value in (request.get("env") or {}).items()}
         self.id: Any = request.get("id")
-        self.text = command if isinstance(command, str) else " ".join(arguments)
+        self.text = command if isinstance(command, str) else shlex.join(arguments)
         self.began = time.monotonic()
         self.deadline = None if timeout is None else self.began + float(timeout)
         self.timed_out = False
@@ -69,6 +76,13 @@ class Command:
             # It does not want to read more.
             self._input = memoryview(b"")
         return not self._input
+
+    def has_ended(self) -> bool:
+        """Asked where there is nothing to watch; whoever waits for it still can."""
+        try:
+            return os.waitid(os.P_PID, self.process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+        except ChildProcessError:
+            return True
 
     def let_go(self) -> None:
         """Close what is open for it here."""
@@ -107,17 +121,23 @@ class Commands:
         if request.get("background"):
             if command.process.stdin is not None:
                 self._selector.register(command.process.stdin, selectors.EVENT_WRITE, lambda: self._feed(command))
-            self._selector.register(command.watched, selectors.EVENT_READ, lambda: self._ended(command))
+            self._watch(command)
             self._done(command, None)
             return
         for stream, pipe in command.streams.items():
             self._selector.register(pipe, selectors.EVENT_READ, lambda stream=stream: self._output(command, stream))
-        self._selector.register(command.watched, selectors.EVENT_READ, lambda: self._ended(command))
+        self._watch(command)
         if command.process.stdin is not None:
             self._selector.register(command.process.stdin, selectors.EVENT_WRITE, lambda: self._feed(command))
 
+    def _watch(self, command: Command) -> None:
+        if command.watched >= 0:
+            self._selector.register(command.watched, selectors.EVENT_READ, lambda: self._ended(command))
+
     def next_deadline(self) -> float | None:
         deadlines = [command.deadline for command in self._running.values() if command.deadline is not None]
+        if any(command.watched < 0 for command in self._running.values()):
+            deadlines.append(time.monotonic() + LOOK)
         return min(deadlines) if deadlines else None
 
     def check_deadlines(self) -> None:
@@ -127,6 +147,8 @@ class Commands:
                 command.timed_out = True
                 command.deadline = None
                 command.family.kill()
+            if command.watched < 0 and command.has_ended():
+                self._ended(command)
 
     # --- what happens -----------------------------------------------------------------------------------------------
 
@@ -155,10 +177,12 @@ class Commands:
         return 0
 
     def _ended(self, command: Command) -> None:
-        self._selector.unregister(command.watched)
-        os.close(command.watched)
-        command.watched = -1
+        if command.watched >= 0:
+            self._selector.unregister(command.watched)
+            os.close(command.watched)
+            command.watched = -1
         status = command.process.wait()
+        command.family.over = True
         if command.process.pid not in self._running:
             return
         for stream in ("stdout", "stderr"):
@@ -180,9 +204,10 @@ class Commands:
         }
         # The host reads on: nobody here would while a cell runs, and with the pipes' end its writers would die.
         pipes = tuple(pipe.fileno() for pipe in command.streams.values())
-        if pipes:
-            self._background[command.process.pid] = command
-            self.left_something = True
+        self._background[command.process.pid] = command
+        self.left_something = self.left_something or bool(pipes) or command.family.left_in_group()
+        if len(self._background) > _MOST_REMEMBERED:
+            self._forget_ended()
         self._send(answer, pipes)
         for pipe in command.streams.values():
             if pipe in self._selector.get_map():
@@ -198,14 +223,21 @@ class Commands:
     def listing(self) -> list[dict[str, Any]]:
         """The commands that still have processes."""
         alive = []
+        seen = look() if self._running or self._background else None
         for pid, command in [*self._running.items(), *self._background.items()]:
-            members = command.family.members()
+            members = command.family.members(seen)
             if members:
                 seconds = time.monotonic() - command.began
                 alive.append({"pid": pid, "command": command.text, "seconds": seconds, "members": members})
             elif command.watched < 0:
                 self._background.pop(pid, None)
         return alive
+
+    def _forget_ended(self) -> None:
+        """Those of which nothing is left, and then the oldest."""
+        self.listing()
+        for pid in list(self._background)[: max(0, len(self._background) - _MOST_REMEMBERED)]:
+            del self._background[pid]
 
     def kill(self, pid: int | None, of: object = None) -> bool:
         """End a command with all that came of it, by its process or by the request that started it."""
@@ -242,7 +274,7 @@ def _waiting(pipe: Any) -> int:
 
 
 def _watched(pid: int) -> int:
-    """What can be read from when the process has ended."""
+    """What can be read from when the process has ended; -1 where the kernel has no such thing, as gVisor's."""
     try:
         return os.pidfd_open(pid)
     except ProcessLookupError:
@@ -250,6 +282,8 @@ def _watched(pid: int) -> int:
         ended, other = os.pipe()
         os.close(other)
         return ended
+    except OSError:
+        return -1
 
 
 def not_started(request: dict[str, Any], home: str, problem: Exception) -> dict[str, Any]:

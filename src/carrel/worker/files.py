@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import base64
 import binascii
+import errno
 import os
 import shutil
 import stat
-from typing import Any
+from typing import Any, BinaryIO
+
+from . import writing
 
 LARGEST = 32 * 1024 * 1024
 """How many bytes one answer carries; longer files are read in pieces."""
@@ -25,36 +28,47 @@ def answer(request: dict[str, Any], home: str) -> dict[str, Any]:
 
 def _read(path: str, request: dict[str, Any]) -> dict[str, Any]:
     offset, length = int(request.get("offset") or 0), int(request.get("length") or LARGEST)
-    # Without waiting: a pipe that nobody writes to would hold up the whole session.
-    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    with open(fd, "rb") as file:
-        about = os.fstat(fd)
-        if not stat.S_ISREG(about.st_mode):
-            raise ValueError(f"{path} is no regular file")
+    with _opened(path) as file:
+        size = os.fstat(file.fileno()).st_size
         file.seek(offset)
         data = file.read(max(0, min(length, LARGEST)))
         # Files of /proc say that they are empty, so the end is where nothing more comes.
         end = not file.read(1)
-    return {"data": base64.b64encode(data).decode("ascii"), "size": max(about.st_size, len(data)), "end": end}
+    return {"data": base64.b64encode(data).decode("ascii"), "size": max(size, len(data)), "end": end}
+
+
+def _opened(path: str) -> BinaryIO:
+    """To be read, without waiting: a pipe that nobody writes to would hold up the whole session."""
+    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    mode = os.fstat(fd).st_mode
+    if stat.S_ISREG(mode):
+        return open(fd, "rb")
+    os.close(fd)
+    if stat.S_ISDIR(mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
+    raise ValueError(f"{path} is no regular file")
 
 
 def _write(path: str, request: dict[str, Any]) -> dict[str, Any]:
-    return _put(path, request, os.O_APPEND if request.get("append") else os.O_TRUNC)
+    data, part = _data(request), str(request.get("part") or "")
+    if request.get("append"):
+        return _append(path, request)
+    if not part:
+        writing.put(path, data)
+        return {"bytes": len(data)}
+    if request.get("forget"):
+        writing.forget_piece(path, part)
+        return {}
+    first, more = bool(request.get("first")), bool(request.get("more"))
+    return {"bytes": len(data), "beside": writing.put_piece(path, data, part, first=first, more=more)}
 
 
 def _append(path: str, request: dict[str, Any]) -> dict[str, Any]:
-    return _put(path, request, os.O_APPEND)
-
-
-def _put(path: str, request: dict[str, Any], how: int) -> dict[str, Any]:
-    try:
-        data = base64.b64decode(str(request.get("data") or ""), validate=True)
-    except binascii.Error:
-        raise ValueError("the data to write is no base64") from None
+    data = _data(request)
     folder = os.path.dirname(path)
     if folder:
         os.makedirs(folder, exist_ok=True)
-    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NONBLOCK | os.O_CLOEXEC | how, 0o666)
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NONBLOCK | os.O_CLOEXEC | os.O_APPEND, 0o666)
     with open(fd, "wb") as file:
         if not stat.S_ISREG(os.fstat(fd).st_mode):
             raise ValueError(f"{path} is no regular file")
@@ -62,7 +76,14 @@ def _put(path: str, request: dict[str, Any], how: int) -> dict[str, Any]:
     return {"bytes": len(data)}
 
 
-def _about(name: str, found: os.stat_result) -> dict[str, Any]:
+def _data(request: dict[str, Any]) -> bytes:
+    try:
+        return base64.b64decode(str(request.get("data") or ""), validate=True)
+    except binascii.Error:
+        raise ValueError("the data to write is no base64") from None
+
+
+def _about(name: str, path: str, found: os.stat_result) -> dict[str, Any]:
     return {
         "name": name,
         "kind": _KINDS.get(stat.S_IFMT(found.st_mode), "other"),
@@ -70,6 +91,7 @@ def _about(name: str, found: os.stat_result) -> dict[str, Any]:
         "modified": found.st_mtime,
         "changed": found.st_ctime_ns,
         "mode": stat.S_IMODE(found.st_mode),
+        **({"target": os.readlink(path)} if stat.S_ISLNK(found.st_mode) else {}),
     }
 
 
@@ -78,14 +100,14 @@ def _list(path: str, request: dict[str, Any]) -> dict[str, Any]:
     with os.scandir(path) as found:
         for entry in found:
             try:
-                entries.append(_about(entry.name, entry.stat(follow_symlinks=False)))
+                entries.append(_about(entry.name, entry.path, entry.stat(follow_symlinks=False)))
             except FileNotFoundError:
                 continue  # removed meanwhile
     return {"entries": sorted(entries, key=lambda entry: str(entry["name"]))}
 
 
 def _stat(path: str, request: dict[str, Any]) -> dict[str, Any]:
-    return _about(os.path.basename(path), os.lstat(path))
+    return _about(os.path.basename(path), path, os.lstat(path))
 
 
 def _mkdir(path: str, request: dict[str, Any]) -> dict[str, Any]:
@@ -97,15 +119,14 @@ def _replace(path: str, request: dict[str, Any]) -> dict[str, Any]:
     old, new = str(request.get("old", "")), str(request.get("new", ""))
     if not old:
         raise ValueError("the text to replace is empty")
-    with open(path, "rb") as file:
+    with _opened(path) as file:
         data = file.read()
     # As bytes, so that a file which is not all UTF-8 keeps what is not.
     before, after = old.encode("utf-8"), new.encode("utf-8")
     count = data.count(before)
     if count != 1:
         raise ValueError(f"the text to replace is there {count} times in {path}; it must be there exactly once")
-    with open(path, "wb") as file:
-        file.write(data.replace(before, after))
+    writing.put(path, data.replace(before, after))
     return {}
 
 

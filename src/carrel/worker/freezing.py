@@ -173,12 +173,13 @@ class Frozen:
             return native_threads(self._foreign)
         self.drop()
         self._pid = pid
-        watched = os.pidfd_open(pid)
+        watched = _watched(pid)
         try:
-            line.send({"op": "frozen", "pid": pid, "covers": covers}, (here.fileno(), watched))
+            line.send({"op": "frozen", "pid": pid, "covers": covers}, (here.fileno(), *watched))
         finally:
             here.close()
-            os.close(watched)
+            for fd in watched:
+                os.close(fd)
         return None
 
     def _woken(self, line: Line) -> Line:
@@ -198,6 +199,10 @@ class Frozen:
                 os.kill(pid, signal.SIGKILL)
             self._dying.append(pid)
 
+    def processes(self) -> set[int]:
+        """All of its own that live."""
+        return {self._pid, *self._dying}
+
     def bury_later(self, ending: list[int]) -> None:
         """Take over other children that are about to end."""
         self._dying += ending
@@ -212,6 +217,14 @@ class Frozen:
         """In a fork: the frozen ones belong to the parent."""
         self._pid = 0
         self._dying = []
+
+
+def _watched(pid: int) -> tuple[int, ...]:
+    """A pidfd, for whoever is not told of its end otherwise; none where the kernel has none, as gVisor's."""
+    try:
+        return (os.pidfd_open(pid),)
+    except OSError:
+        return ()
 
 
 def _buried(pid: int) -> bool:

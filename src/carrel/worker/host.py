@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import select
 import threading
 from collections import deque
 from typing import Any
@@ -58,8 +59,12 @@ class Host:
     def _begin(self) -> None:
         self._open: dict[int, _Waiting] = {}
         self._loops: dict[asyncio.AbstractEventLoop, int] = {}
-        self._changed = threading.Condition()
+        self._lock = threading.RLock()
+        self._changed = threading.Condition(self._lock)
+        self._threads_waiting = 0
         self._reading = False
+        self._readable_line = select.poll()
+        self._readable_line.register(self.line.fileno(), select.POLLIN)
         self._turns = Turns()
 
     def begin_run(self) -> None:
@@ -128,7 +133,7 @@ class Host:
             waiting.end_turn()
 
     def _ask(self, name: str, encoded: Any, waiting: _Waiting) -> int:
-        with self._changed:
+        with self._lock:
             self._number += 1
             number = self._number
             self._open[number] = waiting
@@ -156,38 +161,44 @@ class Host:
 
     def _arrived(self, waiting: _Waiting) -> bool:
         """Wait for something to happen; True when it was this answer."""
-        with self._changed:
+        with self._lock:
             while self._reading and waiting.answer is None:
                 # Short, because an interrupt is only looked at in between.
-                self._changed.wait(0.02)
-                self._interrupts.check()
+                self._wait_for_reader()
             if waiting.answer is not None:
                 return True
             self._reading = True
         try:
-            self._interrupts.wait_readable(self.line.fileno())
+            self._interrupts.wait_for(self._readable_line)
             self._give_out(self.line.receive())
         finally:
             self._let_go()
         return waiting.answer is not None
 
+    def _wait_for_reader(self) -> None:
+        self._threads_waiting += 1
+        try:
+            self._changed.wait(_LOOK)
+        finally:
+            self._threads_waiting -= 1
+        self._interrupts.check()
+
     def _look(self) -> None:
         """Wait a little for something to happen, reading what comes unless somebody else does."""
-        with self._changed:
+        with self._lock:
             if self._reading:
-                self._changed.wait(_LOOK)
-                self._interrupts.check()
+                self._wait_for_reader()
                 return
             self._reading = True
         try:
-            self._interrupts.wait_readable(self.line.fileno(), _LOOK)
+            self._interrupts.wait_for(self._readable_line, _LOOK)
             self._give_out(self.line.receive(wait=False))
         finally:
             self._let_go()
 
     def take(self) -> bool:
         """Read what is there and give it out, unless somebody else is at it; False then. Never waits."""
-        with self._changed:
+        with self._lock:
             if self._reading:
                 return False
             self._reading = True
@@ -211,9 +222,10 @@ class Host:
         return run in asked
 
     def _let_go(self) -> None:
-        with self._changed:
+        with self._lock:
             self._reading = False
-            self._changed.notify_all()
+            if self._threads_waiting:
+                self._changed.notify_all()
 
     def _give_out(self, records: list[tuple[Record, list[int]]]) -> None:
         for record, fds in records:
@@ -229,10 +241,11 @@ class Host:
             if "run" in record:
                 self._run_first(number, waiting, record["run"])
                 continue
-            with self._changed:
+            with self._lock:
                 waiting.answer = record
                 waiting.end_turn()
-                self._changed.notify_all()
+                if self._threads_waiting:
+                    self._changed.notify_all()
             if waiting.future is not None:
                 _settle(waiting.future, record)
 
@@ -247,12 +260,12 @@ class Host:
     # --- loops that wait --------------------------------------------------------------------------------------------
 
     def _watch(self, loop: asyncio.AbstractEventLoop) -> None:
-        with self._changed:
+        with self._lock:
             self._loops[loop] = self._loops.get(loop, 0) + 1
         loop.add_reader(self.line.fileno(), self._readable, loop)
 
     def _unwatch(self, loop: asyncio.AbstractEventLoop) -> None:
-        with self._changed:
+        with self._lock:
             left = self._loops.pop(loop, 0) - 1
             if left > 0:
                 self._loops[loop] = left

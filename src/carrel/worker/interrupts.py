@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _signal  # type: ignore[import-not-found]
 import _thread
 import os
 import select
@@ -13,6 +14,9 @@ import types
 from collections.abc import Callable
 from typing import Any
 
+# Without the module `signal` around them, which makes enum members of what it gives back: this is done for every cell.
+_SIGINT, _SIG_UNBLOCK = int(signal.SIGINT), int(signal.SIG_UNBLOCK)
+_ONLY_SIGINT = frozenset((_SIGINT,))
 _AGAIN = 0.01
 """Seconds after one interrupt in which another is taken for the same: the first must have time to leave the code."""
 
@@ -30,6 +34,8 @@ class Interrupts:
         self._owner = os.getpid()
         self._thread = threading.get_ident()
         self._early = False
+        self.taken = False
+        """Whether one has come while the cell ran."""
         self.meant: Callable[[], bool] = lambda: False
         """Asked when one came before the cell began: True when it was meant for this cell and not for the last."""
         self.stop: Callable[[str], bool] | None = None
@@ -39,10 +45,10 @@ class Interrupts:
         """Take SIGINT, also when it came ignored (as in the background of a shell) or the last cell took it."""
         self._owner = os.getpid()
         self._thread = threading.get_ident()
-        signal.signal(signal.SIGINT, self._came)
+        _signal.signal(_SIGINT, self._came)
         if sys.unraisablehook != self._swallowed:
             self._plain_hook, sys.unraisablehook = sys.unraisablehook, self._swallowed
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+        _signal.pthread_sigmask(_SIG_UNBLOCK, _ONLY_SIGINT)
 
     def begin(self) -> None:
         """A cell starts; raises the KeyboardInterrupt that came for it before it did."""
@@ -53,6 +59,7 @@ class Interrupts:
         if self._early:
             self._early = False
             if self.meant():
+                self.taken = True
                 raise KeyboardInterrupt
 
     def end(self) -> None:
@@ -65,6 +72,7 @@ class Interrupts:
         if not self.running:
             self._early = True
             return
+        self.taken = True
         if self._held:
             self._pending = True
         elif time.monotonic() - self._raised < _AGAIN:
@@ -106,11 +114,9 @@ class Interrupts:
             self._pending = False
             raise KeyboardInterrupt
 
-    def wait_readable(self, fd: int, seconds: float | None = None) -> None:
+    def wait_for(self, poll: select.poll, seconds: float | None = None) -> None:
         """Wait inside of a held step; here an interrupt may come at any moment."""
         longest = None if seconds is None else seconds * 1000
-        poll = select.poll()
-        poll.register(fd, select.POLLIN)
         if not self.mine():
             poll.poll(longest)
             return

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import array
 import os
+import re
 import socket
 import struct
 import threading
-from json import dumps, loads  # by name: what code sets on the module json does not matter here
+from json import JSONDecoder, JSONEncoder  # by name: what code sets on the module json does not matter here
 from typing import Any
 
 LARGEST = 64 * 1024 * 1024
@@ -15,6 +16,12 @@ LARGEST = 64 * 1024 * 1024
 MOST_FDS = 16
 
 _HEAD = struct.Struct(">I")
+# Numbers, made once: an operation on the enum members of `socket` takes longer than the system call.
+_SPACE = socket.CMSG_LEN(MOST_FDS * 4)
+_CLOSED_ON_EXEC = int(socket.MSG_CMSG_CLOEXEC)
+_NOT_WAITING = int(socket.MSG_CMSG_CLOEXEC | socket.MSG_DONTWAIT)
+_encoded = JSONEncoder(ensure_ascii=False, separators=(",", ":"), check_circular=False).encode
+_decoded = JSONDecoder().decode
 
 Record = dict[str, Any]
 
@@ -30,7 +37,7 @@ class TooLong(ValueError):
 def packed(record: Record) -> bytes:
     """A record as it goes over the line."""
     # A lone surrogate (a file name may have one) becomes its JSON escape, so that every record is UTF-8.
-    body = dumps(record, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "backslashreplace")
+    body = _encoded(record).encode("utf-8", "backslashreplace")
     if len(body) > LARGEST:
         raise TooLong(f"a record of {len(body)} bytes is longer than the line takes")
     return _HEAD.pack(len(body)) + body
@@ -39,7 +46,7 @@ def packed(record: Record) -> bytes:
 def unpacked(body: bytes) -> Record:
     """The record of a body; `LineBroken` when it is none."""
     try:
-        record = loads(body)
+        record = _decoded(body.decode("utf-8", "surrogatepass"))
     except (ValueError, RecursionError) as problem:
         raise LineBroken(f"what came over the line is no JSON: {problem}") from None
     if not isinstance(record, dict):
@@ -55,6 +62,8 @@ class Line:
         self._sending = threading.Lock()
         self._data = bytearray()
         self._fds: list[int] = []
+        self.received = 0
+        """Bytes so far."""
 
     def fileno(self) -> int:
         return self.socket.fileno()
@@ -91,22 +100,43 @@ class Line:
     def read(self) -> tuple[Record, list[int]]:
         """The next record and its file descriptors; waits for it."""
         while not self.waiting():
-            self._receive(0)
+            self._receive(_CLOSED_ON_EXEC)
         return self._cut()
 
     def receive(self, wait: bool = True) -> list[tuple[Record, list[int]]]:
         """Read once, and give every record that is whole by now; none of them stays behind."""
-        self._receive(0 if wait else socket.MSG_DONTWAIT)
+        self._receive(_CLOSED_ON_EXEC if wait else _NOT_WAITING)
         records = []
         while self.waiting():
             records.append(self._cut())
         return records
 
-    def _cut(self) -> tuple[Record, list[int]]:
+    def receive_bodies(self, names_fds: re.Pattern[bytes]) -> list[tuple[bytes, list[int]]]:
+        """The same without waiting, and the records as they came; `names_fds` finds how many descriptors one has."""
+        self._receive(socket.MSG_DONTWAIT)
+        bodies = []
+        while self.waiting():
+            body = self._cut_body()
+            found = names_fds.search(body, max(0, len(body) - 16))
+            count = int(found[1]) if found else 0
+            if count > len(self._fds):
+                raise LineBroken(f"a record promised {count} file descriptors and brought {len(self._fds)}")
+            bodies.append((body, self._fds[:count]))
+            del self._fds[:count]
+        return bodies
+
+    def unnamed(self) -> int:
+        """How many descriptors have come that no record has named yet."""
+        return len(self._fds)
+
+    def _cut_body(self) -> bytes:
         (length,) = _HEAD.unpack_from(self._data)
         body = bytes(self._data[4 : 4 + length])
         del self._data[: 4 + length]
-        record = unpacked(body)
+        return body
+
+    def _cut(self) -> tuple[Record, list[int]]:
+        record = unpacked(self._cut_body())
         wanted: Any = record.get("fds", 0)
         if not isinstance(wanted, int) or not 0 <= wanted <= len(self._fds):
             raise LineBroken(f"a record promised {wanted!r} file descriptors and brought {len(self._fds)}")
@@ -118,8 +148,7 @@ class Line:
         if len(self._data) >= 4:
             size = max(size, 4 + _HEAD.unpack_from(self._data)[0] - len(self._data))
         try:
-            space = socket.CMSG_LEN(MOST_FDS * 4)
-            data, ancillary, _, _ = self.socket.recvmsg(size, space, flags | socket.MSG_CMSG_CLOEXEC)
+            data, ancillary, _, _ = self.socket.recvmsg(size, _SPACE, flags)
         except BlockingIOError:
             return
         except OSError as problem:
@@ -132,3 +161,4 @@ class Line:
         if not data:
             raise LineBroken("the host closed the line")
         self._data += data
+        self.received += len(data)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import selectors
 import socket
 import sys
@@ -14,18 +15,25 @@ from typing import Any
 from . import files, values
 from .cells import Cell
 from .commands import Commands
+from .families import end_since, now, since
 from .freezing import Frozen, channels, devices, native_threads, python_threads, quiet_fork, threads
 from .host import Host
+from .host_errors import error_class
 from .interrupts import Interrupts
 from .line import Line, LineBroken, Record, TooLong
+from .naming import be_called
 from .output import out_of_the_way
 from .running import Running, Woken
 
 PROTOCOL = 1
 IDLE = 0.001
 """How long nothing must have come before a frozen fork is made."""
+QUICK = 0.0002
+"""How soon after an answer a request comes from a program that asks again and again."""
 BURIAL = 0.02
 """How often those that have been ended are looked after."""
+_OWN = 2
+"""Descriptors that the loop always watches: the line and the bell."""
 CEILING = 2 << 30
 """How large a session may be for one to be kept."""
 
@@ -44,14 +52,33 @@ class Worker:
         self._covers: Any = None
         self._forking = False
         self._stray = False
+        self._frozen_at = 0
+        self._survivors: set[int] = set()
+        """What the last run that started something has left running."""
+        self._private = os.getsid(0) == os.getpid()
+        """Whether its session is its own, so that all in it is what code has started."""
+        self._answered = 0.0
+        self._quick = False
         self._line = line
         self._interrupts = Interrupts()
         self._host = Host(line, self._interrupts, self._home)
         self._selector = selectors.PollSelector()
+        self._poll = select.poll()
         self._bell: tuple[int, int] | None = None
         self._begin(line)
         self._commands = Commands(self._selector, self._home, self._send_fds)
         self._running = Running(self._host, self._interrupts, settings, self._home)
+        self._work = {
+            "run": self._run,
+            "exec": self._exec,
+            "file": self._file,
+            "processes": self._processes,
+            "kill": self._kill,
+            "reset": self._reset,
+            "fork": self._fork,
+            "close": self._close,
+            "interrupt": self._interrupt,
+        }
         os.register_at_fork(after_in_child=self._forked_by_the_user)
 
     def _begin(self, line: Line) -> None:
@@ -67,6 +94,9 @@ class Worker:
         self._selector = selectors.PollSelector()
         self._selector.register(line.socket, selectors.EVENT_READ, None)
         self._selector.register(self._bell[0], selectors.EVENT_READ, self._rung)
+        self._poll = select.poll()
+        for own in (line.fileno(), self._bell[0]):
+            self._poll.register(own, select.POLLIN)
         self._host.move(line, self._bell[1])
         self._interrupts.end()
         self._interrupts.install()
@@ -98,15 +128,50 @@ class Worker:
     # --- requests ---------------------------------------------------------------------------------------------------
 
     def _next(self) -> None:
+        if not self._host.requests:
+            self._wait()
         if self._host.requests:
+            self._quick = time.perf_counter() - self._answered < QUICK
             self._answer(*self._host.requests.popleft())
-            return
-        deadline = self._commands.next_deadline()
-        wait = None if deadline is None else max(0.0, deadline - time.monotonic())
+            self._answered = time.perf_counter()
+
+    def _wait(self) -> None:
+        """For something to happen; a frozen fork is made when nothing does."""
         freezes = self._changed and self._keeps_frozen
-        if freezes or self._frozen.bury():
-            soon = IDLE if freezes else BURIAL
-            wait = soon if wait is None else min(wait, soon)
+        soon = IDLE if freezes else BURIAL if self._frozen.bury() else None
+        if len(self._selector.get_map()) > _OWN:
+            events = self._wait_with_commands(soon)
+        else:
+            # Without commands nothing has a deadline, and the selector around this would take longer than the rest.
+            events = self._in_quick_succession() or self._poll.poll(None if soon is None else soon * 1000)
+            for fd, _ in events:
+                if fd == self._line.fileno():
+                    self._host.take()
+                else:
+                    self._rung()
+        if self._commands.left_something:
+            self._commands.left_something = False
+            self._changed = True
+        if not events and freezes:
+            self._freeze()
+
+    def _in_quick_succession(self) -> list[tuple[int, int]]:
+        """Where the last request came right after an answer the next is looked for without going to sleep: to be woken
+        on an idle processor takes longer than to run a small cell. Whoever else has something to do goes first."""
+        events: list[tuple[int, int]] = []
+        if self._quick:
+            until = self._answered + QUICK
+            while not events and time.perf_counter() < until:
+                os.sched_yield()
+                events = self._poll.poll(0)
+        return events
+
+    def _wait_with_commands(self, soon: float | None) -> list[Any]:
+        deadline = self._commands.next_deadline()
+        wait = soon
+        if deadline is not None:
+            left = max(0.0, deadline - time.monotonic())
+            wait = left if soon is None else min(left, soon)
         events = self._selector.select(wait)
         for key, _ in events:
             if key.data is None:
@@ -115,24 +180,10 @@ class Worker:
                 # Otherwise what happened before it in this round has closed it.
                 key.data()
         self._commands.check_deadlines()
-        if self._commands.left_something:
-            self._commands.left_something = False
-            self._changed = True
-        if not events and freezes:
-            self._freeze()
+        return events
 
     def _answer(self, record: Record, fds: list[int]) -> None:
-        work = {
-            "run": self._run,
-            "exec": self._exec,
-            "file": self._file,
-            "processes": self._processes,
-            "kill": self._kill,
-            "reset": self._reset,
-            "fork": self._fork,
-            "close": self._close,
-            "interrupt": self._interrupt,
-        }.get(str(record.get("op")))
+        work = self._work.get(str(record.get("op")))
         if work is None:
             self._send({"op": "done", "id": record.get("id"), "error": f"there is no request {record.get('op')!r}"})
         else:
@@ -158,7 +209,7 @@ class Worker:
     def _reset(self, record: Record, fds: list[int]) -> None:
         self._running.reset()
         self._changed = True
-        self._send({"op": "done", "id": record.get("id")})
+        self._send({"op": "done", "id": record.get("id"), "unkept": True})
 
     def _interrupt(self, record: Record, fds: list[int]) -> None:
         """Its signal has come by now, or comes; see `Host.interrupts`."""
@@ -184,23 +235,33 @@ class Worker:
                 self._freeze()
 
         self._interrupts.meant = lambda: self._host.interrupts(record.get("id"))
+        self._interrupts.taken, began = False, now()
         outcome = self._running.run(str(record.get("code", "")), before_it, unsafe)
         if self._stray:
             _end_stray(outcome)
+        if self._private and self._running.streams.children_made:
+            if self._interrupts.taken:
+                end_since(began, self._not_of_a_run(), gently=True)
+            self._survivors = set(since(began, self._not_of_a_run()))
         self._covers = record.get("id")
-        result = {"op": "done", "id": record.get("id"), "frozen": self._why_not, **outcome}
+        result = {"op": "done", "id": record.get("id"), "frozen": self._why_not, "unkept": self._changed, **outcome}
         try:
             self._send(result)
         except TooLong:
             # Text that JSON has to escape grows on its way.
-            value = values.as_repr("", "too large to cross as data")
+            value = values.as_repr("", "it is too large to cross as data")
             self._send({**result, "value": value, "display": []})
+
+    def _not_of_a_run(self) -> set[int]:
+        """Processes that may have begun in the same moment as a run and are not its own."""
+        return {os.getpid(), *self._frozen.processes(), *self._survivors}
 
     def _freeze(self) -> None:
         """Keep a fork of this moment, or say why there is none."""
         made: Line | str | None = self._frozen.refusal()
         if made is None:
             self._forking = True
+            self._frozen_at = now()
             try:
                 made = self._frozen.make(self._line, self._covers)
             finally:
@@ -215,7 +276,9 @@ class Worker:
             self._send({"op": "unfrozen", "why": made, "covers": self._covers})
 
     def _wake(self, line: Line) -> None:
-        """In the frozen fork: the worker is dead, and this is the worker now."""
+        """In the frozen fork: the worker is dead, and this is the worker now. What its last run started goes too."""
+        if self._private:
+            end_since(self._frozen_at, self._not_of_a_run(), gently=False)
         self._go_on(line, keep_commands=True)
         if self._init >= 0:
             init = socket.socket(fileno=os.dup(self._init))
@@ -293,6 +356,13 @@ def _end_stray(outcome: Record) -> None:
         sys.stderr.flush()
     finally:
         os._exit(code & 0xFF if isinstance(code, int) else 1)
+
+
+def prepare(settings: dict[str, Any]) -> None:
+    """In the process that workers are forked from: make once what each of them would make with these settings."""
+    be_called()
+    for name, also in (settings.get("errors") or {}).items():
+        error_class(str(name), [str(other) for other in also])
 
 
 def run(line_fd: int, init_fd: int, settings: dict[str, Any]) -> None:

@@ -21,10 +21,13 @@ def out_of_the_way(fd: int) -> int:
     return fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, lowest)
 
 
+_NONE: frozenset[threading.Thread] = frozenset()
+
+
 class _WithoutLate(io.TextIOWrapper):
     """A stream of one cell: what threads of earlier cells print meanwhile belongs to no result, and is dropped."""
 
-    late: frozenset[threading.Thread] = frozenset()
+    late = _NONE
 
     def write(self, text: str) -> int:
         if threading.current_thread() in self.late:
@@ -34,9 +37,12 @@ class _WithoutLate(io.TextIOWrapper):
 
 def late_threads() -> frozenset[threading.Thread]:
     """Threads that run already. Those of a pool are the cell's own, which may give them work."""
+    running = threading.enumerate()
+    if len(running) == 1:
+        return _NONE
     pools: Any = getattr(sys.modules.get("concurrent.futures.thread"), "_threads_queues", ())
     own = threading.current_thread()
-    return frozenset(thread for thread in threading.enumerate() if thread is not own and thread not in pools)
+    return frozenset(thread for thread in running if thread is not own and thread not in pools)
 
 
 class _Stream:
@@ -80,7 +86,7 @@ class StandardStreams:
 
     def __init__(self) -> None:
         self._streams = [_Stream("stdout", 1), _Stream("stderr", 2)]
-        self._late: frozenset[threading.Thread] = frozenset()
+        self._late = _NONE
         self.children_made = False
         """Whether a process was made since this was last set back: it may write long after."""
         self._c_library = ctypes.CDLL(None)

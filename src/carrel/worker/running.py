@@ -68,7 +68,8 @@ class Running:
         self._cells += 1
         self._shown = display.Shown()
         before = _usage()
-        sys.stdin = NoInput()
+        if type(sys.stdin) is not NoInput:
+            sys.stdin = NoInput()
         self._interrupts.install()
         try:
             self._interrupts.begin()
@@ -98,7 +99,8 @@ class Running:
             self.streams.children_made = False
             self._interrupts.begin()
             value = self.loop.run(cell.run_waiting(self._names)) if cell.waits else cell.run(self._names)
-            mend(self._names)
+            if not cell.changes_nothing:
+                mend(self._names)
             if cell.harmless and type(value) not in _SCALARS:
                 self._interrupts.end()
                 unsafe()

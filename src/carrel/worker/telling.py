@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+import re
 import sysconfig
 from traceback import StackSummary, TracebackException
 
 _HERE = os.path.dirname(os.path.abspath(__file__))
 _LONGEST = 40_000
 _FOLDERS = (_HERE, *(sysconfig.get_paths()[kind] for kind in ("stdlib", "platstdlib", "purelib", "platlib")))
+_CELL = re.compile(r"(<cell \d+) of \d+>")
+"""A cell's name where several sessions share a process; each calls it by its own number alone."""
 _LIBRARIES = ("<frozen ", *(path + os.sep for path in (*_FOLDERS, *map(os.path.realpath, _FOLDERS))))
 
 
@@ -59,6 +62,10 @@ def _strip(trace: TracebackException, seen: set[int], hidden: tuple[str, ...]) -
         return
     seen.add(id(trace))
     mine = [frame for frame in trace.stack if not frame.filename.startswith(hidden)]
+    for frame in mine:
+        frame.filename = _CELL.sub(r"\1>", frame.filename)
+    if isinstance(getattr(trace, "filename", None), str):
+        trace.filename = _CELL.sub(r"\1>", trace.filename)  # of a SyntaxError
     trace.stack = StackSummary.from_list(mine)
     for inner in (trace.__cause__, trace.__context__, *(getattr(trace, "exceptions", None) or ())):
         if inner is not None:

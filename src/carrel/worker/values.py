@@ -29,9 +29,16 @@ class TooLarge(ValueError):
 
 
 class Repr(str):
-    """The repr of an object that is no data; what the host has in its place."""
+    """The repr of an object that is no data; what the host has in its place. Equal to its text."""
 
-    __slots__ = ()
+    __slots__ = ("why",)
+    why: str
+    """Why data has not arrived as itself: too large, too deep, or not to be looked at. Empty for what is no data."""
+
+    def __new__(cls, text: str, why: str = "") -> Repr:
+        made = super().__new__(cls, text)
+        made.why = why
+        return made
 
     def __repr__(self) -> str:
         return str(self)
@@ -39,12 +46,16 @@ class Repr(str):
 
 def encode(value: Any, largest: int = LARGEST) -> Any:
     """The value as JSON data; never raises, whatever the value's own methods do."""
+    if value is None or value is True or value is False or (type(value) is int and -_SAFE <= value <= _SAFE):
+        return value
     try:
         return _Encoding(largest).encode(value, 0)
-    except (TooLarge, RecursionError, MemoryError):
-        return as_repr(value, "too large or too deep to cross as data")
+    except TooLarge as problem:
+        return as_repr(value, str(problem))
+    except (RecursionError, MemoryError):
+        return as_repr(value, "it is too large or too deep to cross as data")
     except RuntimeError:
-        return as_repr(value, "changed by another thread while it was sent")
+        return as_repr(value, "it was changed by another thread while it was sent")
 
 
 def encode_whole(value: Any, largest: int = LARGEST) -> tuple[Any, int]:
@@ -131,6 +142,8 @@ class _Encoding:
         return value
 
     def _container(self, kind: type, value: Any, itself: object, depth: int) -> Any:
+        if not value and (kind is list or kind is dict):
+            return self._spent(kind(), 2)
         if id(itself) in self._inside:
             return {TAG: "repr", "text": "..."}
         self._inside.add(id(itself))
@@ -236,7 +249,7 @@ def _decode(data: Any, depth: int) -> Any:
         return {key: _decode(item, depth + 1) for key, item in data.items()}
     kind = data[TAG]
     if kind == "repr":
-        return Repr(data["text"])
+        return Repr(data["text"], str(data.get("why", "")))
     if kind == "dict":
         pairs = [(_hashable(_decode(k, depth + 1)), _decode(v, depth + 1)) for k, v in data["of"]]
         _spread([key for key, _ in pairs])

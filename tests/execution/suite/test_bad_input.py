@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import gc
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from carrel.errors import ConfigurationError
+from carrel.execution.container_executor import ContainerExecutor
 from carrel.execution.executor import ExecutionResult, Executor
-from carrel.execution.settings import InProcessConfig, SubprocessConfig
+from carrel.execution.in_process import InProcessExecutor
+from carrel.execution.settings import ContainerConfig, InProcessConfig, SubprocessConfig
+from carrel.execution.subprocess_executor import SubprocessExecutor
 from tests.execution.conftest import Start
 
 CODES = {
@@ -57,6 +61,65 @@ async def test_a_time_that_is_no_number(executor: Executor) -> None:
     assert (await executor.run("1 + 1", timeout=None)).value == 2
 
 
+async def test_paths_may_be_path_objects(executor: Executor) -> None:
+    await executor.write_file(Path("sub") / "f", bytearray(b"one"))
+    await executor.str_replace(Path("sub/f"), "one", "two")
+    assert await executor.read_file(Path("sub/f")) == b"two"
+    assert [entry.name for entry in await executor.list_files(Path("sub"))] == ["f"]
+    done = await executor.exec(["cat", Path("f")], cwd=Path("sub"), stdin=memoryview(b""), env={"A": 1})  # type: ignore[list-item, arg-type, dict-item]
+    assert done.stdout == "two"
+
+
+@pytest.mark.parametrize("data", [3, [1, 2], None, {"a": 1}, 1.5])
+async def test_content_that_is_neither_text_nor_bytes(executor: Executor, data: Any) -> None:
+    with pytest.raises(TypeError, match=r"data is a text \(str\) or bytes, and this is "):
+        await executor.write_file("m", data)
+    assert await executor.list_files() == []
+
+
+async def test_what_is_no_path_no_command_and_no_time(executor: Executor) -> None:
+    nothing: Any = None
+    number: Any = 5
+    for asking in (executor.read_file, executor.list_files):
+        with pytest.raises(TypeError, match="path is a text"):
+            await asking(nothing)
+    with pytest.raises(TypeError, match="new is a text"):
+        await executor.str_replace("f", "a", number)
+    for command in (nothing, number, b"ls", {"ls"}):
+        with pytest.raises(TypeError, match="command is a text for a shell"):
+            await executor.exec(command)
+    with pytest.raises(TypeError, match="a word of the command"):
+        await executor.exec(["ls", nothing])
+    with pytest.raises(ValueError, match="empty list"):
+        await executor.exec([])
+    for time in ("5", float("nan"), True):
+        with pytest.raises(TypeError, match="timeout is a number of seconds"):
+            await executor.exec("true", timeout=time)  # type: ignore[arg-type]
+    for option in ({"cwd": 5}, {"env": ["A=1"]}, {"env": {"A": None}}, {"stdin": 5}):
+        with pytest.raises(TypeError, match=next(iter(option))):
+            await executor.exec("true", **option)  # type: ignore[arg-type]
+    assert (await executor.exec("echo on", timeout=float("inf"))).stdout == "on\n"
+
+
+KINDS_OF_SETTINGS = {
+    InProcessExecutor: InProcessConfig,
+    SubprocessExecutor: SubprocessConfig,
+    ContainerExecutor: ContainerConfig,
+}
+
+
+@pytest.mark.parametrize("executor_class", KINDS_OF_SETTINGS)
+async def test_settings_of_another_kind_are_refused(executor_class: Any) -> None:
+    own = KINDS_OF_SETTINGS[executor_class]
+    others = [other() for other in KINDS_OF_SETTINGS.values() if other is not own]
+    for wrong in (*others, {}, {"network": False}, "required", own, False):
+        with pytest.raises(TypeError, match=rf"takes a {own.__name__}"):
+            executor_class(wrong)
+    with pytest.raises(TypeError, match="default_timeout"):
+        executor_class({"default_timeout": 5})
+    assert executor_class(None).config == own()
+
+
 # The worker's own test of it is part of every run.
 @pytest.mark.slow
 async def test_ten_megabytes_of_code(executor: Executor) -> None:
@@ -89,6 +152,7 @@ async def test_code_longer_than_a_record(executor: Executor, executor_kind: str)
         ("1", "a", "timeout is a number of seconds"),
         ("1", float("nan"), "timeout is a number of seconds"),
         ("1", True, "timeout is a number of seconds"),
+        ("1", -1, "timeout is a number of seconds"),
         pytest.param("1", 10**5000, "timeout is a number of seconds", id="beyond all floats"),
     ],
 )
@@ -103,7 +167,7 @@ async def test_what_is_no_code_or_no_time(executor: Executor, code: Any, timeout
 
 @pytest.mark.parametrize("config", [SubprocessConfig, InProcessConfig])
 @pytest.mark.parametrize("field", ["default_timeout", "grace"])
-@pytest.mark.parametrize("value", ["x", "5", float("nan"), b"1"])
+@pytest.mark.parametrize("value", ["x", "5", float("nan"), b"1", -1, -0.5])
 def test_times_are_looked_at_when_they_are_set(config: Any, field: str, value: object) -> None:
     with pytest.raises(ConfigurationError, match="it is a number of seconds"):
         config(**{field: value})

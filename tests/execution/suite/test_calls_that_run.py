@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import pytest
 
-from carrel.execution.executor import RUN_COMMAND, CommandEnded
+from carrel.execution.executor import RUN_COMMAND, CommandEnded, Executor
 from tests.execution.conftest import Start
 
 
@@ -27,6 +27,27 @@ async def ran(words: Sequence[str], **settings: Any) -> tuple[CommandEnded, Kept
     assert run is not None
     kept = Kept()
     return await run(words, output=kept.add, **settings), kept
+
+
+class Beating:
+    """A handler that runs a command which goes on and on, writing into the file `beat`; `begun` is set when it has."""
+
+    def __init__(self) -> None:
+        self.begun = asyncio.Event()
+
+    async def __call__(self, name: str, args: list[Any], kwargs: dict[str, Any]) -> None:
+        run = RUN_COMMAND.get()
+        assert run is not None
+        await run(["/bin/sh", "-c", f"date > beat; echo begun; {BEATING}"], output=lambda *_: self.begun.set())
+
+
+BEATING = "while true; do date +%N > beat; sleep 0.02; done"
+
+
+async def stands_still(executor: Executor) -> None:
+    last = await executor.read_file("beat")
+    await asyncio.sleep(0.2)
+    assert await executor.read_file("beat") == last
 
 
 async def shell(name: str, args: list[Any], kwargs: dict[str, Any]) -> Any:
@@ -98,58 +119,57 @@ async def test_a_program_that_is_not_there(start: Start) -> None:
 
 async def test_when_its_time_is_up_all_of_it_is_gone(start: Start) -> None:
     executor = start(handlers={"shell": shell})
-    code = "shell('echo begun; sleep 60 & while true; do date +%N > beat; sleep 0.02; done', timeout=0.5)"
+    code = f"shell('echo begun; sleep 60 & {BEATING}', timeout=2)"
     result = await executor.run(code, timeout=60)
     assert (result.error, result.value) == (None, (124, "begun\n", "", True))
-    last = await executor.read_file("beat")
-    await asyncio.sleep(0.3)
-    assert await executor.read_file("beat") == last
+    await stands_still(executor)
 
 
-@pytest.mark.parametrize("how", ["shell({})", "await shell.call_async({})"])
+@pytest.mark.parametrize("how", ["beating()", "await beating.call_async()"])
 async def test_an_interrupt_ends_the_command_and_keeps_the_variables(start: Start, how: str) -> None:
-    executor = start(handlers={"shell": shell})
-    beating = repr("while true; do date +%N > beat; sleep 0.02; done")
-    run = asyncio.create_task(executor.run(f"x = 5\n{how.format(beating)}", timeout=60))
-    await asyncio.sleep(0.5)
+    beating = Beating()
+    executor = start(handlers={"beating": beating, "shell": shell})
+    run = asyncio.create_task(executor.run(f"x = 5\n{how}", timeout=60))
+    await asyncio.wait_for(beating.begun.wait(), 60)
     assert await executor.interrupt()
     result = await run
     assert (result.error_type, result.state) == ("KeyboardInterrupt", "kept")
-    last = await executor.read_file("beat")
-    await asyncio.sleep(0.3)
-    assert await executor.read_file("beat") == last
+    await stands_still(executor)
     assert (await executor.run("x, shell('echo again')[1]")).value == (5, "again\n")
 
 
 async def test_the_runs_own_time_limit_ends_the_command_too(start: Start) -> None:
-    executor = start(handlers={"shell": shell})
-    result = await executor.run("shell('while true; do date +%N > beat; sleep 0.02; done')", timeout=0.5)
+    executor = start(handlers={"beating": Beating()})
+    await executor.start()
+    result = await executor.run("beating()", timeout=2)
     assert (result.error_type, result.state) == ("Timeout", "kept")
-    last = await executor.read_file("beat")
-    await asyncio.sleep(0.3)
-    assert await executor.read_file("beat") == last
+    await stands_still(executor)
 
 
 async def test_a_handler_that_gives_up_takes_its_command_along(start: Start) -> None:
+    beating = Beating()
+
     async def hasty(name: str, args: list[Any], kwargs: dict[str, Any]) -> Any:
-        async with asyncio.timeout(0.3):
-            await ran(["/bin/sh", "-c", "while true; do date +%N > beat; sleep 0.02; done"])
+        running = asyncio.ensure_future(beating(name, args, kwargs))
+        try:
+            async with asyncio.timeout(60):
+                await beating.begun.wait()
+            async with asyncio.timeout(0):
+                await running
+        finally:
+            running.cancel()
 
     executor = start(handlers={"hasty": hasty, "shell": shell})
     code = "try:\n    hasty()\nexcept TimeoutError:\n    found = 'gave up'\nfound, shell('echo next')[1]"
     assert (await executor.run(code, timeout=60)).value == ("gave up", "next\n")
-    last = await executor.read_file("beat")
-    await asyncio.sleep(0.3)
-    assert await executor.read_file("beat") == last
+    await stands_still(executor)
 
 
 async def test_what_it_leaves_in_its_group_does_not_go_on(start: Start) -> None:
     executor = start(handlers={"shell": shell})
-    code = "shell('(while true; do date +%N > beat; sleep 0.02; done) & sleep 0.2')[0]"
+    code = f"shell('({BEATING}) & while ! [ -s beat ]; do sleep 0.01; done')[0]"
     assert (await executor.run(code, timeout=60)).value == 0
-    last = await executor.read_file("beat")
-    await asyncio.sleep(0.3)
-    assert await executor.read_file("beat") == last
+    await stands_still(executor)
 
 
 async def test_a_lot_of_output_and_a_lot_of_input(start: Start) -> None:

@@ -197,3 +197,41 @@ async def test_after_close_there_is_a_result_that_says_so(executor: Executor) ->
     await executor.close()
     result = await executor.run("1")
     assert (result.error, result.error_type) == ("Session is closed", "Closed")
+
+
+async def test_a_late_traceback_shows_the_lines_of_its_own_session(start: Start) -> None:
+    one, other = start(), start()
+    await one.run("def fail():\n    return 1 / 0  # mine")
+    await other.run("def fail():\n    return 2 / 0  # another's")
+    error = (await one.run("fail()")).error or ""
+    assert 'File "<cell 1>", line 2, in fail' in error
+    assert 'File "<cell 2>", line 1, in <module>' in error
+    assert "# mine" in error
+    wrong = (await other.run("x = (")).error or ""
+    assert 'File "<cell 2>", line 1' in wrong
+    nested = (
+        await other.run("try:\n    fail()\nexcept ZeroDivisionError as first:\n    raise KeyError from first")
+    ).error
+    assert " of " not in (nested or "of nothing").replace("direct cause of", "")
+
+
+async def test_a_task_may_be_begun_in_one_cell_and_awaited_in_another(executor: Executor) -> None:
+    work = "import asyncio\nasync def work(n):\n    await asyncio.sleep(0.01)\n    return n\n"
+    begun = await executor.run(work + "def begin(n): return asyncio.ensure_future(work(n))")
+    assert begun.error is None
+    begun = await executor.run("task = asyncio.create_task(work(5))\nboth = asyncio.gather(work(1), work(2))")
+    assert (begun.error, begun.stderr) == (None, "")
+    assert (await executor.run("await task, await both")).value == (5, [1, 2])
+    assert (await executor.run("asyncio.get_running_loop().is_running()")).value is True
+    assert (await executor.run("task = asyncio.create_task(work(7)); task.done()")).value is False
+    assert (await executor.run("await asyncio.sleep(0.1); task.result()")).value == 7
+    stopped = await executor.run("late = asyncio.create_task(work(8))\nwhile True: pass", timeout=0.5)
+    assert (stopped.error_type, stopped.state) == ("Timeout", "kept")
+    assert (await executor.run("await late")).value == 8
+
+
+async def test_code_with_a_loop_of_its_own_keeps_it(executor: Executor) -> None:
+    code = "import asyncio\nasync def main(): return await asyncio.gather(asyncio.sleep(0, 1), asyncio.sleep(0, 2))\n"
+    assert (await executor.run(code + "asyncio.run(main())")).value == [1, 2]
+    own = "loop = asyncio.new_event_loop()\nloop.run_until_complete(loop.create_task(main()))"
+    assert (await executor.run(own)).value == [1, 2]

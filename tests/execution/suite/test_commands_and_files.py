@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import os
+import random
 import time
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -38,7 +40,7 @@ async def test_what_a_command_writes_comes_as_it_is_written(executor: Executor) 
     waiting = "echo first; while ! [ -e go ]; do sleep 0.02; done"
     letter = "printf '\\303'; sleep 0.1; printf '\\251'; echo err >&2"
     running = asyncio.create_task(executor.exec(waiting, on_output=told))
-    await asyncio.wait_for(go_on.wait(), 30)
+    await asyncio.wait_for(go_on.wait(), 60)
     assert pieces == [Output("stdout", "first\n")]
     assert not running.done()
     running.cancel()
@@ -54,12 +56,19 @@ async def test_a_program_that_is_not_there(executor: Executor) -> None:
     assert (await executor.exec(["no-such-program-anywhere"])).exit_code == 127
 
 
+async def nobody_does(executor: Executor, command: str) -> None:
+    """No process has this command line, which no other test has, nor another run of this one."""
+    async with asyncio.timeout(60):
+        while command in (await executor.exec("ps ax -o args")).stdout:
+            pass
+
+
 async def test_time_is_up_for_the_command_and_all_it_started(executor: Executor) -> None:
-    began = time.monotonic()
-    result = await executor.exec("echo begun; (sleep 47.5; echo never > left) & sleep 47.5", timeout=0.3)
+    began, nap = time.monotonic(), f"sleep 47.{os.getpid()}"
+    result = await executor.exec(f"echo begun; ({nap}; echo never > left) & {nap}", timeout=1)
     assert (result.exit_code, result.timed_out, result.success, result.stdout) == (124, True, False, "begun\n")
     assert time.monotonic() - began < 40
-    assert "47.5" not in (await executor.exec("ps ax -o args | grep -v grep | grep 'sleep 47.5' || true")).stdout
+    await nobody_does(executor, nap)
 
 
 async def test_killed_by_a_signal(executor: Executor) -> None:
@@ -72,6 +81,29 @@ async def test_what_stays_in_the_background_does_not_hold_up_the_answer(executor
     assert time.monotonic() - began < 40
 
 
+async def test_what_a_command_left_running_is_listed_and_can_be_ended(executor: Executor) -> None:
+    tail = f"{random.randrange(10**6):06}"
+    assert await executor.processes() == []
+    await executor.exec(f"sleep 45.1{tail} & echo $! > pid")
+    await executor.exec(["sh", "-c", f"sleep 45.2{tail} >/dev/null 2>&1 &"])
+    await executor.exec(f"setsid sleep 45.3{tail} >/dev/null 2>&1 & sleep 45.3{tail} >/dev/null 2>&1 &")
+    await executor.exec("true")
+    left = await executor.processes()
+    first, second = f"sleep 45.1{tail} & echo $! > pid", f"sh -c 'sleep 45.2{tail} >/dev/null 2>&1 &'"
+    assert [one.command for one in left[:2]] == [first, second]
+    assert len(left) == 3
+    now = datetime.now(UTC)
+    assert all(now - timedelta(minutes=2) < one.started <= now for one in left)
+    for one in left:
+        assert await executor.kill(one.pid) is True
+        assert await executor.kill(one.pid) is False
+    assert await executor.processes() == []
+    assert await executor.kill(1) is False
+    with pytest.raises(TypeError, match="pid is a whole number"):
+        await executor.kill("1")  # type: ignore[arg-type]
+    assert (await executor.exec(f"ps ax -o args | grep '^sleep 45.*{tail}' || true")).stdout == ""
+
+
 async def test_much_output_of_a_command_is_bounded(start: Start) -> None:
     executor = start(output_limit=1000)
     result = await executor.exec("head -c 5000000 /dev/zero | tr '\\0' x")
@@ -79,12 +111,13 @@ async def test_much_output_of_a_command_is_bounded(start: Start) -> None:
 
 
 async def test_cancelling_the_caller_ends_the_command(executor: Executor) -> None:
-    running = asyncio.ensure_future(executor.exec("sleep 46.25"))
-    await asyncio.sleep(0.3)
+    begun, nap = asyncio.Event(), f"sleep 46.{os.getpid()}"
+    running = asyncio.ensure_future(executor.exec(f"echo begun; {nap}", on_output=lambda _: begun.set()))
+    await asyncio.wait_for(begun.wait(), 60)
     running.cancel()
     with pytest.raises(asyncio.CancelledError):
         await running
-    assert "46.25" not in (await executor.exec("ps ax -o args | grep -v grep | grep 'sleep 46.25' || true")).stdout
+    await nobody_does(executor, nap)
 
 
 async def test_files_are_written_read_and_listed(executor: Executor) -> None:
@@ -106,7 +139,7 @@ async def test_errors_of_files_are_those_of_open(executor: Executor) -> None:
     with pytest.raises(FileNotFoundError, match="missing"):
         await executor.read_file("missing")
     await executor.write_file("folder/x", "1")
-    with pytest.raises(IsADirectoryError):
+    with pytest.raises(IsADirectoryError, match="folder"):
         await executor.read_file("folder")
     with pytest.raises(FileNotFoundError):
         await executor.list_files("nowhere")
@@ -160,10 +193,34 @@ async def test_changes_are_told_against_the_start(start: Start, tmp_path: Path, 
         FileChange("sub/raw", "modified", 3),
     ]
     assert await executor.diff() == (
-        "--- a/changed.txt\n+++ b/changed.txt\n@@ -1,3 +1,3 @@\n one\n-two\n+2\n three\n"
-        "--- a/gone.txt\n+++ /dev/null\n@@ -1 +0,0 @@\n-bye\n"
-        "--- /dev/null\n+++ b/new.txt\n@@ -0,0 +1 @@\n+hello\n\\ No newline at end of file\n"
         "Binary files a/sub/raw and b/sub/raw differ\n"
+        "diff --git a/changed.txt b/changed.txt\nindex 4cb29ea38f..f04eb265eb 100644\n"
+        "--- a/changed.txt\n+++ b/changed.txt\n@@ -1,3 +1,3 @@\n one\n-two\n+2\n three\n"
+        "diff --git a/gone.txt b/gone.txt\ndeleted file mode 100644\nindex b023018cab..0000000000\n"
+        "--- a/gone.txt\n+++ /dev/null\n@@ -1 +0,0 @@\n-bye\n"
+        "diff --git a/new.txt b/new.txt\nnew file mode 100644\nindex 0000000000..b6fc4c620b\n"
+        "--- /dev/null\n+++ b/new.txt\n@@ -0,0 +1 @@\n+hello\n\\ No newline at end of file\n"
+    )
+
+
+@pytest.mark.parametrize("mode", ["overlay", "rw"])
+async def test_links_modes_and_odd_names_are_in_the_diff(start: Start, tmp_path: Path, mode: str) -> None:
+    executor = start(workspace=given(tmp_path), workspace_mode=mode)
+    (tmp_path / "link").symlink_to("kept.txt")
+    await executor.start()
+    await executor.exec(["ln", "-sfn", "gone.txt", "link"])
+    await executor.exec(
+        "ln -s kept.txt more; chmod +x changed.txt; : > empty; mkdir 'a b'; printf 'x\\fy\\n' > 'a b/c d'"
+    )
+    assert await executor.diff() == (
+        'diff --git "a/a b/c d" "b/a b/c d"\nnew file mode 100644\nindex 0000000000..43c0a3642e\n'
+        '--- /dev/null\n+++ "b/a b/c d"\n@@ -0,0 +1 @@\n+x\fy\n'
+        "diff --git a/changed.txt b/changed.txt\nold mode 100644\nnew mode 100755\n"
+        "diff --git a/empty b/empty\nnew file mode 100644\nindex 0000000000..e69de29bb2\n"
+        "diff --git a/link b/link\nindex 72ad13cad8..802855760d 120000\n--- a/link\n+++ b/link\n@@ -1 +1 @@\n"
+        "-kept.txt\n\\ No newline at end of file\n+gone.txt\n\\ No newline at end of file\n"
+        "diff --git a/more b/more\nnew file mode 120000\nindex 0000000000..72ad13cad8\n"
+        "--- /dev/null\n+++ b/more\n@@ -0,0 +1 @@\n+kept.txt\n\\ No newline at end of file\n"
     )
 
 

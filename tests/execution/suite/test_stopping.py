@@ -3,25 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+import random
 
 import pytest
 
 from carrel.execution.executor import Executor
-from tests.execution.conftest import Start
+from tests.execution.conftest import Here, Start
 
 
 async def test_a_timeout_interrupts_and_keeps_the_variables(executor: Executor) -> None:
     await executor.run("x = 5")
-    result = await executor.run("print('begun')\nx = 6\nwhile True: pass", timeout=0.3)
+    result = await executor.run("print('begun')\nx = 6\nwhile True: pass", timeout=1)
     assert (result.error_type, result.state, result.stdout) == ("Timeout", "kept", "begun\n")
-    assert "0.3 s" in (result.error or "")
+    assert "1 s" in (result.error or "")
     assert (await executor.run("x")).value == 6
 
 
 async def test_the_executors_own_timeout_holds_when_a_run_names_none(start: Start) -> None:
     executor = start(default_timeout=0.3)
     assert (await executor.run("while True: pass")).error_type == "Timeout"
-    assert (await executor.run("1")).value == 1
+    assert (await executor.run("1", timeout=60)).value == 1
 
 
 async def test_no_timeout_at_all(start: Start) -> None:
@@ -37,7 +38,8 @@ async def test_sleeping_code_is_interrupted(executor: Executor) -> None:
 
 
 async def test_waiting_code_is_interrupted(executor: Executor) -> None:
-    result = await executor.run("import asyncio\nx = 1\nawait asyncio.sleep(60)", timeout=0.2)
+    await executor.run("import asyncio")
+    result = await executor.run("x = 1\nawait asyncio.sleep(60)", timeout=1)
     assert (result.error_type, result.state) == ("Timeout", "kept")
     assert (await executor.run("x")).value == 1
     assert (await executor.run("await asyncio.sleep(0, 2)")).value == 2
@@ -49,19 +51,21 @@ async def test_code_that_will_not_stop_is_killed_and_the_variables_are_restored(
     await executor.run("x = 5")
     code = "import time\nx = 6\nwhile True:\n    try:\n"
     code += "        while True: time.sleep(0.01)\n    except BaseException: pass"
-    result = await executor.run(code, timeout=0.2)
+    result = await executor.run(code, timeout=1)
     assert (result.error_type, result.state) == ("Timeout", "restored")
     assert "killed" in (result.error or "")
     assert (await executor.run("x")).value == 5
 
 
-async def test_interrupt_stops_the_code_and_keeps_the_variables(executor: Executor) -> None:
+async def test_interrupt_stops_the_code_and_keeps_the_variables(start: Start) -> None:
+    here = Here()
+    executor = start(handlers={"here": here})
     await executor.run("x = 5")
     assert await executor.interrupt() is False
-    running = asyncio.ensure_future(executor.run("x = 6\nprint('on')\nwhile True: pass"))
-    await asyncio.sleep(0.2)
+    running = asyncio.ensure_future(executor.run("x = 6\nprint('on')\nhere()\nwhile True: pass"))
+    await here.came()
     assert await executor.interrupt() is True
-    result = await asyncio.wait_for(running, 10)
+    result = await asyncio.wait_for(running, 60)
     assert (result.error_type, result.state, result.stdout) == ("KeyboardInterrupt", "kept", "on\n")
     assert (await executor.run("x")).value == 6
 
@@ -70,7 +74,7 @@ async def test_an_interrupt_is_not_lost_when_the_code_has_only_just_begun(execut
     for number in range(30):
         # Something to freeze before the next one, which takes a moment.
         await executor.run(f"kept = {number}\nprint(kept)")
-        running = asyncio.create_task(executor.run("import time\nwhile True: time.sleep(0.01)", timeout=30))
+        running = asyncio.create_task(executor.run("import time\nwhile True: time.sleep(0.01)", timeout=60))
         for _ in range(100_000):
             if await executor.interrupt():
                 break
@@ -79,18 +83,23 @@ async def test_an_interrupt_is_not_lost_when_the_code_has_only_just_begun(execut
         assert (await executor.run("kept")).value == number
 
 
-async def test_code_may_catch_the_interrupt(executor: Executor) -> None:
-    code = "import time\ntry:\n    while True: time.sleep(0.01)\nexcept KeyboardInterrupt:\n    caught = 'yes'\ncaught"
+async def test_code_may_catch_the_interrupt(start: Start) -> None:
+    here = Here()
+    executor = start(handlers={"here": here})
+    code = "import time\ntry:\n    here()\n    while True: time.sleep(0.01)\n"
+    code += "except KeyboardInterrupt:\n    caught = 'yes'\ncaught"
     running = asyncio.ensure_future(executor.run(code))
-    await asyncio.sleep(0.2)
+    await here.came()
     await executor.interrupt()
-    assert (await asyncio.wait_for(running, 10)).value == "yes"
+    assert (await asyncio.wait_for(running, 60)).value == "yes"
 
 
-async def test_cancelling_the_caller_stops_the_code(executor: Executor) -> None:
+async def test_cancelling_the_caller_stops_the_code(start: Start) -> None:
+    here = Here()
+    executor = start(handlers={"here": here})
     await executor.run("n = 0")
-    running = asyncio.ensure_future(executor.run("while True: n += 1"))
-    await asyncio.sleep(0.2)
+    running = asyncio.ensure_future(executor.run("n += 1\nhere()\nwhile True: n += 1"))
+    await here.came()
     running.cancel()
     with pytest.raises(asyncio.CancelledError):
         await running
@@ -99,12 +108,15 @@ async def test_cancelling_the_caller_stops_the_code(executor: Executor) -> None:
     assert (await executor.run("n")).value == first > 0
 
 
-async def test_a_cancelled_caller_in_the_queue_never_runs(executor: Executor) -> None:
-    first = asyncio.ensure_future(executor.run("import time; time.sleep(0.2); ran = []"))
+async def test_a_cancelled_caller_in_the_queue_never_runs(start: Start) -> None:
+    here = Here()
+    executor = start(handlers={"here": here})
+    first = asyncio.ensure_future(executor.run("here.wait(); ran = []"))
     second = asyncio.ensure_future(executor.run("ran.append(2)"))
     third = asyncio.ensure_future(executor.run("ran.append(3)"))
-    await asyncio.sleep(0.05)
+    await here.came()
     second.cancel()
+    here.go_on.set()
     await asyncio.wait([first, second, third])
     assert (await executor.run("ran")).value == [3]
 
@@ -115,12 +127,13 @@ async def test_wait_for_works_as_a_timeout_too(executor: Executor) -> None:
     assert (await executor.run("1 + 1")).value == 2
 
 
-async def test_close_during_a_run_ends_it_with_a_result(executor: Executor) -> None:
-    await executor.start()
-    running = asyncio.ensure_future(executor.run("while True: pass"))
+async def test_close_during_a_run_ends_it_with_a_result(start: Start) -> None:
+    here = Here()
+    executor = start(handlers={"here": here})
+    running = asyncio.ensure_future(executor.run("here()\nwhile True: pass"))
     waiting = asyncio.ensure_future(executor.run("1"))
-    await asyncio.sleep(0.2)
-    await asyncio.wait_for(executor.close(), 10)
+    await here.came()
+    await asyncio.wait_for(executor.close(), 60)
     for result in (await running, await waiting):
         assert (result.error, result.error_type) == ("Session is closed", "Closed")
 
@@ -147,7 +160,7 @@ async def test_close_while_it_starts(start: Start) -> None:
 async def test_a_crash_costs_the_run_and_not_the_session(executor: Executor, code: str, said: str) -> None:
     await executor.run("x = [1, 2]")
     for _ in range(2):
-        result = await executor.run(f"x.append(3)\nprint('so far')\n{code}", timeout=30)
+        result = await executor.run(f"x.append(3)\nprint('so far')\n{code}", timeout=60)
         assert (result.error_type, result.state, result.stdout) == ("Crashed", "restored", "so far\n")
         assert said in (result.error or "")
         assert (await executor.run("x")).value == [1, 2]
@@ -170,3 +183,73 @@ async def test_killing_its_own_parent(executor: Executor) -> None:
     await executor.run("import os, signal\nos.kill(os.getppid(), signal.SIGKILL)\nimport time; time.sleep(0.3)")
     result = await executor.run("1 + 1")
     assert result.value == 2
+
+
+# As `pkill python` and `pkill -f python` go about it, said of a server that was started a while ago.
+ALL_PYTHONS = """
+import os, signal, subprocess, sys
+other = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+ended = []
+for pid in filter(str.isdigit, os.listdir("/proc")):
+    try:
+        names = [open(f"/proc/{pid}/{file}").read() for file in ("comm", "cmdline")]
+        if any("python" in name for name in names) and os.stat(f"/proc/{pid}").st_uid in (os.getuid(), 65534):
+            os.kill(int(pid), signal.SIGTERM)
+            ended.append(int(pid))
+    except (OSError, ProcessLookupError):
+        pass
+ended == [other.pid], other.wait(10)
+"""
+
+
+@pytest.mark.promise("survives the end of its process")
+@pytest.mark.promise("a file system of its own")
+async def test_ending_all_programs_called_python_ends_none_of_the_sessions_own(executor: Executor) -> None:
+    await executor.run("x = 5")
+    result = await executor.run(ALL_PYTHONS)
+    assert result.value == (True, -15), result
+    assert result.state == "kept"
+    assert (await executor.run("x")).value == 5
+
+
+async def sleepers(executor: Executor, tail: str) -> list[str]:
+    """What sleeps for so long; the tail of the number tells one test's from another's on the same machine."""
+    seen = (await executor.exec(f"ps ax -o args | grep '^sleep 44[.].{tail}$' | sort || true")).stdout
+    return [line.removeprefix("sleep 44.").removesuffix(tail) for line in seen.splitlines()]
+
+
+@pytest.mark.promise("ends what a stopped run has started")
+async def test_what_a_stopped_run_had_started_goes_with_it(executor: Executor) -> None:
+    tail = f"{random.randrange(10**6):06}"
+    await executor.run(f"import subprocess, time; before = subprocess.Popen(['sleep', '44.1{tail}'])")
+    await executor.exec(f"sleep 44.2{tail} & true")
+    apart = f"apart = subprocess.Popen(['sleep', '44.3{tail}'], start_new_session=True)\n"
+    result = await executor.run(apart + f"subprocess.run('sleep 44.4{tail}; true', shell=True)", timeout=0.5)
+    assert (result.error_type, result.state) == ("Timeout", "kept")
+    assert await sleepers(executor, tail) == ["1", "2", "3"]
+    stubborn = f"subprocess.Popen(['sh', '-c', \"trap '' INT; sleep 44.5{tail}; true\"]); time.sleep(60)"
+    running = asyncio.create_task(executor.run(stubborn))
+    await asyncio.sleep(0.5)
+    await executor.interrupt()
+    assert (await running).error_type == "KeyboardInterrupt"
+    assert await sleepers(executor, tail) == ["1", "2", "3"]
+    assert (await executor.run("before.poll(), apart.poll()")).value == (None, None)
+
+
+@pytest.mark.promise("ends what a stopped run has started")
+async def test_what_a_killed_run_had_started_goes_with_it(start: Start) -> None:
+    executor = start(grace=0.3)
+    tail = f"{random.randrange(10**6):06}"
+    await executor.run(f"import os, subprocess; before = subprocess.Popen(['sleep', '44.1{tail}'])")
+    result = await executor.run(f"os.system('sleep 44.6{tail}; true')", timeout=0.3)
+    assert (result.error_type, result.state) == ("Timeout", "restored")
+    assert await sleepers(executor, tail) == ["1"]
+
+
+@pytest.mark.promise("ends what a stopped run has started")
+async def test_what_was_there_before_a_stopped_run_may_start_more_meanwhile(executor: Executor) -> None:
+    tail = f"{random.randrange(10**6):06}"
+    server = f"sh -c 'sleep 1; sleep 44.7{tail} & sleep 44.8{tail}; true'"
+    await executor.run(f'import subprocess, time; server = subprocess.Popen("{server}", shell=True)')
+    assert (await executor.run("subprocess.run(['sleep', '1.5']); time.sleep(60)", timeout=2)).error_type == "Timeout"
+    assert await sleepers(executor, tail) == ["7", "8"]

@@ -1,0 +1,213 @@
+"""A container engine, over its API: Docker's, and Podman's socket speaks it too. Every call waits for its answer."""
+
+from __future__ import annotations
+
+import functools
+import io
+import socket
+import ssl
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from datetime import datetime
+from typing import Any, BinaryIO
+
+from carrel.errors import SandboxUnavailable
+from carrel.execution import tls_line
+from carrel.execution.live_session import SpawnFailed
+
+LABEL = "carrel.session"
+"""Every container of ours has it."""
+ANSWER = 60
+"""Seconds that the engine may take for one answer."""
+UNUSED = 600
+"""Seconds after which a container that was made and never started is taken for left behind."""
+_GONE = 10.0
+
+
+@functools.lru_cache(maxsize=16)
+def connect(address: str | None = None, token: str | None = None) -> Engine:
+    """The engine at this address, or where DOCKER_HOST says; SandboxUnavailable when none answers."""
+    try:
+        import docker  # noqa: PLC0415 -- an extra, and slow to load
+        from docker.utils import kwargs_from_env  # noqa: PLC0415
+    except ImportError:
+        raise SandboxUnavailable(
+            "containers need the docker package, which is not installed; `pip install 'carrel[container]'` brings it"
+        ) from None
+    settings: dict[str, Any] = {"base_url": address} if address is not None else dict(kwargs_from_env())
+    where = settings.get("base_url") or "unix:///var/run/docker.sock"
+    try:
+        api: Any = docker.APIClient(**settings, version="1.40", timeout=ANSWER)
+        # The client keeps a connection open for each address, and every container has its own.
+        api.headers["Connection"] = "close"
+        if token is not None:
+            api.headers["Authorization"] = f"Bearer {token}"
+        engine = Engine(api, where)
+        engine.info()
+    except (docker.errors.DockerException, OSError, ValueError) as problem:
+        raise SandboxUnavailable(
+            f"no container engine answers at {where}: {_said(problem)}. Start Docker or Podman there, or name another "
+            "with docker_host or DOCKER_HOST"
+        ) from None
+    engine.sweep()
+    return engine
+
+
+class Engine:
+    """Shared by all sessions of this process; safe from several threads."""
+
+    def __init__(self, api: Any, where: str) -> None:
+        self._api = api
+        self.where = where
+        self._info: dict[str, Any] | None = None
+
+    def info(self) -> dict[str, Any]:
+        """What it tells of itself, asked once."""
+        if self._info is None:
+            self._info = {**self._api.version(), **self._api.info()}
+        return self._info
+
+    @property
+    def counts_files(self) -> bool:
+        """Whether it can limit the number of files on a tmpfs; Podman does not let it be said."""
+        return "podman" not in str(self.info().get("Components", "")).lower()
+
+    def version(self) -> str:
+        return str(self.info().get("ServerVersion", "?"))
+
+    def has_runtime(self, name: str) -> bool:
+        return name in (self.info().get("Runtimes") or {})
+
+    # --- images -----------------------------------------------------------------------------------------------------
+
+    def need_image(self, name: str, otherwise: str) -> None:
+        """Have it there, fetched where it is not; SandboxUnavailable says what can be done `otherwise`."""
+        import docker  # noqa: PLC0415
+
+        try:
+            self._api.inspect_image(name)
+            return
+        except docker.errors.ImageNotFound:
+            pass  # fetched below
+        except (docker.errors.DockerException, OSError) as problem:
+            raise SandboxUnavailable(
+                f"the engine at {self.where} does not tell of the image {name}: {_said(problem)}"
+            ) from None
+        try:
+            tagged = name if "@" in name or ":" in name.rpartition("/")[2] else f"{name}:latest"
+            for step in self._api.pull(tagged, stream=True, decode=True):
+                if "error" in step:
+                    raise docker.errors.DockerException(step["error"])
+        except (docker.errors.DockerException, OSError) as problem:
+            raise SandboxUnavailable(
+                f"the image {name} is not on the engine at {self.where}, and could not be fetched: {_said(problem)}. "
+                f"{otherwise}"
+            ) from None
+
+    def import_image(self, archive: BinaryIO, name: str, environment: Mapping[str, str]) -> None:
+        """An image of one layer, the files of a tar archive."""
+        changes = [f"ENV {key}={value}" for key, value in environment.items()]
+        with _told("import an image"):
+            answer = self._api.import_image(archive, name, changes=changes)  # Podman reads no tag of its own.
+        if '"error"' in answer:
+            raise SpawnFailed("import an image", None, answer.strip()[-500:])
+
+    # --- containers -------------------------------------------------------------------------------------------------
+
+    def create(self, container: Mapping[str, Any], host: Mapping[str, Any]) -> str:
+        with _told("make the container"):
+            made = self._api.create_container(
+                **container, host_config=self._api.create_host_config(**host), use_config_proxy=False
+            )
+        return str(made["Id"])
+
+    def put(self, container: str, folder: str, archive: bytes) -> None:
+        with _told("put the worker's program into the container"):
+            self._api.put_archive(container, folder, io.BytesIO(archive))
+
+    def attach(self, container: str) -> socket.socket:
+        """A stream socket: what is sent comes to its standard input, what it writes comes in the engine's frames."""
+        with _told("attach to the container"):
+            wanted = {"stdin": 1, "stdout": 1, "stderr": 1, "stream": 1}
+            found: Any = self._api.attach_socket(container, params=wanted)
+        held = getattr(found, "_sock", found)
+        if isinstance(held, ssl.SSLSocket):
+            return tls_line.plain(held)
+        if not isinstance(held, socket.socket):
+            raise SpawnFailed(
+                "attach to the container",
+                None,
+                f"{self.where} is not reached by a socket; forward the engine's to here",
+            )
+        # Taken out of the client's hands, which would keep it open for as long as it lives.
+        line = socket.socket(fileno=held.detach())
+        if line.family != socket.AF_UNIX:
+            line.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        return line
+
+    def start(self, container: str) -> None:
+        try:
+            with _told("start the container"):
+                self._api.start(container)
+        except SpawnFailed as problem:
+            if '"python3"' not in str(problem):
+                raise
+            raise SpawnFailed(problem.step, None, f"{problem.said}; the image needs a Python of 3.9 or newer") from None
+
+    def remove(self, container: str) -> None:
+        """End it, whatever it is doing; returns when it is gone."""
+        import docker  # noqa: PLC0415
+
+        end = time.monotonic() + _GONE
+        while True:
+            try:
+                self._api.remove_container(container, v=True, force=True)
+                return
+            except docker.errors.NotFound:
+                return
+            except docker.errors.APIError as problem:
+                if problem.status_code not in (409, 500) or time.monotonic() > end:
+                    raise SpawnFailed("remove the container", None, _said(problem)) from None
+            except OSError as problem:
+                raise SpawnFailed("remove the container", None, _said(problem)) from None
+            # The engine is at it already: it removes those that end by themselves, which Podman tells as a failure.
+            time.sleep(0.02)
+
+    def sweep(self, label: str = LABEL, unused: float = UNUSED) -> None:
+        """Remove what a host that was killed has left: containers that were made and not started, or did not go."""
+        import docker  # noqa: PLC0415
+
+        wanted = {"label": label, "status": ["created", "exited", "dead"]}
+        try:
+            found = self._api.containers(all=True, filters=wanted)
+            for container in found:
+                if time.time() - _made_at(container["Created"]) > unused:
+                    self.remove(container["Id"])
+        except (docker.errors.DockerException, OSError, SpawnFailed):
+            return  # Others may do the same at the same time, and no session waits for it.
+
+
+@contextmanager
+def _told(step: str) -> Iterator[None]:
+    """SpawnFailed with what the engine said."""
+    import docker  # noqa: PLC0415
+
+    try:
+        yield
+    except (docker.errors.DockerException, OSError) as problem:
+        raise SpawnFailed(step, None, _said(problem)) from None
+
+
+def _said(problem: BaseException) -> str:
+    """In a few words: what the engine explained, or else the first cause."""
+    inner = next((inner for inner in problem.args if isinstance(inner, BaseException)), None)
+    explained = getattr(problem, "explanation", None)
+    if inner is not None and not explained:
+        return _said(inner)
+    text = str(explained or getattr(problem, "strerror", None) or problem)
+    return text.strip().rstrip(".")[:1000]
+
+
+def _made_at(created: int | str) -> float:
+    return float(created) if isinstance(created, int) else datetime.fromisoformat(created).timestamp()

@@ -1,0 +1,311 @@
+"""A session on this machine: the worker's line, the two pipes, init, and the frozen fork, each a descriptor."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+from collections.abc import Sequence
+from typing import Any
+
+from carrel.errors import ForkRefused
+from carrel.execution.endings import Ending, MemoryKills, WorkerDied, told_ending
+from carrel.execution.executor import Handler, RunClock
+from carrel.execution.host_line import HostLine, Record
+from carrel.execution.init_control import InitControl
+from carrel.execution.live_session import LiveSession, Piece, SpawnFailed
+from carrel.execution.pipes import Discard, OutputPipe, Sink
+from carrel.execution.zygotes import Zygote
+from carrel.worker.line import LineBroken
+
+
+class LocalSession(LiveSession):
+    """Opened by `open`."""
+
+    def __init__(self, handlers: dict[str, Handler]) -> None:
+        super().__init__(handlers)
+        self.stdout, self.stderr = OutputPipe(), OutputPipe()
+        self._line: HostLine | None = None
+        self.init: InitControl | None = None
+        self._worker_fd = -1
+        self._worker_pid = 0
+        self._frozen: tuple[socket.socket, int, int] | None = None
+        self._discard = Discard()
+        self._memory_kills = MemoryKills()
+
+    # --- beginning --------------------------------------------------------------------------------------------------
+
+    async def open(self, zygote: Zygote, settings: dict[str, Any]) -> None:
+        """Ask the zygote for it; SpawnFailed leaves nothing behind."""
+        line, theirs = socket.socketpair()
+        control, init = socket.socketpair()
+        try:
+            fds = [theirs.fileno(), init.fileno(), self.stdout.write_end, self.stderr.write_end]
+            self._line = self._new_line(line)
+            self.init = InitControl(control, self._watch_worker, self._init_ended)
+            spawned = await asyncio.wrap_future(zygote.spawn(settings, fds))
+        finally:
+            theirs.close()
+            init.close()
+            self.stdout.handed_over()
+            self.stderr.handed_over()
+        try:
+            self.init.watch(int(spawned["pid"]))
+        except ProcessLookupError:
+            raise SpawnFailed("start", None, "the session ended at once") from None
+        if settings.get("limits", {}).get("memory") is not None:
+            self._memory_kills = MemoryKills.of(int(spawned["pid"]))
+        await self._get_ready("start")
+
+    # --- asking -----------------------------------------------------------------------------------------------------
+
+    @property
+    def worker_alive(self) -> bool:
+        return self._line is not None and not self._line.closed
+
+    def _send(self, record: Record, fds: Sequence[int] = (), *, most_unread: int | None = None) -> None:
+        if self._line is not None:
+            self._line.send(record, fds, most_unread=most_unread)
+
+    def request(self, record: Record, piece: Piece | None = None, fds: Sequence[int] = ()) -> asyncio.Future[Record]:
+        self._memory_kills.begin()
+        return super().request(record, piece, fds)
+
+    def run(self, code: str, stdout: Sink, stderr: Sink, clock: RunClock | None = None) -> asyncio.Future[Record]:
+        fds: list[int] = []
+        if self._shared and self._takes_pipes:
+            self._shared = False
+            self._discard.take([self.stdout.give_up(), self.stderr.give_up()])
+            self.stdout, self.stderr = OutputPipe(), OutputPipe()
+            fds = [self.stdout.write_end, self.stderr.write_end]
+        self._begin_run(stdout, stderr, clock)
+        try:
+            return self.request({"op": "run", "code": code}, fds=fds)
+        finally:
+            self.stdout.handed_over()
+            self.stderr.handed_over()
+
+    def _set_sinks(self, stdout: Sink | None, stderr: Sink | None) -> None:
+        if stdout is not None:
+            # What came since the last run belongs to nobody.
+            self._drain()
+        self.stdout.sink, self.stderr.sink = stdout, stderr
+
+    def _write(self, text: str) -> None:
+        self.stdout.drain()
+        if self.stdout.sink is not None:
+            self.stdout.sink(text.encode("utf-8", "backslashreplace"))
+
+    def watch_output(self, on: bool) -> None:
+        self.stdout.watch(on)
+        self.stderr.watch(on)
+
+    def _drain(self) -> None:
+        self.stdout.drain()
+        self.stderr.drain()
+
+    def _signal(self, number: int) -> None:
+        if self._worker_fd >= 0:
+            try:
+                signal.pidfd_send_signal(self._worker_fd, number)
+            except ProcessLookupError:
+                return
+        elif number == signal.SIGKILL and self.init is not None:
+            self.init.kill()
+
+    # --- hearing ----------------------------------------------------------------------------------------------------
+
+    def _new_line(self, end: socket.socket) -> HostLine:
+        line = HostLine(end, lambda record, fds: self._heard(record, fds, line.length), self._line_ended)
+        return line
+
+    def _take_strangers(self, fds: list[int]) -> None:
+        # Read ends of pipes that a command's background processes still write to; anything else is dropped as well.
+        self._discard.take(fds)
+
+    def _keep_frozen(self, record: Record, fds: list[int]) -> None:
+        try:
+            if len(fds) != 2:
+                raise OSError("a frozen fork without its two descriptors")
+            signal.pidfd_send_signal(fds[1], 0)
+            wake = socket.socket(fileno=fds[0])
+        except OSError as problem:
+            for descriptor in fds:
+                os.close(descriptor)
+            if isinstance(problem, ProcessLookupError):
+                return
+            raise LineBroken("a frozen fork whose descriptors are not what they should be") from None
+        self._drop_frozen("")
+        pid = record.get("pid")
+        self._frozen = wake, fds[1], pid if type(pid) is int else 0
+
+    def _drop_frozen(self, why: str) -> None:
+        self.unfrozen = why
+        if self._frozen is not None:
+            wake, watched, _ = self._frozen
+            self._frozen = None
+            wake.close()
+            os.close(watched)
+
+    def _watch_worker(self, descriptor: int, pid: int) -> None:
+        self._forget_worker()
+        self._worker_fd, self._worker_pid = descriptor, pid
+        self._loop.add_reader(descriptor, self._worker_gone)
+
+    def _forget_worker(self) -> None:
+        if self._worker_fd >= 0:
+            self._loop.remove_reader(self._worker_fd)
+            os.close(self._worker_fd)
+            self._worker_fd = -1
+
+    def _line_ended(self, reason: str) -> None:
+        """Dead, or broken; either way this worker is done with."""
+        if reason not in ("the line was closed", "the line is gone: Connection reset by peer"):
+            self._broke = self._broke or reason
+        self._signal(signal.SIGKILL)
+        self._fail_all(reason)
+
+    def _worker_gone(self) -> None:
+        self._loop.remove_reader(self._worker_fd)
+        if self._line is not None:
+            self._line.read_rest()
+            self._line.close()
+        self._fail_all("its process ended")
+
+    def _init_ended(self, reason: str) -> None:
+        if self._line is not None:
+            self._line.read_rest()
+            self._line.close()
+        self._drop_frozen("the session's first process is gone")
+        self._fail_all(f"the session's first process is gone ({reason})")
+
+    # --- after a death ----------------------------------------------------------------------------------------------
+
+    @property
+    def alive(self) -> bool:
+        """Whether the place itself is still there."""
+        return self.init is not None and self.init.alive
+
+    async def how_it_ended(self) -> Ending:
+        if self._broke or self.init is None:
+            return told_ending(None, self._broke)
+        status = await self.init.status_of(self._worker_pid)
+        return told_ending(status, self._broke, out_of_memory=self._memory_kills.has_grown())
+
+    async def wake(self) -> bool:
+        if self._frozen is None or not self.alive:
+            return False
+        wake, watched, pid = self._frozen
+        self._frozen = None
+        self._broke = ""
+        self._shared = True
+        self.unfrozen = "no frozen fork had been made since the last one was used"
+        self._ready = self._loop.create_future()
+        self._line = self._new_line(wake)
+        self._watch_worker(watched, pid)
+        self._line.send({"op": "wake"})
+        try:
+            await self._get_ready("wake the frozen fork")
+        except SpawnFailed as problem:
+            self.unfrozen = f"the frozen fork did not go on: {problem}"
+            return False
+        return True
+
+    async def begin_again(self) -> bool:
+        if self.init is None or not self.init.alive:
+            return False
+        line, theirs = socket.socketpair()
+        for pipe in (self.stdout, self.stderr):
+            pipe.close()
+        self.stdout, self.stderr = OutputPipe(), OutputPipe()
+        self._broke = ""
+        self._ready = self._loop.create_future()
+        self._line = self._new_line(line)
+        self._forget_worker()
+        self.init.tell({"op": "again"}, [theirs.fileno(), self.stdout.write_end, self.stderr.write_end])
+        try:
+            theirs.close()
+            self.stdout.handed_over()
+            self.stderr.handed_over()
+            await self._get_ready("start a fresh worker")
+        except SpawnFailed:
+            return False
+        return True
+
+    # --- forking ----------------------------------------------------------------------------------------------------
+
+    async def fork(self, handlers: dict[str, Handler]) -> LocalSession:
+        """Another session with the same variables and files; ForkRefused, and nothing has changed."""
+        if self.init is None:
+            raise ForkRefused("the session has not begun")
+        control, init = socket.socketpair()
+        line, theirs = socket.socketpair()
+        child = LocalSession(handlers)
+        child._memory_kills = self._memory_kills.shared()
+        try:
+            child._line = child._new_line(line)
+            child.init = InitControl(control, child._watch_worker, child._init_ended)
+            # Init makes the place while the worker forks; who is first waits for the other.
+            preparing = self.init.ask({"op": "fork"}, [init.fileno()])
+            ends = [theirs.fileno(), child.stdout.write_end, child.stderr.write_end]
+            answer = await asyncio.shield(self.request({"op": "fork"}, fds=ends))
+            prepared = await preparing
+            if prepared.get("op") != "fork_ready":
+                raise ForkRefused(f"a live fork was refused: {prepared.get('message')}")
+            self.init.has_forked = True
+            if "refused" in answer or answer.get("error"):
+                raise ForkRefused(f"a live fork was refused: {answer.get('refused') or answer.get('error')}")
+            theirs.close()
+            child.stdout.handed_over()
+            child.stderr.handed_over()
+            await child._get_ready("start the fork")
+        except BaseException as problem:
+            # Its end of the line is seen once nobody holds it here.
+            init.close()
+            theirs.close()
+            await child.close()
+            if isinstance(problem, SpawnFailed):
+                raise ForkRefused(f"a live fork failed: {problem}") from None
+            raise
+        finally:
+            init.close()
+            theirs.close()
+        return child
+
+    async def upper(self) -> int:
+        """A descriptor of the folder that has what was changed in an overlaid workspace; who asked closes it."""
+        if self.init is None:
+            raise WorkerDied("the session has not begun")
+        return int((await self.init.ask({"op": "upper"}, []))["folder"])
+
+    # --- the end ----------------------------------------------------------------------------------------------------
+
+    async def close(self) -> None:
+        """Init takes everything with it; returns when all is gone."""
+        if self.init is not None:
+            self.init.tell({"op": "close"})
+        self._broke = self._broke or "the session was closed"
+        if self._line is not None:
+            self._line.close()
+        self._fail_all("the session was closed")
+        self.end_run()
+        try:
+            if self.init is not None:
+                async with asyncio.timeout(5):
+                    await self.init.until_gone(self._worker_fd)
+        except TimeoutError:
+            if self.init is not None:
+                self.init.kill()
+        finally:
+            self._let_go()
+
+    def _let_go(self) -> None:
+        self._forget_worker()
+        self._drop_frozen("the session is closed")
+        if self.init is not None:
+            self.init.close()
+        self._memory_kills.close()
+        self.stdout.close()
+        self.stderr.close()
+        self._discard.close()

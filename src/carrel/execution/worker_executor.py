@@ -1,0 +1,335 @@
+"""What the kinds with a worker share: requests in their turn, output, stops, deaths. How they open it is their own."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from abc import ABC, abstractmethod
+from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
+from types import TracebackType
+from typing import Any, Self
+
+from carrel.errors import CarrelError, ExecutorClosed, PlaceLost, WorkerLost
+from carrel.execution import file_changes, requests
+from carrel.execution.bounded_output import BoundedOutput
+from carrel.execution.endings import WorkerDied
+from carrel.execution.executor import (
+    CommandResult,
+    ExecutionResult,
+    FileChange,
+    FileEntry,
+    FilePath,
+    Handler,
+    OnOutput,
+    Output,
+    RunningCommand,
+)
+from carrel.execution.host_line import Record
+from carrel.execution.live_session import LiveSession
+from carrel.execution.outcome import Stop, closed_result, failed_result, finished, misused, stopped
+from carrel.execution.packages import Packages
+from carrel.execution.settings import PlaceSettings
+from carrel.execution.streaming import Streaming, streamed
+from carrel.worker.line import LineBroken
+
+WENT_BACK = "the session's Python ended after the run before this one, whose changes to the variables are gone"
+
+
+class WorkerExecutor(ABC):
+    """See `Executor` for what is promised."""
+
+    config: PlaceSettings
+
+    def __init__(self, handlers: dict[str, Handler] | None = None) -> None:
+        self.handlers: dict[str, Handler] = handlers if handlers is not None else {}
+        self._turn = asyncio.Lock()
+        self._session: LiveSession | None = None
+        self._packages: Packages | None = None
+        self._making = asyncio.Lock()
+        self._before: file_changes.Before = file_changes.Empty()
+        self._stop: Stop | None = None
+        self._went_back = False
+        """Whether the next run is to be told that what the last one did to the variables is gone."""
+        self.lost = ""
+        """Why what was changed in the files is gone; empty while it is there."""
+        self._closed = False
+        self._closing: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    # --- life -------------------------------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        async with self._turn:
+            await self._started()
+
+    async def _started(self) -> LiveSession:
+        if self._closed:
+            raise ExecutorClosed("this executor is closed; make another")
+        if self._session is None:
+            self._session = await self._open()
+            if self._closed:
+                await self._drop_session()
+                raise ExecutorClosed("this executor was closed while it started")
+        elif not self._session.worker_alive:
+            # It died between two requests; where a frozen fork of that moment is left nothing is lost by that.
+            unkept, self._session.unkept = self._session.unkept, False
+            self._went_back = await self._session.wake() and unkept
+        return self._session
+
+    @abstractmethod
+    async def _open(self) -> LiveSession:
+        """A session that is ready; leaves nothing behind where it fails."""
+
+    @abstractmethod
+    async def _with_packages(self) -> Packages:
+        """Its packages, made where they are missing."""
+
+    @abstractmethod
+    def supported_capabilities(self) -> set[str]:
+        """Only what is in force on this machine now."""
+
+    async def close(self) -> None:
+        self._closed = True
+        if self._closing is None:
+            self._closing = asyncio.get_running_loop().create_task(self._close())
+        await asyncio.shield(self._closing)
+
+    async def _close(self) -> None:
+        await self._drop_session()
+        # A start that was under way ends as well; it holds the turn.
+        async with self._turn:
+            await self._drop_session()
+        async with self._making:
+            packages, self._packages = self._packages, None
+        if packages is not None:
+            await packages.give_back()
+
+    async def _drop_session(self) -> None:
+        session, self._session = self._session, None
+        if session is not None:
+            await session.close()
+
+    # --- packages ---------------------------------------------------------------------------------------------------
+
+    async def install(self, requirements: Sequence[str], constraints: Sequence[str] = ()) -> dict[str, str]:
+        return await (await self._with_packages()).install(requirements, constraints)
+
+    async def uninstall(self, names: Sequence[str]) -> list[str]:
+        return await (await self._with_packages()).uninstall(names)
+
+    async def installed(self) -> dict[str, str]:
+        return await (await self._with_packages()).installed()
+
+    # --- code -------------------------------------------------------------------------------------------------------
+
+    async def run(self, code: str, timeout: float | None = None) -> ExecutionResult:
+        limit = self.config.output_limit
+        return await self._run(code, timeout, BoundedOutput(limit), BoundedOutput(limit))
+
+    def stream(self, code: str, timeout: float | None = None) -> AsyncGenerator[Output | ExecutionResult]:
+        def run(streaming: Streaming) -> Coroutine[Any, Any, ExecutionResult]:
+            def begun(session: LiveSession) -> None:
+                streaming.watch = session.watch_output
+
+            return self._run(code, timeout, streaming.stdout, streaming.stderr, begun)
+
+        return streamed(self.config.output_limit, run)
+
+    async def _run(
+        self,
+        code: str,
+        timeout: float | None,
+        stdout: BoundedOutput,
+        stderr: BoundedOutput,
+        begun: Callable[[LiveSession], None] | None = None,
+    ) -> ExecutionResult:
+        wrong = misused(code, timeout)
+        if wrong is not None:
+            return wrong
+        async with self._turn:
+            if self._closed:
+                return closed_result()
+            try:
+                session = self._session
+                if session is None or not session.worker_alive:
+                    session = await self._started()
+            except (CarrelError, OSError) as problem:
+                return closed_result() if self._closed else failed_result(type(problem).__name__, str(problem))
+            if begun is not None:
+                begun(session)
+            seconds = self.config.default_timeout if timeout is None else timeout
+            stop = Stop(session, self.config.grace)
+            began = time.perf_counter()
+            self._stop = stop
+            try:
+                answer = session.run(code, stdout.add, stderr.add, stop)
+                result = await self._answered(session, answer, seconds, stop)
+            except LineBroken as problem:
+                return failed_result("ValueError", str(problem))
+            finally:
+                stop.over()
+                self._stop = None
+                session.end_run()
+            result = stopped(result, stop, seconds)
+            if self._went_back and result.state == "kept":
+                result.state, result.state_reason = "restored", WENT_BACK
+            self._went_back = False
+            result.stdout, result.stderr = stdout.text(), stderr.text()
+            result.duration = time.perf_counter() - began
+            return result
+
+    async def _answered(
+        self, session: LiveSession, answer: asyncio.Future[Record], seconds: float | None, stop: Stop
+    ) -> ExecutionResult:
+        number = session.last_request
+        if seconds is not None:
+            stop.after(seconds)
+        cancelled = False
+        try:
+            try:
+                record = await answer
+            except asyncio.CancelledError:
+                cancelled = True
+                answer = session.rejoin(number, answer)
+                stop.now("cancelled")
+                await asyncio.wait([answer])
+                record = answer.result()
+            result = finished(record)
+        except (WorkerDied, ValueError) as problem:
+            result = await self._after_death(session, problem)
+        if cancelled:
+            raise asyncio.CancelledError
+        return result
+
+    async def _after_death(self, session: LiveSession, problem: Exception) -> ExecutionResult:
+        """The run is lost; the session is not."""
+        if self._closed:
+            return closed_result()
+        if isinstance(problem, ValueError):
+            session.kill(f"it sent a value that cannot be read ({problem})")
+        ending = await session.how_it_ended()
+        result = failed_result(ending.error_type, ending.text)
+        if await session.wake():
+            result.state, result.state_reason = "restored", "the variables are as they were before this run"
+            return result
+        if self._closed:
+            return closed_result()
+        result.state, result.state_reason = "lost", session.unfrozen
+        try:
+            if not await session.begin_again():
+                self._files_gone(result)
+                await self._drop_session()
+                await self._started()
+                result.state_reason += "; a fresh one was opened"
+        except CarrelError as worse:
+            result.state_reason += f"; and no new one could be started: {worse}"
+        return result
+
+    def _files_gone(self, result: ExecutionResult) -> None:
+        """Its first process ended, and with it the memory that everything it wrote was in."""
+        what = "what was changed in its files"
+        if self.config.workspace is not None and self.config.workspace_mode == "rw":
+            what = "what was in its home and in /tmp"
+        else:
+            self.lost = f"the session's place died with all its processes, and {what} is gone: {result.error}"
+        result.state_reason = f"the place died with all its processes, and {what} is gone too"
+
+    async def interrupt(self) -> bool:
+        if self._stop is None:
+            return False
+        self._stop.interrupt()
+        return True
+
+    async def reset(self) -> None:
+        await self._ask({"op": "reset"})
+
+    # --- commands and files -----------------------------------------------------------------------------------------
+
+    async def exec(
+        self,
+        command: str | Sequence[str],
+        *,
+        timeout: float | None = 300,
+        cwd: FilePath | None = None,
+        env: Mapping[str, str] | None = None,
+        stdin: bytes | str | None = None,
+        on_output: OnOutput | None = None,
+    ) -> CommandResult:
+        output = requests.CommandOutput(self.config.output_limit, on_output)
+        began = time.perf_counter()
+        answer = await self._ask(requests.command_request(command, timeout, cwd, env, stdin), output.add)
+        return output.result(answer, time.perf_counter() - began)
+
+    async def processes(self) -> list[RunningCommand]:
+        return await requests.processes(self._ask)
+
+    async def kill(self, pid: int) -> bool:
+        return await requests.kill(self._ask, pid)
+
+    async def read_file(self, path: FilePath) -> bytes:
+        return await requests.read_file(self._ask, path)
+
+    async def write_file(self, path: FilePath, data: bytes | str) -> None:
+        await requests.write_file(self._ask, path, data)
+
+    async def list_files(self, path: FilePath = ".") -> list[FileEntry]:
+        return await requests.list_files(self._ask, path)
+
+    async def str_replace(self, path: FilePath, old: str, new: str) -> None:
+        await requests.str_replace(self._ask, path, old, new)
+
+    async def changed_files(self) -> list[FileChange]:
+        now = await self._seen()
+        return await file_changes.changes(self._before, now, self.read_file)
+
+    async def diff(self) -> str:
+        now = await self._seen()
+        return await file_changes.unified(self._before, now, self.read_file)
+
+    async def _seen(self) -> file_changes.Tree:
+        await self.start()
+        return await requests.seen_inside(self._ask)
+
+    async def _ask(self, record: Record, piece: Callable[[Record], None] | None = None) -> Record:
+        """One request in its turn; cancelling the caller ends the command that it asked for."""
+        async with self._turn:
+            session = await self._started()
+            try:
+                answer = session.request(record, piece)
+            except LineBroken as problem:
+                raise ValueError(str(problem)) from None
+            try:
+                try:
+                    return await asyncio.shield(answer)
+                except asyncio.CancelledError:
+                    if record["op"] == "exec":
+                        session.request({"op": "kill", "of": session.last_request}).add_done_callback(_ignored)
+                        await asyncio.wait([answer], timeout=self.config.grace)
+                        if not answer.done():
+                            session.kill("a cancelled command did not end")
+                    await asyncio.wait([answer])
+                    if not isinstance(answer.exception(), WorkerDied):
+                        raise
+                    await self._after_death(session, WorkerDied())
+                    raise
+            except WorkerDied as problem:
+                if self._closed:
+                    raise ExecutorClosed("this executor was closed meanwhile") from None
+                result = await self._after_death(session, problem)
+                if self._session is session:
+                    raise WorkerLost(f"{result.error}; its variables are {result.state}") from None
+                raise PlaceLost(f"{result.error}; {result.state_reason}") from None
+
+
+def _ignored(answer: asyncio.Future[Record]) -> None:
+    """Whether there was still something to kill does not matter."""
+    if not answer.cancelled():
+        answer.exception()

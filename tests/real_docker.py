@@ -1,0 +1,118 @@
+"""A private Docker engine for the tests: one for all test workers of a run, in a folder of its own, gone with them."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import importlib.metadata
+import json
+import os
+import shutil
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from carrel.execution.engine import connect
+from carrel.execution.packed_image import pack_image
+
+IMAGE = "carrel-tests:1"
+_STARTS = 60.0
+_IN_IMAGE = ("pytest", "pluggy", "iniconfig", "packaging", "pygments")
+
+
+_AFTERWARDS = """
+exec 9> "$2/used"; flock -x 9
+kill -TERM "$1"
+while [ -e "/proc/$1" ] && ! grep -q "State:.Z" "/proc/$1/status"; do sleep 0.1; done
+rm -rf "$2/ready" "$2/data" "$2/exec"
+"""
+
+
+class NoEngine(Exception):
+    """No engine can run here; the message says why."""
+
+
+def why_none() -> str | None:
+    """Why this machine can run no engine for the tests, or None."""
+    if os.geteuid() != 0:
+        return "only root can start a private Docker engine"
+    if shutil.which("dockerd") is None:
+        return "dockerd is not in PATH (Debian: apt-get install docker.io)"
+    return None
+
+
+@contextlib.contextmanager
+def shared_engine(folder: Path) -> Iterator[str]:
+    """The address of the engine in this folder: started by the first who comes, ended when the last has gone."""
+    why = why_none()
+    if why is not None:
+        raise NoEngine(why)
+    folder.mkdir(parents=True, exist_ok=True)
+    address = f"unix://{folder}/engine.sock"
+    with open(folder / "used", "w") as used:
+        with open(folder / "turn", "w") as turn:
+            fcntl.flock(turn, fcntl.LOCK_EX)
+            fcntl.flock(used, fcntl.LOCK_SH)
+            if not (folder / "ready").exists():
+                _start(folder, address)
+                (folder / "ready").touch()
+        yield address
+
+
+def _start(folder: Path, address: str) -> None:
+    settings: dict[str, object] = {}
+    if (runsc := shutil.which("runsc")) is not None:
+        arguments = ["--platform=ptrace", "--ignore-cgroups", "--network=none"]
+        settings["runtimes"] = {"runsc": {"path": runsc, "runtimeArgs": arguments}}
+    (folder / "daemon.json").write_text(json.dumps(settings))
+    command = ["dockerd", "--config-file", str(folder / "daemon.json"), "--data-root", str(folder / "data")]
+    command += ["--exec-root", str(folder / "exec"), "--pidfile", str(folder / "pid"), "-H", address]
+    # No network is given to any container here, so none has to be made.
+    command += ["--bridge", "none", "--iptables=false", "--ip6tables=false", "--ip-masq=false"]
+    with open(folder / "log", "wb") as log:
+        # A session of its own: Ctrl-C in the terminal ends the tests, and they end it.
+        process = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd="/", start_new_session=True
+        )
+    try:
+        _wait_for(process, folder)
+        pack_image(IMAGE, packages=_packages(), docker_host=address)
+    except BaseException:
+        process.terminate()
+        process.wait()
+        raise
+    # Whoever uses it holds the file; when all have let go, however they ended, it is told to end in good order.
+    subprocess.Popen(
+        ["/bin/sh", "-c", _AFTERWARDS, "carrel-tests-engine", str(process.pid), str(folder)],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        cwd="/",
+        start_new_session=True,
+    )
+
+
+def _wait_for(process: subprocess.Popen[bytes], folder: Path) -> None:
+    end = time.monotonic() + _STARTS
+    while "API listen on" not in (said := (folder / "log").read_text(errors="replace")):
+        if process.poll() is not None or time.monotonic() > end:
+            last = said.strip().splitlines()[-1:] or ["it said nothing"]
+            raise NoEngine(f"dockerd does not start: {last[0][:300]}")
+        time.sleep(0.05)
+
+
+def _packages() -> list[Path]:
+    """What a Python in the image has beside its library: pytest, and what it needs."""
+    found: set[Path] = set()
+    for name in _IN_IMAGE:
+        distribution = importlib.metadata.distribution(name)
+        folder = Path(str(distribution.locate_file("")))
+        tops = {Path(file).parts[0] for file in distribution.files or []}
+        found |= {folder / top for top in tops if top not in ("..", "__pycache__")}
+    return sorted(found)
+
+
+def containers(address: str) -> list[str]:
+    """All that are on the engine, in whatever state."""
+    return [container["Id"] for container in connect(address)._api.containers(all=True)]
