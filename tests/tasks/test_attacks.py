@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 from pathlib import Path
 
 import pytest
 
+from carrel.errors import PlaceLost
 from carrel.tasks.changes import changes_in
 from carrel.tasks.grading import grade, verify
 from carrel.tasks.place import make_ready
 from carrel.tasks.sample import Sample
 from tests.tasks.conftest import OpenPlace
-from tests.tasks.small_samples import ADD, ONE, PYTEST_ENV, SOLVE, calc
+from tests.tasks.small_samples import ADD, COMMAND, ONE, PYTEST_ENV, SOLVE, calc
 
 RUN = "python -m pytest -q --junitxml=/tmp/own.xml"
 
@@ -46,6 +49,158 @@ def lying(cls, item, call):
 
 _pytest.reports.TestReport.from_item_and_call = classmethod(lying)
 """
+
+NO_TEST = """
+import _pytest.python
+_pytest.python.Function.runtest = lambda self: None
+"""
+
+ONE_TEST = """
+import _pytest.python
+honest = _pytest.python.Function.runtest
+_pytest.python.Function.runtest = lambda self: honest(self) if self.name != "test_add" else None
+"""
+
+CODE = """
+import _pytest.python
+
+def runtest(self):
+    if self.name == "test_one":
+        self.ihook.pytest_pyfunc_call(pyfuncitem=self)
+
+_pytest.python.Function.runtest.__code__ = runtest.__code__
+"""
+
+PROPERTY = """
+import _pytest.reports
+
+def set_outcome(self, value):
+    self.__dict__["outcome"] = "passed" if "test_add" in self.nodeid else value
+
+_pytest.reports.TestReport.outcome = property(lambda self: self.__dict__["outcome"], set_outcome)
+"""
+
+MOCKED = """
+from unittest import mock
+import _pytest.python
+_pytest.python.Function.runtest = mock.MagicMock()
+"""
+
+CALL = """
+import _pytest.runner
+honest = _pytest.runner.CallInfo.from_call.__func__
+
+def from_call(cls, *these, **those):
+    made = honest(cls, *these, **those)
+    made.excinfo = None
+    return made
+
+_pytest.runner.CallInfo.from_call = classmethod(from_call)
+"""
+
+STEP = """
+import _pytest.runner
+honest = _pytest.runner.call_and_report
+
+def call_and_report(item, when, log=True, **more):
+    if when == "call" and item.name == "test_add":
+        item.obj = item._obj = lambda: None
+    return honest(item, when, log, **more)
+
+_pytest.runner.call_and_report = call_and_report
+"""
+
+ONCE = """
+import _pytest.reports
+kind = _pytest.reports.TestReport
+honest = vars(kind)["from_item_and_call"]
+
+def add(a, b):
+    def lying(cls, item, call):
+        kind.from_item_and_call = honest
+        report = kind.from_item_and_call(item, call)
+        report.outcome, report.longrepr = "passed", None
+        return report
+    kind.from_item_and_call = classmethod(lying)
+    return a - b
+"""
+
+PROFILE = """
+import sys
+
+def add(a, b):
+    def lying(frame, event, value):
+        if event == "return" and frame.f_code.co_name == "from_call" and getattr(value, "excinfo", None):
+            value.excinfo = None
+            sys.setprofile(None)
+    sys.setprofile(lying)
+    return a - b
+"""
+
+PROFILED_REPORT = (
+    PROFILE.replace("from_call", "from_item_and_call")
+    .replace("excinfo", "longrepr")
+    .replace("value.longrepr = None", "value.longrepr, value.outcome = None, 'passed'")
+)
+
+LATE_PLUGIN = """
+import gc, pytest
+from _pytest.config import PytestPluginManager
+
+class Plugin:
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_logreport(self, report):
+        report.outcome, report.longrepr = "passed", None
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_pyfunc_call(self, pyfuncitem):
+        return True if pyfuncitem.name == "test_add" else None
+
+for each in gc.get_objects():
+    if isinstance(each, PytestPluginManager):
+        each.register(Plugin())
+"""
+
+ITEMS = """
+import gc, pytest
+
+def one():
+    for each in gc.get_objects():
+        if isinstance(each, pytest.Function) and each.name == "test_add":
+            each.runtest = lambda: None
+    return 1
+"""
+
+OBJECTS = ITEMS.replace("each.runtest", "each.obj")
+
+TESTS = """
+import sys
+
+def one():
+    def test_add():
+        pass
+    sys._getframe(1).f_globals["test_add"].__code__ = test_add.__code__
+    return 1
+"""
+
+
+INSIDE = {
+    "no test is run": NO_TEST,
+    "one test is not run": ONE_TEST,
+    "other code in a method of pytest": CODE,
+    "a property of reports": PROPERTY,
+    "a mock in pytest": MOCKED,
+    "a call that never raises": CALL,
+    "a step that puts in another test": STEP,
+    "a report that is changed once": ONCE,
+    "a profiler that takes exceptions away": PROFILE,
+    "a profiler that changes reports": PROFILED_REPORT,
+    "a plugin that is registered late": LATE_PLUGIN,
+    "a test that is found in memory": ITEMS,
+    "another function for a test that is found in memory": OBJECTS,
+    "other code in a test": TESTS,
+}
+"""What code under test does to the runner that it is imported into; `test_one` is run first where it matters."""
 
 BYTECODE = """
 cp -p tests/wanted.py /tmp/honest.py
@@ -106,6 +261,91 @@ async def test_an_attack_deceives_the_place_it_is_in_and_not_the_verdict(
     assert result.score == 0
 
 
+ASSERTIONS = {
+    "pytest.raises": (
+        "import contextlib, pytest\npytest.raises = lambda *these, **those: contextlib.suppress(Exception)",
+        "import pytest\n\n\ndef test_add():\n    with pytest.raises(ZeroDivisionError):\n        1 / (add(1, 2) - 3)\n",
+    ),
+    "pytest.approx": (
+        "import pytest\nfrom unittest import mock\npytest.approx = lambda *these, **those: mock.ANY",
+        "import pytest\n\n\ndef test_add():\n    assert add(1, 2) == pytest.approx(3)\n",
+    ),
+    "mock": (
+        "from unittest import mock\nmock.Mock.assert_called_with = lambda *these: None",
+        "from unittest import mock\n\n\ndef test_add():\n    it = mock.Mock()\n    it(add(1, 2))\n"
+        "    it.assert_called_with(3)\n",
+    ),
+    "unittest": (
+        "import unittest\nunittest.TestCase.assertEqual = lambda *these: None",
+        "import unittest\n\n\ndef test_add():\n    unittest.TestCase().assertEqual(add(1, 2), 3)\n",
+    ),
+}
+
+
+@pytest.mark.parametrize("assertion", ASSERTIONS)
+async def test_an_assertion_that_no_longer_asserts(
+    assertion: str, tmp_path: Path, open_sample: OpenPlace, cache: Path
+) -> None:
+    attack, test = ASSERTIONS[assertion]
+    files = {"tests/test_calc.py": f"from calc import add, one\n{test}"}
+    sample = calc(tmp_path / "calc", files, pass_to_pass=[])
+    place = await open_sample(sample)
+    await place.exec(f"cp calc.py /tmp; cat >> calc.py <<'END'\n{attack}\nEND\n")
+    assert (await place.exec(RUN)).exit_code == 0
+    result = await verify(sample, place, cache=cache)
+    assert result.outcome == "tests_did_not_run", result
+    await place.exec(f"cp /tmp/calc.py .; {SOLVE}")
+    assert (await verify(sample, place, cache=cache)).outcome == "solved"
+
+
+EARLY_PLUGIN = LATE_PLUGIN.replace('"passed", None', '"passed", None  # of all')
+EARLY_WITHOUT_CALL = EARLY_PLUGIN.replace("pytest_pyfunc_call", "not_a_hook")
+
+
+@pytest.mark.parametrize("plugin", [EARLY_PLUGIN.replace('== "test_add"', '!= ""'), EARLY_WITHOUT_CALL])
+async def test_a_plugin_that_is_registered_when_conftest_imports_the_code_under_test(
+    plugin: str, tmp_path: Path, open_sample: OpenPlace, cache: Path
+) -> None:
+    sample = calc(tmp_path / "calc", {"tests/conftest.py": "import calc\n"})
+    place = await open_sample(sample)
+    await place.exec(f"cp calc.py /tmp; cat >> calc.py <<'END'\n{plugin}\nEND\n")
+    assert (await place.exec(RUN)).exit_code in (0, 1)
+    result = await verify(sample, place, cache=cache)
+    assert (result.outcome, result.score) == ("tests_did_not_run", 0), result
+    await place.exec(f"cp /tmp/calc.py .; {SOLVE}")
+    assert (await verify(sample, place, cache=cache)).outcome == "solved"
+
+
+FIRST_ONE = (
+    "from calc import add, one\n\n\ndef test_one():\n    assert one() == 1\n\n\n"
+    "def test_add():\n    three = add(1, 2)\n    assert three == 3\n"
+)
+
+
+ALONE, IN_A_WORKER = "", " -p xdist.plugin -n 1"
+IN_WORKERS = [
+    # It is the same witness as without workers; all of them would take a minute.
+    pytest.param(attack, IN_A_WORKER, marks=[pytest.mark.slow] * (number % 7 != 0), id=f"in a worker-{attack}")
+    for number, attack in enumerate(INSIDE)
+]
+
+
+@pytest.mark.parametrize(("attack", "more"), [*((attack, ALONE) for attack in INSIDE), *IN_WORKERS])
+async def test_code_under_test_that_changes_the_runner_from_inside(
+    attack: str, more: str, tmp_path: Path, open_sample: OpenPlace, cache: Path
+) -> None:
+    sample = calc(tmp_path / "calc", {"tests/test_calc.py": FIRST_ONE}, verify={"command": COMMAND + more})
+    place = await open_sample(sample)
+    await place.exec(f"cp calc.py /tmp; cat >> calc.py <<'END'\n{INSIDE[attack]}\nEND\n")
+    own = await place.exec(RUN + more)
+    assert own.exit_code == 0, f"the attack does not even work: {own.stdout}{own.stderr}"
+    result = await verify(sample, place, cache=cache)
+    assert (result.outcome, result.score) == ("tests_did_not_run", 0), result
+    assert "changed" in result.evidence[0], result
+    await place.exec(f"cp /tmp/calc.py .; {SOLVE}")
+    assert (await verify(sample, place, cache=cache)).outcome == "solved"
+
+
 @pytest.mark.parametrize("attack", [name for name in ATTACKS if "source" not in name and "forged" not in name])
 async def test_beside_an_attack_a_solution_is_still_one(
     attack: str, calc_sample: Sample, open_sample: OpenPlace, cache: Path
@@ -117,13 +357,14 @@ async def test_beside_an_attack_a_solution_is_still_one(
     assert "calc.py" in result.carried_over
 
 
-async def test_a_source_that_exits_well_has_not_run_the_tests(
+async def test_a_source_that_exits_well_is_no_solution(
     calc_sample: Sample, open_sample: OpenPlace, cache: Path
 ) -> None:
     place = await open_sample(calc_sample)
     await place.exec("echo 'import sys; sys.exit(0)' >> calc.py")
     result = await verify(calc_sample, place, cache=cache)
-    assert (result.outcome, result.suite_ran, result.missing) == ("tests_did_not_run", False, [ADD, ONE])
+    assert (result.outcome, result.score, result.missing) == ("not_solved", 0, [ADD, ONE])
+    assert "SystemExit" in str(result.evidence)
 
 
 async def test_bytecode_that_is_not_what_the_source_says(tmp_path: Path, open_sample: OpenPlace, cache: Path) -> None:
@@ -222,6 +463,22 @@ async def test_code_that_ends_the_place_it_is_judged_in_has_not_solved_it(
     assert result.outcome == "tests_did_not_run", result
 
 
+async def test_a_place_that_died_is_not_judged_as_if_nothing_had_been_done_in_it(
+    calc_sample: Sample, open_sample: OpenPlace, cache: Path
+) -> None:
+    place = await open_sample(calc_sample)
+    await place.exec(SOLVE)
+    assert place._session is not None
+    assert place._session.init is not None
+    os.kill(place._session.init.pid, signal.SIGKILL)
+    with pytest.raises(PlaceLost):
+        await place.exec("true")
+    assert (await place.exec("true")).success
+    result = await verify(calc_sample, place, cache=cache)
+    assert result.outcome == "infrastructure_failed", result
+    assert "what was changed in its files is gone" in result.evidence[0]
+
+
 async def test_the_agents_place_is_left_as_it_was(calc_sample: Sample, open_sample: OpenPlace, cache: Path) -> None:
     sample = calc_sample.model_copy(update={"test_patch": NEW_TEST, "fail_to_pass": ["tests/test_more.py::test_more"]})
     place = await open_sample(sample)
@@ -253,8 +510,10 @@ new file mode 100644
 
 
 UNITTEST = (
-    "import unittest\n\nfrom calc import add\n\n\nclass Calc(unittest.TestCase):\n"
-    "    def test_add(self):\n        self.assertEqual(add(1, 2), 3)\n"
+    "import unittest\n\nfrom calc import add, one\n\n\nclass Calc(unittest.TestCase):\n"
+    "    def setUp(self):\n        self.assertEqual(one(), 1)\n\n"
+    "    def test_add(self):\n        three = add(1, 2)\n        self.assertEqual(three, 3)\n\n"
+    "    def test_a(self):\n        self.assertTrue(one())\n"
 )
 FORGED_TEXT = """
 import os, sys
@@ -267,9 +526,72 @@ PATCHED_CASE = """
 import unittest
 unittest.TestCase._callTestMethod = lambda self, method: None
 """
+PATCHED_ASSERTION = """
+import unittest
+unittest.TestCase.assertEqual = lambda *these, **those: None
+"""
+PATCHED_RESULT = """
+import unittest
+unittest.runner.TextTestResult.addFailure = lambda self, test, error: self.addSuccess(test)
+"""
+ONE_CASE = """
+import unittest
+honest = unittest.TestCase._callTestMethod
+unittest.TestCase._callTestMethod = lambda self, method: None if method.__name__ == "test_add" else honest(self, method)
+"""
+ONE_VALUE = """
+import unittest
+
+def assertEqual(self, first, second, msg=None):
+    if first != -1:
+        self._baseAssertEqual(first, second, msg)
+
+unittest.TestCase.assertEqual.__code__ = assertEqual.__code__
+"""
+EXPECTING = """
+import sys
+
+def add(a, b):
+    sys._getframe(1).f_locals["self"]._outcome.expecting_failure = True
+    return a - b
+"""
+OTHER_RESULT = """
+import sys
+
+def add(a, b):
+    outcome = sys._getframe(1).f_locals["self"]._outcome
+    honest = outcome.result
+
+    class Result:
+        def addFailure(self, test, error):
+            honest.addSuccess(test)
+
+    outcome.result = Result()
+    return a - b
+"""
+OTHER_TEST = """
+import gc, unittest
+
+def one():
+    for each in gc.get_objects():
+        if isinstance(each, type) and issubclass(each, unittest.TestCase) and hasattr(each, "test_add"):
+            each.test_add = lambda self: None
+    return 1
+"""
+UNITTEST_LIES = {
+    "forged text": FORGED_TEXT,
+    "a patched test case": PATCHED_CASE,
+    "a patched assertion": PATCHED_ASSERTION,
+    "a patched result": PATCHED_RESULT,
+    "one test is not called": ONE_CASE,
+    "an assertion that knows one value": ONE_VALUE,
+    "a failure that is expected all at once": EXPECTING,
+    "another result for one test": OTHER_RESULT,
+    "another test": OTHER_TEST,
+}
 
 
-@pytest.mark.parametrize("lie", [FORGED_TEXT, PATCHED_CASE], ids=["forged text", "a patched test case"])
+@pytest.mark.parametrize("lie", UNITTEST_LIES)
 async def test_unittest_has_a_witness_too(lie: str, tmp_path: Path, open_sample: OpenPlace, cache: Path) -> None:
     name = "tests.test_calc.Calc.test_add"
     files = {"tests/__init__.py": "", "tests/test_calc.py": UNITTEST}
@@ -277,7 +599,7 @@ async def test_unittest_has_a_witness_too(lie: str, tmp_path: Path, open_sample:
     sample = calc(tmp_path / "calc", files, fail_to_pass=[name], pass_to_pass=[], verify={"command": command})
     place = await open_sample(sample)
     assert (await verify(sample, place, cache=cache)).outcome == "not_solved"
-    await place.exec(f"cp calc.py /tmp; cat >> calc.py <<'END'\n{lie}\nEND\n")
+    await place.exec(f"cp calc.py /tmp; cat >> calc.py <<'END'\n{UNITTEST_LIES[lie]}\nEND\n")
     assert (await place.exec(command)).exit_code == 0
     result = await verify(sample, place, cache=cache)
     assert result.outcome == "tests_did_not_run", result

@@ -13,6 +13,7 @@ from carrel.tasks.changes import Changes
 from carrel.tasks.grading import grade, verify
 from carrel.tasks.listing import changed_files
 from carrel.tasks.place import make_ready
+from carrel.tasks.sample import Verify
 from tests.tasks.conftest import OpenPlace
 from tests.tasks.small_samples import PYTEST_ENV, SOLVE, calc
 
@@ -63,7 +64,35 @@ async def test_set_up_runs_once_and_is_shared(tmp_path: Path, open_sample: OpenP
     first, second = await open_sample(sample), await open_sample(sample)
     assert await first.read_file("made.txt") == await second.read_file("made.txt")
     assert await first.changed_files() == []
-    assert sorted(path.suffix for path in (cache / "layers").iterdir()) == ["", ".json", ".lock"]
+    assert sorted(path.suffix for path in (cache / "layers").iterdir()) == ["", ".home", ".json", ".lock", ".used"]
+
+
+async def test_what_a_set_up_leaves_in_its_home_is_kept_and_shared(
+    tmp_path: Path, open_sample: OpenPlace, cache: Path
+) -> None:
+    tool = "cd $HOME; mkdir -p .local/bin; printf '#!/bin/sh\\necho a tool\\n' > .local/bin/it; chmod +x .local/bin/it"
+    sample = with_place(tmp_path, setup=[tool, "echo 1 > $HOME/setting; echo 1 > /tmp/passing"])
+    first, second = await open_sample(sample), await open_sample(sample)
+    assert (await first.exec("it; cat $HOME/setting; ls /tmp/passing")).stdout == "a tool\n1\n"
+    await first.exec("echo 2 > $HOME/setting; rm $HOME/.local/bin/it")
+    branch = await first.fork()
+    try:
+        assert (await branch.exec("cat $HOME/setting; ls $HOME/.local/bin; echo 3 > $HOME/setting")).stdout == "2\n"
+    finally:
+        await branch.close()
+    assert (await first.exec("cat $HOME/setting")).stdout == "2\n"
+    assert (await second.exec("it; cat $HOME/setting")).stdout == "a tool\n1\n"
+    command = "it && test $(cat $HOME/setting) = 1"
+    judged = sample.model_copy(update={"verify": Verify(command=command), "fail_to_pass": [], "pass_to_pass": []})
+    assert (await verify(judged, first, cache=cache)).outcome == "solved"
+
+
+async def test_a_set_up_that_writes_where_it_cannot_is_told_where_it_can(tmp_path: Path, cache: Path) -> None:
+    sample = with_place(tmp_path, setup=["echo hello > /usr/local/bin/it"])
+    with pytest.raises(
+        SetupFailed, match=r"Read-only file system\n\(a set-up can write to the workdir and to its home"
+    ):
+        await make_ready(sample, cache)
 
 
 async def test_another_set_up_is_another_layer(tmp_path: Path, open_sample: OpenPlace) -> None:
@@ -92,7 +121,7 @@ async def test_a_set_up_that_fails_is_told_with_its_output(tmp_path: Path, cache
 
 
 async def test_a_set_up_that_hangs_is_ended(tmp_path: Path, cache: Path) -> None:
-    sample = with_place(tmp_path, setup=["echo waiting; sleep 1000"], setup_timeout=1)
+    sample = with_place(tmp_path, setup=["echo waiting; sleep 1000"], setup_timeout=2)
     with pytest.raises(SetupFailed, match="took too long: echo waiting; sleep 1000\nwaiting"):
         await make_ready(sample, cache)
 
@@ -115,7 +144,7 @@ async def test_packages_that_cannot_be_had_are_told(tmp_path: Path, cache: Path)
 async def test_what_this_machine_lacks_is_told(tmp_path: Path, cache: Path) -> None:
     with pytest.raises(EnvironmentFailed, match="calc-1 needs no-such-program"):
         await make_ready(with_place(tmp_path, programs=["no-such-program"]), cache)
-    with pytest.raises(ConfigurationError, match="no container"):
+    with pytest.raises(ConfigurationError, match="backend: container"):
         await make_ready(with_place(tmp_path, backend="container"), cache)
 
 
@@ -146,7 +175,9 @@ async def test_nothing_is_left_when_a_place_is_closed(tmp_path: Path, open_sampl
 
 CHANGE_ALL = """
 rm gone.txt; echo more >> calc.py; touch tests/test_calc.py; chmod +x data/x; mkdir -p new/deep; echo 1 > new/deep/a
-ln -s data link; mv data/y data/z; printf same > same.txt; touch -d '2020-01-01' same.txt; echo 2 > '-n ew'
+ln -s data link; mv data/y data/z; rm -r deep; mkdir deep; echo new > deep/now; rm -r whole; echo 1 > whole;
+rm turned; mkdir turned; echo 2 > turned/inner; mkdir moved; mv lib/* moved/; rm -r lib; chmod 700 kept; rm -r bare
+printf same > same.txt; touch -d '2020-01-01' same.txt; echo 2 > '-n ew'
 """
 
 
@@ -155,6 +186,7 @@ async def test_one_look_at_a_place_finds_what_many_find(
     odd: str, tmp_path: Path, open_sample: OpenPlace, cache: Path
 ) -> None:
     files = {"gone.txt": "", "data/x": "x", "data/y": "y", "same.txt": "same", "deep/er/file": "f"}
+    files |= {"whole/a": "a", "whole/b/c": "c", "turned": "t", "lib/x.py": "x", "kept/k": "k", "bare/one": "1"}
     sample = calc(tmp_path / "calc", files)
     place = await open_sample(sample)
     base = (await make_ready(sample, cache)).workspace
@@ -162,6 +194,9 @@ async def test_one_look_at_a_place_finds_what_many_find(
     await place.exec(CHANGE_ALL + odd)
     found, _ = await changed_files(place, base)
     assert found == await place.changed_files()
+    upper = await place.upper(base)
+    assert (upper is None) == ("377" in odd)
+    assert upper is None or "deep/er/file" in upper.hidden
     assert {"gone.txt", "calc.py", "data/x", "data/y", "data/z", "link", "new/deep/a", "-n ew"} <= {
         c.path for c in found
     }

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from carrel.errors import ReportUnreadable
+from carrel.tasks.named_tests import Reported
 from carrel.tasks.reports import cases_in, grade_in, kind_of_report
 from carrel.tasks.told import Told
 
@@ -33,6 +34,7 @@ GO = """{"Action":"start","Package":"acme/calc"}
 {"Action":"run","Package":"acme/calc","Test":"TestSub/small"}
 {"Action":"pass","Package":"acme/calc","Test":"TestSub/small","Elapsed":0}
 {"Action":"run","Package":"acme/calc","Test":"TestHangs"}
+{"Action":"run","Package":"acme/calc","Test":"TestNet"}
 {"Action":"skip","Package":"acme/calc","Test":"TestNet"}
 {"Action":"fail","Package":"acme/calc","Elapsed":0.2}
 {"Action":"fail","Package":"acme/broken","Elapsed":0}
@@ -124,6 +126,29 @@ def test_junit_of_a_real_pytest(tmp_path: Path) -> None:
     ]
 
 
+RECORDED = {
+    "jest": ["group adds", "group later"],
+    "vitest": ["group > adds", "group > later"],
+    "maven": ["CalcTest::adds", "CalcTest::later"],
+    "gotestsum": ["calc::TestAdd/small", "TestLater"],
+}
+
+
+@pytest.mark.parametrize("runner", RECORDED)
+def test_junit_as_real_runners_wrote_it(runner: str) -> None:
+    text = (Path(__file__).parent / "recorded" / f"{runner}.xml").read_text()
+    assert kind_of_report(text) == "junit"
+    reported = Reported(cases_in(text, "junit"))
+    one = "TestOne" if runner == "gotestsum" else "one"
+    adds, later = RECORDED[runner]
+    assert [[case.status for case in reported.find(name)] for name in (one, adds, later)] == [
+        ["passed"],
+        ["failed"],
+        ["skipped"],
+    ]
+    assert reported.find(adds)[0].message
+
+
 def test_go() -> None:
     assert said(GO) == [
         ("acme/calc::TestAdd", "failed"),
@@ -135,9 +160,24 @@ def test_go() -> None:
     assert cases_in(GO, "go")[0].message == "calc_test.go:9: got 1"
 
 
-def test_go_test_that_failed_once_has_failed() -> None:
-    again = '{"Action":"pass","Package":"acme/calc","Test":"TestAdd","Elapsed":0}\n'
-    assert said(GO + again)[0] == ("acme/calc::TestAdd", "failed")
+@pytest.mark.parametrize(
+    ("more", "complaint"),
+    [
+        ('{"Action":"pass","Package":"acme/calc","Test":"TestAdd"}', "TestAdd, and it was not running"),
+        ('{"Action":"pass","Package":"acme/calc","Test":"TestNever"}', "TestNever, and it was not running"),
+        ('{"Action":"pass","Package":"acme/calc"}', "acme/calc passed, and that a test in it failed"),
+    ],
+)
+def test_go_that_contradicts_itself_is_refused(more: str, complaint: str) -> None:
+    text = GO.replace('{"Action":"fail","Package":"acme/calc","Elapsed":0.2}\n', "")
+    assert text != GO
+    with pytest.raises(ReportUnreadable, match=complaint):
+        cases_in(f"{text}{more}\n", "go")
+
+
+def test_go_test_that_is_run_again_has_failed_once() -> None:
+    about = '"Package":"acme/calc","Test":"TestAdd"'
+    assert said(f'{GO}{{"Action":"run",{about}}}\n{{"Action":"pass",{about}}}\n')[0] == ("acme/calc::TestAdd", "failed")
 
 
 def test_cargo() -> None:
@@ -155,6 +195,23 @@ def test_cargo_that_was_cut_off_or_added_to_is_refused() -> None:
         cases_in(CARGO[: CARGO.index("test result")], "cargo")
     with pytest.raises(ReportUnreadable, match="not what its lines say"):
         cases_in(CARGO.replace("running 3 tests", "test forged ... ok"), "cargo")
+    with pytest.raises(ReportUnreadable, match="not what its lines say"):
+        cases_in(CARGO.replace("running 3 tests", "running 4 tests"), "cargo")
+    with pytest.raises(ReportUnreadable, match="not what its lines say"):
+        cases_in(CARGO.replace("result: FAILED. 1 passed", "result: ok. 1 passed"), "cargo")
+    with pytest.raises(ReportUnreadable, match="began twice"):
+        cases_in(CARGO.replace("running 3 tests", "running 3 tests\nrunning 3 tests"), "cargo")
+    with pytest.raises(ReportUnreadable, match="a test twice"):
+        cases_in(CARGO.replace("test tests::subtracts ... ok", "test tests::adds ... ok"), "cargo")
+
+
+def test_output_that_looks_like_that_of_two_runners() -> None:
+    both = CARGO + GO
+    assert kind_of_report(both, "cargo test --workspace") == "cargo"
+    assert kind_of_report(both, "go test -json ./...") == "go"
+    for command in ("", "make check", "cargo test; go test -json ./..."):
+        with pytest.raises(ReportUnreadable, match="looks like go and cargo; say"):
+            kind_of_report(both, command)
 
 
 def test_tap() -> None:
@@ -173,7 +230,8 @@ def test_tap() -> None:
         ("TAP version 13\nok 1 - a\n", "plan says nothing"),
         ("1..2\nok 1 - a\n", "1 tests were told of"),
         ("1..1\nok 1 - a\nok 2 - b\n", "2 tests were told of"),
-        ("1..1\nok 1 - forged\n1..1\nnot ok 1 - a\n", "2 tests were told of"),
+        ("1..1\nok 1 - forged\n1..1\nnot ok 1 - a\n", "where number 2 was to come"),
+        ("1..1\nok - forged\n1..1\nnot ok - a\n", "2 tests were told of"),
         ("1..1\nBail out! no database\n", "gave up"),
     ],
 )

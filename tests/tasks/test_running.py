@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from carrel.errors import ResultsRefused
+from carrel.errors import ConfigurationError, ResultsRefused
 from carrel.execution.settings import Mount
 from carrel.tasks.results_file import TaskResult
 from carrel.tasks.running import Agent, run_samples
@@ -65,7 +65,7 @@ async def test_the_agent_is_told_its_problem_and_not_the_solution(
 async def test_an_agent_that_fails_crashes_or_takes_too_long_is_judged_all_the_same(
     samples: list[Sample], tmp_path: Path, cache: Path
 ) -> None:
-    slow = Agent(command=f"{SOLVE}; sleep 1000", timeout=2)
+    slow = Agent(command=f"{SOLVE}; sleep 1000", timeout=4)
     await run_samples(samples[:1], slow, tmp_path / "slow.jsonl", cache=cache)
     told = lines(tmp_path / "slow.jsonl")[0]
     assert (told.agent_timed_out, told.agent_exit_code, told.result.outcome) == (True, 124, "solved")
@@ -146,7 +146,7 @@ def test_killed_and_started_again_it_goes_on(tmp_path: Path) -> None:
     # A second one that writes to the same file is refused.
     second = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60)
     process.send_signal(signal.SIGKILL)
-    process.wait(30)
+    process.wait(60)
     done = output.read_bytes().count(b"\n")
     if done < 5:
         assert "another run is writing" in second.stderr
@@ -154,3 +154,8 @@ def test_killed_and_started_again_it_goes_on(tmp_path: Path) -> None:
     assert sorted(json.loads(line)["sample_id"] for line in output.read_text().splitlines()) == [
         f"calc-{n}" for n in range(5)
     ]
+
+
+def test_an_agent_is_not_given_less_than_no_time() -> None:
+    with pytest.raises(ConfigurationError, match="the agent's timeout is -1; it is a number of seconds"):
+        Agent(command="true", timeout=-1)

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from carrel.errors import FilesRefused, StorageWriteError
-from carrel.tasks import tree_rules
+from carrel.tasks import content, tree_rules
 from carrel.tasks.sample import Sample
 from carrel.tasks.unpacking import prepared_files
 
@@ -60,7 +60,11 @@ def left_in(cache: Path) -> list[str]:
     """What is in the cache besides locks and what it remembers of digests."""
     if not (cache / "files").exists():
         return []
-    return [path.name for path in (cache / "files").iterdir() if path.suffix != ".lock" and path.name != "digests"]
+    return [
+        path.name
+        for path in (cache / "files").iterdir()
+        if path.suffix not in (".lock", ".used") and path.name != "digests"
+    ]
 
 
 @pytest.fixture
@@ -150,12 +154,16 @@ async def test_a_copy_of_a_sample_with_other_files_has_those(tmp_path: Path, cac
     assert contents((await prepared_files(two, cache)).folder) == {"a": "two"}
 
 
-async def test_what_was_read_once_is_known_by_its_time_of_change(tmp_path: Path, cache: Path) -> None:
+async def test_what_was_read_once_is_known_by_its_time_of_change(
+    tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     file = tmp_path / "f.tar.gz"
     sample = packed(file, member("a", b"one"))
+    monkeypatch.setattr(content, "_SETTLED", 600)
     first = await prepared_files(sample, cache)
+    # A file as young as this could change again within its time stamp.
     assert list(cache.glob("files/digests/*")) == []
-    await asyncio.sleep(2.1)  # a file as young as this could change again within its time stamp
+    monkeypatch.setattr(content, "_SETTLED", 0)
     assert await prepared_files(of(file), cache) == first
     assert len(list((cache / "files" / "digests").glob("*.json"))) == 1
     packed(file, member("a", b"two"))
@@ -321,6 +329,20 @@ def many_files(source: Path, number: int) -> Path:
         folder.mkdir(parents=True, exist_ok=True)
         (folder / f"f{place}").write_text(str(place))
     return source
+
+
+async def test_many_of_one_process_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(content, "_SETTLED", -1.0)
+    source = tmp_path / "source"
+    source.mkdir()
+    (source / "file").write_text("one")
+    seen = content.Source("folder", source)
+    for turn in range(20):
+        told = await asyncio.gather(
+            *(asyncio.to_thread(content.digest_of, seen, tmp_path / f"cache{turn}") for _ in range(8))
+        )
+        assert len(set(told)) == 1
+        assert [path.suffix for path in (tmp_path / f"cache{turn}" / "files" / "digests").iterdir()] == [".json"]
 
 
 async def test_two_processes_at_once(tmp_path: Path, cache: Path) -> None:

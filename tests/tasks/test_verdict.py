@@ -12,7 +12,7 @@ from carrel.tasks.pass_rate import summary, wilson
 from carrel.tasks.protection import programs_of, touched_by
 from carrel.tasks.sample import Sample
 from carrel.tasks.sections import guarded
-from carrel.tasks.testimony import doubt, hear
+from carrel.tasks.testimony import doubt, hear, read_notes
 from carrel.tasks.told import Status, Told
 from carrel.tasks.verdict import Run, verdict
 
@@ -145,12 +145,55 @@ def test_a_witness_is_heard_and_taken_out() -> None:
     [
         (FULL, [], "ended from inside"),
         ((*FULL, '{"event":"canary","failed":false}', END[1]), [], "changed the test runner"),
+        ((*FULL, '{"event":"canary","failed":false}', *END), [], "changed the test runner"),
+        ((*FULL, '{"event":"changed","what":"x.y"}', *END), [], "was changed while it ran: x.y is not what it was"),
         ((*FULL, *END), [Told("t", "b", "passed")], "was not run"),
         ((*FULL, FULL[1].replace("passed", "failed"), *END), [Told("t", "a", "passed")], "forged"),
     ],
 )
 def test_what_a_witness_contradicts_is_doubted(events: tuple[str, ...], cases: list[Told], complaint: str) -> None:
     assert complaint in doubt(hear(lines(*events), "word")[1], cases)
+
+
+def notes(*events: str) -> str:
+    return "".join(f'{{"run":"{run}",{event}}}\n' for run, _, event in (each.partition(" ") for each in events))
+
+
+BEGUN, ENDED = '1 "event":"begun","program":"/w/a.test.js"', '1 "event":"finished"'
+PASSED = '1 "event":"test","id":"group > a","outcome":"passed"'
+
+
+def test_notes_of_several_programs() -> None:
+    more = ('2 "event":"begun","program":"/w/b.js"', '2 "event":"finished"')
+    testimony = read_notes(notes(BEGUN, *more, PASSED, ENDED))
+    assert doubt(testimony, [Told("group", "a", "passed"), Told("", "/w/b.js", "passed")]) == ""
+    assert doubt(testimony, [Told("calc", "src/lib.rs - add (line 3)", "passed")]) == ""
+    assert not read_notes("").begun
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        (None, "ended from inside"),
+        (notes(BEGUN, PASSED), "ended from inside"),
+        (notes(BEGUN, PASSED, ENDED, '2 "event":"begun"'), "ended from inside"),
+        (notes(BEGUN, PASSED, '1 "event":"canary","failed":false', ENDED), "changed the test runner"),
+        (notes(BEGUN, PASSED, '1 "event":"changed","what":"node:assert.ok"', ENDED), "node:assert.ok is not"),
+        (notes(BEGUN, PASSED, ENDED) + "nonsense\n", "was written over"),
+        (notes(BEGUN, ENDED), "was not run"),
+        (notes(BEGUN, PASSED, PASSED.replace("passed", "failed"), ENDED), "and it failed"),
+    ],
+)
+def test_what_notes_contradict_is_doubted(text: str | None, complaint: str) -> None:
+    assert complaint in doubt(read_notes(text), [Told("group", "a", "passed")])
+
+
+def test_programs_that_name_no_tests_are_counted() -> None:
+    testimony = read_notes(notes('1 "event":"begun"', '1 "event":"finished","unnamed":true'))
+    assert doubt(testimony, [Told("calc", "TestA", "passed"), Told("calc", "TestB", "passed")]) == ""
+    assert "2 test programs, and 1 were run" in doubt(
+        testimony, [Told("calc", "TestA", "passed"), Told("calc/other", "TestB", "passed")]
+    )
 
 
 def test_another_word_is_not_the_witness() -> None:

@@ -13,6 +13,7 @@ from carrel.tasks.changes import Changes
 from carrel.tasks.grading import SHOWN_OUTPUT, grade, grade_patch, verify
 from carrel.tasks.sample import Sample
 from tests.tasks.conftest import OpenPlace
+from tests.tasks.real_runners import CTEST, program
 from tests.tasks.small_samples import ADD, COMMAND, GOLD, SOLVE, calc, written
 
 
@@ -59,11 +60,18 @@ async def test_a_sample_with_no_command_cannot_be_judged(tmp_path: Path, cache: 
     assert (result.outcome, "verify has no command" in result.evidence[0]) == ("infrastructure_failed", True)
 
 
+LATE = """
+echo begun
+printf '<testsuite><testcase classname="tests.test_calc" name="test_add"/></testsuite>' > {report}
+sleep 100
+"""
+
+
 async def test_a_run_that_takes_too_long(tmp_path: Path, cache: Path) -> None:
-    sample = calc(tmp_path / "calc", verify={"command": f"echo begun; {COMMAND}; sleep 100", "timeout": 8})
+    sample = calc(tmp_path / "calc", verify={"command": LATE, "timeout": 2})
     result = await judged(sample, cache, GOLD)
     assert (result.outcome, result.suite_ran) == ("tests_did_not_run", False)
-    assert "did not end within 8 s" in result.evidence[0]
+    assert "did not end within 2 s" in result.evidence[0]
     assert "begun" in result.stdout
 
 
@@ -239,3 +247,17 @@ async def test_without_a_sandbox_the_verdict_says_so(
     result = await judged(calc_sample, cache, GOLD)
     assert result.outcome == "solved", result
     assert "no sandbox is in force here" in result.evidence[-1]
+
+
+async def test_a_real_ctest(tmp_path: Path, cache: Path) -> None:
+    program("ctest")
+    program("gcc")
+    build = "cmake -S . -B /tmp/build && cmake --build /tmp/build"
+    lists = {"fail_to_pass": ["adds"], "pass_to_pass": ["one"]}
+    command = f"{build} && ctest --test-dir /tmp/build --output-junit {{report}}"
+    sample = bare(tmp_path / "files", CTEST, command, **lists)
+    result = await judged(sample, cache)
+    assert (result.outcome, result.passed, result.failed, result.skipped) == ("not_solved", 1, 1, 1), result
+    patch = "--- a/calc.c\n+++ b/calc.c\n@@ -1,2 +1,2 @@\n-int add(int a, int b) { return a - b; }\n"
+    patch += "+int add(int a, int b) { return a + b; }\n int one(void) { return 1; }\n"
+    assert (await judged(sample, cache, patch)).outcome == "solved"

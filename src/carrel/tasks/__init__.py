@@ -22,8 +22,11 @@ if TYPE_CHECKING:
     from carrel.tasks.imports.writing import Imported as Imported
     from carrel.tasks.pass_rate import Summary as Summary
     from carrel.tasks.place import Prepared as Prepared
+    from carrel.tasks.place import default_cache as default_cache
     from carrel.tasks.place import make_ready as make_ready
     from carrel.tasks.place import open_place as open_place
+    from carrel.tasks.pruning import Pruning as Pruning
+    from carrel.tasks.pruning import prune as prune
     from carrel.tasks.results_file import TaskResult as TaskResult
     from carrel.tasks.running import Agent as Agent
     from carrel.tasks.running import run_samples as run_samples
@@ -43,7 +46,8 @@ _FILES = {
     "imports.swebench": "import_swebench",
     "imports.writing": "Imported",
     "pass_rate": "Summary",
-    "place": "Prepared make_ready open_place",
+    "place": "Prepared default_cache make_ready open_place",
+    "pruning": "Pruning prune",
     "results_file": "TaskResult",
     "running": "Agent run_samples",
     "sample": "Sample",

@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-import re
 import secrets
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import PurePosixPath
 
 from carrel.errors import ReportUnreadable, WorkerLost
 from carrel.execution.executor import CommandResult, Executor
-from carrel.execution.settings import Mount
+from carrel.tasks import witnesses
 from carrel.tasks.reports import ReportKind, cases_in, kind_of_report
 from carrel.tasks.sample import Sample
-from carrel.tasks.testimony import doubt, hear
-from carrel.tasks.verdict import Run, required_of
+from carrel.tasks.testimony import Testimony, doubt, hear, read_notes
+from carrel.tasks.text_reports import PACKAGE
+from carrel.tasks.told import Told
+from carrel.tasks.verdict import Run, claims_something, required_of
 
 LARGEST_REPORT = 64 * 1024 * 1024
-_WITNESS = Path(__file__).with_name("witness")
-WITNESS_AT = "/opt/carrel-witness"
-WITNESS_PLUGIN = "carrel_witness"
-WITNESS_MODULES = frozenset(file.stem for file in _WITNESS.glob("*.py"))
-_RUNNERS = r"\bpy\.?test\b|-m\s+unittest\b"
 
 
 @dataclass(frozen=True)
@@ -33,47 +29,35 @@ class Ran:
     kind: ReportKind
 
 
-def wants_witness(sample: Sample) -> bool:
-    """Whether the command runs pytest or unittest in a way in which they take something from the environment."""
-    command = sample.verify.command
-    python_alone = re.search(r"\bpython[\d.]*\s+(-\w+\s+)*-\w*[IE]", command)
-    return sample.verifier == "test_suite" and re.search(_RUNNERS, command) is not None and not python_alone
-
-
-def witness_mounts(sample: Sample) -> tuple[Mount, ...]:
-    return (Mount(source=_WITNESS, at=WITNESS_AT),) if wants_witness(sample) else ()
-
-
 async def run_command(place: Executor, sample: Sample) -> Ran:
     """Run it once; whatever the code under test does, a run comes of it."""
     verify = sample.verify
     nonce = secrets.token_hex(12)
     report, secret = f"/tmp/carrel-report-{nonce}", f"/tmp/carrel-word-{nonce}"
-    word = f"carrel-{secrets.token_hex(16)}"
-    env: dict[str, str] = {}
+    word, notes = f"carrel-{secrets.token_hex(16)}", f"/tmp/carrel-notes-{nonce}"
     try:
         await _remove_reports(place, verify.reports)
-        if wants_witness(sample):
-            env = await _call_witness(place, sample, secret, word)
+        env = await _call_witnesses(place, sample, secret, word, notes)
         done = await place.exec(verify.command.replace("{report}", report), timeout=verify.timeout, env=env)
-        stderr, told = hear(done.stderr, word)
-        done.stderr = stderr
-        text = await _report(place, sample, report, done)
+        done.stderr, heard = hear(done.stderr, word)
+        run = Run(exit_code=done.exit_code, seconds=done.duration, stdout=done.stdout, stderr=done.stderr)
+        text, kind = None, _named_kind(sample)
+        try:
+            text = await _report(place, sample, report, done)
+            kind = _kind(sample, text)
+            if text is None and not done.timed_out:
+                run.problem = _no_report(done)
+            elif text is not None and kind not in ("json", "exit_code"):
+                run.cases = [case for part in _parts(text, kind) for case in cases_in(part, kind)]
+                if claims_something(sample, run):
+                    run.problem = await _doubts(place, sample, heard, notes, run.cases) or _at_odds(kind, run)
+        except ReportUnreadable as problem:
+            run.problem = f"{problem}; the command ended with {done.exit_code}{_last_line(done)}"
         if not _confined(place):
-            await place.exec(["rm", "-f", "--", report, secret], timeout=60)  # They lie among the host's files.
+            await place.exec(["rm", "-f", "--", report, secret, notes], timeout=60)  # They lie among the host's files.
     except WorkerLost as problem:
         lost = f"the code under test ended the place it ran in: {problem}"
         return Ran(Run(problem=lost, exit_code=-1), None, "exit_code")
-    kind = _kind(sample, text)
-    run = Run(exit_code=done.exit_code, seconds=done.duration, stdout=done.stdout, stderr=done.stderr)
-    if text is None and not done.timed_out:
-        run.problem = _no_report(done)
-    elif text is not None and kind not in ("json", "exit_code"):
-        try:
-            run.cases = [case for part in _parts(text, kind) for case in cases_in(part, kind)]
-            run.problem = doubt(told, run.cases, required_of(sample))
-        except ReportUnreadable as problem:
-            run.problem = str(problem)
     run.by_exit_code = kind == "exit_code"
     if done.timed_out:
         run.problem = f"the command did not end within {verify.timeout:g} s"
@@ -82,17 +66,51 @@ async def run_command(place: Executor, sample: Sample) -> Ran:
     return Ran(run, text, kind)
 
 
+def _at_odds(kind: ReportKind, run: Run) -> str:
+    """These runners print where the code under test prints too, and end with 0 only when nothing has failed."""
+    if kind not in ("go", "cargo", "tap") or not run.exit_code or any(_explains(case, run) for case in run.cases):
+        return ""
+    return f"no test is said to have failed, and yet the command ended with {run.exit_code}: the report is not all"
+
+
+def _explains(case: Told, run: Run) -> bool:
+    """Whether it failed; a package of Go's that failed as a whole, while tests in it passed, is itself unexplained."""
+    ran = case.name == PACKAGE and any(it.classname == case.classname and it.status == "passed" for it in run.cases)
+    return case.status == "failed" and not ran
+
+
 def _confined(place: Executor) -> bool:
     """Whether the place has a file system of its own, with the witness mounted in it."""
     return "filesystem_isolation" in place.supported_capabilities()
 
 
-async def _call_witness(place: Executor, sample: Sample, file: str, word: str) -> dict[str, str]:
-    await place.write_file(file, word)
-    given = sample.environment.env
-    path = [WITNESS_AT if _confined(place) else str(_WITNESS), *filter(None, [given.get("PYTHONPATH", "")])]
-    plugins = [WITNESS_PLUGIN, *filter(None, [given.get("PYTEST_PLUGINS", "")])]
-    return {"CARREL_WITNESS": file, "PYTHONPATH": ":".join(path), "PYTEST_PLUGINS": ",".join(plugins)}
+async def _call_witnesses(place: Executor, sample: Sample, secret: str, word: str, notes: str) -> dict[str, str]:
+    """The environment that brings them along; what they need lies in files of the place."""
+    at = witnesses.AT if _confined(place) else str(witnesses.FOLDER)
+    env: dict[str, str] = {}
+    if witnesses.of_python(sample):
+        await place.write_file(secret, word)
+        env |= witnesses.for_python(sample, secret, at)
+    if witnesses.of_programs(sample):
+        await place.write_file(notes, "")
+        env |= witnesses.for_programs(sample, notes, at)
+    return env
+
+
+async def _doubts(place: Executor, sample: Sample, heard: Testimony, notes: str, cases: list[Told]) -> str:
+    """Why the report is not to be believed, by all that witnesses say."""
+    required = required_of(sample)
+    problem = doubt(heard, cases, required)
+    if problem or not witnesses.of_programs(sample):
+        return problem
+    noted = read_notes(await _text_of(place, notes))
+    if not noted.begun and not noted.unable and witnesses.must_speak(sample) and _passed(cases):
+        return "the report tells of tests that passed, and no test program was seen to run: the report is forged"
+    return doubt(noted, cases, required)
+
+
+def _passed(cases: list[Told]) -> bool:
+    return any(case.status == "passed" for case in cases)
 
 
 async def _report(place: Executor, sample: Sample, path: str, done: CommandResult) -> str | None:
@@ -138,17 +156,25 @@ def _parts(text: str, kind: ReportKind) -> list[str]:
     return text.split(_SEPARATOR) if kind in ("junit", "sarif") else [text]
 
 
-def _kind(sample: Sample, text: str | None) -> ReportKind:
+def _named_kind(sample: Sample) -> ReportKind:
+    """What the sample says that the report is; `exit_code` where that is to be found out."""
     if sample.verifier == "custom":
         return "json"
-    if sample.verify.report != "auto":
-        return sample.verify.report
+    return sample.verify.report if sample.verify.report != "auto" else "exit_code"
+
+
+def _kind(sample: Sample, text: str | None) -> ReportKind:
+    if sample.verifier == "custom" or sample.verify.report != "auto":
+        return _named_kind(sample)
     if "{report}" in sample.verify.command or sample.verify.reports:
         return kind_of_report(text) if text else "junit"
-    return kind_of_report(text or "")
+    return kind_of_report(text or "", sample.verify.command)
 
 
 def _no_report(done: CommandResult) -> str:
+    return f"the command ended with {done.exit_code} and wrote no report{_last_line(done)}"
+
+
+def _last_line(done: CommandResult) -> str:
     last = (done.stderr.strip() or done.stdout.strip()).splitlines()[-1:]
-    said = f"; its last line: {last[0][:300]}" if last else ""
-    return f"the command ended with {done.exit_code} and wrote no report{said}"
+    return f"; its last line: {last[0][:300]}" if last else ""

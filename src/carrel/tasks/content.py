@@ -10,6 +10,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
+from uuid import uuid4
 
 from carrel.errors import FilesRefused
 from carrel.tasks.tree_rules import every_entry
@@ -62,7 +63,7 @@ def digest_of(source: Source, cache: Path) -> str:
     digest = _file_digest(source.path) if source.path.is_file() else _folder_digest(source.path)
     if time.time() - newest > _SETTLED and fingerprint(source)[0] == seen:
         memory.parent.mkdir(parents=True, exist_ok=True)
-        fresh = memory.with_suffix(f".{os.getpid()}")
+        fresh = memory.with_suffix(f".{uuid4().hex}")
         fresh.write_text(json.dumps({"seen": seen, "digest": digest}), encoding="utf-8")
         fresh.replace(memory)
     return digest

@@ -92,7 +92,7 @@ class Dataset:
         It is called `name`, else what `dataset.yaml` says, else as the folder is."""
         folder = Path(folder).expanduser().absolute()
         if not folder.is_dir():
-            raise DatasetNotFound(f"there is no dataset folder {folder}")
+            raise DatasetNotFound(f"there is no dataset folder {folder}", f"there is no dataset {folder.name!r}")
         file, lines = folder / DEFINITION, folder / SAMPLES
         if not lines.is_file():
             raise DatasetInvalid(f"{folder} is no dataset: it has no {SAMPLES}")
@@ -225,7 +225,8 @@ class Datasets:
         folders = self._folders()
         if name not in folders:
             there = ", ".join(sorted(folders)) or "none"
-            raise DatasetNotFound(f"there is no dataset {name!r} in {self.folder}; there is: {there}")
+            told = f"there is no dataset {name!r}; there is: {there}"
+            raise DatasetNotFound(f"there is no dataset {name!r} in {self.folder}; there is: {there}", told)
         folder = folders[name]
         marks = tuple(_mark(folder / file) for file in (DEFINITION, SAMPLES))
         known = self._read.get(folder)

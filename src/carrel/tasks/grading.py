@@ -7,11 +7,12 @@ from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path, PurePosixPath
 
-from carrel.errors import CarrelError, ConfigurationError, WorkerLost
+from carrel.errors import CarrelError, ConfigurationError, PlaceLost, WorkerLost
 from carrel.execution.executor import Executor
 from carrel.execution.subprocess_executor import SubprocessExecutor
+from carrel.tasks import witnesses
 from carrel.tasks.changes import Change, Changes, apply_patch, carry_over, changes_in, without_traps
-from carrel.tasks.command_run import WITNESS_MODULES, Ran, run_command, witness_mounts
+from carrel.tasks.command_run import Ran, run_command
 from carrel.tasks.place import Prepared, make_ready, open_place
 from carrel.tasks.protection import Folder, Protection
 from carrel.tasks.sample import Sample
@@ -38,6 +39,9 @@ async def verify(
     """
     began = time.perf_counter()
     try:
+        # A place that died was opened anew, without what was done in it.
+        if lost := getattr(place, "lost", ""):
+            raise PlaceLost(f"there is nothing to judge: {lost}")
         ready = prepared or await make_ready(sample, cache)
         work = await changes_in(place, protection_of(ready).why, ready.workspace)
     except (CarrelError, OSError) as problem:
@@ -120,7 +124,7 @@ def failed(sample: Sample, problem: Exception) -> VerificationResult:
 
 def protection_of(prepared: Prepared) -> Protection:
     folders = prepared.environment.folders
-    return Protection(prepared.sample, Folder(prepared.workspace), _site_modules(folders) | WITNESS_MODULES)
+    return Protection(prepared.sample, Folder(prepared.workspace), _site_modules(folders) | witnesses.MODULES)
 
 
 def protected(prepared: Prepared, changes: Changes) -> Changes:
@@ -149,7 +153,7 @@ def protected(prepared: Prepared, changes: Changes) -> Changes:
 async def _one_run(prepared: Prepared, work: Changes) -> Ran:
     """In a place of its own: no process, variable or file of whoever worked on it but their source."""
     sample = prepared.sample
-    place = await open_place(prepared, mounts=witness_mounts(sample))
+    place = await open_place(prepared, mounts=witnesses.mounts(sample))
     try:
         try:
             await carry_over(work, place, Folder(prepared.workspace))

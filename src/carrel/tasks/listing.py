@@ -6,7 +6,9 @@ from functools import lru_cache
 from pathlib import Path
 
 from carrel.execution.executor import Executor, FileChange
-from carrel.execution.file_changes import Seen, Tree, read_plain, seen_below
+from carrel.execution.file_changes import Seen, Tree, read_plain, seen_at, seen_below
+from carrel.execution.subprocess_executor import SubprocessExecutor
+from carrel.execution.upper_layer import Upper
 
 _FORMAT = "%y %m %s %T@ %C@ %p\\0"
 _END = "carrel-end"
@@ -15,10 +17,14 @@ _SAME_MOMENT = 1e-5
 
 
 async def changed_files(place: Executor, base: Path | None) -> tuple[list[FileChange], Tree]:
-    """As the executor's own, which asks once per folder; this asks once in all where the place has a `find`.
+    """As the executor's own, which asks once per folder. Where the workspace is an overlay only its upper layer is
+    looked at, and else this asks once in all, where the place has a `find`.
 
     With how the files look now, where that came with it.
     """
+    upper = await place.upper(base) if base is not None and isinstance(place, SubprocessExecutor) else None
+    if base is not None and upper is not None:
+        return await _changed_in(place, base, upper), upper.seen
     now = None if base is None else await _listed(place)
     if base is None or now is None:
         return await place.changed_files(), {}
@@ -29,6 +35,17 @@ async def changed_files(place: Executor, base: Path | None) -> tuple[list[FileCh
         if not _alike(was[path], now[path]) or not await _untouched(place, base, path, was[path], now[path]):
             found.append(FileChange(path, "modified", now[path].size))
     return sorted(found, key=lambda change: change.path), now
+
+
+async def _changed_in(place: Executor, base: Path, upper: Upper) -> list[FileChange]:
+    found = [FileChange(path, "deleted") for path in upper.hidden - upper.seen.keys()]
+    for path, new in upper.seen.items():
+        old = seen_at(base, path)
+        if old is None:
+            found.append(FileChange(path, "added", new.size))
+        elif not _alike(old, new) or not await _untouched(place, base, path, old, new):
+            found.append(FileChange(path, "modified", new.size))
+    return sorted(found, key=lambda change: change.path)
 
 
 @lru_cache(maxsize=64)

@@ -30,6 +30,7 @@ class Reported:
         In this order: the whole name; the bare name where only one test has it; the name without its parameters, which
         stands for all of them.
         """
+        wanted = wanted.strip()
         for table in (self._by_name, self._by_family):
             found = table.get(wanted) or table.get(_dotted(wanted))
             if found:

@@ -21,11 +21,17 @@ from carrel.execution.packages import environment_for_all
 from carrel.execution.settings import Mount, SandboxMode, SubprocessConfig
 from carrel.execution.subprocess_executor import SubprocessExecutor
 from carrel.home import resolve_carrel_home
+from carrel.sandbox.plan import HOME
+from carrel.tasks.holding import Hold
 from carrel.tasks.sample import Sample
 from carrel.tasks.unpacking import Files, prepared_files
 
 _TOLD = 4000
 """Characters of a failed set-up's output that its error shows."""
+
+_LAYOUT = 2
+"""Of a set-up layer; another number makes all anew."""
+_WHERE = "(a set-up can write to the workdir and to its home folder, which are kept, and to /tmp, which is not)"
 
 
 @dataclass(frozen=True)
@@ -39,6 +45,8 @@ class Prepared:
     files: Files
     output: str = ""
     """What the set-up commands printed when they ran."""
+    hold: Hold | None = None
+    """Keeps what the set-up left in the cache while this is there."""
 
     @property
     def workspace(self) -> Path:
@@ -65,7 +73,10 @@ async def prepare(sample: Sample, files: Files, cache: Path, *, sandbox: Sandbox
     """The same from files that are unpacked already."""
     wanted = sample.environment
     if wanted.backend != "sandbox":
-        raise ConfigurationError(f"{sample.sample_id}: no {wanted.backend} can be made here; backend: sandbox can")
+        raise ConfigurationError(
+            f"{sample.sample_id}: its environment has backend: {wanted.backend}, and the files, set-up and verdict of "
+            "a sample are made for the sandbox alone so far; write backend: sandbox"
+        )
     if missing := wanted.missing():
         raise EnvironmentFailed(f"{sample.sample_id} needs {', '.join(missing)}, which this machine does not have")
     config = SubprocessConfig(
@@ -84,8 +95,9 @@ async def prepare(sample: Sample, files: Files, cache: Path, *, sandbox: Sandbox
     python = await environment_for_all(config)
     if not wanted.setup:
         return Prepared(sample, config, python, files)
-    folder, output = await _layer(sample, config, files, cache)
-    return Prepared(sample, replace(config, workspace=folder), python, files, output)
+    layer = await _layer(sample, config, files, cache)
+    begun = replace(config, workspace=layer.workspace, home=layer.home)
+    return Prepared(sample, begun, python, files, layer.output, layer.hold)
 
 
 async def open_place(
@@ -104,6 +116,7 @@ async def open_place(
         mounts=(*prepared.config.mounts, *mounts),
     )
     executor = SubprocessExecutor(config, handlers=dict(handlers or {}))
+    executor.holds = prepared
     try:
         await executor.start()
     except BaseException:
@@ -115,46 +128,72 @@ async def open_place(
 # --- set-up ---------------------------------------------------------------------------------------------------------
 
 
-async def _layer(sample: Sample, config: SubprocessConfig, files: Files, cache: Path) -> tuple[Path, str]:
-    """The folder that the set-up commands leave, made once however many want it."""
+@dataclass(frozen=True)
+class _Layer:
+    """What a set-up left of all that it could write to; /tmp and /dev/shm are for a while only."""
+
+    workspace: Path
+    home: Path | None
+    """None where it put nothing there."""
+    output: str
+    hold: Hold
+
+
+async def _layer(sample: Sample, config: SubprocessConfig, files: Files, cache: Path) -> _Layer:
+    """What the set-up commands leave, made once however many want it."""
     folder = cache / "layers" / _key(sample, files)
-    mark = folder.with_suffix(".json")
-    if (found := _made(folder, mark)) is not None:
-        return folder, found
-    folder.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    hold = Hold(folder)
+    try:
+        return _made(folder, hold) or await _new_layer(sample, config, files, folder, hold)
+    except BaseException:
+        hold.release()
+        raise
+
+
+async def _new_layer(sample: Sample, config: SubprocessConfig, files: Files, folder: Path, hold: Hold) -> _Layer:
     async with locked(folder.with_suffix(".lock")):
-        if (found := _made(folder, mark)) is not None:
-            return folder, found
-        for leftover in (folder, half := folder.with_suffix(".half")):
+        if (found := _made(folder, hold)) is not None:
+            return found
+        half, home = folder.with_suffix(".half"), folder.with_suffix(".home")
+        for leftover in (folder, home, half):
             await asyncio.to_thread(scratch.remove, leftover)
         try:
             await asyncio.to_thread(_copy, files.folder, half)
-            output = await _set_up(sample, replace(config, workspace=half, workspace_mode="rw"))
+            home.mkdir()
+            mount = Mount(source=home, at=HOME, mode="rw")
+            output = await _set_up(sample, replace(config, workspace=half, workspace_mode="rw", mounts=(mount,)))
         except BaseException:
             await asyncio.to_thread(scratch.remove, half)
+            await asyncio.to_thread(scratch.remove, home)
             raise
         half.rename(folder)
-        new = mark.with_suffix(".new")
+        new = folder.with_suffix(".new")
         new.write_text(json.dumps({"sample": sample.sample_id, "output": output}), encoding="utf-8")
-        new.replace(mark)
-        return folder, output
+        new.replace(folder.with_suffix(".json"))
+        return _Layer(folder, _unless_empty(home), output, hold)
 
 
 def _key(sample: Sample, files: Files) -> str:
     """All that the result of the set-up depends on."""
     place = sample.environment
-    facts: list[object] = [files.digest, place.setup, sorted(place.deps), place.python_version, place.workdir]
+    facts: list[object] = [_LAYOUT, files.digest, place.setup, sorted(place.deps), place.python_version, place.workdir]
     facts += [sorted(place.env.items()), place.network]
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:32]
 
 
-def _made(folder: Path, mark: Path) -> str | None:
-    """What the set-up printed, when it was run to its end."""
+def _made(folder: Path, hold: Hold) -> _Layer | None:
+    """The layer, when the set-up was run to its end."""
     try:
-        about: dict[str, Any] = json.loads(mark.read_text(encoding="utf-8"))
+        about: dict[str, Any] = json.loads(folder.with_suffix(".json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
-    return str(about.get("output", "")) if folder.is_dir() else None
+    if not folder.is_dir():
+        return None
+    return _Layer(folder, _unless_empty(folder.with_suffix(".home")), str(about.get("output", "")), hold)
+
+
+def _unless_empty(folder: Path) -> Path | None:
+    return folder if folder.is_dir() and any(folder.iterdir()) else None
 
 
 def _copy(source: Path, target: Path) -> None:
@@ -187,4 +226,5 @@ def _failure(sample: Sample, number: int, command: str, done: CommandResult) -> 
     how = "took too long" if done.timed_out else f"ended with {done.exit_code}"
     told = (done.stdout + done.stderr).strip()[-_TOLD:]
     which = f"set-up command {number} of {len(sample.environment.setup)}"
-    return f"{sample.sample_id}: {which} {how}: {command}\n{told}".rstrip()
+    where = f"\n{_WHERE}" if "Read-only file system" in told else ""
+    return f"{sample.sample_id}: {which} {how}: {command}\n{told}".rstrip() + where

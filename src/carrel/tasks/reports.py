@@ -21,14 +21,14 @@ DEEPEST = 64
 _FAILING_LEVELS = ("error", "warning")
 
 
-def kind_of_report(text: str) -> ReportKind:
-    """What a report is, by its looks; `exit_code` when it is none that is known."""
+def kind_of_report(text: str, command: str = "") -> ReportKind:
+    """What a report is, by its looks; `exit_code` when it is none that is known. `command` is what printed it."""
     start = text.lstrip("\ufeff \t\r\n")[:2000]
     if start.startswith("<") and re.search(r"<testsuites?\b|<testcase\b", text[:20_000]):
         return "junit"
     if start.startswith("{") and re.search(r'"(runs|\$schema)"', text[:20_000]) and "sarif" in text[:20_000].lower():
         return "sarif"
-    return looks_like(text)
+    return looks_like(text, command)
 
 
 def cases_in(text: str, kind: ReportKind) -> list[Told]:
@@ -70,7 +70,8 @@ def _junit_case(case: TestCase) -> Told:
             continue
         status = "failed" if outcome == "failed" else "skipped"
         message = "\n".join(part for part in (result.message, result.text) if part)
-    return Told(str(case.classname or ""), str(case.name or ""), status, message, _seconds(case))
+    # Jest's reporter puts a space before the name of a test that is in no group.
+    return Told(str(case.classname or "").strip(), str(case.name or "").strip(), status, message, _seconds(case))
 
 
 def _seconds(case: TestCase) -> float:

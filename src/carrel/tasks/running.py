@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 
-from carrel.errors import CarrelError, WorkerLost
+from carrel.errors import CarrelError, ConfigurationError, WorkerLost
 from carrel.execution.executor import CommandResult
-from carrel.execution.settings import Mount
+from carrel.execution.settings import Mount, is_seconds
 from carrel.execution.subprocess_executor import SubprocessExecutor
 from carrel.tasks.grading import failed, verify
 from carrel.tasks.pass_rate import Summary, summary
@@ -38,6 +38,12 @@ class Agent:
     """Whether its place has the network; None is as the sample says. Judging is always as the sample says."""
     env: Mapping[str, str] = field(default_factory=dict)
     mounts: tuple[Mount, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.timeout is not None and not is_seconds(self.timeout):
+            raise ConfigurationError(
+                f"the agent's timeout is {self.timeout!r}; it is a number of seconds from 0 on, or None for no limit"
+            )
 
 
 async def run_samples(

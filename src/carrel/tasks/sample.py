@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 import shutil
 from datetime import datetime
@@ -14,13 +13,12 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from carrel.execution.settings import Limits
 from carrel.execution.sizes import size_in_bytes
 from carrel.execution.subprocess_executor import SYSTEM_PATH
+from carrel.tasks.nearness import refuse_slips
 
 Verifier = Literal["test_suite", "static_analysis", "linter", "custom"]
 ReportFormat = Literal["auto", "junit", "go", "cargo", "tap", "unittest", "sarif", "json", "exit_code"]
 
 _PLAIN_NAME = re.compile(r"\w[\w.+@-]{0,199}")
-_NEARLY = 0.8
-"""How like a known field an unknown one is before it is taken for a slip of the pen."""
 
 
 def plain_name(text: str) -> str:
@@ -77,7 +75,7 @@ class Environment(BaseModel):
     """Python packages, put once into a cached virtualenv that is first on PATH."""
     python_version: str | None = None
     setup: list[str] = []
-    """Commands that run once in the workdir; what they leave is kept as a layer for all sessions of the sample."""
+    """Commands that run once in the workdir; what they leave there and in the home folder is kept for all sessions."""
     setup_timeout: float = Field(default=1800, gt=0)
     """Seconds that all of them may take together."""
     network: bool = False
@@ -151,11 +149,7 @@ class Sample(BaseModel):
     @classmethod
     def _no_slips(cls, given: Any) -> Any:
         """Fields of one's own are welcome; one that is nearly the name of ours would be missed in silence."""
-        if isinstance(given, dict):
-            for name in given.keys() - cls.model_fields.keys():
-                near = difflib.get_close_matches(str(name).lower(), cls.model_fields, 1, _NEARLY)
-                if near:
-                    raise ValueError(f"there is no field {name!r}; did you mean {near[0]!r}?")
+        refuse_slips(given, cls.model_fields)
         return given
 
     @model_validator(mode="after")

@@ -30,5 +30,5 @@ class SampleExecutor(SubprocessExecutor):
     async def _started(self) -> LiveSession:
         if self.prepared is None:
             self.prepared = await make_ready(self.sample, self.cache, sandbox=self.config.sandbox)
-            self.config = self.prepared.config
+            self.config, self.holds = self.prepared.config, self.prepared
         return await super()._started()

@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from carrel.tasks.named_tests import Reported
 from carrel.tasks.told import Status, Told
 
+_DOCUMENTATION = re.compile(r"\S - .*\(line \d+\)( - compile( fail)?)?$")
+
 
 @dataclass
 class Testimony:
@@ -23,6 +25,12 @@ class Testimony:
     """Whether a test that must fail did; None where that was not tried."""
     problem: str = ""
     cases: list[Told] = field(default_factory=list)
+    names_tests: bool = True
+    """Whether each test that ended is among the cases; some witnesses only know that all did."""
+    programs: list[str] = field(default_factory=list)
+    """The test programs that were seen."""
+    unable: bool = False
+    """Whether a witness said that it cannot see anything here."""
 
 
 def hear(stderr: str, word: str) -> tuple[str, Testimony]:
@@ -41,8 +49,11 @@ def hear(stderr: str, word: str) -> tuple[str, Testimony]:
             case "test":
                 _note(seen, str(line.get("id")), str(line.get("when")), str(line.get("outcome")))
             case "canary":
-                told.canary_failed = line.get("failed")
-                told.problem = str(line.get("problem", ""))
+                told.canary_failed = line.get("failed") is True and told.canary_failed is not False
+                if problem := line.get("problem"):
+                    told.problem = f"the test runner could not be tried with a test that must fail: {problem}"
+            case "changed":
+                told.problem = _changed(line)
             case "finished":
                 told.finished = True
         return ""
@@ -50,6 +61,51 @@ def hear(stderr: str, word: str) -> tuple[str, Testimony]:
     rest = re.sub(rf"\n{re.escape(word)} (\{{.*\}})\n", take, stderr)
     told.cases = [Told("", node, status) for node, status in seen.items()]
     return rest, told
+
+
+def read_notes(text: str | None) -> Testimony:
+    """What witnesses of several programs wrote to one file: all of them have finished, or it is not finished."""
+    told = Testimony()
+    if text is None:
+        return Testimony(begun=True)
+    seen: dict[str, Status] = {}
+    begun: set[str] = set()
+    finished: set[str] = set()
+    for line in text.splitlines():
+        try:
+            said = json.loads(line)
+            run, event = str(said["run"]), said["event"]
+        except (ValueError, TypeError, KeyError):
+            told.problem = "what the witness noted was written over"
+            continue
+        match event:
+            case "unable":
+                told.unable = True
+            case "begun":
+                begun.add(run)
+                told.programs.append(str(said.get("program")))
+            case "test":
+                _note(seen, str(said.get("id")), "call", str(said.get("outcome")))
+            case "canary":
+                told.canary_failed = said.get("failed") is True and told.canary_failed is not False
+            case "changed":
+                told.problem = _changed(said)
+            case "finished":
+                finished.add(run)
+                told.names_tests = told.names_tests and not said.get("unnamed")
+    told.begun = bool(begun) or bool(told.problem)
+    told.finished = begun <= finished
+    told.cases = [Told(*_last_of(name), status) for name, status in seen.items()]
+    return told
+
+
+def _changed(line: dict[str, object]) -> str:
+    return f"the test runner was changed while it ran: {line.get('what')} is not what it was"
+
+
+def _last_of(name: str) -> tuple[str, str]:
+    group, _, last = name.rpartition(" > ")
+    return group, last
 
 
 def _note(seen: dict[str, Status], node: str, when: str, outcome: str) -> None:
@@ -66,15 +122,17 @@ def doubt(told: Testimony, cases: Sequence[Told], required: Sequence[str] = ()) 
     """Why the report of this run cannot be believed; empty when it can. Of `required` tests, where there are some."""
     if not told.begun:
         return ""
+    if told.problem:
+        return told.problem
     if not told.finished:
         return "the test runner was ended from inside before it was finished, so its report is not its own"
     if told.canary_failed is False:
         return "a test that must fail passed: somebody has changed the test runner"
-    if told.problem:
-        return f"the test runner could not be tried with a test that must fail: {told.problem}"
+    if not told.names_tests:
+        return _too_few(told, cases)
     seen, reported = Reported(told.cases), Reported(cases)
     for case in [case for name in required for case in reported.find(name)] if required else cases:
-        if case.status == "passed":
+        if case.status == "passed" and not _no_single_test(case, told):
             found = [other.status for other in seen.find(case.whole_name) or _called(case.name, told.cases)]
             if not found or "failed" in found:
                 how = "failed" if found else "was not run"
@@ -82,6 +140,18 @@ def doubt(told: Testimony, cases: Sequence[Told], required: Sequence[str] = ()) 
     return ""
 
 
+def _no_single_test(case: Told, told: Testimony) -> bool:
+    """A file without tests, which node tells as one; an example in Rust's documentation, which has its own process."""
+    return any(program.endswith(case.name) for program in told.programs) or _DOCUMENTATION.search(case.name) is not None
+
+
+def _too_few(told: Testimony, cases: Sequence[Told]) -> str:
+    groups = {case.classname for case in cases if case.status == "passed"}
+    if len(groups) <= len(told.programs):
+        return ""
+    return f"the report tells of {len(groups)} test programs, and {len(told.programs)} were run: the report is forged"
+
+
 def _called(name: str, cases: Sequence[Told]) -> list[Told]:
     """By the last part of the name: a runner may be told to put something before the names in its report."""
-    return [case for case in cases if case.name.endswith((f"::{name}", f".{name}"))]
+    return [case for case in cases if case.name == name or case.name.endswith((f"::{name}", f".{name}"))]

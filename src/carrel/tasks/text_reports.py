@@ -9,10 +9,16 @@ from typing import Literal
 from carrel.errors import ReportUnreadable
 from carrel.tasks.told import Status, Told
 
+TextKind = Literal["go", "cargo", "tap", "unittest"]
+
+PACKAGE = "(package)"
+"""What a package of Go's is called that failed as a whole."""
+
 _CARGO_SUITE = re.compile(r"^\s+(?:Running|Doc-tests) (.+?)(?: \(.*\))?$")
 _CARGO_TEST = re.compile(r"^test (.+?) \.\.\. (ok|FAILED|ignored)(?:, (.*))?$")
 _CARGO_FAILURE = re.compile(r"^---- (.+) stdout ----$")
 _CARGO_RESULT = re.compile(r"^test result: (ok|FAILED)\. (\d+) passed; (\d+) failed; (\d+) ignored")
+_CARGO_BEGIN = re.compile(r"^running (\d+) tests?$")
 _TAP_POINT = re.compile(
     r"^(?P<in> *)(?P<not>not )?ok\b(?: (?P<number>\d+))?(?: -)? ?(?P<what>.*?)"
     r"(?: # ?(?P<mark>SKIP|TODO)\S*(?P<why>.*))?$",
@@ -22,24 +28,42 @@ _TAP_PLAN = re.compile(r"^( *)1\.\.(\d+)(?: *#.*)?$")
 _TAP_SUBTEST = re.compile(r"^( *)# Subtest: (.*)$")
 
 
-def looks_like(text: str) -> Literal["go", "cargo", "tap", "unittest", "exit_code"]:
-    """Which of these a command printed; `exit_code` for none of them."""
-    if re.search(r'^\{.*"Action":"(run|pass|fail|skip|output|start)"', text, re.MULTILINE):
-        return "go"
-    if re.search(r"^running \d+ tests?$", text, re.MULTILINE) or re.search(_CARGO_RESULT, text):
-        return "cargo"
-    if re.search(r"^TAP version 1[34]$|^1\.\.\d+", text, re.MULTILINE):
-        return "tap"
-    if re.search(r"^Ran \d+ tests? in [\d.]+s$", text, re.MULTILINE):
-        return "unittest"
-    return "exit_code"
+_LOOKS: dict[TextKind, str] = {
+    "go": r'^\{.*"Action":"(run|pass|fail|skip|output|start)"',
+    "cargo": rf"^running \d+ tests?$|{_CARGO_RESULT.pattern}",
+    "tap": r"^TAP version 1[34]$|^1\.\.\d+",
+    "unittest": r"^Ran \d+ tests? in [\d.]+s$",
+}
+_COMMANDS: dict[TextKind, str] = {
+    "go": r"\bgo\b.*\btest\b.*-json\b|\btest2json\b",
+    "cargo": r"\bcargo\b",
+    "tap": r"\bnode\b.*--test\b|\btap\b|\btape\b|\bbats\b|\bprove\b",
+    "unittest": r"-m\s+unittest\b",
+}
+
+
+def looks_like(text: str, command: str = "") -> TextKind | Literal["exit_code"]:
+    """Which of these a command printed; `exit_code` for none of them.
+
+    The code under test prints too, and may print what another runner would have: where it looks like several, the one
+    that the command runs counts. ReportUnreadable when that cannot be told."""
+    found = [kind for kind, looks in _LOOKS.items() if re.search(looks, text, re.MULTILINE)]
+    if len(found) < 2:
+        return found[0] if found else "exit_code"
+    run = [kind for kind in found if re.search(_COMMANDS[kind], command)]
+    if len(run) != 1:
+        raise ReportUnreadable(f"the output looks like {' and '.join(found)}; say in verify.report which it is")
+    return run[0]
 
 
 def go_cases(text: str) -> list[Told]:
-    """`go test -json`: a package that fails without a failed test (it did not build) is told as a test of its own."""
+    """`go test -json`: a package that fails without a failed test (it did not build) is told as a test of its own.
+
+    Refused when a test ends that had not begun, or ends twice, or when a package passes in which a test failed."""
     said: dict[tuple[str, str], list[str]] = {}
     ended: dict[tuple[str, str], tuple[str, float]] = {}
     begun: dict[tuple[str, str], None] = {}
+    running: set[tuple[str, str]] = set()
     for line in text.splitlines():
         event = _event(line)
         if event is None:
@@ -48,9 +72,13 @@ def go_cases(text: str) -> list[Told]:
         match event.get("Action"):
             case "run":
                 begun[key] = None
+                running.add(key)
             case "output":
                 said.setdefault(key, []).append(str(event.get("Output", "")))
             case "pass" | "fail" | "skip" as action:
+                if key[1] and key not in running:
+                    raise ReportUnreadable(f"go's report tells of the end of {'::'.join(key)}, and it was not running")
+                running.discard(key)
                 begun[key] = None
                 # One that failed once has failed, whatever is said of it later.
                 if ended.get(key, ("",))[0] != "fail":
@@ -58,6 +86,9 @@ def go_cases(text: str) -> list[Told]:
     words: dict[str, Status] = {"pass": "passed", "fail": "failed", "skip": "skipped"}
     how: str
     failed_in = {package for (package, test), (action, _) in ended.items() if test and action == "fail"}
+    for package in failed_in:
+        if ended.get((package, ""), ("fail",))[0] != "fail":
+            raise ReportUnreadable(f"go's report says that {package} passed, and that a test in it failed")
     found = []
     for package, test in begun:
         how, seconds = ended.get((package, test), ("fail", 0.0))
@@ -66,7 +97,7 @@ def go_cases(text: str) -> list[Told]:
         message = "".join(said.get((package, test), [])) if how != "pass" else ""
         if (package, test) not in ended:
             message += "the test began and never ended\n"
-        found.append(Told(package, test or "(package)", words[how], message.strip(), seconds))
+        found.append(Told(package, test or PACKAGE, words[how], message.strip(), seconds))
     return found
 
 
@@ -85,25 +116,37 @@ def _event(line: str) -> dict[str, object] | None:
 
 
 def cargo_cases(text: str) -> list[Told]:
-    """The text of `cargo test`; a suite whose counts are not those of its lines is refused."""
+    """The text of `cargo test`; a suite whose numbers are not those of its lines is refused, and so is a test twice."""
     found: list[Told] = []
     suite, since = "", 0
+    planned: int | None = None
     messages = _cargo_messages(text)
     words: dict[str, Status] = {"ok": "passed", "FAILED": "failed", "ignored": "skipped"}
     for line in text.splitlines():
         if told := _CARGO_SUITE.match(line):
             suite = told[1]
+        elif told := _CARGO_BEGIN.match(line):
+            if planned is not None:
+                raise ReportUnreadable(f"cargo's tests of {suite or 'a suite'} began twice")
+            planned = int(told[1])
         elif told := _CARGO_TEST.match(line):
             name = told[1].removesuffix(" - should panic")
             found.append(Told(suite, name, words[told[2]], told[3] or messages.get(told[1], "")))
         elif told := _CARGO_RESULT.match(line):
-            counted = [sum(case.status == status for case in found[since:]) for status in words.values()]
-            if counted != [int(told[2]), int(told[3]), int(told[4])]:
-                raise ReportUnreadable(f"cargo's summary of {suite or 'its tests'} is not what its lines say: {line}")
-            since = len(found)
-    if found[since:]:
+            _refuse_odd_suite(found[since:], planned, told)
+            since, planned = len(found), None
+    if found[since:] or planned:
         raise ReportUnreadable(f"cargo's tests of {suite or 'a suite'} end without a summary: they were cut off")
     return found
+
+
+def _refuse_odd_suite(cases: list[Told], planned: int | None, told: re.Match[str]) -> None:
+    counted = [sum(case.status == status for case in cases) for status in ("passed", "failed", "skipped")]
+    said = [int(told[2]), int(told[3]), int(told[4])]
+    if counted != said or planned not in (None, sum(said)) or (told[1] == "ok") != (said[1] == 0):
+        raise ReportUnreadable(f"cargo's summary is not what its lines say: {told[0]}")
+    if len({case.name for case in cases}) < len(cases):
+        raise ReportUnreadable(f"cargo tells of a test twice in one suite: {told[0]}")
 
 
 def _cargo_messages(text: str) -> dict[str, str]:
@@ -145,6 +188,8 @@ def tap_cases(text: str) -> list[Told]:
             if indent % 4:
                 continue
             points += indent == 0
+            if indent == 0 and told["number"] is not None and int(told["number"]) != points:
+                raise ReportUnreadable(f"the TAP has {line.strip()!r} where number {points} was to come")
             what = told["what"].strip() or f"test {told['number'] or points}"
             above = tuple(name for depth, name in parents if depth < indent)
             parents = [(depth, name) for depth, name in parents if depth < indent]

@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from carrel.errors import ReportUnreadable
 from carrel.tasks.told import Status, Told
 
-_BEGINS = re.compile(r"^(?P<name>\w+) \((?P<place>[\w.<>-]+)\)(?: \.\.\. ?(?P<rest>.*))?$")
+_BEGINS = re.compile(r"^(?P<name>[\w.]+) \((?P<place>[\w.<>-]+)\)(?: \.\.\. ?(?P<rest>.*))?$")
 _ENDS = re.compile(r"^(?:.*\.\.\. )?(?P<word>ok|FAIL|ERROR|expected failure|unexpected success|skipped (?P<why>.+))$")
 _RAN = re.compile(r"^Ran (\d+) tests? in [\d.]+s$")
-_FAULT = re.compile(r"^(?:FAIL|ERROR): (?P<name>\w+) \((?P<place>[\w.<>-]+)\)")
+_FAULT = re.compile(r"^(?:FAIL|ERROR): (?P<name>[\w.]+) \((?P<place>[\w.<>-]+)\)")
 _DOUBLE, _SINGLE = "=" * 70, "-" * 70
 _LONGEST = 4000
 _NO_TESTS = ("setUpClass", "tearDownClass", "setUpModule", "tearDownModule")

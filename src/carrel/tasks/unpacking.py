@@ -8,7 +8,7 @@ import hashlib
 import os
 import shutil
 import stat
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
@@ -20,6 +20,7 @@ from carrel.execution.environments import locked
 from carrel.tasks.archives import unpack_tar
 from carrel.tasks.content import LEFT_OUT, Source, digest_of, looked_at
 from carrel.tasks.git_past import GitReceipt, bundled_past, without_future
+from carrel.tasks.holding import Hold
 from carrel.tasks.sample import Sample
 from carrel.tasks.tree_rules import Budget, every_entry, kind_of, refuse_unfit
 
@@ -48,6 +49,8 @@ class Files:
     receipt: Receipt
     digest: str
     """Of what is in the folder: the source and the base commit. The same files of two samples have the same one."""
+    hold: Hold | None = field(default=None, compare=False)
+    """Keeps the folder in the cache while this is there."""
 
 
 async def prepared_files(sample: Sample, cache: Path) -> Files:
@@ -63,18 +66,21 @@ async def prepared_files(sample: Sample, cache: Path) -> Files:
     base = sample.base_commit if source.kind != "none" else ""
     digest = hashlib.sha256(f"{LAYOUT}\0{source.kind}\0{of_source}\0{base}".encode()).hexdigest()[:32]
     folder = cache / "files" / digest
-    found = _ready(folder, digest)
-    if found is not None:
-        return found
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    async with locked(folder.with_suffix(".lock")):
+    hold = Hold(folder)
+    try:
         found = _ready(folder, digest)
         if found is None:
-            await _made(source, of_source, base, folder)
-            found = _ready(folder, digest)
-    if found is None:
-        raise StorageWriteError(f"{folder} was removed while it was being made")
-    return found
+            async with locked(folder.with_suffix(".lock")):
+                found = _ready(folder, digest)
+                if found is None:
+                    await _made(source, of_source, base, folder)
+                    found = _ready(folder, digest)
+        if found is None:
+            raise StorageWriteError(f"{folder} was removed while it was being made")
+    except BaseException:
+        hold.release()
+        raise
+    return replace(found, hold=hold)
 
 
 def _ready(folder: Path, digest: str) -> Files | None:

@@ -107,6 +107,16 @@ def satisfied(sample: Sample, run: Run) -> bool:
     return all(standing(reported.find(name)) == "passed" for name in wanted)
 
 
+def claims_something(sample: Sample, run: Run) -> bool:
+    """Whether this run speaks for who is judged. Where it does not, whether it is to be believed is no question: source
+    that cannot be imported stops a test runner as well as somebody who wants to stop it."""
+    wanted = required_of(sample)
+    if not wanted:
+        return run.exit_code == 0 or any(case.status == "passed" for case in run.cases)
+    reported = Reported(run.cases)
+    return any(standing(reported.find(name)) == "passed" for name in wanted)
+
+
 def verdict(sample: Sample, runs: Sequence[Run]) -> VerificationResult:
     """Of all runs of the test command; a test counts as passed when it passed in one of them."""
     told = _counts(runs[-1])
@@ -128,10 +138,8 @@ def verdict(sample: Sample, runs: Sequence[Run]) -> VerificationResult:
     if told.is_success:
         told.outcome = "solved" if satisfied(sample, runs[0]) else "flaky"
         told.score = 1.0
-    elif sample.fail_to_pass and told.suite_ran and not any(name != "missing" for name in told.required.values()):
-        told.outcome = "tests_did_not_run"
-        told.suite_ran = False
-        told.evidence.append("the report tells of none of the sample's tests")
+    elif sample.fail_to_pass and not any(how != "missing" for how in told.required.values()):
+        _judge_by_strangers(told)
     else:
         told.outcome = "partly" if told.score > 0 else "not_solved"
     return told
@@ -151,6 +159,23 @@ def _judge_by_lists(sample: Sample, runs: list[Run], told: VerificationResult) -
         names = [name for name, how in told.required.items() if how == kind]
         if names:
             told.evidence.append(f"{kind}, which counts as failed: {', '.join(names[:10])}{' …' * (len(names) > 10)}")
+
+
+def _judge_by_strangers(told: VerificationResult) -> None:
+    """None of the sample's tests was seen. What failed instead, as a file that cannot be imported, is why; without
+    anything that failed, something else was run."""
+    told.evidence.append("the report tells of none of the sample's tests")
+    if told.failures:
+        told.outcome = "not_solved"
+        told.evidence += [f"{each.name} failed: {_reason(each.message)}" for each in told.failures[:3]]
+    else:
+        told.outcome, told.suite_ran = "tests_did_not_run", False
+
+
+def _reason(message: str) -> str:
+    """The line of a message that says most: the last one of a traceback."""
+    lines = [line.strip() for line in message.splitlines() if line.strip()]
+    return (lines[-1] if lines else "nothing is said why")[:300]
 
 
 def _reported(run: Run) -> Reported:

@@ -11,6 +11,8 @@ from typing import Any
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 OURS = (HERE, "carrel_witness")
+_LISTS = (("PYTEST_PLUGINS", ","), ("PYTHONPATH", ":"))
+_WORKERS = "CARREL_WITNESS_IN_WORKERS"
 
 
 def speaker() -> Any:
@@ -22,11 +24,7 @@ def speaker() -> Any:
         os.unlink(file)
     except OSError:
         return None
-    # What the tests start is none of our business.
-    for name, between in (("PYTEST_PLUGINS", ","), ("PYTHONPATH", ":")):
-        left = [part for part in os.environ.pop(name, "").split(between) if part and part not in OURS]
-        if left:
-            os.environ[name] = between.join(left)
+    _leave_the_environment()
     out = os.dup(2)
     getpid, write, dumps, owner = os.getpid, os.write, json.dumps, os.getpid()
 
@@ -36,3 +34,26 @@ def speaker() -> Any:
             write(out, f"\n{word} {dumps(what)}\n".encode("ascii"))
 
     return say
+
+
+def _leave_the_environment(*ours: str) -> None:
+    """What the tests start is none of our business."""
+    for name, between in _LISTS:
+        left = [part for part in os.environ.pop(name, "").split(between) if part and part not in OURS]
+        left.extend(part for part in ours if (part == HERE) == (between == ":"))
+        if left:
+            os.environ[name] = between.join(left)
+
+
+def call_into_workers() -> None:
+    """Workers of xdist's are started by the controller, where the tests do not run."""
+    _leave_the_environment(*OURS)
+    os.environ[_WORKERS] = "1"
+
+
+def is_called_into_worker() -> bool:
+    """Whether this process is one of them."""
+    called = os.environ.pop(_WORKERS, "") and "PYTEST_XDIST_WORKER" in os.environ
+    if called:
+        _leave_the_environment()
+    return bool(called)

@@ -1,10 +1,14 @@
 """Tells the host what unittest's own results say of each test, before the project's code is imported."""
 
+import sys
 import unittest
 from typing import Any
 from unittest.result import TestResult
+from unittest.runner import TextTestResult
+from unittest.suite import BaseTestSuite
 
 from carrel_speaking import speaker
+from carrel_unchanged import LATE, Remembered, Tests
 
 _WORDS = {
     "addSuccess": "passed",
@@ -16,11 +20,59 @@ _WORDS = {
 }
 
 
+def _raises_nothing(test: unittest.TestCase) -> None:
+    with test.assertRaises(KeyError):
+        pass
+
+
+def _just_fails(test: unittest.TestCase) -> None:
+    raise AssertionError("as it should")
+
+
+_WAYS: Any = [
+    _just_fails,
+    _raises_nothing,
+    lambda test: test.fail(),
+    lambda test: test.assertEqual(1, 2),
+    lambda test: test.assertEqual("a", "b"),
+    lambda test: test.assertEqual([1], [2]),
+    lambda test: test.assertNotEqual(1, 1),
+    lambda test: test.assertTrue(False),
+    lambda test: test.assertFalse(True),
+    lambda test: test.assertIn(1, ()),
+    lambda test: test.assertIs(1, None),
+    lambda test: test.assertIsNone(1),
+    lambda test: test.assertGreater(1, 2),
+]
+
+
 class _Canary(unittest.TestCase):
     """A test that cannot pass; where it is said to, somebody has changed what passing means."""
 
+    def __init__(self, way: Any) -> None:
+        super().__init__()
+        self._way = way
+
     def runTest(self) -> None:
-        raise AssertionError("as it should")
+        self._way(self)
+
+
+def _all_fail() -> bool:
+    result = TestResult()
+    for way in _WAYS:
+        _Canary(way).run(result)
+    return len(result.failures) == len(_WAYS)
+
+
+def _listeners() -> Any:
+    """What the runner calls with the result of a test."""
+    return [getattr(TextTestResult, name) for name in _WORDS]
+
+
+def _swallowed(test: Any) -> bool:
+    """Whether the test that is said to have passed raised something: what unittest notes of it while it runs."""
+    outcome = getattr(test, "_outcome", None)
+    return outcome is not None and (outcome.success is False or getattr(outcome, "expectedFailure", None) is not None)
 
 
 def attend() -> None:
@@ -30,12 +82,27 @@ def attend() -> None:
         return
     say(event="begun")
     trying: list[bool] = []
+    told: list[str] = []
+    parts = Remembered()
+    tests = Tests(parts.may_stand)
+
+    def doubt(what: str) -> None:
+        if what and not told:
+            told.append(what)
+            say(event="changed", what=what)
+
+    def look() -> None:
+        doubt(parts.changed() or next(filter(None, (parts.stranger(*late) for late in LATE)), ""))
 
     def heard(name: str, outcome: str) -> None:
         honest: Any = getattr(TestResult, name)
 
         def add(self: Any, test: Any, *more: Any) -> Any:
-            if not trying:
+            if not trying and hasattr(test, "id"):
+                look()
+                # A result of an old kind, which knows no skips, takes them for successes.
+                if name == "addSuccess" and hasattr(self, "addSkip") and _swallowed(test):
+                    doubt(f"what came of {test.id()}")
                 say(event="test", id=test.id(), when="call", outcome=outcome)
             return honest(self, test, *more)
 
@@ -43,22 +110,37 @@ def attend() -> None:
 
     for name, outcome in _WORDS.items():
         heard(name, outcome)
+    honest_listeners = _listeners()
     honest_part: Any = TestResult.addSubTest
     honest_stop: Any = TestResult.stopTestRun
+    honest_collect: Any = BaseTestSuite.addTest
 
     def add_part(self: Any, test: Any, subtest: Any, error: Any) -> Any:
         if error is not None and not trying:
             say(event="test", id=test.id(), when="call", outcome="failed")
         return honest_part(self, test, subtest, error)
 
+    def collect(self: Any, test: Any) -> Any:
+        method = getattr(test, "_testMethodName", None)
+        if isinstance(test, unittest.TestCase) and method is not None:
+            tests.add(type(test), method, getattr(type(test), method, None))
+        return honest_collect(self, test)
+
     def stop(self: Any) -> Any:
+        look()
+        changed = tests.changed()
+        doubt(changed and f"the test {changed}")
         trying.append(True)
-        result = TestResult()
-        _Canary().run(result)
+        failed = _all_fail()
         trying.clear()
-        say(event="canary", failed=len(result.failures) == 1)
+        say(event="canary", failed=failed and _listeners() == honest_listeners)
         say(event="finished")
         return honest_stop(self)
 
     patched: Any = TestResult
     patched.addSubTest, patched.stopTestRun = add_part, stop
+    patched = BaseTestSuite
+    patched.addTest = collect
+    for name in ("case", "result", "suite", "runner", "loader", "main"):
+        parts.add_module(sys.modules["unittest." + name])
+    parts.add_builtins()

@@ -1,0 +1,163 @@
+"""Remembers what a runner's functions are before the project's code is imported, and finds those that are others later.
+
+Standard library only, and any Python from 3.6 on. What is installed, `conftest.py` and the tests themselves may change
+a runner: none of them is ever the agent's. What else puts a function of its own there changes what passing means.
+"""
+
+import os
+import sys
+from types import FunctionType, MethodType
+from typing import Any
+
+_TEST_FOLDERS = frozenset(("tests", "test"))
+_BUILTINS = (
+    "AssertionError BaseException Exception all any callable getattr hasattr isinstance issubclass len setattr type"
+)
+
+_OF_OBJECTS = frozenset(("outcome", "longrepr", "when", "nodeid", "excinfo", "_result", "_obj", "__getattr__"))
+"""What reports, calls and tests of pytest have that is in no class."""
+
+
+class Remembered:
+    """Functions and classes, by where they stand, with the code that they had."""
+
+    def __init__(self, runner: Any = (), trusted: Any = ()) -> None:
+        self._runner = tuple(runner)
+        """Folders of the runner itself: its functions belong where they are."""
+        self._trusted = trusted
+        """Folders and files of plugins that are not installed."""
+        self._held = []  # type: list[Any]
+        self._whole = []  # type: list[Any]
+
+    def add_module(self, module: Any) -> None:
+        """All of its functions, and those of the classes that it makes."""
+        for name, value in list(vars(module).items()):
+            if isinstance(value, (FunctionType, type)):
+                self._hold(module, module.__name__, name, value)
+            if isinstance(value, type) and value.__module__ == module.__name__:
+                self.add_class(value)
+
+    def add_class(self, kind: Any) -> None:
+        for name, value in list(vars(kind).items()):
+            if plain(value) is not None:
+                self._hold(kind, kind.__module__ + "." + kind.__qualname__, name, value)
+
+    def add_whole(self, kind: Any) -> None:
+        """A class that gets no new functions or properties either that hide what its objects have."""
+        self.add_class(kind)
+        hidden = {name for each in kind.__mro__[1:] for name in vars(each)} | _OF_OBJECTS
+        self._whole.append((kind, frozenset(hidden - set(vars(kind)))))
+
+    def add(self, owner: Any, place: str, names: Any) -> None:
+        for name in names:
+            value = vars(owner).get(name)
+            if value is not None:
+                self._hold(owner, place, name, value)
+
+    def add_builtins(self) -> None:
+        self.add(sys.modules["builtins"], "builtins", _BUILTINS.split())
+
+    def changed(self) -> str:
+        """The name of one that is another now; empty where there is none."""
+        for owner, place, name, value, function, code in self._held:
+            now = owner.__dict__.get(name)
+            if now is not value:
+                if function is not None and plain(now) is function and function.__code__ is code:
+                    continue  # Put back, and only the way in which it is bound is another.
+                if not self.may_stand(now):
+                    return place + "." + name
+            elif function is not None and function.__code__ is not code:
+                return place + "." + name
+        for kind, hidden in self._whole:
+            for name in vars(kind).keys() & hidden:
+                value = vars(kind)[name]
+                if (callable(value) or isinstance(value, property)) and not self.may_stand(value):
+                    return kind.__module__ + "." + kind.__qualname__ + "." + name
+        return ""
+
+    def stranger(self, module: str, kinds: Any) -> str:
+        """A function of one of these classes that is not from the file of its module, for what is loaded late."""
+        home = sys.modules.get(module)
+        for kind in [vars(home).get(name) for name in kinds] if home is not None else ():
+            for name, value in list(vars(kind).items()) if isinstance(kind, type) else ():
+                if callable(value) and not isinstance(value, type) and not self._is_of(home, value):
+                    return kind.__module__ + "." + kind.__qualname__ + "." + name
+        return ""
+
+    def _is_of(self, home: Any, value: Any) -> bool:
+        function = plain(value)
+        file = getattr(home, "__file__", None) or ""
+        if function is None:
+            return type(value).__module__ != "unittest.mock"
+        return not file.endswith(".py") or function.__code__.co_filename == file or self.may_stand(value)
+
+    def may_stand(self, value: Any) -> bool:
+        """Whether it is a function of somebody who may change the runner."""
+        function = plain(value)
+        if function is None:
+            return False
+        file = function.__code__.co_filename
+        installed = is_installed(file) and not file.startswith(self._runner)
+        return installed or may_change(file) or any(file.startswith(place) for place in self._trusted)
+
+    def _hold(self, owner: Any, place: str, name: str, value: Any) -> None:
+        function = plain(value)
+        self._held.append((owner, place, name, value, function, getattr(function, "__code__", None)))
+
+
+def plain(value: Any) -> Any:
+    """The function in a method or a property; None where there is none."""
+    if isinstance(value, (classmethod, staticmethod, MethodType)):
+        value = value.__func__
+    elif isinstance(value, property):
+        value = value.fget
+    return value if isinstance(value, FunctionType) else None
+
+
+def is_installed(file: str) -> bool:
+    return any(os.sep + folder + os.sep in file for folder in ("site-packages", "dist-packages"))
+
+
+def may_change(file: str) -> bool:
+    """Whether it is named like what is always the sample's own: `conftest.py`, a test, a folder of tests."""
+    *folders, name = file.split(os.sep)
+    return (
+        name in ("conftest.py", "tests.py")
+        or (name.startswith("test_") or name.endswith("_test.py"))
+        or not _TEST_FOLDERS.isdisjoint(folders)
+    )
+
+
+LATE = (
+    ("unittest.mock", ("NonCallableMock", "CallableMixin", "AsyncMockMixin", "Mock", "MagicMock", "AsyncMock")),
+    ("unittest.async_case", ("IsolatedAsyncioTestCase",)),
+)
+"""What tests of Python's own kind assert with, and is imported when they need it."""
+
+
+class Tests:
+    """The functions of the tests as they were when they were found."""
+
+    def __init__(self, may_stand: Any) -> None:
+        self._may_stand = may_stand
+        self._held = {}  # type: dict[Any, Any]
+
+    def add(self, kind: Any, name: str, function: Any) -> None:
+        """`kind` is the class that has it, or None."""
+        function = plain(function)
+        key = (id(kind), name, id(function))
+        if key not in self._held:
+            owner = next((each for each in getattr(kind, "__mro__", ()) if name in vars(each)), None)
+            value = vars(owner)[name] if owner is not None else None
+            self._held[key] = (kind, owner, value, function, getattr(function, "__code__", None))
+
+    def changed(self) -> str:
+        return next((key[1] for key, held in self._held.items() if self._is_other(key[1], *held)), "")
+
+    def _is_other(self, name: str, kind: Any, owner: Any, value: Any, function: Any, code: Any) -> bool:
+        if function is not None and function.__code__ is not code:
+            return True
+        now = vars(owner).get(name) if owner is not None else value
+        if now is value or plain(now) is plain(value) is not None or self._may_stand(now):
+            return False
+        return not getattr(now, "__unittest_skip__", False)  # What is skipped has not passed.

@@ -1,0 +1,137 @@
+"""The cache is pruned of what nobody uses, and of nothing else, whoever is at work meanwhile."""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from carrel.tasks import pruning
+from carrel.tasks.place import Prepared, make_ready, open_place
+from carrel.tasks.pruning import prune
+from carrel.tasks.sample import Sample
+from tests.cli.conftest import carrel, environment, home  # noqa: F401 -- fixtures
+from tests.tasks.small_samples import written
+
+# ruff: noqa: F811 -- a fixture's name is also that of the argument
+
+USER = """
+import asyncio, sys, time
+from pathlib import Path
+from carrel.tasks.place import make_ready
+from carrel.tasks.sample import Sample
+
+async def main():
+    sample = Sample(sample_id="a", files=Path(sys.argv[1]), environment={"setup": ["echo 1 > it"]})
+    ready = await make_ready(sample, Path(sys.argv[2]))
+    print("ready", flush=True)
+    time.sleep(600)
+
+asyncio.run(main())
+"""
+
+
+def made(tmp_path: Path, name: str = "a", *setup: str) -> Sample:
+    files = written(tmp_path / name, {"file.txt": name})
+    return Sample(sample_id=name, files=files, environment={"setup": list(setup)})
+
+
+def names(cache: Path) -> list[str]:
+    folders = [path for kind in ("files", "layers") for path in (cache / kind).glob("*") if path.is_dir()]
+    return sorted(path.parent.name for path in folders if path.name != "digests")
+
+
+async def test_what_is_used_stays_and_what_is_not_goes(tmp_path: Path, cache: Path) -> None:
+    ready: Prepared | None = await make_ready(made(tmp_path, "a", "echo 1 > it; echo 2 > $HOME/own"), cache)
+    await make_ready(made(tmp_path, "b"), cache)
+    gc.collect()
+    assert names(cache) == ["files", "files", "layers", "layers"]
+    done = prune(cache, time.time() + 1, dry_run=True)
+    assert (len(done.removed), done.in_use) == (1, 2)
+    assert names(cache) == ["files", "files", "layers", "layers"]
+    done = prune(cache, time.time() + 1)
+    assert (len(done.removed), done.in_use, done.bytes) == (1, 2, done.removed[0].bytes)
+    assert names(cache) == ["files", "layers", "layers"]
+    assert ready is not None
+    place = await open_place(ready)
+    ready = None
+    gc.collect()
+    assert prune(cache, time.time() + 1).in_use == 2
+    assert (await place.exec("cat file.txt it $HOME/own")).stdout == "a1\n2\n"
+    await place.close()
+    del place
+    gc.collect()
+    done = prune(cache, time.time() + 1)
+    assert (len(done.removed), done.in_use, names(cache)) == (2, 0, [])
+    again = await make_ready(made(tmp_path, "a", "echo 1 > it; echo 2 > $HOME/own"), cache)
+    assert (again.workspace / "it").read_text() == "1\n"
+
+
+async def test_what_was_used_lately_stays(tmp_path: Path, cache: Path) -> None:
+    await make_ready(made(tmp_path), cache)
+    gc.collect()
+    done = prune(cache, time.time() - 60)
+    assert (done.removed, done.kept) == ([], 1)
+
+
+def test_what_another_process_uses_stays_until_it_is_gone(tmp_path: Path, cache: Path) -> None:
+    files = written(tmp_path / "a", {"file.txt": "a"})
+    words = [sys.executable, "-c", USER, str(files), str(cache)]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as user:
+        try:
+            assert user.stdout is not None
+            assert user.stdout.readline() == "ready\n"
+            done = prune(cache, time.time() + 1)
+            assert (done.removed, done.in_use) == ([], 2)
+        finally:
+            user.send_signal(signal.SIGKILL)
+    assert len(prune(cache, time.time() + 1).removed) == 2
+
+
+async def test_what_a_killed_prune_left_is_removed(tmp_path: Path, cache: Path) -> None:
+    await make_ready(made(tmp_path), cache)
+    left = cache / "files" / "0123.99.gone"
+    left.mkdir()
+    (left / "x").write_text("x")
+    prune(cache, 0)
+    assert not left.exists()
+
+
+@pytest.mark.usefixtures("environment")
+def test_the_command(carrel: object, home: Path) -> None:
+    assert callable(carrel)
+    carrel("task", "verify", "demo", "calc-1", "--gold")
+    assert "0 removed" in carrel("datasets", "prune").stdout
+    for used in (home / "cache" / "files").glob("*.used"):
+        os.utime(used, (0, 0))
+    assert "1 would be removed" in carrel("datasets", "prune", "--dry-run").stdout
+    told = json.loads(carrel("datasets", "prune", "--older-than", "0.5", "--json").stdout)
+    assert (len(told["removed"]), told["in_use"], told["dry_run"]) == (1, 0, False)
+    assert carrel("task", "verify", "demo", "calc-1", "--gold").stdout.startswith("solved")
+
+
+async def test_what_another_prune_takes_meanwhile_is_not_told_twice(
+    tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in "abc":
+        await make_ready(made(tmp_path, name), cache)
+    gc.collect()
+    others = []
+    measured = pruning._size
+
+    def slowly(folder: Path) -> int:
+        monkeypatch.setattr(pruning, "_size", measured)
+        others.append(prune(cache, time.time() + 60))
+        return measured(folder)
+
+    monkeypatch.setattr(pruning, "_size", slowly)
+    done = prune(cache, time.time() + 60)
+    assert [len(each.removed) for each in (*others, done)] == [3, 0]
+    assert names(cache) == []
