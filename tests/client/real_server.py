@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
@@ -15,6 +16,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, Self
 
+from tests.ports import free_port
+
 
 class RealServer:
     """Started by `start`, ended by `stop`; `url` and `key` are for its client."""
@@ -22,7 +25,7 @@ class RealServer:
     def __init__(self, folder: Path, *options: str, port: int = 0) -> None:
         self.folder = folder
         self.options = options
-        self.port = port
+        self.port = port or free_port()  # the same after a `stop`
         self.url = self.key = ""
         self.process: subprocess.Popen[str] | None = None
 
@@ -58,7 +61,7 @@ class RealServer:
         if self.process.poll() is None:
             self.process.send_signal(how)
         self.process.stdout.close()
-        return self.process.wait(30)
+        return self.process.wait(60)
 
 
 @dataclass
@@ -139,6 +142,7 @@ class Relay:
         self._lock = threading.Lock()
         self._open: list[socket.socket] = []
         self._threads: list[threading.Thread] = []
+        self.answered = b""
         self._listening = socket.create_server(("127.0.0.1", 0))
         self.url = f"http://127.0.0.1:{self._listening.getsockname()[1]}/api/v1"
 
@@ -161,15 +165,28 @@ class Relay:
             with self._lock:
                 self._open += [near, far]
             self._begin(self._pass_on, near, far)
-            self._begin(self._pass_on, far, near)
+            self._begin(self._pass_back, far, near)
 
-    def _pass_on(self, source: socket.socket, target: socket.socket) -> None:
+    def _pass_back(self, far: socket.socket, near: socket.socket) -> None:
+        self._pass_on(far, near, answers=True)
+
+    def _pass_on(self, source: socket.socket, target: socket.socket, answers: bool = False) -> None:
         try:
             while piece := source.recv(65536):
                 target.sendall(piece)
+                if answers:
+                    with self._lock:
+                        self.answered += piece
             target.shutdown(socket.SHUT_WR)
         except OSError:
             return
+
+    async def cut_after(self, answer: bytes) -> None:
+        """Cut it when this was answered."""
+        async with asyncio.timeout(60):
+            while answer not in self.answered:  # noqa: ASYNC110 -- it is answered in other threads
+                await asyncio.sleep(0.01)
+        self.cut()
 
     def cut(self) -> None:
         with self._lock:
@@ -184,6 +201,6 @@ class Relay:
         self._listening.close()
         self.cut()
         for thread in self._threads:
-            thread.join(10)
+            thread.join(60)
         for line in self._open:
             line.close()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -129,9 +130,9 @@ async def test_it_waits_as_long_as_the_server_asks(client_class: Any) -> None:
 async def test_but_not_longer_than_the_caller_has(client_class: Any) -> None:
     with Misbehaving([told({"detail": "full"}, 429, retry_after="30")]) as server:
         with pytest.raises(TooMany, match="full") as refused:
-            await asked(client_class, server, "health.check", timeout=5)
+            await asked(client_class, server, "health.check", timeout=25)
         with pytest.raises(TooMany):
-            await asked(client_class, server, "sessions.retrieve", session_id="s", timeout=5)
+            await asked(client_class, server, "sessions.retrieve", session_id="s", timeout=25)
     assert refused.value.retry_after == 30
     assert len(server.seen) == 2
 
@@ -179,20 +180,23 @@ async def test_fields_of_a_newer_server_are_kept(client_class: Any) -> None:
     assert found.model_dump()["mood"] == "good"
 
 
-def slow(_: Seen) -> Answer:
-    time.sleep(1.5)
-    return told(HEALTH)
-
-
 async def test_a_server_that_hangs_costs_no_more_than_the_time_given(client_class: Any) -> None:
-    with Misbehaving([slow]) as server, pytest.raises(WaitedTooLong, match="ask how the server is") as problem:
-        await asked(client_class, server, "health.check", timeout=0.3)
+    over = threading.Event()
+
+    def slow(_: Seen) -> Answer:
+        over.wait(60)
+        return told(HEALTH)
+
+    with Misbehaving([slow]) as server:
+        with pytest.raises(WaitedTooLong, match="ask how the server is") as problem:
+            await asked(client_class, server, "health.check", timeout=0.3)
+        over.set()
     assert isinstance(problem.value, TimeoutError)
 
 
 async def test_waiting_for_what_does_not_end_has_its_time(client_class: Any) -> None:
     with Misbehaving([told(COMMAND | {"exit_code": None})]) as server, pytest.raises(WaitedTooLong, match="it goes on"):
-        await asked(client_class, server, "sessions.execute_command", session_id="s", command="x", timeout=0.5)
+        await asked(client_class, server, "sessions.execute_command", session_id="s", command="x", timeout=1.5)
     assert [seen.method for seen in server.seen[:2]] == ["POST", "GET"]
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from carrel.client import AsyncClient, Client
+from carrel.client.answers import OutputPiece
 from carrel.errors import CommandNotRun, RemoteError, ServerUnreachable
 from tests.client.real_server import RealServer, Relay
 
@@ -39,11 +40,13 @@ async def test_a_command_whose_line_breaks_is_run_once_and_found_again(server: R
 async def test_output_as_it_comes_over_a_line_that_breaks_ends_with_the_whole(server: RealServer, relay: Relay) -> None:
     async with AsyncClient(base_url=relay.url, api_key=server.key) as client, await client.sessions.create() as session:
         heard: list[str] = []
-        command = session.execute_command(
-            "echo one; echo x >> times; sleep 1; echo two; wc -l < times",
-            on_output=lambda piece: heard.append(piece.text),
-        )
-        done, _ = await asyncio.gather(command, cut_after(relay, 0.5))
+
+        def hear(piece: OutputPiece) -> None:
+            heard.append(piece.text)
+            relay.cut()
+
+        command = "echo x >> times; echo one; sleep 1; echo two; wc -l < times"
+        done = await session.execute_command(command, on_output=hear)
         assert heard == ["one\n"]
         assert done.stdout is not None
         assert done.stdout.split() == ["one", "two", "1"]
@@ -69,9 +72,10 @@ async def test_code_whose_line_breaks_is_stopped_and_said_to_be(server: RealServ
         await direct.sessions.create() as session,
     ):
         async with AsyncClient(base_url=relay.url, api_key=server.key) as client:
-            run = client.sessions.run(session.session_id, code="x = 5\nimport time\ntime.sleep(100)")
+            code = "x = 5\nprint('begun', flush=True)\nimport time\ntime.sleep(100)"
+            run = client.sessions.run(session.session_id, code=code)
             with pytest.raises(ServerUnreachable, match="the connection was lost"):
-                await asyncio.gather(run, cut_after(relay, 0.7))
+                await asyncio.gather(run, relay.cut_after(b"begun"))
         assert (await session.run("x")).value == 5
 
 
@@ -114,7 +118,7 @@ async def test_a_server_that_ends_while_a_command_runs(tmp_path: Path, how: sign
             session = await client.sessions.create()
             command = asyncio.ensure_future(session.execute_command("sleep 100"))
             run = asyncio.ensure_future((await client.sessions.create()).run("import time\ntime.sleep(100)"))
-            await asyncio.sleep(0.7)
+            await asyncio.sleep(2)
             await asyncio.to_thread(server.stop, how)
             await asyncio.to_thread(server.start)
             with pytest.raises(RemoteError) as problem:
@@ -135,8 +139,8 @@ async def test_a_server_that_starts_late_is_waited_for(tmp_path: Path) -> None:
     server.stop()
     later = threading.Timer(0.5, server.start)
     async with AsyncClient(base_url=server.url, api_key=server.key, max_retries=10) as client:
-        later.start()
         began = time.monotonic()
+        later.start()
         assert (await client.health.check()).service == "carrel"
         assert time.monotonic() - began > 0.5
     later.join()

@@ -13,7 +13,7 @@ from typing import Any
 
 import httpx
 
-DEADLINE = 30.0
+DEADLINE = 60.0
 
 
 class Serving:
@@ -126,7 +126,7 @@ def _fields(pid: int) -> list[str] | None:
 
 def ready(client: httpx.Client, **body: Any) -> str:
     """A session's id, once it is ready."""
-    answer = client.post("/sessions", json=body, headers={"Prefer": "wait=30"})
+    answer = client.post("/sessions", json=body, headers={"Prefer": "wait=55"})
     assert answer.status_code == 200, answer.text
     assert answer.json()["status"] == "ready", answer.text
     session_id: str = answer.json()["session_id"]
@@ -136,7 +136,7 @@ def ready(client: httpx.Client, **body: Any) -> str:
 def executed(client: httpx.Client, session_id: str, command: str, **body: Any) -> dict[str, Any]:
     """What came of a command."""
     answer = client.post(
-        f"/sessions/{session_id}/exec", json={"command": command, **body}, headers={"Prefer": "wait=30"}
+        f"/sessions/{session_id}/exec", json={"command": command, **body}, headers={"Prefer": "wait=55"}
     )
     assert answer.status_code == 200, answer.text
     told: dict[str, Any] = answer.json()

@@ -32,7 +32,7 @@ async def soon(desk: FrontDesk, session_id: str) -> None:
 
 
 async def until(so: Callable[[], bool]) -> None:
-    for _ in range(3000):
+    for _ in range(6000):
         if so():
             return
         await asyncio.sleep(0.01)
@@ -44,10 +44,10 @@ async def test_it_is_ended_when_its_time_is_over(desk: FrontDesk) -> None:
     task = desk.live("ann", session.session_id)
     begun = await task.begin_command(NewCommand(command="sleep 600"))
     await soon(desk, session.session_id)
-    ended = await asyncio.wait_for(task.interaction(begun.interaction_id, None), 30)
+    ended = await asyncio.wait_for(task.interaction(begun.interaction_id, None), 60)
     assert ended.exit_code == -1000
     assert "its time was over" in (ended.message or "")
-    await until(lambda: not desk.alive)
+    await until(lambda: not desk.alive and desk.under_way(session.session_id) is None)
     after = desk.session("ann", session.session_id)
     assert (after.status, after.error and after.error.message) == ("terminated", "its time was over")
     with pytest.raises(SessionNotReady, match="terminated"):

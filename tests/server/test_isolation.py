@@ -39,13 +39,13 @@ def hers(server: Serving) -> Iterator[dict[str, str]]:
         interaction = executed(client, session, "cat secret")["interaction_id"]
         said = [{"role": "user", "content": [{"type": "text", "text": SECRET}]}]
         client.post(f"/sessions/{session}/conversation", json={"messages": said})
-        job = client.post(f"/sessions/{session}/verify", headers={"Prefer": "wait=60"}).json()["job_id"]
+        job = client.post(f"/sessions/{session}/verify", headers={"Prefer": "wait=55"}).json()["job_id"]
         yield {"session_id": session, "interaction_id": interaction, "job_id": job, "path": "secret"}
         client.delete(f"/sessions/{session}")
 
 
 def routes(server: Serving) -> list[tuple[str, str]]:
-    schema = httpx.get(server.url.replace("/api/v1", "/openapi.json")).json()
+    schema = httpx.get(server.url.replace("/api/v1", "/openapi.json"), timeout=60).json()
     return [
         (method, path.removeprefix("/api/v1"))
         for path, methods in schema["paths"].items()
@@ -87,7 +87,7 @@ def test_without_a_key_nothing_but_health_is_answered(server: Serving, hers: dic
     key = server.key
     for given in (None, "Bearer wrong", f"Bearer {key[:-1]}", f"Bearer {key}x", f"Basic {key}", key):
         headers = {} if given is None else {"Authorization": given}
-        with httpx.Client(base_url=server.url, headers=headers) as nobody:
+        with httpx.Client(base_url=server.url, headers=headers, timeout=60) as nobody:
             for method, path in routes(server)[:: 1 if given is None else 9]:
                 answer = asked(nobody, method, path, hers)
                 if path == "/health":
@@ -99,8 +99,10 @@ def test_without_a_key_nothing_but_health_is_answered(server: Serving, hers: dic
 
 def test_too_many_wrong_keys_have_to_wait(new_server: Any) -> None:
     server = new_server()
-    with httpx.Client(base_url=server.url, headers={"Authorization": "Bearer guess"}) as guessing:
-        codes = [guessing.get("/sessions").status_code for _ in range(120)]
+    with httpx.Client(base_url=server.url, headers={"Authorization": "Bearer guess"}, timeout=60) as guessing:
+        codes = [guessing.get("/sessions").status_code]
+        while codes[-1] == 401 and len(codes) < 2000:
+            codes.append(guessing.get("/sessions").status_code)
     assert codes[0] == 401
     assert codes[-1] == 429
     with server.client() as client:
@@ -112,7 +114,7 @@ def test_a_key_that_is_revoked_is_refused_while_the_server_runs(server: Serving)
     with server.client(key) as client:
         assert client.get("/sessions").status_code == 200
         server.keys("revoke", "leaver")
-        until = time.monotonic() + 20
+        until = time.monotonic() + 60
         while client.get("/sessions").status_code == 200:
             assert time.monotonic() < until
             time.sleep(0.05)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import threading
 import time
 from pathlib import Path
@@ -87,7 +89,7 @@ def test_killed_at_any_moment_of_a_sessions_life(new_server: NewServer, moment: 
     workers = [threading.Thread(target=work) for _ in range(3)]
     for worker in workers:
         worker.start()
-    until = time.monotonic() + 30
+    until = time.monotonic() + 60
     while not answered and time.monotonic() < until:
         time.sleep(0.005)
     time.sleep(moment)
@@ -106,7 +108,7 @@ def test_killed_at_any_moment_of_a_sessions_life(new_server: NewServer, moment: 
 def test_asked_again_after_a_kill_it_is_not_done_twice(new_server: NewServer) -> None:
     server = new_server()
     with server.client() as client:
-        session = client.post("/sessions", json={}, headers={"Idempotency-Key": "s", "Prefer": "wait=30"}).json()
+        session = client.post("/sessions", json={}, headers={"Idempotency-Key": "s", "Prefer": "wait=55"}).json()
         at = f"/sessions/{session['session_id']}/exec"
         begun = client.post(at, json={"command": "sleep 600"}, headers={"Idempotency-Key": "c"}).json()
     server.kill()
@@ -129,7 +131,7 @@ def test_stopped_in_order(new_server: NewServer) -> None:
         told: list[dict[str, Any]] = []
         waiting = threading.Thread(target=lambda: told.append(executed(client, session, "echo so far; sleep 600")))
         waiting.start()
-        until = time.monotonic() + 20
+        until = time.monotonic() + 60
         with server.client() as other:
             while "interaction" not in other.get(f"/sessions/{session}/events?follow=0").text:
                 assert time.monotonic() < until
@@ -150,3 +152,38 @@ def test_two_servers_do_not_share_their_data(new_server: NewServer) -> None:
     second = Serving(server.folder / "second", "--data", server.data)
     with pytest.raises(AssertionError, match="did not start: 2"):
         second.start()
+
+
+def first_process_of(marker: str) -> int:
+    """Of the session in which a process has this word in its command line."""
+    own = next(
+        int(path.parent.name)
+        for path in Path("/proc").glob("[0-9]*/cmdline")
+        if marker.encode() in path.read_bytes() and b"sleep" in path.read_bytes()
+    )
+    while True:
+        about = dict(
+            line.split(":\t", 1) for line in Path(f"/proc/{own}/status").read_text().splitlines() if ":\t" in line
+        )
+        if about["NSpid"].split()[-1] == "1":
+            return own
+        own = int(about["PPid"])
+
+
+def test_a_place_that_is_killed_ends_its_session_and_is_not_judged(new_server: NewServer, slow: Path) -> None:
+    with new_server("--datasets", slow).client() as client:
+        session = ready(client, dataset="small", sample_id="long")
+        client.post(f"/sessions/{session}/exec", json={"command": "sleep 600.25", "background": True})
+        failing = executed(client, session, "exit 3")
+        assert (failing["exit_code"], failing["status"]) == (3, "completed")
+        running = client.post(f"/sessions/{session}/exec", json={"command": "sleep 600"}).json()["interaction_id"]
+        os.kill(first_process_of("600.25"), signal.SIGKILL)
+        told = client.get(f"/sessions/{session}/interactions/{running}", headers={"Prefer": "wait=55"}).json()
+        assert (told["exit_code"], told["status"]) == (-1000, "error")
+        assert "the session's place died while the command ran" in told["message"]
+        until = time.monotonic() + 60
+        while (stands := client.get(f"/sessions/{session}").json())["status"] == "ready" and time.monotonic() < until:
+            time.sleep(0.05)
+        assert stands["status"] == "terminated"
+        assert "what was changed in its files is gone" in stands["error"]["message"]
+        assert client.post(f"/sessions/{session}/verify").status_code == 409

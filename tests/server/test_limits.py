@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import os
+import signal
 import tarfile
 import time
 from contextlib import suppress
@@ -46,10 +48,52 @@ def test_a_warm_place_is_as_fresh_as_any(new_server: NewServer) -> None:
             told = executed(client, session, "ls; cat /tmp/mine")
             assert (told["stdout"], told["exit_code"]) == ("README.md\ncalc.py\ntests\n", 1)
             executed(client, session, f"echo {number} > /tmp/mine; touch new; rm README.md")
-            job = client.post(f"/sessions/{session}/verify", headers={"Prefer": "wait=60"}).json()
+            job = client.post(f"/sessions/{session}/verify", headers={"Prefer": "wait=55"}).json()
             assert job["result"]["suite_ran"]
             client.delete(f"/sessions/{session}")
         assert client.get("/metrics").text.count("carrel_sessions_alive 0.0") == 1
+
+
+def test_a_warm_place_that_died_is_given_to_nobody(new_server: NewServer) -> None:
+    server = new_server("--warm", 1)
+
+    def others() -> set[int]:
+        return {pid for pid, _ in descendants(server.pid)}
+
+    with server.client() as client:
+        client.delete(f"/sessions/{ready(client, dataset='demo', sample_id='calc-1')}")
+        without = others()
+        client.delete(f"/sessions/{ready(client, dataset='demo', sample_id='calc-1')}")
+        until = time.monotonic() + 60
+        while not (kept := others() - without):
+            assert time.monotonic() < until, "no place was kept for a sample that was asked for twice"
+            time.sleep(0.02)
+        time.sleep(0.3)
+        for pid in others() - without | kept:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        session = ready(client, dataset="demo", sample_id="calc-1")
+        assert executed(client, session, "cat calc.py | wc -l")["exit_code"] == 0
+
+
+def test_for_samples_that_are_asked_for_once_no_place_is_kept(new_server: NewServer) -> None:
+    server = new_server()
+    with server.client() as client:
+
+        def left_after(sample: str) -> int:
+            """How many processes there are, once there have been as many for a while."""
+            client.delete(f"/sessions/{ready(client, dataset='demo', sample_id=sample)}")
+            seen = [0]
+            while len(seen) < 25 or len(set(seen[-25:])) > 1:
+                time.sleep(0.05)
+                seen.append(len(descendants(server.pid)))
+            return seen[-1]
+
+        once = left_after("calc-1")
+        assert left_after("slug-1") == once
+        twice = left_after("slug-1")
+        assert twice > once
+        assert left_after("spans-1") == twice
 
 
 def test_nothing_of_a_closed_session_is_left(server: Serving, client: httpx.Client) -> None:
@@ -59,7 +103,7 @@ def test_nothing_of_a_closed_session_is_left(server: Serving, client: httpx.Clie
     more = {pid for pid, _ in descendants(server.pid)} - before
     assert len(more) >= 2
     assert client.delete(f"/sessions/{session}").status_code == 200
-    until = time.monotonic() + 20
+    until = time.monotonic() + 60
     while more & {pid for pid, _ in descendants(server.pid)}:
         assert time.monotonic() < until
         time.sleep(0.02)
@@ -179,11 +223,11 @@ def test_samples_that_cannot_be_made_ready(new_server: NewServer, hostile: Path)
             assert client.post(f"/sessions/{made['session_id']}/exec", json={"command": "ls"}).status_code == 409
         assert client.get("/health").status_code == 200
         binary = ready(client, dataset="hostile", sample_id="binary")
-        job = client.post(f"/sessions/{binary}/verify", headers={"Prefer": "wait=60"}).json()
+        job = client.post(f"/sessions/{binary}/verify", headers={"Prefer": "wait=55"}).json()
         assert (job["status"], job["error"]["code"]) == ("error", "infrastructure_failed")
         assert "test_patch" in job["error"]["message"]
         empty = ready(client, dataset="hostile", sample_id="empty")
-        job = client.post(f"/sessions/{empty}/verify", headers={"Prefer": "wait=60"}).json()
+        job = client.post(f"/sessions/{empty}/verify", headers={"Prefer": "wait=55"}).json()
         assert (job["status"], job["result"]["is_success"]) == ("completed", True)
         assert client.get("/samples/hostile/climbs/download").status_code == 409
     assert not list(Path(hostile).rglob("climbed"))
@@ -195,7 +239,7 @@ def test_all_that_a_verification_wrote(new_server: NewServer, tmp_path: Path) ->
     server = new_server("--datasets", folder)
     with server.client() as client:
         session = ready(client, dataset="small", sample_id="loud")
-        job = client.post(f"/sessions/{session}/verify", headers={"Prefer": "wait=60"}).json()
+        job = client.post(f"/sessions/{session}/verify", headers={"Prefer": "wait=55"}).json()
         whole = "".join(f"{number}\n" for number in range(1, 200001))
         assert len(job["result"]["stdout"]) < len(whole)
         at = f"/sessions/{session}/verify/{job['job_id']}/output"
@@ -217,6 +261,30 @@ def test_what_no_file_can_be_called(client: httpx.Client) -> None:
         f"/sessions/{session}/exec", content=rb'{"command": "\ud800"}', headers={"Content-Type": "application/json"}
     )
     assert half.status_code == 422
-    made = client.post("/sessions", json={"files": {"../../../proc/x": ""}}, headers={"Prefer": "wait=30"}).json()
+    made = client.post("/sessions", json={"files": {"/proc/x": ""}}, headers={"Prefer": "wait=55"}).json()
     assert made["status"] == "error"
+    assert made["error"]["code"].endswith("_error")
+    assert "o_s_" not in made["error"]["code"]
     client.delete(f"/sessions/{session}")
+
+
+@pytest.mark.parametrize(
+    ("route", "body", "meant"),
+    [
+        ("/sessions", {"ttl_minute": 5}, "ttl_minutes"),
+        ("/sessions/a/exec", {"command": "ls", "comand_timeout": 1}, "command_timeout"),
+        ("/sessions/a/run", {"code": "1", "timeot": 1}, "timeout"),
+        ("/sessions/a/fork", {"ttl-minutes": 1}, "ttl_minutes"),
+    ],
+)
+def test_a_field_that_is_nearly_a_known_one_is_refused(
+    client: httpx.Client, route: str, body: dict[str, Any], meant: str
+) -> None:
+    answer = client.post(route, json=body)
+    assert answer.status_code == 422, answer.text
+    assert f"did you mean '{meant}'" in answer.json()["detail"][0]["msg"]
+
+
+def test_a_field_of_another_version_is_let_through(client: httpx.Client) -> None:
+    session = ready(client, session_name="mine", priority=3)
+    assert executed(client, session, "echo x", interactive=False)["stdout"] == "x\n"

@@ -1,19 +1,27 @@
 """The MCP front, asked by the official client: as an agent's program starts it, and over HTTP."""
 
+from __future__ import annotations
+
 import asyncio
 import base64
 import os
 import signal
-import socket
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
-from mcp import Client, StdioServerParameters
-from mcp.types import CallToolResult, ImageContent, TextContent
+
+from tests.late import Late
+from tests.ports import free_port
+
+if TYPE_CHECKING:
+    from mcp.types import CallToolResult
+
+mcp = Late("mcp")
+types = Late("mcp.types")
 
 NAMES = {
     "run_code",
@@ -44,23 +52,23 @@ def base(tmp_path: Path) -> Path:
     return folder
 
 
-def parameters(base: Path, *more: str) -> StdioServerParameters:
+def parameters(base: Path, *more: str) -> Any:
     arguments = ["-m", "carrel", "mcp", "--base", str(base), *more]
-    return StdioServerParameters(command=sys.executable, args=arguments, env=dict(os.environ))
+    return mcp.StdioServerParameters(command=sys.executable, args=arguments, env=dict(os.environ))
 
 
 def text_of(result: CallToolResult) -> str:
-    return "\n".join(block.text for block in result.content if isinstance(block, TextContent))
+    return "\n".join(block.text for block in result.content if isinstance(block, types.TextContent))
 
 
 async def test_the_whole_table_of_tools(base: Path) -> None:
-    async with Client(parameters(base)) as client:
+    async with mcp.Client(parameters(base)) as client:
         assert {tool.name for tool in (await client.list_tools()).tools} == NAMES
         assert all(tool.description for tool in (await client.list_tools()).tools)
 
 
 async def test_runtime_deps_can_be_left_out(base: Path) -> None:
-    async with Client(parameters(base, "--no-runtime-deps")) as client:
+    async with mcp.Client(parameters(base, "--no-runtime-deps")) as client:
         assert {tool.name for tool in (await client.list_tools()).tools} == NAMES - {"add_dep", "remove_dep"}
         refused = await client.call_tool("run_code", {"code": "deps.add('numpy')"})
         assert refused.is_error
@@ -68,7 +76,7 @@ async def test_runtime_deps_can_be_left_out(base: Path) -> None:
 
 
 async def test_code_keeps_its_state_and_calls_tools(base: Path) -> None:
-    async with Client(parameters(base)) as client:
+    async with mcp.Client(parameters(base)) as client:
         await client.call_tool("run_code", {"code": "x = 20"})
         result = await client.call_tool("run_code", {"code": "print('hello')\nx + len(tools.echo(words='a'))"})
         assert not result.is_error
@@ -78,7 +86,7 @@ async def test_code_keeps_its_state_and_calls_tools(base: Path) -> None:
 
 
 async def test_an_error_is_an_error_and_the_session_goes_on(base: Path) -> None:
-    async with Client(parameters(base)) as client:
+    async with mcp.Client(parameters(base)) as client:
         failed = await client.call_tool("run_code", {"code": "y = 1\n1/0"})
         assert failed.is_error
         assert "ZeroDivisionError" in text_of(failed)
@@ -95,8 +103,8 @@ async def test_a_client_hears_that_code_runs(base: Path) -> None:
     async def hear(progress: float, total: float | None, message: str | None) -> None:
         heard.append((progress, message))
 
-    code = "import time\nfor i in range(4):\n    print('step', i, flush=True)\n    time.sleep(0.4)"
-    async with Client(parameters(base)) as client:
+    code = "import time\nfor i in range(4):\n    print('step', i, flush=True)\n    time.sleep(0.5)"
+    async with mcp.Client(parameters(base)) as client:
         await client.call_tool("run_code", {"code": code}, progress_callback=hear)
     assert heard
     assert [progress for progress, _ in heard] == sorted(progress for progress, _ in heard)
@@ -112,14 +120,14 @@ class Picture:
         return base64.b64decode({picture!r})
 Picture()
 """
-    async with Client(parameters(base)) as client:
+    async with mcp.Client(parameters(base)) as client:
         result = await client.call_tool("run_code", {"code": code})
-        images = [block for block in result.content if isinstance(block, ImageContent)]
+        images = [block for block in result.content if isinstance(block, types.ImageContent)]
         assert [(image.mime_type, image.data) for image in images] == [("image/png", picture)]
 
 
 async def test_workflows_and_artifacts(base: Path) -> None:
-    async with Client(parameters(base)) as client:
+    async with mcp.Client(parameters(base)) as client:
         source = "def run(n: int) -> int:\n    return n + 1\n"
         made = await client.call_tool(
             "create_workflow", {"name": "next_one", "source": source, "description": "The number after"}
@@ -151,7 +159,7 @@ async def test_a_mistake_is_told_with_its_reason(base: Path, capfd: pytest.Captu
         ("save_artifact", {"name": "raw", "data": "no base64!", "encoding": "base64"}, "the data of raw is no base64"),
         ("add_dep", {"package": "-r x"}, "-r x"),
     ]
-    async with Client(parameters(base)) as client:
+    async with mcp.Client(parameters(base)) as client:
         for tool, arguments, reason in mistakes:
             result = await client.call_tool(tool, arguments)
             assert result.is_error
@@ -160,7 +168,7 @@ async def test_a_mistake_is_told_with_its_reason(base: Path, capfd: pytest.Captu
 
 
 async def test_a_command(base: Path) -> None:
-    async with Client(parameters(base)) as client:
+    async with mcp.Client(parameters(base)) as client:
         assert text_of(await client.call_tool("execute_command", {"command": "echo hi"})) == "hi\n"
         failed = await client.call_tool("execute_command", {"command": "exit 3"})
         assert failed.is_error
@@ -180,7 +188,7 @@ async def test_tools_of_an_mcp_server_work_through_ours(base: Path, tmp_path: Pa
     (base / "tools" / "broken.yaml").write_text(
         f"name: broken\ntype: mcp\ntransport: stdio\ncommand: {sys.executable}\nargs: [-c, 'raise SystemExit(3)']\n"
     )
-    async with Client(parameters(base)) as client:
+    async with mcp.Client(parameters(base)) as client:
         result = await client.call_tool("run_code", {"code": "tools.adding.add(a=2, b=3)"})
         assert result.structured_content is not None
         assert "5" in text_of(result), text_of(result)
@@ -191,13 +199,11 @@ async def test_tools_of_an_mcp_server_work_through_ours(base: Path, tmp_path: Pa
 
 @asynccontextmanager
 async def served(base: Path) -> AsyncIterator[str]:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     command = [sys.executable, "-m", "carrel", "mcp", "--base", str(base), "--http", str(port)]
     process = await asyncio.create_subprocess_exec(*command, stderr=asyncio.subprocess.PIPE)
     try:
-        for _ in range(600):
+        for _ in range(1200):
             try:
                 _, writer = await asyncio.open_connection("127.0.0.1", port)
                 writer.close()
@@ -211,16 +217,16 @@ async def served(base: Path) -> AsyncIterator[str]:
 
 
 async def test_over_http(base: Path) -> None:
-    async with served(base) as url, Client(url) as client:
+    async with served(base) as url, mcp.Client(url) as client:
         result = await client.call_tool("run_code", {"code": "6 * 7"})
         assert text_of(result) == "42"
 
 
 async def test_nothing_is_left_when_the_client_goes(base: Path) -> None:
-    async with Client(parameters(base)) as client:
+    async with mcp.Client(parameters(base)) as client:
         told: dict[str, Any] = (await client.call_tool("run_code", {"code": "1"})).structured_content or {}
         assert told["value"] == 1
-    for _ in range(200):
+    for _ in range(1200):
         if not _processes_of(base):
             return
         await asyncio.sleep(0.05)

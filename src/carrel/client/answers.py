@@ -5,7 +5,9 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Any, Generic, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, model_validator
+
+from carrel.worker import values
 
 SessionStatus = Literal["creating", "ready", "error", "closed", "terminated"]
 JobStatus = Literal["pending", "starting", "running", "completed", "error", "cancelled"]
@@ -218,9 +220,9 @@ class RunResult(Answer):
     """What came of one run of code."""
 
     value: Any = None
-    """Of the last expression where that is JSON data, else None."""
+    """Of the last expression, as `Session.run` gives it: what is no data arrives as its repr."""
     value_repr: str = ""
-    """The same as Python writes it, whatever it is."""
+    """The same as Python writes it."""
     stdout: str = ""
     stderr: str = ""
     error: str | None = None
@@ -230,6 +232,16 @@ class RunResult(Answer):
     state_reason: str = ""
     display: list[dict[str, Any]] = []
     usage: Used = Used()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _unpacked(cls, told: Any) -> Any:
+        """The value from its exact form, in which the server sends it beside plain JSON."""
+        if not isinstance(told, dict) or "packed" not in told:
+            return told
+        rest = {name: field for name, field in told.items() if name != "packed"}
+        shown = [{kind: values.decode(part) for kind, part in bundle.items()} for bundle in told.get("display") or []]
+        return {**rest, "value": values.decode(told["packed"]), "display": shown}
 
     @property
     def is_ok(self) -> bool:

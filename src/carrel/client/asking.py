@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import aclosing
@@ -13,12 +14,14 @@ from urllib.parse import quote
 import httpx2
 from pydantic import BaseModel, ValidationError
 
+from carrel.client.arguments import exact, must_be_seconds, takes_more
 from carrel.client.failures import failure
 from carrel.client.line import Asked, Wire
 from carrel.errors import ServerFailed, ServerUnreachable, WaitedTooLong
 
 M = TypeVar("M", bound=BaseModel)
 T = TypeVar("T")
+FilePath = str | os.PathLike[str]
 WAIT = 20.0
 """Seconds that the server is asked to hold an answer until there is something to tell."""
 SHORT = 0.5
@@ -53,6 +56,12 @@ class Happened(NamedTuple):
 class Asking:
     """What the groups of calls stand on."""
 
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        for name, method in list(vars(cls).items()):
+            if not name.startswith("_") and takes_more(method):
+                setattr(cls, name, exact(method))
+
     def __init__(self, wire: Wire) -> None:
         self._wire = wire
 
@@ -71,6 +80,8 @@ class Asking:
         held: float | None = None,
     ) -> Asked:
         timeout = more.get("timeout")
+        must_be_seconds("timeout", timeout)
+        must_be_seconds("poll_interval", more.get("poll_interval"))
         extra = more.get("extra_body")
         return Asked(
             method,
@@ -198,9 +209,16 @@ def session_path(session_id: str) -> str:
     return f"/sessions/{part('session_id', session_id)}"
 
 
-def file_part(path: str) -> str:
+def path_text(path: FilePath, name: str = "path") -> str:
+    if not isinstance(path, str | os.PathLike):
+        raise TypeError(f"{name} is a text (str) or a path, and this is {path!r}")
+    return os.fspath(path)
+
+
+def file_part(path: FilePath) -> str:
     """A path as the end of an address; its dots are the session's to understand, not ours."""
-    return "/".join("%2E" * len(name) if name in (".", "..") else quote(name, safe="") for name in path.split("/"))
+    names = path_text(path).split("/")
+    return "/".join("%2E" * len(name) if name in (".", "..") else quote(name, safe="") for name in names)
 
 
 def _left_of(more: Waiting, deadline: float | None) -> Extra:

@@ -14,6 +14,7 @@ from uuid import uuid4
 
 import httpx2
 
+from carrel.client.arguments import must_be_seconds, refuse_unknown
 from carrel.client.failures import failure, retry_after
 from carrel.errors import ConfigurationError, ServerUnreachable, WaitedTooLong
 
@@ -190,6 +191,7 @@ class Wire:
         headers: Mapping[str, str],
         query: Mapping[str, Any] | None = None,
     ) -> None:
+        must_be_seconds("timeout", timeout)
         self.line = line
         self.timeout = timeout
         self.retries = retries
@@ -198,6 +200,7 @@ class Wire:
 
     def with_options(self, given: Options) -> Wire:
         """Another one on the same line."""
+        refuse_unknown("with_options", given, Options.__annotations__)
         return Wire(
             self.line,
             timeout=given.get("timeout", self.timeout),

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Unpack
 
 from carrel.client.answers import Difference, FileInfo, Folder, Replaced, Said, SessionEvent
-from carrel.client.asking import Asking, Extra, file_part, is_folder, json_of, session_path, typed
+from carrel.client.asking import Asking, Extra, FilePath, file_part, is_folder, json_of, path_text, session_path, typed
 from carrel.errors import ServerUnreachable
 
 DROPPED = 5
@@ -18,7 +18,7 @@ DROPPED = 5
 class Material(Asking):
     """What a session holds."""
 
-    async def read_file(self, session_id: str, path: str, **more: Unpack[Extra]) -> bytes:
+    async def read_file(self, session_id: str, path: FilePath, **more: Unpack[Extra]) -> bytes:
         """Relative to the workspace. Raises FileNotFoundError, IsADirectoryError, PermissionError as `open` does."""
         asked = self._asked("GET", _file(session_id, path), _reading(session_id, path), more)
         answer = await self._wire.ask(asked)
@@ -29,7 +29,7 @@ class Material(Asking):
     async def download_file(
         self,
         session_id: str,
-        path: str,
+        path: FilePath,
         to: str | Path,
         *,
         on_progress: Callable[[int, int | None], object] | None = None,
@@ -39,14 +39,20 @@ class Material(Asking):
         asked = self._asked("GET", _file(session_id, path), _reading(session_id, path), more)
         return await self._download(asked, Path(to), on_progress)
 
-    async def write_file(self, session_id: str, path: str, data: bytes | str | Path, **more: Unpack[Extra]) -> None:
+    async def write_file(
+        self, session_id: str, path: FilePath, data: bytes | str | Path, **more: Unpack[Extra]
+    ) -> None:
         """Text, bytes, or a file here given as a Path. Missing folders are made."""
-        content = data.encode() if isinstance(data, str) else data
+        if not isinstance(data, str | bytes | bytearray | memoryview | Path):
+            raise TypeError(
+                f"data is a text (str), bytes, or the Path of a file here, and this is {type(data).__name__}"
+            )
+        content = data.encode() if isinstance(data, str) else data if isinstance(data, Path) else bytes(data)
         words = f"write {path} in session {session_id}"
         headers = {"Content-Type": "application/octet-stream"}
         await self._wire.ask(self._asked("PUT", _file(session_id, path), words, more, content=content, headers=headers))
 
-    async def list_files(self, session_id: str, path: str = ".", **more: Unpack[Extra]) -> list[FileInfo]:
+    async def list_files(self, session_id: str, path: FilePath = ".", **more: Unpack[Extra]) -> list[FileInfo]:
         """What is in a folder, by name."""
         asked = self._asked("GET", _file(session_id, path), f"list {path} in session {session_id}", more)
         answer = await self._wire.ask(asked)
@@ -55,10 +61,10 @@ class Material(Asking):
         return typed(Folder, json_of(answer, asked), asked).entries
 
     async def str_replace(
-        self, session_id: str, *, file_path: str, str_to_replace: str, str_to_insert: str, **more: Unpack[Extra]
+        self, session_id: str, *, file_path: FilePath, str_to_replace: str, str_to_insert: str, **more: Unpack[Extra]
     ) -> Replaced:
         """Replace a text that stands in the file exactly once."""
-        body = {"file_path": file_path, "str_to_replace": str_to_replace, "str_to_insert": str_to_insert}
+        body = {"file_path": path_text(file_path), "str_to_replace": str_to_replace, "str_to_insert": str_to_insert}
         words = f"replace a text in {file_path} of session {session_id}"
         return await self._typed(
             Replaced, self._asked("POST", f"{session_path(session_id)}/str_replace", words, more, body=body)
@@ -107,9 +113,9 @@ class Material(Asking):
                 await self._wire.line.sleep(0.1 * 2**dropped)
 
 
-def _file(session_id: str, path: str) -> str:
+def _file(session_id: str, path: FilePath) -> str:
     return f"{session_path(session_id)}/files/{file_part(path)}"
 
 
-def _reading(session_id: str, path: str) -> str:
+def _reading(session_id: str, path: FilePath) -> str:
     return f"read {path} in session {session_id}"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Generic, Unpack
 
 from carrel.client.answers import Closed, S, SessionList
@@ -28,14 +28,27 @@ class Sessions(Work, Material, Generic[S]):
         dataset: str | None = None,
         sample_id: str | None = None,
         ttl_minutes: int | None = None,
+        version: int | None = None,
+        files: Mapping[str, str] | None = None,
+        network: bool | None = None,
         wait_for_ready: bool = True,
         on_progress: Callable[[S], object] | None = None,
         **more: Unpack[Waiting],
     ) -> S:
         """A new session of a sample, or an empty one. Returned when it is ready, or when it came to nothing:
-        then `status` is "error" and `error` says why."""
+        then `status` is "error" and `error` says why.
+
+        `version` is the sample's, the latest by default; `files` are texts by path, written over what the sample has;
+        `network` is for a session of no sample, where the server allows it."""
         words = f"make a session of {dataset}/{sample_id}" if sample_id else "make a session"
-        body = {"dataset": dataset, "sample_id": sample_id, "ttl_minutes": ttl_minutes}
+        body = {
+            "dataset": dataset,
+            "sample_id": sample_id,
+            "ttl_minutes": ttl_minutes,
+            "version": version,
+            "files": None if files is None else dict(files),
+            "network": network,
+        }
         asked = self._asked("POST", "/sessions", words, more, body=body, held=WAIT if wait_for_ready else 0)
         return await self._ready(asked, more, wait_for_ready, on_progress)
 

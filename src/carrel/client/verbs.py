@@ -22,7 +22,7 @@ from carrel.client.answers import (
     SessionEvent,
     SessionRecord,
 )
-from carrel.client.asking import Waiting, typed
+from carrel.client.asking import FilePath, Waiting, typed
 from carrel.client.failures import named
 from carrel.client.line import Asked
 from carrel.client.sessions import Sessions
@@ -55,7 +55,7 @@ class Verbs(Generic[S]):
         *,
         timeout: float | None = None,
         stdin: str | None = None,
-        cwd: str | None = None,
+        cwd: FilePath | None = None,
         env: Mapping[str, str] | None = None,
         background: bool = False,
         on_output: Callable[[OutputPiece], object] | None = None,
@@ -78,7 +78,7 @@ class Verbs(Generic[S]):
         *,
         timeout: float | None = None,
         stdin: str | None = None,
-        cwd: str | None = None,
+        cwd: FilePath | None = None,
         env: Mapping[str, str] | None = None,
     ) -> AsyncGenerator[OutputPiece | Interaction, None]:
         """What a command writes as it comes, the finished interaction last. Leaving early leaves it running."""
@@ -93,23 +93,23 @@ class Verbs(Generic[S]):
         """A command as it stands now."""
         return await self._sessions.get_interaction(self.session_id, interaction_id)
 
-    async def read_file(self, path: str) -> bytes:
+    async def read_file(self, path: FilePath) -> bytes:
         """Relative to the workspace. Raises FileNotFoundError, IsADirectoryError, PermissionError as `open` does."""
         return await self._sessions.read_file(self.session_id, path)
 
-    async def write_file(self, path: str, data: bytes | str | Path) -> None:
+    async def write_file(self, path: FilePath, data: bytes | str | Path) -> None:
         """Text, bytes, or a file here given as a Path. Missing folders are made."""
         await self._sessions.write_file(self.session_id, path, data)
 
-    async def download_file(self, path: str, to: str | Path) -> Path:
+    async def download_file(self, path: FilePath, to: str | Path) -> Path:
         """Into a file here, which is there whole or not at all."""
         return await self._sessions.download_file(self.session_id, path, to)
 
-    async def list_files(self, path: str = ".") -> list[FileInfo]:
+    async def list_files(self, path: FilePath = ".") -> list[FileInfo]:
         """What is in a folder, by name."""
         return await self._sessions.list_files(self.session_id, path)
 
-    async def str_replace(self, path: str, old: str, new: str) -> None:
+    async def str_replace(self, path: FilePath, old: str, new: str) -> None:
         """Replace the one place where `old` stands; ValueError says how many there are otherwise."""
         done = await self._sessions.str_replace(self.session_id, file_path=path, str_to_replace=old, str_to_insert=new)
         if not done.success:

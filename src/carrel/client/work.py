@@ -7,7 +7,8 @@ from contextlib import aclosing
 from typing import Any, Unpack
 
 from carrel.client.answers import COULD_NOT_RUN, Interaction, OutputPiece, RunResult
-from carrel.client.asking import WAIT, Asking, Extra, Waiting, given, part, session_path, typed
+from carrel.client.arguments import must_be_seconds
+from carrel.client.asking import WAIT, Asking, Extra, FilePath, Waiting, given, part, path_text, session_path, typed
 from carrel.client.line import Asked
 from carrel.errors import CommandNotRun, ServerUnreachable
 
@@ -24,7 +25,7 @@ class Work(Asking):
         command: str,
         command_timeout: float | None = None,
         stdin: str | None = None,
-        cwd: str | None = None,
+        cwd: FilePath | None = None,
         env: Mapping[str, str] | None = None,
         background: bool = False,
         wait_for_completion: bool = True,
@@ -78,7 +79,7 @@ class Work(Asking):
         command: str,
         command_timeout: float | None = None,
         stdin: str | None = None,
-        cwd: str | None = None,
+        cwd: FilePath | None = None,
         env: Mapping[str, str] | None = None,
         **more: Unpack[Extra],
     ) -> AsyncGenerator[OutputPiece | Interaction, None]:
@@ -128,6 +129,7 @@ class Work(Asking):
     ) -> AsyncGenerator[OutputPiece | RunResult, None]:
         """What the code writes as it comes, the result last. Leaving early stops the code."""
         path, words = f"{session_path(session_id)}/run", f"run code in session {session_id}"
+        must_be_seconds("code_timeout", code_timeout)
         body = {"code": code, "timeout": code_timeout}
         asked = self._asked("POST", path, words, more, body=body, headers=SEES, repeatable=False)
         async with aclosing(self._stream(asked)) as events:
@@ -148,9 +150,11 @@ def _running(session_id: str) -> str:
 
 
 def _command(
-    command: str, timeout: float | None, stdin: str | None, cwd: str | None, env: Mapping[str, str] | None
+    command: str, timeout: float | None, stdin: str | None, cwd: FilePath | None, env: Mapping[str, str] | None
 ) -> dict[str, Any]:
-    return given({"command": command, "command_timeout": timeout, "stdin": stdin, "cwd": cwd, "env": env})
+    must_be_seconds("command_timeout", timeout)
+    folder = None if cwd is None else path_text(cwd, "cwd")
+    return given({"command": command, "command_timeout": timeout, "stdin": stdin, "cwd": folder, "env": env})
 
 
 def _ran(interaction: Interaction) -> Interaction:

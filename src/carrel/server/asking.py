@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from datetime import UTC, datetime
 from typing import Annotated, Any
 
 from fastapi import Depends, FastAPI, Header, Request
@@ -20,6 +21,8 @@ from carrel.errors import (
     ForkRefused,
     JobNotFound,
     MessageRefused,
+    NotFoundThere,
+    RequestRefused,
     SampleNotFound,
     SessionNotFound,
     SessionNotReady,
@@ -28,9 +31,10 @@ from carrel.errors import (
 )
 from carrel.server.front_desk import FrontDesk
 from carrel.server.metrics import Metrics
-from carrel.server.wire import Problem
+from carrel.server.wire import Problem, Session
 
 LONGEST_WAIT = 60.0
+EVENTS = "text/event-stream"
 _WAIT = re.compile(r"(?:^|[,;\s])wait\s*=\s*(\d+(?:\.\d+)?)", re.IGNORECASE)
 
 bearer = HTTPBearer(auto_error=False, description="A key that `carrel keys add NAME` has made.")
@@ -78,11 +82,25 @@ async def _once(
     return getattr(request.state, "once", None)
 
 
+async def _wants_events(request: Request) -> bool:
+    """Whether who asks wants events, and not one answer at the end."""
+    return EVENTS in request.headers.get("accept", "")
+
+
 Desk = Annotated[FrontDesk, Depends(_desk)]
 User = Annotated[str, Depends(_user)]
 Wait = Annotated[float | None, Depends(_wait)]
 Once = Annotated[str | None, Depends(_once)]
 Counts = Annotated[Metrics, Depends(_metrics)]
+WantsEvents = Annotated[bool, Depends(_wants_events)]
+
+
+def lasting(session: Session) -> Session:
+    """With how long it has lasted so far."""
+    if session.duration_seconds is not None or session.created_at is None:
+        return session
+    seconds = (datetime.now(UTC) - session.created_at).total_seconds()
+    return session.model_copy(update={"duration_seconds": seconds})
 
 
 def answer_errors(app: FastAPI) -> None:
@@ -96,7 +114,10 @@ def answer_errors(app: FastAPI) -> None:
 
 async def _carrel_error(request: Request, problem: Exception) -> JSONResponse:
     match problem:
-        case SessionNotFound() | DatasetNotFound() | SampleNotFound() | JobNotFound():
+        case DatasetNotFound():
+            # Where the server keeps its datasets is its own matter.
+            return _told(404, DatasetNotFound(problem.told))
+        case SessionNotFound() | SampleNotFound() | JobNotFound():
             return _told(404, problem)
         case TooManySessions():
             return _told(429, problem, {"Retry-After": "5"})
@@ -119,13 +140,17 @@ async def _file_error(request: Request, problem: Exception) -> JSONResponse:
 
 async def _wrong_body(request: Request, problem: Exception) -> JSONResponse:
     assert isinstance(problem, RequestValidationError)
-    found = [{"loc": list(error["loc"]), "msg": error["msg"], "type": error["type"]} for error in problem.errors()]
+    found = [
+        {"loc": list(error["loc"]), "msg": error["msg"].removeprefix("Value error, "), "type": error["type"]}
+        for error in problem.errors()
+    ]
     return JSONResponse({"detail": found, "code": "RequestRefused"}, 422)
 
 
 async def _http_error(request: Request, problem: Exception) -> JSONResponse:
     assert isinstance(problem, HTTPException)
-    told = {"detail": problem.detail, "code": None}
+    kind = NotFoundThere if problem.status_code == 404 else RequestRefused
+    told = {"detail": problem.detail, "code": kind.__name__}
     return JSONResponse(told, problem.status_code, headers=dict(problem.headers or {}))
 
 

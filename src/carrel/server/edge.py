@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import time
 from collections import OrderedDict
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import orjson
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from carrel.errors import KeyNotAccepted, RemoteError, RequestRefused, TooMany
 from carrel.server.keys import Keys
 from carrel.server.metrics import Metrics
 
@@ -103,11 +105,11 @@ class Edge:
             wait = self._rates.take(f"user {who}") if user is not None else self._wrong.take(who)
             if wait > 0:
                 more = [(b"retry-after", str(max(1, round(wait))).encode())]
-                await _answer(send, 429, "too many requests; slow down", more)
+                await answer(send, 429, "too many requests; slow down", TooMany, more)
                 return
             if user is None:
                 detail = "this needs a key: send `Authorization: Bearer KEY`; `carrel keys add NAME` makes one"
-                await _answer(send, 401, detail, [(b"www-authenticate", b"Bearer")])
+                await answer(send, 401, detail, KeyNotAccepted, [(b"www-authenticate", b"Bearer")])
                 return
             scope.setdefault("state", {})["user"] = user
         announced = headers.get(b"content-length", b"0")
@@ -149,7 +151,7 @@ class Edge:
         return counted
 
     async def _refuse_size(self, send: Send) -> None:
-        await _answer(send, 413, f"a request may have {self._bounds.body:,} bytes, and no more", [])
+        await answer(send, 413, f"a request may have {self._bounds.body:,} bytes, and no more", RequestRefused)
 
 
 def _address(scope: Scope) -> str:
@@ -157,8 +159,11 @@ def _address(scope: Scope) -> str:
     return str(client[0]) if client else "nobody"
 
 
-async def _answer(send: Send, status: int, detail: str, headers: list[tuple[bytes, bytes]]) -> None:
-    body = orjson.dumps({"detail": detail, "code": None})
+async def answer(
+    send: Send, status: int, detail: str, kind: type[RemoteError], headers: Sequence[tuple[bytes, bytes]] = ()
+) -> None:
+    """A refusal before any route is asked; `kind` is the error that a client of carrel raises for it."""
+    body = orjson.dumps({"detail": detail, "code": kind.__name__})
     head = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode()), *headers]
     await send({"type": "http.response.start", "status": status, "headers": head})
     await send({"type": "http.response.body", "body": body})

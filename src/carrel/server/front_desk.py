@@ -12,8 +12,11 @@ from pathlib import Path
 
 from carrel import assembly
 from carrel.errors import (
+    CarrelError,
     ConfigurationError,
+    ExecutorClosed,
     ForkRefused,
+    InteractionNotFound,
     JobNotFound,
     ServerBusy,
     SessionNotFound,
@@ -27,8 +30,8 @@ from carrel.server.ledger import Kind, Ledger
 from carrel.server.live_task import LiveTask, Opened, interrupted
 from carrel.server.warm_places import WarmPlaces
 from carrel.server.wire import ErrorInfo, Interaction, Job, NewFork, NewSession, Session
-from carrel.session import StorageBackend, unanswered
-from carrel.storage.seam import Lock, Store
+from carrel.session import StorageBackend, fork_conversation, unanswered
+from carrel.storage.seam import Lock
 from carrel.tasks.dataset import Datasets
 from carrel.tasks.place import make_ready, open_place
 from carrel.tasks.sample import Sample
@@ -38,6 +41,8 @@ logger = logging.getLogger(__name__)
 HELD = 1.0
 """Seconds that the first question about something unfinished is held: clients of this wire ask again only after 3."""
 _LOCK = "server/lock"
+_FORGETS_EVERY = 3600.0
+"""Seconds between two looks at what may be forgotten."""
 _ID = 32
 """Hexadecimal digits of a session's id."""
 
@@ -51,8 +56,10 @@ class Rules:
     sandbox: SandboxMode | None = "required"
     network: bool = False
     """Whether a session of no sample may have the host's network."""
-    warm: int = 0
-    """Places kept open for the samples that were asked for last."""
+    warm: int = 4
+    """Places kept open for samples that are asked for again and again; 0 for none."""
+    keep_days: float | None = None
+    """Days for which what ended is remembered; None is for ever."""
     judges: int = max(2, os.cpu_count() or 2)
     """Verifications at one time."""
 
@@ -70,6 +77,7 @@ class FrontDesk:
         self._warm = WarmPlaces(rules.warm)
         self._judges = asyncio.Semaphore(rules.judges)
         self._ends: set[asyncio.Task[Session]] = set()
+        self._forgetting: asyncio.Task[None] | None = None
         self._lock: Lock | None = None
         self._closed = False
 
@@ -85,6 +93,28 @@ class FrontDesk:
         for session in list(self.ledger.sessions.values()):
             if session.status in ("creating", "ready"):
                 await self._settle(session)
+        if self.rules.keep_days is not None:
+            await self._forget_old()
+            self._forgetting = asyncio.create_task(self._forget_for_ever())
+
+    async def _forget_for_ever(self) -> None:
+        while True:
+            await asyncio.sleep(_FORGETS_EVERY)
+            try:
+                await self._forget_old()
+            except CarrelError as problem:
+                logger.warning("old sessions could not be forgotten: %s", problem)
+
+    async def _forget_old(self) -> None:
+        """Of sessions that ended so long ago: their records, interactions, jobs, logs and conversations."""
+        assert self.rules.keep_days is not None
+        before = datetime.now(UTC) - timedelta(days=self.rules.keep_days)
+        conversations = self.storage.get_session_store()
+        for session in list(self.ledger.sessions.values()):
+            ended = session.closed_at or session.expires_at
+            if session.status not in ("creating", "ready") and session.session_id not in self._live and ended < before:
+                await conversations.delete_session(session.session_id)
+                await self.ledger.forget(session.session_id)
 
     async def _settle(self, session: Session) -> None:
         for what in await self.ledger.all_of(session.session_id):
@@ -104,6 +134,9 @@ class FrontDesk:
     async def close(self) -> None:
         """End every session; what ran in them is told as stopped. Twice is harmless."""
         self._closed = True
+        if self._forgetting is not None:
+            self._forgetting.cancel()
+            await asyncio.wait({self._forgetting})
         await asyncio.gather(*(self._end(task, "the server was stopped") for task in list(self._live.values())))
         if self._ends:
             await asyncio.wait(self._ends)
@@ -133,8 +166,14 @@ class FrontDesk:
                 "network: this server gives none; it would need to be started with --allow-network"
             )
         task = self._new(user, sample, asked.ttl_minutes, once)
-        await self.ledger.keep(task.session)
-        task.open(self._opened(sample, asked))
+        # The place is made while the session is written down; the task begins when this one waits, not before.
+        task.open(lambda: self._opened(sample, asked))
+        try:
+            await self.ledger.keep(task.session)
+        except BaseException:
+            del self._live[task.session.session_id]
+            await task.abandon()
+            raise
         return task.session
 
     def _known(self, once: str | None) -> Session | None:
@@ -156,7 +195,7 @@ class FrontDesk:
             ttl_minutes=minutes,
             parent_session_id=parent,
         )
-        task = LiveTask(session, sample, self.ledger, self._judges, self._time_is_up)
+        task = LiveTask(session, sample, self.ledger, self._judges, self._is_over)
         self._live[session.session_id] = task
         return task
 
@@ -201,26 +240,26 @@ class FrontDesk:
         opened = origin.opened
         minutes = asked.ttl_minutes or origin.session.ttl_minutes
         fork = self._new(user, origin.sample, minutes, once, session_id)
+        id_ = fork.session.session_id
         try:
-            executor = await opened.executor.fork()
+            code = await opened.code.fork(storage=assembly.MemoryStorage())
         except BaseException as problem:
-            del self._live[fork.session.session_id]
-            if isinstance(problem, ForkRefused | asyncio.CancelledError):
-                raise
-            raise ForkRefused(f"the session could not be forked: {problem}") from problem
-        await self.ledger.keep(fork.session)
-        conversations = self.storage.get_session_store()
-        if await conversations.load_session(session_id) is not None:
-            await conversations.fork_session(session_id, new_id=fork.session.session_id)
+            del self._live[id_]
+            if isinstance(problem, ExecutorClosed):
+                raise ForkRefused(f"the session could not be forked: {problem}") from problem
+            raise
+        try:
+            await fork_conversation(self.storage.get_session_store(), session_id, id_)
+            await self.ledger.keep(fork.session)
+        except BaseException:
+            del self._live[id_]
+            await code.close()
+            raise
 
         async def at_once() -> Opened:
-            library = assembly.MemoryStorage()
-            await carried_over(opened.code.storage.store, library.store)
-            code = assembly.Session(library, executor)
-            await code.start()
-            return Opened(executor, code, opened.prepared)
+            return Opened(code.executor, code, opened.prepared)
 
-        fork.open(at_once())
+        fork.open(at_once)
         return fork.session
 
     def session(self, user: str, session_id: str) -> Session:
@@ -259,8 +298,8 @@ class FrontDesk:
         self._live.pop(session_id, None)
         return closed
 
-    def _time_is_up(self, task: LiveTask) -> None:
-        end = asyncio.get_running_loop().create_task(self._end(task, "its time was over"))
+    def _is_over(self, task: LiveTask, why: str) -> None:
+        end = asyncio.get_running_loop().create_task(self._end(task, why))
         self._ends.add(end)
         end.add_done_callback(self._ends.discard)
 
@@ -277,13 +316,15 @@ class FrontDesk:
         return self.ledger.sessions[session.session_id] if task is None else await task.ready(seconds)
 
     async def interaction(self, session_id: str, interaction_id: str, wait: float | None = None) -> Interaction:
-        """Once it has ended or the time is up; the first time that is a moment, where none was named. JobNotFound."""
+        """Once it has ended or the time is up; the first time that is a moment, where none was named.
+
+        InteractionNotFound when there is none."""
         task = self._live.get(session_id)
         if task is not None:
             return await task.interaction(interaction_id, _held(task, interaction_id, wait))
         found = await self.ledger.interaction(session_id, interaction_id)
         if found is None:
-            raise JobNotFound(f"the session has no interaction {interaction_id!r}")
+            raise InteractionNotFound(f"the session has no interaction {interaction_id!r}")
         return found
 
     async def job(self, session_id: str, job_id: str, wait: float | None = None) -> Job:
@@ -312,11 +353,3 @@ def _held(task: LiveTask, what: str, wait: float | None) -> float:
     if wait is not None:
         return wait
     return HELD if task.first_time(what) else 0.0
-
-
-async def carried_over(source: Store, target: Store) -> None:
-    """What a session's library keeps, for its fork; what was done stays with whom did it."""
-    keys = [key for key in await source.list() if not key.startswith("sessions/")]
-    for key, data in zip(keys, await source.get_many(keys), strict=True):
-        if data is not None:
-            await target.put(key, data)

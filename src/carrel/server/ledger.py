@@ -14,6 +14,9 @@ from carrel.server.wire import Interaction, Job, Session
 from carrel.storage.seam import Store
 
 SESSIONS = "server/sessions.jsonl"
+_REWRITTEN = "server/sessions-rewritten.jsonl"
+_WHOLE = b'{"whole":true}'
+_FORGOTTEN = b'{"forgotten":'
 Kind = Literal["session", "interaction", "job", "run", "file"]
 Kept = TypeVar("Kept", Interaction, Job)
 
@@ -32,14 +35,40 @@ class Ledger:
         """For each log, where the newest line on each interaction and job is."""
 
     async def open(self) -> None:
-        """Read how every session stood last."""
+        """Read how every session stood last. Lines on sessions that were forgotten are left out for good."""
+        await self._finish_rewriting()
+        forgotten = False
         async for block in self._store.read(SESSIONS):
             for number, line in enumerate(block.records, block.first_seq):
+                if line.startswith(_FORGOTTEN):
+                    self.sessions.pop(orjson.loads(line)["forgotten"], None)
+                    forgotten = True
+                    continue
                 try:
                     session = Session.model_validate_json(line)
                 except ValueError as problem:
                     raise StorageReadError(f"{SESSIONS}, line {number}: no session: {problem}") from None
                 self.sessions[session.session_id] = session
+
+        if forgotten:
+            lines = [session.model_dump_json().encode() for session in self.sessions.values()]
+            await self._store.append(_REWRITTEN, [*lines, _WHOLE])
+            await self._finish_rewriting()
+
+    async def _finish_rewriting(self) -> None:
+        """A rewritten log that is whole takes the place of the other; a kill at any moment leaves one of the two."""
+        lines = [line async for block in self._store.read(_REWRITTEN) for line in block.records]
+        if lines and lines[-1] == _WHOLE:
+            await self._store.delete(SESSIONS)
+            await self._store.append(SESSIONS, lines[:-1])
+        await self._store.delete(_REWRITTEN)
+
+    async def forget(self, session_id: str) -> None:
+        """Remove a session that has ended, with all that is known of it."""
+        await self._store.append(SESSIONS, [_FORGOTTEN + orjson.dumps(session_id) + b"}"])
+        self.sessions.pop(session_id, None)
+        self._places.pop(session_id, None)
+        await self._store.delete(f"server/sessions/{session_id}")
 
     async def keep(self, session: Session) -> None:
         """How it stands now."""

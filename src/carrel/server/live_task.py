@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 import secrets
 import shutil
 from collections.abc import Awaitable, Callable
@@ -13,7 +14,15 @@ from functools import lru_cache
 from typing import Any
 
 from carrel import assembly
-from carrel.errors import CarrelError, ExecutorClosed, JobNotFound, SessionNotReady, SetupFailed
+from carrel.errors import (
+    CarrelError,
+    ExecutorClosed,
+    InteractionNotFound,
+    JobNotFound,
+    PlaceLost,
+    SessionNotReady,
+    SetupFailed,
+)
 from carrel.execution import scratch
 from carrel.execution.executor import CommandResult, ExecutionResult, Executor, OnOutput
 from carrel.server.ledger import Ledger
@@ -46,12 +55,12 @@ class LiveTask:
     def __init__(
         self, session: Session, sample: Sample | None, ledger: Ledger, judges: asyncio.Semaphore, ended: Ended
     ) -> None:
-        """`judges` bounds how many verifications run at once; `ended` is told when the session's time is over."""
+        """`judges` bounds how many verifications run at once; `ended` is told when the session is over, and why."""
         self.session = session
         self.sample = sample
         self._ledger = ledger
         self._judges = judges
-        self._time_is_up = ended
+        self._is_over = ended
         self._opened: Opened | None = None
         self._opening: asyncio.Task[None] | None = None
         self._commands: dict[str, asyncio.Task[None]] = {}
@@ -65,13 +74,13 @@ class LiveTask:
 
     # --- life -------------------------------------------------------------------------------------------------------
 
-    def open(self, opened: Awaitable[Opened]) -> None:
+    def open(self, opened: Callable[[], Awaitable[Opened]]) -> None:
         """Begin to make its place; `ready` waits for it."""
         self._opening = asyncio.create_task(self._open(opened))
 
-    async def _open(self, opened: Awaitable[Opened]) -> None:
+    async def _open(self, opened: Callable[[], Awaitable[Opened]]) -> None:
         try:
-            self._opened = await opened
+            self._opened = await opened()
         except (CarrelError, OSError, ValueError) as problem:
             told = str(problem) or type(problem).__name__
             if isinstance(problem, SetupFailed):
@@ -127,14 +136,7 @@ class LiveTask:
         status, why = self._ending
         if self._timer is not None:
             self._timer.cancel()
-        if self._opening is not None and not self._opening.done():
-            self._opening.cancel()
-            await asyncio.wait({self._opening})
-        if self._opened is not None:
-            try:
-                await self._opened.code.close()
-            except (CarrelError, OSError) as problem:
-                logger.warning("the place of session %s did not close well: %s", self.session.session_id, problem)
+        await self._end_place()
         for task in self._jobs.values():
             task.cancel()
         if waiting := [*self._jobs.values(), *self._commands.values()]:
@@ -154,6 +156,21 @@ class LiveTask:
             duration_seconds=(now - begun).total_seconds() if begun is not None else 0.0,
         )
 
+    async def abandon(self) -> None:
+        """End its place; nothing is written down, because that is what failed."""
+        self._ending = ("terminated", "it could not be written down")
+        await self._end_place()
+
+    async def _end_place(self) -> None:
+        if self._opening is not None and not self._opening.done():
+            self._opening.cancel()
+            await asyncio.wait({self._opening})
+        if self._opened is not None:
+            try:
+                await self._opened.code.close()
+            except (CarrelError, OSError) as problem:
+                logger.warning("the place of session %s did not close well: %s", self.session.session_id, problem)
+
     async def _keep(self, **changes: Any) -> None:
         self.session = self.session.model_copy(update=changes)
         await self._ledger.keep(self.session)
@@ -171,7 +188,7 @@ class LiveTask:
         if self.session.expires_at > _now():
             self._set_timer()
             return
-        self._time_is_up(self)
+        self._is_over(self, "its time was over")
 
     @property
     def expired(self) -> bool:
@@ -229,14 +246,23 @@ class LiveTask:
             await self._ledger.note(self.session.session_id, "interaction", finished)
             self._last = {finished.interaction_id: finished}
             del self._commands[interaction.interaction_id]
+            self._look_at_place()
+
+    def _look_at_place(self) -> None:
+        """One that died was opened anew, without what was done in it: that is not this session any more."""
+        lost = getattr(self._opened.executor, "lost", "") if self._opened is not None else ""
+        if lost and self._closing is None:
+            self._is_over(self, lost)
 
     def _why(self, problem: Exception) -> str:
         if isinstance(problem, ExecutorClosed) and self._ending is not None:
             return f"the session was {self._ending[0]} while the command ran: {self._ending[1]}"
+        if isinstance(problem, PlaceLost):
+            return f"the session's place died while the command ran: {problem}"
         return f"the command could not be run to its end: {problem}"
 
     async def interaction(self, interaction_id: str, seconds: float | None) -> Interaction:
-        """As it stands, once it has ended or the time is up; JobNotFound when there is none."""
+        """As it stands, once it has ended or the time is up; InteractionNotFound when there is none."""
         running = self._commands.get(interaction_id)
         if running is not None:
             await asyncio.wait({running}, timeout=seconds)
@@ -244,7 +270,7 @@ class LiveTask:
         if not isinstance(found, Interaction):
             found = await self._ledger.interaction(self.session.session_id, interaction_id)
         if found is None:
-            raise JobNotFound(f"the session has no interaction {interaction_id!r}")
+            raise InteractionNotFound(f"the session has no interaction {interaction_id!r}")
         return found
 
     # --- verification -----------------------------------------------------------------------------------------------
@@ -280,6 +306,7 @@ class LiveTask:
             await self._ledger.note(self.session.session_id, "job", finished)
             self._last = {finished.job_id: finished}
             del self._jobs[job.job_id]
+            self._look_at_place()
             if not self._jobs:
                 self._expire()
 
@@ -330,9 +357,10 @@ class LiveTask:
     async def note_run(self, code: str, result: ExecutionResult) -> None:
         first = code.strip().partition("\n")[0][:200]
         await self.note("run", {"code": first, "error_type": result.error_type, "duration": result.duration})
+        self._look_at_place()
 
 
-Ended = Callable[[LiveTask], None]
+Ended = Callable[[LiveTask, str], None]
 
 
 @lru_cache(maxsize=1)
@@ -355,9 +383,9 @@ def _now() -> datetime:
 
 
 def _code_of(problem: Exception) -> str:
-    """`SetupFailed` is told as `setup_failed`."""
+    """`SetupFailed` is told as `setup_failed`, and `OSError` as `os_error`."""
     name = type(problem).__name__
-    return "".join(f"_{letter.lower()}" if letter.isupper() else letter for letter in name).lstrip("_")
+    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", name).lower()
 
 
 def _ended(result: CommandResult, asked: NewCommand) -> dict[str, Any]:

@@ -11,6 +11,8 @@ from typing import Any
 import orjson
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from carrel.errors import RequestRefused
+from carrel.server.edge import answer
 from carrel.storage.seam import Store
 
 LOG = "server/answers.jsonl"
@@ -51,9 +53,7 @@ class Once:
             if known is None:
                 await self._first_time(name, content, scope, body, receive, send)
             elif known["content"] != content:
-                await _send(
-                    send, 422, b'{"detail":"this Idempotency-Key was used for another request","code":null}', []
-                )
+                await answer(send, 422, "this Idempotency-Key was used for another request", RequestRefused)
             else:
                 replayed = [(b"idempotent-replayed", b"true")]
                 await _send(send, known["status"], base64.b64decode(known["body"]), replayed)
@@ -64,7 +64,7 @@ class Once:
     async def _first_time(
         self, name: str, content: str, scope: Scope, body: bytes, receive: Receive, send: Send
     ) -> None:
-        status, answer, is_json, given_out = 0, bytearray(), False, False
+        status, sent, is_json, given_out = 0, bytearray(), False, False
 
         async def again() -> Message:
             nonlocal given_out
@@ -78,19 +78,19 @@ class Once:
             if message["type"] == "http.response.start":
                 status = message["status"]
                 is_json = dict(message.get("headers", ())).get(b"content-type", b"").startswith(b"application/json")
-            elif len(answer) <= _LARGEST:
-                answer.extend(message.get("body", b""))
+            elif len(sent) <= _LARGEST:
+                sent.extend(message.get("body", b""))
             if message["type"] == "http.response.body" and not message.get("more_body"):
                 # Before it is sent: who saw the answer may rely on it.
-                await self._keep(name, content, status, bytes(answer), is_json)
+                await self._keep(name, content, status, bytes(sent), is_json)
             await send(message)
 
         await self._app(scope, again, told)
 
-    async def _keep(self, name: str, content: str, status: int, answer: bytes, is_json: bool) -> None:
-        if not 200 <= status < 300 or not is_json or len(answer) > _LARGEST:
+    async def _keep(self, name: str, content: str, status: int, sent: bytes, is_json: bool) -> None:
+        if not 200 <= status < 300 or not is_json or len(sent) > _LARGEST:
             return
-        text = base64.b64encode(answer).decode("ascii")
+        text = base64.b64encode(sent).decode("ascii")
         entry = {"name": name, "content": content, "status": status, "body": text, "at": time.time()}
         (await self._answers())[name] = entry
         await self._store.append(LOG, [orjson.dumps(entry)])

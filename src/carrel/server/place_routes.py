@@ -10,7 +10,19 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Depends, Query, Request, Response
 
 from carrel.errors import ConfigurationError
-from carrel.server.asking import LONGEST_WAIT, PROBLEMS, Counts, Desk, Once, User, Wait, bearer
+from carrel.server.asking import (
+    EVENTS,
+    LONGEST_WAIT,
+    PROBLEMS,
+    Counts,
+    Desk,
+    Once,
+    User,
+    Wait,
+    WantsEvents,
+    bearer,
+    lasting,
+)
 from carrel.server.run_told import told_run
 from carrel.server.streams import happenings, run_stream
 from carrel.server.wire import (
@@ -31,7 +43,7 @@ from carrel.server.wire import (
 )
 
 router = APIRouter(dependencies=[Depends(bearer)], responses=PROBLEMS)
-_EVENTS: dict[int | str, dict[str, Any]] = {200: {"content": {"text/event-stream": {}}}}
+_EVENTS: dict[int | str, dict[str, Any]] = {200: {"content": {EVENTS: {}}}}
 _BYTES: dict[int | str, dict[str, Any]] = {
     200: {"content": {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}}
 }
@@ -41,7 +53,7 @@ _BYTES: dict[int | str, dict[str, Any]] = {
 async def change(desk: Desk, user: User, session_id: str, asked: SessionChange) -> Session:
     """Let it live for so many minutes from now."""
     expires = datetime.now(UTC) + timedelta(minutes=asked.ttl_minutes)
-    return await desk.live(user, session_id).keep_until(expires, asked.ttl_minutes)
+    return lasting(await desk.live(user, session_id).keep_until(expires, asked.ttl_minutes))
 
 
 @router.post("/sessions/{session_id}/fork", tags=["sessions"])
@@ -50,19 +62,19 @@ async def fork(
 ) -> Session:
     """Another session with the same variables, files and conversation, from now on apart."""
     session = await desk.fork(user, session_id, asked or NewFork(), once)
-    return await desk.ready(session, LONGEST_WAIT if wait is None else wait)
+    return lasting(await desk.ready(session, LONGEST_WAIT if wait is None else wait))
 
 
 # --- code -----------------------------------------------------------------------------------------------------------
 
 
 @router.post("/sessions/{session_id}/run", tags=["code"], response_model=RunTold, responses=_EVENTS)
-async def run(request: Request, desk: Desk, user: User, counts: Counts, session_id: str, asked: NewRun) -> Any:
+async def run(desk: Desk, user: User, counts: Counts, wants_events: WantsEvents, session_id: str, asked: NewRun) -> Any:
     """Run Python; with `Accept: text/event-stream` events while it runs: output, and result at its end."""
     task = desk.live(user, session_id)
     code = task.opened.code
     counts.runs.inc()
-    if "text/event-stream" in request.headers.get("accept", ""):
+    if wants_events:
         return run_stream(task, asked)
     result = await code.run(asked.code, asked.timeout)
     await task.note_run(asked.code, result)

@@ -11,9 +11,13 @@ from carrel.worker import values
 
 def told_run(result: ExecutionResult) -> RunTold:
     """With the value as JSON has it where it does, and exactly, as tagged data."""
-    packed = values.encode(result.value)
+    value: Any = result.value
+    packed = values.encode(value)
+    plain = packed if _plain(packed) else None
+    if isinstance(value, values.Repr) and value.why:
+        packed = {values.TAG: "repr", "text": str(value), "why": value.why}
     return RunTold(
-        value=packed if _plain(packed) else None,
+        value=plain,
         packed=packed,
         value_repr=repr(result.value),
         stdout=result.stdout,

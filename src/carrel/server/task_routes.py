@@ -10,7 +10,19 @@ from typing import Annotated, Any, Literal
 from fastapi import APIRouter, Depends, Query, Request, Response
 from fastapi.responses import FileResponse
 
-from carrel.server.asking import LONGEST_WAIT, PROBLEMS, Counts, Desk, Once, User, Wait, bearer
+from carrel.server.asking import (
+    EVENTS,
+    LONGEST_WAIT,
+    PROBLEMS,
+    Counts,
+    Desk,
+    Once,
+    User,
+    Wait,
+    WantsEvents,
+    bearer,
+    lasting,
+)
 from carrel.server.downloads import archive_of
 from carrel.server.front_desk import HELD, FrontDesk
 from carrel.server.live_task import known_id
@@ -114,7 +126,7 @@ async def create(
     counts.sessions.inc()
     if wait is None:
         return Created(session_id=session.session_id, status=session.status, expires_at=session.expires_at)
-    return _lasting(await desk.ready(session, wait))
+    return lasting(await desk.ready(session, wait))
 
 
 @router.get("/sessions", tags=["sessions"])
@@ -128,7 +140,7 @@ async def get_sessions(
     """The user's own, newest first."""
     found = [session for session in desk.sessions_of(user) if status is None or session.status == status]
     first = (page - 1) * page_size
-    shown = [_lasting(session) for session in found[first : first + page_size]]
+    shown = [lasting(session) for session in found[first : first + page_size]]
     return Sessions(sessions=shown, total_count=len(found), has_more=first + len(shown) < len(found))
 
 
@@ -139,7 +151,7 @@ async def get_session(desk: Desk, user: User, wait: Wait, session_id: str) -> Se
     task = desk.under_way(session_id)
     if wait is None:
         wait = HELD if task is not None and task.first_time(session_id) else 0.0
-    return _lasting(await desk.ready(session, wait))
+    return lasting(await desk.ready(session, wait))
 
 
 @router.delete("/sessions/{session_id}", tags=["sessions"])
@@ -149,14 +161,6 @@ async def close(desk: Desk, user: User, session_id: str) -> Closed:
     return Closed(message=f"the session is {session.status}", duration_seconds=session.duration_seconds or 0.0)
 
 
-def _lasting(session: Session) -> Session:
-    """With how long it has lasted so far."""
-    if session.duration_seconds is not None or session.created_at is None:
-        return session
-    seconds = (datetime.now(UTC) - session.created_at).total_seconds()
-    return session.model_copy(update={"duration_seconds": seconds})
-
-
 # --- commands -------------------------------------------------------------------------------------------------------
 
 
@@ -164,7 +168,7 @@ def _lasting(session: Session) -> Session:
     "/sessions/{session_id}/exec",
     tags=["commands"],
     response_model=Begun,
-    responses={200: {"content": {"text/event-stream": {}}}},
+    responses={200: {"content": {EVENTS: {}}}},
 )
 async def execute(
     request: Request,
@@ -173,17 +177,20 @@ async def execute(
     counts: Counts,
     wait: Wait,
     once: Once,
+    wants_events: WantsEvents,
     session_id: str,
     asked: NewCommand,
     stream: Annotated[bool, Query(description="Events as it writes: output, and done at its end")] = False,
 ) -> Any:
-    """Begin a command; commands of one session run one after another."""
+    """Begin a command; commands of one session run one after another.
+
+    With `Accept: text/event-stream`, as with `stream`, it is answered by events."""
     desk.session(user, session_id)
     interaction = await desk.ledger.interaction(session_id, known_id("int", once)) if once is not None else None
     if interaction is None:
         task = desk.live(user, session_id)
         counts.commands.inc()
-        if stream:
+        if stream or wants_events:
             return await command_stream(task, asked, once)
         interaction = await task.begin_command(asked, once=once)
     if request.headers.get("x-stainless-package-version", "").startswith(_ANSWERS_AT_ONCE):

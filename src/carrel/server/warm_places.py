@@ -1,4 +1,4 @@
-"""Places kept open for the samples that were asked for last: the next session of one has nothing to wait for."""
+"""Places kept open for samples that are asked for again and again: the next session of one has nothing to wait for."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Coroutine
 from typing import Any
 
 from carrel.errors import CarrelError
-from carrel.execution.executor import Executor
+from carrel.execution.subprocess_executor import SubprocessExecutor
 from carrel.session import unanswered
 from carrel.tasks.place import Prepared, open_place
 
@@ -17,28 +17,45 @@ logger = logging.getLogger(__name__)
 
 IDLE = 300.0
 """Seconds after which a place that nobody took is let go."""
+_REMEMBERED = 10_000
+"""Samples of which it is known when they were asked for."""
 
 
 class WarmPlaces:
-    """At most so many, one for each sample; a place that was taken is made again while nobody waits for it."""
+    """At most so many, one for each sample that was asked for twice within `IDLE`; where each of thousands is asked for
+    once nothing is made for nobody. A place that was taken is made again while nobody waits for it."""
 
     def __init__(self, most: int) -> None:
         self._most = most
-        self._ready: OrderedDict[str, tuple[Executor, asyncio.TimerHandle]] = OrderedDict()
+        self._asked: OrderedDict[str, float] = OrderedDict()
+        self._ready: OrderedDict[str, tuple[SubprocessExecutor, asyncio.TimerHandle]] = OrderedDict()
         self._work: set[asyncio.Task[None]] = set()
         self._making: set[str] = set()
         self._closed = False
 
-    def take(self, prepared: Prepared) -> Executor | None:
-        """One that is open, or None; either way another will be there for who comes next."""
+    def take(self, prepared: Prepared) -> SubprocessExecutor | None:
+        """One that is open, or None; who comes next for the same finds one, where this is not the first."""
         if self._most <= 0 or self._closed:
             return None
-        found = self._ready.pop(_name(prepared), None)
-        self._do(self._make(prepared))
-        if found is None:
+        name = _name(prepared)
+        if self._asked_before(name):
+            self._do(self._make(prepared))
+        if name not in self._ready:
             return None
-        found[1].cancel()
-        return found[0]
+        place, timer = self._ready.pop(name)
+        timer.cancel()
+        if not place.alive:
+            self._do(place.close())
+            return None
+        return place
+
+    def _asked_before(self, name: str) -> bool:
+        now = asyncio.get_running_loop().time()
+        before = self._asked.pop(name, None)
+        self._asked[name] = now
+        if len(self._asked) > _REMEMBERED:
+            self._asked.popitem(last=False)
+        return before is not None and now - before < IDLE
 
     async def close(self) -> None:
         self._closed = True

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, Field
+from pydantic import AfterValidator, BaseModel, Field, model_validator
 
+from carrel.tasks.nearness import refuse_slips
 from carrel.tasks.unpacking import Receipt
 from carrel.tasks.verdict import VerificationResult
 
@@ -19,6 +20,20 @@ MOST_MINUTES = 7 * 24 * 60
 LONGEST_COMMAND = 24 * 3600.0
 LONGEST_TEXT = 8 * 1024 * 1024
 FILES_AT_ONCE = 1000
+LONGEST_PATH = 4096
+ROLES = ("user", "assistant", "system", "tool")
+"""Of messages."""
+
+
+class Body(BaseModel):
+    """What is asked with. Fields that only other versions know are let through; one that is nearly the name of one of
+    these would be missed in silence."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _no_slips(cls, given: Any) -> Any:
+        refuse_slips(given, cls.model_fields)
+        return given
 
 
 class Health(BaseModel):
@@ -85,7 +100,15 @@ class Samples(BaseModel):
 # --- sessions -------------------------------------------------------------------------------------------------------
 
 
-class NewSession(BaseModel):
+def _file(path: str) -> str:
+    """The path, when a file in the place can be called so."""
+    parts = path.split("/")
+    if ".." in parts or parts[-1] in ("", ".") or "\0" in path or len(path.encode()) > LONGEST_PATH:
+        raise ValueError(f"{path[:200]!r} is no path of a file in the workspace; write one like src/a.txt, without ..")
+    return path
+
+
+class NewSession(Body):
     """Of a sample, or of none: then the workspace is empty but for the files given here."""
 
     dataset: str = Field(default="", max_length=200)
@@ -93,20 +116,20 @@ class NewSession(BaseModel):
     ttl_minutes: int = Field(default=30, ge=1, le=MOST_MINUTES)
     version: int | None = Field(default=None, ge=1)
     """Of the sample; the latest when none is named."""
-    files: dict[str, str] = Field(default={}, max_length=FILES_AT_ONCE)
+    files: dict[Annotated[str, AfterValidator(_file)], str] = Field(default={}, max_length=FILES_AT_ONCE)
     """By path; written over what the sample has."""
     network: bool | None = None
     """For a session of no sample, where the server allows it."""
 
 
-class SessionChange(BaseModel):
+class SessionChange(Body):
     """What can be changed of one."""
 
     ttl_minutes: int = Field(ge=1, le=MOST_MINUTES)
     """From now on."""
 
 
-class NewFork(BaseModel):
+class NewFork(Body):
     """Another session that goes on from this moment."""
 
     ttl_minutes: int | None = Field(default=None, ge=1, le=MOST_MINUTES)
@@ -173,13 +196,13 @@ class Closed(BaseModel):
 # --- commands and code ----------------------------------------------------------------------------------------------
 
 
-class NewCommand(BaseModel):
+class NewCommand(Body):
     """A command for bash."""
 
     command: str = Field(max_length=LONGEST_TEXT)
     command_timeout: float = Field(default=300, gt=0, le=LONGEST_COMMAND)
     """Seconds; then it is killed with all it started, and what it wrote is kept."""
-    cwd: str | None = Field(default=None, max_length=4096)
+    cwd: str | None = Field(default=None, max_length=LONGEST_PATH)
     env: dict[str, str] = {}
     stdin: str | None = Field(default=None, max_length=LONGEST_TEXT)
     background: bool = False
@@ -227,10 +250,10 @@ class Begun(BaseModel):
     output: str | None = None
 
 
-class Replacement(BaseModel):
+class Replacement(Body):
     """A text that stands in a file once, and what shall stand there."""
 
-    file_path: str = Field(min_length=1, max_length=4096)
+    file_path: str = Field(min_length=1, max_length=LONGEST_PATH)
     str_to_replace: str = Field(max_length=LONGEST_TEXT)
     str_to_insert: str = Field(max_length=LONGEST_TEXT)
 
@@ -242,7 +265,7 @@ class Replaced(BaseModel):
     message: str
 
 
-class NewRun(BaseModel):
+class NewRun(Body):
     """Python to be run; its variables stay."""
 
     code: str = Field(max_length=LONGEST_TEXT)
@@ -354,10 +377,23 @@ class Difference(BaseModel):
     changes: list[ChangeTold]
 
 
-class NewMessages(BaseModel):
+def _message(given: dict[str, Any]) -> dict[str, Any]:
+    """The message, when it is one; a rewind and a summary are lines of the log too, and are not said."""
+    if given.get("role") not in ROLES:
+        raise ValueError(f"role is one of {', '.join(ROLES)}, not {given.get('role')!r}")
+    content, meta = given.get("content"), given.get("meta")
+    blocks = isinstance(content, list) and all(isinstance(b, dict) and isinstance(b.get("type"), str) for b in content)
+    if not (blocks or isinstance(content, str)):
+        raise ValueError("content is a text, or a list of blocks that each have a type")
+    if meta is not None and not isinstance(meta, dict):
+        raise ValueError("meta is an object")
+    return given
+
+
+class NewMessages(Body):
     """What was said, to be kept with the session."""
 
-    messages: list[dict[str, Any]] = Field(min_length=1, max_length=1000)
+    messages: list[Annotated[dict[str, Any], AfterValidator(_message)]] = Field(min_length=1, max_length=1000)
 
 
 class Said(BaseModel):
