@@ -460,6 +460,58 @@ async def test_a_skill_folder_is_read_and_its_scripts_are_called(place: Place) -
     assert await workflows.list() == []
 
 
+async def test_a_workflow_in_a_folder_that_is_no_skill_is_said_to_be_none(
+    place: Place, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = place.open()
+    await store.put("workflows/sub/x.py", ADD.encode())
+    await store.put("workflows/sub/data.py", b"DATA = 1\n")
+    await store.put("skills/pdf-forms/SKILL.md", SKILL.encode())
+    await store.put("skills/pdf-forms/fill.py", ADD.encode())
+    workflows = library(place)
+    for _ in range(2):
+        assert [one["name"] for one in await workflows.list()] == ["pdf-forms", "pdf_forms.fill"]
+        await workflows.add("other", ADD)
+        await workflows.remove("other")
+    told = [record.getMessage() for record in caplog.records if "no workflow" in record.getMessage()]
+    assert told == [
+        "workflows/sub/x.py is no workflow: it lies in a folder without a SKILL.md; move it to workflows/x.py"
+    ]
+
+
+async def test_a_skill_folder_is_removed_from_outside_only_and_put_aside(place: Place) -> None:
+    store = place.open()
+    workflows = library(place)
+    for _ in range(2):
+        await store.put("skills/pdf-forms/SKILL.md", SKILL.encode())
+        await store.put("skills/pdf-forms/assets/form.bin", b"\xff\x00" * 5)
+        with pytest.raises(WorkflowValidationError, match="pdf-forms is a skill with a folder of files"):
+            await workflows.handle("workflows.delete", ["pdf_forms"], {})
+        assert await store.get("skills/pdf-forms/SKILL.md") == SKILL.encode()
+        assert await workflows.remove("pdf-forms")
+        assert await store.list("skills") == []
+        assert await workflows.list() == []
+    history = await workflows.history("pdf-forms")
+    assert [version["change"] for version in history] == ["added", "removed"] * 2
+    assert history[0]["source"] == SKILL
+    assert history[1]["files"] != history[3]["files"]
+    for removed in (history[1], history[3]):
+        assert await store.get(f"{removed['files']}/SKILL.md") == SKILL.encode()
+        assert await store.get(f"{removed['files']}/assets/form.bin") == b"\xff\x00" * 5
+
+
+async def test_inside_a_workflow_is_deleted_and_a_skill_of_its_name_stays(place: Place) -> None:
+    store = place.open()
+    await store.put("skills/pdf/SKILL.md", b"---\nname: pdf\ndescription: d\n---\nhi")
+    await store.put("skills/pdf.py", ADD.encode())
+    workflows = library(place)
+    await workflows.add("pdf", ADD)
+    await store.put("workflows/pdf.py", ADD.encode())
+    assert await workflows.handle("workflows.delete", ["pdf"], {}) is True
+    assert await store.list("skills") == ["skills/pdf/SKILL.md"]
+    assert await store.list("workflows") == []
+
+
 async def test_an_odd_skill_file_harms_nobody(place: Place) -> None:
     store = place.open()
     await store.put("skills/a/SKILL.md", b"no front matter\nat all")

@@ -137,6 +137,14 @@ async def copy(source: Store, target: Store, kinds: Sequence[Kind] = KINDS, *, o
     return moved
 
 
+async def carry_over(source: Store, target: Store) -> None:
+    """What a session's library keeps, for its fork on another store; what was said and done there stays."""
+    keys = [key for key in await source.list() if not key.startswith("sessions/")]
+    for key, data in zip(keys, await source.get_many(keys), strict=True):
+        if data is not None:
+            await target.put(key, data)
+
+
 async def _state(source: Store, target: Store, thing: Thing) -> State:
     if thing.logs:
         return await _state_of_logs(source, target, thing)

@@ -26,6 +26,8 @@ class Version(NamedTuple):
     digest: str
     """Of its text; "" when it was removed."""
     text: str
+    files: str = ""
+    """Where the folder of a skill was put that was removed."""
 
 
 class History:
@@ -82,17 +84,17 @@ def _beginning(name: str) -> bytes:
 
 
 def _record(version: Version, change: Change, at: str) -> bytes:
-    return orjson.dumps(
-        {"name": version.name, "digest": version.digest, "at": at, "change": change, "text": version.text}
-    )
+    said = {"name": version.name, "digest": version.digest, "at": at, "change": change, "text": version.text}
+    return orjson.dumps({**said, "files": version.files} if version.files else said)
 
 
 def _shown(number: int, said: dict[str, Any]) -> dict[str, Any]:
     source, description = without_description(said["text"])
-    return {
+    shown = {
         "version": number,
         "at": said["at"],
         "change": said["change"],
         "description": description,
         "source": source,
     }
+    return {**shown, "files": str(said["files"])} if said.get("files") else shown

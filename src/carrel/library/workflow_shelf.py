@@ -14,7 +14,8 @@ from carrel.errors import StorageWriteError, WorkflowValidationError
 from carrel.library.search import Entry
 from carrel.library.skill_folders import FILE, read_skill
 from carrel.library.tools.names import python_name
-from carrel.library.workflow_source import checked_name, outline, without_description
+from carrel.library.workflow_reading import Outlines
+from carrel.library.workflow_source import QUICK, checked_name, without_description
 from carrel.storage.call_order import CallOrder
 from carrel.storage.seam import Stamp, Store
 
@@ -23,7 +24,7 @@ _WORTH_KEEPING = 50
 """So many outlines are written down for the next process."""
 _FEW = 20
 """So many sources are read in the loop's own thread; more, in another."""
-_LITTLE = 64 * 1024
+_LITTLE = QUICK
 """So many bytes of them."""
 _LONGEST_DESCRIPTION = 4000
 _LONGEST_DOC = 20_000
@@ -66,7 +67,7 @@ def digest_of(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()[:32]
 
 
-def read_shelved(key: str, prefix: str, stamp: Stamp, data: bytes) -> Shelved:
+def read_shelved(key: str, prefix: str, stamp: Stamp, data: bytes, outlines: Outlines) -> Shelved:
     """One file as what it is; never fails: what cannot be called says why."""
     digest = digest_of(data)
     words = key[len(prefix) + 1 :].split("/")
@@ -80,7 +81,7 @@ def read_shelved(key: str, prefix: str, stamp: Stamp, data: bytes) -> Shelved:
         for word in name.split("."):
             checked_name(word)
         source, description = without_description(data.decode("utf-8"))
-        found = outline(name, source, description)
+        found = outlines.read(name, source, description)
     except (UnicodeDecodeError, WorkflowValidationError) as problem:
         why = f"{key} is no UTF-8 text: {problem}" if isinstance(problem, UnicodeDecodeError) else str(problem)
         return Shelved(key, stamp, digest, "workflow" if len(words) == 1 else "script", facts, "", why)
@@ -114,6 +115,7 @@ class Shelf:
         self._by_name: dict[str, Shelved] = {}
         self._loaded = False
         self._unkept = 0
+        self._passed_over: set[str] = set()
         self._turns = CallOrder()
 
     @property
@@ -199,7 +201,8 @@ class Shelf:
 
     async def _outlined(self, prefix: str, found: list[tuple[str, Stamp, bytes]]) -> list[tuple[Shelved, bytes]]:
         def outlined() -> list[tuple[Shelved, bytes]]:
-            return [(read_shelved(key, prefix, stamp, data), data) for key, stamp, data in found]
+            with Outlines() as outlines:
+                return [(read_shelved(key, prefix, stamp, data, outlines), data) for key, stamp, data in found]
 
         little = len(found) <= _FEW and sum(len(data) for _, _, data in found) <= _LITTLE
         return outlined() if little else await asyncio.to_thread(outlined)
@@ -207,6 +210,16 @@ class Shelf:
     def _remembers(self, key: str, stamp: Stamp) -> bool:
         known = self._by_key.get(key)
         return known is not None and known.stamp == stamp
+
+    def _pass_over(self, shelved: Shelved) -> None:
+        """Say once that nobody will find it where it lies."""
+        if shelved.kind == "workflow" and not shelved.problem and shelved.key not in self._passed_over:
+            self._passed_over.add(shelved.key)
+            folder, _, file = shelved.key.rpartition("/")
+            prefix = folder.partition("/")[0]
+            _log.warning(
+                "%s is no workflow: it lies in a folder without a %s; move it to %s/%s", shelved.key, FILE, prefix, file
+            )
 
     def _named(self) -> dict[str, Shelved]:
         skills = {shelved.key.rpartition("/")[0] for shelved in self._by_key.values() if shelved.key.endswith(FILE)}
@@ -223,6 +236,8 @@ class Shelf:
                     files[_callable(shelved.name)] = shelved
                 elif key[:slash] in skills:
                     named[_callable(shelved.name)] = shelved
+                else:
+                    self._pass_over(shelved)
             named.update(files)
         return dict(sorted(named.items()))
 

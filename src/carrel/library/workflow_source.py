@@ -18,9 +18,10 @@ RESERVED = VERBS | {"call_async", "call_sync"}
 
 _DESCRIPTION = "# description: "
 LARGEST = 256 * 1024
-"""Characters of a source: Python reads it whole, and nothing else of this program runs meanwhile."""
-_QUICK = 32 * 1024
-"""What is compiled too: for longer ones that can take minutes (lambdas in lambdas), and Python waits for it."""
+"""Characters of a source."""
+QUICK = 32 * 1024
+"""Python reads a source whole, and nothing else of this program runs meanwhile: a longer one is for another process.
+It is not compiled either: that can take minutes (lambdas in lambdas)."""
 _MOST_NODES = 1000
 _LONGEST_VALUE = 2000
 
@@ -53,6 +54,13 @@ class Outline:
     """The annotation of the result, "" where there is none."""
     doc: str
     """All that its docstrings say."""
+
+    def as_data(self) -> dict[str, Any]:
+        return {**vars(self), "parameters": [parameter.as_data() for parameter in self.parameters]}
+
+    @classmethod
+    def from_data(cls, data: dict[str, Any]) -> "Outline":
+        return cls(**{**data, "parameters": tuple(Parameter(**parameter) for parameter in data["parameters"])})
 
 
 LONGEST_NAME = 200
@@ -96,7 +104,7 @@ def compiled(name: str, source: str) -> None:
     """`WorkflowSyntaxError` for what Python only refuses when it compiles: `return` outside of a function, ….
 
     Of a long source that is found out only where it is called."""
-    if len(source) <= _QUICK:
+    if len(source) <= QUICK:
         _parsed(name, source, flags=0)
 
 
@@ -118,10 +126,15 @@ def _parsed(name: str, source: str, flags: int = ast.PyCF_ONLY_AST) -> ast.Modul
 
 
 def _not_python(name: str, problem: SyntaxError | None, why: str) -> WorkflowSyntaxError:
-    refused = WorkflowSyntaxError(f"the source of {name} is no Python: {why}")
-    refused.msg = str(refused)
-    if problem is not None:
-        refused.lineno, refused.offset, refused.text = problem.lineno, problem.offset, problem.text
+    where = (problem.lineno, problem.offset, problem.text) if problem is not None else (None, None, None)
+    return syntax_error(f"the source of {name} is no Python: {why}", *where)
+
+
+def syntax_error(message: str, line: int | None, offset: int | None, text: str | None) -> WorkflowSyntaxError:
+    """The error with what Python says of the place."""
+    refused = WorkflowSyntaxError(message)
+    refused.msg = message
+    refused.lineno, refused.offset, refused.text = line, offset, text
     return refused
 
 

@@ -1,12 +1,14 @@
 """Workflows: Python files with a `run` that people and agents write down once and call by name."""
 
 import asyncio
+import itertools
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
 from carrel.errors import (
+    KeyMissing,
     KeyRefused,
     StorageWriteError,
     WorkflowExecutionError,
@@ -17,13 +19,13 @@ from carrel.library.search import Index
 from carrel.library.skill_folders import FILE, read_skill
 from carrel.library.tools.names import near
 from carrel.library.workflow_history import History, Version
+from carrel.library.workflow_reading import Outlines
 from carrel.library.workflow_shelf import Shelf, Shelved, digest_of
 from carrel.library.workflow_source import (
     LARGEST,
     LONGEST_NAME,
     checked_name,
     compiled,
-    outline,
     with_description,
     without_description,
 )
@@ -84,7 +86,9 @@ class WorkflowLibrary:
         return {**shelved.shown(), "source": source, "usage": await self._usage.of(shelved.name)}
 
     async def history(self, name: str) -> list[dict[str, Any]]:
-        """Its versions, oldest first: `version`, `at`, `change`, `description`, `source`."""
+        """Its versions, oldest first: `version`, `at`, `change`, `description`, `source`.
+
+        Where the folder of a skill was removed, `files` says where it was put."""
         found = await self._found(name)
         if found is not None and found[0].kind == "workflow":
             await self._note([(found[0], await self._bytes(*found))])
@@ -156,19 +160,47 @@ class WorkflowLibrary:
         return added[0].shown()
 
     async def remove(self, name: str) -> bool:
-        """True when there was one. Its versions stay in its history."""
+        """True when there was one. Its versions stay in its history.
+
+        The folder of a skill is put aside, and the history says where."""
+        return await self._remove(name)
+
+    async def _remove(self, name: str, *, folders: bool = True) -> bool:
+        """`folders`: also the folder of a skill, which people wrote; without, that is a `WorkflowValidationError`."""
         async with _Held(self._store, self._notes):
             found = await self._found(name, note=False)
             if found is None:
                 return False
             shelved = found[0]
-            if shelved.kind == "instructions":
-                return await self._store.delete(shelved.key.rpartition("/")[0])
+            if shelved.kind == "instructions" and not folders:
+                raise WorkflowValidationError(
+                    f"{shelved.name} is a skill with a folder of files, which code inside does not delete; whoever has"
+                    f" the session can: remove_workflow({shelved.name!r})"
+                )
             await self._history.note([_version(shelved, await self._bytes(*found))])
-            removed = await self._store.delete(shelved.key)
-            await self._history.note([Version(shelved.name, "", "")])
+            aside = await self._put_aside(shelved) if shelved.kind == "instructions" else ""
+            removed = await self._store.delete(shelved.key.rpartition("/")[0] if aside else shelved.key)
+            await self._history.note([Version(shelved.name, "", "", aside)])
+        if not removed:
+            return False
         # Another of this name may lie below the other prefix; to be removed is to be gone.
-        return (await self.remove(name) or removed) if removed else False
+        rest = await self._found(name, note=False)
+        if rest is not None and (folders or rest[0].kind == "workflow"):
+            await self._remove(name, folders=folders)
+        return True
+
+    async def _put_aside(self, shelved: Shelved) -> str:
+        """Copy the folder of a skill to where nobody looks for skills; that place."""
+        folder = shelved.key.rpartition("/")[0]
+        taken = await self._store.folders(f"{self._notes}/removed")
+        numbered = (f"{folder.rpartition('/')[2]}-{number}" for number in itertools.count(1))
+        aside = f"{self._notes}/removed/{next(name for name in numbered if name not in taken)}"
+        for key in await self._store.list(folder):
+            try:
+                await self._store.put_pieces(f"{aside}{key[len(folder) :]}", self._store.pieces(key))
+            except (KeyRefused, KeyMissing) as problem:
+                _log.warning("%s was not kept when %s was removed: %s", key, folder, problem)
+        return aside
 
     # --- calling ----------------------------------------------------------------------------------------------------
 
@@ -212,7 +244,7 @@ class WorkflowLibrary:
             "search": self.search,
             "get": self.get,
             "create": self.add,
-            "delete": self.remove,
+            "delete": self._delete,
             "history": self.history,
             "read": self.read,
             "begin": self.begin,
@@ -221,6 +253,10 @@ class WorkflowLibrary:
         if verb not in answers:
             raise WorkflowNotFoundError(f"{name} is called where code runs, not on the host{near(verb, answers)}")
         return await answers[verb](*args, **kwargs)
+
+    async def _delete(self, name: str) -> bool:
+        """As code inside asks for it."""
+        return await self._remove(name, folders=False)
 
     async def _ended(self, name: str, seconds: float = 0.0, error: str | None = None) -> None:
         """As code inside tells it, who may tell anything."""
@@ -321,7 +357,8 @@ class _Held:
 def _described(name: str, source: str) -> str:
     """What a source that can be kept says of itself; `WorkflowValidationError` for another."""
     compiled(name, source)
-    return outline(name, source).description
+    with Outlines() as outlines:
+        return outlines.read(name, source).description
 
 
 def _version(shelved: Shelved, data: bytes) -> Version:

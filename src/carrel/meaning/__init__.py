@@ -2,11 +2,12 @@
 
 from carrel.meaning.choosing import better_embedder, default_embedder, minilm_folder, plain_embedder
 from carrel.meaning.minilm import MiniLMEmbedder
-from carrel.meaning.seam import Embedder
+from carrel.meaning.seam import Embedder, KnowsWords
 from carrel.meaning.static import StaticEmbedder
 
 __all__ = [
     "Embedder",
+    "KnowsWords",
     "MiniLMEmbedder",
     "StaticEmbedder",
     "better_embedder",

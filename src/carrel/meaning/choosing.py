@@ -1,7 +1,6 @@
 """Which embedder is used here: the best one that is installed."""
 
 import importlib.util
-import logging
 from pathlib import Path
 
 from carrel.home import resolve_carrel_home
@@ -9,23 +8,15 @@ from carrel.meaning.minilm import MODULE, PACKAGE, MiniLMEmbedder
 from carrel.meaning.seam import Embedder
 from carrel.meaning.static import StaticEmbedder
 
-logger = logging.getLogger(__name__)
+
+def default_embedder() -> Embedder:
+    """MiniLM where its weights are installed, else the one that comes with carrel. Loads nothing before it is used."""
+    return better_embedder() or plain_embedder()
 
 
-def default_embedder() -> Embedder | None:
-    """MiniLM where its weights are installed, else the one that comes with carrel, else None.
-
-    Loads nothing before it is used."""
-    found = better_embedder() or plain_embedder()
-    if found is None:
-        logger.info("no weights of wordllama are installed: search goes by words alone")
-    return found
-
-
-def plain_embedder() -> StaticEmbedder | None:
-    """The one that comes with carrel, where its package is installed."""
-    folder = _installed("wordllama")
-    return plain if folder is not None and (plain := StaticEmbedder(folder)).installed else None
+def plain_embedder() -> StaticEmbedder:
+    """The one that comes with carrel."""
+    return StaticEmbedder()
 
 
 def better_embedder() -> MiniLMEmbedder | None:

@@ -28,6 +28,14 @@ class Embedder(Protocol):
         """One row per text: of length 1, or all zeros for a text that says nothing."""
 
 
+@runtime_checkable
+class KnowsWords(Protocol):
+    """An embedder that can tell a text that it understands from one that it only spells."""
+
+    def knows(self, text: str) -> bool:
+        """Whether any word of the text means something to it; a vector of none of them is noise."""
+
+
 def speakable(text: str) -> str:
     """The text without what cannot be written as UTF-8, which tokenizers refuse."""
     return text.encode("utf-8", "replace").decode("utf-8")

@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,55 +11,68 @@ from carrel.meaning.seam import speakable
 if TYPE_CHECKING:
     from carrel.meaning.seam import Vectors
 
+UNKNOWN = "[UNK]"
+"""Stands for what has no vector: signs, and scripts other than the Latin one."""
+
+_FOLDER = Path(__file__).parent / "words"
 _AT_ONCE = 256
+_STEM = 4
+"""Letters with which a word that has no vector begins as one that has: `deploymnt` is still about deploying."""
 _loading = threading.Lock()
 
 
 class StaticEmbedder:
-    """The average of what each word means by itself: small, quick, and its weights lie inside an installed package.
+    """The average of what each word means by itself: small, quick, and its vectors lie beside this file.
 
-    Knows word families and topics ("crash" is near "exception"), not the order of words."""
+    Knows word families and topics ("crash" is near "exception"), not the order of words. The vectors were fitted so
+    that their average is near to what MiniLM says of a text: `scripts/make_word_vectors.py`."""
 
-    name = "wordllama-l2-supercat-256"
-    dimensions = 256
+    name = "carrel-words-1"
+    dimensions = 128
 
-    def __init__(self, folder: Path) -> None:
-        """`folder`: where wordllama is installed."""
-        self._weights = folder / "weights" / "l2_supercat_256.safetensors"
-        self._tokenizer = folder / "tokenizers" / "l2_supercat_tokenizer_config.json"
+    def __init__(self) -> None:
         self._loaded: tuple[Any, Any] | None = None
-
-    @property
-    def installed(self) -> bool:
-        return self._weights.is_file() and self._tokenizer.is_file()
 
     def embed(self, texts: Sequence[str]) -> "Vectors":
         import numpy  # noqa: PLC0415 - a third of a second, and only searching by meaning needs it
 
-        tokenizer, weights = self._load()
+        tokenizer, table = self._load()
         vectors = numpy.zeros((len(texts), self.dimensions), dtype=numpy.float32)
         for start in range(0, len(texts), _AT_ONCE):
             batch = [speakable(text) for text in texts[start : start + _AT_ONCE]]
-            for row, tokens in enumerate(tokenizer.encode_batch(batch, add_special_tokens=False), start):
+            for row, tokens in enumerate(tokenizer.encode_batch_fast(batch), start):
                 if tokens.ids:
-                    vectors[row] = weights[tokens.ids].sum(axis=0)
+                    vectors[row] = table[tokens.ids].sum(axis=0)
         lengths = numpy.linalg.norm(vectors, axis=1, keepdims=True)
         vectors /= numpy.maximum(lengths, 1e-12)
         return vectors
 
+    def knows(self, text: str) -> bool:
+        """Whether any word has a vector of its own, or begins with one; others are only spelled, piece by piece."""
+        tokens = self._load()[0].encode(speakable(text)).tokens
+        return any(
+            word != UNKNOWN and not word.startswith("##") and len(word) >= (_STEM if following.startswith("##") else 2)
+            for word, following in pairwise([*tokens, ""])
+        )
+
     def _load(self) -> tuple[Any, Any]:
-        # The two files are read as they are: importing wordllama itself takes most of a second, sets up the
-        # root logger, and brings code that can download.
         with _loading:
             if self._loaded is None:
                 import numpy  # noqa: PLC0415
-                from safetensors import safe_open  # noqa: PLC0415 - loads numpy
-                from tokenizers import Tokenizer  # noqa: PLC0415 - a compiled package, for this class only
 
-                with safe_open(self._weights, framework="numpy") as tensors:
-                    weights = tensors.get_tensor("embedding.weight").astype(numpy.float32)
-                tokenizer = Tokenizer.from_file(str(self._tokenizer))
-                tokenizer.no_padding()
-                tokenizer.no_truncation()
-                self._loaded = tokenizer, weights
+                words = (_FOLDER / "words.txt").read_text("ascii").split()
+                weights = numpy.load(_FOLDER / "weights.npy").astype(numpy.float32)
+                table = numpy.load(_FOLDER / "vectors.npy") * weights[:, None]
+                self._loaded = word_tokenizer(words), table
             return self._loaded
+
+
+def word_tokenizer(words: Sequence[str]) -> Any:
+    """Cuts a text into these words, and a word that is none of them into the longest pieces (`##…`) that are."""
+    from tokenizers import Tokenizer, models, normalizers, pre_tokenizers  # noqa: PLC0415 - compiled, for this only
+
+    numbers = {word: number for number, word in enumerate(words)}
+    tokenizer = Tokenizer(models.WordPiece(numbers, unk_token=UNKNOWN, max_input_chars_per_word=100))
+    tokenizer.normalizer = normalizers.BertNormalizer()
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    return tokenizer

@@ -16,10 +16,28 @@ from carrel.library.workflows import WorkflowLibrary
 from carrel.storage.file_store import FileStore
 from tests.execution.kinds import KINDS, make
 
+IN_CONTAINERS = frozenset(
+    ("test_data_comes_back_as_it_was_saved_here_and_on_the_host", "test_by_name_by_attribute_and_by_invoke")
+)
+"""The rest is tried in containers by `make soak`."""
+
+NOT_IN_CONTAINERS = frozenset(
+    (
+        "test_a_frame_becomes_parquet_and_comes_back_as_a_frame",
+        "test_without_pyarrow_it_is_said_what_to_install",
+        "test_a_figure_becomes_png",
+    )
+)
+"""The image that the tests pack has no pandas and no matplotlib."""
+
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "executor_kind" in metafunc.fixturenames:
-        metafunc.parametrize("executor_kind", KINDS)
+        name = metafunc.definition.name
+        slow = [] if name in IN_CONTAINERS else [pytest.mark.slow]
+        kinds = [kind for kind in KINDS if kind != "container" or name not in NOT_IN_CONTAINERS]
+        marked = [pytest.param(kind, marks=slow if kind == "container" else []) for kind in kinds]
+        metafunc.parametrize("executor_kind", marked)
 
 
 @dataclass
@@ -46,9 +64,10 @@ Begin = Callable[..., Inside]
 
 
 @pytest.fixture
-async def begin(executor_kind: str, tmp_path: Path) -> AsyncIterator[Begin]:
+async def begin(executor_kind: str, tmp_path: Path, request: pytest.FixtureRequest) -> AsyncIterator[Begin]:
     """`begin(tools=handler)` gives a session; all that it began is closed after the test."""
     made: list[Inside] = []
+    engine = {"docker_host": request.getfixturevalue("docker_engine")} if executor_kind == "container" else {}
 
     def beginning(**more: Handler) -> Inside:
         store = FileStore(tmp_path / "base")
@@ -62,13 +81,14 @@ async def begin(executor_kind: str, tmp_path: Path) -> AsyncIterator[Begin]:
             return handle
 
         handlers = {"workflows": workflows.handle, "skills": workflows.handle, "artifacts": artifacts.handle, **more}
-        executor = make(executor_kind, handlers={name: noting(handler) for name, handler in handlers.items()})
+        noted = {name: noting(handler) for name, handler in handlers.items()}
+        executor = make(executor_kind, handlers=noted, grace=30.0, **engine)
         made.append(Inside(executor, workflows, artifacts, calls))
         return made[-1]
 
     yield beginning
     for inside in made:
-        await asyncio.wait_for(inside.executor.close(), 30)
+        await asyncio.wait_for(inside.executor.close(), 60)
         await inside.workflows.close()
         await inside.artifacts.close()
 

@@ -80,6 +80,21 @@ async def test_a_frame_becomes_parquet_and_comes_back_as_a_frame(inside: Inside)
     )
 
 
+async def test_without_pyarrow_it_is_said_what_to_install(inside: Inside) -> None:
+    code = "import pandas as pd, sys\nframe = pd.DataFrame({'a': [1]})\nartifacts.save('kept', frame)\n"
+    code += "names = [n for n in sys.modules if n.partition('.')[0] == 'pyarrow']\n"
+    code += "before = {n: sys.modules.pop(n) for n in names}\n"
+    code += "sys.modules |= {'pyarrow': None, 'fastparquet': None}\nfound = []\n"
+    code += "for ask in (lambda: artifacts.save('t.parquet', frame), lambda: artifacts.load('kept')):\n"
+    code += "    try:\n        ask()\n    except OSError as e:\n        found.append((type(e).__name__, str(e)))\n"
+    code += "del sys.modules['pyarrow'], sys.modules['fastparquet']\nsys.modules |= before\nfound"
+    saved, loaded = await inside.value(code)
+    why = 'pandas needs pyarrow for that; deps.add("pyarrow") installs it'
+    assert saved == ("ArtifactWriteError", f"t.parquet was not saved: a table is kept as Parquet, and {why}")
+    assert loaded == ("ArtifactReadError", f"it was not loaded: a table is kept as Parquet, and {why}")
+    assert [kept["name"] for kept in await inside.artifacts.list()] == ["kept"]
+
+
 async def test_a_figure_becomes_png(inside: Inside) -> None:
     make = "import matplotlib\nmatplotlib.use('agg')\nfrom matplotlib.figure import Figure\nfigure = Figure()\n"
     await inside.value(make + "axes = figure.subplots()\naxes.plot([1, 2])\nartifacts.save('plot.png', figure)\nNone")

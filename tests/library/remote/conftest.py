@@ -2,7 +2,6 @@
 
 import asyncio
 import os
-import socket
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
@@ -14,14 +13,9 @@ from carrel.library.tools.definition_remote import McpDefinition
 from carrel.library.tools.mcp_servers import McpServer
 from carrel.library.tools.secrets import Secrets
 from tests.library.remote.web import Answer, Asked, Web
+from tests.ports import free_port
 
 SERVERS = Path(__file__).parent / "servers"
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 async def answers(port: int) -> None:
@@ -58,9 +52,10 @@ async def unruly() -> AsyncIterator[Callable[..., McpServer]]:
     """A provider of the unruly server: `unruly("banner", timeout=1)`."""
     made: list[McpServer] = []
 
-    def make(behaviour: str = "", secrets: Secrets | None = None, **fields: Any) -> McpServer:
-        fields = {"command": sys.executable, "args": [str(SERVERS / "unruly.py"), behaviour], "timeout": 20} | fields
-        made.append(McpServer(McpDefinition(name="odd", type="mcp", **fields), secrets or Secrets(), patience=1))
+    def make(behaviour: str = "", secrets: Secrets | None = None, patience: float = 1, **fields: Any) -> McpServer:
+        words = [str(SERVERS / "unruly.py"), behaviour]
+        fields = {"command": sys.executable, "args": words, "timeout": 20, "startup_timeout": 60} | fields
+        made.append(McpServer(McpDefinition(name="odd", type="mcp", **fields), secrets or Secrets(), patience=patience))
         return made[-1]
 
     yield make

@@ -16,8 +16,8 @@ from carrel.library.tools.http_calls import LONGEST_COMPLAINT, LONGEST_READ
 from carrel.library.tools.http_endpoints import HttpEndpoints
 from carrel.library.tools.seam import ToolProvider
 from carrel.library.tools.secrets import Secrets
-from tests.library.remote.conftest import free_port
 from tests.library.remote.web import Answer, Asked, Web
+from tests.ports import free_port
 
 Serve = Callable[[Callable[[Asked], Answer]], Web]
 ENDPOINTS: dict[str, Any] = {
@@ -151,7 +151,7 @@ async def test_a_service_that_is_away_hangs_floods_or_speaks_nonsense(web: Serve
                 return Answer("fine")
 
     served = web(answer)
-    provider, hurried = service(served.url, timeout=20), service(served.url, timeout=0.3)
+    provider, hurried = service(served.url, timeout=60), service(served.url, timeout=0.3)
     try:
         for kind in ("hang", "drip"):
             with pytest.raises(ToolTimeoutError, match=f"GET /repos/a/{kind} took longer than 0.3 s"):
@@ -251,7 +251,7 @@ async def test_fifty_calls_run_side_by_side(web: Serve, service: Any) -> None:
     together = threading.Barrier(50)
 
     def answer(_: Asked) -> Answer:
-        together.wait(20)
+        together.wait(60)
         return Answer("done")
 
     provider = service(web(answer).url)

@@ -1,5 +1,6 @@
 """Remote tools as code sees them: defined in YAML, listed together, checked before anything is sent."""
 
+import asyncio
 import sys
 from collections.abc import Callable
 
@@ -8,7 +9,7 @@ import pytest
 from carrel.errors import ToolCallError, ToolNotFoundError
 from carrel.library.tools.catalog import Tools
 from carrel.library.tools.mcp_servers import McpServer
-from carrel.library.tools.providers import providers_in
+from carrel.library.tools.providers import tool_files
 from carrel.library.tools.secrets import Secrets
 from carrel.storage.memory_store import MemoryStore
 from tests.library.remote.conftest import SERVERS
@@ -28,13 +29,15 @@ async def test_all_kinds_side_by_side_and_one_that_dies_costs_only_itself(web: S
             type: mcp
             command: {sys.executable}
             args: [{SERVERS / "unruly.py"}, ""]
+            startup_timeout: 55
             tags: [strange]""",
         "dead.yaml": f"""
             name: dead
             type: mcp
             transport: stdio
             command: {sys.executable}
-            args: [{SERVERS / "unruly.py"}, dies]""",
+            args: [{SERVERS / "unruly.py"}, dies]
+            startup_timeout: 55""",
         "git.yaml": f"""
             name: git
             type: http
@@ -51,7 +54,7 @@ async def test_all_kinds_side_by_side_and_one_that_dies_costs_only_itself(web: S
     }
     for name, text in files.items():
         await store.put(f"tools/{name}", text.encode())
-    tools = Tools(await providers_in(store, secrets=secrets), secrets=secrets)
+    tools = Tools(files=[tool_files(store, secrets=secrets)], secrets=secrets, patience=60)
     try:
         listed = {entry["name"]: entry for entry in await tools.list()}
         assert {"odd.echo", "git.get_repo", "shop.get_pet"} <= set(listed)
@@ -80,7 +83,7 @@ async def test_all_kinds_side_by_side_and_one_that_dies_costs_only_itself(web: S
 
 async def test_what_a_server_says_of_its_tools_has_no_secret_in_it(unruly: Callable[..., McpServer]) -> None:
     secrets = Secrets({"TOKEN_HERE": "mellon-mellon"})
-    tools = Tools([unruly("telltale", env={"TOKEN": "${TOKEN_HERE}"}, secrets=secrets)], secrets=secrets)
+    tools = Tools([unruly("telltale", env={"TOKEN": "${TOKEN_HERE}"}, secrets=secrets)], secrets=secrets, patience=60)
     told = [
         await tools.list(),
         await tools.handle("tools.list", [], {}),
@@ -96,4 +99,55 @@ async def test_what_a_server_says_of_its_tools_has_no_secret_in_it(unruly: Calla
     with pytest.raises(ToolCallError, match="TOKEN_HERE") as failed:
         await tools.call("odd.tell", {})
     assert "mellon" not in str(failed.value)
+    await tools.close()
+
+
+async def test_a_server_is_started_again_when_its_definition_changes_and_only_then() -> None:
+    store, secrets = MemoryStore(), Secrets({})
+    server = f"name: odd\ntype: mcp\ncommand: {sys.executable}\nargs: [{SERVERS / 'unruly.py'}, '']\n"
+    await store.put("tools/odd.yaml", server.encode())
+    tools = Tools(files=[tool_files(store, secrets=secrets)], secrets=secrets)
+    try:
+        first = await tools.call("odd.do")
+        await store.put("tools/other.yaml", b"name: other\ncommand: echo\n")
+        await store.put("tools/odd.yaml", f"# the same\n{server}".encode())
+        await tools.list()
+        assert await tools.call("odd.do") == first
+        await store.put("tools/odd.yaml", f"{server}tags: [new]\n".encode())
+        assert await tools.call("odd.do") != first
+    finally:
+        await tools.close()
+
+
+async def test_one_that_is_starting_keeps_nobody_waiting_who_looks_around(unruly: Callable[..., McpServer]) -> None:
+    tools = Tools([unruly("silent", startup_timeout=3)], patience=0.2)
+    async with asyncio.timeout(2.5):
+        (listed,) = await tools.list()
+        assert listed["error"] == "odd is still starting; tools.odd.list() waits until it has said what it has"
+        assert await tools.search("echo") == []
+        assert "# odd is still starting" in await tools.describe()
+        assert len(await tools.describe(limit=40)) <= 40
+    (waited,) = await tools.handle("tools.odd.list", [], {})
+    assert "it did not introduce itself within 3 s" in waited["error"]
+    # Whoever calls it now is told at once.
+    async with asyncio.timeout(2):
+        with pytest.raises(ToolCallError, match="it did not introduce itself within 3 s"):
+            await tools.call("odd.echo", {"text": "hi"})
+    await tools.close()
+
+
+async def test_one_that_is_still_starting_is_ended_with_the_session(unruly: Callable[..., McpServer]) -> None:
+    server = unruly("silent", startup_timeout=60)
+    tools = Tools([server], patience=0.1)
+    await tools.list()
+    async with asyncio.timeout(20):
+        await tools.close()
+
+
+async def test_a_slow_server_is_there_when_it_has_started(unruly: Callable[..., McpServer]) -> None:
+    tools = Tools([unruly()], patience=0.01)
+    assert "still starting" in (await tools.list())[0]["error"]
+    assert "echo" in {one["name"] for one in await tools.handle("tools.odd.list", [], {})}
+    assert "odd.echo" in {one["name"] for one in await tools.list()}
+    assert "still starting" not in await tools.describe()
     await tools.close()

@@ -12,11 +12,11 @@ from carrel.library.tools.definition_remote import McpDefinition
 from carrel.library.tools.mcp_servers import McpServer
 from carrel.library.tools.seam import Tool
 from carrel.library.tools.secrets import Secrets
-from tests.library.remote.conftest import free_port
 from tests.library.remote.web import Answer, Asked, Web
+from tests.ports import free_port
 
 Serve = Callable[[Callable[[Asked], Answer]], Web]
-ECHO = Tool(name="far.echo", timeout=20)
+ECHO = Tool(name="far.echo", timeout=60)
 
 
 @pytest.fixture
@@ -25,7 +25,7 @@ async def far() -> Any:
     made: list[McpServer] = []
 
     def make(url: str, **fields: Any) -> McpServer:
-        fields = {"transport": "http", "startup_timeout": 20} | fields
+        fields = {"transport": "http", "startup_timeout": 60} | fields
         secrets = Secrets({"KEY": "mellon-mellon"})
         made.append(McpServer(McpDefinition(name="far", type="mcp", url=url, **fields), secrets, patience=1))
         return made[-1]
@@ -161,7 +161,7 @@ async def test_a_server_that_does_not_take_leave_is_left_all_the_same(web: Serve
     server = far(served.url)
     assert await server.call(ECHO, {}) == "hello"
     try:
-        await asyncio.wait_for(server.close(), 30)
+        await asyncio.wait_for(server.close(), 60)
     finally:
         over.set()
     assert "DELETE" in [asked.method for asked in served.asked]

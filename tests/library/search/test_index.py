@@ -4,13 +4,14 @@ import asyncio
 import logging
 import threading
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy
 import pytest
 
 from carrel.library.search import Entry, Hit, Index
 from carrel.library.search.index import LONGEST_QUERY, meaning_of
-from carrel.meaning import plain_embedder
+from carrel.meaning import MiniLMEmbedder, plain_embedder
 from carrel.storage.memory_store import MemoryStore
 from carrel.storage.seam import Store
 from tests.storage.suite import Place
@@ -60,6 +61,26 @@ async def test_the_default_finds_words_and_meaning() -> None:
     assert keys(await index.search("holiday journey"))[0] == "trip"
     assert keys(await index.search("holiday journey", 1)) == ["trip"]
     await index.close()
+
+
+class ToldMiniLM(MiniLMEmbedder):
+    """MiniLM without its weights: notes what it is asked."""
+
+    def __init__(self) -> None:
+        super().__init__(Path("nowhere"))
+        self.texts: list[str] = []
+
+    def embed(self, texts: Sequence[str]) -> numpy.typing.NDArray[numpy.float32]:
+        self.texts += texts
+        return numpy.eye(len(texts), self.dimensions, dtype=numpy.float32)
+
+
+async def test_minilm_is_asked_in_a_question() -> None:
+    embedder = ToldMiniLM()
+    index = Index(None, "search/x", embedder)
+    index.update(ENTRIES[:1])
+    await index.search("smaller photos")
+    assert embedder.texts == [meaning_of(ENTRIES[0]), "how to smaller photos"]
 
 
 async def test_without_an_embedder_it_goes_by_words() -> None:

@@ -133,8 +133,8 @@ async def test_while_one_call_waits_for_a_yes_the_others_go_on(manner: str) -> N
 
 async def test_waiting_for_a_yes_is_not_in_the_timeout_of_the_tool() -> None:
     async def slowly(request: ApprovalRequest) -> bool:
-        await asyncio.sleep(0.4)
+        await asyncio.sleep(1.7)
         return True
 
-    tools = catalog(ECHO + "timeout: 0.3\n", approve=slowly)
+    tools = catalog(ECHO + "timeout: 1.5\n", approve=slowly)
     assert await tools.call("echo", {"text": "a"}) == "a\n"

@@ -115,6 +115,15 @@ async def test_names_with_a_dash_are_found() -> None:
     assert await tools.call("box.open-it") == "yes"
 
 
+async def test_a_tool_in_the_place_of_another_is_told_of_once(caplog: pytest.LogCaptureFixture) -> None:
+    tools = Tools([Servant("box", "box.open", "box.shut")])
+    tools.add(Servant("box", "box.open"))
+    for _ in range(2):
+        assert names(await tools.list()) == ["box.open", "box.shut"]
+    told = [record.getMessage() for record in caplog.records]
+    assert told == ["there are two tools box.open; the one that was registered last is called"]
+
+
 # --- providers that fail ----------------------------------------------------------------------------------------------
 
 
@@ -268,6 +277,5 @@ async def test_describe_puts_what_fits_the_task_first_and_keeps_its_length() -> 
     assert "more tools" in plain
     fitting = await tools.describe("what is the weather like?", limit=3000)
     assert len(fitting) <= 3000
-    assert fitting.splitlines()[1] == "def weather(city: str) -> str:"
-    assert '"Tell the weather of a city."' in fitting
+    assert fitting.splitlines()[2] == 'def weather(city: str) -> str: "Tell the weather of a city."'
     assert await Tools().describe() == ""

@@ -52,7 +52,7 @@ async def test_the_loop_goes_on_while_one_is_tried() -> None:
     while not call.done():
         await asyncio.sleep(0.01)
         turns += 1
-    assert turns > 20
+    assert turns > 5
     with pytest.raises(ToolCallError, match="takes too long to find out whether an argument matches"):
         await call
 

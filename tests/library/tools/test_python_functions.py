@@ -4,6 +4,7 @@ import asyncio
 import contextvars
 import dataclasses
 import datetime
+import decimal
 import functools
 import sys
 import threading
@@ -157,13 +158,13 @@ async def test_an_async_function_runs_on_the_loop_and_is_cancelled_with_its_call
         return "done"
 
     tools = Tools([register(wait, timeout=0.05)])
-    assert await tools.call("wait", {"seconds": 0}) == "done"
+    patient = Tools([register(wait, timeout=None)])
+    assert await patient.call("wait", {"seconds": 0}) == "done"
     with pytest.raises(ToolTimeoutError, match=r"wait took longer than 0\.05 s"):
         await tools.call("wait", {"seconds": 60})
     assert ended.is_set()
     ended.clear()
     began.clear()
-    patient = Tools([register(wait, timeout=None)])
     call = asyncio.create_task(patient.call("wait", {"seconds": 60}))
     await began.wait()
     call.cancel()
@@ -318,3 +319,32 @@ async def test_a_function_that_is_not_there_is_named(module: str) -> None:
     tools = module_tools(f"name: stats\ntype: python\nmodule: {module}\nfunctions: [duoble]\n")
     with pytest.raises(ToolCallError, match="has no function duoble; did you mean double"):
         await tools.call("stats.duoble")
+
+
+async def test_values_arrive_as_they_are_where_no_hint_says_otherwise() -> None:
+    got: list[Any] = []
+
+    def take(value, text: str = "", exact: decimal.Decimal | None = None, numbers: list[int] | None = None, **more):  # type: ignore[no-untyped-def]
+        got.append((value, text, exact, numbers, more))
+
+    tools = Tools([register(take)])
+    day = datetime.date(2026, 2, 3)
+    for value in (
+        (1, (2,)),
+        {3},
+        frozenset({4}),
+        day,
+        datetime.timedelta(1),
+        b"\xff",
+        {5: "five"},
+        decimal.Decimal("0.1"),
+    ):
+        await tools.call("take", {"value": value, "other": value})
+        assert got[-1][0] == value
+        assert type(got[-1][0]) is type(value)
+        assert got[-1][4] == {"other": value}
+    exact = decimal.Decimal("0.12345678901234567890123")
+    await tools.call("take", {"value": (1,), "text": day, "exact": exact, "numbers": (1, 2)})
+    assert got[-1] == ((1,), "2026-02-03", exact, [1, 2], {})
+    with pytest.raises(ToolCallError, match=r"take: numbers\[0\] must be int"):
+        await tools.call("take", {"value": 1, "numbers": ("x",)})

@@ -7,7 +7,7 @@ import pytest
 from carrel.errors import ConfigurationError
 from carrel.library.tools import reading
 from carrel.library.tools.catalog import Tools
-from carrel.library.tools.providers import providers_in
+from carrel.library.tools.providers import tool_files
 from carrel.library.tools.reading import read_definitions
 from carrel.library.tools.secrets import Secrets
 from carrel.storage.file_store import FileStore
@@ -39,7 +39,7 @@ async def test_all_files_below_tools_are_read(place: Place) -> None:
 async def test_tools_from_a_store_can_be_called_and_are_shared(place: Place) -> None:
     await place.open().put("tools/echo.yaml", ECHO)
     secrets = Secrets({})
-    tools = Tools(await providers_in(place.open(), secrets=secrets), secrets=secrets)
+    tools = Tools(files=[tool_files(place.open(), secrets=secrets)], secrets=secrets)
     assert await tools.call("echo", {"text": "a"}) == "a\n"
     await tools.close()
 
@@ -52,7 +52,7 @@ async def test_a_bad_file_is_an_error_or_costs_itself(place: Place) -> None:
         await read_definitions(store)
     found = await read_definitions(store, on_error="skip")
     assert list(found.by_file) == ["tools/echo.yaml"]
-    assert [str(problem).partition(",")[0] for problem in found.problems] == ["tools/bad.yaml"]
+    assert list(found.problems) == ["tools/bad.yaml"]
 
 
 async def test_a_name_that_stands_in_two_files_is_told(place: Place) -> None:
@@ -99,7 +99,7 @@ async def test_a_description_of_a_service_beside_its_definition_is_no_definition
     await store.put("tools/shop.yaml", b"name: shop\ntype: openapi\nspec: ./shop.openapi.yaml\n")
     await store.put("tools/shop.openapi.yaml", SPEC)
     secrets = Secrets({})
-    tools = Tools(await providers_in(store, secrets=secrets), secrets=secrets)
+    tools = Tools(files=[tool_files(store, secrets=secrets)], secrets=secrets)
     assert [one["name"] for one in await tools.list()] == ["shop.list_items"]
     await tools.close()
 
@@ -109,7 +109,7 @@ async def test_a_file_that_a_definition_names_and_nobody_has_costs_that_tool(pla
     await store.put("tools/shop.yaml", b"name: shop\ntype: openapi\nspec: ../../../etc/shop.json\n")
     await store.put("tools/echo.yaml", ECHO)
     secrets = Secrets({})
-    tools = Tools(await providers_in(store, secrets=secrets), secrets=secrets)
+    tools = Tools(files=[tool_files(store, secrets=secrets)], secrets=secrets)
     listed = await tools.list()
     assert [one["name"] for one in listed] == ["echo", "shop"]
     assert "shop cannot be used" in listed[1]["error"]

@@ -57,15 +57,65 @@ def test_what_is_too_short_is_no_secret() -> None:
 
 
 def test_of_two_where_one_begins_the_other_the_longer_is_hidden_whole() -> None:
-    secrets = Secrets({"A": "abcd", "B": "abcdefgh"})
+    secrets = Secrets({"A": "abcdefgh", "B": "abcdefghijkl"})
     secrets.fill("${A} ${B}")
-    assert secrets.hide("abcdefgh abcd") == "${B} ${A}"
+    assert secrets.hide("abcdefghijkl abcdefgh") == "${B} ${A}"
 
 
-@given(st.lists(st.sampled_from(["hunter2", "hun", "ter2", "hunterhunter2", "h", "x\n"])), st.integers(1, 5))
-def test_a_stream_is_cleared_also_where_a_value_is_cut(parts: list[str], size: int) -> None:
+def test_numbers_flags_and_short_words_are_no_secrets() -> None:
+    plain = {
+        "PORT": "5432",
+        "FLAG": "true",
+        "BRANCH": "main",
+        "LEVEL": "DEBUG",
+        "NAME": "Alice",
+        "R": "-0.25",
+        "N": "7 ",
+    }
+    secrets = Secrets(plain)
+    secrets.fill("".join(f"${{{name}}}" for name in plain))
+    data = {"text": "id 15432 is true; branch main; DEBUG Alice -0.25 7 5432", "n": [5432, True]}
+    assert secrets.hide_in(data) == data
+    secrets = Secrets({"PIN": "12345678", "WORD": "sesameseed", "MIXED": "aXbYcZ"})
+    secrets.fill("${PIN}${WORD}${MIXED}")
+    assert secrets.hide("12345678 sesameseed aXbYcZ") == "${PIN} ${WORD} ${MIXED}"
+
+
+def test_a_number_in_data_that_is_a_secret_is_hidden() -> None:
+    secrets = Secrets({"PIN": "12345678"})
+    secrets.fill("${PIN}")
+    data = [12345678, 123456780, {12345678}, 10**5000]
+    assert secrets.hide_in(data) == ["${PIN}", 123456780, {"${PIN}"}, 10**5000]
+
+
+def test_a_short_value_is_hidden_as_a_word_of_its_own() -> None:
+    secrets = Secrets({"V": "v1.2", "KEY": "hunter2", "ODD": "#a1!"})
+    secrets.fill("${V}${KEY}${ODD}")
+    for apart in ("v1.20", "xhunter2", "hunter23"):
+        assert secrets.hide(apart) == apart
+        assert secrets.hide_bytes(apart.encode()) == apart.encode()
+    for text in ("%s", "=%s.", "_%s_", "/%s/", "\\n%s\\n", "%%2f%s", "\\u001b%s", "\\x00%s", "\x1b[1;31m%s\x1b[0m"):
+        assert secrets.hide(text % "hunter2") == text % "${KEY}"
+        assert secrets.hide_bytes((text % "hunter2").encode()) == (text % "${KEY}").encode()
+    assert secrets.hide("x#a1!x") == "x${ODD}x"
+
+
+def test_a_short_value_is_hidden_in_all_encodings() -> None:
     secrets = Secrets({"KEY": "hunter2"})
     secrets.fill("${KEY}")
+    for written in (b"hunter2".hex(), base64.b64encode(b"hunter2").decode(), base64.b64encode(b"u:hunter2").decode()):
+        assert "${KEY}" in secrets.hide(f"x{written}x")
+
+
+@given(
+    st.lists(
+        st.sampled_from(["hunter2", "hun", "ter2", "hunterhunter2", "h", "x\n", "\\n", "%2F", "abcabcab", "cdef"])
+    ),
+    st.integers(1, 5),
+)
+def test_a_stream_is_cleared_also_where_a_value_is_cut(parts: list[str], size: int) -> None:
+    secrets = Secrets({"KEY": "hunter2", "LONG": "abcabcab", "LONGER": "abcabcabcdef"})
+    secrets.fill("${KEY}${LONG}${LONGER}")
     text = "".join(parts)
     said: list[str] = []
     stream = secrets.hiding(said.append)

@@ -1,10 +1,7 @@
 """Pure: one order from two, what has the words and what means the same."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Literal, NamedTuple
-
-FUSION = 10
-"""How soon a lower rank counts less. Small, because the right entry is one and not a page of them."""
 
 
 class Hit(NamedTuple):
@@ -17,19 +14,15 @@ class Hit(NamedTuple):
     """What it was found by."""
 
 
-def blended(by_words: Mapping[str, float], near: Sequence[tuple[str, float]], limit: int) -> list[Hit]:
-    """Reciprocal rank fusion in which words count as much as of the question they have.
+def blended(by_words: Mapping[str, float], near: Mapping[str, float], limit: int) -> list[Hit]:
+    """The nearness of each entry, and what its words add to it.
 
-    `by_words`: for each entry which share of the question its words answer, 0 to 1; `near`: the nearest first. An entry
-    that has half of what was asked for leads its list like one that has all; its rank alone says too little."""
-    scores: dict[str, float] = {}
-    for rank, key in enumerate(sorted(by_words, key=lambda key: (-by_words[key], key)), 1):
-        scores[key] = by_words[key] ** 2 / (FUSION + rank)
-    meant = {key for key, _ in near}
-    for rank, (key, _) in enumerate(near, 1):
-        scores[key] = scores.get(key, 0.0) + 1 / (FUSION + rank)
+    `by_words`: for each entry which share of the question its words answer; `near`: the cosine of those that are near;
+    both 0 to 1. To have all the words is worth as much as to mean the very same, to have half of them next to nothing:
+    of a question in other words, some word is in some entry nevertheless."""
+    scores = {key: near.get(key, 0.0) + by_words.get(key, 0.0) ** 4 for key in by_words.keys() | near.keys()}
     best = sorted(scores, key=lambda key: (-scores[key], key))[: max(limit, 0)]
-    return [Hit(key, scores[key], _how(key in by_words, key in meant)) for key in best]
+    return [Hit(key, scores[key], _how(key in by_words, key in near)) for key in best]
 
 
 def _how(said: bool, meant: bool) -> Literal["words", "meaning", "both"]:

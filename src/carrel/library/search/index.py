@@ -12,7 +12,7 @@ from carrel.library.search.words import spelled
 from carrel.meaning import Embedder
 from carrel.storage.seam import Store
 
-LEAST_NEARNESS = 0.15
+LEAST_NEARNESS = 0.18
 """Below this cosine, an entry has no more to do with a question than any other."""
 
 PATIENCE = 1.5
@@ -82,7 +82,7 @@ class Index:
             return []
         await self._meanings.settle(self._patience)
         near = await self._meanings.ask(query, _NEAREST, LEAST_NEARNESS)
-        here = [(key, nearness) for key, nearness in near if key in self._entries]
+        here = {key: nearness for key, nearness in near if key in self._entries}
         return blended(self._words.shares(query), here, limit)
 
     async def close(self) -> None:

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from carrel.errors import StorageError
 from carrel.library.search.vectors import Nearness, VectorTable, digest
-from carrel.meaning import Embedder, StaticEmbedder, default_embedder
+from carrel.meaning import Embedder, MiniLMEmbedder, StaticEmbedder, default_embedder
 from carrel.storage.seam import Store
 
 logger = logging.getLogger(__name__)
@@ -72,7 +72,7 @@ class Meanings:
         vector = self._questions.get(question)
         if vector is None:
             try:
-                vector = (await asyncio.to_thread(embedder.embed, [question]))[0]
+                vector = (await asyncio.to_thread(embedder.embed, [_as_asked(question, embedder)]))[0]
             except Exception:
                 logger.warning(_FAILED, self._place, exc_info=True)
                 self._embedder = self._nearness = None
@@ -152,3 +152,8 @@ class Meanings:
 
     def _key(self, embedder: Embedder) -> str:
         return f"{self._place}/{embedder.name}"
+
+
+def _as_asked(question: str, embedder: Embedder) -> str:
+    """MiniLM learned from questions and their answers: it understands "trim a photo" better as a question."""
+    return f"how to {question}" if isinstance(embedder, MiniLMEmbedder) else question

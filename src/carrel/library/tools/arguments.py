@@ -56,16 +56,17 @@ class Checker:
         self._has_patterns: bool | None = None
 
     def checked(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """The arguments as plain data; `ToolCallError` names each one that is missing, unknown or wrong."""
+        """The arguments as the tool takes them; `ToolCallError` names each one that is missing, unknown or wrong."""
         try:
-            given = self._named(arguments)
+            named = self._named(arguments)
+            given = {name: plain(value) for name, value in named.items()}
             problems = self._unknown(given) + self._missing(given) or self._wrong(given)
         except RecursionError:
             raise ToolCallError(f"{self.tool.name}: its arguments are nested too deeply") from None
         if problems:
             more = f"; and {len(problems) - _MOST_TOLD} more" if len(problems) > _MOST_TOLD else ""
             raise ToolCallError(f"{self.tool.name}: {'; '.join(problems[:_MOST_TOLD])}{more}")
-        return given
+        return named if self.tool.takes_values else given
 
     def _named(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
         given: dict[str, Any] = {}
@@ -76,7 +77,7 @@ class Checker:
                 raise ToolCallError(f"{self.tool.name}: {called} is given twice")
             # None is how Python says "not given", unless the schema knows it as a value.
             if value is not None or called in self._required or _takes_null(self._properties.get(called)):
-                given[called] = plain(value)
+                given[called] = value
         return given
 
     def _unknown(self, given: Mapping[str, Any]) -> list[str]:

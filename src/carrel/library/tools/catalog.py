@@ -1,9 +1,11 @@
 """All tools of a session: listed, searched, described and called, by the code inside and by the program outside."""
 
 import asyncio
+import logging
 import time
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from dataclasses import replace
+from itertools import chain
 from typing import Any
 
 from carrel.errors import CarrelError, ToolCallError, ToolNotFoundError, ToolTimeoutError
@@ -14,8 +16,9 @@ from carrel.library.tools.aside import in_a_thread
 from carrel.library.tools.names import near, python_name
 from carrel.library.tools.seam import Stream, Tool, ToolProvider
 from carrel.library.tools.secrets import Secrets
-from carrel.library.tools.source import Source
+from carrel.library.tools.source import PATIENCE, Source
 from carrel.library.tools.stubs import Docs, describe, parameters_of, signature_of
+from carrel.library.tools.tool_files import ToolFiles
 
 AT_ONCE = 64
 """Calls that run at the same time; more wait for their turn."""
@@ -27,6 +30,8 @@ _LONGEST_NAME = 300
 
 Found = list[dict[str, Any]]
 
+logger = logging.getLogger(__name__)
+
 
 class Tools:
     """The tools of all providers under one roof."""
@@ -35,28 +40,85 @@ class Tools:
         self,
         providers: Iterable[ToolProvider] = (),
         *,
+        files: Sequence[ToolFiles] = (),
         approve: Approver | None = None,
         index: Index | None = None,
         secrets: Secrets | None = None,
+        patience: float = PATIENCE,
     ) -> None:
-        """`secrets`: the one that the providers fill in from, so that what they say can be cleared of it."""
+        """`files`: definitions that are looked at again with each question, the more important last. `secrets`: the
+        one that the providers fill in from, so that what they say can be cleared of it. `patience`: seconds that
+        whoever only looks around waits for a provider that is starting."""
+        self._files = files
+        self._looking = asyncio.Lock()
         self._sources: dict[str, list[Source]] = {}
+        self._leaving: dict[asyncio.Task[None], Source] = {}
         self._approval = Approval(approve)
         self._index = index if index is not None else Index(None, "search/tools")
         self._known: dict[str, _Known] = {}
         self._secrets = secrets if secrets is not None else Secrets()
+        self._patience = patience
+        self._twice: set[str] = set()
         self._slots = asyncio.Semaphore(AT_ONCE)
         for provider in providers:
             self.add(provider)
 
     def add(self, provider: ToolProvider) -> None:
-        """Its tools are there from now on; where two have one of the same name, the later is called."""
-        self._sources.setdefault(provider.name, []).insert(0, Source(provider))
+        """Its tools are there from now on; where two have one of the same name, the later is called.
+
+        The log says so when they are looked at."""
+        self._place(Source(provider, len(self._files)))
+
+    def _place(self, source: Source) -> None:
+        sources = self._sources.setdefault(source.provider.name, [])
+        sources.insert(sum(1 for other in sources if other.rank > source.rank), source)
+
+    async def look(self) -> None:
+        """Take up the tool files that came, changed or went. A call under way ends with the provider it began with.
+
+        The first time a bad file is a `ConfigurationError`, where that was wanted; later it costs its own tools."""
+        async with self._looking:
+            for rank, files in enumerate(self._files):
+                for change in await files.look():
+                    if change.old is not None:
+                        self._drop(change.old)
+                    if change.new is not None:
+                        self._place(Source(change.new, rank))
+
+    def _drop(self, provider: ToolProvider) -> None:
+        word = provider.name
+        for source in [one for one in self._sources.get(word, ()) if one.provider is provider]:
+            self._sources[word].remove(source)
+            leaving = asyncio.create_task(source.retire(), name=f"end of {word}")
+            self._leaving[leaving] = source
+            leaving.add_done_callback(self._left)
+        if not self._sources.get(word):
+            self._sources.pop(word, None)
+        self._known = {name: known for name, known in self._known.items() if name.partition(".")[0] != word}
+
+    def _left(self, leaving: asyncio.Task[None]) -> None:
+        source = self._leaving.pop(leaving)
+        if not leaving.cancelled() and leaving.exception() is not None:
+            logger.warning("%s did not end as it should: %s", source.provider.name, leaving.exception())
+
+    async def _look_if_changed(self, word: str) -> None:
+        """The same at the cost of a stamp, for somebody who knows what is wanted."""
+        sources = [*self._sources.get(word, ())]
+        for source in sources:
+            if source.rank < len(self._files) and not await self._files[source.rank].is_as_read(source.provider):
+                break
+        else:
+            if sources:
+                return
+        await self.look()
 
     async def close(self) -> None:
         """End everything the providers started; twice is harmless."""
-        providers = [source.provider for sources in self._sources.values() for source in sources]
-        ended = await asyncio.gather(*(provider.close() for provider in providers), return_exceptions=True)
+        leaving = dict(self._leaving)
+        sources = [*chain.from_iterable(self._sources.values()), *leaving.values()]
+        ended = await asyncio.gather(*(source.close() for source in sources), return_exceptions=True)
+        for task in leaving:
+            task.cancel()
         await self._index.close()
         for problem in ended:
             if isinstance(problem, BaseException):
@@ -67,10 +129,11 @@ class Tools:
     async def list(self, under: str = "") -> Found:
         """Every tool as a dict with name, description, tags, parameters and signature, by name.
 
-        A provider that cannot be used has one with `error`. `under`: only those below this word, by their names
-        there."""
+        A provider that cannot be used, or not yet, has one with `error`. `under`: only those below this word, by
+        their names there; this waits for a provider that is starting."""
+        await self.look()
         words = [under] if under else sorted(self._sources)
-        found = await self._seen(words)
+        found = await self._seen(words, None if under else self._patience)
         told = [known.told() async for known in self._all(found)]
         if under:
             told = [{**one, "name": one["name"].removeprefix(f"{under}.")} for one in told if one["name"] != under]
@@ -80,37 +143,57 @@ class Tools:
                 "description": "",
                 "tags": [],
                 "parameters": [],
-                "error": self._secrets.hide(str(source.problem)),
+                "error": self._secrets.hide(source.trouble),
             }
             for word in words
             for source in self._sources.get(word, ())
-            if source.problem is not None
+            if source.trouble
         ]
 
     async def search(self, query: str, limit: int = 10) -> Found:
         """The tools that answer best, the best first, as in `list`, each with its score."""
-        found = await self._seen(self._sources)
+        await self.look()
+        found = await self._seen(self._sources, self._patience)
         self._index.update([known.entry async for known in self._all(found)])
         hits = await self._index.search(query, limit)
         return [{**self._of(found[hit.key]).told(), "score": hit.score} for hit in hits if hit.key in found]
 
     async def describe(self, task: str | None = None, limit: int = 8000, docs: Docs = "all") -> str:
         """Typed Python stubs with their docs in at most `limit` characters, what fits the task first and whole."""
-        found = await self._seen(self._sources)
+        await self.look()
+        found = await self._seen(self._sources, self._patience)
+        starting = [f"# {one.trouble}\n" for some in self._sources.values() for one in some if one.is_starting]
+        told = "".join(starting)[: limit // 4]
         ranked = [one["name"] for one in await self.search(task, 30)] if task else ()
         tools = [known.clear async for known in self._all(found)]
         # Many and long ones take a while, in which others go on.
-        return self._secrets.hide(await in_a_thread(lambda: describe(tools, limit, ranked, docs)))
+        stubs = await in_a_thread(lambda: describe(tools, limit - len(told), ranked, docs))
+        return self._secrets.hide(f"{stubs.rstrip()}\n\n{told}".lstrip() if told else stubs)
+
+    async def get(self, name: str) -> dict[str, Any] | None:
+        """One as in `list`, with the JSON `schema` of its arguments; None when there is none of this name."""
+        try:
+            known = self._of(await self.find(name))
+        except ToolNotFoundError:
+            return None
+        return {**known.told(), "schema": dict(known.clear.parameters)}
 
     async def find(self, name: str) -> Tool:
         """The tool of this name; `ToolNotFoundError` with near names, `ToolCallError` when its provider fails."""
         return (await self._found(name))[1]
 
-    async def _seen(self, words: Iterable[str]) -> dict[str, Tool]:
+    async def _seen(self, words: Iterable[str], patience: float | None) -> dict[str, Tool]:
         """Nobody is waited for one after the other: a slow server costs its own time only."""
         sources = [source for word in words for source in reversed(self._sources.get(word, ()))]
         found: dict[str, Tool] = {}
-        for tools in await asyncio.gather(*(source.seen() for source in sources)):
+        for source, tools in zip(
+            sources, await asyncio.gather(*(source.seen(patience) for source in sources)), strict=True
+        ):
+            # A file that stands in the place of another is meant to; a function may have come there by chance.
+            if source.rank == len(self._files):
+                for name in (found.keys() & tools.keys()) - self._twice:
+                    self._twice.add(name)
+                    logger.warning("there are two tools %s; the one that was registered last is called", name)
             found.update(tools)
         return found
 
@@ -146,11 +229,12 @@ class Tools:
         hiding = self._secrets.hiding(stream) if stream is not None else None
         try:
             source, tool = await self._found(name)
-            given = await source.checked(tool, bound(tool, args, arguments or {}))
-            if self._approval.wanted(tool):
-                given = await source.checked(tool, await self._approval.of(tool, given))
-            async with self._slots:
-                return self._secrets.hide_in(await _called(source.provider, tool, given, hiding))
+            with source.in_use():
+                given = await source.checked(tool, bound(tool, args, arguments or {}))
+                if self._approval.wanted(tool):
+                    given = await source.checked(tool, await self._approval.of(tool, given))
+                async with self._slots:
+                    return self._secrets.hide_in(await _called(source.provider, tool, given, hiding))
         except CarrelError as problem:
             problem.args = (self._secrets.hide(str(problem)), *problem.args[1:])
             raise
@@ -166,6 +250,8 @@ class Tools:
         `stream` takes the output of a call while it comes, where the tool's definition wants that or the code says
         `_stream=True`."""
         words = name.split(".", 5)[1:]
+        if words[1:] == ["list"]:
+            await self._look_if_changed(words[0])
         match words:
             case []:
                 raise ToolCallError("tools itself cannot be called; tools.list() shows what is there")
@@ -175,7 +261,7 @@ class Tools:
                 return await self.search(*args, **kwargs)
             case ["describe"]:
                 return await self.describe(*args, **kwargs)
-            case [word, "list"] if word in self._sources and f"{word}.list" not in await self._seen([word]):
+            case [word, "list"] if word in self._sources and f"{word}.list" not in await self._seen([word], None):
                 return await self.list(word)
         called = ".".join(words)
         given = dict(kwargs)
@@ -189,6 +275,7 @@ class Tools:
             raise ToolNotFoundError(f"there is no tool {name[:40]}…: a name of {len(name):,} characters")
         called = ".".join(map(python_name, name.split(".")))
         word = called.partition(".")[0]
+        await self._look_if_changed(word)
         sources = self._sources.get(word, [])
         if not sources:
             known = [*self._sources, *self._known]

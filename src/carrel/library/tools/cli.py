@@ -86,17 +86,27 @@ class Program:
                 f"{tool.name} wrote more than can be kept ({ended.left_out:,} bytes too many), "
                 f"and half of it is no {kind}; ask it for less"
             )
+        if kind == "json":
+            # Read first: a value may stand where JSON wants a number.
+            return self._secrets.hide_in(self._json(tool, _decoded(ended.stdout)))
         stdout = self._stdout(ended)
-        if kind == "bytes":
-            return stdout
-        return _json(tool, _decoded(stdout)) if kind == "json" else _decoded(stdout)
+        return stdout if kind == "bytes" else _decoded(stdout)
+
+    def _json(self, tool: Tool, text: str) -> Any:
+        if not text.strip():
+            return None
+        try:
+            return json.loads(text)
+        except ValueError as problem:
+            said = self._secrets.hide(text).strip()[:200]
+            raise ToolCallError(f"{tool.name} was to write JSON and did not ({problem}): {said}") from None
 
 
 def tools_of(definition: CliDefinition) -> list[Tool]:
     """The program itself, then its recipes."""
     parameters = definition.parameters
     returns = {"text": {"type": "string"}, "json": None, "bytes": {"type": "string", "format": "binary"}}
-    shared = {"returns": returns[definition.output]}
+    shared: dict[str, Any] = {"returns": returns[definition.output]}
     tools = [
         Tool(
             name=definition.name,
@@ -221,15 +231,6 @@ def _text(value: Any) -> str:
             return str(int(value))
         case _:
             return str(value)
-
-
-def _json(tool: Tool, text: str) -> Any:
-    if not text.strip():
-        return None
-    try:
-        return json.loads(text)
-    except ValueError as problem:
-        raise ToolCallError(f"{tool.name} was to write JSON and did not ({problem}): {text.strip()[:200]}") from None
 
 
 def _not_started(program: str, cwd: str | None, problem: OSError | ValueError) -> str:

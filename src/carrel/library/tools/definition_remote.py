@@ -62,8 +62,8 @@ class McpDefinition(Definition):
     cwd: str | None = None
     url: Url | None = None
     headers: Headers = Field(default_factory=dict)
-    startup_timeout: Seconds = 30.0
-    """Seconds until the server has said what it has."""
+    startup_timeout: Seconds = 10.0
+    """Seconds until the server has introduced itself, and again until it has said what it has."""
 
     @model_validator(mode="after")
     def _whole(self) -> Self:

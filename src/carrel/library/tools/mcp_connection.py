@@ -85,13 +85,13 @@ class Connection:
         """The client, once the server has introduced itself; ToolCallError or ConfigurationError when it does not."""
         given = self._definition
         try:
+            if given.transport == "stdio":
+                assert given.command is not None
+                env = self._secrets.fill_all(given.env)
+                self._process = await ServerProcess.start(given.command, given.args, env, given.cwd)
+            # While the server starts; loading the SDK takes a second, in which others go on.
+            await in_a_thread(lambda: import_module("mcp"))
             async with asyncio.timeout(given.startup_timeout):
-                if given.transport == "stdio":
-                    assert given.command is not None
-                    env = self._secrets.fill_all(given.env)
-                    self._process = await ServerProcess.start(given.command, given.args, env, given.cwd)
-                # While the server starts; loading the SDK takes a second, in which others go on.
-                await in_a_thread(lambda: import_module("mcp"))
                 with hidden_in_logs(self._secrets):
                     self._keeping = asyncio.create_task(self._keep(), name=f"MCP server {given.name}")
                 return await asyncio.shield(self._client)

@@ -126,7 +126,8 @@ class ServerProcess:
         await in_a_thread(lambda: end_marked(self._mark))
         with contextlib.suppress(TimeoutError):
             # What it said last explains its end; somebody who left the group may keep the pipe open.
-            await asyncio.wait_for(asyncio.shield(self._listening), 0.2)
+            async with asyncio.timeout(0.2):
+                await asyncio.shield(self._listening)
         for task in (draining, self._listening):
             task.cancel()
         await asyncio.gather(draining, self._listening, return_exceptions=True)

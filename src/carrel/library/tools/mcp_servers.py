@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import time
 from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -16,6 +17,7 @@ from carrel.library.tools.names import python_names
 from carrel.library.tools.renaming import renamed
 from carrel.library.tools.seam import Stream, Tool
 from carrel.library.tools.secrets import Secrets
+from carrel.library.tools.source import AGAIN, SLOW
 
 if TYPE_CHECKING:
     from mcp import Client
@@ -53,6 +55,8 @@ class McpServer:
         self._asking: asyncio.Task[None] | None = None
         self._tools: list[Tool] = []
         self._known: dict[str, _Known] = {}
+        self._hung: ToolCallError | None = None
+        self._hung_at = 0.0
         self._stale = True
         self._closed = False
 
@@ -196,6 +200,8 @@ class McpServer:
             raise self._over()
         live = self._live()
         if self._opening is None or (self._opening.done() and (live is None or live.ended)):
+            if self._hung is not None and time.monotonic() < self._hung_at + AGAIN:
+                raise self._hung
             self._stale = True
             self._opening = asyncio.create_task(self._open(), name=f"start of the MCP server {self.name}")
         opening = self._opening
@@ -211,7 +217,14 @@ class McpServer:
 
     async def _open(self) -> "tuple[Connection, Client]":
         connection = Connection(self._definition, self._secrets, self._changed)
-        return connection, await connection.open()
+        began, self._hung = time.monotonic(), None
+        try:
+            return connection, await connection.open()
+        except ToolCallError as problem:
+            self._hung_at = time.monotonic()
+            if self._hung_at - began >= SLOW:
+                self._hung = problem
+            raise
 
     def _changed(self) -> None:
         self._stale = True

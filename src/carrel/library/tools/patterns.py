@@ -1,23 +1,20 @@
 """Regular expressions on texts of strangers: simple ones at once, others in a process that is ended when time is up."""
 
-import contextlib
-import json
 import re
-import select
-import subprocess
-import sys
 import time
 from functools import lru_cache
 from pathlib import Path
 from re import _constants, _parser  # type: ignore[attr-defined]
 from typing import Any, Self
 
+from carrel.library.asked_process import AskedProcess
+
 SECONDS = 2.0
 """For all expressions of one call together."""
 _QUICK_STEPS = 2_000_000
 _REPEATS = (_constants.MAX_REPEAT, _constants.MIN_REPEAT)
 _PLAIN = (_constants.LITERAL, _constants.NOT_LITERAL, _constants.IN, _constants.ANY, _constants.AT)
-_PROGRAM = Path(__file__).parent / "pattern_process.py"
+_PROGRAM = str(Path(__file__).parent / "pattern_process.py")
 
 
 class TooSlow(Exception):
@@ -30,16 +27,13 @@ class Expressions:
     def __init__(self, seconds: float = SECONDS) -> None:
         self._seconds = seconds
         self._until: float | None = None
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process = AskedProcess(_PROGRAM)
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._process is not None:
-            self._process.kill()
-            with contextlib.suppress(BrokenPipeError):
-                self._process.communicate()
+        self._process.end()
 
     def found(self, pattern: str, text: str) -> bool:
         """Whether the expression is found in the text; `TooSlow`, or `re.error` when it is none."""
@@ -49,23 +43,12 @@ class Expressions:
         return self._tried(pattern, text)
 
     def _tried(self, pattern: str, text: str) -> bool:
-        if self._process is None:
-            # Without -I and -S it would be slower, and could be made to load what lies about.
-            words = [sys.executable, "-I", "-S", str(_PROGRAM)]
-            self._process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env={}, bufsize=0)
+        if self._until is None:
             self._until = time.monotonic() + self._seconds
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        assert self._until is not None
-        # It reads all of it before it begins, so that writing does not wait for what may hang.
-        unsent = memoryview(json.dumps([pattern, text]).encode() + b"\n")
-        while unsent:
-            unsent = unsent[self._process.stdin.write(unsent) or 0 :]
-        ready, _, _ = select.select([self._process.stdout], [], [], max(self._until - time.monotonic(), 0))
-        answer = self._process.stdout.read(2) if ready else b""
-        if not answer:
-            raise TooSlow(pattern)
-        return answer == b"1\n"
+        try:
+            return bool(self._process.ask([pattern, text], self._until))
+        except (TimeoutError, EOFError):
+            raise TooSlow(pattern) from None
 
 
 @lru_cache(maxsize=1000)

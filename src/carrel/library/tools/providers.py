@@ -1,7 +1,6 @@
 """Which definition becomes which provider: the only file here that names them all."""
 
 import os
-import posixpath
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import assert_never
@@ -15,31 +14,32 @@ from carrel.library.tools.mcp_servers import McpServer
 from carrel.library.tools.openapi import OpenApi
 from carrel.library.tools.programs import Runner
 from carrel.library.tools.python_functions import PythonModule
-from carrel.library.tools.reading import OnError, read_definitions
+from carrel.library.tools.reading import OnError
 from carrel.library.tools.seam import ToolProvider
 from carrel.library.tools.secrets import Secrets
+from carrel.library.tools.tool_files import ToolFiles, key_beside
 from carrel.storage.seam import Store
 
 Read = Callable[[str], Awaitable[bytes]]
 """The bytes of a file that a definition names; `FileNotFoundError` when there is none."""
 
 
-async def providers_in(
+def tool_files(
     store: Store,
     *,
     prefix: str = "tools",
     secrets: Secrets,
     sandbox: Runner | None = None,
     on_error: OnError = "raise",
-) -> list[ToolProvider]:
-    """A provider for each definition in `prefix/*.yaml`; nothing is started yet.
+) -> ToolFiles:
+    """The definitions in `prefix/**/*.yaml`, each with its provider; nothing is read or started yet.
 
     `sandbox`: who runs programs inside, for definitions that say `runs: sandbox`."""
-    found = await read_definitions(store, prefix, on_error)
-    return [
-        provider_of(definition, secrets=secrets, sandbox=sandbox, read=_beside(store, file))
-        for file, definition in found.by_file.items()
-    ]
+
+    def make(file: str, definition: AnyDefinition) -> ToolProvider:
+        return provider_of(definition, secrets=secrets, sandbox=sandbox, read=_beside(store, file))
+
+    return ToolFiles(store, prefix, make, on_error)
 
 
 def provider_of(
@@ -67,7 +67,7 @@ def _beside(store: Store, file: str) -> Read:
     async def read(path: str) -> bytes:
         if os.path.isabs(path):
             return Path(path).read_bytes()
-        key = posixpath.normpath(posixpath.join(posixpath.dirname(file), path))
+        key = key_beside(file, path)
         data = await store.get(key)
         if data is None:
             raise FileNotFoundError(f"there is no {key} beside {file}")

@@ -14,6 +14,7 @@ from pydantic.json_schema import GenerateJsonSchema
 
 from carrel.errors import CarrelError, ConfigurationError, ToolCallError, ToolTimeoutError
 from carrel.library.docstrings import read_docstring
+from carrel.library.tools.arguments import plain
 from carrel.library.tools.aside import in_a_thread
 from carrel.library.tools.definition_local import PythonDefinition
 from carrel.library.tools.names import near
@@ -58,7 +59,7 @@ class Function:
 
     def _bound(self, tool: Tool, arguments: Mapping[str, Any]) -> tuple[list[Any], dict[str, Any]]:
         try:
-            read = self._model.model_validate(dict(arguments))
+            read = self._read(arguments)
         except ValidationError as problem:
             told = [f"{_place(error['loc'])}: {error['msg']}" for error in problem.errors(include_url=False)]
             raise ToolCallError(f"{tool.name}: {'; '.join(told[:3])}") from None
@@ -71,6 +72,15 @@ class Function:
             elif name in read.model_fields_set:
                 kwargs[called] = getattr(read, name)
         return args, kwargs
+
+    def _read(self, arguments: Mapping[str, Any]) -> BaseModel:
+        """As the hints say; what they do not take as it is, they may take as JSON knows it: a date as a text."""
+        try:
+            return self._model.model_validate(dict(arguments))
+        except ValidationError as problem:
+            wrong = {error["loc"][0] for error in problem.errors(include_url=False) if error["loc"]}
+            given = {name: plain(value) if name in wrong else value for name, value in arguments.items()}
+            return self._model.model_validate(given)
 
 
 class Functions:
@@ -230,6 +240,7 @@ def _tool_of(function: Callable[..., Any], signature: inspect.Signature, model: 
         description=said.text or said.summary,
         parameters=schema,
         returns=_returns(function),
+        takes_values=True,
         positional=tuple(
             part.name
             for part in signature.parameters.values()

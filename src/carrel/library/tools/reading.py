@@ -2,7 +2,7 @@
 
 import hashlib
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -25,17 +25,24 @@ _parsed: dict[str, AnyDefinition] = {}
 
 @dataclass(frozen=True)
 class Definitions:
-    """What was found, by file, and what was wrong with the rest."""
+    """What was found, and what was wrong with the rest, by file."""
 
     by_file: dict[str, AnyDefinition] = field(default_factory=dict)
-    problems: list[ConfigurationError] = field(default_factory=list)
+    problems: dict[str, ConfigurationError] = field(default_factory=dict)
 
 
-async def read_definitions(store: Store, prefix: str = "tools", on_error: OnError = "raise") -> Definitions:
-    """All of `prefix/**/*.yaml` and `.yml`. A bad file, or a name that stands in two, is a `ConfigurationError`;
+async def definition_files(store: Store, prefix: str = "tools") -> list[str]:
+    """All of `prefix/**/*.yaml` and `.yml`."""
+    return [key for key in await store.list(prefix) if key.endswith((".yaml", ".yml"))]
 
-    with `on_error="skip"` it is logged and the others are there."""
-    files = [key for key in await store.list(prefix) if key.endswith((".yaml", ".yml"))]
+
+async def read_definitions(
+    store: Store, prefix: str = "tools", on_error: OnError = "raise", files: Sequence[str] | None = None
+) -> Definitions:
+    """What the files define. A bad one, or a name that stands in two, is a `ConfigurationError`;
+
+    with `on_error="skip"` it is logged and the others are there. `files`: as `definition_files` found them just now."""
+    files = await definition_files(store, prefix) if files is None else files
     contents = {file: data for file, data in zip(files, await store.get_many(files), strict=True) if data is not None}
     hashes = {file: hashlib.blake2b(data, digest_size=16).hexdigest() for file, data in contents.items()}
     place = f"library/{prefix}/parsed.json"
@@ -59,7 +66,7 @@ async def read_definitions(store: Store, prefix: str = "tools", on_error: OnErro
             if on_error == "raise":
                 raise
             logger.warning("a tool was left out: %s", problem)
-            found.problems.append(problem)
+            found.problems[file] = problem
             continue
         named[definition.name] = file
         found.by_file[file] = definition

@@ -29,6 +29,8 @@ class Tool:
     """Seconds a call may take; None is no limit."""
     stream: bool = False
     """Whether code that calls it sees its output while it comes."""
+    takes_values: bool = False
+    """Whether it is given Python's values as they are: tuples, sets, dates. Else it gets what JSON knows."""
 
     @property
     def in_order(self) -> tuple[str, ...]:

@@ -9,9 +9,43 @@ from urllib.parse import quote, quote_plus
 SHORTEST = 4
 """What is shorter is no secret, and hiding it would blacken half of every text."""
 
+LONG = 8
+"""A value of so many characters is no part of another word by chance."""
+
 _SHORTEST_CORE = 5
 """Fewer letters of base64 are found in any picture."""
 _ESCAPED = re.compile("%[0-9A-F]{2}")
+_NUMBER = re.compile(r"[+-]?[0-9]*[.,]?[0-9]+")
+_WORD_BEFORE = (
+    r"(?:(?<![A-Za-z0-9])|(?<=\\[abfnrtv])|(?<=\\x[0-9A-Fa-f]{2})|(?<=\\u[0-9A-Fa-f]{4})"
+    r"|(?<=%[0-9A-Fa-f]{2})|(?<=[\[;0-9]m))"
+)
+"""Where a word may begin: after no letter, or after the last one of an escape of Python, of a URL or of a terminal."""
+CONTEXT = 6
+"""Characters before a value that this looks at."""
+
+
+def is_secret(value: str) -> bool:
+    """Whether a value is hidden: a port, a flag or a word such as `main` is not, for it stands in every other text."""
+    bare = value.strip()
+    if len(bare) >= LONG:
+        return True
+    is_word = bare.isalpha() and (bare.islower() or bare.isupper() or bare.istitle())
+    return len(bare) >= SHORTEST and not is_word and not _NUMBER.fullmatch(bare)
+
+
+def stands_alone(value: str, form: str) -> bool:
+    """Whether this form of it is hidden only as a word of its own: a short one is a part of others by chance."""
+    return len(value.strip()) < LONG and form in (value, value.strip())
+
+
+def expression_of(form: str, *, alone: bool) -> str:
+    """A regular expression that finds it, anywhere or only as a word of its own."""
+    if not alone:
+        return re.escape(form)
+    before = _WORD_BEFORE if re.match("[A-Za-z0-9]", form) else ""
+    after = "(?![A-Za-z0-9])" if re.search(r"[A-Za-z0-9]\Z", form) else ""
+    return f"{before}{re.escape(form)}{after}"
 
 
 def forms_of(value: str) -> list[str]:

@@ -6,10 +6,13 @@ from collections.abc import Callable, Mapping
 from typing import Any, AnyStr
 
 from carrel.errors import ConfigurationError
-from carrel.library.tools.secret_forms import SHORTEST, forms_of
+from carrel.library.tools.secret_forms import CONTEXT, expression_of, forms_of, is_secret, stands_alone
 
 _PLACE = re.compile(r"\$\{([^}]*)\}")
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+
+_LARGEST = 10**100
+"""Larger numbers are no secrets, and Python does not write them all."""
 
 Say = Callable[[str], None]
 
@@ -21,6 +24,7 @@ class Secrets:
         """`environment`: where the names are looked up, each time; this process's own when None."""
         self._environment = os.environ if environment is None else environment
         self._forms: dict[str, str] = {}
+        self._alone: dict[str, bool] = {}
         self._pattern: re.Pattern[str] | None = None
         self._in_bytes: dict[bytes, bytes] = {}
         self._pattern_bytes: re.Pattern[bytes] | None = None
@@ -44,30 +48,38 @@ class Secrets:
         return value
 
     def _know(self, name: str, value: str) -> None:
-        if len(value) < SHORTEST or value in self._forms:
+        if value in self._forms or not is_secret(value):
             return
         for form in forms_of(value):
             self._forms.setdefault(form, f"${{{name}}}")
+            self._alone[form] = self._alone.get(form, True) and stands_alone(value, form)
         # The longest first: one secret may be the beginning of another.
         longest_first = sorted(self._forms, key=len, reverse=True)
-        self._pattern = re.compile("|".join(map(re.escape, longest_first)))
-        in_bytes = sorted(
-            ((_bytes(form), _bytes(name)) for form, name in self._forms.items()), key=lambda one: -len(one[0])
-        )
-        self._in_bytes = dict(in_bytes)
-        self._pattern_bytes = re.compile(b"|".join(map(re.escape, self._in_bytes)))
+        expressions = [expression_of(form, alone=self._alone[form]) for form in longest_first]
+        self._pattern = re.compile("|".join(expressions))
+        self._in_bytes = {_bytes(form): _bytes(self._forms[form]) for form in longest_first}
+        self._pattern_bytes = re.compile(_bytes("|".join(expressions)))
 
     @property
     def known(self) -> int:
         """How many forms of values are known by now; what was cleared when they were fewer may have others in it."""
         return len(self._forms)
 
-    def hide(self, text: str) -> str:
-        """The text with every value that was ever filled in replaced by its name again, in all forms that are known."""
+    def hide(self, text: str, before: str = "") -> str:
+        """The text with every value that was ever filled in replaced by its name again, in all forms that are known.
+
+        `before`: what stands before it, where that matters."""
         # Looking for each in turn is many times quicker than an expression of all, and most texts have none.
         if self._pattern is None or not any(form in text for form in self._forms):
             return text
-        return self._pattern.sub(lambda found: self._forms[found[0]], text)
+        if not before:
+            return self._pattern.sub(lambda found: self._forms[found[0]], text)
+        said: list[str] = []
+        last, text = len(before), before + text
+        for found in self._pattern.finditer(text, last):
+            said += text[last : found.start()], self._forms[found[0]]
+            last = found.end()
+        return "".join([*said, text[last:]])
 
     def hide_bytes(self, data: bytes) -> bytes:
         """The same for bytes."""
@@ -85,7 +97,7 @@ class Secrets:
         return data
 
     def hide_in(self, value: Any) -> Any:
-        """The same for all texts inside data."""
+        """The same for all texts inside data; a number is replaced when it is a value as a whole."""
         if self._pattern is None:
             return value
         match value:
@@ -95,8 +107,14 @@ class Secrets:
                 return self.hide_bytes(value)
             case dict():
                 return {self.hide_in(key): self.hide_in(item) for key, item in value.items()}
+            case bool():
+                return value
+            case int():
+                return self._forms.get(str(value), value) if abs(value) < _LARGEST else value
             case list():
                 return [self.hide_in(item) for item in value]
+            case set() | frozenset():
+                return type(value)(map(self.hide_in, value))
             case tuple() if type(value) is tuple:
                 return tuple(self.hide_in(item) for item in value)
             case _:
@@ -107,8 +125,23 @@ class Secrets:
         return HidingStream(self, say)
 
     def begun(self, text: str) -> int:
-        """How many characters at the end of the text may be the beginning of a value."""
-        return max((_overlap(text, form) for form in self._forms), default=0)
+        """How many characters at the end of the text may be the beginning of a value, or one if the word ends there."""
+        return max((_overlap(text, form, whole=self._alone[form]) for form in self._forms), default=0)
+
+    def hide_begun(self, text: str, start: int) -> tuple[str, int]:
+        """What can be said of a text from `start` on while more of it is to come, and how far into it that is."""
+        if self._pattern is None:
+            return text[start:], len(text)
+        said: list[str] = []
+        open_from = len(text) - self.begun(text[start:])
+        for found in self._pattern.finditer(text, start):
+            if found.start() >= open_from:
+                break
+            said += text[start : found.start()], self._forms[found[0]]
+            start = found.end()
+            if start > open_from:
+                open_from = len(text) - self.begun(text[start:])
+        return "".join([*said, text[start:open_from]]), open_from
 
 
 class HidingStream:
@@ -117,25 +150,27 @@ class HidingStream:
     def __init__(self, secrets: Secrets, say: Say) -> None:
         self._secrets = secrets
         self._say = say
+        self._before = ""
         self._kept = ""
 
     def __call__(self, piece: str) -> None:
-        text = self._secrets.hide(self._kept + piece)
-        kept = self._secrets.begun(text)
-        self._kept = text[len(text) - kept :]
-        if len(text) > kept:
-            self._say(text[: len(text) - kept])
+        text = self._before + self._kept + piece
+        said, upto = self._secrets.hide_begun(text, len(self._before))
+        self._before, self._kept = text[max(0, upto - CONTEXT) : upto], text[upto:]
+        if said:
+            self._say(said)
 
     def end(self) -> None:
         """There is no more: say what was kept back."""
-        kept, self._kept = self._kept, ""
+        kept = self._secrets.hide(self._kept, self._before)
+        self._before = self._kept = ""
         if kept:
             self._say(kept)
 
 
-def _overlap(text: AnyStr, form: AnyStr) -> int:
-    """How much of the form's beginning, but not all of it, is the text's end."""
-    for length in range(min(len(form) - 1, len(text)), 0, -1):
+def _overlap(text: AnyStr, form: AnyStr, *, whole: bool = False) -> int:
+    """How much of the form's beginning, but not all of it unless `whole`, is the text's end."""
+    for length in range(min(len(form) if whole else len(form) - 1, len(text)), 0, -1):
         if text.endswith(form[:length]):
             return length
     return 0

@@ -1,15 +1,18 @@
 """Pure: tools in, a page of typed Python stubs out, the most useful first and never longer than asked for."""
 
-import inspect
 import math
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import takewhile
 from typing import Any, Literal
 
 from carrel.library.tools.names import python_name
 from carrel.library.tools.python_types import ANY, Work, python_type, resolved
 from carrel.library.tools.seam import Tool
+from carrel.library.tools.told import LONGEST_DEFAULT, Told, parameters_in_order, told
 
 Docs = Literal["all", "line", "none", "name"]
 """How much is said: everything, the first sentence, the parameters only, the name only."""
@@ -18,8 +21,6 @@ _FIRST = 8
 """So many of the tools that fit a task best are shown whole before any other gets a line."""
 _LONGEST_LINE = 160
 _WRAPPED = 60
-_MOST_PROSE, _LONGEST_PLACE = 3000, 300
-"""Parts of a tool's parameters whose descriptions are looked for, and how deep: the length of `filter.owner.name`."""
 _SENTENCE = re.compile(r"(?<=[^.\s][.!?])\s+(?=[A-Z`*])")
 
 
@@ -27,7 +28,7 @@ def parameters_of(tool: Tool) -> list[dict[str, Any]]:
     """Its parameters as dicts with name, type, description, required and default."""
     found = []
     work = Work()
-    for name, schema, required in _parameters(tool):
+    for name, schema, required in parameters_in_order(tool):
         inner, _ = resolved(schema, tool.parameters, (), work)
         description = schema.get("description", inner.get("description"))
         found.append(
@@ -44,52 +45,20 @@ def parameters_of(tool: Tool) -> list[dict[str, Any]]:
 
 def signature_of(tool: Tool, room: int = 240) -> str:
     """`(url: str, max_time: int = 30) -> str`"""
-    work = Work()
-    written = [
-        (name, _parameter(name, schema, required, tool.parameters, room, work))
-        for name, schema, required in _parameters(tool)
-    ]
-    shown = [parameter for name, parameter in written if name in tool.positional]
-    named = [parameter for name, parameter in written if name not in tool.positional]
-    if named:
-        shown += ["*", *named]
-    returns = python_type(tool.returns, tool.returns, room, work) if tool.returns is not None else ANY
-    return f"({', '.join(shown)})" + (f" -> {returns}" if returns != ANY else "")
+    return _signature(tool, [(one.name, one.typed, "") for one in _parameters(tool, room)], room)
 
 
-def stub(tool: Tool, name: str, docs: Docs = "all", known: frozenset[tuple[str, str]] = frozenset()) -> str:
-    """One function as a stub. `known`: what has been said of some parameters already."""
-    head = f"def {name}{signature_of(tool, 240 if docs == 'all' else 80)}:"
-    if docs == "none":
-        return f"{head} ..."
-    if docs == "line":
-        line = first_sentence(tool.description)
-        return f"{head} {_quoted(line)}" if line else f"{head} ..."
-    lines = [line.rstrip() for line in inspect.cleandoc(tool.description).splitlines() if line.strip()]
-    lines += [f"{place}: {prose}" for place, prose in _prose(tool) if (place, prose) not in known]
-    if not lines:
-        return f"{head} ..."
-    return f"{head}\n {_quoted(lines[0]) if len(lines) == 1 else _quoted_lines(lines)}"
+def stub(tool: Tool, name: str, docs: Docs = "all") -> str:
+    """One function as a stub: what is said of a parameter is a comment after it, what lies in one is told below."""
+    return _stub(_Known(tool), name, docs, {})
 
 
 def group_stub(name: str, tools: Sequence[tuple[Tool, Docs]]) -> str:
-    """All tools under one first word; one that is the word itself is a plain function, many are a class."""
-    if len(tools) == 1 and tools[0][0].name == name:
-        return f"# {name}" if tools[0][1] == "name" else stub(tools[0][0], name, tools[0][1])
-    counted = Counter(said for tool, docs in tools if docs == "all" for said in set(_prose(tool)))
-    known = frozenset(said for said, count in counted.items() if count > 1)
-    lines: list[str] = []
-    if known:
-        lines.append(_quoted_lines(sorted(f"{place}: {prose}" for place, prose in known)))
-    for tool, docs in tools:
-        if docs != "name":
-            lines.append(stub(tool, _below(tool, "__call__"), docs, known))
-    others = [_below(tool, "__call__") for tool, docs in tools if docs == "name"]
-    if not lines:
-        return f"# {name}: {', '.join(others)}"
-    if others:
-        lines.append(f"# and {', '.join(others)}")
-    return "\n ".join([f"class {name}:", *(line.replace("\n", "\n ") for line in lines)])
+    """All tools under one first word; one that is the word itself is a plain function, many are a class.
+
+    A parameter that means the same in several of them is an attribute of the class, and only named where it is
+    taken."""
+    return _group_stub(name, [(_Known(tool), docs) for tool, docs in tools])
 
 
 def describe(tools: Sequence[Tool], limit: int = 8000, ranked: Sequence[str] = (), docs: Docs = "all") -> str:
@@ -98,19 +67,20 @@ def describe(tools: Sequence[Tool], limit: int = 8000, ranked: Sequence[str] = (
     Those are shown whole and first; of the others as many as there is room for, with a line each, with their
     parameters only, or only by name; and the last line says how many there are beside them."""
     order = {name: place for place, name in enumerate(ranked)}
-    wanted = sorted(_in_turn(tools), key=lambda tool: order.get(tool.name, math.inf))
+    known = map(_Known, _in_turn(tools))
+    wanted = sorted(known, key=lambda one: order.get(one.tool.name, math.inf))
     page = _Page(limit - len(_HEAD) - len(_rest(len(tools), len(tools))))
-    page.show([tool for tool in wanted if tool.name in order][:_FIRST], docs, page.room // 2)
+    page.show([one for one in wanted if one.tool.name in order][:_FIRST], docs, page.room // 2)
     # That a thing is there is worth knowing, but not more than what the better ones are.
     page.show(wanted, "name", page.room // 3)
     for level in _LEVELS[1 : _LEVELS.index(docs) + 1]:
         page.show(wanted, level, page.room)
-    shown = [tool for tool in wanted if tool.name in page.levels]
+    shown = [one for one in wanted if one.tool.name in page.levels]
     while shown:
         text = _written(shown, page.levels, len(tools))
         if len(text) <= limit:
             return text
-        page.levels.pop(shown.pop().name)
+        page.levels.pop(shown.pop().tool.name)
     return _rest(len(tools), len(tools))[: max(limit, 0)]
 
 
@@ -122,23 +92,27 @@ class _Page:
         self.levels: dict[str, Docs] = {}
         self._taken: dict[str, int] = {}
 
-    def show(self, tools: Sequence[Tool], level: Docs, room: int) -> None:
+    def show(self, tools: Sequence["_Known"], level: Docs, room: int) -> None:
         """As many as there is room for, in order; those that are shown better already stay so."""
         room = min(room, self.room)
-        for tool in tools:
-            was = self.levels.get(tool.name)
+        for one in tools:
+            name = one.tool.name
+            was = self.levels.get(name)
             if was is not None and _LEVELS.index(was) >= _LEVELS.index(level):
                 continue
-            if room < len(tool.name):
+            if room < len(name):
                 return
-            size = _size(tool, level)
-            costs = size - self._taken.get(tool.name, 0)
+            size = _size(one, level)
+            costs = size - self._taken.get(name, 0)
             if costs <= room:
-                self.levels[tool.name], self._taken[tool.name] = level, size
+                self.levels[name], self._taken[name] = level, size
                 self.room, room = self.room - costs, room - costs
 
 
-_HEAD = "# Called as tools.NAME(...) or tools.GROUP.NAME(...); await tools.NAME.call_async(...) for many at once.\n"
+_HEAD = (
+    "# Called as tools.NAME(...) or tools.GROUP.NAME(...); await tools.NAME.call_async(...) for many at once.\n"
+    "# A comment is about the parameter before it; a bare parameter is what its class says of that name.\n"
+)
 _LEVELS: tuple[Docs, ...] = ("name", "none", "line", "all")
 
 
@@ -160,11 +134,11 @@ def _in_turn(tools: Sequence[Tool]) -> list[Tool]:
     return [tool for _, tool in sorted(placed, key=lambda one: one[0])]
 
 
-def _size(tool: Tool, docs: Docs) -> int:
+def _size(known: "_Known", docs: Docs) -> int:
     """About what it takes on the page, its part of a group's first line included."""
     if docs == "name":
-        return len(tool.name) + 2
-    return len(stub(tool, _below(tool, tool.name), docs).replace("\n", "\n ")) + 3
+        return len(known.tool.name) + 2
+    return len(_stub(known, _below(known.tool, known.tool.name), docs, {})) + 3
 
 
 def _below(tool: Tool, itself: str) -> str:
@@ -173,71 +147,178 @@ def _below(tool: Tool, itself: str) -> str:
     return python_name(below) if below else itself
 
 
-def _written(tools: Sequence[Tool], levels: Mapping[str, Docs], of: int) -> str:
-    groups: dict[str, list[tuple[Tool, Docs]]] = {}
-    for tool in tools:
-        groups.setdefault(tool.name.partition(".")[0], []).append((tool, levels[tool.name]))
-    stubs = [group_stub(name, members) for name, members in groups.items()]
+def _written(tools: Sequence["_Known"], levels: Mapping[str, Docs], of: int) -> str:
+    groups: dict[str, list[tuple[_Known, Docs]]] = {}
+    for one in tools:
+        groups.setdefault(one.tool.name.partition(".")[0], []).append((one, levels[one.tool.name]))
+    stubs = [_group_stub(name, members) for name, members in groups.items()]
     return _HEAD + "\n".join(stubs) + "\n" + _rest(of - len(tools), of)
 
 
 # --- parts of a stub --------------------------------------------------------------------------------------------------
 
 
-def _parameters(tool: Tool) -> Iterator[tuple[str, Mapping[str, Any], bool]]:
-    """Name, schema and whether it is required: first those that need no name, then the required, then the others."""
-    schema, _ = resolved(tool.parameters, tool.parameters)
-    properties = schema.get("properties")
-    if not isinstance(properties, Mapping):
-        return
-    listed = schema.get("required")
-    required = set(map(str, listed)) if isinstance(listed, list) else set()
-    order = {name: place for place, name in enumerate(tool.in_order)}
-    names = sorted(properties, key=lambda name: (order.get(name, math.inf), name not in required))
-    for name in names:
-        inner = properties[name]
-        yield python_name(str(name)), inner if isinstance(inner, Mapping) else {}, name in required
+def _group_stub(name: str, tools: Sequence[tuple["_Known", Docs]]) -> str:
+    [(first, docs), *more] = tools
+    if not more and first.tool.name == name:
+        return f"# {name}" if docs == "name" else _stub(first, name, docs, {})
+    shared, lines = _shared(tools)
+    for known, docs in tools:
+        if docs != "name":
+            lines.append(_stub(known, _below(known.tool, "__call__"), docs, shared))
+    others = [_below(known.tool, "__call__") for known, docs in tools if docs == "name"]
+    if not lines:
+        return f"# {name}: {', '.join(others)}"
+    if others:
+        lines.append(f"# and {', '.join(others)}")
+    return "\n ".join([f"class {name}:", *lines])
 
 
-def _parameter(
-    name: str, schema: Mapping[str, Any], required: bool, whole: Mapping[str, Any], room: int, work: Work
-) -> str:
-    kind = python_type(schema, whole, room, work)
-    if required:
-        return name if kind == ANY else f"{name}: {kind}"
-    # Python says by the default alone that nothing need be given.
-    kind = kind.removesuffix(" | None")
-    default = schema.get("default")
-    shown = repr(default) if default is not None and len(repr(default)) <= 40 else "None"
-    return f"{name}={shown}" if kind == ANY else f"{name}: {kind} = {shown}"
+def _stub(known: "_Known", name: str, docs: Docs, shared: Mapping[str, "_Meaning"]) -> str:
+    """`shared`: what its class says of some parameters already."""
+    written = []
+    for one in known.parameters(docs):
+        attribute = shared.get(one.name)
+        if attribute is not None and attribute == known.meaning(one):
+            written.append((one.name, one.bare, ""))
+        else:
+            prose = known.told.parameters.get(one.name, "") if docs == "all" else ""
+            written.append((one.name, one.inferred if attribute is None else one.explicit, prose))
+    match docs:
+        case "all":
+            lines = [*known.told.about, *_tree(known.told.below)]
+        case "line":
+            lines = [line for line in [first_sentence(known.tool.description)] if line]
+        case _:
+            lines = []
+    head = f"def {name}{_signature(known.tool, written, _room(docs))}:"
+    if not lines:
+        return f"{head} ..."
+    return f"{head} {_quoted(lines[0]) if len(lines) == 1 else _quoted_lines(lines)}"
 
 
-def _prose(tool: Tool) -> list[tuple[str, str]]:
-    """What is said of its parameters and of what lies in them, on one line each, unless the tool says it itself."""
-    told = " ".join(tool.description.split())
-    work = Work(_MOST_PROSE)
-    described = (
-        said for name, schema, _ in _parameters(tool) for said in _described(schema, tool.parameters, name, (), work)
-    )
-    found = [(place, " ".join(prose.split())) for place, prose in described]
-    return list(dict.fromkeys((place, prose) for place, prose in found if prose and prose not in told))
+class _Known:
+    """A tool, and what is found out about it once for all the ways to show it."""
+
+    def __init__(self, tool: Tool) -> None:
+        self.tool = tool
+        self._parameters: dict[int, list[_Parameter]] = {}
+
+    @cached_property
+    def told(self) -> Told:
+        return told(self.tool)
+
+    def parameters(self, docs: Docs) -> list["_Parameter"]:
+        room = _room(docs)
+        if room not in self._parameters:
+            self._parameters[room] = list(_parameters(self.tool, room))
+        return self._parameters[room]
+
+    def meaning(self, parameter: "_Parameter") -> "_Meaning":
+        return _Meaning(parameter.kind, self.told.parameters.get(parameter.name, ""))
 
 
-def _described(
-    schema: Any, whole: Mapping[str, Any], place: str, seen: tuple[str, ...], work: Work
-) -> Iterator[tuple[str, str]]:
-    if not isinstance(schema, Mapping) or len(place) > _LONGEST_PLACE or not work.spend():
-        return
-    schema, seen = resolved(schema, whole, seen, work)
-    if isinstance(schema.get("description"), str):
-        yield place, schema["description"]
-    for word in ("anyOf", "oneOf"):
-        for choice in schema[word] if isinstance(schema.get(word), list) else ():
-            yield from _described(choice, whole, place, seen, work)
-    yield from _described(schema.get("items"), whole, place, seen, work)
-    properties = schema.get("properties")
-    for name, inner in properties.items() if isinstance(properties, Mapping) else ():
-        yield from _described(inner, whole, f"{place}.{name}", seen, work)
+@dataclass(frozen=True)
+class _Meaning:
+    """What a parameter is: its type, and what is said of it."""
+
+    kind: str
+    prose: str
+
+
+@dataclass(frozen=True)
+class _Parameter:
+    """One parameter as a signature may write it."""
+
+    name: str
+    kind: str
+    default: str | None
+    """As Python writes it; None where there is none."""
+    typical: bool
+    """Whether the default alone says which type it is."""
+
+    @property
+    def bare(self) -> str:
+        return self.name if self.default is None else f"{self.name}={self.default}"
+
+    @property
+    def typed(self) -> str:
+        return self.bare if self.kind == ANY else self.explicit
+
+    @property
+    def inferred(self) -> str:
+        return self.bare if self.typical else self.typed
+
+    @property
+    def explicit(self) -> str:
+        written = f"{self.name}: {self.kind}"
+        return written if self.default is None else f"{written} = {self.default}"
+
+
+def _parameters(tool: Tool, room: int) -> Iterator[_Parameter]:
+    work = Work()
+    for name, schema, required in parameters_in_order(tool):
+        kind = python_type(schema, tool.parameters, room, work)
+        if required:
+            yield _Parameter(name, kind, None, False)
+            continue
+        # Python says by the default alone that nothing need be given.
+        kind = kind.removesuffix(" | None")
+        default = schema.get("default")
+        if len(repr(default)) > LONGEST_DEFAULT:
+            default = None
+        yield _Parameter(name, kind, repr(default), type(default).__name__ == kind)
+
+
+def _signature(tool: Tool, written: Sequence[tuple[str, str, str]], room: int) -> str:
+    """Names, what stands for each in the signature, and what is said of it."""
+    named = [one for one in written if one[0] not in tool.positional]
+    parts = [one for one in written if one[0] in tool.positional] + ([("", "*", ""), *named] if named else [])
+    text = ""
+    for place, (_, parameter, prose) in enumerate(parts, 1):
+        text += parameter + ("," if place < len(parts) else "")
+        text += f" # {prose}\n " if prose else " " if place < len(parts) else ""
+    returns = python_type(tool.returns, tool.returns, room) if tool.returns is not None else ANY
+    return f"({text})" + (f" -> {returns}" if returns != ANY else "")
+
+
+def _shared(tools: Sequence[tuple[_Known, Docs]]) -> tuple[dict[str, _Meaning], list[str]]:
+    """What it is shorter to say once of a parameter's name than at each tool, and the lines that say it."""
+    saved: dict[str, Counter[_Meaning]] = {}
+    whole: set[tuple[str, str]] = set()
+    for known, docs in tools:
+        for one in known.parameters(docs) if docs != "name" else ():
+            meaning = known.meaning(one)
+            saves = len(one.inferred) - len(one.bare)
+            if meaning.prose and docs == "all":
+                saves += len(f" # {meaning.prose} ")
+                whole.add((one.name, meaning.prose))
+            saved.setdefault(one.name, Counter())[meaning] += saves
+    shared, lines = {}, []
+    for name, meanings in saved.items():
+        [(meaning, saves)] = meanings.most_common(1)
+        line = f"{name}: {meaning.kind}" + (f" # {meaning.prose}" if (name, meaning.prose) in whole else "")
+        if saves > len(line) + 2:
+            shared[name] = meaning
+            lines.append(line)
+    return shared, lines
+
+
+def _tree(below: Mapping[tuple[str, ...], str]) -> list[str]:
+    """What lies in a parameter, below it and each by its own name there."""
+    lines: list[str] = []
+    last: tuple[str, ...] = ()
+    for place, prose in below.items():
+        same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(last, place[:-1], strict=False)))
+        lines += [f"{' ' * depth}{place[depth]}:" for depth in range(same, len(place) - 1)]
+        lines.append(f"{' ' * (len(place) - 1)}{place[-1]}: {prose}")
+        last = place
+    return lines
+
+
+def _room(docs: Docs) -> int:
+    """Characters that a type may take."""
+    return 240 if docs == "all" else 80
 
 
 def first_sentence(text: str) -> str:
@@ -259,5 +340,5 @@ def _quoted(line: str) -> str:
 
 
 def _quoted_lines(lines: Sequence[str]) -> str:
-    body = "\n".join(lines).replace("\\", "\\\\").replace('"""', "'''")
+    body = "\n ".join(lines).replace("\\", "\\\\").replace('"""', "'''")
     return f'"""{body}{" " if body.endswith(chr(34)) else ""}"""'

@@ -57,7 +57,9 @@ def broken() -> str:
 
 @server.tool(structured_output=False)
 async def wait(seconds: float, mark: str = "") -> str:
-    """Wait; when that is cancelled, leave a mark."""
+    """Wait; leave a mark when that begins, and one when it is cancelled."""
+    if mark:
+        Path(f"{mark}.begun").touch()
     try:
         await asyncio.sleep(seconds)
     except asyncio.CancelledError:

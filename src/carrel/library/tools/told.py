@@ -1,0 +1,173 @@
+"""Pure: what is said of a tool and of its parameters, less what its signature says already."""
+
+import inspect
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from carrel.library.tools.names import python_name
+from carrel.library.tools.python_types import Work, python_type, resolved
+from carrel.library.tools.seam import Tool
+
+_MOST_PROSE, _LONGEST_PLACE = 3000, 300
+"""Parts of a tool's parameters whose descriptions are looked for, and how deep: the length of `filter.owner.name`."""
+LONGEST_DEFAULT = 40
+"""Characters of a default that a signature shows; a longer one is None there."""
+_WRAPPED = 60
+"""A line at least so long was ended by its width; a shorter one by whoever wrote it."""
+
+_ARGUMENTS = re.compile(r"(args|arguments|parameters|params):", re.IGNORECASE)
+_ARGUMENT = re.compile(r"(\w+)\s*(?:\(([^)]*)\))?\s*:\s+(.*)")
+_OWN_LINE = re.compile(r"[-*•#|>`]|\d+[.)]|[\w ]{1,40}:(\s|$)")
+"""What begins a line of its own: an item of a list, a title, a table."""
+_RESULT = re.compile(r"(returns?|raises|yields|notes?):", re.IGNORECASE)
+
+_OPTIONAL = re.compile(r"^\(optional\)[:,.]?\s+|^optional[:;.]\s+|\s+\(optional\)(?=\.?$)", re.IGNORECASE)
+_REQUIRED = re.compile(r"^\(required\)[:,.]?\s+|^required[:;.]\s+|\s+\(required\)(?=\.?$)", re.IGNORECASE)
+_DEFAULT_IN_BRACKETS = re.compile(r"\s*\(defaults?(?: to| is|:|=)?\s*([^()]+)\)", re.IGNORECASE)
+_DEFAULT_SENTENCE = re.compile(r"(?:^|(?<=[.;])\s+)defaults?(?: to| is|:|=)\s*(\S+?)(?:\.(?=\s|$)|$)", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class Told:
+    """The prose of one tool."""
+
+    about: tuple[str, ...]
+    """Its description, a paragraph or an item of a list to a line."""
+    parameters: Mapping[str, str]
+    """What is said of each parameter, on one line."""
+    below: Mapping[tuple[str, ...], str]
+    """What is said of what lies in a parameter, by the way there."""
+
+
+def told(tool: Tool) -> Told:
+    """All of it, each thing once: what the tool says of a parameter itself is not said again."""
+    parameters = list(parameters_in_order(tool))
+    lines, arguments = _apart(inspect.cleandoc(tool.description).splitlines(), {name for name, _, _ in parameters})
+    whole = " ".join(" ".join(lines).split())
+    said: dict[tuple[str, ...], list[str]] = {}
+    work = Work(_MOST_PROSE)
+    for name, schema, required in parameters:
+        found = [
+            (place, " ".join(prose.split())) for place, prose in _described(schema, tool.parameters, (name,), (), work)
+        ]
+        if name in arguments:
+            found.append(((name,), _without_type(*arguments[name], schema, tool.parameters, required)))
+        default = schema.get("default", resolved(schema, tool.parameters, (), work)[0].get("default"))
+        for place, prose in found:
+            left = without_signature(prose, required, default) if place == (name,) else prose
+            if left and left not in whole and left not in " ".join(said.get(place, ())):
+                said.setdefault(place, []).append(left)
+    return Told(
+        tuple(_unwrapped(lines)),
+        {place[0]: " ".join(prose) for place, prose in said.items() if len(place) == 1},
+        {place: " ".join(prose) for place, prose in said.items() if len(place) > 1},
+    )
+
+
+def without_signature(prose: str, required: bool, default: Any) -> str:
+    """What is said of a parameter, less "(optional)" and "(default: 10)" where its signature shows just that."""
+    if required:
+        return _REQUIRED.sub("", prose).strip()
+    prose = _OPTIONAL.sub("", prose)
+    if default is None or len(repr(default)) > LONGEST_DEFAULT:
+        return prose.strip()
+    shown = {str(default), repr(default), json.dumps(default, default=str)}
+    shown |= {f"{quote}{one}{quote}" for one in shown for quote in "'\"`"}
+
+    def less(found: re.Match[str]) -> str:
+        return "" if found[1].strip() in shown else found[0]
+
+    return _DEFAULT_SENTENCE.sub(less, _DEFAULT_IN_BRACKETS.sub(less, prose)).strip()
+
+
+def parameters_in_order(tool: Tool) -> Iterator[tuple[str, Mapping[str, Any], bool]]:
+    """Name, schema and whether it is required: first those that need no name, then the required, then the others."""
+    schema, _ = resolved(tool.parameters, tool.parameters)
+    properties = schema.get("properties")
+    if not isinstance(properties, Mapping):
+        return
+    listed = schema.get("required")
+    required = set(map(str, listed)) if isinstance(listed, list) else set()
+    order = {name: place for place, name in enumerate(tool.in_order)}
+    names = sorted(properties, key=lambda name: (order.get(name, len(order)), name not in required))
+    for name in names:
+        inner = properties[name]
+        yield python_name(str(name)), inner if isinstance(inner, Mapping) else {}, name in required
+
+
+def _described(
+    schema: Any, whole: Mapping[str, Any], place: tuple[str, ...], seen: tuple[str, ...], work: Work
+) -> Iterator[tuple[tuple[str, ...], str]]:
+    if not isinstance(schema, Mapping) or sum(map(len, place)) > _LONGEST_PLACE or not work.spend():
+        return
+    schema, seen = resolved(schema, whole, seen, work)
+    if isinstance(schema.get("description"), str):
+        yield place, schema["description"]
+    for word in ("anyOf", "oneOf"):
+        for choice in schema[word] if isinstance(schema.get(word), list) else ():
+            yield from _described(choice, whole, place, seen, work)
+    yield from _described(schema.get("items"), whole, place, seen, work)
+    properties = schema.get("properties")
+    for name, inner in properties.items() if isinstance(properties, Mapping) else ():
+        yield from _described(inner, whole, (*place, str(name)), seen, work)
+
+
+def _apart(lines: Sequence[str], names: set[str]) -> tuple[Sequence[str], dict[str, tuple[str, str]]]:
+    """A description without its list of arguments, and of each its type and prose as they stand there.
+
+    A list that names anything but the tool's parameters stays where it is."""
+    for at, line in enumerate(lines):
+        if not _ARGUMENTS.fullmatch(line.strip()):
+            continue
+        end = at + 1
+        while end < len(lines) and (not lines[end].strip() or _indent(lines[end]) > _indent(line)):
+            end += 1
+        found = _arguments([one for one in lines[at + 1 : end] if one.strip()], names)
+        if found:
+            return [*lines[:at], "", *lines[end:]], found
+    return lines, {}
+
+
+def _arguments(lines: Sequence[str], names: set[str]) -> dict[str, tuple[str, str]]:
+    outer = min(map(_indent, lines), default=0)
+    found: dict[str, tuple[str, str]] = {}
+    for line in lines:
+        item = _ARGUMENT.match(line.strip()) if _indent(line) == outer else None
+        if item is not None and item[1] in names and item[1] not in found:
+            found[item[1]] = item[2] or "", item[3]
+        elif _indent(line) > outer and found:
+            name, (kind, prose) = found.popitem()
+            found[name] = kind, f"{prose} {' '.join(line.split())}"
+        else:
+            return {}
+    return found
+
+
+def _without_type(kind: str, prose: str, schema: Mapping[str, Any], whole: Mapping[str, Any], required: bool) -> str:
+    """`(str, optional) Which` is `Which` where the signature says that it is a str and need not be given."""
+    shown = {*python_type(schema, whole).split(" | ")} - {"None"}
+    words = [word for word in map(str.strip, kind.split(",")) if required or word != "optional"]
+    return prose if {word.lower() for word in words if word} in (set(), shown) else f"({', '.join(words)}) {prose}"
+
+
+def _unwrapped(lines: Sequence[str]) -> list[str]:
+    """Lines as they were before somebody broke them at a width; empty ones are left out."""
+    found: list[str] = []
+    last = ""
+    for line in lines:
+        goes_on = (
+            len(last) >= _WRAPPED and _indent(line) >= _indent(last) and not _OWN_LINE.match(line.strip())
+        ) or _RESULT.fullmatch(last.strip())
+        if goes_on and line.strip():
+            found[-1] += f" {' '.join(line.split())}"
+        elif line.strip():
+            found.append(line.rstrip())
+        last = line.rstrip()
+    return found
+
+
+def _indent(line: str) -> int:
+    return len(line) - len(line.lstrip())
