@@ -91,3 +91,15 @@ def test_blank_lines_are_no_entries():
 
 def test_two_broken_lines_never_make_a_whole_one():
     assert [entry["role"] for entry in decode_all(b'{"role":"user","content":[1\n2]}', 2)] == ["unreadable"] * 2
+
+
+def test_a_line_for_the_slow_parser_is_found_among_others():
+    large = {"role": "user", "content": [2**200]}
+    others = [b'{"role":\t"user"}', b'{"role":"user"}']
+    for place in range(3):
+        lines = [*others[:place], encode(large), *others[place:]]
+        assert decode_all(b"\n".join(lines), 3)[place] == large
+
+
+def test_tabs_between_tokens_make_no_line_slow():
+    assert decode_all(b'{"role":\t"user"}\n{"role":"user"\t}', 2) == [{"role": "user"}] * 2

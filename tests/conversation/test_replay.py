@@ -3,7 +3,7 @@
 import pytest
 
 from carrel.conversation.entries import build_aside
-from carrel.conversation.messages import ConversationMessage
+from carrel.conversation.messages import ConversationMessage, image_block
 from carrel.conversation.replay import Backwards, apply_compact, apply_rewind, events_among, visible_after
 from tests.conversation.words import assistant, compact, outline, rewind, user
 
@@ -133,6 +133,31 @@ def test_reading_backwards_goes_on_to_what_the_compact_keeps():
     walk.take(1, 9, [])
     assert walk.enough
     assert list(walk.shown().seqs()) == [0, 0, 8, 9, 10, 12]
+
+
+def stood_for(*entries: ConversationMessage) -> list[int]:
+    walk = Backwards(summed=True)
+    walk.take(1, len(entries), events_among(1, entries))
+    return list(walk.stood_for().seqs())
+
+
+def test_what_is_summed_up_is_part_of_the_conversation():
+    assert stood_for(user("a"), user("b"), compact("s", 2), user("c"), compact("t"), user("d")) == [1, 2, 4, 6]
+    assert stood_for(user("a"), user("b"), rewind(1), compact("s"), user("c"), rewind(2)) == [1]
+
+
+def test_what_was_rewound_is_no_part_of_it_nor_what_a_rewound_summary_told_of():
+    assert stood_for(user("a"), compact("s"), user("b"), rewind(0), user("c")) == [5]
+    assert stood_for(user("a"), user("b"), compact("s"), user("c"), rewind(seq=1), user("d")) == [1, 6]
+    assert stood_for(user("a"), compact("s"), user("b"), rewind(1), user("c")) == [1, 5]
+
+
+def test_a_summary_has_the_files_that_were_pinned_beside_its_text():
+    picture = image_block("QUJD", mime_type="image/png")
+    event = compact("s")
+    event["content"].append(picture)
+    [(_, told), _] = visible_after([(1, event)])
+    assert told["content"] == [{"type": "text", "text": "[Conversation Summary]\n\ns"}, picture]
 
 
 def test_the_functions_of_the_format_on_plain_lists():

@@ -2,7 +2,8 @@
 
 import asyncio
 import base64
-from datetime import timedelta
+import json
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -269,9 +270,9 @@ async def test_following_a_session_while_another_writes(store: SessionStore, reo
                 return
 
     task = asyncio.create_task(follow())
-    await asyncio.wait_for(began.wait(), 20)
+    await asyncio.wait_for(began.wait(), 60)
     await said(store, user("b"), user("c"))
-    await asyncio.wait_for(task, 20)
+    await asyncio.wait_for(task, 60)
     assert seen == [(1, "a"), (2, "b"), (3, "c")]
 
 
@@ -444,6 +445,8 @@ async def test_broken_metadata_is_made_again_and_hides_nobody(store: SessionStor
     await said(store, user("words of the user"), assistant("x", provider="openai", model="gpt"), session_id="bad")
     await store.close()
     await store._logs.store.put("bad/meta.json", broken)
+    # As sessions of other programs are: all that is known is in the log.
+    await store._logs.store.delete("bad/created.jsonl")
     again = reopened()
     assert {meta["id"]: meta["title"] for meta in await again.list_sessions()} == {
         "good": "good",
@@ -487,6 +490,39 @@ async def test_counts_are_kept_with_the_metadata(store: SessionStore, reopened: 
     await said(store, user("e"))
     [meta] = await reopened().list_sessions(counts=True)
     assert meta["message_count"] == 3
+
+
+async def test_metadata_made_again_has_what_was_given(store: SessionStore, reopened: Reopen):
+    given = {"provider": "openai", "model": "gpt", "cwd": "/proj", "api_base": "http://x"}
+    made = (await store.create_session("My title", session_id="a", team="blue", **given))["session"]
+    await store.append_message("a", user("first words"))
+    await store.append_message("a", assistant("x", provider="other", model="another"))
+    fork = (await store.fork_session("a", new_id="b"))["session"]
+    await store.append_message("b", assistant("y", provider="other", model="another"))
+    await store.close()
+    for broken in (b"null", b"", b"{"):
+        for id_, before in (("a", made), ("b", fork)):
+            await store._logs.store.put(f"{id_}/meta.json", broken)
+            again = reopened()
+            (meta,) = [meta for meta in await again.list_sessions(cwd="/proj") if meta["id"] == id_]
+            same = ("title", "created_at", *given)
+            assert [meta[name] for name in same] == [before[name] for name in same]
+            assert meta["updated_at"] == (await reopened().read_meta(id_))["updated_at"]
+        assert (await again.read_meta("a"))["team"] == "blue"
+    assert (await store.rename("a", "Renamed"))["title"] == "Renamed"
+    await store._logs.store.put("a/meta.json", b"null")
+    assert (await reopened().read_meta("a"))["title"] == "Renamed"
+
+
+async def test_a_session_with_nothing_but_its_log_has_the_date_of_the_log(store: SessionStore, reopened: Reopen):
+    await store._logs.store.append("a/messages.jsonl", [b'{"role":"user","content":"by another program"}'])
+    stamp = await store._logs.store.stamp("a/messages.jsonl")
+    assert stamp is not None
+    written = datetime.fromtimestamp(stamp.modified, UTC).isoformat()
+    for _ in range(2):
+        (meta,) = await reopened(now=lambda: "2099-01-01T00:00:00+00:00").list_sessions()
+        assert (meta["created_at"], meta["updated_at"]) == (written, written)
+        assert meta["title"] == "by another program"
 
 
 # --- compaction
@@ -543,6 +579,107 @@ async def test_a_summary_that_fails_changes_nothing(store: SessionStore):
     assert await shown(store) == ["one", "1", "two"]
 
 
+async def sums(messages: list[Any]) -> str:
+    return "sum"
+
+
+async def test_long_results_are_measured_whole_when_a_conversation_is_compacted(store: SessionStore):
+    for name in "abcd":
+        await said(store, user(name), call(name), result(name, text="word " * 40_000), assistant("done"))
+    report = (await store.compact("s", sums, keep_tokens=60_000))["meta"]["report"]
+    assert report["messages"] == 12
+    assert report["tokens"] > 3 * 50_000
+    assert 3 * 200_000 < report["bytes"] < 4 * 200_000
+    assert (await shown(store))[2:] == ["d", "call:d", "result:d", "done"]
+
+
+async def test_large_images_are_measured_whole_when_a_conversation_is_compacted(store: SessionStore):
+    data = base64.b64encode(bytes(range(256)) * 300).decode()
+    for _ in range(4):
+        await said(store, build_message("user", [image_block(data, mime_type="image/png")]), assistant("seen"))
+    report = (await store.compact("s", sums, keep_tokens=2000))["meta"]["report"]
+    assert report["messages"] == 6
+    assert report["bytes"] > 3 * len(data)
+
+
+async def test_what_is_pinned_survives_every_compaction(store: SessionStore, reopened: Reopen):
+    await said(store, user("the first rule"), assistant("1"), user("two"), assistant("2"))
+    await store.pin("s", 1)
+    for number in range(3):
+        await store.compact("s", sums, keep_turns=0)
+        await said(store, user(f"more {number}"), assistant("yes"))
+        assert "the first rule" in (await shown(reopened()))[0]
+    await store.pin("s", 3)
+    await store.compact("s", sums, keep_turns=0)
+    seen = await shown(store)
+    assert seen[0].count("the first rule") == 1
+    assert "two" in seen[0]
+
+
+async def test_a_long_result_that_is_pinned_stays_whole(store: SessionStore):
+    long = "head " + "x" * 60_000 + " middle " + "y" * 60_000
+    await said(store, user("q"), call("a"), result("a", text=long), assistant("so"), user("next"))
+    await store.pin("s", 3)
+    await store.compact("s", sums, keep_turns=1)
+    assert long in (await shown(store))[0]
+
+
+@pytest.mark.parametrize("size", [100, 100_000])
+async def test_an_image_that_is_pinned_stays_an_image(store: SessionStore, reopened: Reopen, size: int):
+    picture = image_block(base64.b64encode(bytes(size)).decode(), mime_type="image/png", name="a.png")
+    taken = tool_result_block(tool_use_id="a", model_text="taken", content=[text_block("taken"), picture])
+    await said(store, call("a"), build_message("user", [taken]), build_message("user", [text_block("look"), picture]))
+    await said(store, assistant("so"), user("next"))
+    await store.pin("s", 2)
+    await store.pin("s", 3)
+    for _ in range(2):
+        await store.compact("s", sums, keep_turns=0)
+        await said(store, user("more"), assistant("yes"))
+        data = await reopened().load_session("s")
+        assert data is not None
+        assert data["messages"][0]["content"][1:] == [picture]
+        assert await anext(store.iter_messages("s")) == data["messages"][0]
+    assert picture["data"] in await store.export("s", "html")
+
+
+async def test_a_pin_does_not_bring_back_what_was_rewound(store: SessionStore):
+    await said(store, user("keep"), user("wrong"))
+    await store.pin("s", 1)
+    await store.pin("s", 2)
+    await store.append_rewind("s", 1)
+    await said(store, user("right"))
+    await store.compact("s", sums, keep_turns=0)
+    assert "wrong" not in (await shown(store))[0]
+    await said(store, user("more"))
+    await store.compact("s", sums, keep_turns=0)
+    assert "keep" in (await shown(store))[0]
+    assert "wrong" not in (await shown(store))[0]
+
+
+@pytest.mark.parametrize("change", ["rewind", "compact"])
+async def test_a_summary_of_what_was_changed_meanwhile_is_not_written(store: SessionStore, change: str):
+    await said(store, user("one"), assistant("1"), user("two"), assistant("2"))
+
+    async def slow(messages: list[Any]) -> str:
+        await store.label("s", "while it was written")
+        if change == "rewind":
+            await store.append_rewind("s", 0)
+        else:
+            await store.compact("s", sums, keep_turns=0)
+        return "what nobody wants any more"
+
+    with pytest.raises(CompactRefused, match="changed meanwhile"):
+        await store.compact("s", slow, keep_turns=1)
+    assert await shown(store) == ([] if change == "rewind" else ["(sum)", "(ack)"])
+
+
+@pytest.mark.parametrize("wrong", [{"keep_turns": "x"}, {"keep_turns": -1}, {"keep_tokens": None}, {"keep_turns": 1.5}])
+async def test_how_much_stays_is_a_whole_number(store: SessionStore, wrong: Any):
+    await said(store, user("one"), assistant("1"))
+    with pytest.raises(ConfigurationError, match="is a whole number from 0"):
+        await store.compact("s", sums, **wrong)
+
+
 # --- the rest
 
 
@@ -573,6 +710,40 @@ async def test_pruning_by_age(reopened: Reopen):
     assert {meta["id"] for meta in await store.list_sessions()} == {"new"}
 
 
+async def test_a_session_of_a_newer_format_is_never_pruned(reopened: Reopen, caplog: pytest.LogCaptureFixture):
+    store = reopened()
+    await said(store, user("from the future"), session_id="newer")
+    await said(store, user("of today"), session_id="ours")
+    await store.label("newer", "keep me")
+    await store.close()
+    files = store._logs.store
+    raw = json.loads(await files.get("newer/meta.json") or b"") | {"message_format_version": 6}
+    await files.put("newer/meta.json", json.dumps(raw).encode())
+    await asyncio.sleep(0.01)
+    store = reopened()
+    for labelled in (True, False):
+        pruned = await store.prune(timedelta(0), keep_labelled=labelled, dry_run=not labelled)
+        assert [meta["id"] for meta in pruned] == (["ours"] if labelled else [])
+        assert [meta["id"] for meta in await store.list_sessions()] == ["newer"]
+    assert "a newer carrel wrote them: newer" in caplog.text
+
+
+@pytest.mark.parametrize("wrong", ["30d", 0, 30, None, timedelta(days=-1)])
+async def test_an_age_is_a_timedelta(store: SessionStore, wrong: Any):
+    await said(store, user("a"))
+    with pytest.raises(ConfigurationError, match="timedelta"):
+        await store.prune(wrong, dry_run=False)
+    assert await store.prune(timedelta.max, dry_run=False) == []
+    assert await shown(store) == ["a"]
+
+
+async def test_a_search_wants_a_text_and_a_number(store: SessionStore):
+    with pytest.raises(ConfigurationError, match="limit is a whole number, not 'x'"):
+        await store.search("a", limit="x")  # type: ignore[arg-type]
+    with pytest.raises(ConfigurationError, match="is a text, not None"):
+        await store.search(None)  # type: ignore[arg-type]
+
+
 async def test_the_three_exports(store: SessionStore):
     await said(store, user("a <b>"), assistant_message([text_block("c")]))
     assert (await store.export("s")).count("\n") == 2
@@ -601,16 +772,61 @@ async def test_an_old_programs_call_still_works(store: SessionStore):
 
 
 async def test_who_wants_to_know_is_told(store: SessionStore):
-    heard: list[tuple[str, str]] = []
-    forget = bus.subscribe_all(lambda event: heard.append((str(event.type), event.data["session_id"])))
+    heard: list[tuple[str, dict[str, Any]]] = []
+    forget = bus.subscribe_all(lambda event: heard.append((str(event.type), event.data)))
     try:
         await said(store, user("a"), user("b"))
         await store.append_rewind("s", 1)
         await store.label("s", "here")
-        await store.fork_session("s")
+        await store.rename("s", "Another title")
+        await store.fork_session("s", new_id="f")
         await store.archive("s")
+        await store.unarchive("s")
+        await store.delete_session("s")
+        await store.delete_session("s")
         await bus.publish(Event("test.end", {"session_id": "end"}))
     finally:
         forget()
-    wanted = ["session.rewound", "session.labelled", "session.forked", "session.archived"]
-    assert [kind for kind, id_ in heard if id_ == "s"] == wanted
+    mine = [(kind, data) for kind, data in heard if data["session_id"] == "s"]
+    assert [kind for kind, _ in mine] == [
+        "session.created",
+        "message.created",
+        "session.updated",
+        "message.created",
+        "session.updated",
+        "session.rewound",
+        "session.labelled",
+        "session.updated",
+        "session.forked",
+        "session.archived",
+        "session.unarchived",
+        "session.deleted",
+    ]
+    titles = [data["title"] for kind, data in mine if kind != "session.forked"]
+    assert titles == ["a"] * 7 + ["Another title"] * 4
+    assert [(data["role"], data["seq"]) for kind, data in mine if kind == "message.created"] == [
+        ("user", 1),
+        ("user", 2),
+    ]
+
+
+async def test_one_who_is_made_is_told_once(store: SessionStore):
+    heard: list[tuple[str, str]] = []
+    forget = bus.subscribe_all(lambda event: heard.append((str(event.type), event.data.get("title", ""))))
+    try:
+        await store.create_session("Made", session_id="m")
+        await store.append_many("m", [user("a"), user("b")])
+        draft = store.draft_session("Drafted")["session"]["id"]
+        await store.append_message(draft, user("c"))
+        await bus.publish(Event("test.end", {}))
+    finally:
+        forget()
+    assert heard[:-1] == [
+        ("session.created", "Made"),
+        ("message.created", "Made"),
+        ("message.created", "Made"),
+        ("session.updated", "Made"),
+        ("session.created", "Drafted"),
+        ("message.created", "Drafted"),
+        ("session.updated", "Drafted"),
+    ]

@@ -1,9 +1,12 @@
 """Tokens and cost: per model, per turn, each counted once."""
 
+from typing import Any
+
 import pytest
 
 from carrel.conversation.entries import build_aside, build_compact_event
 from carrel.conversation.usage import count_usage, tokens_of
+from carrel.errors import ConfigurationError
 from tests.conversation.words import assistant, result, rewind, user
 
 FIVE = {"input_tokens": 3, "output_tokens": 2}
@@ -23,6 +26,25 @@ def test_per_model_and_per_turn():
 
 def test_what_was_rewound_was_still_paid_for():
     assert count_usage(enumerate([user("a"), spent("b"), rewind(0)], 1)).total.total_tokens == 5
+
+
+def test_every_line_that_says_what_was_spent_counts():
+    lines = [user("a") | {"meta": {"usage": FIVE}}, result("x") | {"meta": {"usage": FIVE}}, spent("b")]
+    usage = count_usage(enumerate(lines, 1))
+    assert usage.total.total_tokens == 15
+    assert [(turn.seq, turn.total_tokens) for turn in usage.turns] == [(1, 15)]
+
+
+def test_a_sum_that_the_session_says_may_be_larger_than_that_of_the_lines():
+    told = build_aside("meta", set={"total_tokens": 9})
+    assert count_usage(enumerate([spent("a"), told, spent("b")], 1)).total.total_tokens == 14
+    assert count_usage(enumerate([spent("a"), spent("b"), told], 1)).total.total_tokens == 10
+
+
+@pytest.mark.parametrize("wrong", [{"m": {"in": 3}}, {"m": 3}, {"m": {"input": "x"}}, ["m"], {"m": {"Input": 3.0}}])
+def test_a_price_table_with_a_mistake_is_refused(wrong: Any):
+    with pytest.raises(ConfigurationError, match="price"):
+        count_usage([], wrong)
 
 
 def test_a_summary_is_paid_for_too():

@@ -2,21 +2,23 @@
 
 import json
 import re
+from functools import cache
 from typing import Any
 
-from anthropic.types import ContentBlockParam, MessageParam, TextBlockParam
-from anthropic.types import Message as AnthropicMessage
-from google.genai import types as google
-from openai.types.chat import ChatCompletion, ChatCompletionMessageParam
-from openai.types.responses import Response, ResponseInputItemParam
 from pydantic import TypeAdapter
 from strict_types import strict
 
-_ANTHROPIC = TypeAdapter(list[MessageParam])
-_ANTHROPIC_CONTENT = str | list[ContentBlockParam]
-_ANTHROPIC_SYSTEM = str | list[TextBlockParam]
-_CHAT = list[ChatCompletionMessageParam]
-_RESPONSES = str | list[ResponseInputItemParam]
+from tests.late import Late
+
+anthropic = Late("anthropic.types")
+google = Late("google.genai.types")
+chat = Late("openai.types.chat")
+responses = Late("openai.types.responses")
+
+
+@cache
+def _anthropic_messages() -> TypeAdapter[Any]:
+    return TypeAdapter(list[anthropic.MessageParam])  # type: ignore[name-defined]
 
 
 def check_request(payload: dict[str, Any], provider: str) -> None:
@@ -32,9 +34,9 @@ def check_request(payload: dict[str, Any], provider: str) -> None:
 def check_response(payload: dict[str, Any], provider: str) -> Any:
     """The SDK's own object for a response; fails unless it can read the payload."""
     return {
-        "anthropic": AnthropicMessage.model_validate,
-        "openai_chat": ChatCompletion.model_validate,
-        "openai_responses": Response.model_validate,
+        "anthropic": lambda value: anthropic.Message.model_validate(value),
+        "openai_chat": lambda value: chat.ChatCompletion.model_validate(value),
+        "openai_responses": lambda value: responses.Response.model_validate(value),
         "gemini": lambda value: google.GenerateContentResponse.model_validate_json(json.dumps(value)),
     }[provider](payload)
 
@@ -42,12 +44,12 @@ def check_response(payload: dict[str, Any], provider: str) -> Any:
 def _check_anthropic(payload: dict[str, Any]) -> None:
     assert set(payload) <= {"messages", "system"}
     messages = payload["messages"]
-    _ANTHROPIC.validate_python(messages)
+    _anthropic_messages().validate_python(messages)
     for message in messages:
         assert set(message) == {"role", "content"}
-        strict(_ANTHROPIC_CONTENT).validate_python(message["content"])
+        strict(str | list[anthropic.ContentBlockParam]).validate_python(message["content"])
     if "system" in payload:
-        strict(_ANTHROPIC_SYSTEM).validate_python(payload["system"])
+        strict(str | list[anthropic.TextBlockParam]).validate_python(payload["system"])
     spoken = [message for message in messages if message["role"] != "system"]
     assert [message["role"] for message in spoken] == ["user", "assistant"] * (len(spoken) // 2) + ["user"] * (
         len(spoken) % 2
@@ -86,7 +88,7 @@ def _check_anthropic(payload: dict[str, Any]) -> None:
 def _check_chat(payload: dict[str, Any]) -> None:
     assert set(payload) == {"messages"}
     messages = payload["messages"]
-    strict(_CHAT).validate_python(messages)
+    strict(list[chat.ChatCompletionMessageParam]).validate_python(messages)
     open_calls: list[str] = []
     for message in messages:
         if message["role"] == "tool":
@@ -103,7 +105,7 @@ def _check_chat(payload: dict[str, Any]) -> None:
 def _check_responses(payload: dict[str, Any]) -> None:
     assert set(payload) <= {"input", "instructions"}
     assert isinstance(payload.get("instructions", ""), str)
-    strict(_RESPONSES).validate_python(payload["input"])
+    strict(str | list[responses.ResponseInputItemParam]).validate_python(payload["input"])
     items = payload["input"] if isinstance(payload["input"], list) else []
     calls: list[str] = []
     for place, item in enumerate(items):

@@ -379,6 +379,18 @@ def test_a_payload_of_another_shape_is_refused(payload: Any) -> None:
         from_provider(payload, "openai_chat")
 
 
+@pytest.mark.parametrize("provider", PROVIDERS)
+@pytest.mark.parametrize("payload", [{}, [{}]])
+def test_an_empty_object_is_refused(payload: Any, provider: str) -> None:
+    with pytest.raises(FormatRefused, match=f"no {provider} request or response"):
+        from_provider(payload, provider)
+
+
+def test_a_message_of_nobody_is_refused() -> None:
+    with pytest.raises(FormatRefused, match="whose it is"):
+        from_provider({"error": {"type": "overloaded_error"}, "type": "error"}, "anthropic")
+
+
 def test_a_provider_nobody_knows_is_refused_by_name() -> None:
     with pytest.raises(FormatRefused, match="no format is known for 'acme'; known are anthropic, openai_chat"):
         to_provider([], "acme")

@@ -8,12 +8,13 @@ from collections.abc import Awaitable, Callable, Coroutine
 from pathlib import Path
 from typing import Any, TypeVar
 
-from redis import Redis
-
 from carrel.storage.file_store import FileStore
 from carrel.storage.memory_store import MemoryStore
 from carrel.storage.redis_store import RedisStore
 from carrel.storage.seam import Store
+from tests.late import Late
+
+redis = Late("redis")
 
 T = TypeVar("T")
 
@@ -65,7 +66,7 @@ class Place:
         for store in self._stores:
             await store.close()
         if self.kind == "redis":
-            with Redis.from_url(self.address[1]) as client:
+            with redis.Redis.from_url(self.address[1]) as client:
                 for name in client.scan_iter(f"{self.address[2]}:*", count=1000):
                     client.unlink(name)
 

@@ -154,8 +154,11 @@ async def test_a_folder_that_is_a_link_out_of_the_root_is_refused(store: FileSto
     (outside / "object").write_bytes(b"private")
     await store.put("s/object", b"x")
     (store.root / "out").symlink_to(outside)
+    (store.root / "s" / "in").symlink_to("../out")
     attempts = [
         store.get("out/object"),
+        store.get_many(["s/object", "out/object"] * 20),
+        store.get_many(["s/in/object"] * 20),
         store.put("out/object", b"x"),
         store.put("out/new", b"x", only_new=True),
         store.append("out/log", [b"x"]),
@@ -169,6 +172,7 @@ async def test_a_folder_that_is_a_link_out_of_the_root_is_refused(store: FileSto
     for attempt in attempts:
         with pytest.raises(KeyRefused, match="leads out of"):
             await attempt
+    assert await store.stamps(["s/object", "out/object", "s/in/object"]) == [await store.stamp("s/object"), None, None]
     assert await store.list() == ["s/object"]
     assert await store.folders() == ["s"]
     assert [path.name for path in outside.iterdir()] == ["object"]
@@ -224,6 +228,33 @@ async def test_a_file_that_is_a_link_out_of_the_root_is_no_key_and_is_never_read
     assert await store.list() == ["s/object"]
     assert await store.list("s/linked") == []
     assert [record.levelname for record in caplog.records] == ["WARNING"]
+
+
+async def test_what_is_behind_a_link_to_another_folder_in_the_root_is_read(store: FileStore) -> None:
+    await store.put("s/deep/object", b"x")
+    (store.root / "t").symlink_to("s")
+    assert (
+        await store.get_many(["t/deep/object", "s/deep/object", "t/deep/none", "none/deep"] * 5)
+        == [
+            b"x",
+            b"x",
+            None,
+            None,
+        ]
+        * 5
+    )
+    stamp = await store.stamp("s/deep/object")
+    assert await store.stamps(["t/deep/object", "s/deep/object", "t/deep/none"]) == [stamp, stamp, None]
+
+
+async def test_many_keys_are_refused_before_there_is_a_folder(tmp_path: Path) -> None:
+    store = FileStore(tmp_path / "none")
+    for odd in ("/a", "a/", "a//b", ".a", "a/.b", "a\\b", "a\x7f", ""):
+        with pytest.raises(KeyRefused):
+            await store.get_many(["good"] * 20 + [odd])
+        with pytest.raises(KeyRefused):
+            await store.stamps(["good"] * 20 + [odd])
+    assert await store.get_many(["good"] * 20) == [None] * 20
 
 
 async def test_a_link_to_another_file_in_the_root_is_read(store: FileStore) -> None:
@@ -374,3 +405,17 @@ async def test_where_we_have_no_permission_every_verb_says_so(public_folder: Pat
     assert len(said) == 8
     assert all("Permission denied (see who owns it" in line for line in said)
     assert await store.get("s/object") == b"old"
+
+
+async def test_other_content_of_the_same_size_and_time_has_another_stamp(store: FileStore) -> None:
+    await store.put("object", b"one")
+    before, file = await store.stamp("object"), store.root / "object"
+    about = file.stat()
+    time.sleep(0.02)  # the kernel's clock for files goes in steps
+    file.write_bytes(b"two")
+    os.utime(file, ns=(about.st_atime_ns, about.st_mtime_ns))
+    after = await store.stamp("object")
+    assert before is not None
+    assert after is not None
+    assert after[:2] == before[:2]
+    assert after != before

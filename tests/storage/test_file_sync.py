@@ -24,7 +24,7 @@ class SlowFile(SyncedFile):
 
     def sync(self) -> None:
         self.begun += 1
-        if not self.let_go.acquire(timeout=30):
+        if not self.let_go.acquire(timeout=60):
             raise TimeoutError("nobody let it go")
         super().sync()
 
@@ -48,7 +48,7 @@ def broken_device(tmp_path: Path) -> Device:
 
 async def until(true: object) -> None:
     assert callable(true)
-    for _ in range(3000):
+    for _ in range(6000):
         if true():
             return
         await asyncio.sleep(0.01)
@@ -68,7 +68,7 @@ async def test_who_comes_while_a_sync_is_under_way_waits_for_the_next_one(tmp_pa
     await until(lambda: file.begun == 1)
     later = [asyncio.create_task(group.synced(file)) for _ in range(50)]
     elsewhere = asyncio.ensure_future(in_a_thread(lambda: group.synced(file)))
-    await asyncio.sleep(0.05)
+    await until(lambda: len(group._waiting.get(file, [])) == 51)
     try:
         assert file.begun == 1
         file.let_go.release()

@@ -1,18 +1,21 @@
 """RedisStore beyond the suite: a server that is gone, full, locked, a replica, restarted; and what it is told."""
 
 import asyncio
+import contextlib
 import traceback
 from collections.abc import Callable
 
 import pytest
-from redis import Redis
-from redis.exceptions import ResponseError
 
 from carrel.errors import ConfigurationError, StorageReadError, StorageUnavailable, StorageWriteError
 from carrel.storage.redis_store import RedisStore
-from tests.real_redis import RealRedis, free_port
+from tests.late import Late
+from tests.ports import free_port
+from tests.real_redis import RealRedis
 from tests.storage.bad_line import BadLine
 from tests.storage.suite import Listener, everything, until
+
+redis = Late("redis")
 
 Start = Callable[..., RealRedis]
 Open = Callable[..., RedisStore]
@@ -70,7 +73,7 @@ async def test_a_wrong_password_is_named_as_the_reason_and_never_shown(
 
 async def test_a_server_that_quotes_the_password_is_not_passed_on(start_redis: Start, open_redis: Open) -> None:
     server = start_redis(rename_command="AUTH no-longer-auth")
-    with Redis.from_url(server.url) as client, pytest.raises(ResponseError, match="s3cret"):
+    with redis.Redis.from_url(server.url) as client, pytest.raises(redis.ResponseError, match="s3cret"):
         client.execute_command("AUTH", "s3cret")
     store = open_redis(f"redis://:s3cret@127.0.0.1:{server.port}")
     with pytest.raises((StorageUnavailable, StorageReadError)) as caught:
@@ -153,7 +156,7 @@ async def test_a_server_that_hangs_is_given_up_after_the_timeout_in_the_url(
     start_redis: Start, open_redis: Open
 ) -> None:
     server = start_redis()
-    store = open_redis(f"{server.url}?socket_timeout=0.3")
+    store = open_redis(f"{server.url}?socket_timeout=1")
     await store.put("o", b"x")
     server.pause()
     with pytest.raises(StorageUnavailable, match="does not answer"):
@@ -166,13 +169,13 @@ async def test_a_watch_and_a_wait_for_a_lock_outlast_a_short_timeout_in_the_url(
     start_redis: Start, open_redis: Open
 ) -> None:
     server = start_redis()
-    store = open_redis(f"{server.url}?socket_timeout=0.3")
+    store = open_redis(f"{server.url}?socket_timeout=1")
     await store.append("log", [b"1"])
     held = await store.lock("s")
     assert held
     waiting = asyncio.create_task(store.lock("s"))
     listener = Listener(store, "log", 2)
-    done, _ = await asyncio.wait([waiting], timeout=1)
+    done, _ = await asyncio.wait([waiting], timeout=2)
     assert not done
     await store.append("log", [b"2"])
     assert await listener.next() == (2, b"2")
@@ -200,7 +203,7 @@ async def test_a_full_server_takes_all_of_an_append_or_nothing_and_works_again_w
     with pytest.raises(StorageWriteError, match="is full"):
         await fill()
     assert kept > 1
-    with Redis.from_url(server.url) as client:
+    with redis.Redis.from_url(server.url) as client:
         client.config_set("maxmemory", "1mb")
         for verb in ("put", "append", "copy", "lock"):
             with pytest.raises(StorageWriteError, match="is full"):
@@ -209,9 +212,16 @@ async def test_a_full_server_takes_all_of_an_append_or_nothing_and_works_again_w
     assert await store.get("s/o") == b"old"
     assert await store.list() == ["o", "s/log", "s/o"]
     assert await store.delete("s/log") is True
-    with Redis.from_url(server.url) as client:
+    with redis.Redis.from_url(server.url) as client:
         client.config_set("maxmemory", "8mb")
-    assert await store.append("s/log", batch) == 5
+
+    async def has_room() -> bool:
+        # The server gives the memory of what was deleted back in a thread of its own.
+        with contextlib.suppress(StorageWriteError):
+            return await store.append("s/log", batch) == 5
+        return False
+
+    await until(has_room, True)
     assert await everything(store, "s/log") == batch
 
 
@@ -240,7 +250,7 @@ async def test_a_replica_can_be_read_and_watched_but_not_written(start_redis: St
 
 async def test_a_user_who_may_only_read_hears_so(start_redis: Start, open_redis: Open) -> None:
     server = start_redis()
-    with Redis.from_url(server.url) as client:
+    with redis.Redis.from_url(server.url) as client:
         client.execute_command("ACL", "SETUSER", "reader", "on", ">s3cret", "~*", "+@read", "-@dangerous")
     await open_redis(server.url).put("o", b"x")
     store = open_redis(f"redis://reader:s3cret@127.0.0.1:{server.port}")
@@ -252,7 +262,7 @@ async def test_a_user_who_may_only_read_hears_so(start_redis: Start, open_redis:
 
 async def test_a_user_who_may_not_ask_about_the_server_can_still_work(start_redis: Start, open_redis: Open) -> None:
     server = start_redis()
-    with Redis.from_url(server.url) as client:
+    with redis.Redis.from_url(server.url) as client:
         client.execute_command("ACL", "SETUSER", "worker", "on", ">pw", "~carrel:*", "+@all", "-@dangerous")
     store = open_redis(f"redis://worker:pw@127.0.0.1:{server.port}")
     assert await store.append("log", [b"1"], sync=True) == 1
@@ -270,7 +280,7 @@ async def test_a_server_that_throws_keys_away_when_full_is_refused(start_redis: 
 
 async def test_a_server_with_no_room_for_another_client_is_unavailable(start_redis: Start, open_redis: Open) -> None:
     server = start_redis(maxclients="1")
-    with Redis.from_url(server.url) as client:
+    with redis.Redis.from_url(server.url) as client:
         client.ping()
         with pytest.raises(StorageUnavailable, match="does not answer"):
             await open_redis(server.url).put("o", b"x")
@@ -282,7 +292,7 @@ async def test_a_log_whose_key_vanished_from_the_server_is_reported_and_not_begu
     server = start_redis()
     store = open_redis(server.url)
     await store.append("log", [b"1"])
-    with Redis.from_url(server.url) as client:
+    with redis.Redis.from_url(server.url) as client:
         client.delete("carrel:log:log")
     with pytest.raises(StorageReadError, match="has lost the log"):
         await store.append("log", [b"2"])

@@ -8,12 +8,14 @@ import threading
 from collections.abc import Callable
 
 import pytest
-from redis import Redis
 
 from carrel.storage.redis_store import RedisStore
 from carrel.storage.seam import process_name
+from tests.late import Late
 from tests.real_redis import RealRedis
 from tests.storage.suite import Listener, in_a_thread, until
+
+redis = Late("redis")
 
 Start = Callable[..., RealRedis]
 Open = Callable[..., RedisStore]
@@ -30,7 +32,7 @@ async def test_close_leaves_no_connection_and_a_delete_nothing_that_stays(start_
     await listener.stop()
     await store.delete("s")
     await store.close()
-    with Redis.from_url(server.url) as client:
+    with redis.Redis.from_url(server.url) as client:
         # The server takes a moment to notice that a line was closed.
         await until(lambda: asyncio.to_thread(lambda: len(client.client_list())), 1)
         lasting = {key for key in client.scan_iter() if client.ttl(key) == -1}
@@ -41,7 +43,7 @@ async def test_many_appends_at_once_need_few_connections(start_redis: Start, ope
     server = start_redis()
     store = open_redis(server.url)
     await asyncio.gather(*[store.append("log", [b"x"]) for _ in range(500)])
-    with Redis.from_url(server.url) as client:
+    with redis.Redis.from_url(server.url) as client:
         assert len(client.client_list()) < 30
 
 
@@ -82,7 +84,7 @@ async def test_a_loop_that_ends_takes_its_connections_with_it(start_redis: Start
         return await store.append("log", [b"x"])
 
     assert [await in_a_thread(work) for _ in range(3)] == [1, 2, 3]
-    with Redis.from_url(server.url) as client:
+    with redis.Redis.from_url(server.url) as client:
         await until(lambda: asyncio.to_thread(lambda: len(client.client_list())), 1)
 
 
@@ -100,7 +102,7 @@ async def test_close_also_closes_what_other_threads_use(start_redis: Start) -> N
     await asyncio.to_thread(used.wait)
     await store.append("log", [b"x"])
     await store.close()
-    with Redis.from_url(server.url) as client:
+    with redis.Redis.from_url(server.url) as client:
         await until(lambda: asyncio.to_thread(lambda: len(client.client_list())), 1)
     finish.set()
     await working
@@ -111,7 +113,7 @@ async def test_a_lock_is_kept_as_long_as_its_holder_lives(start_redis: Start, op
     store = open_redis(server.url)
     lock = await store.lock("s")
     assert lock
-    with Redis.from_url(server.url) as client:
+    with redis.Redis.from_url(server.url) as client:
         life = client.pttl("carrel:lock:s")
         await asyncio.sleep(life / 1000 + 1)
         assert 0 < client.pttl("carrel:lock:s") <= life
@@ -138,7 +140,7 @@ async def test_a_lock_that_another_took_is_reported_and_not_taken_back(
     store = open_redis(server.url)
     lock = await store.lock("s")
     assert lock
-    with Redis.from_url(server.url) as client:
+    with redis.Redis.from_url(server.url) as client:
         client.set("carrel:lock:s", "elsewhere:1 token")
     await until(lambda: asyncio.sleep(0, "was lost" in caplog.text), True)
     await lock.release()
@@ -154,7 +156,7 @@ async def test_sync_waits_for_the_file_where_the_server_can_tell_and_warns_where
     assert await store.append("log", [b"2", b"3"], sync=True) == 3
     with pytest.raises(KeyError):
         await store.append("none", [b"x"], sync=True, create=False)
-    with Redis.from_url(server.url) as client:
+    with redis.Redis.from_url(server.url) as client:
         able = tuple(map(int, client.info("server")["redis_version"].split(".")[:2])) >= (7, 2)
         assert ("cmdstat_waitaof" in client.info("commandstats")) == able
     assert ("appendfsync always" in caplog.text) != able

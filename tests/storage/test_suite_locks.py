@@ -79,6 +79,21 @@ async def test_one_who_gave_up_waiting_does_not_hold_up_the_others(place: Place)
     assert await store.holder("s") is None
 
 
+async def test_who_waits_can_give_up_at_any_moment(place: Place) -> None:
+    store = place.open()
+    lock = await store.lock("s")
+    assert lock
+    for steps in range(12):
+        waiting = [asyncio.create_task(store.lock("s")) for _ in range(4)]
+        for _ in range(steps):
+            await asyncio.sleep(0)
+        for impatient in waiting:
+            impatient.cancel()
+        _, deaf = await asyncio.wait(waiting, timeout=60)
+        assert not deaf, f"cancelled after {steps} steps"
+    await lock.release()
+
+
 async def test_many_tasks_and_threads_take_turns(place: Place) -> None:
     await place.open().put("count", b"0")
 

@@ -149,3 +149,22 @@ async def test_what_another_process_appends_is_heard_here(place: Place) -> None:
     await other.tell()
     assert [await listener.next() for _ in range(20)] == [(at + 1, f"theirs {at}".encode()) for at in range(20)]
     await listener.stop()
+
+
+async def test_who_watches_can_give_up_at_any_moment(place: Place) -> None:
+    store = place.open()
+    await store.append("log", [b"1"])
+
+    async def watch() -> None:
+        async for _ in store.watch("log", 1):
+            pass
+
+    for steps in range(24):
+        watching = [asyncio.create_task(watch()) for _ in range(4)]
+        for _ in range(steps):
+            await asyncio.sleep(0)
+        for one in watching:
+            one.cancel()
+        _, deaf = await asyncio.wait(watching, timeout=60)
+        assert not deaf, f"cancelled after {steps} steps"
+    assert await store.append("log", [b"2"]) == 2

@@ -17,16 +17,16 @@ async def fork(logs: SessionLogs, source_id: str, id_: str, place: int, *, title
     """Make session `id_` from what `source_id` was after entry `place`; returns its metadata."""
     source = await logs.known_meta(source_id)
     root = source.get("root_session_id") or source_id
+    told = {"title": title or f"{source['title']} (fork)", "archived_at": None, "api_base": source.get("api_base")}
+    told |= {name: source[name] for name in ("provider", "model", "cwd")}
+    if "project_dir" in source:
+        told["project_dir"] = source["project_dir"]
     asides = [
         build_aside("fork", created_at=now, parent_session_id=source_id, root_session_id=root, at_seq=place),
-        build_aside("meta", created_at=now, set={"title": title or f"{source['title']} (fork)", "archived_at": None}),
+        build_aside("meta", created_at=now, set=told),
     ]
     await _copy_log(logs.store, logs.folder(source_id), logs.folder(id_), place, [encode(aside) for aside in asides])
     meta = await logs.rebuilt_meta(id_)
-    meta["provider"], meta["model"], meta["cwd"] = source["provider"], source["model"], source["cwd"]
-    meta["api_base"] = source.get("api_base")
-    if "project_dir" in source:
-        meta["project_dir"] = source["project_dir"]
     view, stamp = await logs.reading(id_).view(), await logs.store.stamp(logs.log_key(id_))
     meta |= {"message_count": len(view.numbered), "total_tokens": 0, "log_seq": view.last_seq}
     meta["log_bytes"] = stamp.size if stamp else 0

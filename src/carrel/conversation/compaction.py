@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 
 from carrel.conversation.messages import (
     ConversationMessage,
+    MessageBlock,
     blocks_of,
     flatten_message_text,
     meta_of,
@@ -12,8 +13,8 @@ from carrel.conversation.messages import (
     tool_result_text,
     tool_results_of,
 )
-from carrel.conversation.replay import Numbered
-from carrel.errors import CompactRefused
+from carrel.conversation.replay import FILES, Numbered
+from carrel.errors import CompactRefused, ConfigurationError
 
 DEFAULT_COMPACT_THRESHOLD = 0.8
 
@@ -94,7 +95,15 @@ def _size(text: str) -> int:
 
 def estimate_bytes(messages: Sequence[ConversationMessage]) -> int:
     """About how long a request with these messages is, images in base64 included; for `should_compact`."""
-    return sum(_size(str(message.get("content"))) for message in messages)
+    return sum(_size(str(_sent(block))) for message in messages for block in blocks_of(message))
+
+
+def _sent(block: MessageBlock) -> MessageBlock:
+    """What of a block goes to the model: of a result not what is for people, nor its text where it has more."""
+    if block.get("type") != "tool_result":
+        return block
+    unsent = ("display_text", "model_text") if isinstance(block.get("content"), list) else ("display_text",)
+    return {key: value for key, value in block.items() if key not in unsent}
 
 
 class Cut(NamedTuple):
@@ -107,6 +116,9 @@ def choose_cut(shown: Sequence[Numbered], *, keep_tokens: int = 20_000, keep_tur
 
     `keep_turns` counts user messages from the end and goes before `keep_tokens`. `CompactRefused` when nothing
     would leave that is not a summary already."""
+    _checked_count("keep_tokens", keep_tokens)
+    if keep_turns is not None:
+        _checked_count("keep_turns", keep_turns)
     places = _places(shown)
     if keep_turns is not None:
         turns = [place for place in places if _opens_turn(shown, place)]
@@ -117,6 +129,11 @@ def choose_cut(shown: Sequence[Numbered], *, keep_tokens: int = 20_000, keep_tur
     if not any(seq for seq, _ in summarized):
         raise CompactRefused("there is nothing to compact: all that is visible would be kept, or is a summary already")
     return Cut(summarized, list(shown[cut:]))
+
+
+def _checked_count(name: str, value: object) -> None:
+    if type(value) is not int or value < 0:
+        raise ConfigurationError(f"{name} is a whole number from 0, not {value!r:.60}; nothing was written")
 
 
 def _places(shown: Sequence[Numbered]) -> list[int]:
@@ -186,6 +203,16 @@ def pinned_text(pinned: Sequence[Numbered]) -> str:
 def _words(message: ConversationMessage) -> str:
     results = [tool_result_text(block) for block in blocks_of(message) if block.get("type") == "tool_result"]
     return "\n".join(part for part in [flatten_message_text(message, include_thinking=False), *results] if part)
+
+
+def pinned_files(pinned: Sequence[Numbered]) -> list[MessageBlock]:
+    """The images and documents of what was pinned, also those in a tool's result, each once."""
+    files: list[MessageBlock] = []
+    for _, message in pinned:
+        for block in blocks_of(message):
+            inner = blocks_of(block) if block.get("type") == "tool_result" else []
+            files += [part for part in (block, *inner) if part.get("type") in FILES and part not in files]
+    return files
 
 
 def summary_and_usage(answer: Any) -> tuple[str, Any]:

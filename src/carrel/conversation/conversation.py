@@ -14,8 +14,8 @@ from carrel.conversation.messages import SessionMeta
 from carrel.conversation.place import Place
 from carrel.conversation.session_info import DEFAULT_TITLE, SessionInfo, info_of, meta_fields, now
 from carrel.conversation.store import SessionStore
-from carrel.conversation.typed_log import look_at, up_to_date
-from carrel.conversation.typed_message import Message, message_to_lines, plus, provider_messages
+from carrel.conversation.typed_log import look_at, tokens_spent, up_to_date
+from carrel.conversation.typed_message import Message, message_to_lines, plus_usage, provider_messages
 from carrel.conversation.typed_parts import ImagePart
 from carrel.conversation.usage import tokens_of
 from carrel.errors import SessionNotFound, SessionTooNew
@@ -64,6 +64,11 @@ class Conversation(BaseModel):
     def title(self) -> str:
         return self.info.title
 
+    @property
+    def storage(self) -> "ConversationStorage | None":
+        """Where it is kept; None while it is nowhere."""
+        return getattr(self, "_storage", None)
+
     def add_message(self, message: Message) -> Message:
         """Add a message and give it back."""
         message.session_id = message.session_id or self.id
@@ -74,7 +79,8 @@ class Conversation(BaseModel):
         place = _place_of(self)
         if message.role == "assistant" and place.usage:
             usage, place.usage = place.usage, None
-            message.usage = plus(message.usage, usage)
+            message.usage = plus_usage(message.usage, usage)
+            place.note_added(message)
         return message
 
     def create_user_message(
@@ -110,7 +116,9 @@ class Conversation(BaseModel):
         return self.add_message(message)
 
     def get_messages_for_llm(self, provider: str = "openai") -> list[dict[str, Any]]:
-        """The messages as the provider's API has them, in an order that it takes (see `Message.to_llm_format`)."""
+        """The messages as the provider's API has them, in an order that it takes (see `Message.to_llm_format`).
+
+        Anthropic and Gemini have what the system says beside the messages: it is in `to_provider(…).payload`."""
         return provider_messages((line for each in self.messages for line in message_to_lines(each)), provider)
 
     def update_title(self, title: str) -> Saving:
@@ -119,16 +127,20 @@ class Conversation(BaseModel):
         return Saving(self._save)
 
     def add_usage(self, usage: Mapping[str, Any]) -> Saving:
-        """Count what an answer has cost. It is kept with the assistant's message that stands last, or that comes next;
-        a message that has this very usage already has it once."""
+        """Count what an answer has cost. It is kept with the assistant's message that stands last, or that comes next.
+
+        Each call counts; only where the message has this very `usage` already, set by hand or read, it has it once."""
         last = self.messages[-1] if self.messages else None
-        spent = dict(usage)
-        self.info.total_tokens += tokens_of(spent).total_tokens
+        place, spent = _place_of(self), dict(usage)
         if last is None or last.role != "assistant":
-            place = _place_of(self)
-            place.usage = plus(place.usage, spent)
-        elif last.usage != spent:
-            last.usage = plus(last.usage, spent)
+            place.usage = plus_usage(place.usage, spent)
+        elif last.usage == spent and not place.is_added(last):
+            if place.has_counted(last):
+                return Saving(self._save)
+        else:
+            last.usage = plus_usage(last.usage, spent)
+            place.note_added(last)
+        self.info.total_tokens += tokens_of(spent).total_tokens
         return Saving(self._save)
 
     async def _save(self) -> None:
@@ -160,6 +172,8 @@ class ConversationStorage:
         if meta is None:
             return None
         await up_to_date(self._logs, [meta])
+        if "total_tokens" not in meta:
+            meta["total_tokens"] = await tokens_spent(self._logs.reading(session_id))
         conversation = Conversation(info=info_of(meta))
         place = _place_of(conversation)
         place.begin(meta, is_new=False)
@@ -184,7 +198,7 @@ class ConversationStorage:
     async def delete(self, session_id: str) -> bool:
         """Remove it with all that belongs to it; False when there was none."""
         meta = await self._logs.meta(session_id)
-        if meta is None or not await self.store.delete_session(session_id):
+        if meta is None or not await self._logs.delete(session_id):
             return False
         await self._tell([Event(EventType.SESSION_DELETED, {"session_id": session_id, "title": meta["title"]})])
         return True
@@ -232,7 +246,7 @@ class ConversationStorage:
         if info.provider_id is None:
             more["provider_id"] = None
         dates = {"created_at": info.time.created.isoformat(), "updated_at": info.time.updated.isoformat()}
-        data = await self.store.create_session(session_id=info.id, **given, **more, **dates)
+        data = await self.store._made(info.id, given, more | dates)
         info.title, info.working_dir = data["session"]["title"], data["session"]["cwd"]
         return data["session"]
 

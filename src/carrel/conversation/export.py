@@ -1,6 +1,8 @@
 """Pure: a session as JSON lines, as Markdown, or as one page of HTML."""
 
 import json
+import re
+from base64 import b64decode
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from importlib.resources import files
@@ -17,12 +19,16 @@ from carrel.conversation.messages import (
     tool_result_text,
 )
 from carrel.conversation.page import page_of
-from carrel.conversation.page_parts import pretty
+from carrel.conversation.page_parts import attachment, pretty
 from carrel.conversation.replay import Numbered
 from carrel.conversation.telling import day_and_time
 
 if TYPE_CHECKING:
     from jinja2 import Template
+
+_BRACKETS = re.compile(r"[\\\[\]<>`*_]")
+_WRITTEN = re.compile(r"application/(?:[\w.-]+\+)?(?:json|xml|yaml|toml|javascript|x-yaml|x-ndjson)")
+"""Kinds of documents that are text, though they do not say so."""
 
 
 def to_jsonl(entries: Iterable[ConversationMessage]) -> str:
@@ -107,11 +113,37 @@ def _block(block: MessageBlock) -> str:
             more = [_block(part) for part in content if isinstance(part, dict)] if isinstance(content, list) else []
             head = f"{outcome} `{_id(block.get('tool_use_id'))}`"
             return "\n\n".join([head, _fenced(inert(text)), *(piece for piece in more if piece and piece not in text)])
-        case "image" | "document" as kind:
-            name = inert_line(block.get("name") or kind)
-            return f"*[{kind}: {name}, {inert_line(block.get('mime_type') or 'unknown kind')}]*"
+        case "image" | "document":
+            return _attached(block)
         case _:
             return _fenced(pretty(block), "json")
+
+
+def _attached(block: MessageBlock) -> str:
+    """An image to see, a document to read where it is text, and else to save: all of it is in the Markdown itself."""
+    part = attachment(block)
+    name = _BRACKETS.sub(r"\\\g<0>", part.name)
+    if part.kind == "image":
+        return f"![{name}]({part.href})"
+    if part.kind == "document":
+        text = _text_of(block)
+        return (
+            f"[{name}]({part.href}) ({part.detail})"
+            if text is None
+            else f"**{name}** ({part.detail})\n\n{_fenced(text)}"
+        )
+    return f"*[{name}: {part.detail}]*"
+
+
+def _text_of(block: MessageBlock) -> str | None:
+    """What a document says, where its kind is text and its bytes are."""
+    mime = str(block.get("mime_type") or "").lower()
+    if not mime.startswith("text/") and not _WRITTEN.fullmatch(mime):
+        return None
+    try:
+        return inert(b64decode(str(block.get("data") or "")).decode("utf-8"))
+    except ValueError:
+        return None
 
 
 def _id(given: object) -> str:

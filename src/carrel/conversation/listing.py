@@ -55,20 +55,35 @@ class Listing:
                 self._metas[id_] = listed_meta(id_, raw, stamp) or await self._rebuild(id_)
         self._sorted = None
 
+    async def traces(self, names: Iterable[str] | None = None) -> list[SessionMeta]:
+        """Folders (of these) in which nothing was said and only a trace lies, with when that was last written."""
+        ids = [name for name in (await self._store.folders(self._prefix) if names is None else names) if is_id(name)]
+        folders = [f"{self._prefix}/{id_}" if self._prefix else id_ for id_ in ids]
+        files = [await self._store.stamps([f"{folder}/{name}" for folder in folders]) for name in _FILES]
+        return [
+            new_meta(id_, now=when_written(trace), title="(only a trace of what was done)")
+            for id_, meta, log, trace in zip(ids, *files, strict=True)
+            if trace is not None and meta is None and log is None
+        ]
+
+
+_FILES = ("meta.json", "messages.jsonl", "trace.jsonl")
+
 
 def listed_meta(session_id: str, raw: bytes | None, stamp: Stamp | None) -> SessionMeta | None:
     """The metadata to show in a list, read without any message; None when only the log can tell."""
     try:
         meta = decode_meta(raw, session_id)
     except SessionTooNew as problem:
-        meta = new_meta(session_id, now=_modified(stamp), title=f"({problem})")
+        meta = new_meta(session_id, now=when_written(stamp), title=f"({problem})")
         meta["message_format_version"] = problem.version
         return meta
     # The log says when it was last written; the metadata follows a moment later, or never when the writer was killed.
     if meta is not None and stamp is not None and meta.get("log_bytes", stamp.size) != stamp.size:
-        meta["updated_at"] = max(_modified(stamp), meta["updated_at"])
+        meta["updated_at"] = max(when_written(stamp), meta["updated_at"])
     return meta
 
 
-def _modified(stamp: Stamp | None) -> str:
+def when_written(stamp: Stamp | None) -> str:
+    """When a log was last written to, as the metadata says it; empty when there is none."""
     return datetime.fromtimestamp(stamp.modified, UTC).isoformat() if stamp else ""

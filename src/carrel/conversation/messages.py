@@ -27,6 +27,9 @@ class SessionMeta(TypedDict, total=False):
     tags: list[str]
     labels: list[dict[str, Any]]
     pins: list[int]
+    imported_from: dict[str, Any]
+    """What an import made it of: the `kind` and `source_id`, how many `entries` and their `digest`, and the log's last
+    `seq` then."""
     message_count: int
     total_tokens: int
     log_seq: int

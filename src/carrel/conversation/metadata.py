@@ -63,6 +63,11 @@ def new_meta(
     return cast(SessionMeta, meta)
 
 
+def is_too_new(meta: SessionMeta) -> bool:
+    """Whether a newer carrel wrote the session: a list has it, and nothing of it is read or changed."""
+    return meta.get("message_format_version", 0) > FORMAT_VERSION
+
+
 def encode_meta(meta: SessionMeta) -> bytes:
     try:
         return orjson.dumps(meta, option=orjson.OPT_INDENT_2)
@@ -80,8 +85,8 @@ def decode_meta(raw: bytes | None, session_id: str) -> SessionMeta | None:
         return None
     if type(meta) is not dict:
         return None
-    version = meta.get("message_format_version", FORMAT_VERSION)
-    if isinstance(version, int | float) and version > FORMAT_VERSION:
+    version = meta.setdefault("message_format_version", FORMAT_VERSION)
+    if version != FORMAT_VERSION and isinstance(version, int | float) and version > FORMAT_VERSION:
         raise SessionTooNew(
             f"session {session_id} was written in format {version}, this carrel reads up to {FORMAT_VERSION}; "
             "update carrel to open it (nothing was changed)",
@@ -90,12 +95,12 @@ def decode_meta(raw: bytes | None, session_id: str) -> SessionMeta | None:
     for name in _TEXTS:
         if type(meta.setdefault(name, "")) is not str:
             return None
-    if not all(name in meta and _is_sound(name, meta[name]) for name in _SOUND if name in meta):
-        return None
+    for name, is_sound in _SOUND.items():
+        if name in meta and not is_sound(meta[name]):
+            return None
     meta["id"] = session_id
     meta["title"] = meta["title"] or DEFAULT_TITLE
     meta.setdefault("api_base", None)
-    meta.setdefault("message_format_version", FORMAT_VERSION)
     return cast(SessionMeta, meta)
 
 
@@ -112,7 +117,6 @@ def _is_text_or_none(value: object) -> bool:
 
 
 _SOUND: dict[str, Callable[[Any], bool]] = {
-    **dict.fromkeys(_TEXTS, _is_text),
     **dict.fromkeys(COUNTS, _is_count),
     **dict.fromkeys(("api_base", "archived_at", "parent_session_id", "root_session_id"), _is_text_or_none),
     "project_dir": _is_text,
@@ -125,7 +129,7 @@ _SOUND: dict[str, Callable[[Any], bool]] = {
 
 def _is_sound(name: str, value: object) -> bool:
     """Whether a field of the metadata is of its kind; any value will do for a field that is not ours."""
-    check = _SOUND.get(name)
+    check = _is_text if name in _TEXTS else _SOUND.get(name)
     return check is None or check(value)
 
 
@@ -151,27 +155,51 @@ def title_from(message: ConversationMessage) -> str:
 
 
 class Rebuild:
-    """Metadata made again from the log, fed entry by entry."""
+    """Metadata made again from the log, fed entry by entry, and from what was given when the session was made.
 
-    def __init__(self, session_id: str, now: str) -> None:
-        self.meta = new_meta(session_id, now=now)
-        self._dated = False
-        self._titled = False
+    `written`: when the log was last written to. It is the date of what has none."""
+
+    def __init__(self, session_id: str, written: str, given: SessionMeta | None = None) -> None:
+        self.meta = new_meta(session_id, now=written)
+        self._written = written
+        self._given: set[str] = set()
+        """What somebody said, and is not to be guessed from the messages."""
+        if given is not None:
+            self.meta.update(given)
+            self.meta["updated_at"] = written
+            self._given = {name for name, value in given.items() if value and (name, value) != ("title", DEFAULT_TITLE)}
 
     def take(self, seq: int, entry: ConversationMessage) -> None:
         meta, said = cast(dict[str, Any], self.meta), meta_of(entry)
         date = said.get("created_at")
         if isinstance(date, str) and date:
-            if not self._dated:
-                meta["created_at"] = date
-                self._dated = True
+            self._guess("created_at", date)
+            self._given.add("created_at")
             meta["updated_at"] = date
+        else:
+            meta["updated_at"] = self._written
         if entry.get("role") == "assistant":
-            meta.update({name: said[name] for name in ("provider", "model") if isinstance(said.get(name), str)})
-        elif not self._titled and (title := title_from(entry)):
+            for name in ("provider", "model"):
+                self._guess(name, said.get(name))
+        elif "title" not in self._given and (title := title_from(entry)):
             meta["title"] = title
-            self._titled = True
+            self._given.add("title")
         apply_aside(meta, seq, entry)
+        if aside_of(entry) == "meta" and isinstance(said.get("set"), dict):
+            self._given.update(said["set"])
+
+    def _guess(self, name: str, value: object) -> None:
+        if name not in self._given and isinstance(value, str):
+            cast(dict[str, Any], self.meta)[name] = value
+
+
+def as_given(meta: SessionMeta) -> bytes:
+    """What is kept of new metadata to make it again from, in one line: all but the counts."""
+    given = {name: value for name, value in meta.items() if name not in COUNTS}
+    try:
+        return orjson.dumps(given)
+    except TypeError:
+        return json.dumps(given).encode("ascii")
 
 
 def apply_aside(meta: dict[str, Any], seq: int, entry: ConversationMessage) -> None:
@@ -181,6 +209,8 @@ def apply_aside(meta: dict[str, Any], seq: int, entry: ConversationMessage) -> N
     if kind == "meta" and isinstance(said.get("set"), dict):
         ours = ("id", "message_format_version", "message_count", "log_seq", "log_bytes")
         told = {name: value for name, value in said["set"].items() if name not in ours}
+        if _is_count(told.get("total_tokens")):
+            told["total_tokens"] = max(told["total_tokens"], meta.get("total_tokens", 0))
     elif kind == "label":
         told["labels"] = [*meta.get("labels", []), {k: said.get(k) for k in ("text", "at_seq", "created_at")}]
     elif kind == "pin" and _is_count(said.get("at_seq")):

@@ -79,7 +79,7 @@ def part_of(block: MessageBlock, pairs: Pairs) -> Part | None:
             text = str(block.get("text") or "")
             return Part(kind, html=prose(text)) if text.strip() else None
         case "image" | "document":
-            return _attachment(block)
+            return attachment(block)
         case "tool_use":
             call = _call(block)
             result = pairs.result_of(block)
@@ -112,13 +112,13 @@ def _answered(call: Call, result: MessageBlock) -> Call:
         if not isinstance(block, dict):
             continue
         if block.get("type") in ("image", "document"):
-            call.parts.append(_attachment(block))
+            call.parts.append(attachment(block))
         elif block.get("type") == "text" and inert(text := str(block.get("text") or "")) not in call.output:
             call.parts.append(Part("text", html=prose(text)))
     return call
 
 
-def _attachment(block: MessageBlock) -> Part:
+def attachment(block: MessageBlock) -> Part:
     """An image to see, a document to save; what cannot be either is said in words."""
     kind = str(block.get("type"))
     mime = str(block.get("mime_type") or "").lower()

@@ -10,7 +10,7 @@ from carrel.conversation.messages import ConversationMessage, SessionMeta, meta_
 from carrel.conversation.reading import collector_paused
 from carrel.conversation.session_info import SessionInfo, date_of, info_of, meta_fields
 from carrel.conversation.typed_log import Look, look_at
-from carrel.conversation.typed_message import Message, lines_to_messages, plus
+from carrel.conversation.typed_message import Message, lines_to_messages, plus_usage
 from carrel.conversation.usage import tokens_of
 from carrel.conversation.written import Plan, Written
 from carrel.storage.seam import Stamp
@@ -23,6 +23,8 @@ class Place:
         self.turn = asyncio.Lock()
         self.usage: Any = None
         """Counted, but with no message yet."""
+        self._added: tuple[str, Any] = ("", None)
+        """The message that usage was added to last, and what it had then."""
         self._written = Written()
         self._is_certain = False
         """Whether `_written` is true: it is not before the log was read, nor after a write that failed."""
@@ -39,6 +41,17 @@ class Place:
         self._written, self._is_certain, self._stamp = Written(), is_new, None
         self._fields = meta_fields(info)
         self._total_tokens = info.total_tokens if "total_tokens" in meta else None
+
+    def note_added(self, message: Message) -> None:
+        """The usage that this message has now was added up here."""
+        self._added = (message.id, message.usage)
+
+    def is_added(self, message: Message) -> bool:
+        return self._added == (message.id, message.usage)
+
+    def has_counted(self, message: Message) -> bool:
+        """Whether the usage that this message has now is in the log."""
+        return bool(self._written.counted(message) == message.usage)
 
     def read(self, info: SessionInfo, look: Look) -> list[Message]:
         """The messages that are visible in the session."""
@@ -65,8 +78,12 @@ class Place:
         return plan
 
     async def _write(self, logs: SessionLogs, info: SessionInfo, messages: list[Message], recheck: bool) -> Plan:
-        if self.usage and messages:
-            messages[-1].usage, self.usage = plus(messages[-1].usage, self.usage), None
+        if self.usage:
+            if messages:
+                messages[-1].usage = plus_usage(messages[-1].usage, self.usage)
+                self.note_added(messages[-1])
+            # Where there is no message at all, the entry about the session has it.
+            self.usage = None
         first = self._written.first_change(messages, recheck=recheck)
         fields = self._changed_fields(logs, info)
         if self._is_certain and first == len(self._written.kept):

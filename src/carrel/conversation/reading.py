@@ -112,14 +112,29 @@ class LogReading:
 
     async def shown(self) -> Shown:
         """Which entries are visible, without holding any of them."""
-        walk = Backwards()
+        return (await self._walked(Backwards())).shown()
+
+    async def stood_for(self) -> Shown:
+        """Which entries are visible or summed up in what is; what was rewound is not."""
+        return (await self._walked(Backwards(summed=True))).stood_for()
+
+    async def _walked(self, walk: Backwards) -> Backwards:
         async for block in self._store.read_back(self._key):
             walk.take(
                 block.first_seq, block.last_seq, events_among(block.first_seq, decode_all(block.joined, block.count))
             )
             if walk.enough:
                 break
-        return walk.shown()
+        return walk
+
+    async def some(self, seqs: Iterable[int]) -> list[Numbered]:
+        """These entries, whole; one that is not there is left out."""
+        found: list[Numbered] = []
+        for wanted in seqs:
+            async for numbered in self.entries(wanted):
+                found.append(numbered)
+                break
+        return found
 
     async def entries(self, from_seq: int = 1) -> AsyncIterator[Numbered]:
         """Every entry, whole; a line that is none comes with the role `unreadable`."""
@@ -136,7 +151,7 @@ class LogReading:
         """The visible messages, one at a time."""
         for piece in (await self.shown()).pieces:
             if not isinstance(piece, range):
-                yield piece
+                yield (await self.whole([piece], []))[0]
                 continue
             async for seq, entry in self.entries(piece.start):
                 if seq >= piece.stop:
@@ -153,18 +168,17 @@ class LogReading:
 
     async def whole(self, messages: Iterable[ConversationMessage], problems: list[str]) -> list[ConversationMessage]:
         """The messages with what was spilled put back; a file that is gone is reported."""
-        restored = []
-        for message in messages:
-            if MARK not in message:
-                restored.append(message)
-                continue
+        restored = list(messages)
+        for index in [index for index, message in enumerate(restored) if MARK in message]:
+            message = restored[index]
             paths = paths_of(message)
             found = await self._store.get_many([f"{self._folder}/{path}" for path in paths]) if paths else []
             files = {path: data for path, data in zip(paths, found, strict=True) if data is not None}
             problems += [
                 f"{path} is gone; the message shows what the log has of it" for path in paths if path not in files
             ]
-            restored.append(restore(message, files) if paths else message)
+            if paths:
+                restored[index] = restore(message, files)
         return restored
 
 

@@ -2,9 +2,11 @@
 
 import math
 import re
+from base64 import b64decode, b64encode
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 from carrel.conversation.messages import ConversationMessage
@@ -22,6 +24,10 @@ _PLACEHOLDER = re.compile(
     r"undefined|process\.env|os\.(?:environ|getenv)|env|config|settings|self|this|secrets?)(?![a-z0-9])"
 )
 _IDENTIFIER = re.compile(r"[A-Za-z]++|_?[A-Za-z]++[0-9]{0,2}(?:[_.-][A-Za-z]++[0-9]{0,2})++")
+_NO_PASSWORD = re.compile(
+    r"(?i)sha-?[0-9]|md5|argon2|base64|b?crypt|scrypt|pbkdf2|utf-?8|oauth2|(?:rsa|aes)-?[0-9]|pass|pwd|pw[0-9]"
+)
+"""Ways to keep a password, and names for one: short texts with a digit that stand where it would."""
 _IN_EXAMPLES = frozenset({"password", "passwd", "pass", "pwd", "secret", "token", "user", "username"})
 
 
@@ -78,18 +84,31 @@ def is_placeholder(text: str) -> bool:
     return bool(_PLACEHOLDER.match(text) or _IDENTIFIER.fullmatch(text)) or text.lower() in _IN_EXAMPLES
 
 
-def is_secret_named(name: str, value: str) -> bool:
-    """Whether the value of something called `password`, `api_key` and so on is one."""
+def is_secret_named(name: str, value: str, *, is_literal: bool = False) -> bool:
+    """Whether the value of something called `password`, `api_key` and so on is one.
+
+    `is_literal`: it stands as a value does and not as a name in code, so that a short password is one too."""
     refers = value.lower().endswith(name.lower())
     if refers or is_placeholder(value) or "(" in value or "[" in value:
         return False
     if name.lower().startswith(("pass", "pwd")):
-        return len(value) >= 8 and any(map(str.isdigit, value)) and any(map(str.isalpha, value))
+        mixed = any(map(str.isdigit, value)) and any(map(str.isalpha, value))
+        return mixed and (len(value) >= 8 or (is_literal and len(value) >= 6 and not _NO_PASSWORD.match(value)))
     return looks_random(value)
 
 
-def _is_random(token: str) -> bool:
-    return not is_placeholder(token) and looks_random(token)
+def _is_bearer_token(token: str) -> bool:
+    if _PLACEHOLDER.match(token):
+        return False
+    return _is_drawn_from_letters(token) or (not is_placeholder(token) and looks_random(token))
+
+
+def _is_drawn_from_letters(token: str) -> bool:
+    """Whether a long run of letters is no word and no name of anything: those repeat letters and have long humps."""
+    if len(token) < 20 or not token.isalpha() or entropy(token) < 3.5:
+        return False
+    humps = 1 + sum(before.islower() and after.isupper() for before, after in pairwise(token))
+    return humps == 1 or len(token) / humps < 3.5
 
 
 def _stands_alone(password: str) -> bool:
@@ -169,7 +188,7 @@ PATTERNS: tuple[Pattern, ...] = (
         r"(?i:\bbearer)[ \t]{1,4}(?P<secret>[A-Za-z0-9._~+/=-]{16,4096}+)",
         ("bearer",),
         any_case=True,
-        accepts=_is_random,
+        accepts=_is_bearer_token,
     ),
     Pattern(
         "basic-auth",
@@ -214,7 +233,9 @@ def _replaced_assignment(match: re.Match[str]) -> str:
     if in_env and name != "KEY":
         found = _stands_alone(secret) and not secret.isdigit()
     else:
-        found = is_secret_named(name, secret) and (in_env or name != "KEY")
+        # `password = input1` is code; with a colon, in quotes, or without a space it is the password itself.
+        is_literal = tight or match["sign"] == ":" or match[0][match.start("secret") - match.start() - 1] in "\"'`"
+        found = is_secret_named(name, secret, is_literal=is_literal) and (in_env or name != "KEY")
     if not found or _HARMLESS_BEFORE.search(before):
         return match[0]
     start = match.start("secret") - match.start()
@@ -290,20 +311,33 @@ class Redactor:
         return blocks if any(new is not old for new, old in zip(blocks, content, strict=True)) else content
 
     def _of_block(self, key: str, value: Any, block: dict[str, Any]) -> Any:
-        """An image's or document's data is left alone; a tool result may hold blocks of its own."""
+        """An image's data is left alone, a document's too unless it is text; a tool result may hold blocks."""
         if key in _NO_WORDS:
             return value
         if key == "meta":
             return self._meta(value)
         if key == "content":
             return self._blocks(value)
-        return value if key == "data" and block.get("type") in ("image", "document") else self._value(value, key)
+        if key == "data" and block.get("type") in ("image", "document"):
+            return self._data(value, block.get("mime_type"))
+        return self._value(value, key)
+
+    def _data(self, data: Any, mime: Any) -> Any:
+        """What a file says, where its kind is text: the data of every other is left alone."""
+        if not isinstance(data, str) or not isinstance(mime, str) or not _TEXT_KIND.match(mime):
+            return data
+        try:
+            text = b64decode(data, validate=True).decode()
+        except ValueError:
+            return self.text(data)
+        redacted = self.text(text)
+        return data if redacted is text else b64encode(redacted.encode()).decode()
 
     def _meta(self, meta: Any) -> Any:
-        """Only what a provider, a model or a user wrote into it; the rest is ours."""
+        """What a provider, a model or a user wrote into it; what is ours has no words."""
         if not isinstance(meta, dict):
             return meta
-        return self._copied(meta, lambda key, value, _: self._value(value, key) if key in _META_WITH_TEXT else value)
+        return self._copied(meta, lambda key, value, _: value if key in _META_OF_OURS else self._value(value, key))
 
     def _value(self, value: Any, key: str = "") -> Any:
         if isinstance(value, str):
@@ -314,18 +348,42 @@ class Redactor:
             items = [self._value(item, key) for item in value]
             return items if any(new is not old for new, old in zip(items, value, strict=True)) else value
         if isinstance(value, dict):
-            return self._copied(value, self._of_object)
+            return self._renamed(self._copied(value, self._of_object))
         return value
+
+    def _renamed(self, value: dict[str, Any]) -> dict[str, Any]:
+        """The dict with secrets taken out of its keys, itself when there are none."""
+        if not any(isinstance(key, str) and len(key) >= _LEAST_KEY and self.text(key) is not key for key in value):
+            return value
+        renamed: dict[str, Any] = {}
+        for key, item in value.items():
+            new = self.text(key) if isinstance(key, str) else key
+            if new is not key:
+                number, name = 1, new
+                while new in renamed or new in value:
+                    number += 1
+                    new = f"{name} {number}"
+            renamed[new] = item
+        return renamed
 
     def _of_object(self, key: str, value: Any, whole: dict[str, Any]) -> Any:
         """Anything inside a tool's input or a provider's own words."""
-        data = key in _OPAQUE or (
-            key == "data" and ("media_type" in whole or "mimeType" in whole or "mime_type" in whole)
-        )
-        return value if data and isinstance(value, str) else self._value(value, str(key))
+        if isinstance(value, str):
+            if key in _OPAQUE:
+                return value
+            kinds = [whole[name] for name in ("media_type", "mimeType", "mime_type") if name in whole]
+            if key == "data" and kinds:
+                return self._data(value, kinds[0])
+        return self._value(value, str(key))
 
 
-_META_WITH_TEXT = frozenset({"native", "text", "set", "raw_arguments"})
+_META_OF_OURS = frozenset(
+    {"id", "source", "provider_message_id", "created_at", "timestamp", "aside", "parent_session_id", "root_session_id"}
+)
+"""Ids and dates that others refer to."""
+_TEXT_KIND = re.compile(r"(?i)text/|application/(?:[\w.-]+\+)?(?:json|xml|yaml|toml|javascript|x-yaml|x-ndjson)\b")
+_LEAST_KEY = 15
+"""Characters of the shortest secret that is known by its form."""
 _NO_WORDS = frozenset({"type", "id", "tool_use_id", "mime_type"})
 _OPAQUE = frozenset({"signature", "encrypted_content"})
 """Sealed by a provider: it takes them back unchanged or not at all."""

@@ -20,8 +20,6 @@ from carrel.conversation.messages import (
 
 INTERRUPTED = "error: tool call was interrupted"
 
-_TOOLS = frozenset(("tool_use", "tool_result"))
-
 
 class Mended(NamedTuple):
     messages: list[ConversationMessage]
@@ -81,28 +79,37 @@ class ToolOrder:
 
 def _answers_and_questions(messages: Sequence[ConversationMessage]) -> tuple[tuple[object, ...], tuple[object, ...]]:
     """The calls that the first message answers and that the last one makes; an error when order is broken between."""
-    kinds = set(map(itemgetter("type"), chain.from_iterable(map(itemgetter("content"), messages))))
-    if kinds.isdisjoint(_TOOLS):
+    kinds = list(map(itemgetter("type"), chain.from_iterable(map(itemgetter("content"), messages))))
+    unseen = kinds.count("tool_use") + kinds.count("tool_result")
+    if not unseen:
         return (), ()
     first: tuple[object, ...] | None = None
-    open_: tuple[object, ...] = ()
+    asked: list[object] = []
     for message in messages:
-        calls: list[object] = []
-        results: list[object] = []
-        for block in message["content"]:
-            kind = block["type"]
-            if kind == "tool_use":
-                calls.append(block["id"])
-            elif kind == "tool_result":
-                results.append(block["tool_use_id"])
-        if (calls and message["role"] != "assistant") or (results and message["role"] != "user"):
-            raise ValueError("a call or a result where none can be")
-        if first is None:
-            first = tuple(results)
-        elif (results or open_) and (len(results) != len(open_) or {*results} != {*open_}):
-            raise ValueError("a call without its result, or a result without its call")
-        open_ = tuple(calls)
-    return first or (), open_
+        role = message["role"]
+        found: list[object] = []
+        if role == "assistant":
+            for block in message["content"]:
+                if block["type"] == "tool_use":
+                    found.append(block["id"])
+            if asked:
+                raise ValueError("a call without its result")
+            first = first or ()
+            asked = found
+        else:
+            if role == "user":
+                for block in message["content"]:
+                    if block["type"] == "tool_result":
+                        found.append(block["tool_use_id"])
+            if first is None:
+                first = tuple(found)
+            elif found != asked and (len(found) != len(asked) or {*found} != {*asked}):
+                raise ValueError("a call without its result, or a result without its call")
+            asked = []
+        unseen -= len(found)
+    if unseen:
+        raise ValueError("a call or a result where none can be")
+    return first or (), tuple(asked)
 
 
 def unanswered(messages: Sequence[ConversationMessage]) -> list[str]:

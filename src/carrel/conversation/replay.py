@@ -5,11 +5,15 @@ from operator import itemgetter
 
 from carrel.conversation.entries import UNREADABLE, aside_of
 from carrel.conversation.messages import ConversationMessage, blocks_of, build_message, meta_of, text_block
+from carrel.conversation.spill import MARK
 
 Numbered = tuple[int, ConversationMessage]
 """An entry and its sequence number; 0 for a message that stands in no line of its own."""
 
 COMPACT_ACKNOWLEDGEMENT = "Understood. I have read the summary of our conversation so far and go on from there."
+
+FILES = ("image", "document")
+"""The blocks that a summary may have beside its text: what was pinned and is more than text."""
 
 _EVENTS = frozenset(("compact", "rewind", UNREADABLE))
 
@@ -55,10 +59,11 @@ def kept_from(entry: ConversationMessage) -> int | None:
 
 def _summary(compact: ConversationMessage) -> list[ConversationMessage]:
     text = next((str(block.get("text") or "") for block in blocks_of(compact) if block.get("type") == "text"), "")
-    return [
-        build_message("user", [text_block(f"[Conversation Summary]\n\n{text}")], meta={"synthetic": True}),
-        build_message("assistant", [text_block(COMPACT_ACKNOWLEDGEMENT)], meta={"synthetic": True}),
-    ]
+    files = [block for block in blocks_of(compact) if block.get("type") in FILES or "blob" in meta_of(block)]
+    told = build_message("user", [text_block(f"[Conversation Summary]\n\n{text}"), *files], meta={"synthetic": True})
+    if MARK in compact:
+        told[MARK] = compact[MARK]
+    return [told, build_message("assistant", [text_block(COMPACT_ACKNOWLEDGEMENT)], meta={"synthetic": True})]
 
 
 class Shown:
@@ -92,6 +97,11 @@ class Shown:
         """Only what stands in entry `seq` or later."""
         runs = [range(max(piece.start, seq), piece.stop) for piece in self.pieces if isinstance(piece, range)]
         return Shown([run for run in runs if run])
+
+    def before(self, seq: int | None) -> "Shown":
+        """Only what stands in an entry before `seq` (None: all that stands in one)."""
+        runs = [piece for piece in self.pieces if isinstance(piece, range)]
+        return Shown([run for run in (range(run.start, min(run.stop, seq or run.stop)) for run in runs) if run])
 
     def seqs(self) -> Iterator[int]:
         """The entry of each message; 0 for a message that stands in no line of its own."""
@@ -136,6 +146,25 @@ def visible(path: Sequence[range | Numbered]) -> Shown:
     return shown
 
 
+def stood_for(path: Sequence[range | Numbered]) -> Shown:
+    """The messages that what is visible consists of or sums up, given the same as `visible` but from the log's start.
+
+    What was rewound is not among them, and neither is what only a summary told of that was rewound itself."""
+    shown, summed = Shown(), Shown()
+    for item in path:
+        if isinstance(item, range):
+            shown.add(item)
+        elif item[1].get("role") == "compact":
+            keep = kept_from(item[1])
+            summed = Shown([*summed.pieces, *shown.before(keep).pieces])
+            shown = Shown([*_summary(item[1]), *(shown.since(keep).pieces if keep is not None else [])])
+        elif (cut := cut_of(item[1])) is not None:
+            shown.cut(cut)
+            if not shown.pieces or isinstance(shown.pieces[0], range):
+                summed = Shown()
+    return Shown([*summed.pieces, *shown.since(0).pieces])
+
+
 def visible_after(entries: Sequence[Numbered], seq: int | None = None) -> list[Numbered]:
     """What was visible right after entry `seq` of a whole log (None: after all of it)."""
     walk = Backwards(seq)
@@ -148,11 +177,13 @@ def visible_after(entries: Sequence[Numbered], seq: int | None = None) -> list[N
 class Backwards:
     """Fed a log from its end, keeps what the visible conversation needs and says when it has enough.
 
-    So that opening a long session costs what is visible, not what was ever said."""
+    So that opening a long session costs what is visible, not what was ever said. With `summed`, it wants what the
+    summaries stand for too, and so the whole log."""
 
-    def __init__(self, until: int | None = None) -> None:
+    def __init__(self, until: int | None = None, *, summed: bool = False) -> None:
         self.enough = until == 0
         self.problems: list[str] = []
+        self._summed = summed
         self._until = until
         self._keep: int | None = None
         self._path: list[range | Numbered] = []
@@ -187,8 +218,9 @@ class Backwards:
         if role == "rewind":
             return self._wanted_rewind(seq, entry)
         if role == "compact":
-            self._keep = kept_from(entry)
-            self.enough = self._keep is None
+            if not self._summed:
+                self._keep = kept_from(entry)
+                self.enough = self._keep is None
             return True
         reason = meta_of(entry).get("reason") or "its role says that it cannot be read"
         if reason != "blank":
@@ -212,3 +244,7 @@ class Backwards:
 
     def shown(self) -> Shown:
         return visible(self._path[::-1])
+
+    def stood_for(self) -> Shown:
+        """Only for one who asked for what was `summed` up too."""
+        return stood_for(self._path[::-1])

@@ -14,13 +14,13 @@ from carrel.conversation.indexing import SessionIndex
 from carrel.conversation.query import Judgement, Query, judge, parse, rarity, snippet
 from carrel.conversation.searchable import FIELDS, OWNER, bounded_texts
 from carrel.errors import CatalogueBusy, CatalogueLost, StorageReadError
-from carrel.meaning import Embedder
+from carrel.meaning import Embedder, KnowsWords
 from carrel.storage.catalogue import Catalogue, Found, Phrase
 from carrel.storage.seam import Store
 
 logger = logging.getLogger(__name__)
 
-LEAST_NEARNESS = 0.18
+LEAST_NEARNESS = 0.21
 """Texts with a cosine below this have no more in common than any two texts in the same language."""
 
 _FUSION = 60
@@ -166,6 +166,8 @@ class SessionSearch:
         """What means the same, the nearest of each session, the best first."""
         nearest = self._index.nearest
         if self._embedder is None or nearest is None or query.quoted or not query.phrases:
+            return []
+        if isinstance(self._embedder, KnowsWords) and not await asyncio.to_thread(self._embedder.knows, query.plain):
             return []
         [vector] = await asyncio.to_thread(self._embedder.embed, [query.plain])
         near = await asyncio.to_thread(nearest.ask, vector, _NEAREST, LEAST_NEARNESS)

@@ -11,25 +11,27 @@ from typing import Any, Literal, Self
 from uuid import uuid4
 
 from carrel.conversation import branching
-from carrel.conversation.compaction import choose_cut, pinned_text, report_of, summary_and_usage
-from carrel.conversation.entries import build_aside, build_compact_event, build_rewind_event, timestamp
+from carrel.conversation.compaction import choose_cut, pinned_files, pinned_text, report_of, summary_and_usage
+from carrel.conversation.entries import aside_of, build_aside, build_compact_event, build_rewind_event, timestamp
 from carrel.conversation.export import to_html, to_jsonl, to_markdown
 from carrel.conversation.importers import Imported, ImportReport, read_session_file
-from carrel.conversation.importing import stored_entries, stored_meta
-from carrel.conversation.listing import Listing
+from carrel.conversation.importing import Source, brought_before, nearest, stored_entries, stored_meta
+from carrel.conversation.listing import Listing, when_written
 from carrel.conversation.logs import Redact, SessionLogs, not_found
 from carrel.conversation.messages import ConversationMessage, SessionData, SessionMeta
-from carrel.conversation.metadata import FORMAT_VERSION, checked_fields, checked_id, is_id, new_meta
+from carrel.conversation.metadata import checked_fields, checked_id, is_id, is_too_new, new_meta
 from carrel.conversation.repair import mend
 from carrel.conversation.replay import Numbered
 from carrel.conversation.search import SearchHit, SessionSearch
 from carrel.conversation.usage import Price, Usage, UsageCount
 from carrel.errors import (
+    CompactRefused,
     ConfigurationError,
     MetadataRefused,
     RewindRefused,
     SessionExists,
     SessionNotFound,
+    SessionTooNew,
     StorageError,
 )
 from carrel.events import Event, EventType, bus
@@ -42,6 +44,8 @@ logger = logging.getLogger(__name__)
 
 _MOST_DRAFTS = 1000
 """How many drafts are remembered, so that their titles are not lost."""
+
+_NOT_AGAIN = "changed since; nothing was stored (`again` imports it as another session)"
 
 Summarize = Callable[[list[ConversationMessage]], Awaitable[Any]]
 
@@ -151,8 +155,14 @@ class SessionStore:
         **more: Any,
     ) -> SessionData:
         """A new session; `SessionExists` when the id is taken. `more` goes into the metadata as it is."""
-        id_ = checked_id(session_id) if session_id is not None else self._new_id()
         given = {"title": title, "provider": provider, "model": model, "cwd": cwd, "api_base": api_base}
+        data = await self._made(session_id, given, more)
+        self._tell(EventType.SESSION_CREATED, data["session"]["id"])
+        return data
+
+    async def _made(self, session_id: str | None, given: dict[str, Any], more: dict[str, Any]) -> SessionData:
+        """The same, and nobody is told: for those who tell it in their own words."""
+        id_ = checked_id(session_id) if session_id is not None else self._new_id()
         checked_fields({name: value for name, value in given.items() if value is not None})
         meta = new_meta(id_, now=self._now(), **self._logs.redacted_fields(given | more))
         if not await self._logs.make(meta):
@@ -182,9 +192,11 @@ class SessionStore:
 
     async def _counted(self, meta: SessionMeta) -> SessionMeta:
         stamp = await self._logs.store.stamp(self._logs.log_key(meta["id"]))
-        if meta.get("message_format_version", 0) > FORMAT_VERSION:
+        if is_too_new(meta):
             return meta
         if stamp is not None and ("log_seq" not in meta or meta.get("log_bytes") != stamp.size):
+            if "log_bytes" in meta:
+                meta["updated_at"] = max(when_written(stamp), meta["updated_at"])
             meta["message_count"] = len(await self._logs.reading(meta["id"]).shown())
             meta["total_tokens"] = (await self.usage(meta["id"])).total.total_tokens
         return meta
@@ -198,22 +210,33 @@ class SessionStore:
         checked_id(session_id)
         return [meta for meta in await self.list_sessions() if meta.get("parent_session_id") == session_id]
 
-    async def resolve_id(self, text: str) -> str:
-        """A full id, the beginning of exactly one, or "last"; `SessionNotFound` says what is near."""
+    async def traces(self) -> list[SessionMeta]:
+        """What is left of sessions in which nothing was said: a trace of what was done, and when it was written."""
+        return await self._listing.traces()
+
+    async def resolve_id(self, text: str, *, traces: bool = False) -> str:
+        """A full id, the beginning of exactly one, or "last"; `SessionNotFound` says what is near.
+
+        With `traces`, also one in which nothing was said and only the trace of what was done lies."""
         ids = await self._logs.store.folders(self._prefix)
-        if text in ids:
-            return text
-        if text == "last":
+        found = [text] if text in ids else [id_ for id_ in ids if text and id_.startswith(text)]
+        only_traced = {meta["id"] for meta in await self._listing.traces(found)}
+        said = [id_ for id_ in found if traces or id_ not in only_traced]
+        if text == "last" and text not in said:
             latest = await self.latest_session()
             if latest is None:
                 raise SessionNotFound("there are no sessions yet")
             return latest["id"]
-        found = [id_ for id_ in ids if text and id_.startswith(text)]
-        if len(found) == 1:
-            return found[0]
-        if found:
+        if len(said) == 1:
+            return said[0]
+        if said:
             raise SessionNotFound(
-                f"{len(found)} sessions begin with {text!r}: {', '.join(found[:5])}…; give more of the id"
+                f"{len(said)} sessions begin with {text!r}: {', '.join(said[:5])}…; give more of the id"
+            )
+        if only_traced:
+            raise SessionNotFound(
+                f"nothing was said in session {found[0]}: there is only a trace of what was done; "
+                f"`carrel sessions delete {found[0]}` removes it"
             )
         raise SessionNotFound(f"no session begins with {text!r}; `carrel sessions list` shows them all")
 
@@ -244,13 +267,30 @@ class SessionStore:
     ) -> int:
         """Add messages, all of them or none; returns the sequence number of the last."""
         checked_id(session_id)
+        drafted: SessionMeta | None = None
 
         def draft() -> SessionMeta:
+            nonlocal drafted
             remembered = self._drafts.pop(session_id, None)
             given = {"provider": provider, "model": model, "cwd": cwd, "api_base": api_base}
-            return remembered or new_meta(session_id, now=self._now(), **self._logs.redacted_fields(given))
+            drafted = remembered or new_meta(session_id, now=self._now(), **self._logs.redacted_fields(given))
+            return drafted
 
-        return await self._logs.append(session_id, messages, draft)
+        seq = await self._logs.append(session_id, messages, draft)
+        if bus.is_heard:
+            self._tell_appended(session_id, messages, seq, drafted)
+        return seq
+
+    def _tell_appended(
+        self, session_id: str, messages: Sequence[ConversationMessage], seq: int, drafted: SessionMeta | None
+    ) -> None:
+        writer = self._logs.writers.get(session_id)
+        if drafted is not None and writer is not None and writer.meta is drafted:
+            self._tell(EventType.SESSION_CREATED, session_id)
+        for number, message in enumerate(messages, seq - len(messages) + 1):
+            if (role := message.get("role")) not in ("compact", "rewind"):
+                self._tell(EventType.MESSAGE_CREATED, session_id, role=role, seq=number)
+        self._tell(EventType.SESSION_UPDATED, session_id)
 
     async def append_rewind(self, session_id: str, rewind_to: int | None = None, *, to_seq: int | None = None) -> int:
         """Go back to the first `rewind_to` visible messages, or to right after entry `to_seq`; the log keeps all.
@@ -275,7 +315,7 @@ class SessionStore:
             shown = len(then.numbered)
         seq = await self._logs.append(session_id, [event], shown=shown)
         await self._logs.writers[session_id].let_go()
-        _tell(EventType.SESSION_REWOUND, session_id, seq=seq)
+        self._tell(EventType.SESSION_REWOUND, session_id, seq=seq)
         return seq
 
     async def clear_session(self, session_id: str) -> None:
@@ -285,7 +325,18 @@ class SessionStore:
 
     async def delete_session(self, session_id: str) -> bool:
         """Remove the session and all that belongs to it; False when there was none."""
-        return await self._logs.delete(session_id)
+        title = await self._last_title(session_id) if bus.is_heard else ""
+        there = await self._logs.delete(session_id)
+        if there:
+            self._tell(EventType.SESSION_DELETED, session_id, title=title)
+        return there
+
+    async def _last_title(self, session_id: str) -> str:
+        try:
+            meta = await self._logs.meta(session_id)
+        except SessionTooNew:
+            return ""
+        return meta["title"] if meta is not None else ""
 
     # --- reading ----------------------------------------------------------------------------------------------------
 
@@ -324,9 +375,14 @@ class SessionStore:
             raise problems[0]
         return found[0]
 
-    async def read_meta(self, session_id: str) -> SessionMeta:
-        """The metadata of one session; `SessionNotFound`."""
-        return await self._logs.known_meta(session_id)
+    async def read_meta(self, session_id: str, *, counts: bool = False) -> SessionMeta:
+        """The metadata of one session, `counts`: with exact counts; `SessionNotFound`."""
+        meta = await self._logs.known_meta(session_id)
+        return await self._counted(meta) if counts else meta
+
+    async def find_meta(self, session_id: str) -> SessionMeta | None:
+        """The same; None when there is no such session."""
+        return await self._logs.meta(session_id)
 
     async def last_seq(self, session_id: str) -> int:
         """The sequence number of the newest entry, 0 when there is none."""
@@ -355,6 +411,11 @@ class SessionStore:
 
     async def update_meta(self, session_id: str, **fields: Any) -> SessionMeta:
         """Set metadata, in the log too, so that it is there when `meta.json` has to be made again."""
+        meta = await self._set_meta(session_id, fields)
+        self._tell(EventType.SESSION_UPDATED, session_id)
+        return meta
+
+    async def _set_meta(self, session_id: str, fields: dict[str, Any]) -> SessionMeta:
         await self.read_meta(session_id)
         fields = checked_fields(self._logs.redacted_fields(fields))
         await self._logs.append(session_id, [build_aside("meta", created_at=self._now(), set=fields)])
@@ -370,13 +431,13 @@ class SessionStore:
         return await self.update_meta(session_id, tags=sorted({str(tag) for tag in tags}))
 
     async def archive(self, session_id: str) -> SessionMeta:
-        meta = await self.update_meta(session_id, archived_at=self._now())
-        _tell(EventType.SESSION_ARCHIVED, session_id, title=meta["title"])
+        meta = await self._set_meta(session_id, {"archived_at": self._now()})
+        self._tell(EventType.SESSION_ARCHIVED, session_id)
         return meta
 
     async def unarchive(self, session_id: str) -> SessionMeta:
-        meta = await self.update_meta(session_id, archived_at=None)
-        _tell(EventType.SESSION_UNARCHIVED, session_id, title=meta["title"])
+        meta = await self._set_meta(session_id, {"archived_at": None})
+        self._tell(EventType.SESSION_UNARCHIVED, session_id)
         return meta
 
     async def label(self, session_id: str, text: str, at: int | None = None) -> int:
@@ -385,7 +446,7 @@ class SessionStore:
             raise MetadataRefused("a label needs a text with something in it; nothing was written")
         text = self._logs.redacted_text(text)
         place = await self._mark(session_id, "label", at, text=text)
-        _tell(EventType.SESSION_LABELLED, session_id, text=text, seq=place)
+        self._tell(EventType.SESSION_LABELLED, session_id, text=text, seq=place)
         return place
 
     async def labels(self, session_id: str) -> list[dict[str, Any]]:
@@ -426,12 +487,16 @@ class SessionStore:
         answers with a text, a text and its usage, or an assistant message."""
         view = await self._logs.view(session_id)
         reading = self._logs.reading(session_id)
-        cut = choose_cut(view.numbered, keep_tokens=keep_tokens, keep_turns=keep_turns)
-        leaving = await reading.whole([message for _, message in cut.summarized], view.problems)
+        # Measured as the model sees them, with what was spilled.
+        whole = await reading.whole(view.messages, view.problems)
+        shown = list(zip(view.shown.seqs(), whole, strict=True))
+        cut = choose_cut(shown, keep_tokens=keep_tokens, keep_turns=keep_turns)
+        leaving = [message for _, message in cut.summarized]
         text, usage = summary_and_usage(await summarize(mend(leaving).messages))
         meta = await self.read_meta(session_id)
-        pins = set(meta.get("pins", []))
-        pinned = [numbered for numbered in cut.summarized if numbered[0] in pins]
+        # Also when nothing is kept: what others say while the summary is being written comes after it.
+        keep_from = cut.kept[0][0] if cut.kept else view.last_seq + 1
+        pinned = await self._pinned(session_id, [seq for seq in meta.get("pins", []) if seq < keep_from])
         event = build_compact_event(
             text + pinned_text(pinned),
             provider=provider or meta["provider"],
@@ -439,12 +504,25 @@ class SessionStore:
             compacted_count=len(cut.summarized),
             usage=usage,
         )
-        # Also when nothing is kept: what others say while the summary is being written comes after it.
-        keep_from = cut.kept[0][0] if cut.kept else view.last_seq + 1
+        event["content"] += pinned_files(pinned)
         event["meta"] |= {"keep_from_seq": keep_from, "created_at": self._now(), "report": report_of(cut.summarized)}
+        async for _, entry in reading.entries(view.last_seq + 1):
+            if entry.get("role") in ("compact", "rewind") and aside_of(entry) is None:
+                raise CompactRefused(
+                    f"session {session_id} was changed meanwhile: somebody went back in it, or compacted it, while the "
+                    "summary was being written; nothing was written, and the summary may tell of what is gone"
+                )
         seq = await self._logs.append(session_id, [event])
-        _tell(EventType.SESSION_COMPACTED, session_id, seq=seq)
+        self._tell(EventType.SESSION_COMPACTED, session_id, seq=seq)
         return event
+
+    async def _pinned(self, session_id: str, pins: list[int]) -> list[Numbered]:
+        """The pinned messages that are part of the conversation still, visible or summed up, and whole."""
+        if not pins:
+            return []
+        reading = self._logs.reading(session_id)
+        runs = [piece for piece in (await reading.stood_for()).pieces if isinstance(piece, range)]
+        return await reading.some(seq for seq in pins if any(seq in run for run in runs))
 
     async def fork_session(
         self, session_id: str, at: int | None = None, *, title: str | None = None, new_id: str | None = None
@@ -462,7 +540,7 @@ class SessionStore:
             self._logs, session_id, id_, place, title=title and self._logs.redacted_text(title), now=self._now()
         )
         data = await self._loaded(id_)
-        _tell(EventType.SESSION_FORKED, session_id, fork_id=id_, title=data["session"]["title"], at_seq=place)
+        self._tell(EventType.SESSION_FORKED, session_id, fork_id=id_, title=data["session"]["title"], at_seq=place)
         return data
 
     async def export(self, session_id: str, format: Literal["jsonl", "markdown", "html"] = "jsonl") -> str:
@@ -484,6 +562,10 @@ class SessionStore:
 
     async def search(self, query: str, limit: int = 10) -> list[SearchHit]:
         """Messages that say this, in these words or in others, over all sessions."""
+        if not isinstance(query, str):
+            raise ConfigurationError(f"what to search for is a text, not {query!r:.60}")
+        if not isinstance(limit, int):
+            raise ConfigurationError(f"limit is a whole number, not {limit!r:.60}")
         if self._search is None:
             # MiniLM would read a thousand sessions for ten minutes, and the first search waits for it.
             embedder = plain_embedder() if self._embedder == "default" else self._embedder
@@ -492,26 +574,50 @@ class SessionStore:
         return await self._search.query(query, limit)
 
     async def prune(self, older_than: timedelta, keep_labelled: bool = True, dry_run: bool = True) -> list[SessionMeta]:
-        """Delete sessions not touched for that long (only say which with `dry_run`); nothing else deletes by age."""
-        border = (datetime.fromisoformat(self._now()) - older_than).isoformat()
-        old = [meta for meta in await self.list_sessions() if meta["updated_at"] and meta["updated_at"] < border]
-        chosen = [meta for meta in old if not (keep_labelled and meta.get("labels"))]
+        """Delete sessions not touched for that long (only say which with `dry_run`); nothing else deletes by age.
+
+        Traces of sessions in which nothing was said are among them. One of a newer format is left alone, and the log of
+        this program says so: its labels cannot be read."""
+        if not isinstance(older_than, timedelta) or older_than < timedelta(0):
+            raise ConfigurationError(
+                f"older_than is a timedelta of 0 or more, as in timedelta(days=30), not {older_than!r:.60}"
+            )
+        try:
+            border = (datetime.fromisoformat(self._now()) - older_than).isoformat()
+        except OverflowError:
+            return []
+        every = [*await self.list_sessions(), *await self.traces()]
+        old = [meta for meta in every if meta["updated_at"] and meta["updated_at"] < border]
+        newer = [meta["id"] for meta in old if is_too_new(meta)]
+        if newer:
+            logger.warning("not pruned, because a newer carrel wrote them: %s", ", ".join(newer))
+        chosen = [meta for meta in old if not is_too_new(meta) and not (keep_labelled and meta.get("labels"))]
         if not dry_run:
             for meta in chosen:
                 await self.delete_session(meta["id"])
         return chosen
 
-    async def import_file(self, path: Path | str, *, all_branches: bool = False) -> list[ImportReport]:
+    async def import_file(
+        self, path: Path | str, *, all_branches: bool = False, again: bool = False
+    ) -> list[ImportReport]:
         """Sessions of another agent, or of another folder; each report says what was taken and what was not.
 
-        With `all_branches`, those that a conversation went back from come as sessions of their own."""
+        What an earlier import brought is not stored twice unless `again`: the report says under which id it is here,
+        and what the source has got since is appended, where neither its old part nor the session was changed. With
+        `all_branches`, those that a conversation went back from come as sessions of their own."""
         ids: dict[str, str] = {}
+        before = {} if again else brought_before(await self.list_sessions())
         found = read_session_file(Path(path), all_branches=all_branches)
-        return [await self._stored(imported, ids) for imported in found]
+        return [await self._stored(imported, ids, before) for imported in found]
 
-    async def _stored(self, imported: Imported, ids: dict[str, str]) -> ImportReport:
+    async def _stored(
+        self, imported: Imported, ids: dict[str, str], before: Mapping[Source, list[SessionMeta]]
+    ) -> ImportReport:
         """Write one imported session; `ids` are those of this import so far, by their names where they came from."""
         if not imported.messages:
+            return imported.report
+        here = before.get((imported.kind, imported.source_id))
+        if here and await self._is_here(imported, ids, here):
             return imported.report
         own = imported.source_id if imported.kind == "carrel" else None
         if own is not None and (not is_id(own) or await self._logs.meta(own) is not None):
@@ -530,11 +636,38 @@ class SessionStore:
         writer = self._logs.writers[id_]
         writer.meta["updated_at"] = data["session"]["updated_at"]
         await writer.flush()
+        self._tell(EventType.SESSION_UPDATED, id_)
         return imported.report
 
+    async def _is_here(self, imported: Imported, ids: dict[str, str], here: Sequence[SessionMeta]) -> bool:
+        """Whether an earlier import brought this session; what its source has got since is appended."""
+        meta, standing = nearest(imported, here)
+        if standing == "other" and imported.named_by_file:
+            return False
+        report, id_ = imported.report, meta["id"]
+        report.already_here = ids[imported.source_id] = id_
+        if standing == "other":
+            report.problems.append(f"session {id_} was imported from it, and what that was made of is {_NOT_AGAIN}")
+        elif standing == "longer" and await self.last_seq(id_) != meta["imported_from"]["seq"]:
+            report.problems.append(f"it has grown since it was imported, and session {id_} was {_NOT_AGAIN}")
+        elif standing == "longer":
+            entries = stored_entries(imported, meta.get("parent_session_id"), self._now())
+            report.appended = len(entries) - meta["imported_from"]["seq"]
+            await self._logs.append(id_, entries[-report.appended :])
+            writer = self._logs.writers[id_]
+            dates = stored_meta(imported, ids)
+            writer.meta["updated_at"] = dates.get("updated_at", writer.meta["updated_at"])
+            writer.set("imported_from", dates["imported_from"])
+            await writer.flush()
+            report.session_id = id_
+            self._tell(EventType.SESSION_UPDATED, id_)
+        return True
 
-def _tell(kind: EventType, session_id: str, **facts: Any) -> None:
-    bus.publish(Event(kind, {"session_id": session_id, **facts}))
+    def _tell(self, kind: EventType, session_id: str, **facts: Any) -> None:
+        if bus.is_heard:
+            writer = self._logs.writers.get(session_id)
+            about = {"session_id": session_id, "title": writer.meta["title"] if writer is not None else ""}
+            bus.publish(Event(kind, about | facts))
 
 
 def _checked_place(name: str, place: object, last: int, meaning: str, lowest: int = 0) -> None:

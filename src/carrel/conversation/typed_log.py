@@ -5,12 +5,12 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import NamedTuple
 
-from carrel.conversation.entries import aside_of
 from carrel.conversation.logs import SessionLogs
 from carrel.conversation.messages import SessionMeta, meta_of
+from carrel.conversation.reading import LogReading
 from carrel.conversation.repair import mend, unanswered
 from carrel.conversation.replay import Numbered
-from carrel.conversation.usage import tokens_of
+from carrel.conversation.usage import total_after
 from carrel.conversation.writer import tool_loop_key
 
 logger = logging.getLogger(__name__)
@@ -59,12 +59,12 @@ async def up_to_date(logs: SessionLogs, metas: Sequence[SessionMeta]) -> None:
         reading = logs.reading(meta["id"])
         meta["updated_at"] = max(modified, meta["updated_at"])
         meta["message_count"] = sum(1 for line in (await reading.view()).messages if not meta_of(line).get("continues"))
-        meta["total_tokens"] = 0
-        async for _, entry in reading.entries():
-            said, aside = meta_of(entry), aside_of(entry)
-            if aside == "fork":
-                meta["total_tokens"] = 0
-            elif aside == "meta" and isinstance(said.get("set"), dict):
-                meta["total_tokens"] = said["set"].get("total_tokens", meta["total_tokens"])
-            elif aside is None:
-                meta["total_tokens"] += tokens_of(said.get("usage")).total_tokens
+        meta["total_tokens"] = await tokens_spent(reading)
+
+
+async def tokens_spent(reading: LogReading) -> int:
+    """All that was spent in a session, also on what is not visible any more."""
+    total = 0
+    async for _, entry in reading.entries():
+        total = total_after(total, entry)
+    return total

@@ -32,6 +32,8 @@ from carrel.conversation.typed_parts import (
     block_to_part,
     part_to_block,
 )
+from carrel.conversation.usage import tokens_of
+from carrel.errors import FormatRefused
 
 _EVENTS = ("compact", "rewind", UNREADABLE)
 _LISTS = ("messages", "input", "contents")
@@ -141,7 +143,13 @@ class Message(Noticed):
     def to_llm_format(self, provider: str = "openai") -> dict[str, Any] | list[dict[str, Any]]:
         """The message as the provider's API has it: openai, openai-responses, anthropic or gemini.
 
-        A dict; a list of them where the API has several, as OpenAI has for a call and its result."""
+        A dict; a list of them where the API has several, as OpenAI has for a call and its result. `FormatRefused` for a
+        system message in Gemini's: `to_provider` puts it where Gemini takes it, beside the conversation."""
+        if self.role == "system" and provider in ("gemini", "google"):
+            raise FormatRefused(
+                "Gemini has no system messages: their text goes into systemInstruction, beside contents; to_provider "
+                "makes both of a whole conversation"
+            )
         lines = message_to_lines(self)
         if provider in ("openai", "openai_chat"):
             wires = [wire for line in lines for wire in message_to_chat(line)]
@@ -171,7 +179,15 @@ def usual_part_id(message_id: str, place: int) -> str:
 def provider_messages(lines: Iterable[ConversationMessage], provider: str) -> list[dict[str, Any]]:
     """The conversation in the provider's words; `FormatRefused` for a provider nobody knows."""
     payload = formats.to_provider(list(lines), provider.replace("-", "_")).payload
-    return next(payload[name] for name in _LISTS if name in payload)
+    said = next(payload[name] for name in _LISTS if name in payload)
+    if isinstance(said, str):
+        said = [{"type": "message", "role": "user", "content": said}]
+    if "instructions" in payload:
+        # The only one whose list can have what the system says; the others have a place beside it.
+        words = {"type": "input_text", "text": payload["instructions"]}
+        said = [{"type": "message", "role": "system", "content": [words]}, *said]
+    found: list[dict[str, Any]] = said
+    return found
 
 
 def _alone(lines: list[ConversationMessage], provider: str) -> list[dict[str, Any]]:
@@ -313,6 +329,15 @@ def plus(one: Any, other: Any) -> Any:
     return one if other is None else other
 
 
+def plus_usage(one: dict[str, Any] | None, other: dict[str, Any]) -> dict[str, Any]:
+    """The sum of what two answers cost: in the provider's words, or in ours where they do not use the same ones."""
+    if not one:
+        return other
+    total: dict[str, Any] = plus(one, other)
+    counted = tokens_of(one).plus(tokens_of(other))
+    return total if tokens_of(total) == counted else counted.model_dump(exclude_defaults=True)
+
+
 def minus(one: Any, other: Any) -> Any:
     """What `plus` adds to `other` to get `one`."""
     if isinstance(one, dict) and isinstance(other, dict):
@@ -336,5 +361,8 @@ def without_counting_again(line: ConversationMessage, counted: Any) -> Conversat
         return line
     meta = {key: value for key, value in meta_of(line).items() if key not in ("usage", "usage_before")}
     usage = usage_of(line)
+    if isinstance(usage, dict) and isinstance(counted, dict) and plus(counted, minus(usage, counted)) != usage:
+        # What was counted before is in a provider's words, the sum in ours.
+        counted = tokens_of(counted).model_dump(exclude_defaults=True)
     new = minus(usage, counted) if isinstance(usage, dict) else None
     return {**line, "meta": {**meta, **({"usage": new} if new else {}), "usage_before": counted}}

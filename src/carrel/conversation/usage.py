@@ -3,11 +3,12 @@
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from carrel.conversation.entries import aside_of
 from carrel.conversation.messages import ConversationMessage, flatten_message_text, meta_of, tool_results_of
 from carrel.conversation.replay import Numbered
+from carrel.errors import ConfigurationError
 
 _NAMES: dict[str, tuple[str, ...]] = {
     "input_tokens": ("input_tokens", "prompt_tokens", "prompt_token_count", "promptTokenCount"),
@@ -67,6 +68,8 @@ class Usage(BaseModel):
 class Price(BaseModel):
     """Per million tokens."""
 
+    model_config = ConfigDict(extra="forbid")
+
     input: float = 0.0
     output: float = 0.0
     cache_read: float | None = None
@@ -89,6 +92,20 @@ def tokens_of(usage: Any) -> Tokens:
     if not counts["total_tokens"]:
         counts["total_tokens"] = counts["input_tokens"] + counts["output_tokens"]
     return Tokens(**counts)
+
+
+def total_after(total: int, entry: ConversationMessage) -> int:
+    """How many tokens a session has spent after this entry, given how many before it: the one rule for all who count.
+
+    What any line says was spent is added. What a fork was begun with was spent elsewhere. An entry about the session as
+    a whole may say a larger sum than the lines do, for what no line has; never a smaller one."""
+    meta, aside = meta_of(entry), aside_of(entry)
+    if aside is None:
+        return total + tokens_of(meta["usage"]).total_tokens if meta.get("usage") else total
+    if aside == "fork":
+        return 0
+    told = meta["set"].get("total_tokens") if aside == "meta" and isinstance(meta.get("set"), dict) else None
+    return max(total, told) if type(told) is int else total
 
 
 def _first_count(usage: Mapping[str, Any], names: Iterable[str]) -> int:
@@ -114,26 +131,48 @@ def priced(tokens: Tokens, price: Price | None) -> Tokens:
     return tokens.model_copy(update={"cost": cost})
 
 
+def _checked_prices(prices: Mapping[str, Price | Mapping[str, float]]) -> dict[str, Price]:
+    if not isinstance(prices, Mapping):
+        raise ConfigurationError(f"a price table is a dict with a price for each model, not {prices!r:.60}")
+    checked = {}
+    for model, price in prices.items():
+        try:
+            checked[model] = Price.model_validate(price)
+        except ValidationError as problem:
+            first = problem.errors()[0]
+            where = ".".join(map(str, first["loc"]))
+            raise ConfigurationError(
+                f"the price of {model!r} is like {{'input': 3, 'output': 15}}, with cache_read and cache_write where "
+                f"they differ{f'; {where}' if where else ''}: {first['msg']}"
+            ) from None
+    return checked
+
+
 class UsageCount:
     """Counts a log entry by entry, so that it need not be held."""
 
     def __init__(self, session_id: str = "", prices: Mapping[str, Price | Mapping[str, float]] | None = None) -> None:
-        self._prices = {name: Price.model_validate(price) for name, price in (prices or {}).items()}
+        self._prices = _checked_prices(prices or {})
         self._usage = Usage(session_id=session_id)
 
     def take(self, seq: int, entry: ConversationMessage) -> None:
-        if aside_of(entry) == "fork":
+        meta, aside = meta_of(entry), aside_of(entry)
+        if aside == "fork":
             self._usage = Usage(session_id=self._usage.session_id, inherited_through_seq=seq)
-        elif entry.get("role") == "user" and not meta_of(entry).get("synthetic") and not tool_results_of(entry):
+            return
+        if entry.get("role") == "user" and not meta.get("synthetic") and not tool_results_of(entry):
             self._usage.turns.append(Turn(seq=seq, text=flatten_message_text(entry, include_thinking=False)[:80]))
-        elif entry.get("role") in ("assistant", "compact") and meta_of(entry).get("usage"):
-            self._add(entry)
+        before = self._usage.total.total_tokens
+        total = total_after(before, entry)
+        if aside is None and meta.get("usage"):
+            self._add(tokens_of(meta["usage"]), meta)
+        elif total > before:
+            self._add(Tokens(total_tokens=total - before), {})
 
-    def _add(self, entry: ConversationMessage) -> None:
-        meta = meta_of(entry)
+    def _add(self, tokens: Tokens, meta: dict[str, Any]) -> None:
         model = str(meta.get("model") or "unknown")
         price = self._prices.get(model) or self._prices.get(f"{meta.get('provider')}/{model}")
-        spent = priced(tokens_of(meta["usage"]), price)
+        spent = priced(tokens, price)
         usage = self._usage
         usage.total = usage.total.plus(spent)
         usage.models[model] = usage.models.get(model, Tokens()).plus(spent)

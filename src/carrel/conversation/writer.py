@@ -90,6 +90,11 @@ class Writer:
         apply_aside(cast(dict[str, Any], self.meta), number, entry)
         self._own.update(name for name, value in self.meta.items() if before.get(name, self) != value)
 
+    def set(self, name: str, value: Any) -> None:
+        """Set a field that stands in the metadata alone; the next flush writes it."""
+        cast(dict[str, Any], self.meta)[name] = value
+        self._own.add(name)
+
     async def _follow_calls(self, calls: list[str], entries: Sequence[ConversationMessage]) -> None:
         self._open_calls.update(calls)
         if not self._open_calls:

@@ -95,6 +95,11 @@ class Written:
         before = [_digest(line) for message in messages for line in message._source]
         self.commit(_plan([_as_read(message) for message in messages], before), last_seq)
 
+    def counted(self, message: Message) -> Any:
+        """The usage that the log has of this very message."""
+        place = self._places.get(id(message))
+        return self.kept[place].counted if place is not None else None
+
     def first_change(self, messages: list[Message], *, recheck: bool = False) -> int:
         """The place of the first message that is not as it was written; the number of those written when all are."""
         same = len(self._messages)

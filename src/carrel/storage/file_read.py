@@ -152,7 +152,7 @@ class Backward:
         self._window = _FIRST_BLOCK_BACK
         self._tail: Block | None = None
         self._held = b""
-        self._held_end = 0
+        self._held_start = self._held_end = 0
         self._end, self._lines = START
         if before_seq is not None and before_seq <= 1:
             return
@@ -191,18 +191,17 @@ class Backward:
             self._lines -= 1
             return Block(self._lines + 1, [view.record(self._end, end - 1)])
         self._end = start + first
-        self._held = chunk[first:]
-        self._held_end = len(self._held)
+        self._held, self._held_start, self._held_end = chunk, first, len(chunk)
         return self._next_held()
 
     def _next_held(self) -> Block:
-        held, end = self._held, self._held_end - 1
-        start = held.find(b"\n", end - BLOCK, end) + 1 if end > BLOCK else 0
-        if not start and end > BLOCK:
-            start = held.rfind(b"\n", 0, end) + 1
+        held, first, end = self._held, self._held_start, self._held_end - 1
+        start = first
+        if end - first > BLOCK:
+            start = held.find(b"\n", end - BLOCK, end) + 1 or held.rfind(b"\n", first, end) + 1 or first
         self._held_end = start
-        if not start:
-            self._held = b""
+        if start == first:
+            self._held, self._held_end = b"", 0
         block = Block(0, joined=held[start:end])
         self._lines -= block.count
         block.first_seq = self._lines + 1

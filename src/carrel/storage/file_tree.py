@@ -4,7 +4,6 @@ import errno
 import hashlib
 import logging
 import os
-import re
 import stat
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -14,8 +13,7 @@ from carrel.storage.seam import Stamp, checked_key
 
 _log = logging.getLogger("carrel.storage")
 
-_NAME = r"(?!\.)[^\x00-\x1f\x7f/\\]+"
-_SHOWN = re.compile(f"{_NAME}(?:/{_NAME})*")
+_NO_BEGINNING = ("", ".", "/")
 
 _READING = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK  # a named pipe must not hold us up
 _SMALL = 64 * 1024
@@ -169,21 +167,53 @@ class FileTree:
 
     def get_many(self, keys: Sequence[str]) -> list[bytes | None]:
         """The bytes of many small objects."""
-        found = []
         for key in keys:
-            try:
-                fd = self.open_file(key)
-            except OSError:
-                found.append(self._get(key))
-                continue
-            try:
-                data = os.read(fd, _SMALL)
-            except OSError:
-                data = b""
-            os.close(fd)
-            # Nothing, not all, or no file at all: then with more care.
-            found.append(data if 0 < len(data) < _SMALL else self._get(key))
-        return found
+            _refuse_odd(key)
+        root = self._open_root()
+        if root is None:
+            return [None] * len(keys)
+        known = {""}
+        return [self._small(key, root.fd, known) for key in keys]
+
+    def _small(self, key: str, root: int, known: set[str]) -> bytes | None:
+        if not self._is_straight(key.rpartition("/")[0], root, known):
+            return self._get(key)
+        try:
+            fd = os.open(key, _READING, dir_fd=root)
+        except OSError:
+            return self._get(key)
+        try:
+            data = os.read(fd, _SMALL)
+        except OSError:
+            data = b""
+        os.close(fd)
+        # Nothing, not all, or no file at all: then with more care.
+        return data if 0 < len(data) < _SMALL else self._get(key)
+
+    def _open_root(self) -> OpenFile | None:
+        """The folder of all keys, or None when it is not there."""
+        try:
+            return OpenFile(os.open(self.root, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC))
+        except OSError as error:
+            if self.absent(error):
+                return None
+            raise read_failed(self.root, error) from error
+
+    def _is_straight(self, folder: str, root: int, known: set[str]) -> bool:
+        """Whether the way to a folder is folders alone, no links; `known` are those that were looked at."""
+        if folder in known:
+            return True
+        above = folder.rpartition("/")[0]
+        if above not in known and not self._is_straight(above, root, known):
+            return False
+        try:
+            found = os.stat(folder, dir_fd=root, follow_symlinks=False)
+        except OSError:
+            return False
+        if not stat.S_ISDIR(found.st_mode):
+            return False
+        known.add(folder)
+        return True
 
     def _get(self, key: str) -> bytes | None:
         opened = self.open(key)
@@ -193,25 +223,19 @@ class FileTree:
         """Of each key, or None where no file is that may be read."""
         for key in keys:
             _refuse_odd(key)
-        try:
-            root = OpenFile(os.open(self.root, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC))
-        except OSError as error:
-            if self.absent(error):
-                return [None] * len(keys)
-            raise read_failed(self.root, error) from error
+        root = self._open_root()
+        if root is None:
+            return [None] * len(keys)
         known = {""}
-        return [self._stamp(key, root.fd) if self._way_is_inside(key, known) else None for key in keys]
+        return [self._checked_stamp(key, root.fd, known) for key in keys]
 
-    def _way_is_inside(self, key: str, known: set[str]) -> bool:
-        """Whether no folder on the way is a link out of here; `known` are folders that were looked at."""
-        folder = key.rpartition("/")[0]
-        if folder not in known:
+    def _checked_stamp(self, key: str, root: int, known: set[str]) -> Stamp | None:
+        if not self._is_straight(key.rpartition("/")[0], root, known):
             try:
                 self.guarded(key)
             except KeyRefused:
-                return False
-            known.add(folder)
-        return True
+                return None
+        return self._stamp(key, root)
 
     def _stamp(self, key: str, root: int) -> Stamp | None:
         try:
@@ -227,7 +251,9 @@ class FileTree:
             raise read_failed(self.path(key), error) from error
         if not stat.S_ISREG(found.st_mode):
             return None
-        return Stamp(found.st_size, found.st_mtime, found.st_ino ^ found.st_mtime_ns)
+        # The time of its content alone would not do: programs that copy files set it to what it was elsewhere.
+        version = hash((found.st_ino, found.st_mtime_ns, found.st_ctime_ns))
+        return Stamp(found.st_size, found.st_mtime, version)
 
     # --- listing ----------------------------------------------------------------------------------------------------
 
@@ -298,7 +324,16 @@ class FileTree:
 
 
 def _refuse_odd(key: str) -> None:
-    if len(key) < 256 and key.isascii() and _SHOWN.fullmatch(key):
+    if (
+        len(key) < 256
+        and key.isascii()
+        and key.isprintable()
+        and key[:1] not in _NO_BEGINNING
+        and "/." not in key
+        and "//" not in key
+        and "\\" not in key
+        and key[-1] != "/"
+    ):
         return
     for part in checked_key(key).split("/"):
         if is_hidden(part):

@@ -170,8 +170,15 @@ class RedisConnections:
         client = self._client(max_connections=1, socket_timeout=_ANSWER_SECONDS)
 
         async def call(*command: Any) -> Any:
+            # In a task of its own: the package may swallow a cancel, and would go on waiting for the answer.
+            asking = asyncio.ensure_future(client.execute_command(*command))
+            asking.add_done_callback(lambda done: done.cancelled() or done.exception())
+            try:
+                await asyncio.wait([asking])
+            finally:
+                asking.cancel()
             with self._in_our_words("reading", what):
-                return await client.execute_command(*command)
+                return asking.result()
 
         try:
             yield call
@@ -190,13 +197,19 @@ class RedisConnections:
                 there = asyncio.run_coroutine_threadsafe(client.connection_pool.disconnect(), loop)
                 # That loop may be at its end just now: then it answers no more, and closes its connections itself.
                 with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(asyncio.wrap_future(there), _CONNECT_SECONDS)
+                    async with asyncio.timeout(_CONNECT_SECONDS):
+                        await asyncio.wrap_future(there)
 
     @contextlib.contextmanager
     def _in_our_words(self, doing: str, what: str) -> Iterator[None]:
         known = self._redis.exceptions
+        task = asyncio.current_task()
+        cancelled = task.cancelling() if task is not None else 0
         try:
             yield
+            # The package waits by `asyncio.wait_for`, which in Python 3.11 swallows a cancel that comes with an answer.
+            if task is not None and task.cancelling() > cancelled:
+                raise asyncio.CancelledError
         except (known.RedisError, OSError) as error:
             if isinstance(error, StorageError):
                 raise

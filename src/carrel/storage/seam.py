@@ -15,6 +15,16 @@ MAX_RECORD = 256 * 1024 * 1024
 _PART = re.compile(r"[^\x00-\x1f\x7f/\\]+")
 
 
+def newlines(data: bytes) -> int:
+    """How many are in it. `bytes.count` looks at every byte, `find` at many at once, which long lines are worth."""
+    find, found = data.find, 0
+    at = find(b"\n")
+    while at >= 0:
+        found += 1
+        at = find(b"\n", at + 1)
+    return found
+
+
 class Block:
     """Some records of a log that stand one after another; made from them, or from all of them joined by newlines."""
 
@@ -22,7 +32,7 @@ class Block:
 
     def __init__(self, first_seq: int, records: list[bytes] | None = None, *, joined: bytes = b"") -> None:
         self.first_seq = first_seq
-        self.count = joined.count(b"\n") + 1 if records is None else len(records)
+        self.count = newlines(joined) + 1 if records is None else len(records)
         self._records = records
         self._joined = joined
 

@@ -46,12 +46,17 @@ def from_provider(payload: Any, provider: str) -> list[ConversationMessage]:
         payload = payload.model_dump(mode="json", by_alias=True, exclude_unset=True)
     if not isinstance(payload, dict | list):
         raise FormatRefused(f"a {provider} payload is a dict or a list, not {type(payload).__name__}")
+    if {} in (payload if isinstance(payload, list) else [payload]):
+        raise FormatRefused(f"an empty object is no {provider} request or response; give it as the API has it")
     try:
-        return known.back(payload)
+        messages = known.back(payload)
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise FormatRefused(
             f"this is no {provider} request or response ({type(error).__name__}: {error}); give it as the API has it"
         ) from error
+    if not all(message["role"] for message in messages):
+        raise FormatRefused(f"this is no {provider} request or response: a message in it does not say whose it is")
+    return messages
 
 
 def normalize_usage(usage: dict[str, Any], provider: str) -> dict[str, int]:

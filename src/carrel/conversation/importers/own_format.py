@@ -17,7 +17,15 @@ KIND = "carrel"
 LOG = "messages.jsonl"
 
 _FIELDS = ("title", "provider", "model", "cwd", "created_at")
-_OF_THE_FOLDER = (*_FIELDS, "id", "message_format_version", "updated_at", "message_count", "total_tokens")
+_OF_THE_FOLDER = (
+    *_FIELDS,
+    "id",
+    "message_format_version",
+    "updated_at",
+    "message_count",
+    "total_tokens",
+    "imported_from",
+)
 _PLACES = ("keep_from_seq", "to_seq", "at_seq")
 
 
@@ -60,6 +68,7 @@ def read(path: Path, *, all_branches: bool = False) -> Iterator[Imported]:
         or next(filter(None, (meta_of(e).get("created_at") for e in entries)), None),
         messages=entries,
         parent=text_of(meta.get("parent_session_id")) or None,
+        named_by_file=not meta.get("id") and path.name != LOG,
         meta={key: value for key, value in meta.items() if key not in _OF_THE_FOLDER},
     )
 

@@ -41,6 +41,10 @@ class ImportReport:
     """Why nothing could be read of this file; only when a whole folder is imported."""
     session_id: str | None = None
     """Under which id it was stored; set by the store."""
+    already_here: str | None = None
+    """The session that an earlier import made of the same source; set by the store."""
+    appended: int = 0
+    """How many entries that session got now, because the source has grown."""
 
     @property
     def left_out(self) -> int:
@@ -79,5 +83,7 @@ class Imported:
     """The source id of the session that this one belongs to or branched from; it comes before in the same import."""
     forked_at: int | None = None
     """How many entries at the start are the parent's own, for a branch; None for any other session."""
+    named_by_file: bool = False
+    """The source id is but the name of the file, which another session may have too."""
     meta: dict[str, Any] = field(default_factory=dict)
     """More for `meta.json`: only from a folder of our own format."""

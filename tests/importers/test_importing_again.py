@@ -1,0 +1,111 @@
+"""A file that is imported twice: it is here already, it has grown, or it is another one."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from carrel import SessionStore, user_text_message
+
+
+def _line(number: int, text: str) -> str:
+    message = {"role": "user" if number % 2 else "assistant", "content": [{"type": "text", "text": text}]}
+    parent = f"u{number - 1}" if number > 1 else None
+    said: dict[str, Any] = {"type": message["role"], "uuid": f"u{number}", "parentUuid": parent, "sessionId": "s1"}
+    return json.dumps(said | {"message": message | {"id": f"m{number}"}}) + "\n"
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "session.jsonl"
+    path.write_text(_line(1, "What is a carrel?") + _line(2, "A desk."))
+    return path
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> SessionStore:
+    return SessionStore(tmp_path / "kept", embedder=None)
+
+
+async def _texts(store: SessionStore, session_id: str) -> list[str]:
+    data = await store.load_session(session_id)
+    assert data is not None
+    return [message["content"][0]["text"] for message in data["messages"]]
+
+
+async def test_the_same_file_is_stored_once_and_again_when_asked(file: Path, store: SessionStore) -> None:
+    [first] = await store.import_file(file)
+    [second] = await store.import_file(file)
+    assert (second.session_id, second.already_here) == (None, first.session_id)
+    assert len(await store.list_sessions()) == 1
+    [third] = await store.import_file(file, again=True)
+    assert third.session_id not in (None, first.session_id)
+    [fourth] = await store.import_file(file)
+    assert fourth.already_here in (first.session_id, third.session_id)
+    assert len(await store.list_sessions()) == 2
+
+
+async def test_what_a_file_has_got_since_is_appended(file: Path, store: SessionStore) -> None:
+    [first] = await store.import_file(file)
+    assert first.session_id is not None
+    for number, text in ((3, "Whose?"), (4, "Yours."), (5, "Mine?")):
+        file.write_text(file.read_text() + _line(number, text))
+        async with SessionStore(store.data_dir, embedder=None) as other:
+            [report] = await other.import_file(file)
+        assert (report.session_id, report.already_here, report.appended) == (first.session_id, first.session_id, 1)
+    assert await _texts(store, first.session_id) == ["What is a carrel?", "A desk.", "Whose?", "Yours.", "Mine?"]
+    assert len(await store.list_sessions()) == 1
+    [report] = await store.import_file(file)
+    assert (report.session_id, report.already_here, report.appended) == (None, first.session_id, 0)
+
+
+async def test_a_session_that_was_changed_here_is_left_alone(file: Path, store: SessionStore) -> None:
+    [first] = await store.import_file(file)
+    assert first.session_id is not None
+    await store.append_message(first.session_id, user_text_message("said here"))
+    [same] = await store.import_file(file)
+    assert same.problems == []
+    file.write_text(file.read_text() + _line(3, "Whose?"))
+    [grown] = await store.import_file(file)
+    assert "changed since; nothing was stored" in grown.problems[0]
+    assert grown.session_id is None
+    assert await _texts(store, first.session_id) == ["What is a carrel?", "A desk.", "said here"]
+
+
+async def test_a_file_whose_old_part_is_another_is_told(file: Path, store: SessionStore) -> None:
+    [first] = await store.import_file(file)
+    file.write_text(_line(1, "What is a desk?") + _line(2, "A table.") + _line(3, "Whose?"))
+    [changed] = await store.import_file(file)
+    assert changed.already_here == first.session_id
+    assert "changed since; nothing was stored" in changed.problems[0]
+
+
+async def test_two_files_of_one_name_are_two_sessions(tmp_path: Path, store: SessionStore) -> None:
+    for folder, text in (("a", "one"), ("b", "two")):
+        (tmp_path / folder).mkdir()
+        line = json.dumps(user_text_message(text)) + "\n"
+        (tmp_path / folder / "export.jsonl").write_text(line)
+        [report] = await store.import_file(tmp_path / folder / "export.jsonl")
+        assert report.session_id is not None
+    [report] = await store.import_file(tmp_path / "a" / "export.jsonl")
+    assert report.already_here is not None
+    assert len(await store.list_sessions()) == 2
+
+
+async def test_a_deleted_session_can_be_imported_anew(file: Path, store: SessionStore) -> None:
+    [first] = await store.import_file(file)
+    assert first.session_id is not None
+    await store.delete_session(first.session_id)
+    [second] = await store.import_file(file)
+    assert second.session_id is not None
+
+
+async def test_all_samples_are_here_after_one_import(store: SessionStore) -> None:
+    folder = Path(__file__).parent / "samples"
+    before = [report for report in await store.import_file(folder, all_branches=True) if report.session_id]
+    count = len(await store.list_sessions())
+    after = await store.import_file(folder, all_branches=True)
+    assert len([report for report in after if report.already_here]) == len(before)
+    assert [report for report in after if report.session_id] == []
+    assert len(await store.list_sessions()) == count
