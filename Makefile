@@ -4,6 +4,9 @@
 .NOTPARALLEL:
 .PHONY: help demo test check gates soak bench constraints clean run-venv dev-venv
 
+# The tests start hundreds of programs; where bytecode may not be kept each of them compiles everything again.
+export PYTHONDONTWRITEBYTECODE =
+
 PYTEST = .venv/bin/python -m pytest
 DOCS = tests/test_docs.py tests/cli/test_documented.py
 # Half of the time a test waits for a process or a server: twice as many as there are processors keep them busy.

@@ -57,14 +57,18 @@ async def measure(scale: Scale) -> list[Line]:
     everything = [tool for some in tools.values() for tool in some]
     plain = sum(count(json.dumps(definitions)) for definitions in given.values())
     indented = sum(count(json.dumps(definitions, indent=2)) for definitions in given.values())
-    prose = sum(count(text) for definitions in given.values() for text in _prose(definitions))
+    said = {server: [" ".join(text.split()) for text in _prose(definitions)] for server, definitions in given.items()}
+    prose = sum(count(text) for texts in said.values() for text in texts)
+    once = sum(count(text) for texts in said.values() for text in set(texts))
+    bare = sum(count(group_stub(server, [(tool, "none") for tool in some])) for server, some in tools.items())
 
     def stubs(docs: Docs) -> int:
         return sum(count(group_stub(server, [(tool, docs) for tool in some])) for server, some in tools.items())
 
     how = (
         f"{len(everything)} tools of {len(given)} servers; as json.dumps writes them {plain:,} tokens, of which the "
-        f"prose is {100 * prose / plain:.0f} %; indented {indented:,} tokens"
+        f"prose is {100 * prose / plain:.1f} %, each text once {100 * once / plain:.1f} %; stubs without any "
+        f"{100 * bare / plain:.1f} %; indented {indented:,} tokens"
     )
     lines: list[Line] = []
     for what, docs, limit in (("all prose", "all", 30.0), ("one-line docs", "line", 16.0)):

@@ -13,21 +13,19 @@ import shutil
 import statistics
 import subprocess
 import sys
-import tarfile
 import tempfile
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
+from carrel.execution.packed_image import pack_image
 from carrel.execution.settings import SubprocessConfig
 from carrel.execution.subprocess_executor import SubprocessExecutor
 
 Measure = Callable[[], Awaitable[float]]
 SANDBOXED = SubprocessConfig(sandbox="required", default_timeout=120)
 IMAGE = "carrel-bench:python"
-SPARED = {"site-packages", "test", "tests", "idlelib", "tkinter", "ensurepip", "lib2to3"}
-"""Parts of Python's library that the image goes without."""
 
 
 async def timed(work: Callable[[], Awaitable[Any]]) -> float:
@@ -241,33 +239,6 @@ def docker_answers() -> bool:
     return subprocess.run(["docker", "version"], capture_output=True, check=False).returncode == 0
 
 
-def libraries(program: str) -> set[str]:
-    """What a program needs besides itself."""
-    told = subprocess.run(["ldd", program], capture_output=True, check=False, text=True).stdout
-    return {word for word in told.split() if word.startswith("/")}
-
-
-def make_image() -> None:
-    """An image of this very Python and little else, packed from here: nothing is fetched, both sides run the same."""
-    version = f"python{sys.version_info[0]}.{sys.version_info[1]}"
-    python = os.path.realpath(sys.executable)
-    programs = [python, *(path for path in map(shutil.which, ("true", "sleep")) if path)]
-    folder = Path(sys.base_prefix, "lib", version)
-    modules = [
-        path for path in folder.rglob("*") if path.is_file() and not SPARED & set(path.relative_to(folder).parts)
-    ]
-    extensions = [str(path) for path in modules if path.suffix == ".so"]
-    wanted = {*programs, *map(str, modules)}.union(*map(libraries, [*programs, *extensions]))
-    importing = subprocess.Popen(["docker", "import", "-", IMAGE], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL)
-    assert importing.stdin is not None
-    with tarfile.open(fileobj=importing.stdin, mode="w|", dereference=True) as archive:
-        for path in sorted(wanted):
-            archive.add(path)
-    importing.stdin.close()
-    if importing.wait() != 0:
-        raise RuntimeError(f"docker import of {IMAGE} failed")
-
-
 async def docker(*words: str) -> None:
     process = await asyncio.create_subprocess_exec("docker", *words, stdout=asyncio.subprocess.DEVNULL)
     if await process.wait() != 0:
@@ -276,21 +247,18 @@ async def docker(*words: str) -> None:
 
 async def docker_rows() -> dict[str, float]:
     """A container for each run, without a network (which costs an engine more), and commands in one that runs."""
-    make_image()
+    # Of this very Python, packed from here: nothing is fetched, and both sides run the same.
+    await asyncio.to_thread(pack_image, IMAGE)
     name = f"carrel-bench-{os.getpid()}"
-    python, sleep = os.path.realpath(sys.executable), shutil.which("sleep") or "sleep"
-    environment = ("-e", f"PYTHONHOME={sys.base_prefix}", "-e", f"LD_LIBRARY_PATH={sys.base_prefix}/lib")
-    start = ("run", "--rm", "--network", "none", *environment)
+    start = ("run", "--rm", "--network", "none")
     try:
         rows = {
             "start to first result": await median(
-                lambda: timed(lambda: docker(*start, IMAGE, python, "-I", "-c", "print(1 + 1)")), 7
+                lambda: timed(lambda: docker(*start, IMAGE, "python3", "-I", "-c", "print(1 + 1)")), 7
             )
         }
-        await docker(*start, "-d", "--name", name, IMAGE, sleep, "600")
-        rows["command: true"] = await median(
-            lambda: timed(lambda: docker("exec", name, shutil.which("true") or "true")), 15
-        )
+        await docker(*start, "-d", "--name", name, IMAGE, "sleep", "600")
+        rows["command: true"] = await median(lambda: timed(lambda: docker("exec", name, "true")), 15)
         await docker("kill", name)
         return rows
     finally:

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import os
 import signal
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
@@ -11,6 +12,7 @@ from hypothesis import settings
 
 from carrel.errors import StorageUnavailable
 from carrel.storage.redis_store import RedisStore
+from tests.real_docker import NoEngine, shared_engine
 from tests.real_redis import NoRedis, RealRedis
 from tests.storage.suite import KINDS, Place, differs
 
@@ -33,9 +35,24 @@ def redis_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealRedis
     server.kill()
 
 
+@pytest.fixture(scope="session")
+def docker_engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The address of a private Docker engine, shared by all test workers; it has the image `real_docker.IMAGE`."""
+    folder = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        folder = folder.parent
+    with contextlib.ExitStack() as held:
+        try:
+            address = held.enter_context(shared_engine(folder / "docker"))
+        except NoEngine as reason:
+            pytest.skip(f"no container engine: {reason}")
+        yield address
+
+
 @pytest.fixture
 def redis_url(redis_server: RealRedis) -> str:
-    return redis_server.url
+    # On a busy machine many connections at once take longer than a store waits for one by itself.
+    return f"{redis_server.url}?socket_connect_timeout=60"
 
 
 @pytest.fixture

@@ -11,6 +11,8 @@ import tempfile
 import time
 from pathlib import Path
 
+from tests.ports import free_port
+
 
 class NoRedis(Exception):
     """There is no redis-server here and it cannot be installed; the message says why."""
@@ -31,12 +33,6 @@ def find_redis() -> str:
             if done.returncode != 0:
                 raise NoRedis(f"`{command}` failed: {done.stderr.strip()[-300:]}")
     return shutil.which("redis-server") or "redis-server"
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def _die_with_parent() -> None:

@@ -240,6 +240,7 @@ async def test_the_system_has_its_say_in_the_log(storage: ConversationStorage) -
     ]
     assert [wire["role"] for wire in found.get_messages_for_llm("anthropic")] == ["user"]
     assert found.get_messages_for_llm("gemini")[-1]["parts"] == [{"text": "hi"}]
+    assert [item["role"] for item in found.get_messages_for_llm("openai_responses")] == ["system", "user"]
 
 
 async def test_what_is_read_is_what_was_written(storage: ConversationStorage) -> None:
@@ -543,6 +544,66 @@ async def test_usage_with_no_answer_and_tokens_added_by_hand_are_kept(storage: C
     conversation.info.total_tokens += 100
     await storage.update(conversation)
     assert (await again(storage, conversation)).info.total_tokens == 105
+    assert (await storage.store.usage(conversation.id)).total.total_tokens == 105
+
+
+async def tokens(storage: ConversationStorage, conversation: Conversation) -> set[int]:
+    """What each of those who count says, as soon as it was written and when it is read again."""
+    await storage.update(conversation)
+    spent = (await storage.store.usage(conversation.id)).total.total_tokens
+    (counted,) = await storage.store.list_sessions(counts=True)
+    infos = (conversation.info, (await again(storage, conversation)).info)
+    reopened = ConversationStorage(SessionStore(store=storage.store._logs.store))
+    fresh = await again(reopened, conversation)
+    return {spent, counted["total_tokens"], fresh.info.total_tokens, *(info.total_tokens for info in infos)}
+
+
+async def test_usage_in_the_words_of_several_providers_is_added_up(storage: ConversationStorage) -> None:
+    conversation = await storage.create(begun())
+    conversation.create_assistant_message().add_text("x")
+    conversation.add_usage({"total_tokens": 12})
+    assert await tokens(storage, conversation) == {12}
+    conversation.add_usage({"prompt_tokens": 10, "completion_tokens": 3})
+    assert await tokens(storage, conversation) == {25}
+    for total in (38, 51):
+        conversation.add_usage({"input_tokens": 10, "output_tokens": 3})
+        assert await tokens(storage, conversation) == {total}
+    assert conversation.messages[0].usage == {"input_tokens": 30, "output_tokens": 9, "total_tokens": 51}
+    assert (await again(storage, conversation)).messages == conversation.messages
+
+
+async def test_the_same_usage_twice_is_twice_as_much(storage: ConversationStorage) -> None:
+    conversation = await storage.create(begun())
+    conversation.create_assistant_message().add_text("x")
+    conversation.add_usage({"total_tokens": 5})
+    conversation.add_usage({"total_tokens": 5})
+    assert await tokens(storage, conversation) == {10}
+    conversation.create_user_message("and before an answer")
+    conversation.add_usage({"total_tokens": 5})
+    conversation.create_assistant_message().add_text("y")
+    conversation.add_usage({"total_tokens": 5})
+    assert await tokens(storage, conversation) == {20}
+
+
+async def test_usage_set_by_hand_and_told_too_is_counted_once(storage: ConversationStorage) -> None:
+    conversation = await storage.create(begun())
+    answer = conversation.create_assistant_message()
+    answer.add_text("x")
+    answer.usage = {"input_tokens": 7, "output_tokens": 1}
+    assert await tokens(storage, conversation) == {8}
+    conversation.add_usage({"input_tokens": 7, "output_tokens": 1})
+    assert await tokens(storage, conversation) == {8}
+
+
+async def test_usage_that_no_message_has_is_counted_once(storage: ConversationStorage) -> None:
+    conversation = await storage.create(begun())
+    conversation.add_usage({"total_tokens": 5})
+    assert await tokens(storage, conversation) == {5}
+    answer = conversation.create_assistant_message()
+    conversation.add_usage({"total_tokens": 4})
+    assert await tokens(storage, conversation) == {9}
+    answer.add_text("said later")
+    assert await tokens(storage, conversation) == {9}
 
 
 # --- when something goes wrong
@@ -950,7 +1011,15 @@ async def test_one_who_never_ends_or_raises_does_not_hold_up_the_writer(storage:
 
 async def test_events_go_to_the_bus_everybody_shares_unless_told_otherwise(shared: ConversationStorage) -> None:
     heard: list[str] = []
-    unsubscribe = shared.bus.subscribe("session.created", lambda event: heard.append(event.data["session_id"]))
+    unsubscribe = shared.bus.subscribe_all(lambda event: heard.append(f"{event.type} {event.data['session_id']}"))
     conversation = await create_session("/project")
+    id_ = conversation.id
+    await conversation.create_user_message("hi")
+    await shared.delete(id_)
     unsubscribe()
-    assert heard == [conversation.id]
+    assert heard == [
+        f"session.created {id_}",
+        f"message.created {id_}",
+        f"session.updated {id_}",
+        f"session.deleted {id_}",
+    ]

@@ -21,7 +21,7 @@ def bus() -> Iterator[Bus]:
     made = Bus()
     yield made
     made.clear()
-    assert made.drain(5), "a handler was still at work at the end of the test"
+    assert made.drain(60), "a handler was still at work at the end of the test"
 
 
 def run_program(text: str) -> str:
@@ -34,7 +34,7 @@ def run_program(text: str) -> str:
 
 
 async def until(condition: Callable[[], object]) -> None:
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         while not condition():  # noqa: ASYNC110, what is waited for has no event of its own
             await asyncio.sleep(0.001)
 
@@ -63,7 +63,7 @@ async def test_publish_need_not_be_awaited(bus: Bus) -> None:
 
     bus.subscribe("session.updated", keep)
     bus.publish(Event("session.updated"))
-    assert await asyncio.wait_for(heard.get(), 10) == "session.updated"
+    assert await asyncio.wait_for(heard.get(), 60) == "session.updated"
 
 
 async def test_a_type_is_the_same_written_as_text_and_as_a_member(bus: Bus) -> None:
@@ -396,7 +396,7 @@ async def test_a_queue_can_be_the_handler(bus: Bus) -> None:
     waiting = asyncio.create_task(heard.get())
     await asyncio.sleep(0)
     bus.publish(Event("n", {"n": 1}))
-    assert (await asyncio.wait_for(waiting, 10)).data == {"n": 1}
+    assert (await asyncio.wait_for(waiting, 60)).data == {"n": 1}
 
 
 async def test_a_plain_function_that_gives_back_a_coroutine_is_awaited_on_the_loop(bus: Bus) -> None:
@@ -430,7 +430,7 @@ async def test_an_async_handler_runs_on_its_own_loop_when_a_thread_publishes(bus
         loops.append(asyncio.get_running_loop())
 
     bus.subscribe("n", note)
-    await asyncio.to_thread(lambda: bus.publish(Event("n")).wait(10))
+    await asyncio.to_thread(lambda: bus.publish(Event("n")).wait(60))
     assert loops == [asyncio.get_running_loop()]
 
 
@@ -445,7 +445,7 @@ def test_without_a_loop_both_kinds_of_handlers_are_called(bus: Bus) -> None:
     bus.subscribe("n", lambda event: heard.append("plain"))
     bus.publish_sync(Event("n"))
     assert sorted(heard) == ["async", "plain"]
-    assert bus.publish(Event("n")).wait(10)
+    assert bus.publish(Event("n")).wait(60)
     assert sorted(heard) == ["async", "async", "plain", "plain"]
 
 
@@ -506,7 +506,7 @@ def test_a_loop_closed_under_a_handler_does_not_end_its_subscription(bus: Bus) -
     loop = asyncio.new_event_loop()
     loop.run_until_complete(publish_and_leave())
     loop.close()
-    assert bus.publish(Event("n", {"n": 2})).wait(10)
+    assert bus.publish(Event("n", {"n": 2})).wait(60)
     assert heard == [1, 2]
     gc.collect()  # asyncio complains of the call that was cut off when it finds it: here, and not in another test
 

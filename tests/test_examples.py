@@ -5,21 +5,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from agents import Agent, ModelResponse, Runner, Usage, function_tool, set_tracing_disabled
-from agents.memory import Session as SessionOfTheSdk
-from agents.models.interface import Model
-from openai.types.responses import (
-    ResponseFunctionToolCall,
-    ResponseOutputMessage,
-    ResponseOutputText,
-    ResponseReasoningItem,
-)
-from pydantic_ai import ModelMessage, TextPart, ToolCallPart, capture_run_messages
-from pydantic_ai import ModelResponse as Answer
-from pydantic_ai.models.function import AgentInfo, FunctionModel
 
 from carrel import FileStorage, MemoryStorage, Session, SessionStore
-from examples import agent_loop, openai_agents_session, pydantic_ai_tool
+from examples import agent_loop
+from tests.late import Late
+
+agents = Late("agents")
+responses = Late("openai.types.responses")
+pydantic_ai = Late("pydantic_ai")
+function_model = Late("pydantic_ai.models.function")
+openai_agents_session = Late("examples.openai_agents_session")
+pydantic_ai_tool = Late("examples.pydantic_ai_tool")
 
 HOUSE = Path(__file__).parents[1]
 
@@ -59,54 +55,57 @@ def test_the_agent_loop_is_a_page_long() -> None:
 # --- the OpenAI Agents SDK --------------------------------------------------------------------------------------------
 
 
-class Scripted(Model):
-    """Says what it was given, and notes what it was asked."""
+def scripted(*turns: list[Any]) -> Any:
+    """A model that says what it was given, and notes in `asked` what it was asked."""
 
-    def __init__(self, *turns: list[Any]) -> None:
-        self.turns = list(turns)
-        self.asked: list[Any] = []
+    class Scripted(agents.Model):  # type: ignore[misc]
+        def __init__(self) -> None:
+            self.turns = list(turns)
+            self.asked: list[Any] = []
 
-    async def get_response(self, system_instructions: Any, input: Any, *more: Any, **named: Any) -> ModelResponse:
-        self.asked.append(input)
-        return ModelResponse(output=self.turns.pop(0), usage=Usage(), response_id=None)
+        async def get_response(self, system_instructions: Any, input: Any, *more: Any, **named: Any) -> Any:
+            self.asked.append(input)
+            return agents.ModelResponse(output=self.turns.pop(0), usage=agents.Usage(), response_id=None)
 
-    def stream_response(self, *args: Any, **named: Any) -> Any:
-        raise NotImplementedError
+        def stream_response(self, *args: Any, **named: Any) -> Any:
+            raise NotImplementedError
+
+    return Scripted()
 
 
-def says(text: str) -> ResponseOutputMessage:
-    content = ResponseOutputText(text=text, type="output_text", annotations=[])
-    return ResponseOutputMessage(
+def says(text: str) -> Any:
+    content = responses.ResponseOutputText(text=text, type="output_text", annotations=[])
+    return responses.ResponseOutputMessage(
         id=f"m-{text}", content=[content], role="assistant", status="completed", type="message"
     )
 
 
-def calls(name: str, arguments: str) -> ResponseFunctionToolCall:
-    return ResponseFunctionToolCall(call_id=f"c-{name}", name=name, arguments=arguments, type="function_call")
+def calls(name: str, arguments: str) -> Any:
+    return responses.ResponseFunctionToolCall(call_id=f"c-{name}", name=name, arguments=arguments, type="function_call")
 
 
 @pytest.fixture
 def no_tracing() -> None:
-    set_tracing_disabled(True)
+    agents.set_tracing_disabled(True)
 
 
 async def test_the_agents_sdk_goes_on_where_it_left_off(tmp_path: Path, no_tracing: None) -> None:
-    @function_tool
+    @agents.function_tool
     def add(a: int, b: int) -> int:
         return a + b
 
     async with SessionStore(tmp_path) as store:
         first = openai_agents_session.KeptSession("sums", store, model="scripted")
-        assert isinstance(first, SessionOfTheSdk)
-        thought = ResponseReasoningItem(id="r-1", summary=[], type="reasoning", encrypted_content="xyz")
-        model = Scripted([thought, calls("add", '{"a": 1, "b": 2}')], [says("Three.")])
-        done = await Runner.run(Agent(name="sums", model=model, tools=[add]), "1 + 2?", session=first)
+        assert isinstance(first, agents.Session)
+        thought = responses.ResponseReasoningItem(id="r-1", summary=[], type="reasoning", encrypted_content="xyz")
+        model = scripted([thought, calls("add", '{"a": 1, "b": 2}')], [says("Three.")])
+        done = await agents.Runner.run(agents.Agent(name="sums", model=model, tools=[add]), "1 + 2?", session=first)
         assert done.final_output == "Three."
 
     async with SessionStore(tmp_path) as store:  # another program, another day
         again = openai_agents_session.KeptSession("sums", store)
-        model = Scripted([says("Sure.")])
-        await Runner.run(Agent(name="sums", model=model, tools=[add]), "Sure?", session=again)
+        model = scripted([says("Sure.")])
+        await agents.Runner.run(agents.Agent(name="sums", model=model, tools=[add]), "Sure?", session=again)
         [asked] = model.asked
         assert [item.get("type", item.get("role")) for item in asked] == [
             "user",
@@ -149,8 +148,8 @@ async def test_the_sdk_sees_only_the_newest_items_when_told_so(tmp_path: Path, n
     async with SessionStore(tmp_path) as store:
         session = openai_agents_session.KeptSession("a", store, limit=2)
         await session.add_items([{"role": "user", "content": str(number)} for number in range(9)])
-        model = Scripted([says("Yes.")])
-        await Runner.run(Agent(name="a", model=model), "Well?", session=session)
+        model = scripted([says("Yes.")])
+        await agents.Runner.run(agents.Agent(name="a", model=model), "Well?", session=session)
         assert [item["content"] for item in model.asked[0]] == ["7", "8", "Well?"]
 
 
@@ -161,16 +160,16 @@ async def test_a_pydantic_ai_agent_writes_code() -> None:
     codes = iter(["x = [1, 2", "x = [1, 2]\nprint('made')", "tools.double(sum(x))"])
     told: list[str | None] = []
 
-    def speak(messages: list[ModelMessage], info: AgentInfo) -> Answer:
+    def speak(messages: list[Any], info: Any) -> Any:
         told.append(info.instructions)
         code = next(codes, None)
-        part = TextPart("Six.") if code is None else ToolCallPart("run_code", {"code": code})
-        return Answer(parts=[part])
+        part = pydantic_ai.TextPart("Six.") if code is None else pydantic_ai.ToolCallPart("run_code", {"code": code})
+        return pydantic_ai.ModelResponse(parts=[part])
 
     async with Session(MemoryStorage()) as session:
         session.register_tool(lambda number: number * 2, name="double", description="Twice a number.")
-        with capture_run_messages() as messages:
-            done = await pydantic_ai_tool.coder(FunctionModel(speak)).run("Double the sum", deps=session)
+        with pydantic_ai.capture_run_messages() as messages:
+            done = await pydantic_ai_tool.coder(function_model.FunctionModel(speak)).run("Double the sum", deps=session)
     assert done.output == "Six."
     assert "Twice a number." in (told[0] or "")
     parts = [part for message in messages for part in message.parts]

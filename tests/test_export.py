@@ -3,6 +3,7 @@
 import base64
 import shutil
 import subprocess
+from base64 import b64encode
 from collections.abc import Callable
 from html.parser import HTMLParser
 from pathlib import Path
@@ -446,8 +447,43 @@ def test_markdown_reads_like_the_conversation() -> None:
         "> *Thinking*\n>\n> a\n> b\n",
         "**read** `t`\n\n`````json\n",
         "## Tool result\n\nerror from `t`\n\n```\nno\n```\n",
-        "*[image: dot.png, image/png]*",
+        f"![dot.png](data:image/png;base64,{PIXEL})",
         '"type": "new"',
+    ):
+        assert piece in text
+
+
+def test_markdown_has_pictures_and_documents_whole() -> None:
+    def base64(raw: bytes) -> str:
+        return b64encode(raw).decode()
+
+    pdf, no_text = base64(b"%PDF-1.7"), base64(b"\xff\xfe")
+    text = to_markdown(
+        data(
+            build_message(
+                "user",
+                [
+                    document_block(base64("a,b\n1,ü\n".encode()), mime_type="text/csv", name="t[1].csv"),
+                    document_block(base64(b'{"a": "```"}'), mime_type="application/json", name="a.json"),
+                    document_block(no_text, mime_type="text/plain", name="no-text.txt"),
+                    document_block(pdf, mime_type="application/pdf", name="p.pdf"),
+                    image_block("$$$", mime_type="image/png", name="broken.png"),
+                    tool_result_block(
+                        tool_use_id="t",
+                        model_text="a dot",
+                        content=[image_block(PIXEL, mime_type="image/png", name="x](javascript:1)")],
+                    ),
+                ],
+            )
+        )
+    )
+    for piece in (
+        "**t\\[1\\].csv** (text/csv, 9 bytes)\n\n```\na,b\n1,ü\n```\n",
+        '**a.json** (application/json, 12 bytes)\n\n````\n{"a": "```"}\n````\n',
+        f"[no-text.txt](data:text/plain;base64,{no_text}) (text/plain, 2 bytes)",
+        f"[p.pdf](data:application/pdf;base64,{pdf}) (application/pdf, 8 bytes)",
+        "*[broken.png: image, its data cannot be read]*",
+        f"![x\\](javascript:1)](data:image/png;base64,{PIXEL})",
     ):
         assert piece in text
 

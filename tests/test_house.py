@@ -21,7 +21,7 @@ PROJECT = tomllib.loads((HOUSE / "pyproject.toml").read_text(encoding="utf-8"))
 WITNESS = PACKAGE / "tasks" / "witness"
 """Runs in the Python of a sample, which has a pytest of its own."""
 WORLD = {"os", "time", "asyncio", "pathlib", "threading", "subprocess", "socket", "sqlite3", "random", "shutil"}
-HEAVY = {"numpy", "wordllama", "redis", "jinja2", "rich", "typer", "sqlite3", "pydantic", "orjson", "asyncio"}
+HEAVY = {"numpy", "tokenizers", "redis", "jinja2", "rich", "typer", "sqlite3", "pydantic", "orjson", "asyncio"}
 
 
 def rooms() -> set[str]:

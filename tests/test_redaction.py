@@ -83,7 +83,14 @@ IN_PLACES = [
     ("assignment", "x-api-key: {}", drawn(32)),
     ("assignment", '{{"client_secret": "{}"}}', drawn(24)),
     ("assignment", 'log: {{\\"token\\":\\"{}\\"}}', drawn(24)),
+    ("bearer-token", "Authorization: Bearer {}", "abcdefghijklmnopqrstuvwx"),
+    ("bearer-token", "Bearer {}", "qWeRtYuIoPaSdFgHjKlZxCvB"),
     ("assignment", "password: {}", "hunter2222"),
+    ("assignment", "password={}", "hunter2"),
+    ("assignment", "my password: {}, do not tell", "hunter2"),
+    ("assignment", '{{"password": "{}"}}', "hunter2"),
+    ("assignment", "login(user='ada', passwd='{}')", "hunter2"),
+    ("assignment", "https://example.com/?user=ada&password={}", "hunter2"),
     ("assignment", "DB_PASSWORD => '{}'", "s3cr3t-value"),
     ("env", "export DATABASE_PASSWORD={}", "correct-horse"),
     ("env", "DEBUG=1\nSESSION_SECRET={}\nPORT=80", "keyboardcat"),
@@ -161,6 +168,10 @@ ORDINARY = [
     f"id {uuid.UUID(int=2**127 + 5)}, request req_011CdMzWfroAZexCFHM4FjYy, call toolu_01QaU4sRkZ8zoCYdqxWbb8Ey",
     '"integrity": "sha512-' + base64.b64encode(hashlib.sha512(b"x").digest()).decode() + '"',
     "Basic auth is enabled. Basic Authentication with basic YWRhOmxvdmVsYWNl as in the RFC",
+    "Choose a password: 8-20 characters, one digit. The password: sha256 of it is kept; password: argon2, then base64.",
+    "password = input1; passwd = field2; login(user=user1, password=passwd1); password: str, pwd=pw1",
+    "Her password was long and his password: none. Forgot password? Password (again): password123 is a bad idea",
+    "bearer internationalization; Bearer accessTokenFromSettings; Bearer getAccessTokenSilently",
     "PASSWORD_MIN_LENGTH=12 TOKEN_TTL=3600 SECRET_NAME=my-app/prod TOKEN=123456",
     "Bearer tokens are described in RFC 6750; send Authorization: Bearer <token>",
     'eyJ is how base64 of {" begins; eyJhbGciOiJIUzI1NiJ9 alone is a header',
@@ -192,6 +203,29 @@ def test_images_and_documents_are_left_alone() -> None:
     assert redact_secrets(message) is message
 
 
+def test_what_a_document_of_text_says_is_looked_at() -> None:
+    def document(text: str, mime: str) -> dict[str, Any]:
+        return document_block(base64.b64encode(text.encode()).decode(), mime_type=mime, name="a")
+
+    for mime in ("text/plain", "text/csv; charset=utf-8", "application/json"):
+        message = {"role": "user", "content": [document(f"ü {KEY}", mime)]}
+        assert redact_secrets(message) == {"role": "user", "content": [document(f"ü {HIDDEN}", mime)]}
+        result = tool_result_block(tool_use_id="t", model_text="", content=[document(KEY, mime)])
+        redacted = redact_secrets({"role": "user", "content": [result]})
+        assert redacted["content"][0]["content"] == [document(HIDDEN, mime)]
+    for kept in (document(KEY, "application/pdf"), document("nothing", "text/plain")):
+        message = {"role": "user", "content": [kept]}
+        assert redact_secrets(message) is message
+
+
+def test_keys_that_were_two_secrets_stay_two() -> None:
+    asked = {KEY: 1, SECRETS["anthropic"][::-1]: 2, "sk-ant-api03-" + drawn(80): 3}
+    message = {"role": "assistant", "content": [tool_use_block(tool_id="t", name="f", input=asked)]}
+    redacted = redact_secrets(message)["content"][0]["input"]
+    assert list(redacted.values()) == [1, 2, 3]
+    assert [key for key in redacted if key.startswith("[red")] == [HIDDEN, f"{HIDDEN} 2"]
+
+
 def test_random_pictures_hold_no_secrets() -> None:
     noise = base64.b64encode(random.Random(5).randbytes(3_000_000)).decode()
     assert redact_secrets.text(f"data {noise}") == f"data {noise}"
@@ -218,6 +252,10 @@ HIDDEN = "[redacted:anthropic]"
         {"role": "rewind", "meta": {"aside": "meta", "set": {"title": KEY}}},
         {"role": "compact", "content": [text_block(f"the user's key {KEY}")]},
         {"role": "user", "content": [], "extra": KEY},
+        {"role": "assistant", "content": [tool_use_block(tool_id="t", name="sh", input={"a": {KEY: 1}, "b": 2})]},
+        {"role": "assistant", "content": [], "meta": {"usage": {"note": KEY}}},
+        {"role": "user", "content": [text_block("x", meta={"mine": [KEY]})]},
+        {"role": "user", "content": [{"type": "native", "value": {"media_type": "text/plain", "data": f"x {KEY}"}}]},
     ],
 )
 def test_a_secret_is_found_wherever_a_message_has_words(message: dict[str, Any]) -> None:

@@ -416,6 +416,15 @@ async def test_sessions_indexed_without_an_embedder_get_their_vectors_later(tmp_
         assert len(await store.search("apple")) == 2
 
 
+async def test_gibberish_means_nothing_and_finds_nothing(tmp_path: Path) -> None:
+    async with SessionStore(tmp_path) as store:
+        for number, text in enumerate(["hello", "fix the login", "a quiz about jazz", "q", "buy milk", "QQ plot of z"]):
+            await say(store, f"s{number}", text, title="T")
+        for query in ("zzzqqq", "xqzjk", "vrtplk lkjhgf", "e3b0c44298fc1c149"):
+            assert await store.search(query) == [], query
+        assert [hit.session_id for hit in await store.search("log in fails")][:1] == ["s1"]
+
+
 async def test_a_forgotten_session_is_not_found_by_meaning(tmp_path: Path) -> None:
     async with SessionStore(tmp_path, embedder=Fruit()) as store:
         await say(store, "a", "an apple", title="T")

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from carrel.conversation.formats import from_provider
 from carrel.conversation.messages import (
     ConversationMessage,
     build_message,
@@ -26,6 +27,7 @@ from carrel.conversation.typed_message import (
     message_to_lines,
     minus,
     plus,
+    provider_messages,
     without_counting_again,
 )
 from carrel.conversation.typed_parts import (
@@ -212,6 +214,22 @@ def test_a_turn_in_the_words_of_the_other_providers() -> None:
     gemini: Any = turn.to_llm_format("gemini")
     assert [wire["role"] for wire in gemini] == ["model", "user", "model", "user", "model"]
     assert gemini[1]["parts"][0]["functionResponse"]["name"] == "read"
+
+
+def test_what_the_system_says_in_the_words_of_each_provider() -> None:
+    system = Message(role="system")
+    system.add_text("Be brief.")
+    assert system.to_llm_format() == {"role": "system", "content": "Be brief."}
+    item = {"type": "message", "role": "system", "content": [{"type": "input_text", "text": "Be brief."}]}
+    assert system.to_llm_format("openai-responses") == item
+    with pytest.raises(FormatRefused, match="systemInstruction"):
+        system.to_llm_format("gemini")
+
+
+def test_a_request_of_one_plain_text_is_a_list_too() -> None:
+    lines = from_provider({"instructions": "Be brief.", "input": "hi"}, "openai_responses")
+    assert [item["role"] for item in provider_messages(lines, "openai-responses")] == ["system", "user"]
+    assert provider_messages(lines[1:], "openai-responses") == [{"type": "message", "role": "user", "content": "hi"}]
 
 
 @pytest.mark.parametrize("provider", ["anthropic", "openai-responses", "gemini"])

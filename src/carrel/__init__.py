@@ -113,6 +113,7 @@ if TYPE_CHECKING:
         ForkRefused,
         FormatRefused,
         ImportRefused,
+        InteractionNotFound,
         JobNotFound,
         KeyMissing,
         KeyNotAccepted,
@@ -122,6 +123,7 @@ if TYPE_CHECKING:
         NotFoundThere,
         NotNow,
         PatchRefused,
+        PlaceLost,
         ProgramMissing,
         RemoteError,
         ReportUnreadable,
@@ -166,6 +168,9 @@ if TYPE_CHECKING:
         EventType,
         bus,
     )
+    from carrel.execution.container_executor import (
+        ContainerExecutor,
+    )
     from carrel.execution.executor import (
         CommandResult,
         ExecutionResult,
@@ -173,11 +178,16 @@ if TYPE_CHECKING:
         FileChange,
         FileEntry,
         Output,
+        RunningCommand,
     )
     from carrel.execution.in_process import (
         InProcessExecutor,
     )
+    from carrel.execution.packed_image import (
+        pack_image,
+    )
     from carrel.execution.settings import (
+        ContainerConfig,
         InProcessConfig,
         Limits,
         Mount,
@@ -217,6 +227,9 @@ if TYPE_CHECKING:
     from carrel.tasks.verdict import (
         VerificationResult,
     )
+    from carrel.worker.values import (
+        Repr,
+    )
 
 __all__ = [
     "COMPACT_SUMMARY_PROMPT",
@@ -239,6 +252,8 @@ __all__ = [
     "CommandResult",
     "CompactRefused",
     "ConfigurationError",
+    "ContainerConfig",
+    "ContainerExecutor",
     "Conversation",
     "ConversationStorage",
     "Converted",
@@ -266,6 +281,7 @@ __all__ = [
     "ImportReport",
     "InProcessConfig",
     "InProcessExecutor",
+    "InteractionNotFound",
     "JobNotFound",
     "KeyMissing",
     "KeyNotAccepted",
@@ -281,6 +297,7 @@ __all__ = [
     "NotNow",
     "Output",
     "PatchRefused",
+    "PlaceLost",
     "Price",
     "ProgramMissing",
     "Receipt",
@@ -290,10 +307,12 @@ __all__ = [
     "RemoteError",
     "RemoteSession",
     "ReportUnreadable",
+    "Repr",
     "RequestRefused",
     "RequirementRefused",
     "ResultsRefused",
     "RewindRefused",
+    "RunningCommand",
     "RuntimeDepsDisabledError",
     "Sample",
     "SampleNotFound",
@@ -359,6 +378,7 @@ __all__ = [
     "get_session_storage",
     "image_block",
     "list_sessions",
+    "pack_image",
     "redact_secrets",
     "resolve_carrel_home",
     "resolve_sessions_dir",
@@ -395,8 +415,8 @@ _ROOMS = {
         ApiKeyNotFound ArtifactNameRefused ArtifactNotFoundError ArtifactReadError ArtifactWriteError
         CarrelError CatalogueBusy CatalogueLost CommandNotRun CompactRefused ConfigurationError DatasetExists
         DatasetInvalid DatasetNotFound DependencyError EnvironmentFailed ExecutionError ExecutorClosed
-        FilesRefused ForkRefused FormatRefused ImportRefused JobNotFound KeyMissing KeyNotAccepted KeyRefused
-        MessageRefused MetadataRefused NotFoundThere NotNow PatchRefused ProgramMissing RemoteError
+        FilesRefused ForkRefused FormatRefused ImportRefused InteractionNotFound JobNotFound KeyMissing KeyNotAccepted
+        KeyRefused MessageRefused MetadataRefused NotFoundThere NotNow PatchRefused PlaceLost ProgramMissing RemoteError
         ReportUnreadable RequestRefused RequirementRefused ResultsRefused RewindRefused RuntimeDepsDisabledError
         SampleNotFound SandboxUnavailable ServerBusy ServerFailed ServerUnreachable SessionBusy SessionError
         SessionExists SessionIdRefused SessionNotFound SessionNotReady SessionTooNew SetupFailed StorageError
@@ -404,9 +424,11 @@ _ROOMS = {
         ToolNotFoundError ToolRefusedError ToolTimeoutError WaitedTooLong WorkerLost WorkflowExecutionError
         WorkflowNotFoundError WorkflowRecursionError WorkflowSyntaxError WorkflowValidationError""",
     "carrel.events": "Event EventType bus",
-    "carrel.execution.executor": "CommandResult ExecutionResult Executor FileChange FileEntry Output",
+    "carrel.execution.container_executor": "ContainerExecutor",
+    "carrel.execution.executor": "CommandResult ExecutionResult Executor FileChange FileEntry Output RunningCommand",
     "carrel.execution.in_process": "InProcessExecutor",
-    "carrel.execution.settings": "InProcessConfig Limits Mount SubprocessConfig",
+    "carrel.execution.packed_image": "pack_image",
+    "carrel.execution.settings": "ContainerConfig InProcessConfig Limits Mount SubprocessConfig",
     "carrel.execution.subprocess_executor": "SubprocessExecutor",
     "carrel.home": "resolve_carrel_home resolve_sessions_dir",
     "carrel.library.artifacts": "ArtifactStore",
@@ -417,6 +439,7 @@ _ROOMS = {
     "carrel.tasks.sample": "Sample",
     "carrel.tasks.unpacking": "Receipt",
     "carrel.tasks.verdict": "VerificationResult",
+    "carrel.worker.values": "Repr",
 }
 _ROOM_OF = {name: room for room, names in _ROOMS.items() for name in names.split()}
 

@@ -15,9 +15,20 @@ from carrel import tasks
 from carrel.conversation.conversation import Conversation
 from carrel.conversation.metadata import checked_id
 from carrel.conversation.store import SessionStore
+from carrel.errors import ConfigurationError
+from carrel.execution.container_executor import ContainerExecutor
 from carrel.execution.executor import RUN_COMMAND, Executor, run_clock_stands
 from carrel.execution.in_process import InProcessExecutor
-from carrel.execution.settings import InProcessConfig, Limits, Mount, SandboxMode, SubprocessConfig
+from carrel.execution.settings import (
+    ContainerConfig,
+    InProcessConfig,
+    Limits,
+    Mount,
+    PlaceSettings,
+    SandboxMode,
+    SubprocessConfig,
+    is_seconds,
+)
 from carrel.execution.subprocess_executor import SubprocessExecutor
 from carrel.home import resolve_carrel_home
 from carrel.library.artifacts import ArtifactStore
@@ -26,7 +37,7 @@ from carrel.library.search import Index
 from carrel.library.tools.approval import ApprovalRequest, Approver, Decision, asked
 from carrel.library.tools.catalog import Tools
 from carrel.library.tools.programs import Ended, Written
-from carrel.library.tools.providers import providers_in
+from carrel.library.tools.providers import tool_files
 from carrel.library.tools.seam import Stream
 from carrel.library.tools.secrets import Secrets
 from carrel.library.workflows import WorkflowLibrary
@@ -130,6 +141,23 @@ class Confined(Asked, total=False):
     wheelhouse: Path | str | None
 
 
+class Contained(Asked, total=False):
+    """The same where code has a container."""
+
+    runtime: str | None
+    network: bool | str
+    user: str | None
+    workspace: Path | str | None
+    workspace_mode: Literal["overlay", "rw", "ro"]
+    mounts: Sequence[Mount]
+    env: dict[str, str]
+    limits: Limits
+    wheelhouse: Path | str | None
+    docker_host: str | None
+    remote_url: str | None
+    auth_token: str | None
+
+
 class Session(places.Session):
     """A complete, isolated place for an agent to work; see `carrel.session.Session` for what it does."""
 
@@ -156,14 +184,17 @@ class Session(places.Session):
             executor = SubprocessExecutor(SubprocessConfig(base=getattr(storage, "base", None)))
         if not isinstance(executor, Executor):
             raise TypeError(
-                f"executor is {_told(executor)}; give a SubprocessExecutor(SubprocessConfig(...)) or an "
-                "InProcessExecutor(InProcessConfig(...)), or leave it out"
+                f"executor is {_told(executor)}; give a SubprocessExecutor(SubprocessConfig(...)), a "
+                "ContainerExecutor(ContainerConfig(...)) or an InProcessExecutor(InProcessConfig(...)), or leave it out"
             )
         config = getattr(executor, "config", None)
-        if isinstance(config, SubprocessConfig):
+        if isinstance(config, PlaceSettings):
             config.keep_apart({"the base": getattr(storage, "base", None)})
         if session_id is not None:
             checked_id(session_id)
+
+        self._approve = approve
+        self._on_error: Literal["raise", "skip"] = on_error
 
         async def library() -> Library:
             return await read_library(storage, executor, approve=approve, on_error=on_error)
@@ -177,6 +208,18 @@ class Session(places.Session):
             session_id=session_id,
             conversation=conversation,
             watchers=lambda name: [watcher for watcher in (spans(name),) if watcher is not None],
+        )
+
+    def _twin(
+        self, storage: StorageBackend, executor: Executor, session_id: str, conversation: Conversation | None
+    ) -> Self:
+        return type(self)(
+            storage,
+            executor,
+            session_id=session_id,
+            conversation=conversation,
+            approve=self._approve,
+            on_error=self._on_error,
         )
 
     @classmethod
@@ -251,6 +294,30 @@ class Session(places.Session):
         )
         return cls(storage, InProcessExecutor(config), sync_deps_on_start, owns_storage=True, **asked)
 
+    @classmethod
+    def container(
+        cls,
+        base_path: Path | str,
+        *,
+        image: str | None = None,
+        timeout: float | None = 60.0,
+        extra_deps: Sequence[str] | None = None,
+        allow_runtime_deps: bool = True,
+        sync_deps_on_start: bool = False,
+        **settings: Unpack[Contained],
+    ) -> Self:
+        """A session whose code runs in a container of Docker's or Podman's; see `ContainerConfig` for the settings."""
+        storage, asked, rest = _placed(base_path, settings)
+        config = ContainerConfig(
+            base=storage.base_path,
+            image=image,
+            default_timeout=timeout,
+            deps=tuple(extra_deps or ()),
+            allow_runtime_deps=allow_runtime_deps,
+            **rest,
+        )
+        return cls(storage, ContainerExecutor(config), sync_deps_on_start, owns_storage=True, **asked)
+
     @staticmethod
     def for_sample(
         dataset: str,
@@ -283,11 +350,29 @@ class TaskSession(Session):
         ttl_minutes: float | None = 30,
         **settings: Unpack[Asked],
     ) -> None:
+        if ttl_minutes is not None and not (is_seconds(ttl_minutes) and ttl_minutes > 0):
+            raise ConfigurationError(
+                f"ttl_minutes is {ttl_minutes!r}; it is a number of minutes above 0, or None to stay open"
+            )
         super().__init__(storage, executor, **settings)
         self._place = executor
         self._ttl = ttl_minutes
         self._judging = asyncio.Lock()
         self._ending: asyncio.Task[None] | None = None
+
+    def _twin(
+        self, storage: StorageBackend, executor: Executor, session_id: str, conversation: Conversation | None
+    ) -> Self:
+        assert isinstance(executor, tasks.SampleExecutor)
+        return type(self)(
+            storage,
+            executor,
+            ttl_minutes=self._ttl,
+            session_id=session_id,
+            conversation=conversation,
+            approve=self._approve,
+            on_error=self._on_error,
+        )
 
     @property
     def sample(self) -> tasks.Sample:
@@ -332,18 +417,18 @@ async def read_library(
     config = getattr(executor, "config", None)
     own = getattr(config, "tools_path", None)
     secrets = Secrets()
-    providers = []
-    for store, prefix in [(storage.store, "tools"), *([(FileStore(Path(own)), "")] if own is not None else [])]:
-        providers += await providers_in(
-            store, prefix=prefix, secrets=secrets, sandbox=_Inside(executor), on_error=on_error
-        )
+    tools = Tools(
+        files=[
+            tool_files(store, prefix=prefix, secrets=secrets, sandbox=_Inside(executor), on_error=on_error)
+            for store, prefix in [(storage.store, "tools"), *([(FileStore(Path(own)), "")] if own is not None else [])]
+        ],
+        approve=approve and _patient(approve),
+        index=Index(storage.store, "search/tools"),
+        secrets=secrets,
+    )
+    await tools.look()
     return Library(
-        tools=Tools(
-            providers,
-            approve=approve and _patient(approve),
-            index=Index(storage.store, "search/tools"),
-            secrets=secrets,
-        ),
+        tools=tools,
         workflows=storage.get_workflow_library(),
         artifacts=storage.get_artifact_store(),
         deps=Deps(
@@ -359,7 +444,9 @@ async def read_library(
 def _is_cut_off(executor: Executor) -> bool:
     """Whether what its code asks for must not reach any network; asked late, for its settings may come at the start."""
     config = getattr(executor, "config", None)
-    return isinstance(config, SubprocessConfig) and not config.network and config.wheelhouse is None
+    if not isinstance(config, SubprocessConfig | ContainerConfig):
+        return False
+    return not config.network and config.wheelhouse is None
 
 
 def _patient(approve: Approver) -> Approver:

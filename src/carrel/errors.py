@@ -75,7 +75,7 @@ class RewindRefused(SessionError, ValueError):
 
 
 class CompactRefused(SessionError, ValueError):
-    """Nothing to compact, or the summary is empty; nothing was written."""
+    """Nothing to compact, an empty summary, or one of what was changed meanwhile; nothing was written."""
 
 
 class ImportRefused(SessionError, ValueError):
@@ -116,6 +116,10 @@ class ExecutorClosed(ExecutionError):
 
 class WorkerLost(ExecutionError):
     """The session's Python ended while it was doing something for the host; the message says how."""
+
+
+class PlaceLost(WorkerLost):
+    """All processes of a session were ended, and what it had changed in its files is gone with them."""
 
 
 class EnvironmentFailed(ExecutionError):
@@ -198,7 +202,12 @@ class DatasetInvalid(ConfigurationError):
 
 
 class DatasetNotFound(CarrelError, KeyError):
-    """There is no dataset of this name; the message names those there are."""
+    """There is no dataset of this name; the message names those there are, and the folder they are in."""
+
+    @property
+    def told(self) -> str:
+        """The same for somebody elsewhere, without the folder."""
+        return str(self.args[-1]) if self.args else ""
 
 
 class SampleNotFound(CarrelError, KeyError):
@@ -247,7 +256,11 @@ class TooManySessions(SessionError, RuntimeError):
 
 
 class JobNotFound(CarrelError, KeyError):
-    """The session has no such interaction or verification."""
+    """The session has no such verification, or, as InteractionNotFound, no such command."""
+
+
+class InteractionNotFound(JobNotFound):
+    """The session has no such interaction: no command was begun under this id."""
 
 
 class ApiKeyNotFound(CarrelError, KeyError):

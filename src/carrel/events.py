@@ -355,6 +355,11 @@ class Bus:
         """The same for the next event of that type only."""
         return self._add(_Lane(self, handler, once=True), _name_of(type))
 
+    @property
+    def is_heard(self) -> bool:
+        """Whether anybody subscribed to anything: where nobody did, an event need not even be made."""
+        return bool(self._lanes)
+
     def publish(self, event: Event) -> Delivery:
         """Hand the event on and return at once; `await` what comes back to wait for its handlers."""
         if not self._lanes:

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import shlex
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, AsyncExitStack, aclosing
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, AsyncExitStack, aclosing, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Literal, Protocol, Self, runtime_checkable
+from typing import Any, Literal, NoReturn, Protocol, Self, runtime_checkable
 from uuid import uuid4
 
 from carrel.conversation.conversation import Conversation, ConversationStorage
+from carrel.conversation.metadata import checked_id
 from carrel.conversation.session_info import SessionInfo
 from carrel.conversation.store import SessionStore
-from carrel.errors import ExecutorClosed, ToolCallError
+from carrel.errors import ExecutorClosed, ForkRefused, ToolCallError
+from carrel.execution import given
 from carrel.execution.executor import (
     RUN_OUTPUT,
     CommandResult,
@@ -23,14 +25,17 @@ from carrel.execution.executor import (
     Executor,
     FileChange,
     FileEntry,
+    FilePath,
     Handler,
     OnOutput,
     Output,
+    RunningCommand,
 )
 from carrel.execution.outcome import closed_result, failed_result
 from carrel.library.artifacts import ArtifactStore
 from carrel.library.deps import Deps
 from carrel.library.describing import described
+from carrel.library.moving import carry_over
 from carrel.library.tools.catalog import Tools
 from carrel.library.tools.python_functions import register
 from carrel.library.tools.seam import ToolProvider
@@ -84,6 +89,12 @@ _WOULD_WAIT = (
     "do it before or after the run, or in the code itself (a tool with `runs: sandbox` runs its program beside it)"
 )
 
+_NO_WAY_BACK = (
+    "{}: a session does not take its variables and files back yet, and nothing has changed. To be able to go back, "
+    "`fork()` before what may go wrong and go on in the fork; to take back what was said alone, use `append_rewind` of "
+    "its session store"
+)
+
 
 NAMES = ("tools", "workflows", "skills", "artifacts", "deps")
 """What code finds: each is answered by the session."""
@@ -126,6 +137,8 @@ class Session:
         self._library: Library | None = None
         self._sync_deps_on_start = sync_deps_on_start
         self._owns_storage = owns_storage
+        self._sharing: set[Session] = {self}
+        """This session and the forks on its storage; the last of them to close closes what they own."""
         self._log = TraceLog(storage.store, f"sessions/{self.id}/trace.jsonl")
         self._trace = Trace([self._log, *watchers(self.id)], hide=self._hidden)
         self._turn = asyncio.Lock()
@@ -193,7 +206,8 @@ class Session:
 
     async def _close(self) -> None:
         async with AsyncExitStack() as last:
-            if self._owns_storage:
+            self._sharing.discard(self)
+            if self._owns_storage and not self._sharing:
                 last.push_async_callback(self.storage.close)
             last.push_async_callback(self._log.flush)
             last.push_async_callback(self._close_tools)
@@ -238,6 +252,60 @@ class Session:
             info = SessionInfo(id=self.id, title=title, **fields)
             self.conversation = found or await conversations.create(Conversation(info=info))
         return self.conversation
+
+    # --- branching --------------------------------------------------------------------------------------------------
+
+    async def fork(self, *, storage: StorageBackend | None = None, session_id: str | None = None) -> Self:
+        """Another live session that begins as this one is now: the same conversation, variables and files.
+
+        From then on neither sees what the other says and does. Workflows, artifacts and the list of packages belong to
+        the storage, which both have; with a `storage` of its own the fork begins with a copy of them. `ForkRefused`
+        says what could not be carried and why, and nothing has changed then."""
+        await self._my_turn()
+        async with self._turn:
+            self._open()
+            id_ = checked_id(session_id) if session_id is not None else uuid4().hex
+            with _refusing():
+                executor = await self.executor.fork()
+                async with AsyncExitStack() as undone:
+                    undone.push_async_callback(executor.close)
+                    said = await self._fork_conversation(id_, undone, is_needed=storage is not None)
+                    if storage is not None:
+                        await carry_over(self.storage.store, storage.store)
+                    fork = self._twin(storage or self.storage, executor, id_, said)
+                    fork._registered = list(self._registered)
+                    await fork.start()
+                    undone.pop_all()
+        if storage is None:
+            fork._owns_storage, fork._sharing = self._owns_storage, self._sharing
+            fork._sharing.add(fork)
+        return fork
+
+    def _twin(
+        self, storage: StorageBackend, executor: Executor, session_id: str, conversation: Conversation | None
+    ) -> Self:
+        """Another of this kind with the same settings; who knows the kinds knows how."""
+        raise ForkRefused(f"a {type(self).__name__} does not know how to make another of its kind")
+
+    async def _fork_conversation(self, new_id: str, undone: AsyncExitStack, *, is_needed: bool) -> Conversation | None:
+        """Fork what was said, where it is kept; the typed one where this session holds it, or it `is_needed`."""
+        held = self.conversation
+        conversations = (held and held.storage) or ConversationStorage(self.storage.get_session_store())
+        if held is not None:
+            # What was added and not yet written is part of this moment.
+            await conversations.update(held)
+        if not await fork_conversation(conversations.store, held.id if held is not None else self.id, new_id):
+            return None
+        undone.push_async_callback(conversations.store.delete_session, new_id)
+        return await conversations.get(new_id) if held is not None or is_needed else None
+
+    async def checkpoint(self, label: str = "") -> NoReturn:
+        """A moment to come back to: not possible yet; ForkRefused says what is."""
+        raise ForkRefused(_NO_WAY_BACK.format("a checkpoint cannot be made"))
+
+    async def rewind(self, to: Any) -> NoReturn:
+        """Going back in conversation, variables and files: not possible yet; ForkRefused says what is."""
+        raise ForkRefused(_NO_WAY_BACK.format("a session cannot be rewound as a whole"))
 
     # --- code -------------------------------------------------------------------------------------------------------
 
@@ -337,15 +405,16 @@ class Session:
         command: str | Sequence[str],
         *,
         timeout: float | None = 300,
-        cwd: str | None = None,
+        cwd: FilePath | None = None,
         env: Mapping[str, str] | None = None,
         stdin: bytes | str | None = None,
         on_output: OnOutput | None = None,
     ) -> CommandResult:
         """Run a command (text for a shell, or words) where the code runs; when time is up it is gone with all it
         started, and the exit code is 124."""
+        words = given.command_words(command)
         await self._my_turn()
-        with self._step("command", command if isinstance(command, str) else shlex.join(command)) as step:
+        with self._step("command", words if isinstance(words, str) else shlex.join(words)) as step:
             result = await self.executor.exec(
                 command, timeout=timeout, cwd=cwd, env=env, stdin=stdin, on_output=on_output
             )
@@ -355,19 +424,29 @@ class Session:
                 step.outcome = "timeout"
         return result
 
-    async def read_file(self, path: str) -> bytes:
+    async def processes(self) -> list[RunningCommand]:
+        """Commands that have left processes running, as `server & echo started` does, oldest first."""
+        await self._my_turn()
+        return await self.executor.processes()
+
+    async def kill(self, pid: int) -> bool:
+        """End such a command with all that came of it; False when there is none of this number, or nothing is left."""
+        await self._my_turn()
+        return await self.executor.kill(pid)
+
+    async def read_file(self, path: FilePath) -> bytes:
         await self._my_turn()
         return await self.executor.read_file(path)
 
-    async def write_file(self, path: str, data: bytes | str) -> None:
+    async def write_file(self, path: FilePath, data: bytes | str) -> None:
         await self._my_turn()
         await self.executor.write_file(path, data)
 
-    async def list_files(self, path: str = ".") -> list[FileEntry]:
+    async def list_files(self, path: FilePath = ".") -> list[FileEntry]:
         await self._my_turn()
         return await self.executor.list_files(path)
 
-    async def str_replace(self, path: str, old: str, new: str) -> None:
+    async def str_replace(self, path: FilePath, old: str, new: str) -> None:
         """Replace the one place where `old` stands; ValueError says how many there are otherwise."""
         await self._my_turn()
         await self.executor.str_replace(path, old, new)
@@ -388,6 +467,10 @@ class Session:
 
     async def search_tools(self, query: str, limit: int = 10) -> list[dict[str, Any]]:
         return await (await self._have()).tools.search(query, limit)
+
+    async def get_tool(self, name: str) -> dict[str, Any] | None:
+        """One tool as `list_tools` gives it, with the JSON `schema` of its arguments; None when there is none."""
+        return await (await self._have()).tools.get(name)
 
     async def call_tool(self, name: str, /, **arguments: Any) -> Any:
         """One call without any code: `await session.call_tool("curl.get", url=…)`."""
@@ -525,6 +608,25 @@ class Session:
         what = str(args[0]) if args else "requirements.txt"
         kind: Kind = "uninstall" if verb == "remove" else "install"
         return await self._install(kind, what, deps.handle(name, args, kwargs), self._running)
+
+
+async def fork_conversation(store: SessionStore, session_id: str, new_id: str) -> bool:
+    """Let the fork of a session begin with what was said in it; False where nothing was."""
+    if await store.find_meta(session_id) is None:
+        return False
+    await store.fork_session(session_id, new_id=new_id)
+    return True
+
+
+@contextmanager
+def _refusing() -> Iterator[None]:
+    """Whatever keeps a session from being forked, whoever asked is told so in the same way."""
+    try:
+        yield
+    except ForkRefused:
+        raise
+    except Exception as problem:
+        raise ForkRefused(f"the session could not be forked: {problem}") from problem
 
 
 def _note_result(step: Step, result: ExecutionResult) -> None:

@@ -86,6 +86,12 @@ class Terminal:
             assert self._read(deadline), f"never showed {text!r}, only:\n{self.shown}"
         return self.shown
 
+    def listens(self) -> bool:
+        """Whether the program takes each key as it comes, and waits for one."""
+        by_line = termios.tcgetattr(self._ours)[3] & termios.ICANON
+        stat = Path(f"/proc/{self.process.pid}/stat").read_text()
+        return not by_line and stat.rpartition(")")[2].split()[0] == "S"
+
     def press(self, keys: str) -> None:
         os.write(self._ours, keys.encode())
 

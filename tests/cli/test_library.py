@@ -82,7 +82,8 @@ def test_tools(carrel: Carrel, base: Path) -> None:
     assert found["name"].startswith("echo")
     assert carrel("tools", "call", "echo.say", "words=hi there").stdout == "hi there\n"
     assert parsed(carrel("tools", "call", "echo.say", "words=hi", "--json")) == "hi\n"
-    assert "def say(words: str)" in carrel("tools", "describe").stdout
+    assert "def say(words" in carrel("tools", "describe").stdout
+    assert "def say(words" in parsed(carrel("tools", "describe", "--json"))["text"]
     assert "Say it" in carrel("tools", "describe", "saying things", "--limit", 2000).stdout
 
 
@@ -172,9 +173,36 @@ def test_a_workflow_that_fails_shows_its_own_lines(failing: Failing, base: Path)
     assert "return {}['key']" in done.stderr
     assert "KeyError" in done.stderr
     assert parsed(failing("workflows", "run", "fails", "--json"))["error_type"] == "KeyError"
-    assert "nobody" in failing("workflows", "run", "nobody").stderr
     (base / "workflows" / "slow.py").write_text("def run():\n    while True: pass\n")
     assert "0.3 s" in failing("workflows", "run", "slow", "--timeout", "0.3").stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["nobody"], "there is no workflow nobody"),
+        (["twice"], "text=… is missing; it is twice(text: str)"),
+        (["twice", "text=a", "x=1"], "there is no parameter x; it is twice(text: str)"),
+        (["broken"], "broken has no function run"),
+        (["pdf"], "pdf is a skill to be read"),
+    ],
+)
+def test_a_workflow_that_cannot_be_run_so_is_one_line(carrel: Carrel, base: Path, words: list[str], said: str) -> None:
+    (base / "workflows" / "twice.py").write_text("def run(text: str):\n    return text * 2\n")
+    (base / "workflows" / "broken.py").write_text("x = 1\n")
+    (base / "skills" / "pdf").mkdir(parents=True)
+    (base / "skills" / "pdf" / "SKILL.md").write_text("---\nname: pdf\ndescription: d\n---\nhi")
+    stderr = carrel("workflows", "run", *words, code=2).stderr
+    assert stderr.startswith("error: ")
+    assert said in stderr
+    assert stderr.count("\n") == 1
+
+
+def test_a_text_stays_a_text_where_one_is_wanted(carrel: Carrel, base: Path) -> None:
+    for text in ("5", "true", "[1]", '{"a": 1}', "null"):
+        assert carrel("tools", "call", "echo.say", f"words={text}").stdout == f"{text}\n"
+    (base / "workflows" / "twice.py").write_text("def run(text: str, n: int = 2):\n    return text * n\n")
+    assert carrel("workflows", "run", "twice", "text=5", "n=3").stdout == "'555'\n"
 
 
 # --- artifacts --------------------------------------------------------------------------------------------------------
@@ -253,7 +281,9 @@ def test_deps_that_are_none(carrel: Carrel, failing: Failing, base: Path, tmp_pa
     assert "a-package-that-is-nowhere" in said
     assert parsed(carrel("deps", "list", "--json")) == []
     assert parsed(failing("deps", "add", "a-package-that-is-nowhere", "--json", env=offline))["message"]
-    assert "not found" in carrel("deps", "remove", "never-there").stdout
+    missing = carrel("deps", "remove", "never-there", code=2)
+    assert "not found" in missing.stdout
+    assert "never-there: no such package here" in missing.stderr
 
 
 # --- code, and the front for agents -----------------------------------------------------------------------------------

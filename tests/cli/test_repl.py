@@ -44,6 +44,16 @@ class Prompt:
         self.terminal.press(line + "\n")
         return self.until(then)
 
+    def give_up(self) -> None:
+        """Ctrl-C at a prompt. readline shows one a moment before it listens, and nobody's fingers are as fast."""
+        until = time.monotonic() + DEADLINE
+        while not self.terminal.listens():
+            assert time.monotonic() < until, "nobody listens at the prompt"
+            time.sleep(0.01)
+        time.sleep(0.3)
+        self.terminal.press(CTRL_C)
+        self.until(">>> ")
+
 
 @pytest.fixture
 def prompt(at_terminal: Any, base: Path) -> Prompt:
@@ -74,6 +84,13 @@ def test_several_lines_are_one_input(prompt: Prompt) -> None:
     assert "21" in prompt.type("f(7)")
 
 
+def command_of(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ").strip()
+    except OSError:
+        return ""  # it has ended meanwhile
+
+
 def test_ctrl_c_stops_the_code_and_not_the_prompt(prompt: Prompt) -> None:
     prompt.type("kept = 'still' + ' here'")
     prompt.terminal.press("print('run' + 'ning')\n")
@@ -84,21 +101,22 @@ def test_ctrl_c_stops_the_code_and_not_the_prompt(prompt: Prompt) -> None:
     prompt.terminal.press(CTRL_C)
     assert "KeyboardInterrupt" in prompt.until(">>> ")
     assert "still here" in prompt.type("kept")
-    prompt.terminal.press("!echo wai''ting; sleep 3600\n")
-    time.sleep(0.5)
+    prompt.terminal.press("!sleep 3600\n")
+    until = time.monotonic() + DEADLINE
+    while not any(command_of(pid) == "sleep 3600" for pid in descendants(prompt.terminal.process.pid)):
+        assert time.monotonic() < until, "the command was not begun"
+        time.sleep(0.01)
     prompt.terminal.press(CTRL_C)
     prompt.until(">>> ")
     assert "still here" in prompt.type("kept")
 
 
 def test_ctrl_c_at_an_empty_prompt_and_in_half_a_line_goes_on(prompt: Prompt) -> None:
-    prompt.terminal.press(CTRL_C)
-    prompt.until(">>> ")
-    prompt.terminal.press("nonsense that is never run" + CTRL_C)
-    prompt.until(">>> ")
+    prompt.give_up()
+    prompt.terminal.press("nonsense that is never run")
+    prompt.give_up()
     prompt.type("def f():", then="... ")
-    prompt.terminal.press(CTRL_C)
-    prompt.until(">>> ")
+    prompt.give_up()
     assert "2" in prompt.type("1 + 1")
 
 
@@ -127,8 +145,7 @@ def test_tab_completes(prompt: Prompt) -> None:
     assert "14" in prompt.type("(7)")
     prompt.terminal.press("artifacts.lo" + TAB)
     prompt.until("artifacts.load")
-    prompt.terminal.press(CTRL_C)
-    prompt.until(">>> ")
+    prompt.give_up()
 
 
 def test_the_history_is_there_the_next_time(at_terminal: Any, base: Path) -> None:

@@ -1,6 +1,7 @@
 """`carrel sessions`, typed at a shell: what it prints for people and for programs."""
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -259,6 +260,43 @@ def test_prune_only_says_which_until_it_is_told_to(carrel: Any, keep: Any, home:
     assert "1 session would be" in carrel("sessions", "prune", "--older-than", "12h", "--labelled").stdout
 
 
+def test_what_a_writer_left_without_closing_is_counted_before_it_is_deleted(
+    carrel: Any, at_terminal: Any, home: Path, environment: dict[str, str]
+) -> None:
+    program = """
+import asyncio, carrel
+async def main():
+    store = carrel.SessionStore()
+    for number in range(50):
+        await store.append_message("busy", carrel.user_text_message(f"important {number}"))
+asyncio.run(main())
+"""
+    subprocess.run([sys.executable, "-c", program], env=environment, check=True)
+    os.utime(home / "sessions" / "busy" / "messages.jsonl", (0, 0))
+    meta = home / "sessions" / "busy" / "meta.json"
+    meta.write_text(json.dumps(json.loads(meta.read_text()) | {"updated_at": "2020-01-01T00:00:00+00:00"}))
+    terminal = at_terminal("sessions", "delete", "busy")
+    terminal.wait_for("[y/N] ")
+    assert "50" in terminal.shown
+    terminal.press("n\n")
+    assert terminal.end() == 1
+    (found,) = json.loads(carrel("sessions", "prune", "--older-than", "30d", "--json").stdout)["sessions"]
+    assert found["message_count"] == 50
+    told = carrel("sessions", "prune", "--older-than", "30d", "--yes").stdout
+    assert told.splitlines()[1].split()[:4] == ["busy", "important", "0", "50"]
+
+
+def test_a_session_of_a_newer_carrel_is_never_pruned(carrel: Any, home: Path, stars: str) -> None:
+    meta = home / "sessions" / stars / "meta.json"
+    meta.write_text(json.dumps(json.loads(meta.read_text()) | {"message_format_version": 6}))
+    os.utime(home / "sessions" / stars / "messages.jsonl", (0, 0))
+    assert " ? " in carrel("sessions", "list").stdout.splitlines()[1]
+    done = carrel("sessions", "prune", "--older-than", "30d", "--labelled", "--yes")
+    assert done.stdout == "No session is that old.\n"
+    assert f"a newer carrel wrote them: {stars}" in done.stderr
+    assert meta.exists()
+
+
 def test_usage_counts_tokens_and_what_they_cost(carrel: Any, stars: str, tmp_path: Path) -> None:
     plain = carrel("sessions", "usage", stars).stdout
     assert "COST" not in plain
@@ -320,3 +358,24 @@ def test_a_reader_that_has_seen_enough_is_no_error(environment: dict[str, str], 
         done = subprocess.run(["bash", "-c", command], env=environment, capture_output=True, text=True, timeout=60)
         assert (done.returncode, done.stderr) == (0, ""), words
         assert done.stdout.count("\n") == 1
+
+
+def test_importing_twice_says_where_it_is_and_again_imports_anyway(carrel: Any, tmp_path: Path) -> None:
+    file = tmp_path / "s.jsonl"
+    file.write_text(json.dumps(user_text_message("What is a carrel?")) + "\n")
+    carrel("sessions", "import", file)
+    [meta] = json.loads(carrel("sessions", "list", "--json").stdout)
+    assert f"already here as {meta['id']}" in carrel("sessions", "import", file).stdout
+    file.write_text(file.read_text() + json.dumps(user_text_message("Whose?")) + "\n")
+    assert "1 entry added to it" in carrel("sessions", "import", file).stdout
+    assert "already here" not in carrel("sessions", "import", "--again", file).stdout
+    assert len(json.loads(carrel("sessions", "list", "--json").stdout)) == 2
+
+
+def test_a_trace_without_a_conversation_is_told_as_such_and_deleted(carrel: Any, home: Path) -> None:
+    trace = home / "sessions" / "abc1" / "trace.jsonl"
+    trace.parent.mkdir(parents=True)
+    trace.write_text("{}\n")
+    assert "only a trace" in carrel("sessions", "show", "abc1", code=2).stderr
+    assert carrel("sessions", "delete", "abc", "--yes").stdout == "Deleted abc1.\n"
+    assert not trace.parent.exists()

@@ -148,7 +148,7 @@ async def test_a_call_in_flight_ends_with_its_run(session: Session, tmp_path: Pa
     await done.wait()
     assert await session.interrupt()
     assert (await running).error_type == "KeyboardInterrupt"
-    for _ in range(200):
+    for _ in range(6000):
         if ended:
             break
         await asyncio.sleep(0.01)

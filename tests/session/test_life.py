@@ -45,11 +45,20 @@ async def test_a_cancelled_run_stops_and_the_variables_stay(session: Session) ->
 
 
 async def test_a_run_cancelled_while_it_waits_for_its_turn(session: Session) -> None:
-    first = asyncio.create_task(session.run("import time\ntime.sleep(0.5)\n'first'"))
-    await asyncio.sleep(0.1)
+    asked, go_on = asyncio.Event(), asyncio.Event()
+
+    async def wait() -> str:
+        asked.set()
+        await go_on.wait()
+        return "first"
+
+    session.register_tool(wait)
+    first = asyncio.create_task(session.run("tools.wait()"))
+    await asyncio.wait_for(asked.wait(), 60)
     second = asyncio.create_task(session.run("never = 1"))
     await asyncio.sleep(0)
     second.cancel()
+    go_on.set()
     assert (await first).value == "first"
     with pytest.raises(asyncio.CancelledError):
         await second

@@ -2,10 +2,11 @@
 
 import asyncio
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from carrel import SampleNotFound, Session
+from carrel import ConfigurationError, SampleNotFound, Session
 
 
 async def test_work_in_a_sample_and_a_verdict_on_it(tmp_path: Path) -> None:
@@ -23,7 +24,7 @@ async def test_work_in_a_sample_and_a_verdict_on_it(tmp_path: Path) -> None:
 
 
 async def test_a_session_ends_by_itself_but_never_in_the_middle_of_a_verdict(tmp_path: Path) -> None:
-    session = Session.for_sample("demo", "calc-1", cache=tmp_path, ttl_minutes=0.5 / 60)
+    session = Session.for_sample("demo", "calc-1", cache=tmp_path, ttl_minutes=2 / 60)
     await session.start()
     verdict = asyncio.create_task(session.verify())
     assert (await verdict).outcome in ("not_solved", "partly")
@@ -37,3 +38,9 @@ async def test_a_session_ends_by_itself_but_never_in_the_middle_of_a_verdict(tmp
 def test_an_unknown_sample() -> None:
     with pytest.raises(SampleNotFound, match="calc-1"):
         Session.for_sample("demo", "nothing")
+
+
+@pytest.mark.parametrize("minutes", [-1, 0, float("nan"), "5", True])
+def test_what_is_no_time_to_live(minutes: Any) -> None:
+    with pytest.raises(ConfigurationError, match=r"ttl_minutes is .*; it is a number of minutes above 0"):
+        Session.for_sample("demo", "calc-1", ttl_minutes=minutes)

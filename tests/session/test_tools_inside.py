@@ -96,23 +96,23 @@ async def test_a_flood_is_bounded(session: Session) -> None:
 
 async def test_while_somebody_is_asked_the_runs_time_stands(open_session: Open) -> None:
     async def approve(request: ApprovalRequest) -> bool:
-        await asyncio.sleep(2.0)
+        await asyncio.sleep(2.5)
         return True
 
-    session = await open_session(timeout=1.0, approve=approve)
+    session = await open_session(timeout=2.0, approve=approve)
     result = await session.run("tools.asked('after a while')")
     assert (result.error, result.value) == (None, "after a while\n")
-    # It goes on where it stood: what is left of the second is the code's.
+    # It goes on where it stood: what is left of the two seconds is the code's.
     slow = await session.run("import time\ntools.asked('x')\ntime.sleep(30)")
     assert slow.error_type == "Timeout"
 
 
 async def test_two_are_asked_at_once_and_the_time_stands_for_the_longer(open_session: Open) -> None:
     async def approve(request: ApprovalRequest) -> bool:
-        await asyncio.sleep(0.1 if request.arguments["words"] == "short" else 2.0)
+        await asyncio.sleep(0.1 if request.arguments["words"] == "short" else 2.5)
         return True
 
-    session = await open_session(timeout=1.0, approve=approve)
+    session = await open_session(timeout=2.0, approve=approve)
     code = "import asyncio\nawait asyncio.gather(*[tools.asked.call_async(w) for w in ('short', 'long')])"
     result = await session.run(code)
     assert (result.error, result.value) == (None, ["short\n", "long\n"])
@@ -123,11 +123,11 @@ async def test_a_plain_function_that_blocks_may_be_asked_too(open_session: Open)
     loop = asyncio.get_running_loop()
 
     def approve(request: ApprovalRequest) -> bool:
-        return asyncio.run_coroutine_threadsafe(answer.wait(), loop).result(30)
+        return asyncio.run_coroutine_threadsafe(answer.wait(), loop).result(60)
 
-    session = await open_session(timeout=0.5, approve=approve)
+    session = await open_session(timeout=2.0, approve=approve)
     run = asyncio.create_task(session.run("tools.asked('now')"))
-    await asyncio.sleep(1.5)
+    await asyncio.sleep(2.5)
     assert not run.done()
     answer.set()
     assert (await run).value == "now\n"
@@ -141,9 +141,9 @@ async def test_a_run_that_waits_for_approval_can_still_be_stopped(open_session: 
         await asyncio.sleep(3600)
         return True
 
-    session = await open_session(timeout=1.0, approve=approve)
+    session = await open_session(timeout=30, approve=approve)
     run = asyncio.create_task(session.run("x = 1\ntools.asked('never')"))
-    await asyncio.wait_for(asked.wait(), 30)
+    await asyncio.wait_for(asked.wait(), 60)
     assert await session.interrupt()
     assert (await run).error_type == "KeyboardInterrupt"
     cancelled = asyncio.create_task(session.run("tools.asked('never')"))
@@ -196,5 +196,16 @@ async def test_what_a_tool_leaves_for_later_takes_its_turn(session: Session) -> 
 
     session.register_tool(note)
     assert (await session.run("import time\ntools.note()\ntime.sleep(0.5)")).is_ok
-    await asyncio.wait_for(later[0], 30)
+    await asyncio.wait_for(later[0], 60)
     assert await session.read_file("notes.txt") == b"later"
+
+
+async def test_a_tool_file_written_while_the_session_lives_is_there(session: Session, base: Path) -> None:
+    assert (await session.run("tools.late()")).error_type == "ToolNotFoundError"
+    (base / "tools" / "late.yaml").write_text("name: late\ncommand: echo better\n")
+    assert (await session.run("tools.late()")).value == "better\n"
+    (base / "tools" / "late.yaml").write_text("name: late\ncommand: echo than never\n")
+    assert (await session.run("tools.late()")).value == "than never\n"
+    assert "late" in [tool["name"] for tool in await session.list_tools()]
+    (base / "tools" / "late.yaml").unlink()
+    assert (await session.run("tools.late()")).error_type == "ToolNotFoundError"

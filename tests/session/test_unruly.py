@@ -19,7 +19,7 @@ PATIENCE = 60
 """Seconds a test waits before it calls something a hang; what is awaited takes far less."""
 
 
-def mcp(behaviour: str, timeout: float = 1, startup: float = 20) -> str:
+def mcp(behaviour: str, timeout: float = 1, startup: float = 60) -> str:
     server = SERVERS / "unruly.py"
     return (
         f"name: odd\ntype: mcp\ncommand: {sys.executable}\nargs: [{server}, '{behaviour}']\n"
@@ -141,7 +141,7 @@ async def test_functions_of_the_host(open_session: Open) -> None:
 
 @pytest.mark.parametrize("behaviour", ["dies", "silent", "babbles"])
 async def test_a_server_that_does_not_start_costs_its_own_tools(open_session: Open, base: Path, behaviour: str) -> None:
-    (base / "tools" / "odd.yaml").write_text(mcp(behaviour, startup=1))
+    (base / "tools" / "odd.yaml").write_text(mcp(behaviour, startup=1 if behaviour == "silent" else 60))
     session = await started(open_session)
     result = await run(session, "tools.odd.echo(text='x')")
     assert result.error_type in ("ToolCallError", "ToolTimeoutError"), result.error

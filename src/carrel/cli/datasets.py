@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -110,6 +111,30 @@ def _end(dataset: Dataset, findings: list[Finding]) -> None:
         raise ProgramMissing(
             f"{len(unseen)} of {len(findings)} samples could not be checked here: {', '.join(unseen[:10])}"
         )
+
+
+@app.command("prune")
+def prune_cache(
+    older_than: Annotated[float, typer.Option(metavar="DAYS", min=0, help="Last used so many days ago.")] = 30,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Tell what would go, and remove nothing.")] = False,
+    cache: Cache = None,
+    as_json: Json = False,
+) -> None:
+    """Remove unpacked files and set-up layers that nobody has used for a while; what is in use stays."""
+    done = tasks.prune(cache or tasks.default_cache(), time.time() - older_than * 86_400, dry_run=dry_run)
+    if as_json:
+        show.print_json(
+            {
+                "removed": [{"name": each.name, "bytes": each.bytes} for each in done.removed],
+                "bytes": done.bytes,
+                "in_use": done.in_use,
+                "kept": done.kept,
+                "dry_run": dry_run,
+            }
+        )
+        return
+    what = "would be removed" if dry_run else "removed"
+    show.say(f"{len(done.removed):,} {what}, {done.bytes / 1e6:,.1f} MB; {done.in_use:,} in use, {done.kept:,} kept")
 
 
 @app.command("import")

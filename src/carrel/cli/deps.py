@@ -6,7 +6,7 @@ import typer
 
 from carrel.cli import show
 from carrel.cli.bases import Base, Json, group, opened
-from carrel.cli.ending import TaskFailed, waits
+from carrel.cli.ending import TaskFailed, WrongUsage, waits
 
 app = group("The packages that sessions of a base have.")
 
@@ -70,3 +70,7 @@ def _print(reports: list[dict[str, Any]], as_json: bool) -> None:
             show.say("Nothing to do.")
     if said.get("failed"):
         raise TaskFailed(messages or f"{', '.join(said['failed'])} could not be had")
+    if said.get("not_found"):
+        raise WrongUsage(
+            f"{', '.join(said['not_found'])}: no such package here; `carrel deps list` shows what there is"
+        )

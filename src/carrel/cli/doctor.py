@@ -1,4 +1,4 @@
-"""`carrel doctor`: what this machine can do for a sandbox, what it cannot, why, and how to get it."""
+"""`carrel doctor`: what this machine can do for a sandbox and for containers, what not, why, and how to get it."""
 
 from dataclasses import asdict
 from typing import Annotated
@@ -7,17 +7,19 @@ import typer
 
 from carrel.cli import show
 from carrel.cli.ending import MACHINE_LACKS
+from carrel.execution.engine_probe import engine_parts
 from carrel.sandbox.probe import Part, can_confine, probe
 
 
 def doctor(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
     """Show what of the sandbox is in force here, and what the machine's owner can do about the rest."""
-    parts = probe()
+    parts, containers = probe(), engine_parts()
     possible = can_confine(parts)
     if as_json:
-        show.print_json({"sandbox": possible, "parts": [asdict(part) for part in parts]})
+        told = {"parts": [asdict(part) for part in parts], "containers": [asdict(part) for part in containers]}
+        show.print_json({"sandbox": possible, **told})
     else:
-        _print_table(parts)
+        _print_table((*parts, *containers))
         show.say()
         show.say(_verdict(parts, possible), "bold" if possible else "bold red")
     if not possible:

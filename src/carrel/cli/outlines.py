@@ -55,7 +55,7 @@ def print_sessions(metas: Sequence[Any], short: Callable[[str], str]) -> None:
             [
                 short(meta["id"]),
                 meta.get("title") or "",
-                f"{meta.get('message_count') or 0:,}",
+                f"{meta['message_count']:,}" if "message_count" in meta else "?",
                 when(meta.get("updated_at")),
                 meta.get("model") or "",
                 *([", ".join(map(str, meta.get("tags") or []))] if has_tags else []),
@@ -90,11 +90,17 @@ def print_imports(reports: Sequence["ImportReport"], short: Callable[[str], str]
                 f"{sum(report.ignored.values()):,}",
                 f"{sum(report.unknown.values()):,}",
                 f"{len(report.unreadable):,}",
-                short(report.session_id or ""),
+                short(report.session_id or report.already_here or ""),
             ]
             for report in reports
         ],
     )
+    for report in reports:
+        if report.appended:
+            added = f"{report.appended:,} {'entry' if report.appended == 1 else 'entries'} added to it"
+            say(f"{report.path}: already here as {report.already_here}; {added}")
+        elif report.already_here and not report.problems:
+            say(f"{report.path}: already here as {report.already_here}")
     reasons = {what: reason for report in reports for what, reason in report.reasons.items() if reason}
     for what, count in _summed(report.ignored for report in reports).items():
         say(f"ignored {count:,} × {what}" + (f": {reasons[what]}" if what in reasons else ""), "dim")

@@ -34,12 +34,9 @@ async def upgrade(
 @app.command()
 def status(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
     """Say which model is used here."""
-    embedder = default_embedder()
-    name = embedder.name if embedder is not None else None
+    name = default_embedder().name
     if as_json:
         show.print_json({"embedder": name, "upgraded": better_embedder() is not None})
-    elif name is None:
-        show.say("by words alone: wordllama is not installed")
     elif better_embedder() is not None:
         show.say(f"by words, and by meaning with {name}")
     else:

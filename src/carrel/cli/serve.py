@@ -30,7 +30,11 @@ async def serve(
     ] = None,
     cache: Annotated[Path | None, typer.Option(metavar="DIR", help="Default: $CARREL_HOME/cache.")] = None,
     max_sessions: Annotated[int, typer.Option(help="Sessions alive at one time.", min=1)] = 200,
-    warm: Annotated[int, typer.Option(help="Places kept open for the samples asked for last.", min=0)] = 0,
+    warm: Annotated[int, typer.Option(help="Places kept open for samples asked for again and again.", min=0)] = 4,
+    keep: Annotated[
+        float | None,
+        typer.Option(metavar="DAYS", help="Forget what ended so many days ago. Default: nothing is forgotten.", min=0),
+    ] = None,
     sandbox: Annotated[
         str | None, typer.Option(metavar="MODE", help="required, auto or off. Default: $CARREL_SANDBOX, or required.")
     ] = None,
@@ -44,7 +48,7 @@ async def serve(
     mode = next((known for known in MODES if known == wanted), None)
     if mode is None:
         raise WrongUsage(f"--sandbox is {wanted!r}; it can be {', '.join(MODES)}")
-    rules = server.Rules(max_sessions=max_sessions, sandbox=mode, network=allow_network, warm=warm)
+    rules = server.Rules(max_sessions=max_sessions, sandbox=mode, network=allow_network, warm=warm, keep_days=keep)
     settings = server.ServerSettings(
         host=host, port=port, data=data, keys=keys, datasets=datasets, cache=cache, rules=rules
     )

@@ -285,8 +285,9 @@ async def delete(
 ) -> None:
     """Delete sessions with all that belongs to them. This cannot be undone."""
     async with opened(data) as store:
-        ids = list(dict.fromkeys([await store.resolve_id(session) for session in sessions]))
-        metas = [await store.read_meta(id_) for id_ in ids]
+        ids = list(dict.fromkeys([await store.resolve_id(session, traces=True) for session in sessions]))
+        traced = {meta["id"]: meta for meta in await store.traces()}
+        metas = [traced.get(id_) or await store.read_meta(id_, counts=not yes) for id_ in ids]
         if not yes:
             if not as_json:
                 print_sessions(metas, short_ids([]))
@@ -309,10 +310,14 @@ async def prune(
 ) -> None:
     """Delete sessions not written to for long.
 
-    Without --yes it only says which. Sessions with a label stay, unless --labelled."""
+    Without --yes it only says which. Sessions with a label stay, unless --labelled; those of a newer carrel do."""
     age = duration(older_than)
     async with opened(data) as store:
-        chosen = await store.prune(age, keep_labelled=not labelled, dry_run=not yes)
+        old = await store.prune(age, keep_labelled=not labelled)
+        # Counted while they are there.
+        chosen = [await store.read_meta(meta["id"], counts=True) for meta in old]
+        if yes:
+            chosen = [meta for meta in chosen if await store.delete_session(meta["id"])]
         if as_json:
             show.print_json({"deleted": yes, "sessions": chosen})
         elif not chosen:
@@ -385,12 +390,14 @@ async def import_(
     all_branches: Annotated[
         bool, typer.Option("--all-branches", help="Also the branches that a conversation went back from, as sessions.")
     ] = False,
+    again: Annotated[bool, typer.Option("--again", help="Also what was imported before, as other sessions.")] = False,
     data: Data = None,
     as_json: Json = False,
 ) -> None:
     """Bring in sessions of other agents.
 
-    Claude Code, Codex, pi, and folders of this format. What a file has that we do not know is counted and named."""
+    Claude Code, Codex, pi, and folders of this format. What a file has that we do not know is counted and named. What
+    was imported before is here already; what its file has got since is added to it."""
     missing = [path for path in paths if not path.exists()]
     if missing:
         raise WrongUsage(f"there is no {missing[0]}")
@@ -398,7 +405,7 @@ async def import_(
     async with opened(data) as store:
         for path in paths:
             try:
-                reports += await store.import_file(path, all_branches=all_branches)
+                reports += await store.import_file(path, all_branches=all_branches, again=again)
             except carrel.ImportRefused as problem:
                 refused.append(f"{path}: {problem}" if str(path) not in str(problem) else str(problem))
         every = [meta["id"] for meta in await store.list_sessions()]
@@ -406,7 +413,7 @@ async def import_(
         show.print_json({"imports": [show.plain_data(report) for report in reports], "refused": refused})
     else:
         print_imports(reports, short_ids(every))
-    stored = [report for report in reports if report.session_id]
+    stored = [report for report in reports if report.session_id or (report.already_here and not report.problems)]
     refused += [f"{report.path}: {report.refused}" for report in reports if report.refused]
     if refused:
         raise TaskFailed("; ".join(refused))
@@ -441,7 +448,7 @@ async def children(session: Id = "last", data: Data = None, as_json: Json = Fals
     """The sessions that were begun or forked from this one."""
     async with opened(data) as store:
         id_ = await store.resolve_id(session)
-        found = await store.children(id_)
+        found = [await store.read_meta(meta["id"], counts=True) for meta in await store.children(id_)]
         if as_json:
             show.print_json(found)
         elif found:

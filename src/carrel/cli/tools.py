@@ -6,7 +6,7 @@ from typing import Annotated, Any
 import typer
 
 from carrel.cli import show
-from carrel.cli.bases import Base, Json, Limit, arguments_in, group, opened
+from carrel.cli.bases import Base, Json, Limit, arguments_in, group, opened, takes_by_schema
 from carrel.cli.ending import waits
 from carrel.cli.running import write
 from carrel.worker import values
@@ -42,7 +42,9 @@ async def call(
 ) -> None:
     """Call one tool, without any code."""
     async with opened(base) as session:
-        result = await session.call_tool(name, **arguments_in(arguments or []))
+        known = await session.get_tool(name) if arguments else None
+        takes = takes_by_schema(known["schema"] if known is not None else {})
+        result = await session.call_tool(name, **arguments_in(arguments or [], takes))
     if as_json:
         show.print_json(values.encode(result))
     elif isinstance(result, str):
@@ -57,10 +59,15 @@ async def describe(
     task: Annotated[str | None, typer.Argument(metavar="TASK", help="What fits this comes first.")] = None,
     limit: Annotated[int, typer.Option(min=200, help="At most about so many characters.")] = 12_000,
     base: Base = None,
+    as_json: Json = False,
 ) -> None:
     """What a model is told of tools, workflows, artifacts and packages."""
     async with opened(base) as session:
-        write(sys.stdout, (await session.describe(task, limit)).rstrip() + "\n")
+        text = (await session.describe(task, limit)).rstrip() + "\n"
+    if as_json:
+        show.print_json({"text": text})
+    else:
+        write(sys.stdout, text)
 
 
 def _print(tools: list[dict[str, Any]], as_json: bool) -> None:

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from carrel.cli import show
-from carrel.cli.bases import Base, Json, Limit, arguments_in, group, opened, signature
+from carrel.cli.bases import Base, Json, Limit, arguments_in, group, opened, signature, takes_by_hints
 from carrel.cli.ending import FAILED, TaskFailed, WrongUsage, waits
 from carrel.cli.running import print_result, shown, write
 from carrel.errors import WorkflowNotFoundError
@@ -41,7 +41,7 @@ async def show_workflow(name: Name, base: Base = None, as_json: Json = False) ->
     async with opened(base) as session:
         found = await session.get_workflow(name)
         if found is None:
-            raise WorkflowNotFoundError(f"there is no workflow {name}; `carrel workflows list` shows what there is")
+            raise _missing(name)
         if as_json:
             show.print_json(found)
         else:
@@ -102,12 +102,39 @@ async def run(
     as_json: Json = False,
 ) -> None:
     """Run a workflow in a session of its own."""
-    code = f"workflows.invoke({name!r}, **{arguments_in(arguments or [])!r})"
     async with opened(base, timeout=timeout or None) as session:
+        given = _checked(name, await session.get_workflow(name), arguments or [])
+        code = f"workflows.invoke({name!r}, **{given!r})"
         result = await session.run(code) if as_json else await shown(session, code)
     print_result(result, as_json)
     if result.error is not None:
         raise typer.Exit(FAILED)
+
+
+def _checked(name: str, found: dict[str, Any] | None, words: list[str]) -> dict[str, Any]:
+    """The arguments for a workflow, where it is one that can be called with them."""
+    if found is None:
+        raise _missing(name)
+    if found.get("kind") == "instructions":
+        raise WrongUsage(f"{name} is a skill to be read, not to be run; `carrel workflows show {name}` shows it")
+    if found.get("error"):
+        raise WrongUsage(str(found["error"]))
+    parameters = found["parameters"]
+    given = arguments_in(words, takes_by_hints(parameters))
+    called = f"{found['name']}{signature(parameters)}"
+    for parameter in parameters:
+        wanted = parameter["name"]
+        if parameter["required"] and not wanted.startswith("*") and wanted not in given:
+            raise WrongUsage(f"{wanted}=… is missing; it is {called}")
+    names = [parameter["name"] for parameter in parameters]
+    for word in given:
+        if word not in names and not any(wanted.startswith("**") for wanted in names):
+            raise WrongUsage(f"there is no parameter {word}; it is {called}")
+    return given
+
+
+def _missing(name: str) -> WorkflowNotFoundError:
+    return WorkflowNotFoundError(f"there is no workflow {name}; `carrel workflows list` shows what there is")
 
 
 def _source(file: str) -> str:
