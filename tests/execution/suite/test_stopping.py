@@ -188,7 +188,10 @@ async def test_killing_its_own_parent(executor: Executor) -> None:
 # As `pkill python` and `pkill -f python` go about it, said of a server that was started a while ago.
 ALL_PYTHONS = """
 import os, signal, subprocess, sys
-other = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+other = subprocess.Popen(
+    [sys.executable, "-c", "import time; print('up', flush=True); time.sleep(600)"], stdout=subprocess.PIPE
+)
+other.stdout.readline()  # a process has its name a moment after Popen has come back
 ended = []
 for pid in filter(str.isdigit, os.listdir("/proc")):
     try:
@@ -198,7 +201,7 @@ for pid in filter(str.isdigit, os.listdir("/proc")):
             ended.append(int(pid))
     except (OSError, ProcessLookupError):
         pass
-ended == [other.pid], other.wait(10)
+ended == [other.pid], other.wait(60)
 """
 
 
