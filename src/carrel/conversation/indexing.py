@@ -7,11 +7,10 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
 from carrel.conversation.messages import SessionMeta
-from carrel.conversation.metadata import DEFAULT_TITLE, decode_meta, is_id
+from carrel.conversation.metadata import DEFAULT_TITLE, decode_meta, is_id, when_written
 from carrel.conversation.nearest import Nearest, packed
 from carrel.conversation.searchable import Known, Reading, digest, own_parts
 from carrel.errors import CatalogueBusy, CatalogueLost, SessionTooNew, StorageReadError
@@ -300,7 +299,7 @@ def _plain(stamp: Stamp | None) -> list[float] | None:
 
 def _description(known: Known, meta: SessionMeta | None, log: Stamp | None) -> tuple[str, str, bool]:
     """Title, time of the last change, and whether it is archived: from `meta.json`, else from the log."""
-    modified = datetime.fromtimestamp(log.modified, UTC).isoformat() if log is not None else ""
+    modified = when_written(log)
     if meta is None:
         title = known.derived.get("title") or known.derived.get("said_title") or DEFAULT_TITLE
         return str(title), modified, bool(known.derived.get("archived_at"))

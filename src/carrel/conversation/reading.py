@@ -13,6 +13,7 @@ from carrel.conversation.messages import ConversationMessage, meta_of
 from carrel.conversation.repair import ToolOrder
 from carrel.conversation.replay import Backwards, Numbered, Shown, events_among
 from carrel.conversation.spill import MARK, paths_of, restore
+from carrel.conversation.usage import total_after
 from carrel.storage.seam import Store
 
 
@@ -141,6 +142,14 @@ class LogReading:
         async for block in self._store.read(self._key, from_seq):
             for seq, record in enumerate(block.records, block.first_seq):
                 yield seq, await self.entry(seq, record)
+
+    async def tokens_spent(self) -> int:
+        """All that was spent in a session, also on what is not visible any more."""
+        total = 0
+        async for block in self._store.read(self._key):
+            for entry in decode_all(block.joined, block.count):
+                total = total_after(total, entry)
+        return total
 
     async def live(self, from_seq: int = 1) -> AsyncIterator[Numbered]:
         """Every entry, and then each as it is appended."""
