@@ -36,14 +36,16 @@ class LocalSession(LiveSession):
 
     # --- beginning --------------------------------------------------------------------------------------------------
 
-    async def open(self, zygote: Zygote, settings: dict[str, Any]) -> None:
-        """Ask the zygote for it; SpawnFailed leaves nothing behind."""
+    async def open(self, zygote: Zygote, settings: dict[str, Any], private: dict[str, Any]) -> None:
+        """Ask the zygote for it; SpawnFailed leaves nothing behind. What is private only its init and worker hear."""
         line, theirs = socket.socketpair()
         control, init = socket.socketpair()
         try:
             fds = [theirs.fileno(), init.fileno(), self.stdout.write_end, self.stderr.write_end]
             self._line = self._new_line(line)
             self.init = InitControl(control, self._watch_worker, self._init_ended)
+            # First, so that init need not wait; and not by way of the zygote, whose memory later sessions begin with.
+            self.init.tell({"op": "begin", "settings": private})
             spawned = await asyncio.wrap_future(zygote.spawn(settings, fds))
         finally:
             theirs.close()
