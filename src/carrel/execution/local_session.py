@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 import socket
+import stat
 from collections.abc import Sequence
 from typing import Any
 
@@ -130,6 +131,8 @@ class LocalSession(LiveSession):
         try:
             if len(fds) != 2:
                 raise OSError("a frozen fork without its two descriptors")
+            if stat.S_ISDIR(os.fstat(fds[1]).st_mode):
+                raise OSError("a folder of /proc, which a signal can be sent to as well, but whose end nobody sees")
             signal.pidfd_send_signal(fds[1], 0)
             wake = socket.socket(fileno=fds[0])
         except OSError as problem:
