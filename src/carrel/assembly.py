@@ -36,6 +36,7 @@ from carrel.library.deps import Deps
 from carrel.library.search import Index
 from carrel.library.tools.approval import ApprovalRequest, Approver, Decision, asked
 from carrel.library.tools.catalog import Tools
+from carrel.library.tools.last_seen import LastSeen
 from carrel.library.tools.programs import Ended, Written
 from carrel.library.tools.providers import tool_files
 from carrel.library.tools.seam import Stream
@@ -425,6 +426,7 @@ async def read_library(
         approve=approve and _patient(approve),
         index=Index(storage.store, "search/tools"),
         secrets=secrets,
+        last_seen=LastSeen(storage.store, secrets),
     )
     await tools.look()
     return Library(
