@@ -281,6 +281,8 @@ class Tools:
         return await self.call(called, given, stream if wanted else None, args=args)
 
     async def _found(self, name: str) -> tuple[Source, Tool]:
+        if not isinstance(name, str):
+            raise TypeError(f"a tool is called by its name, a text such as 'curl.get', not {type(name).__name__}")
         if len(name) > _LONGEST_NAME:
             raise ToolNotFoundError(f"there is no tool {name[:40]}…: a name of {len(name):,} characters")
         called = ".".join(map(python_name, name.split(".")))
