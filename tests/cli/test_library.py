@@ -138,7 +138,7 @@ def test_workflows(carrel: Carrel, base: Path, tmp_path: Path) -> None:
     versions = parsed(carrel("workflows", "history", "seven", "--json"))
     assert [version["version"] for version in versions] == [1, 2]
     shown = carrel("workflows", "history", "seven").stdout.splitlines()
-    assert [line.split()[-1] for line in shown] == ["CHANGE", "added", "edited"]
+    assert [line.split()[2] for line in shown] == ["CHANGE", "added", "edited"]
     assert carrel("workflows", "run", "seven").stdout == "8\n"
     assert carrel("workflows", "run", "double", "number=4", "times=3").stdout == "12\n"
     assert parsed(carrel("workflows", "run", "double", "number=4", "--json"))["value"] == 8

@@ -89,8 +89,13 @@ async def history(name: Name, base: Base = None, as_json: Json = False) -> None:
     if as_json:
         show.print_json(versions)
         return
-    columns = (show.Column("VERSION", justify="right"), show.Column("WHEN"), show.Column("CHANGE", gives_way=True))
-    show.print_table(columns, [(v["version"], v["at"], v["change"]) for v in versions])
+    columns = (
+        show.Column("VERSION", justify="right"),
+        show.Column("WHEN"),
+        show.Column("CHANGE"),
+        show.Column("DESCRIPTION", gives_way=True),
+    )
+    show.print_table(columns, [(v["version"], v["at"], v["change"], v["description"]) for v in versions])
 
 
 @app.command("run")
