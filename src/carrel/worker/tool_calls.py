@@ -68,7 +68,7 @@ def in_full(tool: dict[str, Any]) -> str:
 
 
 def in_a_line(tool: dict[str, Any]) -> str:
-    """The same for somebody who looks for one."""
+    """The same for somebody who looks for one: the first sentence, unless it tells what is wrong."""
     call = f"tools.{tool.get('signature', tool['name'])}"
-    about = str(tool.get("error") or tool.get("description", "")).partition("\n")[0]
+    about = str(tool.get("error") or tool.get("description", "").partition(". ")[0]).partition("\n")[0]
     return f"{call}  # {about}" if about else call
