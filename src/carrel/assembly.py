@@ -36,6 +36,8 @@ from carrel.library.deps import Deps
 from carrel.library.search import Index
 from carrel.library.tools.approval import ApprovalRequest, Approver, Decision, asked
 from carrel.library.tools.catalog import Tools
+from carrel.library.tools.last_seen import LastSeen
+from carrel.library.tools.names import near
 from carrel.library.tools.programs import Ended, Written
 from carrel.library.tools.providers import tool_files
 from carrel.library.tools.seam import Stream
@@ -125,6 +127,9 @@ class Asked(TypedDict, total=False):
     conversation: Conversation | None
     on_error: Literal["raise", "skip"]
     """`skip` leaves out a tool definition that is wrong and says so in the log."""
+
+
+_EVERYWHERE = ("timeout", "extra_deps", "allow_runtime_deps", "sync_deps_on_start")
 
 
 class Confined(Asked, total=False):
@@ -257,11 +262,11 @@ class Session(places.Session):
         **settings: Unpack[Confined],
     ) -> Self:
         """The same, with the Python and its virtualenv to be chosen."""
-        storage, asked, rest = _placed(base_path, settings)
+        storage, asked, rest = _placed(base_path, settings, Confined)
         config = SubprocessConfig(
             base=storage.base_path,
             default_timeout=timeout,
-            deps=tuple(extra_deps or ()),
+            deps=extra_deps or (),
             allow_runtime_deps=allow_runtime_deps,
             python_version=python_version,
             cache_venv=cache_venv,
@@ -283,11 +288,11 @@ class Session(places.Session):
         **settings: Unpack[Asked],
     ) -> Self:
         """A session whose code runs in this very process: no isolation at all."""
-        storage, asked, _ = _placed(base_path, settings)
+        storage, asked, _ = _placed(base_path, settings, Asked)
         config = InProcessConfig(
             base=storage.base_path,
             default_timeout=timeout,
-            deps=tuple(extra_deps or ()),
+            deps=extra_deps or (),
             allow_runtime_deps=allow_runtime_deps,
             workspace=workspace,
             wheelhouse=wheelhouse,
@@ -307,12 +312,12 @@ class Session(places.Session):
         **settings: Unpack[Contained],
     ) -> Self:
         """A session whose code runs in a container of Docker's or Podman's; see `ContainerConfig` for the settings."""
-        storage, asked, rest = _placed(base_path, settings)
+        storage, asked, rest = _placed(base_path, settings, Contained)
         config = ContainerConfig(
             base=storage.base_path,
             image=image,
             default_timeout=timeout,
-            deps=tuple(extra_deps or ()),
+            deps=extra_deps or (),
             allow_runtime_deps=allow_runtime_deps,
             **rest,
         )
@@ -425,6 +430,7 @@ async def read_library(
         approve=approve and _patient(approve),
         index=Index(storage.store, "search/tools"),
         secrets=secrets,
+        last_seen=LastSeen(storage.store, secrets),
     )
     await tools.look()
     return Library(
@@ -490,8 +496,14 @@ class _Inside:
         return written.ended(ended.exit_code, timed_out=ended.timed_out)
 
 
-def _placed(base: Path | str, settings: Any) -> tuple[FileStorage, dict[str, Any], dict[str, Any]]:
+def _placed(
+    base: Path | str, settings: Mapping[str, Any], known: type[Asked]
+) -> tuple[FileStorage, dict[str, Any], dict[str, Any]]:
     """The storage of a folder, and the settings: those of the session, and those of its executor."""
+    for name in settings.keys() - known.__annotations__.keys():
+        # Left out in silence, `network=False` would be a wall that is not there.
+        what = "whose code runs in this process" if known is Asked else "of this kind"
+        raise TypeError(f"a session {what} has no setting {name}{near(name, [*known.__annotations__, *_EVERYWHERE])}")
     storage = FileStorage(base)
     storage.base_path.mkdir(mode=0o700, parents=True, exist_ok=True)
     asked = {name: settings[name] for name in Asked.__annotations__ if name in settings}

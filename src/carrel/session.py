@@ -468,6 +468,10 @@ class Session:
     async def search_tools(self, query: str, limit: int = 10) -> list[dict[str, Any]]:
         return await (await self._have()).tools.search(query, limit)
 
+    async def wait_for_tools(self) -> None:
+        """Until everything that has tools has started, or failed to; the others wait 2 seconds for it at most."""
+        await (await self._have()).tools.ready()
+
     async def get_tool(self, name: str) -> dict[str, Any] | None:
         """One tool as `list_tools` gives it, with the JSON `schema` of its arguments; None when there is none."""
         return await (await self._have()).tools.get(name)

@@ -78,7 +78,8 @@ class Trace:
 
     def begin(self, kind: Kind, name: str, *, parent: Step | None = None, message: str | None = None) -> Step:
         # Hidden first: a secret that is cut in two would not be known as one.
-        step = Step(kind, self._hide(_clean(name))[:_LONGEST], parent, message)
+        told = name if isinstance(name, str) else safe_repr(name, _LONGEST)
+        step = Step(kind, self._hide(_clean(told))[:_LONGEST], parent, message)
         for watcher in self._watchers:
             watcher.begun(step)
         return step

@@ -85,6 +85,14 @@ def test_tools(carrel: Carrel, base: Path) -> None:
     assert "def say(words" in carrel("tools", "describe").stdout
     assert "def say(words" in parsed(carrel("tools", "describe", "--json"))["text"]
     assert "Say it" in carrel("tools", "describe", "saying things", "--limit", 2000).stdout
+    assert "No tool fits 'zyzzyva'" in carrel("tools", "search", "zyzzyva").stdout
+
+
+def test_a_server_that_does_not_start_is_listed_with_the_reason(carrel: Carrel, base: Path) -> None:
+    dead = f"name: dead\ntype: mcp\ncommand: {sys.executable}\nargs: [-c, 'raise SystemExit(3)']\nstartup_timeout: 60\n"
+    (base / "tools" / "dead.yaml").write_text(dead)
+    [line] = [line for line in carrel("tools", "list").stdout.splitlines() if line.startswith("dead")]
+    assert "it ended with exit code 3" in line
 
 
 @pytest.mark.parametrize(
@@ -129,7 +137,8 @@ def test_workflows(carrel: Carrel, base: Path, tmp_path: Path) -> None:
     assert parsed(made)["name"] == "seven"
     versions = parsed(carrel("workflows", "history", "seven", "--json"))
     assert [version["version"] for version in versions] == [1, 2]
-    assert carrel("workflows", "history", "seven").stdout.count("\n") == 3
+    shown = carrel("workflows", "history", "seven").stdout.splitlines()
+    assert [line.split()[2] for line in shown] == ["CHANGE", "added", "edited"]
     assert carrel("workflows", "run", "seven").stdout == "8\n"
     assert carrel("workflows", "run", "double", "number=4", "times=3").stdout == "12\n"
     assert parsed(carrel("workflows", "run", "double", "number=4", "--json"))["value"] == 8
@@ -137,6 +146,10 @@ def test_workflows(carrel: Carrel, base: Path, tmp_path: Path) -> None:
     assert [w["name"] for w in parsed(carrel("workflows", "search", "multiply a number", "--limit", 1, "--json"))] == [
         "double"
     ]
+    assert "No workflow fits 'zyzzyva'" in carrel("workflows", "search", "zyzzyva").stdout
+    (base / "workflows" / "torn.py").write_text("def run(:\n")
+    assert "is no Python" in carrel("workflows", "list").stdout
+    (base / "workflows" / "torn.py").unlink()
     assert carrel("workflows", "remove", "seven").stdout == "seven is removed.\n"
     assert [w["name"] for w in parsed(carrel("workflows", "list", "--json"))] == ["double"]
 

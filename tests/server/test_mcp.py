@@ -149,6 +149,25 @@ async def test_workflows_and_artifacts(base: Path) -> None:
         assert (await client.call_tool("load_artifact", {"name": "missing"})).is_error
 
 
+async def test_lists_are_a_line_each_for_a_model_and_data_for_a_program(base: Path) -> None:
+    async with mcp.Client(parameters(base)) as client:
+        assert text_of(await client.call_tool("list_workflows", {})) == "(no workflows)"
+        source = "def run(n: int, by: int = 1) -> int:\n    return n + by\n"
+        await client.call_tool("create_workflow", {"name": "add", "source": source, "description": "Add up"})
+        await client.call_tool("save_artifact", {"name": "a/b.json", "data": 1, "description": "Data"})
+        for tool, arguments, line in (
+            ("list_tools", {}, "tools.echo(words: str = None) -> str  # Say words back"),
+            ("search_tools", {"query": "say words"}, "tools.echo(words: str = None) -> str\nSay words back\n"),
+            ("list_workflows", {}, "workflows.add(n: int, by: int = 1)  # Add up"),
+            ("search_workflows", {"query": "add"}, "workflows.add(n: int, by: int = 1)  # Add up"),
+            ("list_artifacts", {}, "a/b.json: Data"),
+        ):
+            answer = await client.call_tool(tool, arguments)
+            assert text_of(answer) == line
+            assert answer.structured_content is not None
+            assert [each["name"] for each in answer.structured_content["result"]] in (["echo"], ["add"], ["a/b.json"])
+
+
 async def test_a_mistake_is_told_with_its_reason(base: Path, capfd: pytest.CaptureFixture[str]) -> None:
     mistakes: list[tuple[str, dict[str, Any], str]] = [
         ("create_workflow", {"name": "w", "source": "def run(:\n    pass"}, "line 1"),
@@ -158,6 +177,7 @@ async def test_a_mistake_is_told_with_its_reason(base: Path, capfd: pytest.Captu
         ("load_artifact", {"name": "missing"}, "missing"),
         ("save_artifact", {"name": "raw", "data": "no base64!", "encoding": "base64"}, "the data of raw is no base64"),
         ("add_dep", {"package": "-r x"}, "-r x"),
+        ("add_dep", {"package": "carrel-not-there-at-all"}, "carrel-not-there-at-all could not be installed"),
     ]
     async with mcp.Client(parameters(base)) as client:
         for tool, arguments, reason in mistakes:

@@ -1,7 +1,9 @@
 """The ways to make a session, what they refuse, and how it begins and ends."""
 
 import asyncio
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -271,3 +273,23 @@ async def test_without_a_network_code_asks_no_index(
     async with Session.from_base(base, network=False, wheelhouse=wheelhouse) as session:
         code = "deps.add('carrel-greeting')\nimport carrel_greeting\ncarrel_greeting.WORD"
         assert (await session.run(code)).value == "hello"
+
+
+@pytest.mark.parametrize("make", [Session.from_base, Session.inprocess, Session.container])
+async def test_a_setting_that_nobody_knows_is_refused(make: Callable[..., Session], tmp_path: Path) -> None:
+    with pytest.raises(TypeError, match="no setting timout; did you mean timeout"):
+        make(tmp_path / "base", timout=3)
+    assert not (tmp_path / "base").exists()
+
+
+async def test_what_confines_is_no_setting_where_nothing_is_confined(tmp_path: Path) -> None:
+    asked: Any = {"network": False}
+    with pytest.raises(TypeError, match="runs in this process has no setting network"):
+        Session.inprocess(tmp_path, **asked)
+
+
+@pytest.mark.parametrize("make", [Session.from_base, Session.inprocess, Session.container])
+async def test_extra_deps_is_a_list(make: Callable[..., Session], tmp_path: Path) -> None:
+    # Letter by letter, a text would be packages too.
+    with pytest.raises(ConfigurationError, match=r"\['pandas'\]"):
+        make(tmp_path, extra_deps="pandas")

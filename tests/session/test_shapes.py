@@ -63,6 +63,8 @@ async def test_tools(session: Session) -> None:
         await session.call_tool("echo.shout", words="hi")
     with pytest.raises(ToolCallError, match="wrods"):
         await session.call_tool("echo.say", wrods="hi")
+    with pytest.raises(TypeError, match="a tool is called by its name, a text"):
+        await session.call_tool(None)  # type: ignore[arg-type]
 
 
 async def test_workflows(session: Session) -> None:
@@ -221,9 +223,11 @@ async def test_deps(session: Session) -> None:
         "-r other.txt",
         "x; python_version>'3'",
         "x @ file:///x",
+        None,
+        5,
     ):
         with pytest.raises(ValueError, match=r".+"):
-            await session.add_dep(wrong)
+            await session.add_dep(wrong)  # type: ignore[arg-type]
     assert await session.list_deps() == []
 
 

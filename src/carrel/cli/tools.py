@@ -21,7 +21,10 @@ Query = Annotated[str, typer.Argument(metavar="WORDS", help="What it should do."
 async def list_tools(base: Base = None, as_json: Json = False) -> None:
     """Every tool there is."""
     async with opened(base) as session:
-        _print(await session.list_tools(), as_json)
+        await session.wait_for_tools()
+        _print(
+            await session.list_tools(), as_json, "No tools; put definitions into the base's folder tools/, one a file."
+        )
 
 
 @app.command("search")
@@ -29,7 +32,10 @@ async def list_tools(base: Base = None, as_json: Json = False) -> None:
 async def search(query: Query, limit: Limit = 10, base: Base = None, as_json: Json = False) -> None:
     """The tools that fit best, in these words or in others."""
     async with opened(base) as session:
-        _print(await session.search_tools(query, limit), as_json)
+        await session.wait_for_tools()
+        _print(
+            await session.search_tools(query, limit), as_json, f"No tool fits {query!r}; carrel tools list shows all."
+        )
 
 
 @app.command("call")
@@ -63,6 +69,7 @@ async def describe(
 ) -> None:
     """What a model is told of tools, workflows, artifacts and packages."""
     async with opened(base) as session:
+        await session.wait_for_tools()
         text = (await session.describe(task, limit)).rstrip() + "\n"
     if as_json:
         show.print_json({"text": text})
@@ -70,16 +77,16 @@ async def describe(
         write(sys.stdout, text)
 
 
-def _print(tools: list[dict[str, Any]], as_json: bool) -> None:
+def _print(tools: list[dict[str, Any]], as_json: bool, none: str) -> None:
     if as_json:
         show.print_json(tools)
     elif not tools:
-        show.say("No tools; put definitions into the base's folder tools/, one a file.")
+        show.say(none)
     else:
         columns = (
             show.Column("NAME", "cyan"),
             show.Column("DESCRIPTION", gives_way=True),
             show.Column("TAGS", "dim", may_go=True),
         )
-        rows = [(tool["name"], tool.get("description", ""), ", ".join(tool.get("tags", ()))) for tool in tools]
+        rows = [(tool["name"], tool.get("error") or tool["description"], ", ".join(tool["tags"])) for tool in tools]
         show.print_table(columns, rows)

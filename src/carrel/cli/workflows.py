@@ -23,7 +23,7 @@ Query = Annotated[str, typer.Argument(metavar="WORDS", help="What it should do."
 async def list_workflows(base: Base = None, as_json: Json = False) -> None:
     """Every workflow, with its parameters."""
     async with opened(base) as session:
-        _print(await session.list_workflows(), as_json)
+        _print(await session.list_workflows(), as_json, "No workflows; `carrel workflows add NAME FILE` keeps one.")
 
 
 @app.command("search")
@@ -31,7 +31,8 @@ async def list_workflows(base: Base = None, as_json: Json = False) -> None:
 async def search(query: Query, limit: Limit = 5, base: Base = None, as_json: Json = False) -> None:
     """The workflows that fit best, in these words or in others."""
     async with opened(base) as session:
-        _print(await session.search_workflows(query, limit), as_json)
+        none = f"No workflow fits {query!r}; carrel workflows list shows all."
+        _print(await session.search_workflows(query, limit), as_json, none)
 
 
 @app.command("show")
@@ -88,8 +89,13 @@ async def history(name: Name, base: Base = None, as_json: Json = False) -> None:
     if as_json:
         show.print_json(versions)
         return
-    columns = (show.Column("VERSION", justify="right"), show.Column("WHEN"), show.Column("DESCRIPTION", gives_way=True))
-    show.print_table(columns, [(v["version"], v["at"], v.get("description", "")) for v in versions])
+    columns = (
+        show.Column("VERSION", justify="right"),
+        show.Column("WHEN"),
+        show.Column("CHANGE"),
+        show.Column("DESCRIPTION", gives_way=True),
+    )
+    show.print_table(columns, [(v["version"], v["at"], v["change"], v["description"]) for v in versions])
 
 
 @app.command("run")
@@ -148,16 +154,16 @@ def _source(file: str) -> str:
         raise WrongUsage(f"{file} is no text in UTF-8") from None
 
 
-def _print(workflows: list[dict[str, Any]], as_json: bool) -> None:
+def _print(workflows: list[dict[str, Any]], as_json: bool, none: str) -> None:
     if as_json:
         show.print_json(workflows)
     elif not workflows:
-        show.say("No workflows; `carrel workflows add NAME FILE` keeps one.")
+        show.say(none)
     else:
         columns = (
             show.Column("NAME", "cyan"),
             show.Column("PARAMETERS"),
             show.Column("DESCRIPTION", gives_way=True),
         )
-        rows = [(w["name"], signature(w["parameters"]), w["description"]) for w in workflows]
+        rows = [(w["name"], signature(w["parameters"]), w.get("error") or w["description"]) for w in workflows]
         show.print_table(columns, rows)

@@ -27,9 +27,9 @@ async def described(
         fitting = await workflows.search(task, 50)
         names = {workflow["name"] for workflow in fitting}
         kept = [*fitting, *(workflow for workflow in kept if workflow["name"] not in names)]
-    calls = [_workflow_line(each) for each in kept]
+    calls = [workflow_line(each) for each in kept]
     flows = listed("workflows", calls, "workflows.search(query)", max(rest // 4, _LEAST))
-    saved = [_artifact_line(each) for each in await artifacts.list()]
+    saved = [artifact_line(each) for each in await artifacts.list()]
     data = listed("artifacts", saved, "artifacts.list()", max(rest // 10, _LEAST))
     packages = listed("deps", await deps.list(), "deps.list()", max(rest // 20, _LEAST))
     others = "".join([flows, data, packages])
@@ -54,7 +54,8 @@ def listed(title: str, lines: Sequence[str], more: str, limit: int) -> str:
     return "\n".join([f"\n## {title}", *shown]) + "\n"
 
 
-def _workflow_line(workflow: dict[str, Any]) -> str:
+def workflow_line(workflow: dict[str, Any]) -> str:
+    """How it is called, and what for."""
     call = f"workflows.{workflow['name']}({', '.join(_parameter(each) for each in workflow['parameters'])})"
     about = workflow["description"].partition("\n")[0]
     return f"{call}  # {about}" if about else call
@@ -67,6 +68,7 @@ def _parameter(parameter: dict[str, Any]) -> str:
     return text if parameter.get("required") else f"{text} = {parameter.get('default')!r}"
 
 
-def _artifact_line(artifact: dict[str, Any]) -> str:
+def artifact_line(artifact: dict[str, Any]) -> str:
+    """Its name, and what it is."""
     about = artifact["description"].partition("\n")[0]
     return f"{artifact['name']}: {about}" if about else str(artifact["name"])

@@ -5,7 +5,7 @@ import base64
 import contextlib
 import functools
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from importlib.metadata import version
 from typing import Annotated, Any
 
@@ -14,10 +14,12 @@ from mcp.server.mcpserver.exceptions import ToolError
 from mcp.types import CallToolResult, ContentBlock, ImageContent, TextContent, ToolAnnotations
 from pydantic import Field
 
-from carrel.errors import CarrelError, WorkflowNotFoundError
+from carrel.errors import CarrelError, DependencyError, WorkflowNotFoundError
 from carrel.execution.executor import ExecutionResult, Output
+from carrel.library.describing import artifact_line, workflow_line
 from carrel.session import Session
 from carrel.worker import values
+from carrel.worker.tool_calls import in_a_line, in_full
 
 _READS = ToolAnnotations(read_only_hint=True, open_world_hint=False)
 _TELL_EVERY = 0.5
@@ -78,21 +80,27 @@ class Front:
         text = "\n".join(said if result.success and said else [*said, ending])
         return _answer([TextContent(type="text", text=text)], data, is_error=not result.success)
 
-    async def list_tools(self) -> list[dict[str, Any]]:
-        """What code can call as tools.NAME(...)."""
-        return await self._session.list_tools()
+    async def list_tools(self) -> CallToolResult:
+        """What code can call as tools.NAME(...), a line each; search_tools tells more."""
+        tools = await self._session.list_tools()
+        # What a call takes is in its signature: whole, hundreds of them would be a book.
+        brief = [{name: value for name, value in tool.items() if name != "parameters"} for tool in tools]
+        return _listed(map(in_a_line, tools), brief, "(no tools)")
 
-    async def search_tools(self, query: Query, limit: Limit = 10) -> list[dict[str, Any]]:
-        """The tools that fit best."""
-        return await self._session.search_tools(query, limit)
+    async def search_tools(self, query: Query, limit: Limit = 10) -> CallToolResult:
+        """The tools that fit best, with what their parameters mean."""
+        tools = await self._session.search_tools(query, limit)
+        return _listed((f"{in_full(tool)}\n" for tool in tools), tools, "(no tool fits)")
 
-    async def list_workflows(self) -> list[dict[str, Any]]:
+    async def list_workflows(self) -> CallToolResult:
         """The saved workflows, with their parameters."""
-        return await self._session.list_workflows()
+        kept = await self._session.list_workflows()
+        return _listed(map(workflow_line, kept), kept, "(no workflows)")
 
-    async def search_workflows(self, query: Query, limit: Limit = 5) -> list[dict[str, Any]]:
+    async def search_workflows(self, query: Query, limit: Limit = 5) -> CallToolResult:
         """The saved workflows that fit best."""
-        return await self._session.search_workflows(query, limit)
+        kept = await self._session.search_workflows(query, limit)
+        return _listed(map(workflow_line, kept), kept, "(no workflow fits)")
 
     async def get_workflow(self, name: WorkflowName) -> dict[str, Any]:
         """One workflow, with its source."""
@@ -114,9 +122,10 @@ class Front:
         """Remove a workflow; its history stays."""
         return {"removed": await self._session.remove_workflow(name)}
 
-    async def list_artifacts(self) -> list[dict[str, Any]]:
+    async def list_artifacts(self) -> CallToolResult:
         """What was saved to keep."""
-        return await self._session.list_artifacts()
+        kept = await self._session.list_artifacts()
+        return _listed(map(artifact_line, kept), kept, "(no artifacts)")
 
     async def save_artifact(
         self,
@@ -152,7 +161,10 @@ class Front:
 
     async def add_dep(self, package: Package) -> dict[str, Any]:
         """Install a package for the session's Python; it can be imported at once."""
-        return await self._session.add_dep(package)
+        report = await self._session.add_dep(package)
+        if report["failed"]:
+            raise DependencyError(report["message"] or f"{package} could not be installed")
+        return report
 
     async def remove_dep(self, package: Package) -> dict[str, Any]:
         """Uninstall a package and take it off the list."""
@@ -267,6 +279,12 @@ def _pictures(bundle: Mapping[str, Any]) -> list[ContentBlock]:
         for kind, data in bundle.items()
         if kind.startswith("image/") and kind != "image/svg+xml" and isinstance(data, str)
     ]
+
+
+def _listed(lines: Iterable[str], data: list[dict[str, Any]], none: str) -> CallToolResult:
+    """A line each for the model, and the data for a program."""
+    text = _cut("\n".join(lines)) or none
+    return _answer([TextContent(type="text", text=text)], {"result": values.encode(data)})
 
 
 def _answer(content: list[ContentBlock], data: Any, *, is_error: bool = False) -> CallToolResult:

@@ -7,7 +7,7 @@ import os
 import select
 import threading
 from collections import deque
-from typing import Any
+from typing import Any, NoReturn
 
 from . import asking, values
 from .call_commands import CallCommand
@@ -332,6 +332,15 @@ class Remote:
 
     def call_async(self, *args: Any, **kwargs: Any) -> Any:
         return self._host.call_async(self._name, {"args": list(args), "kwargs": kwargs})
+
+    def __copy__(self) -> Remote:
+        return self
+
+    def __deepcopy__(self, memo: Any) -> Remote:
+        return self
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(f"{self._name} is on the host and cannot be pickled")
 
     def __repr__(self) -> str:
         return f"<{self._name}, on the host>"

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import importlib
+import sys
 from collections.abc import Iterable
 from typing import Any
 
 from .artifact_calls import Artifacts
 from .host import Host, Remote
+from .tool_calls import Tools
 from .workflow_calls import Workflows
 
 
@@ -41,7 +43,7 @@ class _Installing(Remote):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         try:
-            return super().__call__(*args, **kwargs)
+            return self._told(super().__call__(*args, **kwargs))
         finally:
             importlib.invalidate_caches()
 
@@ -50,9 +52,15 @@ class _Installing(Remote):
 
     async def _then(self, call: Any) -> Any:
         try:
-            return await call
+            return self._told(await call)
         finally:
             importlib.invalidate_caches()
 
+    def _told(self, report: Any) -> Any:
+        """The report; what failed is said besides, for the import that follows would say less."""
+        if isinstance(report, dict) and report.get("failed"):
+            print(f"{self._name}: {report.get('message') or report['failed']}", file=sys.stderr)
+        return report
 
-_KINDS: dict[str, type[Remote]] = {"artifacts": Artifacts, "deps": Deps}
+
+_KINDS: dict[str, type[Remote]] = {"artifacts": Artifacts, "deps": Deps, "tools": Tools}

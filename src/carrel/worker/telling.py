@@ -12,6 +12,9 @@ _LONGEST = 40_000
 _FOLDERS = (_HERE, *(sysconfig.get_paths()[kind] for kind in ("stdlib", "platstdlib", "purelib", "platlib")))
 _CELL = re.compile(r"(<cell \d+) of \d+>")
 """A cell's name where several sessions share a process; each calls it by its own number alone."""
+_AWAITED = re.compile(r"can't be (used in 'await' expression|awaited)|a coroutine or an awaitable is required")
+_ON_THE_HOST = re.compile(r"\b(tools|workflows|skills|artifacts|deps)\.")
+_PLAIN = "A plain call waits by itself and returns its value: leave out `await`, or write `await NAME.call_async(…)`."
 _LIBRARIES = ("<frozen ", *(path + os.sep for path in (*_FOLDERS, *map(os.path.realpath, _FOLDERS))))
 
 
@@ -22,6 +25,9 @@ def told(problem: BaseException, besides: tuple[str, ...] = ()) -> str:
         trace = TracebackException(type(problem), problem, problem.__traceback__, limit=-2000)
         _strip(trace, set(), (*_LIBRARIES, *besides))
         text = "".join(trace.format()).rstrip("\n")
+        if type(problem) is TypeError and _AWAITED.search(str(problem)) and trace.stack:
+            # Whoever comes from a place where every call is awaited does so here too.
+            text += f"\n{_PLAIN}" if _ON_THE_HOST.search(trace.stack[-1].line or "") else ""
     except Exception as worse:  # noqa: BLE001 - the exception's own __str__ may raise anything
         text = f"{type(problem).__name__} (and telling of it raised {type(worse).__name__})"
     if len(text) > _LONGEST:

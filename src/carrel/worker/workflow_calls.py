@@ -47,6 +47,14 @@ class Workflows(Remote):
             raise AttributeError(name)
         return Workflow(self._here, name)
 
+    def __dir__(self) -> list[str]:
+        """What `dir(workflows)` shows; the names as code writes them."""
+        try:
+            kept = self._host.call(f"{self._name}.list", {"args": [], "kwargs": {}})
+        except Exception:  # noqa: BLE001 - looking at an object raises nothing, whatever the host says
+            kept = []
+        return sorted({*_ASKED_OF_THE_HOST, "invoke", *(each["name"].replace("-", "_") for each in kept)})
+
     def __repr__(self) -> str:
         return f"<{self._name}: list(), search(query), get(name), create(name, source, description), NAME(…)>"
 
@@ -73,6 +81,14 @@ class Workflow:
 
     def call_async(self, *args: Any, **kwargs: Any) -> Coroutine[Any, Any, Any]:
         return self._here.call_async(self._workflow, args, kwargs)
+
+    def __deepcopy__(self, memo: Any) -> Workflow:
+        return self
+
+    @property
+    def __doc__(self) -> str:  # type: ignore[override]  # asked for when somebody looks, and not before
+        """What `help(workflows.NAME)` shows."""
+        return self._here.told(self._workflow)
 
     def __repr__(self) -> str:
         return f"<workflow {self._workflow}>"
@@ -112,6 +128,19 @@ class Here:
         self._builtins = builtins
         self._given = given
         self._compiled: dict[str, tuple[str, types.CodeType, list[str]]] = {}
+
+    def told(self, name: str) -> str:
+        """What is known of a workflow, for a person."""
+        try:
+            known = self._host.call(f"{self._name}.get", {"args": [name], "kwargs": {}})
+        except Exception:  # noqa: BLE001 - looking at an object raises nothing, whatever the host says
+            known = None
+        if not isinstance(known, dict):
+            return f"{self._name}.{name}: there is no such workflow"
+        given = ", ".join(str(each["name"]) for each in known["parameters"])
+        lines = [f"{self._name}.{name}({given})", str(known["description"])]
+        lines += [f"  {each['name']}: {each['description']}" for each in known["parameters"] if each["description"]]
+        return "\n".join(line for line in lines if line.strip())
 
     def call(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run it and wait for what it returns, also when it is `async def` and when a loop is running."""

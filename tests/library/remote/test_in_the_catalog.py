@@ -3,11 +3,13 @@
 import asyncio
 import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
 from carrel.errors import ToolCallError, ToolNotFoundError
 from carrel.library.tools.catalog import Tools
+from carrel.library.tools.last_seen import LastSeen
 from carrel.library.tools.mcp_servers import McpServer
 from carrel.library.tools.providers import tool_files
 from carrel.library.tools.secrets import Secrets
@@ -151,3 +153,60 @@ async def test_a_slow_server_is_there_when_it_has_started(unruly: Callable[..., 
     assert "odd.echo" in {one["name"] for one in await tools.list()}
     assert "still starting" not in await tools.describe()
     await tools.close()
+
+
+async def test_whoever_looks_again_does_not_wait_again(unruly: Callable[..., McpServer]) -> None:
+    tools = Tools([unruly("silent", startup_timeout=60)], patience=2)
+    await tools.list()
+    # Waiting each time would take twice as long as this, and longer.
+    async with asyncio.timeout(20):
+        for _ in range(7):
+            await tools.list()
+            await tools.search("echo")
+            await tools.describe("echo")
+    await tools.close()
+
+
+async def test_ready_waits_for_all_and_for_those_that_fail(unruly: Callable[..., McpServer]) -> None:
+    tools = Tools([unruly(), unruly("dies")], patience=0.01)
+    await tools.ready()
+    async with asyncio.timeout(20):
+        assert "odd.echo" in {one["name"] for one in await tools.list()}
+    await tools.close()
+
+
+async def test_what_a_server_had_before_is_shown_while_it_starts(tmp_path: Path) -> None:
+    store, secrets, slow = MemoryStore(), Secrets({"TOKEN_HERE": "mellon-mellon"}), tmp_path / "slow"
+    start = f"test -e {slow} && exec sleep 60; exec {sys.executable} {SERVERS / 'unruly.py'} telltale"
+    text = (
+        f"name: odd\ntype: mcp\ncommand: sh\nargs: [-c, '{start}']\nenv: {{TOKEN: '${{TOKEN_HERE}}'}}\n"
+        "startup_timeout: 55\n"
+    )
+    await store.put("tools/odd.yaml", text.encode())
+
+    def begun(patience: float) -> Tools:
+        files = [tool_files(store, secrets=secrets)]
+        return Tools(files=files, secrets=secrets, last_seen=LastSeen(store, secrets), patience=patience)
+
+    first = begun(60)
+    listed = await first.list()
+    await first.close()
+    assert b"mellon" not in (await store.get("library/tools/servers/odd.json") or b"mellon")
+
+    slow.touch()
+    second = begun(0.01)
+    assert await second.list() == listed
+    assert "odd.tell" in {one["name"] for one in await second.search("tell a tale")}
+    page = await second.describe()
+    assert "def tell(" in page
+    assert "# odd is still starting; these are the tools it had before" in page
+    await second.close()
+
+    # Another definition may have other tools, and what is not ours to read is not taken.
+    await store.put("tools/odd.yaml", f"{text}tags: [new]\n".encode())
+    for kept in (None, b"[]", b'["x", [{"name": 5}]]', b"\xff"):
+        if kept is not None:
+            await store.put("library/tools/servers/odd.json", kept)
+        third = begun(0.01)
+        assert "still starting" in (await third.list())[0]["error"]
+        await third.close()

@@ -65,6 +65,17 @@ def test_no_value_is_taken_for_an_option() -> None:
     assert words(dashed, {}) == ["curl"]
 
 
+def test_the_definition_itself_may_put_an_option_among_the_words() -> None:
+    git = (
+        "name: git\ncommand: git\nschema: {positional: [{name: verb}, {name: args, type: array}]}\n"
+        "recipes:\n  last: {preset: {verb: log, args: [-n1]}, params: {}}\n"
+        "  log: {preset: {verb: log}, params: {args: {}}}\n"
+    )
+    assert words(git, {}, "last") == ["git", "log", "-n1"]
+    with pytest.raises(ToolCallError, match="args is '-n1' and would be taken for an option"):
+        words(git, {"args": ["-n1"]}, "log")
+
+
 def test_an_option_may_be_written_as_the_program_wants_it() -> None:
     find = "name: find\ncommand: find\nschema: {options: {name: {flag: -name}, depth: {flag: -maxdepth, type: int}}}\n"
     assert words(find, {"name": "*.py", "depth": 2}) == ["find", "-name", "*.py", "-maxdepth", "2"]

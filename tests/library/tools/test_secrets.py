@@ -89,15 +89,22 @@ def test_a_number_in_data_that_is_a_secret_is_hidden() -> None:
 
 
 def test_a_short_value_is_hidden_as_a_word_of_its_own() -> None:
-    secrets = Secrets({"V": "v1.2", "KEY": "hunter2", "ODD": "#a1!"})
-    secrets.fill("${V}${KEY}${ODD}")
-    for apart in ("v1.20", "xhunter2", "hunter23"):
+    secrets = Secrets({"V": "v1.2.3", "KEY": "hunt2", "ODD": "#a1!", "ZONE": "us-east", "HEX": "c0ffee"})
+    secrets.fill("${V}${KEY}${ODD}${ZONE}${HEX}")
+    for apart in ("v1.2.30", "xhunt2", "hunt23", "us-eastern", "0c0ffee0"):
         assert secrets.hide(apart) == apart
         assert secrets.hide_bytes(apart.encode()) == apart.encode()
     for text in ("%s", "=%s.", "_%s_", "/%s/", "\\n%s\\n", "%%2f%s", "\\u001b%s", "\\x00%s", "\x1b[1;31m%s\x1b[0m"):
-        assert secrets.hide(text % "hunter2") == text % "${KEY}"
-        assert secrets.hide_bytes((text % "hunter2").encode()) == (text % "${KEY}").encode()
+        assert secrets.hide(text % "hunt2") == text % "${KEY}"
+        assert secrets.hide_bytes((text % "hunt2").encode()) == (text % "${KEY}").encode()
     assert secrets.hide("x#a1!x") == "x${ODD}x"
+
+
+def test_one_that_no_word_has_in_it_by_chance_is_hidden_anywhere() -> None:
+    secrets = Secrets({"KEY": "hunter2", "ODD": "pa$$wd"})
+    secrets.fill("${KEY}${ODD}")
+    assert secrets.hide("passwordhunter2x and xpa$$wdx") == "password${KEY}x and x${ODD}x"
+    assert secrets.hide_bytes(b"hunter23") == b"${KEY}3"
 
 
 def test_a_short_value_is_hidden_in_all_encodings() -> None:
@@ -109,13 +116,15 @@ def test_a_short_value_is_hidden_in_all_encodings() -> None:
 
 @given(
     st.lists(
-        st.sampled_from(["hunter2", "hun", "ter2", "hunterhunter2", "h", "x\n", "\\n", "%2F", "abcabcab", "cdef"])
+        st.sampled_from(
+            ["hunter2", "hunt2", "hun", "ter2", "hunterhunter2", "h", "x\n", "\\n", "%2F", "abcabcab", "cdef"]
+        )
     ),
     st.integers(1, 5),
 )
 def test_a_stream_is_cleared_also_where_a_value_is_cut(parts: list[str], size: int) -> None:
-    secrets = Secrets({"KEY": "hunter2", "LONG": "abcabcab", "LONGER": "abcabcabcdef"})
-    secrets.fill("${KEY}${LONG}${LONGER}")
+    secrets = Secrets({"KEY": "hunter2", "SHORT": "hunt2", "LONG": "abcabcab", "LONGER": "abcabcabcdef"})
+    secrets.fill("${KEY}${SHORT}${LONG}${LONGER}")
     text = "".join(parts)
     said: list[str] = []
     stream = secrets.hiding(said.append)

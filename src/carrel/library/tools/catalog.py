@@ -4,7 +4,6 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
-from dataclasses import replace
 from itertools import chain
 from typing import Any
 
@@ -13,6 +12,7 @@ from carrel.library.search import Entry, Index
 from carrel.library.tools.approval import Approval, Approver
 from carrel.library.tools.arguments import bound
 from carrel.library.tools.aside import in_a_thread
+from carrel.library.tools.last_seen import LastSeen, cleared
 from carrel.library.tools.names import near, python_name
 from carrel.library.tools.seam import Stream, Tool, ToolProvider
 from carrel.library.tools.secrets import Secrets
@@ -44,11 +44,13 @@ class Tools:
         approve: Approver | None = None,
         index: Index | None = None,
         secrets: Secrets | None = None,
+        last_seen: LastSeen | None = None,
         patience: float = PATIENCE,
     ) -> None:
         """`files`: definitions that are looked at again with each question, the more important last. `secrets`: the
         one that the providers fill in from, so that what they say can be cleared of it. `patience`: seconds that
-        whoever only looks around waits for a provider that is starting."""
+        whoever only looks around waits for a provider that is starting; after that, `last_seen` may know what it had
+        before."""
         self._files = files
         self._looking = asyncio.Lock()
         self._sources: dict[str, list[Source]] = {}
@@ -57,6 +59,7 @@ class Tools:
         self._index = index if index is not None else Index(None, "search/tools")
         self._known: dict[str, _Known] = {}
         self._secrets = secrets if secrets is not None else Secrets()
+        self._last_seen = last_seen
         self._patience = patience
         self._twice: set[str] = set()
         self._slots = asyncio.Semaphore(AT_ONCE)
@@ -67,7 +70,7 @@ class Tools:
         """Its tools are there from now on; where two have one of the same name, the later is called.
 
         The log says so when they are looked at."""
-        self._place(Source(provider, len(self._files)))
+        self._place(Source(provider, len(self._files), self._last_seen))
 
     def _place(self, source: Source) -> None:
         sources = self._sources.setdefault(source.provider.name, [])
@@ -83,7 +86,7 @@ class Tools:
                     if change.old is not None:
                         self._drop(change.old)
                     if change.new is not None:
-                        self._place(Source(change.new, rank))
+                        self._place(Source(change.new, rank, self._last_seen))
 
     def _drop(self, provider: ToolProvider) -> None:
         word = provider.name
@@ -126,6 +129,11 @@ class Tools:
 
     # --- looking around ---------------------------------------------------------------------------------------------
 
+    async def ready(self) -> None:
+        """Every provider has said what it has, or why it cannot."""
+        await self.look()
+        await self._seen(self._sources, None)
+
     async def list(self, under: str = "") -> Found:
         """Every tool as a dict with name, description, tags, parameters and signature, by name.
 
@@ -153,7 +161,9 @@ class Tools:
     async def search(self, query: str, limit: int = 10) -> Found:
         """The tools that answer best, the best first, as in `list`, each with its score."""
         await self.look()
-        found = await self._seen(self._sources, self._patience)
+        return await self._best(await self._seen(self._sources, self._patience), query, limit)
+
+    async def _best(self, found: Mapping[str, Tool], query: str, limit: int) -> Found:
         self._index.update([known.entry async for known in self._all(found)])
         hits = await self._index.search(query, limit)
         return [{**self._of(found[hit.key]).told(), "score": hit.score} for hit in hits if hit.key in found]
@@ -162,9 +172,9 @@ class Tools:
         """Typed Python stubs with their docs in at most `limit` characters, what fits the task first and whole."""
         await self.look()
         found = await self._seen(self._sources, self._patience)
-        starting = [f"# {one.trouble}\n" for some in self._sources.values() for one in some if one.is_starting]
-        told = "".join(starting)[: limit // 4]
-        ranked = [one["name"] for one in await self.search(task, 30)] if task else ()
+        sources = chain.from_iterable(self._sources.values())
+        told = "".join(f"# {one.state}\n" for one in sources if one.is_starting)[: limit // 4]
+        ranked = [one["name"] for one in await self._best(found, task, 30)] if task else ()
         tools = [known.clear async for known in self._all(found)]
         # Many and long ones take a while, in which others go on.
         stubs = await in_a_thread(lambda: describe(tools, limit - len(told), ranked, docs))
@@ -271,6 +281,8 @@ class Tools:
         return await self.call(called, given, stream if wanted else None, args=args)
 
     async def _found(self, name: str) -> tuple[Source, Tool]:
+        if not isinstance(name, str):
+            raise TypeError(f"a tool is called by its name, a text such as 'curl.get', not {type(name).__name__}")
         if len(name) > _LONGEST_NAME:
             raise ToolNotFoundError(f"there is no tool {name[:40]}…: a name of {len(name):,} characters")
         called = ".".join(map(python_name, name.split(".")))
@@ -318,12 +330,7 @@ class _Known:
     def __init__(self, tool: Tool, secrets: Secrets) -> None:
         self.tool = tool
         self.secrets = secrets.known
-        clear = self.clear = replace(
-            tool,
-            description=secrets.hide(tool.description),
-            parameters=secrets.hide_in(tool.parameters),
-            returns=secrets.hide_in(tool.returns),
-        )
+        clear = self.clear = cleared(tool, secrets)
         self._parameters = secrets.hide_in(parameters_of(clear))
         spoken = " ".join(f"{one['name']} {one['description']}" for one in self._parameters)
         self.entry = Entry(tool.name, tool.name, clear.description, spoken, " ".join(tool.tags))

@@ -187,7 +187,9 @@ def words_for(
     for part in definition.options.positional:
         value = said.get(python_name(part.name))
         values = [] if value is None else list(value) if isinstance(value, list | tuple) else [value]
-        rest += [_word(tool, part.name, item, free=definition.double_dash) for item in values]
+        # Whoever wrote the definition may have put an option there; whoever calls may not.
+        free = definition.double_dash or python_name(part.name) not in arguments
+        rest += [_word(tool, part.name, item, free=free) for item in values]
     words += ["--", *rest] if definition.double_dash and rest else rest
     return words, None if stdin is None else _text(stdin).encode("utf-8", "surrogateescape")
 

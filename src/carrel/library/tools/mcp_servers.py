@@ -5,6 +5,7 @@ import logging
 import time
 from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import dataclass
+from hashlib import sha256
 from typing import TYPE_CHECKING, Any
 
 from carrel.errors import ToolCallError, ToolTimeoutError
@@ -46,6 +47,7 @@ class McpServer:
     def __init__(self, definition: McpDefinition, secrets: Secrets, *, patience: float = 5.0) -> None:
         """`patience`: seconds in which a server that left a call unanswered has to answer something else."""
         self.name = definition.name
+        self.fingerprint = sha256(definition.model_dump_json().encode()).hexdigest()[:16]
         self._definition = definition
         self._secrets = secrets
         self._patience = patience

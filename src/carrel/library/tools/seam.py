@@ -58,3 +58,11 @@ class ToolProvider(Protocol):
 
     async def close(self) -> None:
         """End everything it started; twice is harmless."""
+
+
+@runtime_checkable
+class SlowToStart(Protocol):
+    """A provider that takes a while to say what it has: what it said is kept for whoever looks before it does again."""
+
+    fingerprint: str
+    """Another one when it may have other tools."""

@@ -11,10 +11,13 @@ SHORTEST = 4
 
 LONG = 8
 """A value of so many characters is no part of another word by chance."""
+MIXED = 6
+"""Nor is one of so many that has letters, and digits or signs among them: `hunter2`."""
 
 _SHORTEST_CORE = 5
 """Fewer letters of base64 are found in any picture."""
 _ESCAPED = re.compile("%[0-9A-F]{2}")
+_HEX = re.compile("[0-9A-Fa-f]+")
 _NUMBER = re.compile(r"[+-]?[0-9]*[.,]?[0-9]+")
 _WORD_BEFORE = (
     r"(?:(?<![A-Za-z0-9])|(?<=\\[abfnrtv])|(?<=\\x[0-9A-Fa-f]{2})|(?<=\\u[0-9A-Fa-f]{4})"
@@ -36,7 +39,15 @@ def is_secret(value: str) -> bool:
 
 def stands_alone(value: str, form: str) -> bool:
     """Whether this form of it is hidden only as a word of its own: a short one is a part of others by chance."""
-    return len(value.strip()) < LONG and form in (value, value.strip())
+    bare = value.strip()
+    return len(bare) < LONG and form in (value, bare) and not _is_mixed(bare)
+
+
+def _is_mixed(bare: str) -> bool:
+    """Whether no other word has it in it by chance: no version (`v1.2.3`), no name (`us-east`), no hex number."""
+    letters = sum(map(str.isalpha, bare))
+    signs = [letter for letter in bare if not letter.isalpha() and letter not in "-_./: "]
+    return len(bare) >= MIXED and letters >= 2 and bool(signs) and not _HEX.fullmatch(bare)
 
 
 def expression_of(form: str, *, alone: bool) -> str:

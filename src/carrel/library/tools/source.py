@@ -9,7 +9,8 @@ from typing import Any
 from carrel.errors import CarrelError, ToolCallError
 from carrel.library.tools.arguments import Checker
 from carrel.library.tools.aside import in_a_thread
-from carrel.library.tools.seam import Tool, ToolProvider
+from carrel.library.tools.last_seen import LastSeen
+from carrel.library.tools.seam import SlowToStart, Tool, ToolProvider
 
 STARTING = 60.0
 """Seconds a provider may take to say what it has; its own limits are shorter."""
@@ -24,14 +25,19 @@ PATIENCE = 2.0
 class Source:
     """Asks its provider when it must; a provider that fails costs its own tools only."""
 
-    def __init__(self, provider: ToolProvider, rank: int = 0) -> None:
-        """`rank`: of two that have a tool of the same name, the higher is called."""
+    def __init__(self, provider: ToolProvider, rank: int = 0, last_seen: LastSeen | None = None) -> None:
+        """`rank`: of two that have a tool of the same name, the higher is called. `last_seen` remembers what those had
+        that are slow to start."""
         self.provider = provider
         self.rank = rank
+        self._last_seen = last_seen if isinstance(provider, SlowToStart) else None
         self.problem: ToolCallError | None = None
         self._failed_at = -AGAIN
         self._failed_slowly = False
         self._looking: asyncio.Task[None] | None = None
+        self._looked_at = 0.0
+        self._remembered: dict[str, Tool] | None = None
+        """What it had the last time; None until somebody wants to know."""
         self._given: Sequence[Tool] | None = None
         self._tools: dict[str, Tool] = {}
         self._checkers: dict[str, Checker] = {}
@@ -93,18 +99,34 @@ class Source:
         if given is not self._given:
             self._given, self._checkers = given, {}
             self._tools = {tool.name: tool for tool in given}
+            if self._last_seen is not None and isinstance(self.provider, SlowToStart):
+                await self._last_seen.keep(self.provider.name, self.provider.fingerprint, given)
         return self._tools
 
     async def seen(self, patience: float | None = PATIENCE) -> Mapping[str, Tool]:
         """The same for somebody who looks around: none when it fails, and `problem` says why.
 
-        One that takes longer than `patience` goes on starting: what it had before is shown, `is_starting` is true."""
+        One that takes longer than `patience`, counted from the first who looked, goes on starting: what it had before
+        is shown, and `is_starting` is true."""
         if self.problem is not None and time.monotonic() < self._failed_at + AGAIN:
             return {}
         if self._looking is None or self._looking.done():
             self._looking = asyncio.create_task(self._look(), name=f"look at {self.provider.name}")
+            self._looked_at = time.monotonic()
+        if patience is not None:
+            patience = max(0.0, self._looked_at + patience - time.monotonic())
         await asyncio.wait([self._looking], timeout=patience)
-        return {} if self.problem is not None else self._tools
+        if self.problem is not None:
+            return {}
+        return await self._from_last_time() if self.is_starting and self._given is None else self._tools
+
+    async def _from_last_time(self) -> Mapping[str, Tool]:
+        if self._remembered is None:
+            tools = []
+            if self._last_seen is not None and isinstance(self.provider, SlowToStart):
+                tools = await self._last_seen.recall(self.provider.name, self.provider.fingerprint)
+            self._remembered = {tool.name: tool for tool in tools}
+        return self._remembered
 
     async def _look(self) -> None:
         # Its failure is kept as `problem`.
@@ -119,10 +141,17 @@ class Source:
     @property
     def trouble(self) -> str:
         """Why its tools are not shown, "" when they are."""
-        if self.is_starting:
-            name = self.provider.name
-            return f"{name} is still starting; tools.{name}.list() waits until it has said what it has"
+        if self.is_starting and not (self._tools or self._remembered):
+            return self.state
         return str(self.problem) if self.problem is not None else ""
+
+    @property
+    def state(self) -> str:
+        """How far it is, of one that is starting."""
+        name = self.provider.name
+        if self._tools or self._remembered:
+            return f"{name} is still starting; these are the tools it had before"
+        return f"{name} is still starting; tools.{name}.list() waits until it has said what it has"
 
     async def checked(self, tool: Tool, arguments: Mapping[str, Any]) -> dict[str, Any]:
         """The arguments as the tool takes them, or the `ToolCallError` that names what is wrong with them."""

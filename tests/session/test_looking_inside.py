@@ -1,0 +1,79 @@
+"""What code learns of the four names by looking at them, and what it is told when it uses them as elsewhere."""
+
+from pathlib import Path
+
+import pytest
+
+from carrel import Session
+
+from .conftest import Open
+
+AWAIT = "A plain call waits by itself and returns its value: leave out `await`, or write `await NAME.call_async(…)`."
+
+
+async def test_dir_shows_what_there_is(session: Session) -> None:
+    assert (await session.run("dir(tools)")).value == ["describe", "echo", "list", "search"]
+    assert (await session.run("dir(tools.echo)")).value == ["call_async", "call_sync", "list", "say"]
+    assert (await session.run("dir(tools.nothing)")).value == ["call_async", "call_sync", "list"]
+    assert {"double", "create", "invoke"} <= set((await session.run("dir(skills)")).value)
+
+
+async def test_help_and_docs_say_what_a_call_takes(session: Session) -> None:
+    said = (await session.run("help(tools.echo.say)")).stdout
+    assert "tools.echo.say(words: str) -> str" in said
+    assert "words: What to say" in said
+    assert (await session.run("tools.echo.__doc__")).value.splitlines() == [
+        "tools.echo(words: str) -> str",
+        "Say words back",
+        "  words: What to say",
+        "tools.echo.say(words: str) -> str  # Say it",
+    ]
+    assert (await session.run("tools.nothing.at_all.__doc__")).value == "tools.nothing.at_all, on the host"
+    said = (await session.run("help(workflows.double)")).stdout
+    assert "workflows.double(number, times)" in said
+    assert "times: How often." in said
+    assert (await session.run("workflows.nothing.__doc__")).value == "workflows.nothing: there is no such workflow"
+
+
+async def test_the_names_can_be_copied_with_what_holds_them(session: Session) -> None:
+    code = (
+        "import copy\nheld = copy.deepcopy({'a': [tools, artifacts], 'b': [tools.echo.say], 'c': workflows.double})\n"
+    )
+    assert (await session.run(code + "held['b'][0](words='hi'), held['c'](4), copy.copy(tools).echo('x')")).value == (
+        "hi\n",
+        8,
+        "x\n",
+    )
+    result = await session.run("import pickle\npickle.dumps(tools.echo)")
+    assert (result.error or "").endswith("TypeError: tools.echo is on the host and cannot be pickled")
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "await tools.echo.say(words='hi')",
+        "await workflows.double(4)",
+        "import asyncio\nawait asyncio.gather(tools.echo.say(words='hi'))",
+        "async def go():\n    return await tools.echo.say(words='hi')\nawait go()",
+    ],
+)
+async def test_whoever_awaits_a_plain_call_is_told_how(session: Session, code: str) -> None:
+    result = await session.run(code)
+    assert result.error_type == "TypeError"
+    assert (result.error or "").endswith(f"\n{AWAIT}")
+
+
+async def test_whoever_awaits_something_else_is_told_nothing_of_it(session: Session) -> None:
+    assert AWAIT not in ((await session.run("await 5")).error or AWAIT)
+
+
+async def test_what_could_not_be_installed_is_said_though_nobody_looks_at_the_report(
+    open_session: Open, wheelhouse: Path
+) -> None:
+    session = await open_session(wheelhouse=wheelhouse)
+    result = await session.run("report = deps.add('carrel-not-there')\nimport carrel_not_there")
+    assert result.error_type == "ModuleNotFoundError"
+    assert "deps.add: carrel-not-there could not be installed" in result.stderr
+    result = await session.run("report = await deps.add.call_async('carrel-not-there')")
+    assert "deps.add: carrel-not-there could not be installed" in result.stderr
+    assert (await session.run("deps.add('carrel-greeting')")).stderr == ""
