@@ -35,6 +35,16 @@ def as_tools(server: str, definitions: list[dict[str, Any]]) -> list[Tool]:
     ]
 
 
+def as_json(definitions: list[dict[str, Any]], indent: int | None = None) -> str:
+    """As a model sees it: a Chinese word is itself, and not six characters for each of its own."""
+    return json.dumps(definitions, ensure_ascii=False, indent=indent)
+
+
+def as_asked(definitions: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """What a request to a model has room for: no schema of results, no annotations."""
+    return [{key: one[key] for key in ("name", "description", "inputSchema") if key in one} for one in definitions]
+
+
 class Counted:
     """Tokens of a text, by the tokenizer that lies inside wordllama (Llama 2's)."""
 
@@ -50,13 +60,30 @@ class Counted:
         return len(self._tokenizer.encode(text).ids)
 
 
+def rows() -> list[str]:
+    """The table of data/mcp_tools/README.md, without the stars: a server to a line."""
+    count = Counted()
+    lines = []
+    for path in sorted(DATA.glob("*.json")):
+        said = json.loads(path.read_text(encoding="utf-8"))
+        tools = as_tools(path.stem, said["tools"])
+        plain, asked = count(as_json(said["tools"])), count(as_json(as_asked(said["tools"])))
+        every, line = (count(group_stub(path.stem, [(tool, docs) for tool in tools])) for docs in ("all", "line"))
+        cells = [path.stem, said["package"], said["from"], said["version"], said["license"] or "none named"]
+        cells += [f"{number:,}" for number in (len(tools), plain, asked)]
+        cells += [f"{100 * part / plain:.0f} %" for part in (every, line)]
+        lines.append(f"| {' | '.join(cells)} |")
+    return lines
+
+
 async def measure(scale: Scale) -> list[Line]:
     count = Counted()
     given = servers()
     tools = {server: as_tools(server, definitions) for server, definitions in given.items()}
     everything = [tool for some in tools.values() for tool in some]
-    plain = sum(count(json.dumps(definitions)) for definitions in given.values())
-    indented = sum(count(json.dumps(definitions, indent=2)) for definitions in given.values())
+    plain = sum(count(as_json(definitions)) for definitions in given.values())
+    asked = sum(count(as_json(as_asked(definitions))) for definitions in given.values())
+    indented = sum(count(as_json(definitions, indent=2)) for definitions in given.values())
     said = {server: [" ".join(text.split()) for text in _prose(definitions)] for server, definitions in given.items()}
     prose = sum(count(text) for texts in said.values() for text in texts)
     once = sum(count(text) for texts in said.values() for text in set(texts))
@@ -66,14 +93,17 @@ async def measure(scale: Scale) -> list[Line]:
         return sum(count(group_stub(server, [(tool, docs) for tool in some])) for server, some in tools.items())
 
     how = (
-        f"{len(everything)} tools of {len(given)} servers; as json.dumps writes them {plain:,} tokens, of which the "
+        f"{len(everything)} tools of {len(given)} servers; as JSON {plain:,} tokens, of which the "
         f"prose is {100 * prose / plain:.1f} %, each text once {100 * once / plain:.1f} %; stubs without any "
         f"{100 * bare / plain:.1f} %; indented {indented:,} tokens"
     )
     lines: list[Line] = []
     for what, docs, limit in (("all prose", "all", 30.0), ("one-line docs", "line", 16.0)):
         took = stubs(docs)  # type: ignore[arg-type]
-        note = f"{took:,} tokens, {100 * took / indented:.1f} % of the indented; {how}"
+        note = (
+            f"{took:,} tokens, {100 * took / asked:.1f} % of name, description and inputSchema alone, "
+            f"{100 * took / indented:.1f} % of the indented; {how}"
+        )
         lines.append(no_more_than(f"stubs with {what}, of the JSON's tokens", 100 * took / plain, limit, "%", how=note))
     samples = []
     for _ in range(3 if scale.quick else 15):
@@ -107,3 +137,7 @@ def _prose(node: Any) -> list[str]:
     return own + [
         text for key, item in node.items() if key not in ("description", "outputSchema") for text in _prose(item)
     ]
+
+
+if __name__ == "__main__":
+    print("\n".join(rows()))
