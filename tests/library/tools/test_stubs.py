@@ -3,6 +3,7 @@
 import ast
 import json
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,7 @@ def public(path: Path) -> list[Tool]:
 
 
 EVERYTHING = [tool for path in PUBLIC for tool in public(path)]
+SOME = EVERYTHING[::5]
 
 
 @pytest.mark.parametrize(
@@ -42,6 +44,7 @@ EVERYTHING = [tool for path in PUBLIC for tool in public(path)]
         ({"anyOf": [{"type": "null"}, {"type": "array", "items": {"type": "number"}}]}, "list[float] | None"),
         ({"enum": ["a", 1, None]}, "Literal['a', 1, None]"),
         ({"const": "x"}, "Literal['x']"),
+        ({"oneOf": [{"const": "x"}, {"type": "null"}, {"const": "y"}]}, "Literal['x', 'y'] | None"),
         ({"type": "array"}, "list"),
         ({"type": "object"}, "dict"),
         ({"type": "object", "additionalProperties": {"type": "integer"}}, "dict[str, int]"),
@@ -243,13 +246,7 @@ SIGNATURE_SAYS = re.compile(
 )
 
 
-LOST = {
-    name: pytest.mark.xfail(strict=True, reason="what is said of the values of an open object is not in the stubs")
-    for name in ("azure_devops", "mongodb", "obsidian")
-}
-
-
-@pytest.mark.parametrize("path", [pytest.param(one, marks=LOST.get(one.stem, ()), id=one.stem) for one in PUBLIC])
+@pytest.mark.parametrize("path", PUBLIC, ids=lambda path: path.stem)
 def test_all_prose_of_public_servers_is_in_their_stubs(path: Path) -> None:
     tools = public(path)
     written = read(group_stub(path.stem, [(tool, "all") for tool in tools]))
@@ -259,6 +256,29 @@ def test_all_prose_of_public_servers_is_in_their_stubs(path: Path) -> None:
                 if closed(sentence) not in written:
                     left = [closed(part) for part in SIGNATURE_SAYS.sub("\n", sentence.strip()).split("\n")]
                     assert all(part in written for part in left), sentence
+
+
+def named_within(schema: Any) -> Iterator[str]:
+    """The names of all that lies in a parameter."""
+    if not isinstance(schema, dict):
+        return
+    for name, inner in (schema.get("properties") or {}).items():
+        yield name
+        yield from named_within(inner)
+    for word in ("items", "additionalProperties"):
+        yield from named_within(schema.get(word))
+    for word in ("anyOf", "oneOf", "allOf"):
+        for choice in schema.get(word) or ():
+            yield from named_within(choice)
+
+
+@pytest.mark.parametrize("path", PUBLIC, ids=lambda path: path.stem)
+def test_all_that_lies_in_a_parameter_is_named(path: Path) -> None:
+    """A type that is too long is `dict` in the signature; then what lies in it is told below."""
+    for tool in public(path):
+        written = stub(tool, "f")
+        for inner in tool.parameters["properties"].values():
+            assert [name for name in named_within(inner) if name not in written] == []
 
 
 def test_stubs_cost_a_fraction_of_the_json() -> None:
@@ -271,13 +291,13 @@ def test_stubs_cost_a_fraction_of_the_json() -> None:
         docs: sum(len(group_stub(path.stem, [(tool, docs) for tool in public(path)])) for path in PUBLIC)
         for docs in ("all", "line")
     }
-    assert costs["all"] < 0.44 * said
+    assert costs["all"] < 0.45 * said
     assert costs["line"] < 0.12 * said
 
 
-@given(st.integers(0, 30_000), st.lists(st.sampled_from([tool.name for tool in EVERYTHING]), max_size=5, unique=True))
+@given(st.integers(0, 30_000), st.lists(st.sampled_from([tool.name for tool in SOME]), max_size=5, unique=True))
 def test_a_page_keeps_its_length_and_is_python(limit: int, ranked: list[str]) -> None:
-    page = describe(EVERYTHING, limit, ranked)
+    page = describe(SOME, limit, ranked)
     assert len(page) <= limit
     if len(page) > 200:
         ast.parse(page)

@@ -100,3 +100,45 @@ def test_all_types_that_an_argument_may_have_are_in_the_signature() -> None:
     for said, left in (("str, int", "What."), ("int, str, optional", "What."), ("str", "(str) What.")):
         one = Tool(name="set", description=f"Set.\nArgs:\n    value ({said}): What.", parameters=schema)
         assert told(one).parameters == {"value": left}
+
+
+def objects(depth: int) -> dict[str, Any]:
+    inner = objects(depth - 1) if depth else {"type": "integer", "description": "How many"}
+    names = {f"a_name_that_takes_its_room_{depth}_{number}": {"type": "string"} for number in range(4)}
+    return {"type": "object", "properties": {**names, "within": inner}, "required": ["within"]}
+
+
+def test_what_a_type_has_no_room_for_is_told_below_with_its_own_type() -> None:
+    written = told(Tool(name="t", parameters={"properties": {"deep": objects(3)}})).below
+    assert written["deep", "within", "within"].startswith(": dict")
+    assert written["deep", "within", "within", "a_name_that_takes_its_room_1_0"] == "?: str"
+    assert written["deep", "within", "within", "within", "within"] == ": int # How many"
+
+
+def test_what_is_said_of_any_name_in_an_open_object() -> None:
+    tags = {
+        "type": "object",
+        "propertyNames": {"description": "A tag"},
+        "additionalProperties": {"description": "Its colour"},
+    }
+    assert told(Tool(name="t", parameters={"properties": {"tags": tags}})).below == {
+        ("tags", "*"): ": A tag; Its colour"
+    }
+
+
+def test_choices_that_are_too_many_for_a_type() -> None:
+    some = {"enum": [f"k{number}" for number in range(30)], "description": "A key"}
+    many = {"enum": [f"k{number}" for number in range(3000)]}
+    said = told(Tool(name="t", parameters={"properties": {"some": some, "many": many}})).parameters
+    assert said["some"].startswith('A key; One of "k0", "k1", ')
+    assert said["some"].endswith('"k29"')
+    assert said["many"].startswith('One of 3000: "k0", ')
+    assert said["many"].endswith(", …")
+
+
+def test_what_is_said_of_all_parameters_together() -> None:
+    parameters = {"properties": {"a": {"type": "string"}}, "description": "Either a or nothing."}
+    assert told(Tool(name="t", description="Does it.", parameters=parameters)).about == (
+        "Does it.",
+        "Either a or nothing.",
+    )

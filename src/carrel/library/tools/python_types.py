@@ -1,10 +1,11 @@
 """Pure: a JSON Schema in, the Python type that says the same out."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 _PLAIN = {"string": "str", "integer": "int", "number": "float", "boolean": "bool", "null": "None"}
-_MOST_CHOICES = 20
+MOST_CHOICES = 20
+"""So many values are a `Literal`; where there are more, the type is that of the values."""
 _DEEPEST = 6
 _MOST_REFERENCES = 30
 ANY = "Any"
@@ -26,6 +27,13 @@ def python_type(schema: Any, whole: Mapping[str, Any] | None = None, room: int =
     """The type as a person would write it, in at most about `room` characters: what lies deep is told as `dict`.
 
     `whole`: the schema in which a `$ref` is looked up; `work`: what several types may cost together."""
+    return type_and_depth(schema, whole, room, work)[0]
+
+
+def type_and_depth(
+    schema: Any, whole: Mapping[str, Any] | None = None, room: int = 240, work: Work | None = None
+) -> tuple[str, int]:
+    """The same, and how many objects deep it tells the names of what lies in them."""
     work = work or Work()
     for depth in range(_DEEPEST, -1, -1):
         # Hardly a part takes fewer than two characters.
@@ -34,7 +42,7 @@ def python_type(schema: Any, whole: Mapping[str, Any] | None = None, room: int =
         written = _type(schema, whole or {}, depth, (), part)
         work.left -= before - max(part.left, 0)
         if not depth or (len(written) <= room and part.left >= 0):
-            return written if len(written) <= 4 * room else ANY
+            return (written, depth) if len(written) <= 4 * room else (ANY, 0)
     raise AssertionError("the last depth always returns")
 
 
@@ -45,14 +53,14 @@ def _type(schema: Any, whole: Mapping[str, Any], depth: int, seen: tuple[str, ..
     if "const" in schema:
         return _literal([schema["const"]])
     choices = schema.get("enum")
-    if isinstance(choices, list) and 0 < len(choices) <= _MOST_CHOICES:
+    if isinstance(choices, list) and 0 < len(choices) <= MOST_CHOICES:
         return _literal(choices)
     for word in ("anyOf", "oneOf"):
         if isinstance(schema.get(word), list) and schema[word]:
-            return _union(_type(choice, whole, depth, seen, work) for choice in schema[word])
+            return union(_type(choice, whole, depth, seen, work) for choice in schema[word])
     kinds = schema.get("type")
     if isinstance(kinds, list):
-        return _union(_type({**schema, "type": kind}, whole, depth, seen, work) for kind in kinds[:_MOST_CHOICES])
+        return union(_type({**schema, "type": kind}, whole, depth, seen, work) for kind in kinds[:MOST_CHOICES])
     if kinds == "string" and schema.get("format") in ("binary", "byte"):
         return "bytes"
     if kinds == "array" or (kinds is None and "items" in schema):
@@ -128,10 +136,15 @@ def _literal(values: list[Any]) -> str:
     return f"Literal[{', '.join(map(repr, values))}]"
 
 
-def _union(kinds: Iterator[str]) -> str:
+def union(kinds: Iterable[str]) -> str:
+    """One of several types, each named once."""
     found = list(dict.fromkeys(kinds))
     if ANY in found:
         return ANY
+    literals = [kind for kind in found if kind.startswith("Literal[") and " | " not in kind]
+    if len(literals) > 1:
+        values = ", ".join(kind.removeprefix("Literal[").removesuffix("]") for kind in literals)
+        found = [f"Literal[{values}]", *(kind for kind in found if kind not in literals)]
     # None last, as people write it.
     found.sort(key=lambda kind: kind == "None")
     return " | ".join(found)

@@ -12,7 +12,7 @@ from typing import Any, Literal
 from carrel.library.tools.names import python_name
 from carrel.library.tools.python_types import ANY, Work, python_type, resolved
 from carrel.library.tools.seam import Tool
-from carrel.library.tools.told import LONGEST_DEFAULT, Told, parameters_in_order, told
+from carrel.library.tools.told import LONGEST_DEFAULT, ROOM, Told, parameters_in_order, told
 
 Docs = Literal["all", "line", "none", "name"]
 """How much is said: everything, the first sentence, the parameters only, the name only."""
@@ -176,17 +176,18 @@ def _group_stub(name: str, tools: Sequence[tuple["_Known", Docs]]) -> str:
 
 def _stub(known: "_Known", name: str, docs: Docs, shared: Mapping[str, "_Meaning"]) -> str:
     """`shared`: what its class says of some parameters already."""
-    written = []
+    written, below = [], []
     for one in known.parameters(docs):
-        attribute = shared.get(one.name)
-        if attribute is not None and attribute == known.meaning(one):
+        attribute, meaning = shared.get(one.name), known.meaning(one)
+        if attribute is not None and attribute == meaning:
             written.append((one.name, one.bare, ""))
         else:
-            prose = known.told.parameters.get(one.name, "") if docs == "all" else ""
+            prose = meaning.prose if docs == "all" else ""
             written.append((one.name, one.inferred if attribute is None else one.explicit, prose))
+            below += [f"{one.name}:", *meaning.below] if meaning.below else []
     match docs:
         case "all":
-            lines = [*known.told.about, *_tree(known.told.below)]
+            lines = [*known.told.about, *below]
         case "line":
             lines = [line for line in [first_sentence(known.tool.description)] if line]
         case _:
@@ -215,15 +216,27 @@ class _Known:
         return self._parameters[room]
 
     def meaning(self, parameter: "_Parameter") -> "_Meaning":
-        return _Meaning(parameter.kind, self.told.parameters.get(parameter.name, ""))
+        return _Meaning(
+            parameter.kind, self.told.parameters.get(parameter.name, ""), self._trees.get(parameter.name, ())
+        )
+
+    @cached_property
+    def _trees(self) -> dict[str, tuple[str, ...]]:
+        """What is told of what lies in each parameter, in lines."""
+        names = dict.fromkeys(place[0] for place in self.told.below)
+        return {
+            name: tuple(_tree({place: said for place, said in self.told.below.items() if place[0] == name}))
+            for name in names
+        }
 
 
 @dataclass(frozen=True)
 class _Meaning:
-    """What a parameter is: its type, and what is said of it."""
+    """What a parameter is: its type, what is said of it, and of what lies in it."""
 
     kind: str
     prose: str
+    below: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -285,40 +298,45 @@ def _signature(tool: Tool, written: Sequence[tuple[str, str, str]], room: int) -
 def _shared(tools: Sequence[tuple[_Known, Docs]]) -> tuple[dict[str, _Meaning], list[str]]:
     """What it is shorter to say once of a parameter's name than at each tool, and the lines that say it."""
     saved: dict[str, Counter[_Meaning]] = {}
-    whole: set[tuple[str, str]] = set()
+    whole: set[tuple[str, _Meaning]] = set()
     for known, docs in tools:
         for one in known.parameters(docs) if docs != "name" else ():
             meaning = known.meaning(one)
             saves = len(one.inferred) - len(one.bare)
-            if meaning.prose and docs == "all":
-                saves += len(f" # {meaning.prose} ")
-                whole.add((one.name, meaning.prose))
+            if docs == "all":
+                saves += len(f" # {meaning.prose} ") if meaning.prose else 0
+                saves += sum(len(line) + 2 for line in meaning.below)
+                whole.add((one.name, meaning))
             saved.setdefault(one.name, Counter())[meaning] += saves
     shared, lines = {}, []
     for name, meanings in saved.items():
         [(meaning, saves)] = meanings.most_common(1)
-        line = f"{name}: {meaning.kind}" + (f" # {meaning.prose}" if (name, meaning.prose) in whole else "")
-        if saves > len(line) + 2:
+        told_here = [f"{name}: {meaning.kind}"]
+        if (name, meaning) in whole:
+            told_here[0] += f" # {meaning.prose}" if meaning.prose else ""
+            told_here += [f"#{line}" for line in meaning.below]
+        if saves > sum(len(line) + 2 for line in told_here):
             shared[name] = meaning
-            lines.append(line)
+            lines += told_here
     return shared, lines
 
 
 def _tree(below: Mapping[tuple[str, ...], str]) -> list[str]:
-    """What lies in a parameter, below it and each by its own name there."""
+    """What lies in a parameter, each by its own name there; the parameter itself is left to who shows it."""
     lines: list[str] = []
     last: tuple[str, ...] = ()
-    for place, prose in below.items():
-        same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(last, place[:-1], strict=False)))
-        lines += [f"{' ' * depth}{place[depth]}:" for depth in range(same, len(place) - 1)]
-        lines.append(f"{' ' * (len(place) - 1)}{place[-1]}: {prose}")
-        last = place
+    for place, said in below.items():
+        inside = place[1:]
+        same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(last, inside[:-1], strict=False)))
+        lines += [f"{' ' * (depth + 1)}{inside[depth]}:" for depth in range(same, len(inside) - 1)]
+        lines.append(f"{' ' * len(inside)}{inside[-1]}{said}")
+        last = inside
     return lines
 
 
 def _room(docs: Docs) -> int:
     """Characters that a type may take."""
-    return 240 if docs == "all" else 80
+    return ROOM if docs == "all" else 80
 
 
 def first_sentence(text: str) -> str:

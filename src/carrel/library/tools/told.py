@@ -5,16 +5,23 @@ import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from carrel.library.tools.names import python_name
-from carrel.library.tools.python_types import Work, python_type, resolved
+from carrel.library.tools.python_types import MOST_CHOICES, Work, python_type, resolved, type_and_depth, union
 from carrel.library.tools.seam import Tool
 
 _MOST_PROSE, _LONGEST_PLACE = 3000, 300
 """Parts of a tool's parameters whose descriptions are looked for, and how deep: the length of `filter.owner.name`."""
+ROOM, _ROOM_BELOW = 240, 120
+"""Characters that the type of a parameter may take where all is told, and that of something that lies in one."""
+_MOST_HIDDEN = 200
+"""Parts of a tool's parameters that are told because no type shows them."""
+_LONGEST_CHOICES = 600
 LONGEST_DEFAULT = 40
 """Characters of a default that a signature shows; a longer one is None there."""
+ANY_NAME = "*"
+"""Stands for the names in an object whose names are open."""
 _WRAPPED = 60
 """A line at least so long was ended by its width; a shorter one by whoever wrote it."""
 
@@ -39,7 +46,18 @@ class Told:
     parameters: Mapping[str, str]
     """What is said of each parameter, on one line."""
     below: Mapping[tuple[str, ...], str]
-    """What is said of what lies in a parameter, by the way there."""
+    """What is said of what lies in a parameter, by the way there, as it stands after the name: with its type where that
+    of the parameter does not show it."""
+
+
+class _Part(NamedTuple):
+    """Something that lies in a parameter, or the parameter itself."""
+
+    place: tuple[str, ...]
+    prose: str
+    kind: str = ""
+    """Its type, where none above it shows that it is there."""
+    optional: bool = False
 
 
 def told(tool: Tool) -> Told:
@@ -47,24 +65,50 @@ def told(tool: Tool) -> Told:
     parameters = list(parameters_in_order(tool))
     lines, arguments = _apart(inspect.cleandoc(tool.description).splitlines(), {name for name, _, _ in parameters})
     whole = " ".join(" ".join(lines).split())
+    of_all = resolved(tool.parameters, tool.parameters)[0].get("description")
+    if isinstance(of_all, str) and " ".join(of_all.split()) not in whole:
+        lines = [*lines, "", *inspect.cleandoc(of_all).splitlines()]
     said: dict[tuple[str, ...], list[str]] = {}
-    work = Work(_MOST_PROSE)
+    kinds: dict[tuple[str, ...], dict[str, None]] = {}
+    optional: set[tuple[str, ...]] = set()
+    work, types = Work(_MOST_PROSE), Work()
     for name, schema, required in parameters:
-        found = [
-            (place, " ".join(prose.split())) for place, prose in _described(schema, tool.parameters, (name,), (), work)
-        ]
+        _, depth = type_and_depth(schema, tool.parameters, ROOM, types)
+        parts = list(_described(_Walk(tool.parameters, work, types), schema, (name,), (), depth))
         if name in arguments:
-            found.append(((name,), _without_type(*arguments[name], schema, tool.parameters, required)))
+            parts.append(_Part((name,), _without_type(*arguments[name], schema, tool.parameters, required)))
         default = schema.get("default", resolved(schema, tool.parameters, (), work)[0].get("default"))
-        for place, prose in found:
+        for place, prose, kind, may_be_missing in parts:
             left = without_signature(prose, required, default) if place == (name,) else prose
+            if kind and (place in kinds or len(kinds) < _MOST_HIDDEN):
+                kinds.setdefault(place, {})[kind] = None
+                said.setdefault(place, [])
+                if may_be_missing:
+                    optional.add(place)
             if left and left not in whole and left not in " ".join(said.get(place, ())):
                 said.setdefault(place, []).append(left)
     return Told(
         tuple(_unwrapped(lines)),
-        {place[0]: " ".join(prose) for place, prose in said.items() if len(place) == 1},
-        {place: " ".join(prose) for place, prose in said.items() if len(place) > 1},
+        {place[0]: _joined(prose) for place, prose in said.items() if len(place) == 1},
+        {
+            place: _after_name(_joined(prose), union(kinds.get(place, ())), place in optional)
+            for place, prose in said.items()
+            if len(place) > 1
+        },
     )
+
+
+def _joined(texts: Sequence[str]) -> str:
+    """Several texts about the same, with a stop between two where the first has none."""
+    return " ".join(text if text.endswith((".", "!", "?", ":", ";")) else f"{text};" for text in texts[:-1]) + (
+        f" {texts[-1]}" if len(texts) > 1 else "".join(texts[-1:])
+    )
+
+
+def _after_name(prose: str, kind: str, optional: bool) -> str:
+    if not kind:
+        return f": {prose}"
+    return f"{'?' if optional else ''}: {kind}{f' # {prose}' if prose else ''}"
 
 
 def without_signature(prose: str, required: bool, default: Any) -> str:
@@ -98,21 +142,49 @@ def parameters_in_order(tool: Tool) -> Iterator[tuple[str, Mapping[str, Any], bo
         yield python_name(str(name)), inner if isinstance(inner, Mapping) else {}, name in required
 
 
-def _described(
-    schema: Any, whole: Mapping[str, Any], place: tuple[str, ...], seen: tuple[str, ...], work: Work
-) -> Iterator[tuple[tuple[str, ...], str]]:
-    if not isinstance(schema, Mapping) or sum(map(len, place)) > _LONGEST_PLACE or not work.spend():
+@dataclass(frozen=True)
+class _Walk:
+    """What all steps down one tool's parameters have in common."""
+
+    whole: Mapping[str, Any]
+    work: Work
+    types: Work
+
+
+def _described(walk: _Walk, schema: Any, place: tuple[str, ...], seen: tuple[str, ...], depth: int) -> Iterator[_Part]:
+    """`depth`: how many objects deep a type that is shown names what lies here."""
+    if not isinstance(schema, Mapping) or sum(map(len, place)) > _LONGEST_PLACE or not walk.work.spend():
         return
-    schema, seen = resolved(schema, whole, seen, work)
+    schema, seen = resolved(schema, walk.whole, seen, walk.work)
     if isinstance(schema.get("description"), str):
-        yield place, schema["description"]
+        yield _Part(place, " ".join(schema["description"].split()))
+    choices = schema.get("enum")
+    if isinstance(choices, list) and len(choices) > MOST_CHOICES:
+        yield _Part(place, _one_of(choices))
     for word in ("anyOf", "oneOf"):
         for choice in schema[word] if isinstance(schema.get(word), list) else ():
-            yield from _described(choice, whole, place, seen, work)
-    yield from _described(schema.get("items"), whole, place, seen, work)
+            yield from _described(walk, choice, place, seen, depth)
+    yield from _described(walk, schema.get("items"), place, seen, depth)
+    for word in ("propertyNames", "additionalProperties"):
+        yield from _described(walk, schema.get(word), (*place, ANY_NAME), seen, depth)
     properties = schema.get("properties")
+    listed = schema.get("required")
+    required = listed if isinstance(listed, list) else ()
     for name, inner in properties.items() if isinstance(properties, Mapping) else ():
-        yield from _described(inner, whole, (*place, str(name)), seen, work)
+        within, deeper = (*place, str(name)), depth - 1
+        if depth <= 0:
+            kind, deeper = type_and_depth(inner, walk.whole, _ROOM_BELOW, walk.types)
+            yield _Part(within, "", kind, name not in required)
+        yield from _described(walk, inner, within, seen, deeper)
+
+
+def _one_of(choices: Sequence[Any]) -> str:
+    shown = [json.dumps(choice, ensure_ascii=False, default=str) for choice in choices]
+    said, cut = ", ".join(shown), len(shown)
+    while len(said) > _LONGEST_CHOICES:
+        cut = cut // 2
+        said = ", ".join(shown[:cut])
+    return f"One of {said}" if cut == len(shown) else f"One of {len(shown)}: {said}, …"
 
 
 def _apart(lines: Sequence[str], names: set[str]) -> tuple[Sequence[str], dict[str, tuple[str, str]]]:
