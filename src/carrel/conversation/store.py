@@ -172,7 +172,11 @@ class SessionStore:
             metas = [meta for meta in metas if meta["cwd"] == wanted]
         if archived is not None:
             metas = [meta for meta in metas if bool(meta.get("archived_at")) is archived]
-        return [await self._listing.counted(meta) for meta in metas] if counts else metas
+        return await self.counted(metas) if counts else metas
+
+    async def counted(self, metas: Iterable[SessionMeta]) -> list[SessionMeta]:
+        """The same with exact counts. A log that is ahead of its metadata is read, so give those that you show."""
+        return [await self._listing.counted(meta) for meta in metas]
 
     async def latest_session(self, *, cwd: str | None = None) -> SessionMeta | None:
         metas = await self.list_sessions(cwd=cwd)
