@@ -23,6 +23,7 @@ from carrel.errors import (
     CompactRefused,
     ConfigurationError,
     MessageRefused,
+    MetadataRefused,
     RewindRefused,
     SessionExists,
     SessionIdRefused,
@@ -492,6 +493,14 @@ async def test_counts_are_kept_with_the_metadata(store: SessionStore, reopened: 
     await said(store, user("e"))
     [meta] = await reopened().list_sessions(counts=True)
     assert meta["message_count"] == 3
+
+
+@pytest.mark.parametrize("tags", ["red", [1], [None], [""], [" "]])
+async def test_tags_that_are_no_texts_are_refused(store: SessionStore, tags: Any):
+    await said(store, user("one"))
+    with pytest.raises(MetadataRefused):
+        await store.set_tags("s", tags)
+    assert (await store.set_tags("s", ["red", "blue", "red"]))["tags"] == ["blue", "red"]
 
 
 async def test_only_the_logs_of_those_that_are_shown_are_counted():

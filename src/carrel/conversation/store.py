@@ -368,7 +368,10 @@ class SessionStore:
         return await self.update_meta(session_id, title=title)
 
     async def set_tags(self, session_id: str, tags: Iterable[str]) -> SessionMeta:
-        return await self.update_meta(session_id, tags=sorted({str(tag) for tag in tags}))
+        given = list(tags)
+        if isinstance(tags, str) or not all(isinstance(tag, str) and tag.strip() for tag in given):
+            raise MetadataRefused(f"tags are texts, several of them, not {tags!r:.60}; nothing was written")
+        return await self.update_meta(session_id, tags=sorted(set(given)))
 
     async def archive(self, session_id: str) -> SessionMeta:
         meta = await self._set_meta(session_id, {"archived_at": self._now()})
