@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,7 +10,7 @@ import pytest
 from carrel.conversation.entries import build_rewind_event, encode
 from carrel.conversation.messages import ConversationMessage
 from carrel.conversation.store import SessionStore
-from carrel.errors import CompactRefused, RewindRefused, SessionExists, StorageWriteError
+from carrel.errors import CompactRefused, RewindRefused, SessionExists, SessionNotFound, StorageWriteError
 from carrel.storage.memory_store import MemoryStore
 from tests.conversation.conftest import Reopen
 from tests.conversation.words import assistant, compact, outline, user
@@ -78,6 +79,35 @@ async def test_what_is_said_at_the_last_moment_is_rewound_with_the_rest():
     await store.append_rewind("s", 2)
     assert await shown(store) == ["one", "two"]
     assert (await store.read_meta("s", counts=True))["message_count"] == 2
+
+
+async def test_a_session_that_was_begun_anew_meanwhile_gets_no_summary_of_the_old_one(reopened: Reopen):
+    store, other = reopened(), reopened()
+    await store.append_many("s", [user("one"), user("two"), user("three")])
+
+    async def slow(messages: list[Any]) -> str:
+        await other.delete_session("s")
+        await other.create_session(session_id="s")
+        await other.append_message("s", user("anew"))
+        return "sum"
+
+    with pytest.raises((CompactRefused, SessionNotFound)):
+        await store.compact("s", slow, keep_turns=1)
+    assert await shown(reopened()) == ["anew"]
+
+
+@pytest.mark.parametrize(
+    "tail",
+    [b"", b"{}", b'{"role":"user"}', b"5", b'"a"', b"null", b"{}\0\0", b"\0", b" ", b'{"a', b"{} ", b"\r", b"[1]"],
+)
+async def test_a_log_is_rewound_however_it_ends(tmp_path: Path, tail: bytes):
+    async with SessionStore(tmp_path, embedder=None) as store:
+        await store.append_many("s", [user("one"), user("two"), user("three")])
+    with (tmp_path / "s/messages.jsonl").open("ab") as file:
+        file.write(tail)
+    async with SessionStore(tmp_path, embedder=None) as store, asyncio.timeout(60):
+        await store.append_rewind("s", 1)
+        assert await shown(store) == ["one"]
 
 
 async def test_after_compacting_the_counts_are_known_without_reading_the_log(reopened: Reopen):
