@@ -227,6 +227,14 @@ async def test_images_come_with_a_user_message(storage: ConversationStorage) -> 
     assert found.messages[1].get_text_content() == ""
 
 
+@pytest.mark.parametrize("image", ["shot.png", b"AAAA", None, {"media_type": "image/png"}, {"path": "shot.png"}])
+async def test_what_is_no_image_is_refused_and_nothing_is_said(storage: ConversationStorage, image: Any) -> None:
+    conversation = await storage.create(begun())
+    with pytest.raises(ValueError, match="media_type and data"):
+        conversation.create_user_message("Look", images=[image])
+    assert conversation.messages == []
+
+
 async def test_the_system_has_its_say_in_the_log(storage: ConversationStorage) -> None:
     conversation = await storage.create(begun())
     conversation.create_system_message("Be kind.")

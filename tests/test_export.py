@@ -29,6 +29,7 @@ from carrel.conversation.messages import (
     tool_use_block,
     user_text_message,
 )
+from carrel.conversation.page import page_of
 from carrel.conversation.prose import LONGEST_MARKDOWN, prose
 from carrel.conversation.replay import Numbered
 
@@ -508,3 +509,15 @@ def test_acting_characters_are_shown_and_all_others_left_alone() -> None:
     assert inert("a\x1b[31mb\x9b\u202e\r\nc\td") == "a␛[31mb⟦U+009B⟧⟦U+202E⟧\nc\td"
     assert inert_line(" a \n\n b\x00 ") == "a b␀"
     assert inert("grüße 你好 👩‍💻 שלום") == "grüße 你好 👩‍💻 שלום"
+
+
+def test_a_day_is_told_where_it_begins_and_not_in_the_midst_of_it() -> None:
+    log = numbered(
+        user_text_message("no time"),
+        build_rewind_event(0, created_at="2026-03-01T10:00:00+00:00"),
+        build_message("user", [text_block("later")], meta={"created_at": "2026-03-02T10:00:00+00:00"}),
+    )
+    begun = data(created_at="2026-03-01T09:00:00+00:00")
+    days = [item.text for item in page_of(begun, log).items if item.kind == "day"]
+    assert days == ["2 March 2026"]
+    assert [item.kind for item in page_of(begun, log[2:]).items] == ["day", "message"]

@@ -2,6 +2,7 @@
 
 import asyncio
 import base64
+import json
 import logging
 import os
 import sqlite3
@@ -338,6 +339,32 @@ async def test_what_forks_share_is_found_once(store: SessionStore) -> None:
     assert places(await store.search("apples")) == [("a", 1)]
     assert len(await store.search("elephants", limit=20)) == 5
     assert places(await store.search("number3")) == [("fork3", 5)]
+
+
+async def test_a_fork_of_a_long_session_is_indexed_once(store: SessionStore) -> None:
+    for _ in range(4):
+        await store.append_many("a", [user_text_message("walrus " + "word " * 250) for _ in range(3000)])
+    await store.fork_session("a", new_id="b")
+    await store.append_message("b", user_text_message("the penguin"))
+    assert places(await store.search("penguin")) == [("b", 12_003)]
+    assert {hit.session_id for hit in await store.search("walrus")} == {"a"}
+    assert store._search is not None
+    assert not store._search._catalogue.worn()
+
+
+async def test_metadata_that_is_wrong_about_a_fork_hides_nothing(store: SessionStore) -> None:
+    await say(store, "a", "the walrus", "a reply")
+    for name, at in (("early", 0), ("late", 3), ("never", 1)):
+        await store.fork_session("a", at=2, new_id=name)
+        await store.append_message(name, user_text_message(f"the {name} penguin"))
+        if name == "never":
+            await say(store, name + "1", "the never1 penguin")
+            name += "1"
+        await store.close()
+        meta = json.loads(store.meta_path(name).read_bytes())
+        store.meta_path(name).write_text(json.dumps(meta | {"parent_session_id": "a", "forked_at_seq": at}))
+    assert {hit.session_id for hit in await store.search("penguin")} == {"early", "late", "never", "never1"}
+    assert places(await store.search("walrus")) == [("a", 1)]
 
 
 async def test_forks_that_were_indexed_before_their_parent_went_keep_its_words(store: SessionStore) -> None:

@@ -64,6 +64,7 @@ def test_list_by_folder_tag_archive_and_limit(carrel: Any, keep: Any, stars: str
     assert ids("--tag", "blue") == set()
     assert len(ids("--limit", "2")) == 2
     assert "1 more; --limit 0 shows all" in carrel("sessions", "list", "--limit", "2").stdout
+    assert "fit (1 archived; --all shows them too)." in carrel("sessions", "list", "--tag", "blue").stdout
 
 
 @pytest.mark.parametrize("name", ["stars", "sta", "last"])

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,7 +10,7 @@ import pytest
 from carrel.conversation.entries import build_rewind_event, encode
 from carrel.conversation.messages import ConversationMessage
 from carrel.conversation.store import SessionStore
-from carrel.errors import CompactRefused, RewindRefused, SessionExists
+from carrel.errors import CompactRefused, RewindRefused, SessionExists, SessionNotFound, StorageWriteError
 from carrel.storage.memory_store import MemoryStore
 from tests.conversation.conftest import Reopen
 from tests.conversation.words import assistant, compact, outline, user
@@ -80,6 +81,35 @@ async def test_what_is_said_at_the_last_moment_is_rewound_with_the_rest():
     assert (await store.read_meta("s", counts=True))["message_count"] == 2
 
 
+async def test_a_session_that_was_begun_anew_meanwhile_gets_no_summary_of_the_old_one(reopened: Reopen):
+    store, other = reopened(), reopened()
+    await store.append_many("s", [user("one"), user("two"), user("three")])
+
+    async def slow(messages: list[Any]) -> str:
+        await other.delete_session("s")
+        await other.create_session(session_id="s")
+        await other.append_message("s", user("anew"))
+        return "sum"
+
+    with pytest.raises((CompactRefused, SessionNotFound)):
+        await store.compact("s", slow, keep_turns=1)
+    assert await shown(reopened()) == ["anew"]
+
+
+@pytest.mark.parametrize(
+    "tail",
+    [b"", b"{}", b'{"role":"user"}', b"5", b'"a"', b"null", b"{}\0\0", b"\0", b" ", b'{"a', b"{} ", b"\r", b"[1]"],
+)
+async def test_a_log_is_rewound_however_it_ends(tmp_path: Path, tail: bytes):
+    async with SessionStore(tmp_path, embedder=None) as store:
+        await store.append_many("s", [user("one"), user("two"), user("three")])
+    with (tmp_path / "s/messages.jsonl").open("ab") as file:
+        file.write(tail)
+    async with SessionStore(tmp_path, embedder=None) as store, asyncio.timeout(60):
+        await store.append_rewind("s", 1)
+        assert await shown(store) == ["one"]
+
+
 async def test_after_compacting_the_counts_are_known_without_reading_the_log(reopened: Reopen):
     store = reopened()
     await store.append_many("s", [user("one"), assistant("1", usage={"total_tokens": 5}), user("two")])
@@ -142,3 +172,40 @@ async def test_a_list_that_is_given_up_leaves_the_next_one_whole(reopened: Reope
         given_up.cancel()
         await asyncio.wait([given_up])
         assert len(await again.list_sessions()) == 100
+
+
+async def test_what_two_say_about_a_session_at_once_is_all_in_its_metadata(reopened: Reopen):
+    stores = [reopened() for _ in range(3)]
+    for store in stores:
+        await store.append_message("s", user("hello"))
+    for turn in range(5):
+        await asyncio.gather(*(store.label("s", f"{turn}.{n}", at=1) for n, store in enumerate(stores)))
+    await asyncio.gather(
+        stores[0].rename("s", "Named"), stores[1].set_tags("s", ["red"]), stores[2].pin("s", 2), stores[1].pin("s", 1)
+    )
+    for store in stores:
+        await store.close()
+    meta = await reopened().read_meta("s")
+    assert sorted(label["text"] for label in meta["labels"]) == [f"{turn}.{n}" for turn in range(5) for n in range(3)]
+    assert (meta["title"], meta["tags"], meta["pins"]) == ("Named", ["red"], [1, 2])
+
+
+async def test_what_could_not_be_written_to_the_metadata_is_written_with_the_next():
+    class Full(MemoryStore):
+        full = False
+
+        async def put(self, key: str, data: bytes, **how: Any) -> bool:
+            if self.full:
+                raise StorageWriteError("the disk is full")
+            return await super().put(key, data, **how)
+
+    store = SessionStore(store=(disk := Full()), embedder=None)
+    await store.append_message("s", user("hello"))
+    await store.label("s", "first")
+    disk.full = True
+    with pytest.raises(StorageWriteError):
+        await store.label("s", "kept")
+    disk.full = False
+    await store.rename("s", "Named")
+    again = SessionStore(store=disk, embedder=None)
+    assert [label["text"] for label in await again.labels("s")] == ["first", "kept"]

@@ -136,6 +136,20 @@ async def test_reading_never_writes_while_another_process_works(tmp_path: Path):
         assert len(await names(store)) == 5, "now that nobody waits any more, the repair is written"
 
 
+def test_on_a_full_disk_a_session_can_be_deleted_to_make_room(tmp_path: Path):
+    if os.geteuid() != 0 or shutil.which("unshare") is None:
+        pytest.skip("a file system of its own needs root and unshare")
+    script = (
+        f"mount -t tmpfs -o size=512k tmpfs {tmp_path} && {sys.executable} {PROGRAM} {tmp_path} s a 3 > /dev/null; "
+        f"dd if=/dev/zero of={tmp_path}/filler bs=1k 2>/dev/null; "
+        f"{sys.executable} -m carrel.cli sessions delete s --yes --data {tmp_path}; echo exit $?; ls {tmp_path}"
+    )
+    done = subprocess.run(
+        ["unshare", "-m", "sh", "-c", script], capture_output=True, text=True, timeout=100, check=False
+    )
+    assert done.stdout.splitlines()[-2:] == ["exit 0", "filler"], done
+
+
 async def test_a_full_disk_is_a_clear_error_and_costs_nothing(tmp_path: Path):
     if os.geteuid() != 0 or shutil.which("unshare") is None:
         pytest.skip("a file system of its own needs root and unshare")

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from carrel.conversation.entries import encode
 from carrel.conversation.messages import (
     assistant_message,
     build_message,
@@ -22,12 +23,14 @@ from carrel.errors import (
     CompactRefused,
     ConfigurationError,
     MessageRefused,
+    MetadataRefused,
     RewindRefused,
     SessionExists,
     SessionIdRefused,
     SessionNotFound,
 )
 from carrel.events import Event, bus
+from carrel.storage.memory_store import MemoryStore
 from tests.conversation.conftest import Reopen
 from tests.conversation.words import assistant, call, compact, outline, result, user
 
@@ -490,6 +493,32 @@ async def test_counts_are_kept_with_the_metadata(store: SessionStore, reopened: 
     await said(store, user("e"))
     [meta] = await reopened().list_sessions(counts=True)
     assert meta["message_count"] == 3
+
+
+@pytest.mark.parametrize("tags", ["red", [1], [None], [""], [" "]])
+async def test_tags_that_are_no_texts_are_refused(store: SessionStore, tags: Any):
+    await said(store, user("one"))
+    with pytest.raises(MetadataRefused):
+        await store.set_tags("s", tags)
+    assert (await store.set_tags("s", ["red", "blue", "red"]))["tags"] == ["blue", "red"]
+
+
+async def test_only_the_logs_of_those_that_are_shown_are_counted():
+    read_from: set[str] = set()
+
+    class Noting(MemoryStore):
+        def read(self, key: str, from_seq: int = 1) -> Any:
+            read_from.add(key)
+            return super().read(key, from_seq)
+
+    noting = Noting()
+    for name in "abc":
+        await noting.append(f"{name}/messages.jsonl", [encode(user(name))])
+        await noting.put(f"{name}/meta.json", b'{"title": "by another program"}')
+    store = SessionStore(store=noting, embedder=None)
+    [meta] = await store.counted((await store.list_sessions())[:1])
+    assert meta["message_count"] == 1
+    assert read_from == {f"{meta['id']}/messages.jsonl"}
 
 
 async def test_metadata_made_again_has_what_was_given(store: SessionStore, reopened: Reopen):

@@ -114,6 +114,19 @@ def test_damaged_metadata_does_not_cost_the_session(samples: Path, tmp_path: Pat
     assert "damaged" in session.report.problems[0]
 
 
+async def test_labels_and_pins_are_there_once_after_an_import(tmp_path: Path) -> None:
+    async with SessionStore(tmp_path / "theirs", embedder=None) as theirs, SessionStore(tmp_path / "ours") as ours:
+        await theirs.append_message("a", user_text_message("Hello"))
+        await theirs.label("a", "begun")
+        await theirs.pin("a", 1)
+        await theirs.set_tags("a", ["red"])
+        await theirs.close()
+        await ours.import_file(tmp_path / "theirs")
+        before, after = await theirs.read_meta("a"), await ours.read_meta("a")
+    for name in ("labels", "pins", "tags"):
+        assert after[name] == before[name]  # type: ignore[literal-required]
+
+
 @pytest.mark.parametrize("damage", [None, b"", b"{oops"])
 async def test_where_metadata_is_lost_what_the_session_was_made_with_is_found(
     tmp_path: Path, damage: bytes | None

@@ -57,6 +57,17 @@ async def test_a_large_log_is_continued_and_read_back_without_reading_it(store: 
     assert bytes_read() - before < 12 * MIB
 
 
+async def test_what_was_appended_all_at_once_is_read_from_its_middle_without_reading_it(store: FileStore) -> None:
+    await store.append(KEY, [LINE] * 40_000)
+    before = bytes_read()
+    async for block in FileStore(store.root).read(KEY, 30_000):
+        assert block.first_seq == 30_000
+        break
+    assert bytes_read() - before < 6 * MIB
+    assert await store.append(KEY, [LINE]) == 40_001
+    assert await last_number(FileStore(store.root)) == 40_001
+
+
 async def test_a_log_that_another_program_made_gets_its_marks_with_the_first_append(store: FileStore) -> None:
     (store.root / KEY).write_bytes((LINE + b"\n") * 20_000)
     assert await last_number(store) == 20_000

@@ -1,6 +1,7 @@
 """`carrel sessions …`: looking at what was said, and moving about in it."""
 
 import asyncio
+import os
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -55,13 +56,18 @@ async def list_sessions(
     """The sessions, newest first."""
     async with opened(data) as store:
         every = await store.list_sessions()
-        wanted = await store.list_sessions(cwd=cwd, archived=None if everything else archived, counts=True)
-        found = [meta for meta in wanted if set(tag or []) <= set(meta.get("tags") or [])]
-        shown = found[:limit] if limit else found
+        found = [meta for meta in every if set(tag or []) <= set(meta.get("tags") or [])]
+        if cwd is not None:
+            found = [meta for meta in found if meta["cwd"] == os.path.abspath(os.path.expanduser(cwd))]
+        if not everything:
+            found = [meta for meta in found if bool(meta.get("archived_at")) is archived]
+        shown = await store.counted(found[:limit] if limit else found)
         if as_json:
             show.print_json(shown)
         elif not shown:
-            show.say(f"No sessions in {store.data_dir}" + (" fit." if every else " yet."))
+            put_away = sum(1 for meta in every if meta.get("archived_at")) if not everything and not archived else 0
+            hint = f" ({put_away:,} archived; --all shows them too)" if put_away else ""
+            show.say(f"No sessions in {store.data_dir}" + (f" fit{hint}." if every else " yet."))
         else:
             print_sessions(shown, short_ids(meta["id"] for meta in every))
             if len(shown) < len(found):

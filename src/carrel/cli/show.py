@@ -204,10 +204,8 @@ def _block(block: MessageBlock, whole: bool) -> tuple[str, str]:
             return f"{outcome} {lines or '(nothing)'}", "red" if block.get("is_error") else "dim"
         case "image" | "document":
             size = size_of(len(str(block.get("data") or "")) * 3 // 4)
-            return (
-                f"[{kind} {inert_line(block.get('name') or '')}, {inert_line(block.get('mime_type'))}, {size}]",
-                "yellow",
-            )
+            called = f"{kind} {inert_line(block.get('name') or '')}".rstrip()
+            return f"[{called}, {inert_line(block.get('mime_type'))}, {size}]", "yellow"
         case _:
             return _lines(f"[{inert_line(kind)}] {json.dumps(block, ensure_ascii=False, default=str)}", whole), "dim"
 

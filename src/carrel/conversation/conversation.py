@@ -18,7 +18,7 @@ from carrel.conversation.typed_log import look_at, up_to_date
 from carrel.conversation.typed_message import Message, message_to_lines, plus_usage, provider_messages
 from carrel.conversation.typed_parts import ImagePart
 from carrel.conversation.usage import tokens_of
-from carrel.errors import SessionNotFound, SessionTooNew
+from carrel.errors import MessageRefused, SessionNotFound, SessionTooNew
 from carrel.events import Bus, Event, EventType
 from carrel.events import bus as shared_bus
 from carrel.home import resolve_sessions_dir
@@ -94,13 +94,17 @@ class Conversation(BaseModel):
         for image in pictures:
             if isinstance(image, ImagePart):
                 message.parts.append(image)
-            else:
-                message.add_image(
-                    image.get("media_type") or "",
-                    data=image.get("data"),
-                    url=image.get("url"),
-                    detail=image.get("detail") or "auto",
+                continue
+            if not isinstance(image, Mapping) or not (image.get("data") or image.get("url")):
+                raise MessageRefused(
+                    f"an image is an ImagePart, or a dict with media_type and data (base64) or url, not {image!r:.80}"
                 )
+            message.add_image(
+                image.get("media_type") or image.get("mime_type") or "",
+                data=image.get("data"),
+                url=image.get("url"),
+                detail=image.get("detail") or "auto",
+            )
         return self.add_message(message)
 
     def create_assistant_message(self) -> Message:

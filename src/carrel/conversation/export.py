@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from jinja2 import Template
 
 _BRACKETS = re.compile(r"[\\\[\]<>`*_]")
+_TICKS = re.compile("`+")
 _WRITTEN = re.compile(r"application/(?:[\w.-]+\+)?(?:json|xml|yaml|toml|javascript|x-yaml|x-ndjson)")
 """Kinds of documents that are text, though they do not say so."""
 
@@ -152,9 +153,6 @@ def _id(given: object) -> str:
 
 def _fenced(text: str, language: str = "") -> str:
     """A code block whose fence is longer than any run of ticks inside, so that nothing inside can end it."""
-    ticks = longest = 0
-    for letter in text:
-        ticks = ticks + 1 if letter == "`" else 0
-        longest = max(longest, ticks)
+    longest = max(map(len, _TICKS.findall(text)), default=0) if "`" in text else 0
     fence = "`" * max(3, longest + 1)
     return f"{fence}{language}\n{text.rstrip()}\n{fence}"

@@ -205,8 +205,9 @@ class SessionIndex:
         own_from = parts.get(id_, 1)
         first_time = known is None or not await self._goes_on(id_, known, found.log)
         forget = known is not None and (first_time or known.own_from != own_from)
+        told_by_meta = first_time and _told_fork(found.meta, present)
         if known is None or forget:
-            known = Known(own_from=1 if first_time else own_from)
+            known = Known(own_from=told_by_meta or 1 if first_time else own_from)
         else:
             known = Known.decoded(known.encoded())
         reading = self._begun(known)
@@ -216,7 +217,7 @@ class SessionIndex:
                 await asyncio.to_thread(reading.take, first_seq, records, whole)
             else:
                 reading.take(first_seq, records)
-            if first_time and reading.leave_to_parent(present):
+            if first_time and not told_by_meta and reading.leave_to_parent(present):
                 forget = forget or id_ in self.known
             if reading.size > BATCH:
                 self._queue(id_, reading, pipe.batch, forget=forget)
@@ -315,6 +316,15 @@ class _Pipe:
         for task in self._under_way:
             task.cancel()
         await asyncio.gather(*self._under_way, return_exceptions=True)
+
+
+def _told_fork(meta: SessionMeta | None, present: set[str]) -> int:
+    """The entry at which a session is a fork of one that is there, as its metadata has it; 0 when it is none.
+
+    Known before the log is read, so that nothing of a long one is indexed and forgotten again. Where the log says
+    something else, the session is misplaced and read anew."""
+    at = meta.get("forked_at_seq") if meta is not None and meta.get("parent_session_id") in present else None
+    return at + 1 if type(at) is int else 0
 
 
 def _plain(stamp: Stamp | None) -> list[float] | None:

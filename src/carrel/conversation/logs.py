@@ -147,16 +147,20 @@ class SessionLogs:
 
         0 and nothing written when somebody went back or compacted after that. What others merely said does not
         matter; with `keeps` it is visible afterwards, beside the `shown` messages."""
-        said = 0
+        said, refused = 0, False
         while True:
+            looked_at = since
             async for seq, entry in self.reading(session_id).entries(since + 1):
                 since = seq
                 if entry.get("role") not in ("compact", "rewind", UNREADABLE):
                     said += 1
                 elif entry.get("role") != UNREADABLE and aside_of(entry) is None:
                     return 0
+            if refused and since == looked_at:
+                return 0  # nothing came, and yet that is not the last entry: it is another log by now
             if written := await self.append(session_id, [event], shown=shown + said * keeps, after=since):
                 return written
+            refused = True
 
     def _redacted(self, message: ConversationMessage) -> ConversationMessage:
         if self._redact is None or not isinstance(message, dict) or message.get("role") == "rewind":

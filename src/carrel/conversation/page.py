@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
 from itertools import pairwise
 from typing import Any
 
@@ -61,7 +62,7 @@ def page_of(data: SessionData, log: Sequence[Numbered] = ()) -> Page:
         facts=_facts(data, entries, log),
         labels=[(item.seq, text) for item in _flat(items) for text in item.labels],
         problems=[inert_line(problem) for problem in data.get("problems", [])],
-        items=_with_days(items),
+        items=_with_days(items, data["session"].get("created_at")),
     )
 
 
@@ -194,21 +195,27 @@ def _facts(data: SessionData, entries: Sequence[Numbered], log: Sequence[Numbere
     return [(name, inert_line(value)) for name, value in facts.items() if value]
 
 
-def _with_days(items: list[Item]) -> list[Item]:
-    """The same with the times told, and a line wherever another day begins."""
+def _with_days(items: list[Item], begun: object) -> list[Item]:
+    """The same with the times told, and a line wherever another day begins.
+
+    What stands first and has no time was said on the day that the session was begun."""
     placed: list[Item] = []
-    today = ""
+    opened = parsed(begun) if items and not items[0].moment else None
+    today = _day(opened) if opened is not None else ""
     for item in items:
         for one in [item, *item.items]:
             when = parsed(one.moment)
             if when is not None:
                 one.time = f"{when:%H:%M}"
-                day = f"{when.day} {when:%B %Y}"
-                if day != today:
-                    today = day
-                    placed.append(Item("day", text=day))
+                if _day(when) != today:
+                    today = _day(when)
+                    placed.append(Item("day", text=today))
         placed.append(item)
     return placed
+
+
+def _day(when: datetime) -> str:
+    return f"{when.day} {when:%B %Y}"
 
 
 def _flat(items: Iterable[Item]) -> Iterable[Item]:

@@ -188,7 +188,7 @@ class LogReading:
         restored = list(messages)
         for index in [index for index, message in enumerate(restored) if MARK in message]:
             message = restored[index]
-            paths = paths_of(message)
+            paths = list(dict.fromkeys(paths_of(message)))
             found = await self._store.get_many([f"{self._folder}/{path}" for path in paths]) if paths else []
             files = {path: data for path, data in zip(paths, found, strict=True) if data is not None}
             problems += [

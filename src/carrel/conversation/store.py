@@ -172,7 +172,11 @@ class SessionStore:
             metas = [meta for meta in metas if meta["cwd"] == wanted]
         if archived is not None:
             metas = [meta for meta in metas if bool(meta.get("archived_at")) is archived]
-        return [await self._listing.counted(meta) for meta in metas] if counts else metas
+        return await self.counted(metas) if counts else metas
+
+    async def counted(self, metas: Iterable[SessionMeta]) -> list[SessionMeta]:
+        """The same with exact counts. A log that is ahead of its metadata is read, so give those that you show."""
+        return [await self._listing.counted(meta) for meta in metas]
 
     async def latest_session(self, *, cwd: str | None = None) -> SessionMeta | None:
         metas = await self.list_sessions(cwd=cwd)
@@ -364,7 +368,10 @@ class SessionStore:
         return await self.update_meta(session_id, title=title)
 
     async def set_tags(self, session_id: str, tags: Iterable[str]) -> SessionMeta:
-        return await self.update_meta(session_id, tags=sorted({str(tag) for tag in tags}))
+        given = list(tags)
+        if isinstance(tags, str) or not all(isinstance(tag, str) and tag.strip() for tag in given):
+            raise MetadataRefused(f"tags are texts, several of them, not {tags!r:.60}; nothing was written")
+        return await self.update_meta(session_id, tags=sorted(set(given)))
 
     async def archive(self, session_id: str) -> SessionMeta:
         meta = await self._set_meta(session_id, {"archived_at": self._now()})

@@ -30,7 +30,8 @@ class Writer:
         self._log = f"{folder}/messages.jsonl"
         self._counted = meta.get("log_bytes") == log_bytes and "log_seq" in meta
         self._own: set[str] = set()
-        """What was set here since the metadata was last written."""
+        self._told: list[tuple[int, ConversationMessage]] = []
+        """What was set here since the metadata was last written, and the asides that say something about it."""
         self._flushed_at = time.monotonic()
         self._later: asyncio.TimerHandle | None = None
         self._flushing: set[asyncio.Task[None]] = set()
@@ -95,9 +96,8 @@ class Writer:
         return meta["title"] != before
 
     def _apply(self, number: int, entry: ConversationMessage) -> None:
-        before = dict(self.meta)
         apply_aside(cast(dict[str, Any], self.meta), number, entry)
-        self._own.update(name for name, value in self.meta.items() if before.get(name, self) != value)
+        self._told.append((number, entry))
 
     def set(self, name: str, value: Any) -> None:
         """Set a field that stands in the metadata alone; the next flush writes it."""
@@ -141,17 +141,37 @@ class Writer:
         return cast(SessionMeta, {name: value for name, value in self.meta.items() if name not in COUNTS})
 
     async def flush(self) -> None:
-        """Write the metadata, unless the session was deleted meanwhile. What another process set there stays."""
+        """Write the metadata, unless the session was deleted meanwhile. What another process set there stays.
+
+        Under a lock: what two of them set at the same moment is there afterwards."""
         self._flushed_at = time.monotonic()
-        own, self._own = self._own, set()
+        held = await self._store.lock(f"{self.folder}/meta")
+        assert held is not None
         try:
-            there = decode_meta(await self._store.get(f"{self.folder}/meta.json"), self.meta["id"])
+            await self._flush()
+        finally:
+            await held.release()
+
+    async def _flush(self) -> None:
+        key = f"{self.folder}/meta.json"
+        try:
+            there = decode_meta(await self._store.get(key), self.meta["id"])
         except SessionTooNew:
             return  # a newer carrel has taken it over; what it wrote is left alone
-        for name, value in (there or {}).items():
-            if name not in own and name not in (*COUNTS, "updated_at"):
-                cast(dict[str, Any], self.meta)[name] = value
-        await self._store.put(f"{self.folder}/meta.json", encode_meta(self.told()), only_existing=True)
+        own, told = self._own, self._told
+        self._own, self._told = set(), []
+        if there is not None:
+            meta = cast(dict[str, Any], self.meta)
+            for name in ("labels", "pins"):
+                meta.pop(name, None)  # what asides add to: begun from what is there, or it would be added twice
+            meta.update({name: value for name, value in there.items() if name not in (*own, *COUNTS, "updated_at")})
+            for number, entry in told:
+                apply_aside(meta, number, entry)
+        try:
+            await self._store.put(key, encode_meta(self.told()), only_existing=True)
+        except BaseException:
+            self._own, self._told = own | self._own, told + self._told
+            raise
 
     async def let_go(self) -> None:
         """Give up the hold on an unfinished tool call."""

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import errno
 import fcntl
 import hashlib
 import os
@@ -188,7 +189,7 @@ class FileLocks:
                     # Whoever lets go removes the file; then this lock is on one that nobody else will find.
                     if _same_file(fd, path):
                         os.ftruncate(fd, 0)
-                        os.pwrite(fd, process_name().encode(), 0)
+                        _sign(fd)
                         return fd
                 except BaseException as error:
                     os.close(fd)
@@ -210,6 +211,15 @@ class FileLocks:
         if len(name) > _LONGEST_NAME:
             name = hashlib.sha256(name.encode()).hexdigest()
         return f"{self._folder}/{name}"
+
+
+def _sign(fd: int) -> None:
+    """Say who holds the lock. It is held without a name too, as on a full disk, where somebody wants to make room."""
+    try:
+        os.pwrite(fd, process_name().encode(), 0)
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
 
 
 def _same_file(fd: int, path: str) -> bool:

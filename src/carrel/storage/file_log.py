@@ -232,11 +232,15 @@ class OpenLog:
         except OSError:
             self._take_back(fd)
             raise
+        before = Mark(self._size, self._lines)
         self._size += len(data)
         self._lines += count
         if self._size - self._marked >= STEP:
-            self._marked = self._size
-            keep_marks(self._path, fd, self._inode, [Mark(self._size, self._lines)])
+            end = Mark(self._size, self._lines)
+            # Much at once has marks on its way too, or who wants a line of it would count it all.
+            marks = [end] if len(data) <= 2 * STEP else count_lines(fd, before, self._size)[1] or [end]
+            self._marked = marks[-1].offset
+            keep_marks(self._path, fd, self._inode, marks)
 
     def _take_back(self, fd: int) -> None:
         """Cut off what a failed write left; where even that fails, the next append finds it."""

@@ -25,6 +25,9 @@ _OF_THE_FOLDER = (
     "message_count",
     "total_tokens",
     "imported_from",
+    # Said by asides in the log, which is stored too.
+    "labels",
+    "pins",
 )
 _LONGEST_GIVEN = 1024 * 1024
 _PLACES = ("keep_from_seq", "to_seq", "at_seq")
