@@ -26,6 +26,7 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
+from .families import end_since
 from .line import LARGEST, Line, LineBroken
 from .main import run
 from .naming import be_called
@@ -59,6 +60,8 @@ class Contained:
         self._held = False
         self._frozen: tuple[list[int], int] | None = None
         self._discarded: list[int] = []
+        self._sessions: set[int] = set()
+        """Of the workers that were started here: what their code starts is in them."""
         self._settings: dict[str, Any] = {}
         self._environment: dict[str, str] = {}
         self._unpacker = 0
@@ -121,6 +124,10 @@ class Contained:
             self._settings, self._environment = record["settings"], record["environment"]
             self._start()
         elif operation == "again":
+            session, since = record.get("session"), record.get("since")
+            if type(session) is int and type(since) is int and session in self._sessions:
+                # What the killed run had started, where no frozen fork is left to see to it.
+                end_since(since, {os.getpid()}, gently=False, session=session)
             self._start()
         elif operation == "wake":
             self._wake()
@@ -144,6 +151,7 @@ class Contained:
         theirs.close()
         for fd in ends:
             os.close(fd)
+        self._sessions.add(pid)
         self._live_with(pid, ours)
 
     def _live_with(self, pid: int, line: socket.socket) -> None:
