@@ -159,9 +159,7 @@ async def seen_inside(ask: Ask, path: str = ".") -> Tree:
         entries = await _entries(ask, f"{path}/{folder}" if folder else path)
         seen += len(entries)
         if seen > MOST_FILES or len(folder) > LONGEST_PATH:
-            raise WorkerLost(
-                f"the workspace has more than {MOST_FILES:,} files, or folders too deep to look at them all"
-            )
+            raise WorkerLost(f"the workspace has more than {MOST_FILES:,} files, or folders too deep to look into")
         for entry in entries:
             name = f"{folder}/{entry['name']}" if folder else str(entry["name"])
             if entry.get("kind") == "folder":
@@ -189,7 +187,8 @@ def _is_entry(entry: Any) -> bool:
     return (
         isinstance(name, str)
         and name not in ("", ".", "..")
-        and not {"/", "\0"} & {*name}
+        and "/" not in name
+        and "\0" not in name
         and "size" in entry
         and all(type(number) is int for number in numbers)
         and type(entry.get("modified", 0.0)) in (int, float)
