@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 from carrel.execution.settings import Limits, SubprocessConfig
@@ -53,3 +55,54 @@ async def test_a_flood_of_output_beside_another_session() -> None:
         assert len(result.stdout) < 2 * MIB
         assert "bytes left out" in result.stdout
         assert (await other.run("1 + 1")).stdout == ""
+
+
+UNDER_WAY = """
+import array, os, socket
+kept, nothing, said = [], os.open("/dev/null", os.O_RDONLY), ""
+numbers = array.array("i", [nothing] * 250)
+try:
+    while True:
+        kept += socket.socketpair()
+        for _ in range(20):
+            kept[-1].sendmsg([b"x"], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, numbers)])
+except OSError as problem:
+    said = problem.strerror
+said
+"""
+BESIDE_IT = f"""
+import asyncio, os, resource
+from carrel.execution.settings import SubprocessConfig
+from carrel.execution.subprocess_executor import SubprocessExecutor
+resource.setrlimit(resource.RLIMIT_NOFILE, (1024, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+config = SubprocessConfig(sandbox="required")
+async def main():
+    async with SubprocessExecutor(config) as flood, SubprocessExecutor(config) as other:
+        await other.run("x = 5")
+        print((await flood.run({UNDER_WAY!r})).value)
+        for n in range(5):
+            kept = await other.run("x += 1; x")
+            print(kept.value, kept.error)
+            await asyncio.sleep(0.1)
+        print((await other.exec("sleep 100 & echo here")).stdout.strip())
+        async with SubprocessExecutor(config) as new:
+            print((await new.run("'new'")).value)
+        crashed = await other.run("import os; os._exit(1)")
+        print(crashed.error_type, crashed.state, crashed.state_reason)
+        print((await other.run("1 + 1")).value)
+asyncio.run(main())
+"""
+
+
+def test_a_flood_of_descriptors_under_way_harms_no_other_session() -> None:
+    """The kernel counts them for all processes of a user together."""
+    done = subprocess.run([sys.executable, "-c", BESIDE_IT], capture_output=True, text=True, check=False, timeout=100)
+    refused = "Too many references: cannot splice"
+    assert done.stdout.splitlines() == [
+        refused,
+        *(f"{n} None" for n in range(6, 11)),
+        "here",
+        "new",
+        f"Crashed lost the host could not be given one: {refused}",
+        "2",
+    ], done.stderr

@@ -15,6 +15,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from carrel.execution.host_line import HostLine, Record
+from carrel.execution.init_control import InitControl
 from carrel.execution.pipes import Discard, OutputPipe
 from carrel.execution.settings import SubprocessConfig
 from carrel.execution.subprocess_executor import SubprocessExecutor
@@ -308,3 +309,18 @@ async def test_code_may_read_its_own_output_before_the_host_does() -> None:
         thief.join()
         os.close(other)
         pipe.close()
+
+
+async def test_the_ends_that_init_tells_of_are_not_kept_for_ever() -> None:
+    ours, init = socket.socketpair()
+    init.setblocking(False)
+    control = InitControl(ours, lambda descriptor, pid: None, lambda reason: None)
+    try:
+        for pid in range(2000):
+            await asyncio.get_running_loop().sock_sendall(init, framed(b'{"op":"exited","pid":%d,"status":9}' % pid))
+            await asyncio.sleep(0)
+        assert await control.status_of(1999) == 9
+        assert len(control._statuses) < 300
+    finally:
+        control.close()
+        init.close()

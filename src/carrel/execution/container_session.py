@@ -238,18 +238,18 @@ class ContainerSession(LiveSession):
 
     async def begin_again(self) -> bool:
         try:
-            await self._worker_from("again", "start a fresh worker")
+            await self._worker_from("again", "start a fresh worker", **self._left)
         except SpawnFailed:
             return False
         return True
 
-    async def _worker_from(self, operation: str, step: str) -> None:
+    async def _worker_from(self, operation: str, step: str, **more: Any) -> None:
         if self._stream is None or self._stream.closed:
             raise SpawnFailed(step, None, self._broke)
         self._broke = ""
         self._ready = self._loop.create_future()
         self._alive = True
-        self._tell({"op": operation})
+        self._tell({"op": operation, **more})
         await self._get_ready(step)
 
     # --- the end ----------------------------------------------------------------------------------------------------

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import array
 import asyncio
+import errno
 import os
 import socket
 from collections.abc import Callable, Sequence
@@ -11,6 +12,7 @@ from typing import Any
 
 import orjson
 
+from carrel.sandbox.limits import raise_open_files
 from carrel.worker.line import LARGEST, MOST_FDS, LineBroken, TooLong, packed, unpacked
 
 Record = dict[str, Any]
@@ -90,7 +92,10 @@ class HostLine:
             self._loop.add_writer(self._socket.fileno(), self._write)
             return
         except OSError as problem:
-            self._end(f"the line is gone: {problem.strerror}")
+            if problem.errno == errno.ETOOMANYREFS and raise_open_files():
+                self._write()
+            else:
+                self._end(f"the line is gone: {problem.strerror}")
             return
         if self._waits_for_room:
             self._waits_for_room = False

@@ -4,18 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import os
-import shlex
-import shutil
 import threading
 import time
 from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
-from dataclasses import dataclass
-from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self
-from uuid import uuid4
 
 from carrel.errors import CarrelError, ExecutorClosed, ForkRefused
 from carrel.execution import file_changes, given, import_paths, requests, scratch, thread_streams
@@ -37,20 +32,18 @@ from carrel.execution.executor import (
     Output,
     RunningCommand,
 )
+from carrel.execution.host_commands import SHELL, HostCommands
 from carrel.execution.host_line import Record
 from carrel.execution.outcome import Stop, closed_result, failed_result, finished, misused, stopped
 from carrel.execution.packages import Packages, in_process_packages
-from carrel.execution.pipes import OutputPipe, Sink
 from carrel.execution.settings import InProcessConfig, settings_of
 from carrel.execution.streaming import Streaming, streamed
 from carrel.execution.uv_program import has_uv
 from carrel.worker import files, values
 from carrel.worker.asking import encoded
-from carrel.worker.families import MARK, Family, look
 from carrel.worker.host_errors import raised
 from carrel.worker.namespaces import namespaces
 
-_SHELL = ["/bin/sh", "-c"]
 _LOOK = 0.02
 """Seconds after which code that waits for the host looks whether it was interrupted."""
 
@@ -75,7 +68,7 @@ class InProcessExecutor:
         self._stop: Stop | None = None
         self._stdout: BoundedOutput | None = None
         self._calls: set[asyncio.Task[Any]] = set()
-        self._commands: dict[int, _Command] = {}
+        self._commands = HostCommands()
         self._packages: Packages | None = None
         self._making = asyncio.Lock()
         self._closed = False
@@ -143,9 +136,7 @@ class InProcessExecutor:
         self._cancel_calls()
         if self._answer is not None and not self._answer.done():
             self._answer.set_result({"error": "Session is closed", "error_type": "Closed"})
-        for command in self._commands.values():
-            await asyncio.to_thread(command.family.kill)
-            command.close()
+        await self._commands.end_all()
         thread_streams.leave()
         if self._own_home is not None:
             await asyncio.to_thread(scratch.remove, self._own_home)
@@ -314,10 +305,11 @@ class InProcessExecutor:
         async with self._turn:
             await self._started()
             output = requests.CommandOutput(self.config.output_limit, on_output)
-            words = [*_SHELL, words] if isinstance(words, str) else words
+            words = [*SHELL, words] if isinstance(words, str) else words
             out, err = partial(output.add_piece, "stdout"), partial(output.add_piece, "stderr")
             began = time.perf_counter()
-            ended = await self._ran(words, out, err, seconds, folder, variables, typed, keep=True)
+            place, everything = self._home / (folder or ""), self._environment(variables)
+            ended = await self._commands.run(words, out, err, seconds, place, everything, typed, keep=True)
             if ended.error is not None:
                 err(f"{ended.error}\n".encode("utf-8", "backslashreplace"))
             duration = time.perf_counter() - began
@@ -337,97 +329,30 @@ class InProcessExecutor:
     ) -> CommandEnded:
         """For a call that is being answered; see `RunCommand`."""
         out, err = (lambda data: output("stdout", data)), (lambda data: output("stderr", data))
-        return await self._ran([str(word) for word in words], out, err, timeout, cwd, env, stdin, keep=False)
+        place, everything = self._home / (cwd or ""), self._environment(env or {})
+        named = [str(word) for word in words]
+        return await self._commands.run(named, out, err, timeout, place, everything, stdin, keep=False)
 
-    async def _ran(
-        self,
-        words: list[str],
-        out: Sink,
-        err: Sink,
-        timeout: float | None,
-        cwd: str | None,
-        env: Mapping[str, str] | None,
-        stdin: bytes | None,
-        *,
-        keep: bool,
-    ) -> CommandEnded:
-        """A command, until it ends; `keep`: what it leaves in the background goes on until the executor is closed."""
-        pipes, mark = (OutputPipe(), OutputPipe()), uuid4().hex
-        pipes[0].sink, pipes[1].sink = out, err
-        try:
-            process = await asyncio.create_subprocess_exec(
-                *words,
-                cwd=self._home / (cwd or ""),
-                env={**os.environ, **self._path_of_packages(), **(env or {}), MARK: mark},
-                stdin=asyncio.subprocess.DEVNULL if stdin is None else asyncio.subprocess.PIPE,
-                stdout=pipes[0].write_end,
-                stderr=pipes[1].write_end,
-                start_new_session=True,
-            )
-        except (OSError, ValueError) as problem:
-            for pipe in pipes:
-                pipe.close()
-            # A folder on the path that may not be looked into is no reason to call the program forbidden.
-            missing = isinstance(problem, FileNotFoundError) or shutil.which(words[0]) is None
-            return CommandEnded(127 if missing else 126, error=str(problem))
-        for pipe in pipes:
-            pipe.handed_over()
-        text = words[2] if words[:2] == _SHELL else shlex.join(words)
-        command = _Command(text, datetime.now(UTC), Family(process.pid, mark), pipes)
-        self._commands[process.pid] = command
-        timed_out = False
-        try:
-            async with asyncio.timeout(timeout):
-                await process.communicate(stdin)
-        except TimeoutError:
-            timed_out = True
-            await asyncio.to_thread(command.family.kill)
-            await process.wait()
-        except asyncio.CancelledError:
-            await asyncio.to_thread(command.family.kill)
-            await process.wait()
-            raise
-        finally:
-            command.family.over = process.returncode is not None
-            for pipe in pipes:
-                pipe.drain()
-                pipe.sink = None
-            if not keep:
-                await asyncio.to_thread(command.family.kill)
-            if not keep or (all(pipe.has_ended() for pipe in pipes) and not command.family.left_in_group()):
-                self._commands.pop(process.pid, None)
-                command.close()
-        code = 0 if process.returncode is None else process.returncode
-        return CommandEnded(124 if timed_out else code if code >= 0 else 128 - code, timed_out)
-
-    def _path_of_packages(self) -> dict[str, str]:
+    def _environment(self, given_too: Mapping[str, str]) -> dict[str, str]:
         """For commands, which know nothing of this process's own path."""
-        if self._packages is None:
-            return {}
-        paths = {"PYTHONPATH": f"{self._packages.added}", "PATH": f"{self._packages.added}/bin"}
-        return {name: os.pathsep.join(filter(None, (os.environ.get(name), path))) for name, path in paths.items()}
+        found = dict(os.environ)
+        if self._packages is not None:
+            paths = {"PYTHONPATH": f"{self._packages.added}", "PATH": f"{self._packages.added}/bin"}
+            found.update(
+                {name: os.pathsep.join(filter(None, (os.environ.get(name), path))) for name, path in paths.items()}
+            )
+        return {**found, **given_too}
 
     async def processes(self) -> list[RunningCommand]:
         async with self._turn:
             await self._started()
-            seen = await asyncio.to_thread(look)
-            for pid, command in list(self._commands.items()):
-                if not command.family.members(seen):
-                    del self._commands[pid]
-                    command.close()
-            return [RunningCommand(pid, command.text, command.started) for pid, command in self._commands.items()]
+            return await self._commands.processes()
 
     async def kill(self, pid: int) -> bool:
         number = given.whole_number(pid, "pid")
         async with self._turn:
             await self._started()
-            command = self._commands.pop(number, None)
-            if command is None:
-                return False
-            alive = bool(await asyncio.to_thread(command.family.members))
-            await asyncio.to_thread(command.family.kill)
-            command.close()
-            return alive
+            return await self._commands.kill(number)
 
     async def read_file(self, path: FilePath) -> bytes:
         return await requests.read_file(self._ask, path)
@@ -463,20 +388,6 @@ class InProcessExecutor:
             return files.answer(record, str(self._home))
         except (OSError, ValueError) as problem:
             return {"error": str(problem), "error_type": type(problem).__name__}
-
-
-@dataclass(frozen=True)
-class _Command:
-    """A command under way, or one that may have left something."""
-
-    text: str
-    started: datetime
-    family: Family
-    pipes: tuple[OutputPipe, OutputPipe]
-
-    def close(self) -> None:
-        for pipe in self.pipes:
-            pipe.close()
 
 
 class _Thread:

@@ -15,6 +15,9 @@ STATUS = 1.0
 """Seconds in which init must have told how a dead worker ended."""
 
 
+_MOST_STATUSES = 256
+
+
 class InitControl:
     """`worker` is called with a pidfd and a number for each worker that init starts, `ended` when init is gone."""
 
@@ -77,6 +80,9 @@ class InitControl:
             self._worker(fds.pop(), record["pid"])
         elif operation == "exited":
             self._statuses[record["pid"]] = record["status"]
+            if len(self._statuses) > _MOST_STATUSES:
+                # Code can name processes of its own as workers, and end them, for as long as it likes.
+                del self._statuses[next(iter(self._statuses))]
             self._changed.set()
         elif operation in ("fork_ready", "fork_failed"):
             answer = self._asked.pop(record["id"], None)

@@ -51,6 +51,8 @@ class LiveSession(ABC):
         """Whether something that an earlier run has left may still write to the pipes."""
         self._broke = ""
         self.python = ""
+        self._left: Record = {}
+        """Of the worker that is there: the session that what code starts belongs to, and when it last answered."""
 
     # --- what each kind does its own way ----------------------------------------------------------------------------
 
@@ -110,7 +112,8 @@ class LiveSession(ABC):
 
     @abstractmethod
     async def begin_again(self) -> bool:
-        """A fresh worker in the same place, the files as they are; False when there is none to be had."""
+        """A fresh worker in the same place, the files as they are; False when there is none to be had. What the dead
+        one's last run had started goes first."""
 
     @abstractmethod
     async def close(self) -> None:
@@ -129,6 +132,7 @@ class LiveSession(ABC):
         if hello.get("protocol") != 1:
             raise SpawnFailed(step, None, f"the worker speaks protocol {hello.get('protocol')!r}, not 1")
         self.python = str(hello.get("python", ""))
+        self._left = {"session": _small(hello.get("session")), "since": _small(hello.get("at"))}
         self._takes_pipes = hello.get("pipes") is True
 
     # --- asking -----------------------------------------------------------------------------------------------------
@@ -216,6 +220,8 @@ class LiveSession(ABC):
             self._pieces.pop(number, None)
             self._shared = self._shared or record.get("shared") is True
             self.unkept = record.get("unkept") is True if "unkept" in record else self.unkept
+            if "at" in record:
+                self._left["since"] = _small(record["at"])
             self._drain()
             if answer.done():
                 self._late[number] = record
@@ -255,6 +261,11 @@ class LiveSession(ABC):
         for answer in [*waiting.values(), self._ready]:
             if not answer.done():
                 fail(answer, WorkerDied(self._broke or reason))
+
+
+def _small(number: object) -> int | None:
+    """A number that a worker has told, to be told to others; None for anything else."""
+    return number if type(number) is int and 0 <= number < 1 << 53 else None
 
 
 def fail(answer: asyncio.Future[Record], problem: WorkerDied) -> None:

@@ -228,7 +228,7 @@ class LocalSession(LiveSession):
         self._ready = self._loop.create_future()
         self._line = self._new_line(line)
         self._forget_worker()
-        self.init.tell({"op": "again"}, [theirs.fileno(), self.stdout.write_end, self.stderr.write_end])
+        self.init.tell({"op": "again", **self._left}, [theirs.fileno(), self.stdout.write_end, self.stderr.write_end])
         try:
             theirs.close()
             self.stdout.handed_over()

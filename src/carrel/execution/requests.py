@@ -20,6 +20,11 @@ from carrel.execution.host_line import Record
 
 PIECE = 16 * 1024 * 1024
 """Bytes of a file that go into one record."""
+LARGEST_FILE = 2 * 1024 * 1024 * 1024
+"""Bytes of a file that are read; a session's Python could send pieces for ever."""
+MOST_FILES = 2_000_000
+"""Files and folders that are looked at; it could list folders in folders for ever too."""
+LONGEST_PATH = 4096
 
 Ask = Callable[[Record], Awaitable[Record]]
 _DECODER = codecs.getincrementaldecoder("utf-8")
@@ -106,6 +111,8 @@ async def read_file(ask: Ask, path: FilePath) -> bytes:
         answer = await _file(ask, "read", path, offset=len(data))
         piece = _decoded(answer)
         data += piece
+        if len(data) > LARGEST_FILE:
+            raise ValueError(f"{path} has more than {LARGEST_FILE >> 30} GiB; read it in parts, by code or a command")
         if answer.get("end") is not False or not piece:
             return bytes(data)
 
@@ -146,9 +153,14 @@ async def seen_inside(ask: Ask, path: str = ".") -> Tree:
     """Every file and link below the folder, as the session sees them."""
     found: Tree = {}
     folders = [""]
+    seen = 0
     while folders:
         folder = folders.pop()
-        for entry in await _entries(ask, f"{path}/{folder}" if folder else path):
+        entries = await _entries(ask, f"{path}/{folder}" if folder else path)
+        seen += len(entries)
+        if seen > MOST_FILES or len(folder) > LONGEST_PATH:
+            raise WorkerLost(f"the workspace has more than {MOST_FILES:,} files, or folders too deep to look into")
+        for entry in entries:
             name = f"{folder}/{entry['name']}" if folder else str(entry["name"])
             if entry.get("kind") == "folder":
                 folders.append(name)
@@ -162,9 +174,25 @@ async def seen_inside(ask: Ask, path: str = ".") -> Tree:
 
 async def _entries(ask: Ask, path: str) -> list[dict[str, Any]]:
     entries = (await _file(ask, "list", path)).get("entries")
-    if not isinstance(entries, list) or not all(isinstance(e, dict) and "name" in e and "size" in e for e in entries):
+    if not isinstance(entries, list) or not all(map(_is_entry, entries)):
         raise WorkerLost(f"the session's Python did not list {path} as it should")
     return entries
+
+
+def _is_entry(entry: Any) -> bool:
+    """Whether it is one, by a name that leads nowhere else."""
+    if not isinstance(entry, dict):
+        return False
+    name, numbers = entry.get("name"), [entry.get(field, 0) for field in ("size", "mode", "changed")]
+    return (
+        isinstance(name, str)
+        and name not in ("", ".", "..")
+        and "/" not in name
+        and "\0" not in name
+        and "size" in entry
+        and all(type(number) is int for number in numbers)
+        and type(entry.get("modified", 0.0)) in (int, float)
+    )
 
 
 def _kind(entry: dict[str, Any]) -> Literal["file", "folder", "link"]:

@@ -6,11 +6,10 @@ import os
 import select
 import signal
 import socket
-import time
 from collections.abc import Callable
 from typing import Any
 
-from . import copying, place, syscalls
+from . import copying, ending, place, syscalls
 from .forks import Forks
 from .permits import Permits, number_of
 from .plan import Plan
@@ -47,6 +46,8 @@ class Init:
         self.permits = Permits()
         self.forks = Forks(self)
         self.workers: set[int] = set()
+        # The first worker of a fork is in a session of the place above, which has no number here.
+        self.sessions: set[int] = set() if above is None else {0}
         self.poll = select.poll()
         self.wake_read, self.wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
 
@@ -75,9 +76,17 @@ class Init:
 
     def _announce(self, worker: int) -> None:
         self.workers.add(worker)
+        self.sessions.add(worker)
         descriptor = syscalls.pidfd_open(worker)
         self.tell({"op": "worker", "pid": worker}, [descriptor])
         os.close(descriptor)
+
+    def _end_run_of(self, session: object, since: object) -> None:
+        """What a killed run has started: none of those after it may signal them, each being behind its own fence.
+
+        The numbers were told by the worker, so only sessions of workers that came from here are ended."""
+        if type(session) is int and type(since) is int and session in self.sessions:
+            ending.kill_since(since, session)
 
     def _again(self, identity: object, ends: list[int]) -> None:
         """Another worker in the same place, when the last was lost with all its frozen forks."""
@@ -102,7 +111,7 @@ class Init:
     def _heard(self, source: int) -> None:
         if source == self.go:
             if not self.plan.confined:
-                kill_descendants()
+                ending.kill_descendants()
             os._exit(0)
         elif source == self.wake_read:
             os.read(self.wake_read, 4096)
@@ -120,12 +129,12 @@ class Init:
     def end(self) -> None:
         """The kernel kills a pid namespace with its first process, forks below it too: so init waits for those."""
         if not self.plan.confined:
-            kill_descendants()
+            ending.kill_descendants()
         if not self.forks.living:
             os._exit(0)
         if self.control is not None:
             self.poll.unregister(self.control.fileno())
-            kill_own_processes()
+            ending.kill_own_processes()
             for name in place.WRITABLE:
                 if name != "work":
                     copying.empty_tree(f"scratch/{name}")
@@ -165,6 +174,7 @@ class Init:
                 if record.get("op") == "fork":
                     self.forks.begin(record.get("id"), descriptors)
                 elif record.get("op") == "again":
+                    self._end_run_of(record.get("session"), record.get("since"))
                     self._again(record.get("id"), descriptors)
                 elif record.get("op") == "upper" and self.plan.confined:
                     self._show_upper(record.get("id"))
@@ -232,44 +242,3 @@ class Init:
 
 def _ignore(number: int, frame: object) -> None:
     """Only the wake-up pipe matters; without a handler the signal would not reach it."""
-
-
-def kill_own_processes() -> None:
-    """All of this pid namespace but init, and none of the namespaces below it."""
-    while True:
-        found = 0
-        for name in os.listdir("/proc"):
-            if name.isdigit() and name != "1" and _depth(name) == 1:
-                found += 1
-                os.kill(int(name), signal.SIGKILL)
-        if not found:
-            return
-        time.sleep(0.001)
-
-
-def _depth(name: str) -> int:
-    """How many pid namespaces, from ours downwards, a process has a number in; 0 when it is gone or a zombie."""
-    try:
-        with open(f"/proc/{name}/status", encoding="utf-8", errors="replace") as file:
-            text = file.read()
-        if "\nState:\tZ" in text:
-            return 0
-        return next((len(line.split()) - 1 for line in text.splitlines() if line.startswith("NSpid:")), 0)
-    except (FileNotFoundError, ProcessLookupError):
-        return 0
-
-
-def kill_descendants() -> None:
-    """Without a pid namespace: kill children, and theirs as they come to us, until there are none."""
-    while True:
-        try:
-            with open(f"/proc/self/task/{os.getpid()}/children", encoding="ascii") as file:
-                children = [int(word) for word in file.read().split()]
-        except OSError:
-            children = []
-        for child in children:
-            os.kill(child, signal.SIGKILL)
-        try:
-            os.waitpid(-1, 0)
-        except ChildProcessError:
-            return

@@ -11,8 +11,6 @@ def apply(plan: Plan) -> None:
     """For the calling process and all that come from it; none can be raised again."""
     limits = plan.limits
     _lower(resource.RLIMIT_CORE, 0)
-    if limits.open_files is not None:
-        _lower(resource.RLIMIT_NOFILE, limits.open_files)
     if limits.processes is not None and plan.confined:
         # Counted per user namespace, so this session's only. Without one it would count all of the user's processes.
         _lower(resource.RLIMIT_NPROC, limits.processes)
@@ -25,6 +23,22 @@ def apply(plan: Plan) -> None:
     _lower(resource.RLIMIT_MEMLOCK, 8 << 20)
     _lower(resource.RLIMIT_RTPRIO, 0)
     _lower(resource.RLIMIT_NICE, 0)
+
+
+def apply_open_files(plan: Plan) -> None:
+    """The last: it is also the number of descriptors that may be under way between all processes of a user before
+    this one can send any, and what other sessions send counts too."""
+    if plan.limits.open_files is not None:
+        _lower(resource.RLIMIT_NOFILE, plan.limits.open_files)
+
+
+def raise_open_files() -> bool:
+    """As far as it may be, so that descriptors can be sent; whether there was room."""
+    soft, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == most:
+        return False
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    return True
 
 
 def _lower(kind: int, value: int) -> None:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import array
+import errno
 import json
 import os
 import socket
 from typing import Any
+
+from .limits import raise_open_files
 
 LARGEST = 64 * 1024 * 1024
 MOST_DESCRIPTORS = 16
@@ -38,7 +41,13 @@ class Records:
         data = len(body).to_bytes(4, "big") + body
         if descriptors:
             ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))]
-            data = data[self.line.sendmsg([data], ancillary) :]
+            try:
+                sent = self.line.sendmsg([data], ancillary)
+            except OSError as problem:
+                if problem.errno != errno.ETOOMANYREFS or not raise_open_files():
+                    raise
+                sent = self.line.sendmsg([data], ancillary)
+            data = data[sent:]
         self.line.sendall(data)
 
     def receive(self) -> tuple[dict[str, Any], list[int]] | None:

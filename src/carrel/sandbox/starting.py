@@ -9,7 +9,7 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
-from . import confine, entering, namespaces, syscalls
+from . import confine, entering, limits, namespaces, syscalls
 from .init import Init
 from .place import Place
 from .plan import Plan, read_env
@@ -133,6 +133,7 @@ def _become_worker(
         if listener is not None:
             Records(init).send({"op": "listener"}, [listener])
             os.close(listener)
+        limits.apply_open_files(plan)
         report.step("call the entry")
         report.succeeded()
     except BaseException as error:  # noqa: BLE001 -- told to the zygote, which fails the spawn

@@ -16,6 +16,7 @@ from collections.abc import Callable
 from typing import Any
 
 from .families import MARK, Family, look
+from .line import TooManySent
 
 PIECE = 256 * 1024
 _PIPE = 1024 * 1024
@@ -208,7 +209,10 @@ class Commands:
         self.left_something = self.left_something or bool(pipes) or command.family.left_in_group()
         if len(self._background) > _MOST_REMEMBERED:
             self._forget_ended()
-        self._send(answer, pipes)
+        try:
+            self._send(answer, pipes)
+        except TooManySent:
+            self._send(answer, ())
         for pipe in command.streams.values():
             if pipe in self._selector.get_map():
                 self._selector.unregister(pipe)

@@ -7,28 +7,25 @@ stand in between. What comes from the worker is passed on and not believed.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import fcntl
-import gc
 import json
 import os
 import re
 import selectors
-import shutil
 import signal
 import site
 import socket
 import struct
 import sys
-import tarfile
 import termios
-import traceback
 from collections.abc import Callable
 from typing import Any
 
+from .contained_children import become_worker, set_dumpable
+from .families import end_since
 from .line import LARGEST, Line, LineBroken
-from .main import run
 from .naming import be_called
+from .unpacking import Unpacker
 
 HEAD = struct.Struct(">cI")
 """Before each frame: its channel, and how many bytes follow."""
@@ -59,11 +56,11 @@ class Contained:
         self._held = False
         self._frozen: tuple[list[int], int] | None = None
         self._discarded: list[int] = []
+        self._sessions: set[int] = set()
+        """Of the workers that were started here: what their code starts is in them."""
         self._settings: dict[str, Any] = {}
         self._environment: dict[str, str] = {}
-        self._unpacker = 0
-        self._unpack_pipe = -1
-        self._archive: list[memoryview] = []
+        self._unpacker = Unpacker(self._selector, lambda status: self._tell({"op": "unpacked", "status": status}))
         self._broke = ""
         self._killed_before = 0
         self._wake_read, wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
@@ -111,7 +108,7 @@ class Contained:
             if channel == CONTROL:
                 self._obey(json.loads(body))
             elif channel == ARCHIVE:
-                self._unpack_more(body)
+                self._unpacker.take(body)
             else:
                 self._pass_to_worker(channel, body)
 
@@ -121,6 +118,10 @@ class Contained:
             self._settings, self._environment = record["settings"], record["environment"]
             self._start()
         elif operation == "again":
+            session, since = record.get("session"), record.get("since")
+            if type(session) is int and type(since) is int and session in self._sessions:
+                # What the killed run had started, where no frozen fork is left to see to it.
+                end_since(since, {os.getpid()}, gently=False, session=session)
             self._start()
         elif operation == "wake":
             self._wake()
@@ -130,7 +131,7 @@ class Contained:
         elif operation == "hold":
             self._hold(record["on"])
         elif operation == "unpack":
-            self._unpack(record["at"], record["remove"])
+            self._unpacker.begin(record["at"], record["remove"])
 
     # --- the worker -------------------------------------------------------------------------------------------------
 
@@ -140,10 +141,11 @@ class Contained:
         ends = self._fresh_pipes()
         pid = os.fork()
         if pid == 0:
-            _become_worker(theirs.detach(), ends, self._environment, self._settings)
+            become_worker(theirs.detach(), ends, self._environment, self._settings)
         theirs.close()
         for fd in ends:
             os.close(fd)
+        self._sessions.add(pid)
         self._live_with(pid, ours)
 
     def _live_with(self, pid: int, line: socket.socket) -> None:
@@ -283,8 +285,8 @@ class Contained:
                 return
             if pid == self._worker:
                 self._exited(status)
-            elif pid == self._unpacker:
-                self._unpacked(status)
+            else:
+                self._unpacker.buried(pid, status)
 
     def _exited(self, status: int | None) -> None:
         """All it said and wrote before it ended is passed on first."""
@@ -369,61 +371,6 @@ class Contained:
         self._unwatch(fd)
         os.close(fd)
 
-    # --- files of the host ------------------------------------------------------------------------------------------
-
-    def _unpack(self, at: str, remove: list[str]) -> None:
-        """Have the archive that follows unpacked there; `remove` goes before. One that was given up is ended."""
-        self._end_unpacker()
-        read, self._unpack_pipe = os.pipe2(os.O_CLOEXEC)
-        os.set_blocking(self._unpack_pipe, False)
-        self._unpacker = os.fork()
-        if self._unpacker == 0:
-            os.close(self._unpack_pipe)
-            _become_unpacker(read, at, remove)
-        os.close(read)
-
-    def _unpack_more(self, data: bytes) -> None:
-        """Without waiting: code could stop who unpacks."""
-        if self._unpack_pipe >= 0:
-            self._archive.append(memoryview(data))
-            if len(self._archive) == 1:
-                self._write_archive(0)
-
-    def _write_archive(self, mask: int) -> None:
-        self._unwatch(self._unpack_pipe)
-        try:
-            while self._archive:
-                if not self._archive[0]:
-                    self._close_archive()
-                    return
-                left = self._archive[0][os.write(self._unpack_pipe, self._archive[0]) :]
-                self._archive[0] = left
-                if not left:
-                    self._archive.pop(0)
-        except BlockingIOError:
-            self._selector.register(self._unpack_pipe, selectors.EVENT_WRITE, self._write_archive)
-        except BrokenPipeError:
-            self._close_archive()  # How it ended is told when it has.
-
-    def _close_archive(self) -> None:
-        self._archive = []
-        if self._unpack_pipe >= 0:
-            self._unwatch(self._unpack_pipe)
-            os.close(self._unpack_pipe)
-            self._unpack_pipe = -1
-
-    def _end_unpacker(self) -> None:
-        self._close_archive()
-        if self._unpacker:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(self._unpacker, signal.SIGKILL)
-            self._unpacker = 0
-
-    def _unpacked(self, status: int) -> None:
-        self._unpacker = 0
-        self._close_archive()
-        self._tell({"op": "unpacked", "status": status})
-
 
 def _send_with(line: socket.socket, data: memoryview, fds: tuple[int, ...]) -> int:
     if not fds:
@@ -458,60 +405,6 @@ def _killed_for_memory() -> int:
     return 0
 
 
-def _as_usual() -> None:
-    """In a child: signals as a program finds them."""
-    signal.set_wakeup_fd(-1)
-    for number in (signal.SIGCHLD, signal.SIGINT):
-        signal.signal(number, signal.SIG_DFL)
-
-
-def _become_worker(line: int, ends: tuple[int, ...], environment: dict[str, str], settings: dict[str, Any]) -> None:
-    try:
-        _as_usual()
-        os.setsid()
-        _set_dumpable(True)
-        nothing = os.open("/dev/null", os.O_RDONLY)
-        for source, number in ((nothing, 0), (ends[0], 1), (ends[1], 2)):
-            os.dup2(source, number)
-        for name in os.listdir("/proc/self/fd"):
-            if int(name) > 2 and int(name) != line:
-                with contextlib.suppress(OSError):  # the listing's own
-                    os.close(int(name))
-        os.environ.update(environment)
-        os.umask(0o022)
-        with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w", encoding="ascii") as file:
-            file.write("500")  # When memory runs out, the session's own processes go before this one.
-        os.chdir(str(settings["home"]))
-        gc.collect()
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-    except BaseException:  # noqa: BLE001 - told where the session's output goes, then the end
-        traceback.print_exc()
-        os._exit(70)
-    run(line, -1, settings)
-
-
-def _become_unpacker(source: int, at: str, remove: list[str]) -> None:
-    code = 1
-    try:
-        _as_usual()
-        os.makedirs(at, exist_ok=True)
-        for name in remove:
-            path = os.path.join(at, name)
-            if os.path.isdir(path) and not os.path.islink(path):
-                shutil.rmtree(path)
-            elif os.path.lexists(path):
-                os.unlink(path)
-        with open(source, "rb") as file, tarfile.open(fileobj=file, mode="r|") as archive:
-            # What the host sends is taken as it is; older Pythons have no word for that.
-            trusted: dict[str, Any] = {"filter": "fully_trusted"} if hasattr(tarfile, "data_filter") else {}
-            archive.extractall(at, **trusted)
-        code = 0
-    except BaseException:  # noqa: BLE001 - told to the host, over the container's own standard error
-        traceback.print_exc()
-    finally:
-        os._exit(code)
-
-
 def facts() -> dict[str, Any]:
     """What the host must know of this Python to install packages for it."""
     try:
@@ -532,13 +425,8 @@ def facts() -> dict[str, Any]:
     }
 
 
-def _set_dumpable(on: bool) -> None:
-    """Whether others of the same user may trace this process, or reach what it has open."""
-    ctypes.CDLL(None).prctl(4, int(on), 0, 0, 0)  # 4: PR_SET_DUMPABLE
-
-
 def main() -> None:
     be_called()
-    _set_dumpable(False)
+    set_dumpable(False)
     os.umask(0o022)
     Contained().serve()

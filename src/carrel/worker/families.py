@@ -75,26 +75,28 @@ def now() -> int:
     return int(time.clock_gettime(time.CLOCK_BOOTTIME) * _TICKS)
 
 
-def end_since(moment: int, besides: set[int], gently: bool) -> None:
-    """End what was started since then and has not been detached on purpose: it is in this process's own session.
+def end_since(moment: int, besides: set[int], gently: bool, session: int | None = None) -> None:
+    """End what was started since then and has not been detached on purpose: it is in this process's own session, or
+    in the one that is named.
 
     `gently`: as Ctrl-C in a terminal does, by SIGINT; what is there a moment later is killed.
     """
-    if gently and not _signal_all(since(moment, besides), signal.SIGINT):
+    if gently and not _signal_all(since(moment, besides, session), signal.SIGINT):
         return
     until = time.monotonic() + (_MOMENT if gently else 0.0)
     while time.monotonic() < until:
-        if not since(moment, besides):
+        if not since(moment, besides, session):
             return
         time.sleep(0.005)
     until = time.monotonic() + _PATIENCE
-    while _signal_all(since(moment, besides), signal.SIGKILL) and time.monotonic() < until:
+    while _signal_all(since(moment, besides, session), signal.SIGKILL) and time.monotonic() < until:
         time.sleep(0.001)
 
 
-def since(moment: int, besides: set[int]) -> list[int]:
-    """What was started since then in this process's own session, without what others there have started."""
-    own, session, above = _depth(os.getpid()), os.getsid(0), os.getppid()
+def since(moment: int, besides: set[int], session: int | None = None) -> list[int]:
+    """What was started since then in a session, without what others there have started."""
+    own, above = _depth(os.getpid()), os.getppid()
+    session = os.getsid(0) if session is None else session
     table = {pid: parent for pid, (parent, _, theirs) in _table().items() if theirs == session}
     found = {pid for pid in table if pid not in besides and _began(pid) >= moment and _depth(pid) == own}
     while True:

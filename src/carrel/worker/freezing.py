@@ -13,7 +13,7 @@ import threading
 import warnings
 from collections.abc import Callable
 
-from .line import Line, LineBroken
+from .line import Line, LineBroken, TooManySent
 
 _NEVER_SHARED = ("/dev/nvidia", "/dev/kfd", "/dev/dri/")
 _BEAR_A_FORK = ("jemalloc_bg_thd",)
@@ -176,6 +176,9 @@ class Frozen:
         watched = _watched(pid)
         try:
             line.send({"op": "frozen", "pid": pid, "covers": covers}, (here.fileno(), *watched))
+        except TooManySent as problem:
+            self.drop()
+            return f"the host could not be given one: {problem.strerror}"
         finally:
             here.close()
             for fd in watched:

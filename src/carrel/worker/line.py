@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import array
+import errno
 import os
 import re
 import socket
@@ -28,6 +29,11 @@ Record = dict[str, Any]
 
 class LineBroken(Exception):
     """The other side is gone, or sent what is no record."""
+
+
+class TooManySent(OSError):
+    """The kernel takes no more descriptors for now: too many of this user's are under way already, perhaps another
+    session's. Nothing was sent."""
 
 
 class TooLong(ValueError):
@@ -86,6 +92,8 @@ class Line:
                     data = data[self.socket.sendmsg([data], ancillary) :]
                 self.socket.sendall(data)
             except OSError as problem:
+                if problem.errno == errno.ETOOMANYREFS:
+                    raise TooManySent(problem.errno, problem.strerror) from None
                 raise LineBroken(f"the line to the host is gone: {problem}") from None
 
     def waiting(self) -> bool:

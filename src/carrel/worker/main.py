@@ -112,7 +112,8 @@ class Worker:
 
     def _ready(self) -> None:
         version = ".".join(map(str, sys.version_info[:3]))
-        self._send({"op": "ready", "protocol": PROTOCOL, "python": version, "pid": os.getpid(), "pipes": True})
+        about = {"protocol": PROTOCOL, "python": version, "pid": os.getpid(), "pipes": True}
+        self._send({"op": "ready", **about, "session": os.getsid(0), "at": now()})
 
     def serve(self) -> None:
         """Until the host closes the line."""
@@ -244,7 +245,8 @@ class Worker:
                 end_since(began, self._not_of_a_run(), gently=True)
             self._survivors = set(since(began, self._not_of_a_run()))
         self._covers = record.get("id")
-        result = {"op": "done", "id": record.get("id"), "frozen": self._why_not, "unkept": self._changed, **outcome}
+        result = {"op": "done", "id": record.get("id"), "frozen": self._why_not, "unkept": self._changed, "at": now()}
+        result.update(outcome)
         try:
             self._send(result)
         except TooLong:

@@ -250,6 +250,21 @@ async def test_what_a_killed_run_had_started_goes_with_it(start: Start) -> None:
 
 
 @pytest.mark.promise("ends what a stopped run has started")
+async def test_what_a_killed_run_had_started_goes_also_where_no_frozen_fork_was_kept(start: Start) -> None:
+    executor = start(grace=0.3)
+    tail = f"{random.randrange(10**6):06}"
+    threads = "import os, subprocess, threading, time\nthreading.Thread(target=time.sleep, args=(1000,)).start()\n"
+    await executor.run(threads + f"before = subprocess.Popen(['sleep', '44.1{tail}'])")
+    await executor.exec(f"sleep 44.2{tail} & true")
+    # What is started in the same hundredth of a second is taken for the next run's own.
+    await asyncio.sleep(0.1)
+    apart = f"apart = subprocess.Popen(['sleep', '44.3{tail}'], start_new_session=True)\n"
+    result = await executor.run(apart + f"os.system('sleep 44.6{tail}; true')", timeout=0.3)
+    assert (result.error_type, result.state) == ("Timeout", "lost")
+    assert await sleepers(executor, tail) == ["1", "2", "3"]
+
+
+@pytest.mark.promise("ends what a stopped run has started")
 async def test_what_was_there_before_a_stopped_run_may_start_more_meanwhile(executor: Executor) -> None:
     tail = f"{random.randrange(10**6):06}"
     server = f"sh -c 'sleep 1; sleep 44.7{tail} & sleep 44.8{tail}; true'"

@@ -1,0 +1,85 @@
+"""Init's ways to end processes: all of its own, all that descend from it, or what one run has started."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+
+_PATIENCE = 2.0
+
+
+def kill_own_processes() -> None:
+    """All of this pid namespace but init, and none of the namespaces below it."""
+    while True:
+        found = 0
+        for name in os.listdir("/proc"):
+            if name.isdigit() and name != "1" and _depth(name) == 1:
+                found += 1
+                os.kill(int(name), signal.SIGKILL)
+        if not found:
+            return
+        time.sleep(0.001)
+
+
+def _depth(name: str) -> int:
+    """How many pid namespaces, from ours downwards, a process has a number in; 0 when it is gone or a zombie."""
+    try:
+        with open(f"/proc/{name}/status", encoding="utf-8", errors="replace") as file:
+            text = file.read()
+        if "\nState:\tZ" in text:
+            return 0
+        return next((len(line.split()) - 1 for line in text.splitlines() if line.startswith("NSpid:")), 0)
+    except (FileNotFoundError, ProcessLookupError):
+        return 0
+
+
+def kill_descendants() -> None:
+    """Without a pid namespace: kill children, and theirs as they come to us, until there are none."""
+    while True:
+        try:
+            with open(f"/proc/self/task/{os.getpid()}/children", encoding="ascii") as file:
+                children = [int(word) for word in file.read().split()]
+        except OSError:
+            children = []
+        for child in children:
+            os.kill(child, signal.SIGKILL)
+        try:
+            os.waitpid(-1, 0)
+        except ChildProcessError:
+            return
+
+
+def kill_since(moment: int, session: int) -> None:
+    """What was started in a session since then, by the kernel's clock, and not by something older in it."""
+    until = time.monotonic() + _PATIENCE
+    while time.monotonic() < until:
+        found = _since(moment, session)
+        for pid in found:
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                continue
+        if not found:
+            return
+        time.sleep(0.001)
+
+
+def _since(moment: int, session: int) -> set[int]:
+    parents, young = {}, set()
+    for name in os.listdir("/proc"):
+        if name.isdigit() and int(name) != os.getpid() and _depth(name) == 1:
+            try:
+                with open(f"/proc/{name}/stat", "rb") as file:
+                    words = file.read().rpartition(b")")[2].split()
+            except (FileNotFoundError, ProcessLookupError):
+                continue
+            if int(words[3]) == session:
+                parents[int(name)] = int(words[1])
+                if int(words[19]) >= moment:
+                    young.add(int(name))
+    while True:
+        others = {pid for pid in young if parents[pid] in parents and parents[pid] not in young}
+        if not others:
+            return young
+        young -= others
