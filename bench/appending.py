@@ -4,6 +4,7 @@ import asyncio
 import json
 import os
 import statistics
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -74,7 +75,11 @@ async def _on_the_disk(scale: Scale) -> Line:
             await asyncio.gather(*(appender(f"s{number}", each) for number in range(APPENDERS)))
             rates["ours"].append(APPENDERS * each / (time.perf_counter() - start))
     together, one = statistics.median(rates["ours"]), statistics.median(rates["plain"])
-    how = f"{APPENDERS} appenders to {APPENDERS} sessions, against one alone; appends a second"
+    bare = statistics.median(_bare_threads(scale, alone, each) for _ in range(5))
+    how = (
+        f"{APPENDERS} appenders to {APPENDERS} sessions, against one alone; appends a second. What the disk gives: "
+        f"{APPENDERS} bare threads that only write and sync reach {bare:.1f} times what one of them does"
+    )
     return Line(
         "append, durability fsync, 32 at once",
         together,
@@ -87,3 +92,25 @@ async def _on_the_disk(scale: Scale) -> Line:
         how=how,
         samples=rates,
     )
+
+
+def _bare_threads(scale: Scale, alone: int, each: int) -> float:
+    """How many times as many lines 32 threads write and sync as one thread does, each to a file of its own."""
+    line = json.dumps(message(0)).encode() + b"\n"
+
+    def write(number: int, count: int) -> None:
+        with (scale.folder / f"bare-{number}").open("ab", buffering=0) as file:
+            for _ in range(count):
+                file.write(line)
+                os.fdatasync(file.fileno())
+
+    start = time.perf_counter()
+    write(APPENDERS, alone)
+    one = alone / (time.perf_counter() - start)
+    threads = [threading.Thread(target=write, args=(number, each)) for number in range(APPENDERS)]
+    start = time.perf_counter()
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return APPENDERS * each / (time.perf_counter() - start) / one

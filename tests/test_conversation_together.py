@@ -3,8 +3,9 @@
 import asyncio
 import sys
 from asyncio.subprocess import PIPE
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -225,9 +226,9 @@ class Crowded(MemoryStore):
         super().__init__()
         self.words: list[str] = []
 
-    async def append(self, key: str, records: list[bytes], *, sync: bool = False, create: bool = True) -> int:
+    async def append(self, key: str, records: Sequence[bytes], **how: Any) -> int:
         await self._put_in(key)
-        seq = await super().append(key, records, sync=sync, create=create)
+        seq = await super().append(key, records, **how)
         await self._put_in(key)
         return seq
 

@@ -1,6 +1,7 @@
 """Search over sessions: what was said is found again, in these words or in others, whatever happened to it since."""
 
 import asyncio
+import base64
 import logging
 import os
 import sqlite3
@@ -20,6 +21,7 @@ from carrel.conversation.messages import (
     assistant_message,
     build_message,
     document_block,
+    image_block,
     text_block,
     tool_result_block,
     tool_use_block,
@@ -154,14 +156,48 @@ async def test_tools_names_inputs_and_outputs_are_found(store: SessionStore) -> 
         assert places(await store.search(word)) == [("a", seq)], word
 
 
-async def test_a_long_output_is_found_by_its_beginning_and_its_end(store: SessionStore) -> None:
-    text = "alpha " + "filler " * 3000 + "middle " + "filler " * 3000 + "omega"
-    blocks = [tool_result_block(tool_use_id=str(n), model_text=text if n == 0 else f"result{n}") for n in range(3)]
-    await store.append_message("a", build_message("user", blocks))
-    assert places(await store.search("alpha")) == [("a", 1)]
-    assert places(await store.search("omega")) == [("a", 1)]
-    assert places(await store.search("result2")) == [("a", 1)]
-    assert marked((await store.search("omega"))[0]) == ["omega"]
+LONG = "".join(f"line {number} of the build says nothing\n" for number in range(4000))
+
+
+def printed(text: str) -> Any:
+    return build_message("user", [tool_result_block(tool_use_id="t", model_text=text)])
+
+
+async def test_a_long_output_is_found_by_what_stands_in_its_middle(store: SessionStore) -> None:
+    await store.append_message("a", printed(f"{LONG}cannot open quxlib.so\n{LONG}"))
+    await store.append_message("a", user_text_message("What went wrong?"))
+    assert list(store.session_dir("a").glob("tool-output/*"))
+    for asked in ("quxlib", '"cannot open quxlib.so"', "line 3999"):
+        hit = (await store.search(asked))[0]
+        assert (hit.session_id, hit.seq) == ("a", 1)
+        assert marked(hit)
+    # One that comes after the first search, and one that is gone.
+    await store.append_message("b", printed(f"{LONG}then corgelib\n{LONG}"))
+    assert places(await store.search("corgelib")) == [("b", 1)]
+    for file in store.session_dir("b").glob("tool-output/*"):
+        file.unlink()
+    assert places(await store.search("corgelib")) == [("b", 1)]
+
+
+async def test_of_an_output_without_end_the_ends_are_found(store: SessionStore) -> None:
+    filler = "filler " * 100_000
+    await store.append_message("a", printed(f"alpha {filler} middle {filler} omega"))
+    assert places(await store.search("alpha")) == places(await store.search("omega")) == [("a", 1)]
+    assert await store.search("middle") == []
+
+
+async def test_a_word_that_a_tool_printed_often_does_not_come_before_what_was_said(store: SessionStore) -> None:
+    await store.create_session("The walrus", session_id="a")
+    await store.append_message("a", printed("walrus " * 300))
+    await store.append_message("a", user_text_message("Where is the walrus?"))
+    assert places(await store.search("walrus")) == [("a", 0), ("a", 2), ("a", 1)]
+
+
+async def test_a_picture_is_found_by_its_name_and_not_by_how_it_is_kept(store: SessionStore) -> None:
+    picture = image_block(base64.b64encode(os.urandom(90_000)).decode(), mime_type="image/png", name="harbour.png")
+    await store.append_message("a", build_message("user", [text_block("Look at this"), picture]))
+    assert (await store.search("harbour"))[0].snippet == "Look at this harbour.png"
+    assert await store.search("blobs") == []
 
 
 @pytest.mark.parametrize(

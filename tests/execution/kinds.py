@@ -21,6 +21,7 @@ DIFFERENCES: dict[tuple[str, str], str] = {
         "output below Python",
     ): "what child processes and C code write goes to the host's own output",
     ("in-process", "output of threads"): "Python does not say to which run a thread belongs",
+    ("in-process", "warnings of its own"): "what is done with a warning is decided for the whole process",
     ("in-process", "works in its workspace"): "the current folder belongs to the whole process",
     ("in-process", "stops anything"): "a thread that does not come back from C cannot be stopped, only left behind",
     ("in-process", "only its own environment variables"): "they belong to the whole process",

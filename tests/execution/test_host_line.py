@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import array
 import asyncio
+import contextlib
 import gc
 import json
 import os
 import socket
+import threading
 from collections.abc import AsyncIterator
 
 import pytest
 
 from carrel.execution.host_line import HostLine, Record
+from carrel.execution.pipes import Discard, OutputPipe
 from carrel.execution.settings import SubprocessConfig
 from carrel.execution.subprocess_executor import SubprocessExecutor
 from carrel.worker.line import LineBroken
@@ -211,3 +214,97 @@ async def test_what_waits_to_be_read_is_bounded_in_bytes(heard: Heard) -> None:
     assert heard.line.unread == 0
     heard.line.send(answer, most_unread=1_500_000)
     assert heard.line.unread > 0
+
+
+SEND_FDS = """
+import array, json, os, socket, stat, struct, time
+def send(record, fds):
+    body = json.dumps(record).encode()
+    numbers = [int(name) for name in os.listdir("/proc/self/fd") if os.path.exists(f"/proc/self/fd/{name}")]
+    (line,) = [fd for fd in numbers if fd > 3 and stat.S_ISSOCK(os.fstat(fd).st_mode) and fd not in fds]
+    end = socket.socket(fileno=os.dup(line))
+    ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))]
+    end.sendmsg([struct.pack(">I", len(body))], ancillary)
+    for fd in fds:
+        os.close(fd)  # so that the host has it alone when the record is there
+    end.sendall(body)
+    end.close()
+"""
+
+
+async def test_a_frozen_fork_that_nobody_can_watch_breaks_only_its_own_worker() -> None:
+    """A signal can be sent to a folder of /proc; its end cannot be waited for, which once came out of `run`."""
+    async with SubprocessExecutor(SubprocessConfig(sandbox="required")) as executor:
+        await executor.run("x = 5")
+        forged = (
+            "ends = [socket.socketpair()[0].detach(), os.open('/proc/self', os.O_RDONLY)]\n"
+            "send({'op': 'frozen', 'pid': os.getpid(), 'fds': 2}, ends)\nos._exit(3)"
+        )
+        assert (await executor.run(SEND_FDS + forged)).error_type == "Crashed"
+        assert (await executor.run("1 + 1")).value == 2
+
+
+async def test_of_what_a_session_sends_only_pipes_are_read() -> None:
+    """A device that always has something to read would keep the host busy for nothing."""
+    discard = Discard()
+    read, write = os.pipe()
+    given = [os.open("/dev/random", os.O_RDONLY), os.open(os.devnull, os.O_RDONLY), os.eventfd(1), os.memfd_create("x")]
+    discard.take([*given, read])
+    assert discard._open == [read]
+    for descriptor in given:
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            os.fstat(descriptor)
+    os.close(write)
+    await until(lambda: not discard._open)
+
+
+LINGERS = """
+server = socket.create_server(("127.0.0.1", 0))
+end, (peer, _) = socket.create_connection(server.getsockname()), server.accept()
+end.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 1000))
+end.setblocking(False)
+try:
+    while True:
+        end.send(bytes(65536))
+except BlockingIOError:
+    end.setblocking(True)
+if os.fork() == 0:
+    end.close()
+    time.sleep(1000)
+server.close(); peer.close()
+fd = end.detach()
+send({"op": "nonsense"}, [fd])
+time.sleep(60)
+"""
+
+
+@pytest.mark.timeout(120)
+async def test_a_socket_that_lingers_does_not_hold_up_who_closes_it() -> None:
+    async with SubprocessExecutor(SubprocessConfig(sandbox="required")) as executor:
+        await executor.run("x = 5")
+        assert (await executor.run(SEND_FDS + LINGERS, timeout=60)).error_type == "Crashed"
+        assert (await executor.run("x")).value == 5
+
+
+async def test_code_may_read_its_own_output_before_the_host_does() -> None:
+    """Whoever has the write end can open the pipe for reading as well; between a look and a read all may be gone."""
+    pipe = OutputPipe()
+    pipe.watch(False)
+    other, over = os.open(f"/proc/self/fd/{pipe.write_end}", os.O_RDONLY | os.O_NONBLOCK), threading.Event()
+
+    def steal() -> None:
+        while not over.is_set():
+            with contextlib.suppress(BlockingIOError):
+                os.read(other, 1000)
+
+    thief = threading.Thread(target=steal)
+    thief.start()
+    try:
+        for _ in range(20_000):
+            os.write(pipe.write_end, b"x")
+            pipe.drain()
+    finally:
+        over.set()
+        thief.join()
+        os.close(other)
+        pipe.close()

@@ -7,7 +7,9 @@ from pathlib import Path
 import pytest
 
 from carrel.conversation.importers import Imported, detect, read_session_file
+from carrel.conversation.messages import user_text_message
 from carrel.conversation.replay import visible_after
+from carrel.conversation.store import SessionStore
 from carrel.errors import SessionTooNew
 
 Reader = Callable[..., list[Imported]]
@@ -110,6 +112,27 @@ def test_damaged_metadata_does_not_cost_the_session(samples: Path, tmp_path: Pat
     session = only(tmp_path)
     assert session.title == "Nobody wrote down my title."
     assert "damaged" in session.report.problems[0]
+
+
+@pytest.mark.parametrize("damage", [None, b"", b"{oops"])
+async def test_where_metadata_is_lost_what_the_session_was_made_with_is_found(
+    tmp_path: Path, damage: bytes | None
+) -> None:
+    async with SessionStore(tmp_path / "theirs", embedder=None) as theirs:
+        made = await theirs.create_session(
+            "Given", session_id="a", provider="openai", model="m", cwd="/work", tone="dry"
+        )
+        await theirs.append_message("a", user_text_message("Hello"))
+        await theirs.create_session(session_id="b", model="n")
+        await theirs.append_message("b", user_text_message("First words"))
+    for name in "ab":
+        meta = tmp_path / "theirs" / name / "meta.json"
+        meta.unlink() if damage is None else meta.write_bytes(damage)
+    first, second = read_session_file(tmp_path / "theirs")
+    assert (first.title, first.provider, first.model, first.cwd) == ("Given", "openai", "m", "/work")
+    assert (first.created_at, first.meta["tone"]) == (made["session"]["created_at"], "dry")
+    assert (second.title, second.model) == ("First words", "n")
+    assert ["created.jsonl" in problem for problem in first.report.problems] == [True] * (damage is not None)
 
 
 def test_a_newer_version_is_refused_and_says_so(tmp_path: Path) -> None:

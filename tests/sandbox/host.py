@@ -54,6 +54,8 @@ class Session:
         self.control = Records(control)
         self.stdout, out = os.pipe()
         self.stderr, err = os.pipe()
+        self.control.send({"op": "begin", "settings": settings})
+        settings = {name: value for name, value in settings.items() if name != "env"}
         self.answer = host.spawn(settings, [line.fileno(), theirs.fileno(), out, err])
         for end in (line, theirs):
             end.close()

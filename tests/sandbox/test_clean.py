@@ -174,3 +174,34 @@ def test_one_that_ends_before_it_is_heard_is_told_as_failed_and_harms_nobody(sai
     done = subprocess.run([sys.executable, "-c", GONE, said], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("{} {'op': 'failed', 'id': 'mine'"), done.stdout
+
+
+LOOK_FOR = """
+import re
+wanted = re.compile(("se" + "cret-of-" + "[A-Z]+").encode())
+found = set()
+with open("/proc/self/maps") as maps, open("/proc/self/mem", "rb", 0) as memory:
+    for row in maps:
+        place, rights = row.split()[:2]
+        begin, end = (int(word, 16) for word in place.split("-"))
+        if rights.startswith("rw"):
+            memory.seek(begin)
+            try:
+                found.update(match.decode() for match in wanted.findall(memory.read(end - begin)))
+            except OSError:
+                pass
+answer = sorted(found)
+"""
+
+
+def test_what_one_session_was_given_is_not_in_the_memory_of_the_next(host: Host) -> None:
+    first = host.session(env={"TOKEN": "secret-of-FIRST;" * 20})
+    second = host.session(env={"TOKEN": "secret-of-SECOND"})
+    third = host.session()
+    try:
+        assert first.value("import os; answer = os.environ['TOKEN']") == "secret-of-FIRST;" * 20
+        assert second.value(LOOK_FOR) == ["secret-of-SECOND"]
+        assert third.value(LOOK_FOR) == []
+    finally:
+        for session in (first, second, third):
+            session.close()

@@ -16,7 +16,7 @@ from carrel.sandbox.numbers import NUMBERS
 from tests.sandbox.attempts import EACCES, EAFNOSUPPORT, EINVAL, ENOENT, ENOSYS, EPERM, RAW, in_a_child
 from tests.sandbox.host import Session
 
-ESRCH, ENETUNREACH, ECONNREFUSED = 3, 101, 111
+ESRCH, EPROTONOSUPPORT, ENETUNREACH, ECONNREFUSED = 3, 93, 101, 111
 CALLS = sorted(name for names in REFUSED.values() for name in names.split() if name in NUMBERS)
 DEADLY = sorted(name for names in KILLED.values() for name in names.split() if name in NUMBERS)
 
@@ -147,6 +147,30 @@ def test_the_host_s_shared_memory_and_queues(inside: Session) -> None:
         fails(inside, f"raw({30 if platform.machine() == 'x86_64' else 196}, {number}, 0, 0)", EINVAL)
     finally:
         subprocess.run(["ipcrm", "-m", number], check=True)
+
+
+def test_who_closes_a_socket_of_the_session_never_waits(inside: Session) -> None:
+    """It is told that it may, and the socket does not linger: the host closes what it is sent."""
+    code = (
+        "s = socket.socket()\ns.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, bytes([1, 0, 0, 0, 99, 0, 0, 0]))\n"
+        "answer = list(s.getsockopt(socket.SOL_SOCKET, socket.SO_LINGER, 8))"
+    )
+    assert inside.value(RAW + code) == [0] * 8
+
+
+@pytest.mark.parametrize(("sort", "protocol"), [(5, 132), (1, 132), (6, 33), (2, 115)])
+def test_protocols_that_few_speak(inside: Session, sort: int, protocol: int) -> None:
+    for family in (2, 10):
+        fails(inside, f"raw({NUMBERS['socket']}, {family}, {sort}, {protocol})", EPROTONOSUPPORT)
+
+
+@pytest.mark.parametrize("request_number", [0x89A0, 0x89F1, 0x8990])
+def test_network_drivers(inside: Session, request_number: int) -> None:
+    fails(inside, f"import fcntl\nfcntl.ioctl(socket.socket(), {request_number}, bytes(40))", EPERM)
+
+
+def test_another_discipline_of_a_terminal(inside: Session) -> None:
+    fails(inside, "import pty, fcntl\na, b = pty.openpty()\nfcntl.ioctl(b, 0x5423, bytes([21, 0, 0, 0]))", EPERM)
 
 
 def test_the_terminal_s_input(inside: Session) -> None:

@@ -91,6 +91,20 @@ def test_raw_sockets_and_packet_rules(machine: str) -> None:
     ]
     assert [ask(machine, "setsockopt", 3, level, 64) for level in (0, 41, 1, 6)] == [EPERM, EPERM, bpf.ALLOW, bpf.ALLOW]
     assert [ask(machine, "setsockopt", 3, 41, option) for option in (26, 66, 67)] == [bpf.ALLOW] * 3
+    assert ask(machine, "setsockopt", 3, 0, 1152) == EPERM
+
+
+def test_protocols_that_few_speak(machine: str) -> None:
+    unknown = bpf.refuse(errno.EPROTONOSUPPORT)
+    spoken = {number for number in range(300) if ask(machine, "socket", 2, 2, number) == bpf.ALLOW}
+    assert spoken == {0, 1, 6, 17, 58, 136, 262}
+    assert [ask(machine, "socket", 10, kind) for kind in (1, 2, 5, 6)] == [bpf.ALLOW, bpf.ALLOW, unknown, unknown]
+    assert ask(machine, "socket", 1, 5) == bpf.ALLOW
+
+
+def test_a_socket_cannot_be_made_to_linger(machine: str) -> None:
+    assert ask(machine, "setsockopt", 3, 1, 13) == bpf.PRETEND
+    assert ask(machine, "setsockopt", 3, 6, 13) == bpf.ALLOW
 
 
 def test_no_set_user_id_where_files_reach_the_disk(machine: str) -> None:
@@ -130,6 +144,8 @@ def test_setns_asks_init_where_forks_are_made(machine: str) -> None:
 def test_terminals_and_personalities(machine: str) -> None:
     assert [ask(machine, "ioctl", 0, request) for request in (0x5412, 0x541C, 0x5413)] == [EPERM, EPERM, bpf.ALLOW]
     assert ask(machine, "ioctl", 0, 1 << 32 | 0x5412) == EPERM
+    requests = {0x5423: EPERM, 0x5424: bpf.ALLOW, 0x8933: bpf.ALLOW, 0x89A0: EPERM, 0x89FF: EPERM, 0x8A00: bpf.ALLOW}
+    assert {request: ask(machine, "ioctl", 0, request) for request in requests} == requests
     asked = {value: ask(machine, "personality", value) for value in (0, 0x0040000, 0xFFFFFFFF, 0x0400000, 8)}
     assert asked == {0: bpf.ALLOW, 0x0040000: bpf.ALLOW, 0xFFFFFFFF: bpf.ALLOW, 0x0400000: EPERM, 8: bpf.ALLOW}
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import stat
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -170,6 +172,25 @@ def test_extra_mounts(start: Callable[..., Session], folder: Path, host: Host) -
     assert session.run("open('/data/x', 'w')")["errno"] == 30
     session.value("open('/out/x', 'w').write('y')")
     assert (folder / "x").read_text(encoding="utf-8") == "y"
+
+
+@pytest.mark.parametrize("mode", ["overlay", "rw", "ro"])
+def test_a_link_in_the_workspace_leads_no_mount_out(
+    start: Callable[..., Session], folder: Path, host: Host, mode: str
+) -> None:
+    """What is made to mount on would be made on the host, where the link leads."""
+    # Not below /tmp: while a place is built its own root is there.
+    outside = Path(tempfile.mkdtemp(dir="/var/tmp"))
+    try:
+        outside.chmod(0o777)
+        (folder / "link").symlink_to(outside)
+        mounts = [{"source": str(folder), "at": "/workspace/link/made", "mode": "ro"}]
+        with pytest.raises(Refused) as refused:
+            start(workspace={"source": str(folder), "mode": mode}, mounts=mounts)
+        assert refused.value.answer["step"] == "mount /workspace/link/made"
+        assert list(outside.iterdir()) == []
+    finally:
+        shutil.rmtree(outside)
 
 
 @pytest.mark.parametrize("at", ["/proc/x", "/usr/lib", "/", "relative", "/a/../etc"])

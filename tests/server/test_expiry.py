@@ -54,6 +54,29 @@ async def test_it_is_ended_when_its_time_is_over(desk: FrontDesk) -> None:
         desk.live("ann", session.session_id)
 
 
+async def test_one_that_is_being_ended_is_handed_out_to_nobody(desk: FrontDesk) -> None:
+    session = await desk.ready(await desk.create("ann", NewSession()), 30)
+    task = desk.live("ann", session.session_id)
+    ending = asyncio.create_task(desk.close_session("ann", session.session_id))
+    await until(lambda: task.ending is not None)
+    assert desk.under_way(session.session_id) is task, "it is still about it"
+    with pytest.raises(SessionNotReady, match="closed"):
+        desk.live("ann", session.session_id)
+    with pytest.raises(SessionNotReady, match="closed"):
+        await task.keep_until(datetime.now(UTC) + timedelta(hours=1), 60)
+    assert (await ending).expires_at == session.expires_at
+
+
+async def test_time_that_is_over_is_not_made_longer(desk: FrontDesk) -> None:
+    session = await desk.ready(await desk.create("ann", NewSession(dataset="small", sample_id="slow")), 30)
+    task = desk.live("ann", session.session_id)
+    await task.begin_verification()
+    await soon(desk, session.session_id)
+    await until(lambda: task.expired)
+    with pytest.raises(SessionNotReady, match="time is over"):
+        await task.keep_until(datetime.now(UTC) + timedelta(hours=1), 60)
+
+
 async def test_a_verification_that_has_begun_goes_on(desk: FrontDesk) -> None:
     session = await desk.ready(await desk.create("ann", NewSession(dataset="small", sample_id="slow")), 30)
     task = desk.live("ann", session.session_id)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -24,10 +25,10 @@ class FullDisk(MemoryStorage):
         self.full = False
         honest = self.store.append
 
-        async def append(key: str, records: Sequence[bytes], *, sync: bool = False, create: bool = True) -> int:
+        async def append(key: str, records: Sequence[bytes], **how: Any) -> int:
             if self.full:
                 raise StorageWriteError("the disk is full")
-            return await honest(key, records, sync=sync, create=create)
+            return await honest(key, records, **how)
 
         self.store.append = append  # type: ignore[method-assign]
 

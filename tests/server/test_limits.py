@@ -220,6 +220,7 @@ def test_samples_that_cannot_be_made_ready(new_server: NewServer, hostile: Path)
             told = ended(client, made["session_id"])
             assert (told["status"], told["error"]["code"]) == ("error", code), told
             assert words in told["error"]["message"]
+            assert str(hostile) not in told["error"]["message"], "where it lies is the server's own matter"
             assert client.post(f"/sessions/{made['session_id']}/exec", json={"command": "ls"}).status_code == 409
         assert client.get("/health").status_code == 200
         binary = ready(client, dataset="hostile", sample_id="binary")
@@ -229,7 +230,12 @@ def test_samples_that_cannot_be_made_ready(new_server: NewServer, hostile: Path)
         empty = ready(client, dataset="hostile", sample_id="empty")
         job = client.post(f"/sessions/{empty}/verify", headers={"Prefer": "wait=55"}).json()
         assert (job["status"], job["result"]["is_success"]) == ("completed", True)
-        assert client.get("/samples/hostile/climbs/download").status_code == 409
+        download = client.get("/samples/hostile/climbs/download")
+        assert (download.status_code, str(hostile) in download.text) == (409, False), download.text
+        dataset_folder(hostile / "unfit", [{"sample_id": "a", "fail_to_pas": []}])
+        unfit = client.post("/sessions", json={"dataset": "unfit", "sample_id": "a"})
+        assert (unfit.status_code, unfit.json()["code"]) == (409, "DatasetInvalid")
+        assert unfit.json()["detail"].startswith("unfit/samples.jsonl, line 1 (a): there is no field 'fail_to_pas'")
     assert not list(Path(hostile).rglob("climbed"))
 
 

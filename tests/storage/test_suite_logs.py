@@ -92,6 +92,28 @@ async def test_without_create_a_missing_log_is_a_key_error_and_stays_missing(pla
     assert await store.append("log", [b"y"], create=False) == 2
 
 
+async def test_an_append_after_a_number_is_made_only_while_that_is_the_last(place: Place) -> None:
+    store, other = place.open(), place.open()
+    assert await store.append("log", [b"a"], after=0) == 1
+    assert await other.append("log", [b"b", b"c"], after=1) == 3
+    for late in (0, 1, 2, 4):
+        assert await store.append("log", [b"late"], after=late) == 0
+        assert await store.append("log", [b"late"] * 300, after=late, sync=True) == 0
+    assert await store.append("log", [b"d"], after=3, create=False, sync=True) == 4
+    assert await everything(other, "log") == [b"a", b"b", b"c", b"d"]
+    with pytest.raises(KeyError):
+        await store.append("missing", [b"x"], after=1)
+    assert await store.list() == ["log"]
+
+
+async def test_of_many_that_append_after_the_same_number_one_does(place: Place) -> None:
+    stores = [place.open() for _ in range(4)]
+    await stores[0].append("log", [b"first"])
+    answers = await asyncio.gather(*(store.append("log", [b"%d" % n], after=1) for n in range(10) for store in stores))
+    assert sorted(answers) == [0] * 39 + [2]
+    assert len(await everything(stores[0], "log")) == 2
+
+
 async def test_a_log_is_read_from_every_number_and_back_from_every_number(place: Place) -> None:
     store = place.open()
     records = [f"record {number}".encode() for number in range(1, 41)]

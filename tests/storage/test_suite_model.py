@@ -21,7 +21,13 @@ step = st.one_of(
     st.tuples(st.just("put"), objects, data, st.booleans(), st.booleans()),
     st.tuples(st.just("delete"), anything),
     st.tuples(st.just("copy"), objects, objects),
-    st.tuples(st.just("append"), logs, st.lists(record, max_size=4), st.booleans()),
+    st.tuples(
+        st.just("append"),
+        logs,
+        st.lists(record, max_size=4),
+        st.booleans(),
+        st.one_of(st.none(), st.integers(min_value=0, max_value=6)),
+    ),
     st.tuples(st.just("changed")),
     st.tuples(st.just("reopen")),
 )
@@ -63,9 +69,11 @@ class Model:
         self.changed.add(target)
         return None
 
-    def append(self, key: str, records: list[bytes], create: bool) -> int | str:
-        if key not in self.logs and not create:
+    def append(self, key: str, records: list[bytes], create: bool, after: int | None) -> int | str:
+        if key not in self.logs and (after or not create):
             return "KeyError"
+        if after not in (None, len(self.logs.get(key, []))):
+            return 0
         if key not in self.logs or records:
             self.changed.add(key)
         self.logs.setdefault(key, []).extend(records)
@@ -105,8 +113,8 @@ async def done(store: Store, root: str, verb: str, words: list[Any]) -> object:
                 return await store.put(f"{root}/{key}", data, only_new=only_new, only_existing=only_existing)
             case "copy", [source, target]:
                 return await store.copy(f"{root}/{source}", f"{root}/{target}")
-            case "append", [key, records, create]:
-                return await store.append(f"{root}/{key}", records, create=create)
+            case "append", [key, records, create, after]:
+                return await store.append(f"{root}/{key}", records, create=create, after=after)
         return await store.delete(f"{root}/{words[0]}")
     except KeyError:
         return "KeyError"

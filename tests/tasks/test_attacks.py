@@ -242,6 +242,9 @@ ATTACKS = {
     + "".join(f"    {line}\n" for line in FORGER.strip().splitlines())
     + "    sys.stdout.flush(); os._exit(0)\n\natexit.register(forge)\nEND\n",
     "a runner patched by the source": f"cat >> calc.py <<'END'\n{PATCHER}\nEND\n",
+    "a folder that passes for installed": planted("site-packages/evil.py", ONE_TEST)
+    + "cat >> calc.py <<'END'\nimport sys\nsys.path.insert(0, __file__.replace('calc.py', 'site-packages'))\n"
+    + "try:\n    import evil\nexcept ImportError:\n    pass\nEND\n",
     "a skip in the source": "cat >> calc.py <<'END'\nimport pytest\n\ndef add(a, b):\n    pytest.skip('hard')\nEND\n",
 }
 
@@ -377,20 +380,50 @@ async def test_bytecode_that_is_not_what_the_source_says(tmp_path: Path, open_sa
     assert (await verify(sample, place, cache=cache)).outcome == "not_solved"
 
 
-async def test_a_plugin_found_by_its_metadata(tmp_path: Path, open_sample: OpenPlace, cache: Path) -> None:
+@pytest.mark.parametrize("folder", ["evil.egg-info", "evil.EGG-INFO"])
+async def test_a_plugin_found_by_its_metadata(folder: str, tmp_path: Path, open_sample: OpenPlace, cache: Path) -> None:
     """Needs plugins to be looked for, so this sample does not forbid it."""
     sample = calc(tmp_path / "calc", environment={}, verify={"command": RUN_WITH_REPORT, "timeout": 100})
     place = await open_sample(sample)
-    await place.exec(ENTRY_POINT + planted("evil.py", PLUGIN))
+    await place.exec(ENTRY_POINT.replace("evil.egg-info", folder) + planted("evil.py", PLUGIN))
     assert (await place.exec(RUN + NO_OTHERS)).exit_code == 0
     result = await verify(sample, place, cache=cache)
     assert result.outcome == "not_solved", result
-    assert result.left_out["evil.egg-info/entry_points.txt"] == "it steers the test runner"
+    assert result.left_out[f"{folder}/entry_points.txt"] == "it steers the test runner"
 
 
 OTHERS = ("asyncio", "xdist", "xdist.looponfail", "timeout", "hypothesispytest", "anyio")
 NO_OTHERS = "".join(f" -p no:{name}" for name in OTHERS)
 RUN_WITH_REPORT = "python -m pytest -q --junitxml={report}" + NO_OTHERS
+
+
+async def test_tests_that_a_source_package_hands_to_unittest(
+    tmp_path: Path, open_sample: OpenPlace, cache: Path
+) -> None:
+    name, command = "pkg.tests.test_x.T.test_add", "python -m unittest discover -v -t . -s ."
+    test = "import unittest\nfrom pkg import add\n\n\nclass T(unittest.TestCase):\n    def test_add(self):\n"
+    files = {
+        "pkg/__init__.py": "def add(a, b):\n    return a - b\n",
+        "pkg/tests/__init__.py": "",
+        "pkg/tests/test_x.py": test + "        self.assertEqual(add(1, 2), 3)\n",
+    }
+    sample = calc(tmp_path / "calc", files, fail_to_pass=[name], pass_to_pass=[], verify={"command": command})
+    place = await open_sample(sample)
+    await place.exec(f"cp pkg/__init__.py /tmp; cat >> pkg/__init__.py <<'END'\n{LOAD_TESTS}\nEND\n")
+    assert (await place.exec(command)).exit_code == 0
+    result = await verify(sample, place, cache=cache)
+    assert result.outcome == "tests_did_not_run", result
+    await place.exec("sed 's/a - b/a + b/' /tmp/__init__.py > pkg/__init__.py")
+    assert (await verify(sample, place, cache=cache)).outcome == "solved"
+
+
+LOAD_TESTS = """
+import unittest
+
+def load_tests(loader, tests, pattern):
+    kind = type("T", (unittest.TestCase,), {"test_add": lambda self: None, "__module__": "pkg.tests.test_x"})
+    return unittest.TestSuite([kind("test_add")])
+"""
 
 
 async def test_a_customization_of_python_where_the_sample_puts_its_sources_on_the_path(

@@ -247,6 +247,16 @@ def test_other_project_files() -> None:
     assert merged is not None
     assert b'"test": "node --test"' in merged
     assert guarded("Cargo.toml", b"[package]\n", b"[package]\n[[test]]\nname = 'it'\npath = 'evil.rs'\n") is None
+    tools = b"[dev-dependencies]\nproptest = '1'\n"
+    assert guarded("Cargo.toml", tools, tools + b"more = '1'\n") == tools + b"more = '1'\n"
+    assert guarded("Cargo.toml", tools, b"[dev-dependencies]\nproptest = {path = 'evil'}\n") is None
+    assert guarded("Cargo.toml", tools, tools + b"[patch.crates-io]\nproptest = {path = 'evil'}\n") is None
+    module = b"module a\n\nrequire (\n\tex.org/b v1.0.0\n)\n"
+    more = module + b"require ex.org/c v1.0.0\nreplace ex.org/c => ./c\n"
+    assert guarded("go.mod", module, more) == more
+    assert guarded("go.mod", more, module) is None
+    assert guarded("go.mod", module, module + b"replace ex.org/b => ./evil\n") is None
+    assert guarded("go.mod", module, module + b"replace (\n\tex.org/b v1.0.0 => ./evil // why\n)\n") is None
     assert guarded("main.py", b"a", b"b") == b"b"
 
 

@@ -2,14 +2,17 @@
 
 import base64
 import os
+import signal
+import stat
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from carrel.worker import files
+from carrel.worker import files, writing
 from tests.worker.driver import Session
 
 
@@ -198,3 +201,37 @@ def test_what_cannot_be_done(session: Session, wanted: dict[str, Any], error: st
     assert answer["error_type"] == error
     assert answer["error"]
     assert session.value("1") == 1
+
+
+DIES = """
+import resource, signal, sys
+from carrel.worker import writing
+signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
+resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
+resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+writing.put(sys.argv[1], b"x" * 5000)
+"""
+
+
+@pytest.mark.parametrize("before", [None, "old"])
+def test_who_is_killed_while_it_writes_leaves_nothing_beside_the_file(tmp_path: Path, before: str | None) -> None:
+    file = tmp_path / "file"
+    if before is not None:
+        file.write_text(before)
+    done = subprocess.run([sys.executable, "-c", DIES, str(file)], check=False)
+    assert done.returncode == -signal.SIGXFSZ
+    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == ({} if before is None else {"file": "old"})
+
+
+@pytest.mark.parametrize("mode", [0o600, 0o755])
+def test_what_is_written_anew_has_the_mode_it_had(tmp_path: Path, mode: int) -> None:
+    file, new = tmp_path / "file", tmp_path / "new"
+    file.touch()
+    file.chmod(mode)
+    assert writing._put_unnamed(str(file), file.stat(), b"content", str(tmp_path / "beside"))
+    assert writing._put_unnamed(str(new), None, b"content", str(tmp_path / "beside"))
+    assert (file.read_bytes(), stat.S_IMODE(file.stat().st_mode)) == (b"content", mode)
+    plain = tmp_path / "plain"
+    plain.touch()
+    assert new.stat().st_mode == plain.stat().st_mode
+    assert {path.name for path in tmp_path.iterdir()} == {"file", "new", "plain"}

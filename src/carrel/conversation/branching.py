@@ -1,20 +1,72 @@
-"""A fork of a log: the same lines under the same numbers, and the files they refer to."""
+"""Going back in a log, and going on from it elsewhere: rewinds, and forks with the same lines and files."""
 
 import asyncio
 
-from carrel.conversation.entries import build_aside, encode
+from carrel.conversation.entries import build_aside, build_rewind_event, encode
 from carrel.conversation.logs import SessionLogs
-from carrel.conversation.messages import SessionMeta
+from carrel.conversation.messages import ConversationMessage, SessionMeta
 from carrel.conversation.metadata import encode_meta
-from carrel.errors import StorageError
+from carrel.conversation.reading import LogReading, View
+from carrel.conversation.repair import mend
+from carrel.errors import RewindRefused, SessionExists, StorageError
 from carrel.storage.seam import Store
 
 AT_ONCE = 64 * 1024 * 1024
 """A log up to this many bytes is copied in one append, so that a fork is there whole or not at all."""
 
 
+def checked_place(name: str, place: object, last: int, meaning: str, lowest: int = 0) -> None:
+    if type(place) is not int or not lowest <= place <= last:
+        raise RewindRefused(
+            f"{name} is a whole number from {lowest} to {last} ({last} {meaning}), not {place!r}; nothing was written"
+        )
+
+
+async def rewind(logs: SessionLogs, session_id: str, rewind_to: int | None, to_seq: int | None, now: str) -> int:
+    """Write the rewind to one of the two places; returns its number."""
+    view = await logs.view(session_id)
+    if (rewind_to is None) == (to_seq is None):
+        raise RewindRefused("say where to rewind to: rewind_to (a number of messages) or to_seq (an entry), not both")
+    while True:
+        if to_seq is None:
+            event, shown = _cut(view, rewind_to, now)
+        else:
+            event, shown = await _jump(logs.reading(session_id), view, to_seq, now)
+        if seq := await logs.append_event(session_id, event, since=view.last_seq, shown=shown):
+            return seq
+        # Somebody else went back, or compacted: the same place is to be found in what is visible now.
+        view = await logs.view(session_id)
+
+
+def _cut(view: View, rewind_to: int | None, now: str) -> tuple[ConversationMessage, int]:
+    mended = mend(view.messages)
+    checked_place("rewind_to", rewind_to, len(mended.messages), "messages are visible")
+    cut = sum(1 for origin in mended.origins[:rewind_to] if origin is not None)
+    return build_rewind_event(cut, created_at=now), cut
+
+
+async def _jump(reading: LogReading, view: View, to_seq: int, now: str) -> tuple[ConversationMessage, int]:
+    checked_place("to_seq", to_seq, view.last_seq, "is the last entry")
+    then = await reading.view(to_seq)
+    common = sum(1 for a, b in zip(then.numbered, view.numbered, strict=False) if a[0] == b[0])
+    return build_rewind_event(common, to_seq=to_seq, created_at=now), len(then.numbered)
+
+
 async def fork(logs: SessionLogs, source_id: str, id_: str, place: int, *, title: str | None, now: str) -> SessionMeta:
-    """Make session `id_` from what `source_id` was after entry `place`; returns its metadata."""
+    """Make session `id_` from what `source_id` was after entry `place`; returns its metadata.
+
+    Under the lock that making and deleting take too, so that nobody else makes a session of that name meanwhile."""
+    held = await logs.store.lock(logs.life_key(id_))
+    assert held is not None
+    try:
+        if await logs.meta(id_) is not None:
+            raise SessionExists(f"session {id_} is there already; give the fork another id")
+        return await _fork(logs, source_id, id_, place, title, now)
+    finally:
+        await held.release()
+
+
+async def _fork(logs: SessionLogs, source_id: str, id_: str, place: int, title: str | None, now: str) -> SessionMeta:
     source = await logs.known_meta(source_id)
     root = source.get("root_session_id") or source_id
     told = {"title": title or f"{source['title']} (fork)", "archived_at": None, "api_base": source.get("api_base")}

@@ -14,7 +14,7 @@ from carrel.conversation.messages import SessionMeta
 from carrel.conversation.place import Place
 from carrel.conversation.session_info import DEFAULT_TITLE, SessionInfo, info_of, meta_fields, now
 from carrel.conversation.store import SessionStore
-from carrel.conversation.typed_log import look_at, tokens_spent, up_to_date
+from carrel.conversation.typed_log import look_at, up_to_date
 from carrel.conversation.typed_message import Message, message_to_lines, plus_usage, provider_messages
 from carrel.conversation.typed_parts import ImagePart
 from carrel.conversation.usage import tokens_of
@@ -173,7 +173,7 @@ class ConversationStorage:
             return None
         await up_to_date(self._logs, [meta])
         if "total_tokens" not in meta:
-            meta["total_tokens"] = await tokens_spent(self._logs.reading(session_id))
+            meta["total_tokens"] = await self._logs.reading(session_id).tokens_spent()
         conversation = Conversation(info=info_of(meta))
         place = _place_of(conversation)
         place.begin(meta, is_new=False)

@@ -7,12 +7,12 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
-from carrel.conversation.messages import SessionMeta
-from carrel.conversation.metadata import DEFAULT_TITLE, decode_meta, is_id
+from carrel.conversation.messages import ConversationMessage, SessionMeta
+from carrel.conversation.metadata import DEFAULT_TITLE, decode_meta, is_id, when_written
 from carrel.conversation.nearest import Nearest, packed
+from carrel.conversation.reading import LogReading
 from carrel.conversation.searchable import Known, Reading, digest, own_parts
 from carrel.errors import CatalogueBusy, CatalogueLost, SessionTooNew, StorageReadError
 from carrel.meaning import Embedder
@@ -25,6 +25,7 @@ BATCH = 12 * 1024 * 1024
 """Bytes of logs that are written to the catalogue in one step."""
 
 _IN_PLACE = 256 * 1024
+_AT_ONCE = 16
 _TRIES = 3
 _PASSES = 10
 
@@ -63,7 +64,13 @@ class SessionIndex:
         self._turn = threading.Lock()
 
     def key(self, session_id: str, name: str = "messages.jsonl") -> str:
-        return f"{self._prefix}/{session_id}/{name}" if self._prefix else f"{session_id}/{name}"
+        return f"{self._folder(session_id)}/{name}"
+
+    def log(self, session_id: str) -> LogReading:
+        return LogReading(self._store, self._folder(session_id))
+
+    def _folder(self, session_id: str) -> str:
+        return f"{self._prefix}/{session_id}" if self._prefix else session_id
 
     async def refresh(self) -> None:
         """Read what is new. While another process keeps the catalogue, what it has must do, and a log line says so."""
@@ -204,11 +211,11 @@ class SessionIndex:
             known = Known.decoded(known.encoded())
         reading = self._begun(known)
         known.log = None
-        async for block in self._store.read(self.key(id_), reading.start):
-            if sum(map(len, block.records)) > _IN_PLACE:
-                await asyncio.to_thread(reading.take, block.first_seq, block.records)
+        async for first_seq, records, whole in self._pieces(id_, reading):
+            if sum(map(len, records)) > _IN_PLACE or whole:
+                await asyncio.to_thread(reading.take, first_seq, records, whole)
             else:
-                reading.take(block.first_seq, block.records)
+                reading.take(first_seq, records)
             if first_time and reading.leave_to_parent(present):
                 forget = forget or id_ in self.known
             if reading.size > BATCH:
@@ -218,6 +225,22 @@ class SessionIndex:
         known.log, known.meta = _plain(found.log), _plain(found.meta_stamp)
         reading.describe(*_description(known, found.meta, found.log))
         self._queue(id_, reading, pipe.batch, forget=forget)
+
+    async def _pieces(
+        self, id_: str, reading: Reading
+    ) -> AsyncIterator[tuple[int, list[bytes], dict[int, ConversationMessage]]]:
+        """The new entries in order, with those that refer to long outputs put together, a few at a time."""
+        log = self.log(id_)
+        async for block in self._store.read(self.key(id_), reading.start):
+            records, first = block.records, block.first_seq
+            apart = reading.apart(first, records)
+            if not apart:
+                yield first, records, {}
+                continue
+            for start in range(0, len(records), _AT_ONCE):
+                piece = records[start : start + _AT_ONCE]
+                seqs = range(first + start, first + start + len(piece))
+                yield seqs[0], piece, {seq: await log.with_outputs(apart[seq]) for seq in seqs if seq in apart}
 
     async def _goes_on(self, id_: str, known: Known, log: Stamp | None) -> bool:
         """Is the log the one that was read before, perhaps with more at its end?"""
@@ -300,7 +323,7 @@ def _plain(stamp: Stamp | None) -> list[float] | None:
 
 def _description(known: Known, meta: SessionMeta | None, log: Stamp | None) -> tuple[str, str, bool]:
     """Title, time of the last change, and whether it is archived: from `meta.json`, else from the log."""
-    modified = datetime.fromtimestamp(log.modified, UTC).isoformat() if log is not None else ""
+    modified = when_written(log)
     if meta is None:
         title = known.derived.get("title") or known.derived.get("said_title") or DEFAULT_TITLE
         return str(title), modified, bool(known.derived.get("archived_at"))

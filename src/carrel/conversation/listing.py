@@ -1,73 +1,135 @@
 """The list of sessions, kept up to date from what changed instead of read again each time."""
 
-from collections.abc import Awaitable, Callable, Iterable
-from datetime import UTC, datetime
+from collections.abc import Iterable
 
+from carrel.conversation.logs import SessionLogs
 from carrel.conversation.messages import SessionMeta
-from carrel.conversation.metadata import decode_meta, is_id, new_meta
-from carrel.errors import SessionTooNew
-from carrel.storage.seam import Changes, Stamp, Store
+from carrel.conversation.metadata import decode_meta, is_id, is_too_new, new_meta, when_written
+from carrel.errors import SessionNotFound, SessionTooNew
+from carrel.storage.call_order import CallOrder
+from carrel.storage.seam import Changes, Stamp
 
 
 class Listing:
     """Every session's metadata, newest first; one that cannot be read is there too, with what is known of it."""
 
-    def __init__(self, store: Store, prefix: str, rebuild: Callable[[str], Awaitable[SessionMeta]]) -> None:
-        self._store = store
-        self._prefix = prefix
-        self._rebuild = rebuild
+    def __init__(self, logs: SessionLogs) -> None:
+        self._logs = logs
+        self._store = logs.store
+        self._prefix = logs.prefix
+        self._order = CallOrder()
+        """Of those who list at once the first reads everything, and the others what changed since."""
         self._cursor: object = None
         self._asked = False
         self._metas: dict[str, SessionMeta] = {}
-        self.log_sizes: dict[str, int] = {}
+        self._log_sizes: dict[str, int] = {}
         """How long each log was when its session was last looked at."""
         self._sorted: list[SessionMeta] | None = None
 
     async def metas(self) -> list[SessionMeta]:
         """Fresh copies, so that a caller may keep and change them."""
+        async with self._order.turn("list"):
+            await self._catch_up()
+        if self._sorted is None:
+            self._sorted = sorted(self._metas.values(), key=lambda meta: meta["updated_at"], reverse=True)
+        metas = [meta.copy() for meta in self._sorted]
+        for index, meta in enumerate(metas):
+            writer = self._logs.writers.get(meta["id"])
+            if writer is None:
+                continue
+            if writer.meta.get("log_bytes") == self._log_sizes[meta["id"]]:
+                metas[index] = writer.told()
+            else:
+                meta["updated_at"] = max(meta["updated_at"], writer.meta["updated_at"])
+        metas.sort(key=lambda meta: meta["updated_at"], reverse=True)
+        return metas
+
+    async def _catch_up(self) -> None:
+        """Read what changed. It is taken over at the end and at once: this may be cancelled, or not be alone."""
         if not self._asked:
             # To be told of changes costs something for each session; whoever lists but once is spared it.
             self._asked = True
             changes = Changes(None, None)
         else:
             changes = await self._store.changed(self._prefix, self._cursor)
-        self._cursor = changes.cursor
+        if changes.keys is None:
+            names = await self._store.folders(self._prefix)
+        else:
+            start = len(self._prefix) + 1 if self._prefix else 0
+            names = list({key[start:].split("/", 1)[0] for key in changes.keys})
+        found = await self._read(names) if names else {}
         if changes.keys is None:
             self._metas = {}
-            self._sorted = None
-            await self._refresh(await self._store.folders(self._prefix))
-        elif changes.keys:
-            start = len(self._prefix) + 1 if self._prefix else 0
-            await self._refresh({key[start:].split("/", 1)[0] for key in changes.keys})
-        if self._sorted is None:
-            self._sorted = sorted(self._metas.values(), key=lambda meta: meta["updated_at"], reverse=True)
-        return [meta.copy() for meta in self._sorted]
-
-    async def _refresh(self, names: Iterable[str]) -> None:
-        ids = [name for name in names if is_id(name)]
-        folders = [f"{self._prefix}/{id_}" if self._prefix else id_ for id_ in ids]
-        raws = await self._store.get_many([f"{folder}/meta.json" for folder in folders])
-        stamps = await self._store.stamps([f"{folder}/messages.jsonl" for folder in folders])
-        for id_, raw, stamp in zip(ids, raws, stamps, strict=True):
+        for id_ in names:
             self._metas.pop(id_, None)
-            self.log_sizes[id_] = stamp.size if stamp else 0
+        self._metas |= {id_: meta for id_, (meta, _) in found.items() if meta is not None}
+        self._log_sizes |= {id_: size for id_, (_, size) in found.items()}
+        if names or changes.keys is None:
+            self._sorted = None
+        self._cursor = changes.cursor
+
+    async def _read(self, names: Iterable[str]) -> dict[str, tuple[SessionMeta | None, int]]:
+        """The metadata of each session and the size of its log."""
+        ids = [name for name in names if is_id(name)]
+        raws = await self._store.get_many(list(map(self._logs.meta_key, ids)))
+        stamps = await self._store.stamps(list(map(self._logs.log_key, ids)))
+        found: dict[str, tuple[SessionMeta | None, int]] = {}
+        for id_, raw, stamp in zip(ids, raws, stamps, strict=True):
+            meta = None
             if raw is not None or stamp is not None:
-                self._metas[id_] = listed_meta(id_, raw, stamp) or await self._rebuild(id_)
-        self._sorted = None
+                meta = listed_meta(id_, raw, stamp) or await self._logs.rebuilt_meta(id_)
+            found[id_] = meta, stamp.size if stamp else 0
+        return found
+
+    async def counted(self, meta: SessionMeta) -> SessionMeta:
+        """The metadata with counts that are true: the log is read where it is ahead of what is noted."""
+        stamp = await self._store.stamp(self._logs.log_key(meta["id"]))
+        if is_too_new(meta):
+            return meta
+        if stamp is not None and ("log_seq" not in meta or meta.get("log_bytes") != stamp.size):
+            if "log_bytes" in meta:
+                meta["updated_at"] = max(when_written(stamp), meta["updated_at"])
+            reading = self._logs.reading(meta["id"])
+            meta["message_count"] = len(await reading.shown())
+            meta["total_tokens"] = await reading.tokens_spent()
+        return meta
 
     async def traces(self, names: Iterable[str] | None = None) -> list[SessionMeta]:
         """Folders (of these) in which nothing was said and only a trace lies, with when that was last written."""
         ids = [name for name in (await self._store.folders(self._prefix) if names is None else names) if is_id(name)]
-        folders = [f"{self._prefix}/{id_}" if self._prefix else id_ for id_ in ids]
-        files = [await self._store.stamps([f"{folder}/{name}" for folder in folders]) for name in _FILES]
+        files = [
+            await self._store.stamps([f"{self._logs.folder(id_)}/{name}" for id_ in ids])
+            for name in ("meta.json", "messages.jsonl", "trace.jsonl")
+        ]
         return [
             new_meta(id_, now=when_written(trace), title="(only a trace of what was done)")
             for id_, meta, log, trace in zip(ids, *files, strict=True)
             if trace is not None and meta is None and log is None
         ]
 
-
-_FILES = ("meta.json", "messages.jsonl", "trace.jsonl")
+    async def resolve(self, text: str, *, traces: bool) -> str:
+        """A full id, the beginning of exactly one, or "last"; `SessionNotFound` says what is near."""
+        ids = await self._store.folders(self._prefix)
+        found = [text] if text in ids else [id_ for id_ in ids if text and id_.startswith(text)]
+        only_traced = {meta["id"] for meta in await self.traces(found)}
+        said = [id_ for id_ in found if traces or id_ not in only_traced]
+        if text == "last" and text not in said:
+            metas = await self.metas()
+            if not metas:
+                raise SessionNotFound("there are no sessions yet")
+            return metas[0]["id"]
+        if len(said) == 1:
+            return said[0]
+        if said:
+            raise SessionNotFound(
+                f"{len(said)} sessions begin with {text!r}: {', '.join(said[:5])}…; give more of the id"
+            )
+        if only_traced:
+            raise SessionNotFound(
+                f"nothing was said in session {found[0]}: there is only a trace of what was done; "
+                f"`carrel sessions delete {found[0]}` removes it"
+            )
+        raise SessionNotFound(f"no session begins with {text!r}; `carrel sessions list` shows them all")
 
 
 def listed_meta(session_id: str, raw: bytes | None, stamp: Stamp | None) -> SessionMeta | None:
@@ -82,8 +144,3 @@ def listed_meta(session_id: str, raw: bytes | None, stamp: Stamp | None) -> Sess
     if meta is not None and stamp is not None and meta.get("log_bytes", stamp.size) != stamp.size:
         meta["updated_at"] = max(when_written(stamp), meta["updated_at"])
     return meta
-
-
-def when_written(stamp: Stamp | None) -> str:
-    """When a log was last written to, as the metadata says it; empty when there is none."""
-    return datetime.fromtimestamp(stamp.modified, UTC).isoformat() if stamp else ""

@@ -4,8 +4,7 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from carrel.conversation.entries import encode
-from carrel.conversation.listing import when_written
+from carrel.conversation.entries import UNREADABLE, aside_of, encode
 from carrel.conversation.messages import ConversationMessage, SessionMeta, flatten_message_text, user_text_message
 from carrel.conversation.metadata import (
     DEFAULT_TITLE,
@@ -15,6 +14,7 @@ from carrel.conversation.metadata import (
     decode_meta,
     encode_meta,
     title_from,
+    when_written,
 )
 from carrel.conversation.reading import LogReading, View
 from carrel.conversation.repair import interrupted_message, unanswered
@@ -35,7 +35,7 @@ class SessionLogs:
     def __init__(self, store: Store, prefix: str, *, sync: bool, redact: Redact | None, now: Callable[[], str]) -> None:
         self.store = store
         self.writers: dict[str, Writer] = {}
-        self._prefix = prefix
+        self.prefix = prefix
         self._sync = sync
         self._redact = redact
         self._now = now
@@ -44,7 +44,7 @@ class SessionLogs:
         self._order = CallOrder()
 
     def folder(self, session_id: str) -> str:
-        return f"{self._prefix}/{session_id}" if self._prefix else session_id
+        return f"{self.prefix}/{session_id}" if self.prefix else session_id
 
     def log_key(self, session_id: str) -> str:
         return f"{self.folder(session_id)}/messages.jsonl"
@@ -54,6 +54,10 @@ class SessionLogs:
 
     def given_key(self, session_id: str) -> str:
         return f"{self.folder(session_id)}/created.jsonl"
+
+    def life_key(self, session_id: str) -> str:
+        """The lock under which a session is made and deleted."""
+        return f"{self.folder(session_id)}/life"
 
     def reading(self, session_id: str) -> LogReading:
         return LogReading(self.store, self.folder(session_id))
@@ -65,7 +69,7 @@ class SessionLogs:
 
         Under a lock that deleting takes too, so that neither undoes half of the other."""
         session_id = meta["id"]
-        held = await self.store.lock(f"{self.folder(session_id)}/life")
+        held = await self.store.lock(self.life_key(session_id))
         assert held is not None
         try:
             if await self.store.stamp(self.log_key(session_id)) is not None:
@@ -88,7 +92,7 @@ class SessionLogs:
         folder = self.folder(checked_id(session_id))
         self._deletions[session_id] = self._deletions.get(session_id, 0) + 1
         writer = self.writers.pop(session_id, None)
-        held = await self.store.lock(f"{folder}/life")
+        held = await self.store.lock(self.life_key(session_id))
         assert held is not None
         try:
             there = await self.store.delete(folder)
@@ -112,10 +116,12 @@ class SessionLogs:
         draft: Callable[[], SessionMeta] | None = None,
         *,
         shown: int | None = None,
+        after: int | None = None,
     ) -> int:
         """Write messages in the order of the calls; with a draft the session is made when missing.
 
-        `SessionNotFound` when it is missing, or was deleted after this call or this store knew it."""
+        `SessionNotFound` when it is missing, or was deleted after this call or this store knew it. With `after`, 0 and
+        nothing written unless that is the last entry."""
         deletions = self._deletions.get(session_id, 0)
         messages = [self._redacted(message) for message in messages] if self._redact is not None else messages
         lines, files = _lines(messages)
@@ -127,12 +133,30 @@ class SessionLogs:
                     await self.store.put(f"{writer.folder}/{path}", data, only_new=True)
         try:
             # Whoever waits for this turn runs only after the first step of this append, so the order stays.
-            return await writer.append(messages, lines, self._now(), shown=shown)
+            return await writer.append(messages, lines, self._now(), shown=shown, after=after)
         except KeyError:
             self.writers.pop(session_id, None)
             if self._deletions.get(session_id, 0) == deletions:
                 self._gone.add(session_id)
             raise _deleted(session_id) from None
+
+    async def append_event(
+        self, session_id: str, event: ConversationMessage, *, since: int, shown: int, keeps: bool = False
+    ) -> int:
+        """Write an event that was made by looking at the log as it was after entry `since`.
+
+        0 and nothing written when somebody went back or compacted after that. What others merely said does not
+        matter; with `keeps` it is visible afterwards, beside the `shown` messages."""
+        said = 0
+        while True:
+            async for seq, entry in self.reading(session_id).entries(since + 1):
+                since = seq
+                if entry.get("role") not in ("compact", "rewind", UNREADABLE):
+                    said += 1
+                elif entry.get("role") != UNREADABLE and aside_of(entry) is None:
+                    return 0
+            if written := await self.append(session_id, [event], shown=shown + said * keeps, after=since):
+                return written
 
     def _redacted(self, message: ConversationMessage) -> ConversationMessage:
         if self._redact is None or not isinstance(message, dict) or message.get("role") == "rewind":

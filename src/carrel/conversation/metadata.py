@@ -4,6 +4,7 @@ import json
 import os.path
 import re
 from collections.abc import Callable
+from datetime import UTC, datetime
 from typing import Any, cast
 
 import orjson
@@ -11,6 +12,7 @@ import orjson
 from carrel.conversation.entries import aside_of
 from carrel.conversation.messages import ConversationMessage, SessionMeta, flatten_message_text, meta_of
 from carrel.errors import MetadataRefused, SessionIdRefused, SessionTooNew
+from carrel.storage.seam import Stamp
 
 FORMAT_VERSION = 5
 DEFAULT_TITLE = "New chat"
@@ -102,6 +104,11 @@ def decode_meta(raw: bytes | None, session_id: str) -> SessionMeta | None:
     meta["title"] = meta["title"] or DEFAULT_TITLE
     meta.setdefault("api_base", None)
     return cast(SessionMeta, meta)
+
+
+def when_written(stamp: Stamp | None) -> str:
+    """When a log was last written to, as the metadata says it; empty when there is none."""
+    return datetime.fromtimestamp(stamp.modified, UTC).isoformat() if stamp else ""
 
 
 def _is_count(value: object) -> bool:

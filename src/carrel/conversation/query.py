@@ -23,6 +23,7 @@ _MARK = re.compile("[\u0300-\u036f]")
 
 _ENOUGH = 40
 _FIRST = 8
+_AGAIN = 1.2
 _FIELD_WEIGHTS = {"title": 3.0, "said": 1.0, "did": 0.4}
 
 Span = tuple[int, int]
@@ -219,8 +220,9 @@ def _weight(word: Phrase, texts: dict[str, Folded]) -> tuple[float, list[int]]:
     for name, text in texts.items():
         hits = list(matches(word, text))
         exact = sum(1 for hit in hits if not (word.prefix and hit["rest"]))
-        # A short text that has the word is more about it than a long one.
-        weight += _FIELD_WEIGHTS[name] * (exact + 0.4 * (len(hits) - exact)) / (1 + len(text.text) / 4000)
+        count = exact + 0.4 * (len(hits) - exact)
+        # A short text that has the word is more about it than a long one; that it is there again says less and less.
+        weight += _FIELD_WEIGHTS[name] * (_AGAIN + 1) * count / (_AGAIN + count) / (1 + len(text.text) / 4000)
         if name == "said" or not places:
             places = [hit.start() for hit in hits] or places
     return weight, places

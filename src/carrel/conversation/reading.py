@@ -12,7 +12,8 @@ from carrel.conversation.entries import UNREADABLE, decode, decode_all
 from carrel.conversation.messages import ConversationMessage, meta_of
 from carrel.conversation.repair import ToolOrder
 from carrel.conversation.replay import Backwards, Numbered, Shown, events_among
-from carrel.conversation.spill import MARK, paths_of, restore
+from carrel.conversation.spill import MARK, output_paths, paths_of, restore
+from carrel.conversation.usage import total_after
 from carrel.storage.seam import Store
 
 
@@ -142,6 +143,14 @@ class LogReading:
             for seq, record in enumerate(block.records, block.first_seq):
                 yield seq, await self.entry(seq, record)
 
+    async def tokens_spent(self) -> int:
+        """All that was spent in a session, also on what is not visible any more."""
+        total = 0
+        async for block in self._store.read(self._key):
+            for entry in decode_all(block.joined, block.count):
+                total = total_after(total, entry)
+        return total
+
     async def live(self, from_seq: int = 1) -> AsyncIterator[Numbered]:
         """Every entry, and then each as it is appended."""
         async for seq, record in self._store.watch(self._key, from_seq):
@@ -165,6 +174,14 @@ class LogReading:
         if MARK in entry:
             return (await self.whole([entry], []))[0]
         return entry
+
+    async def with_outputs(self, entry: ConversationMessage) -> ConversationMessage:
+        """The entry with its long outputs put back, and its pictures not; what is gone stays as the line has it."""
+        paths = output_paths(entry)
+        if not paths:
+            return entry
+        found = await self._store.get_many([f"{self._folder}/{path}" for path in paths])
+        return restore(entry, {path: data for path, data in zip(paths, found, strict=True) if data is not None})
 
     async def whole(self, messages: Iterable[ConversationMessage], problems: list[str]) -> list[ConversationMessage]:
         """The messages with what was spilled put back; a file that is gone is reported."""

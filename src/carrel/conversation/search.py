@@ -186,7 +186,7 @@ class SessionSearch:
             return _Texts("title", known.title, "")
         try:
             async for block in self._store.read(self._index.key(place.source), place.number):
-                entry = decode(block.records[0])
+                entry = await self._index.log(place.source).with_outputs(decode(block.records[0]))
                 return _Texts(aside_of(entry) or str(entry.get("role")), *bounded_texts(entry))
         except StorageReadError as problem:
             logger.warning("a message that was found is left out: %s", problem)

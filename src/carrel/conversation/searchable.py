@@ -1,9 +1,10 @@
 """Pure: what of a log can be searched, and what must be remembered to go on reading it later."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from hashlib import blake2b
+from types import MappingProxyType
 from typing import Any
 
 import orjson
@@ -12,20 +13,24 @@ from carrel.conversation.entries import UNREADABLE, aside_of, decode
 from carrel.conversation.messages import ConversationMessage, blocks_of, flatten_message_text, meta_of, tool_result_text
 from carrel.conversation.metadata import DEFAULT_TITLE, title_from
 from carrel.conversation.replay import Backwards
+from carrel.conversation.spill import MARK, blob_of, output_paths
 from carrel.storage.catalogue import Document
 
 FIELDS = ("title", "said", "did")
-OWNER = "sessions-1"
+OWNER = "sessions-2"
 """Goes up when what is indexed, or what is remembered, changes."""
 
 SAID_LIMIT = 32 * 1024
-DID_LIMIT = 2 * 1024
-"""Characters at each end of a text that are indexed: what tools take and give is long and seldom looked for."""
+DID_LIMIT = 256 * 1024
+"""Characters at each end of a text that are indexed; of what tools take and give, for each call and result."""
 
 MEANING_LENGTH = 400
 FIRST_MEANINGS = 4
 LAST_MEANINGS = 12
 """How many messages of a session are found by meaning: what it set out to do, and what it did lately."""
+
+_MARK = f'"{MARK}"'.encode()
+_NONE: Mapping[int, ConversationMessage] = MappingProxyType({})
 
 Texts = tuple[str, str]
 """What people and models said in an entry, and what was done with tools."""
@@ -47,8 +52,8 @@ def texts_of(entry: ConversationMessage) -> Texts:
             did += [str(block.get("name") or ""), *_strings(block.get("input"))]
         elif kind == "tool_result":
             did.append(tool_result_text(block))
-        elif kind in ("image", "document"):
-            said.append(str(block.get("name") or ""))
+        elif (file := blob_of(block) or block).get("type") in ("image", "document"):
+            said.append(str(file.get("name") or ""))
         else:
             said.append(str(block.get("text") or ""))
     return "\n".join(filter(None, said)), "\n".join(filter(None, did))
@@ -167,19 +172,29 @@ class Reading:
         """The entry to read from."""
         return self.known.next_seq if self.embed_from is None else min(self.known.next_seq, self.embed_from)
 
-    def take(self, first_seq: int, records: list[bytes]) -> None:
+    def apart(self, first_seq: int, records: list[bytes]) -> dict[int, ConversationMessage]:
+        """Of these, the entries whose long outputs lie beside the log, and have to be put back to be searched."""
+        first = max(self.known.next_seq, self.known.own_from)
+        marked = [seq for seq, record in enumerate(records, first_seq) if seq >= first and _MARK in record]
+        entries = {seq: decode(records[seq - first_seq]) for seq in marked}
+        return {seq: entry for seq, entry in entries.items() if output_paths(entry)}
+
+    def take(self, first_seq: int, records: list[bytes], whole: Mapping[int, ConversationMessage] = _NONE) -> None:
+        """Take in these entries; `whole` has those of them that were put together again."""
         known = self.known
         if first_seq == 1 and records:
             known.head = digest(records[0])
         for seq, record in enumerate(records, first_seq):
             self.size += len(record)
-            entry = decode(record)
+            entry = whole.get(seq) or decode(record)
             if seq >= known.next_seq:
                 self._remember(seq, entry)
             if seq < known.own_from:
                 continue
             if seq >= known.next_seq and any(texts := bounded_texts(entry)):
                 self.documents.append(Document(seq, ("", *texts)))
+                if seq in whole:
+                    self.size += sum(map(len, texts))
             if self.embed_from is not None and seq >= self.embed_from and (text := meaning_of(entry)):
                 self._meanings.append((seq, text))
         following = first_seq + len(records)

@@ -32,6 +32,8 @@ def may_spill(line: bytes) -> bool:
     return len(line) > TEXT_LIMIT
 
 
+OUTPUTS = "tool-output/"
+
 MARK = "spilled"
 """The key of a message that refers to files beside the log, so that a reader need not look at each block."""
 
@@ -67,7 +69,7 @@ def _spill_result(block: MessageBlock, files: dict[str, bytes]) -> MessageBlock:
         if len(data) <= TEXT_LIMIT:
             continue
         digest = hashlib.sha256(data).hexdigest()
-        path = f"tool-output/{digest[:32]}.txt"
+        path = f"{OUTPUTS}{digest[:32]}.txt"
         files[path] = data
         spilled[field] = {"path": path, "bytes": len(data), "sha256": digest}
         changed[field] = (
@@ -117,6 +119,13 @@ def _decoded(text: str) -> tuple[bytes, str]:
     return data, "base64"
 
 
+def blob_of(block: MessageBlock) -> MessageBlock | None:
+    """The image or document that a text stands for, without its data; None for any other block."""
+    blob = meta_of(block).get("blob")
+    file = blob.get("block") if isinstance(blob, dict) else None
+    return file if isinstance(file, dict) else None
+
+
 def paths_of(message: ConversationMessage) -> list[str]:
     """The files that a message as read refers to."""
     content = message.get("content")
@@ -139,6 +148,11 @@ def _find(block: Any, found: list[str]) -> None:
     inner = block.get("content")
     for part in inner if isinstance(inner, list) else []:
         _find(part, found)
+
+
+def output_paths(message: ConversationMessage) -> list[str]:
+    """Those of them that hold long outputs."""
+    return [path for path in paths_of(message) if path.startswith(OUTPUTS)] if MARK in message else []
 
 
 def restore(message: ConversationMessage, files: Mapping[str, bytes]) -> ConversationMessage:

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from pathlib import Path
 from types import TracebackType
@@ -11,26 +11,24 @@ from typing import Any, Literal, Self
 from uuid import uuid4
 
 from carrel.conversation import branching
-from carrel.conversation.compaction import choose_cut, pinned_files, pinned_text, report_of, summary_and_usage
-from carrel.conversation.entries import aside_of, build_aside, build_compact_event, build_rewind_event, timestamp
+from carrel.conversation.branching import checked_place
+from carrel.conversation.compacting import Summarize, compact
+from carrel.conversation.entries import build_aside, timestamp
 from carrel.conversation.export import to_html, to_jsonl, to_markdown
-from carrel.conversation.importers import Imported, ImportReport, read_session_file
-from carrel.conversation.importing import Source, brought_before, nearest, stored_entries, stored_meta
-from carrel.conversation.listing import Listing, when_written
+from carrel.conversation.importers import ImportReport, read_session_file
+from carrel.conversation.intake import Intake
+from carrel.conversation.listing import Listing
 from carrel.conversation.logs import Redact, SessionLogs, not_found
 from carrel.conversation.messages import ConversationMessage, SessionData, SessionMeta
-from carrel.conversation.metadata import checked_fields, checked_id, is_id, is_too_new, new_meta
+from carrel.conversation.metadata import checked_fields, checked_id, is_too_new, new_meta
 from carrel.conversation.repair import mend
 from carrel.conversation.replay import Numbered
 from carrel.conversation.search import SearchHit, SessionSearch
 from carrel.conversation.usage import Price, Usage, UsageCount
 from carrel.errors import (
-    CompactRefused,
     ConfigurationError,
     MetadataRefused,
-    RewindRefused,
     SessionExists,
-    SessionNotFound,
     SessionTooNew,
     StorageError,
 )
@@ -44,10 +42,6 @@ logger = logging.getLogger(__name__)
 
 _MOST_DRAFTS = 1000
 """How many drafts are remembered, so that their titles are not lost."""
-
-_NOT_AGAIN = "changed since; nothing was stored (`again` imports it as another session)"
-
-Summarize = Callable[[list[ConversationMessage]], Awaitable[Any]]
 
 
 class SessionStore:
@@ -79,13 +73,12 @@ class SessionStore:
             store = FileStore(self.data_dir)
         elif isinstance(store, FileStore):
             self.data_dir = store.root / prefix if prefix else store.root
-        self._prefix = prefix
         self._now = now
         self._new_id = new_id
         self._embedder = embedder
         self._logs = SessionLogs(store, prefix, sync=durability == "fsync", redact=redact, now=now)
         self._drafts: dict[str, SessionMeta] = {}
-        self._listing = Listing(store, prefix, self._logs.rebuilt_meta)
+        self._listing = Listing(self._logs)
         self._search: SessionSearch | None = None
 
     async def __aenter__(self) -> Self:
@@ -174,32 +167,12 @@ class SessionStore:
     ) -> list[SessionMeta]:
         """Newest first, no messages read. `archived`: only such, or only others; `counts`: with exact counts."""
         metas = await self._listing.metas()
-        for index, meta in enumerate(metas):
-            writer = self._logs.writers.get(meta["id"])
-            if writer is None:
-                continue
-            if writer.meta.get("log_bytes") == self._listing.log_sizes[meta["id"]]:
-                metas[index] = writer.told()
-            else:
-                meta["updated_at"] = max(meta["updated_at"], writer.meta["updated_at"])
         if cwd is not None:
             wanted = new_meta("x", now="", cwd=cwd)["cwd"]
             metas = [meta for meta in metas if meta["cwd"] == wanted]
         if archived is not None:
             metas = [meta for meta in metas if bool(meta.get("archived_at")) is archived]
-        metas.sort(key=lambda meta: meta["updated_at"], reverse=True)
-        return [await self._counted(meta) for meta in metas] if counts else metas
-
-    async def _counted(self, meta: SessionMeta) -> SessionMeta:
-        stamp = await self._logs.store.stamp(self._logs.log_key(meta["id"]))
-        if is_too_new(meta):
-            return meta
-        if stamp is not None and ("log_seq" not in meta or meta.get("log_bytes") != stamp.size):
-            if "log_bytes" in meta:
-                meta["updated_at"] = max(when_written(stamp), meta["updated_at"])
-            meta["message_count"] = len(await self._logs.reading(meta["id"]).shown())
-            meta["total_tokens"] = (await self.usage(meta["id"])).total.total_tokens
-        return meta
+        return [await self._listing.counted(meta) for meta in metas] if counts else metas
 
     async def latest_session(self, *, cwd: str | None = None) -> SessionMeta | None:
         metas = await self.list_sessions(cwd=cwd)
@@ -218,27 +191,7 @@ class SessionStore:
         """A full id, the beginning of exactly one, or "last"; `SessionNotFound` says what is near.
 
         With `traces`, also one in which nothing was said and only the trace of what was done lies."""
-        ids = await self._logs.store.folders(self._prefix)
-        found = [text] if text in ids else [id_ for id_ in ids if text and id_.startswith(text)]
-        only_traced = {meta["id"] for meta in await self._listing.traces(found)}
-        said = [id_ for id_ in found if traces or id_ not in only_traced]
-        if text == "last" and text not in said:
-            latest = await self.latest_session()
-            if latest is None:
-                raise SessionNotFound("there are no sessions yet")
-            return latest["id"]
-        if len(said) == 1:
-            return said[0]
-        if said:
-            raise SessionNotFound(
-                f"{len(said)} sessions begin with {text!r}: {', '.join(said[:5])}…; give more of the id"
-            )
-        if only_traced:
-            raise SessionNotFound(
-                f"nothing was said in session {found[0]}: there is only a trace of what was done; "
-                f"`carrel sessions delete {found[0]}` removes it"
-            )
-        raise SessionNotFound(f"no session begins with {text!r}; `carrel sessions list` shows them all")
+        return await self._listing.resolve(text, traces=traces)
 
     # --- writing ----------------------------------------------------------------------------------------------------
 
@@ -296,24 +249,7 @@ class SessionStore:
         """Go back to the first `rewind_to` visible messages, or to right after entry `to_seq`; the log keeps all.
 
         `RewindRefused` (a ValueError) when there is no such place; nothing is written then."""
-        view = await self._logs.view(session_id)
-        if (rewind_to is None) == (to_seq is None):
-            raise RewindRefused(
-                "say where to rewind to: rewind_to (a number of messages) or to_seq (an entry), not both"
-            )
-        if rewind_to is not None:
-            mended = mend(view.messages)
-            _checked_place("rewind_to", rewind_to, len(mended.messages), "messages are visible")
-            cut = sum(1 for origin in mended.origins[:rewind_to] if origin is not None)
-            event, shown = build_rewind_event(cut, created_at=self._now()), cut
-        else:
-            assert to_seq is not None
-            _checked_place("to_seq", to_seq, view.last_seq, "is the last entry")
-            then = await self._logs.reading(session_id).view(to_seq)
-            common = sum(1 for a, b in zip(then.numbered, view.numbered, strict=False) if a[0] == b[0])
-            event = build_rewind_event(common, to_seq=to_seq, created_at=self._now())
-            shown = len(then.numbered)
-        seq = await self._logs.append(session_id, [event], shown=shown)
+        seq = await branching.rewind(self._logs, session_id, rewind_to, to_seq, self._now())
         await self._logs.writers[session_id].let_go()
         self._tell(EventType.SESSION_REWOUND, session_id, seq=seq)
         return seq
@@ -378,7 +314,7 @@ class SessionStore:
     async def read_meta(self, session_id: str, *, counts: bool = False) -> SessionMeta:
         """The metadata of one session, `counts`: with exact counts; `SessionNotFound`."""
         meta = await self._logs.known_meta(session_id)
-        return await self._counted(meta) if counts else meta
+        return await self._listing.counted(meta) if counts else meta
 
     async def find_meta(self, session_id: str) -> SessionMeta | None:
         """The same; None when there is no such session."""
@@ -459,7 +395,7 @@ class SessionStore:
     async def _mark(self, session_id: str, kind: str, at: int | None, **fields: Any) -> int:
         last = await self.last_seq(session_id)
         place = last if at is None else at
-        _checked_place("at", place, last, "is the last entry", lowest=1)
+        checked_place("at", place, last, "is the last entry", lowest=1)
         await self._logs.append(session_id, [build_aside(kind, created_at=self._now(), at_seq=place, **fields)])
         await self._logs.writers[session_id].flush()
         return place
@@ -485,44 +421,18 @@ class SessionStore:
 
         `summarize` gets the messages that leave (append `COMPACT_SUMMARY_PROMPT` as the user's last word) and
         answers with a text, a text and its usage, or an assistant message."""
-        view = await self._logs.view(session_id)
-        reading = self._logs.reading(session_id)
-        # Measured as the model sees them, with what was spilled.
-        whole = await reading.whole(view.messages, view.problems)
-        shown = list(zip(view.shown.seqs(), whole, strict=True))
-        cut = choose_cut(shown, keep_tokens=keep_tokens, keep_turns=keep_turns)
-        leaving = [message for _, message in cut.summarized]
-        text, usage = summary_and_usage(await summarize(mend(leaving).messages))
-        meta = await self.read_meta(session_id)
-        # Also when nothing is kept: what others say while the summary is being written comes after it.
-        keep_from = cut.kept[0][0] if cut.kept else view.last_seq + 1
-        pinned = await self._pinned(session_id, [seq for seq in meta.get("pins", []) if seq < keep_from])
-        event = build_compact_event(
-            text + pinned_text(pinned),
-            provider=provider or meta["provider"],
-            model=model or meta["model"],
-            compacted_count=len(cut.summarized),
-            usage=usage,
+        seq, event = await compact(
+            self._logs,
+            session_id,
+            summarize,
+            keep_tokens=keep_tokens,
+            keep_turns=keep_turns,
+            provider=provider,
+            model=model,
+            now=self._now,
         )
-        event["content"] += pinned_files(pinned)
-        event["meta"] |= {"keep_from_seq": keep_from, "created_at": self._now(), "report": report_of(cut.summarized)}
-        async for _, entry in reading.entries(view.last_seq + 1):
-            if entry.get("role") in ("compact", "rewind") and aside_of(entry) is None:
-                raise CompactRefused(
-                    f"session {session_id} was changed meanwhile: somebody went back in it, or compacted it, while the "
-                    "summary was being written; nothing was written, and the summary may tell of what is gone"
-                )
-        seq = await self._logs.append(session_id, [event])
         self._tell(EventType.SESSION_COMPACTED, session_id, seq=seq)
         return event
-
-    async def _pinned(self, session_id: str, pins: list[int]) -> list[Numbered]:
-        """The pinned messages that are part of the conversation still, visible or summed up, and whole."""
-        if not pins:
-            return []
-        reading = self._logs.reading(session_id)
-        runs = [piece for piece in (await reading.stood_for()).pieces if isinstance(piece, range)]
-        return await reading.some(seq for seq in pins if any(seq in run for run in runs))
 
     async def fork_session(
         self, session_id: str, at: int | None = None, *, title: str | None = None, new_id: str | None = None
@@ -532,10 +442,8 @@ class SessionStore:
         Sequence numbers, labels and pins stay true in it, and what was spent before is not counted again."""
         last = await self.last_seq(session_id)
         place = last if at is None else at
-        _checked_place("at", place, last, "is the last entry")
+        checked_place("at", place, last, "is the last entry")
         id_ = checked_id(new_id) if new_id is not None else self._new_id()
-        if await self._logs.meta(id_) is not None:
-            raise SessionExists(f"session {id_} is there already; give the fork another id")
         await branching.fork(
             self._logs, session_id, id_, place, title=title and self._logs.redacted_text(title), now=self._now()
         )
@@ -570,7 +478,7 @@ class SessionStore:
             # MiniLM would read a thousand sessions for ten minutes, and the first search waits for it.
             embedder = plain_embedder() if self._embedder == "default" else self._embedder
             path = self.data_dir / ".catalogue.sqlite3" if self.data_dir is not None else None
-            self._search = SessionSearch(self._logs.store, self._prefix, path, embedder)
+            self._search = SessionSearch(self._logs.store, self._logs.prefix, path, embedder)
         return await self._search.query(query, limit)
 
     async def prune(self, older_than: timedelta, keep_labelled: bool = True, dry_run: bool = True) -> list[SessionMeta]:
@@ -605,73 +513,17 @@ class SessionStore:
         What an earlier import brought is not stored twice unless `again`: the report says under which id it is here,
         and what the source has got since is appended, where neither its old part nor the session was changed. With
         `all_branches`, those that a conversation went back from come as sessions of their own."""
-        ids: dict[str, str] = {}
-        before = {} if again else brought_before(await self.list_sessions())
-        found = read_session_file(Path(path), all_branches=all_branches)
-        return [await self._stored(imported, ids, before) for imported in found]
-
-    async def _stored(
-        self, imported: Imported, ids: dict[str, str], before: Mapping[Source, list[SessionMeta]]
-    ) -> ImportReport:
-        """Write one imported session; `ids` are those of this import so far, by their names where they came from."""
-        if not imported.messages:
-            return imported.report
-        here = before.get((imported.kind, imported.source_id))
-        if here and await self._is_here(imported, ids, here):
-            return imported.report
-        own = imported.source_id if imported.kind == "carrel" else None
-        if own is not None and (not is_id(own) or await self._logs.meta(own) is not None):
-            own = None
-        data = await self.create_session(
-            imported.title,
-            session_id=own,
-            provider=imported.provider,
-            model=imported.model,
-            cwd=imported.cwd,
-            **stored_meta(imported, ids),
-        )
-        id_ = imported.report.session_id = ids[imported.source_id] = data["session"]["id"]
-        entries = stored_entries(imported, data["session"].get("parent_session_id"), self._now())
-        await self._logs.append(id_, entries)
-        writer = self._logs.writers[id_]
-        writer.meta["updated_at"] = data["session"]["updated_at"]
-        await writer.flush()
-        self._tell(EventType.SESSION_UPDATED, id_)
-        return imported.report
-
-    async def _is_here(self, imported: Imported, ids: dict[str, str], here: Sequence[SessionMeta]) -> bool:
-        """Whether an earlier import brought this session; what its source has got since is appended."""
-        meta, standing = nearest(imported, here)
-        if standing == "other" and imported.named_by_file:
-            return False
-        report, id_ = imported.report, meta["id"]
-        report.already_here = ids[imported.source_id] = id_
-        if standing == "other":
-            report.problems.append(f"session {id_} was imported from it, and what that was made of is {_NOT_AGAIN}")
-        elif standing == "longer" and await self.last_seq(id_) != meta["imported_from"]["seq"]:
-            report.problems.append(f"it has grown since it was imported, and session {id_} was {_NOT_AGAIN}")
-        elif standing == "longer":
-            entries = stored_entries(imported, meta.get("parent_session_id"), self._now())
-            report.appended = len(entries) - meta["imported_from"]["seq"]
-            await self._logs.append(id_, entries[-report.appended :])
-            writer = self._logs.writers[id_]
-            dates = stored_meta(imported, ids)
-            writer.meta["updated_at"] = dates.get("updated_at", writer.meta["updated_at"])
-            writer.set("imported_from", dates["imported_from"])
-            await writer.flush()
-            report.session_id = id_
-            self._tell(EventType.SESSION_UPDATED, id_)
-        return True
+        here = [] if again else await self.list_sessions()
+        intake = Intake(self._logs, self.create_session, here, self._now)
+        reports = []
+        for imported in read_session_file(Path(path), all_branches=all_branches):
+            reports.append(report := await intake.take(imported))
+            if report.session_id:
+                self._tell(EventType.SESSION_UPDATED, report.session_id)
+        return reports
 
     def _tell(self, kind: EventType, session_id: str, **facts: Any) -> None:
         if bus.is_heard:
             writer = self._logs.writers.get(session_id)
             about = {"session_id": session_id, "title": writer.meta["title"] if writer is not None else ""}
             bus.publish(Event(kind, about | facts))
-
-
-def _checked_place(name: str, place: object, last: int, meaning: str, lowest: int = 0) -> None:
-    if type(place) is not int or not lowest <= place <= last:
-        raise RewindRefused(
-            f"{name} is a whole number from {lowest} to {last} ({last} {meaning}), not {place!r}; nothing was written"
-        )

@@ -2,15 +2,13 @@
 
 import logging
 from collections.abc import Sequence
-from datetime import UTC, datetime
 from typing import NamedTuple
 
 from carrel.conversation.logs import SessionLogs
 from carrel.conversation.messages import SessionMeta, meta_of
-from carrel.conversation.reading import LogReading
+from carrel.conversation.metadata import when_written
 from carrel.conversation.repair import mend, unanswered
 from carrel.conversation.replay import Numbered
-from carrel.conversation.usage import total_after
 from carrel.conversation.writer import tool_loop_key
 
 logger = logging.getLogger(__name__)
@@ -55,16 +53,7 @@ async def up_to_date(logs: SessionLogs, metas: Sequence[SessionMeta]) -> None:
     for meta, stamp in zip(ours, stamps, strict=True):
         if stamp is None or ("log_seq" in meta and meta["log_bytes"] == stamp.size):
             continue
-        modified = datetime.fromtimestamp(stamp.modified, UTC).isoformat()
         reading = logs.reading(meta["id"])
-        meta["updated_at"] = max(modified, meta["updated_at"])
+        meta["updated_at"] = max(when_written(stamp), meta["updated_at"])
         meta["message_count"] = sum(1 for line in (await reading.view()).messages if not meta_of(line).get("continues"))
-        meta["total_tokens"] = await tokens_spent(reading)
-
-
-async def tokens_spent(reading: LogReading) -> int:
-    """All that was spent in a session, also on what is not visible any more."""
-    total = 0
-    async for _, entry in reading.entries():
-        total = total_after(total, entry)
-    return total
+        meta["total_tokens"] = await reading.tokens_spent()

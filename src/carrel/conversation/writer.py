@@ -38,16 +38,25 @@ class Writer:
         self._hold: Lock | None = None
 
     async def append(
-        self, entries: Sequence[ConversationMessage], lines: Sequence[bytes], now: str, *, shown: int | None = None
+        self,
+        entries: Sequence[ConversationMessage],
+        lines: Sequence[bytes],
+        now: str,
+        *,
+        shown: int | None = None,
+        after: int | None = None,
     ) -> int:
         """Write the lines; returns the sequence number of the last. `KeyError` when the session was deleted.
 
-        `shown`: how many messages are visible afterwards, from a caller who cuts or compacts and has counted."""
+        `shown`: how many messages are visible afterwards, from a caller who cuts or compacts and has counted;
+        `after`: 0 and nothing written unless this is the last entry."""
         calls = [id_ for entry in entries for id_ in tool_calls_of(entry)]
         if calls and self._hold is None:
             # Held from before the call is written, so that no other process takes it for interrupted.
             self._hold = await self._store.lock(tool_loop_key(self.folder), wait=False)
-        seq = await self._store.append(self._log, lines, sync=self._sync, create=False)
+        seq = await self._store.append(self._log, lines, sync=self._sync, create=False, after=after)
+        if after is not None and not seq:
+            return 0
         titled = self._note(entries, lines, seq, now, shown)
         await self._follow_calls(calls, entries)
         if titled:

@@ -21,7 +21,7 @@ from carrel.execution import thread_streams
 from carrel.execution.calls import known_errors
 from carrel.execution.host_line import Record
 from carrel.worker import display, telling, values
-from carrel.worker.cells import Cell
+from carrel.worker.cells import Cell, let_go, line_in
 from carrel.worker.host_errors import error_class
 from carrel.worker.output import no_input
 
@@ -113,15 +113,21 @@ class CodeThread:
         thread_streams.begin(sinks)
         answer: Record = {}
         cpu = time.thread_time()
+        self._cells += 1
+        # All sessions of a process share Python's memory of sources; what is told of it leaves the last word out.
+        filename = f"<cell {self._cells} of {self._number}>"
+        kept: list[Any] = []
         try:
             self._shown = []
-            self._cells += 1
             self._begin()
-            # All sessions of a process share Python's memory of sources; what is told of it leaves the last word out.
-            answer = self._ran(code, f"<cell {self._cells} of {self._number}>")
+            answer, line = self._ran(code, filename, kept)
+            let_go(kept, filename, line)
         except BaseException as problem:  # noqa: BLE001 -- whatever the code raises is its result
+            line = line_in(problem.__traceback__, filename)
             answer = _told(problem)
+            kept.append(problem)
         answer = self._settle(answer)
+        let_go(kept, filename, line)
         answer["display"] = self._shown
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
         answer["usage"] = {"cpu_seconds": time.thread_time() - cpu, "max_rss_bytes": peak}
@@ -137,13 +143,15 @@ class CodeThread:
         if early:
             raise KeyboardInterrupt
 
-    def _ran(self, code: str, filename: str) -> Record:
+    def _ran(self, code: str, filename: str, kept: list[Any]) -> tuple[Record, int]:
+        """Its outcome, and the line of the value, which is kept."""
         cell = Cell(code, filename)
         value = self._awaited(cell) if cell.waits else cell.run(self.names)
         rich = display.bundle(value)
         if rich is not None:
             self._shown.append(rich)
-        return {"value": values.encode(value)}
+        kept.append(value)
+        return {"value": values.encode(value)}, cell.line
 
     def _awaited(self, cell: Cell) -> Any:
         if self._loop is None or self._loop.is_closed():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import errno
 import hashlib
 import os
 import stat
@@ -131,6 +132,10 @@ def seen_at(folder: Path, path: str) -> Seen | None:
             return None
         target = os.readlink(full) if stat.S_ISLNK(about.st_mode) else ""
     except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as problem:
+        if problem.errno != errno.ENAMETOOLONG:
+            raise
         return None
     kind = "link" if stat.S_ISLNK(about.st_mode) else "file"
     runs = kind == "file" and bool(about.st_mode & stat.S_IXUSR)

@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 import socket
+import stat
 from collections.abc import Sequence
 from typing import Any
 
@@ -36,14 +37,16 @@ class LocalSession(LiveSession):
 
     # --- beginning --------------------------------------------------------------------------------------------------
 
-    async def open(self, zygote: Zygote, settings: dict[str, Any]) -> None:
-        """Ask the zygote for it; SpawnFailed leaves nothing behind."""
+    async def open(self, zygote: Zygote, settings: dict[str, Any], private: dict[str, Any]) -> None:
+        """Ask the zygote for it; SpawnFailed leaves nothing behind. What is private only its init and worker hear."""
         line, theirs = socket.socketpair()
         control, init = socket.socketpair()
         try:
             fds = [theirs.fileno(), init.fileno(), self.stdout.write_end, self.stderr.write_end]
             self._line = self._new_line(line)
             self.init = InitControl(control, self._watch_worker, self._init_ended)
+            # First, so that init need not wait; and not by way of the zygote, whose memory later sessions begin with.
+            self.init.tell({"op": "begin", "settings": private})
             spawned = await asyncio.wrap_future(zygote.spawn(settings, fds))
         finally:
             theirs.close()
@@ -128,6 +131,8 @@ class LocalSession(LiveSession):
         try:
             if len(fds) != 2:
                 raise OSError("a frozen fork without its two descriptors")
+            if stat.S_ISDIR(os.fstat(fds[1]).st_mode):
+                raise OSError("a folder of /proc, which a signal can be sent to as well, but whose end nobody sees")
             signal.pidfd_send_signal(fds[1], 0)
             wake = socket.socket(fileno=fds[0])
         except OSError as problem:

@@ -8,6 +8,7 @@ import fcntl
 import os
 import resource
 import select
+import stat
 import termios
 from collections.abc import Callable
 from contextlib import suppress
@@ -70,7 +71,10 @@ class OutputPipe:
         fcntl.ioctl(self._read, termios.FIONREAD, self._waiting)
         left = self._waiting[0]
         while left > 0:
-            data = os.read(self._read, min(left, _MOST_AT_ONCE))
+            try:
+                data = os.read(self._read, min(left, _MOST_AT_ONCE))
+            except BlockingIOError:  # Code may open its own end for reading, and have taken it.
+                return
             left -= len(data)
             if not data:
                 return
@@ -115,12 +119,12 @@ class Discard:
 
     def take(self, descriptors: list[int]) -> None:
         for descriptor in descriptors:
-            try:
-                os.set_blocking(descriptor, False)
-                self._loop.add_reader(descriptor, self._readable, descriptor)
-            except OSError:  # No pipe, but something that cannot be waited for.
+            # Nothing but pipes: a device or a counter has something to read for ever, at no cost to who sent it.
+            if not stat.S_ISFIFO(os.fstat(descriptor).st_mode):
                 os.close(descriptor)
                 continue
+            os.set_blocking(descriptor, False)
+            self._loop.add_reader(descriptor, self._readable, descriptor)
             self._open.append(descriptor)
         while len(self._open) > _MOST_DISCARDED:
             self._drop(self._open[0])

@@ -65,7 +65,8 @@ class SubprocessExecutor(WorkerExecutor):
                 async with asyncio.timeout(config.startup_timeout):
                     if not zygote.ready.done():
                         await asyncio.shield(asyncio.wrap_future(zygote.ready))
-                    await session.open(zygote, self._settings(packages, self._confinement))
+                    private = self._private(packages)
+                    await session.open(zygote, self._settings(packages, self._confinement), private)
             except TimeoutError:
                 await session.close()
                 raise SpawnFailed("start", None, f"it was not ready within {config.startup_timeout:g} s") from None
@@ -109,7 +110,6 @@ class SubprocessExecutor(WorkerExecutor):
         source = self._scratch or path_of(config.workspace)
         mode = config.workspace_mode if self._scratch is None else "rw"
         home = path_of(config.home)
-        own = f"{HOME}/.local/bin:" if home is not None else ""
         return {
             "sandbox": "auto" if confinement.parts else "off",
             "parts": list(confinement.parts),
@@ -123,9 +123,17 @@ class SubprocessExecutor(WorkerExecutor):
             "mounts": [{"source": str(Path(m.source).absolute()), "at": m.at, "mode": m.mode} for m in config.mounts],
             "home_source": str(home.absolute()) if home is not None else None,
             "readonly": [*environment.folders, added],
-            "packages": added,
-            "env": {"PATH": f"{environment.path}:{added}/bin:{own}{SYSTEM_PATH}", "PYTHONPATH": added, **config.env},
             "limits": {name: getattr(config.limits, name) for name in config.limits.__dataclass_fields__},
+        }
+
+    def _private(self, packages: Packages) -> dict[str, Any]:
+        """What no other session may come to know: environment variables hold secrets."""
+        config, added = self.config, str(packages.added)
+        own = f"{HOME}/.local/bin:" if config.home is not None else ""
+        path = f"{packages.environment.path}:{added}/bin:{own}{SYSTEM_PATH}"
+        return {
+            "packages": added,
+            "env": {"PATH": path, "PYTHONPATH": added, **config.env},
             "names": sorted({name.partition(".")[0] for name in self.handlers}),
             "errors": known_errors(),
             "frozen": config.frozen,

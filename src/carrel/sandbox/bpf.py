@@ -10,6 +10,8 @@ NUMBER, ARCHITECTURE, ARGUMENTS = 0, 4, 16
 ALLOW = 0x7FFF0000
 KILL = 0x80000000
 NOTIFY = 0x7FC00000
+PRETEND = 0x00050000
+"""The call is not made, and gives 0."""
 
 
 def refuse(errno: int) -> int:

@@ -46,10 +46,18 @@ NAMESPACE_FLAGS = (
 )
 AF_UNIX, AF_INET, AF_INET6 = 1, 2, 10
 SOCK_RAW, SOCK_PACKET = 3, 10
-SOL_IP, SOL_IPV6 = 0, 41
+SOCK_SEQPACKET, SOCK_DCCP = 5, 6
+# What the usual kinds of socket speak: their own (0), TCP, UDP, pings, UDP-Lite and TCP over several paths.
+PROTOCOLS = (0, 1, 6, 17, 58, 136, 262)
+SOL_SOCKET, SOL_IP, SOL_IPV6 = 1, 0, 41
+SO_LINGER = 13
 # SET_REPLACE and SET_ADD_COUNTERS of each; no option of IP or IPv6 in ordinary use has these numbers.
 PACKET_RULES = (64, 65, 96, 97, 128, 129)
-TIOCSTI, TIOCLINUX = 0x5412, 0x541C
+# From here on those of the kernel's load balancer (IPVS).
+PACKET_RULES_FIRST = 1152
+TIOCSTI, TIOCLINUX, TIOCSETD = 0x5412, 0x541C, 0x5423
+# Bonds, bridges, tunnels, and whatever a network driver has of its own.
+NETWORK_DRIVERS_FIRST, NETWORK_DRIVERS_END = 0x8980, 0x8A00
 S_IFMT, S_IFCHR, S_IFBLK = 0o170000, 0o020000, 0o060000
 S_ISUID, S_ISGID = 0o4000, 0o2000
 # The bit of O_TMPFILE that is not O_DIRECTORY.
@@ -110,10 +118,10 @@ def _looked_into() -> dict[str, bpf.Program]:
     """Calls whose arguments decide; each program ends with an answer."""
     return {
         "clone": _clone(),
-        "ioctl": _refusing(1, (TIOCSTI, TIOCLINUX)),
+        "ioctl": _ioctl(),
         "socket": _socket(),
         "socketpair": _socket(),
-        "setsockopt": _packet_rules(),
+        "setsockopt": _socket_option(),
         "personality": _only(0, PERSONALITIES),
         "mknod": _device(1),
         "mknodat": _device(2),
@@ -196,14 +204,34 @@ def _only(index: int, values: tuple[int, ...]) -> bpf.Program:
     return found
 
 
+def _ioctl() -> bpf.Program:
+    """Typing into a terminal, its other disciplines (the kernel loads modules for them), and network drivers."""
+    drivers = bpf.Program()
+    drivers.if_at_least(NETWORK_DRIVERS_END, bpf.giving(bpf.ALLOW))
+    drivers.give(bpf.refuse(errno.EPERM))
+    found = bpf.Program()
+    found.load_argument(1)
+    for request in (TIOCSTI, TIOCLINUX, TIOCSETD):
+        found.if_equal(request, bpf.giving(bpf.refuse(errno.EPERM)))
+    found.if_at_least(NETWORK_DRIVERS_FIRST, drivers)
+    found.give(bpf.ALLOW)
+    return found
+
+
 def _socket() -> bpf.Program:
-    """Netlink, packets, vsock, the kernel's ciphers, Bluetooth: each its own way into the kernel. Raw sockets too."""
+    """Netlink, packets, vsock, the kernel's ciphers, Bluetooth: each its own way into the kernel. So are raw sockets,
+    and what is rarer than TCP and UDP: SCTP, DCCP, L2TP."""
     kind = bpf.Program()
     kind.load_argument(1)
     kind.mask(0xF)
     for refused in (SOCK_RAW, SOCK_PACKET):
         kind.if_equal(refused, bpf.giving(bpf.refuse(errno.EPERM)))
-    kind.give(bpf.ALLOW)
+    for refused in (SOCK_SEQPACKET, SOCK_DCCP):
+        kind.if_equal(refused, bpf.giving(bpf.refuse(errno.EPROTONOSUPPORT)))
+    kind.load_argument(2)
+    for protocol in PROTOCOLS:
+        kind.if_equal(protocol, bpf.giving(bpf.ALLOW))
+    kind.give(bpf.refuse(errno.EPROTONOSUPPORT))
     found = bpf.Program()
     found.load_argument(0)
     found.if_equal(AF_UNIX, bpf.giving(bpf.ALLOW))
@@ -213,18 +241,26 @@ def _socket() -> bpf.Program:
     return found
 
 
-def _packet_rules() -> bpf.Program:
+def _socket_option() -> bpf.Program:
     """The tables of iptables, arptables and ebtables are set by socket options, and have been a way in more than once.
-
     A child that enters a fork holds, until it gives them up, capabilities over the fork's own network.
+
+    And whoever closes a socket that lingers waits, for as long as the one who set it likes: a descriptor that is sent
+    over the line would hold up the host. It is taken, as programs expect, and has no effect.
     """
     rules = bpf.Program()
     rules.load_argument(2)
     for option in PACKET_RULES:
         rules.if_equal(option, bpf.giving(bpf.refuse(errno.EPERM)))
+    rules.if_at_least(PACKET_RULES_FIRST, bpf.giving(bpf.refuse(errno.EPERM)))
     rules.give(bpf.ALLOW)
+    of_all = bpf.Program()
+    of_all.load_argument(2)
+    of_all.if_equal(SO_LINGER, bpf.giving(bpf.PRETEND))
+    of_all.give(bpf.ALLOW)
     found = bpf.Program()
     found.load_argument(1)
+    found.if_equal(SOL_SOCKET, of_all)
     for level in (SOL_IP, SOL_IPV6):
         found.if_equal(level, rules)
     found.give(bpf.ALLOW)

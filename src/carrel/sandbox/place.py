@@ -121,11 +121,12 @@ class Place:
         self._dev(root, devices)
         self._proc(root)
         self._writable(root)
-        self._given(root)
         self.step("pivot_root")
         os.chdir(root)
         syscalls.pivot_root(".", ".")
         syscalls.unmount(".")
+        # Only now: a link in a given folder must not lead what is mounted below it out of the new root.
+        self._given()
         os.chdir(HIDDEN)
         self.step("hide init's folder")
         mounts.tmpfs(HIDDEN, size=4096, files=2, mode="000", flags=syscalls.MS_RDONLY)
@@ -177,21 +178,20 @@ class Place:
         if self.plan.home != self.plan.workspace.at:
             show_home(self.plan, f"{root}{HIDDEN}", root)
 
-    def _given(self, root: str) -> None:
-        self._workspace(root)
+    def _given(self) -> None:
+        self._workspace()
         for path in readonly(self.plan):
             self.step(f"mount {path}")
-            self.given[path].attach(root + path, mounts.READ_ONLY)
+            self.given[path].attach(path, mounts.READ_ONLY)
         for mount in self.plan.mounts:
             self.step(f"mount {mount.at}")
             attributes = mounts.READ_ONLY if mount.mode == "ro" else mounts.HARMLESS
-            self.given[mount.at].attach(root + mount.at, attributes)
+            self.given[mount.at].attach(mount.at, attributes)
 
-    def _workspace(self, root: str) -> None:
+    def _workspace(self) -> None:
         """An overlay over the given folder, the folder itself, or an empty one."""
         workspace = self.plan.workspace
-        target = root + workspace.at
-        hidden = root + HIDDEN
+        target, hidden = workspace.at, HIDDEN
         self.step(f"mount the workspace ({workspace.mode})")
         if workspace.upper_dir:
             self.given[KEPT].attach(hidden + "/kept", mounts.HARMLESS)
@@ -205,10 +205,9 @@ class Place:
         if workspace.source is None or self.plan.copied:
             mounts.bind(f"{hidden}/{upper_parent}/upper", target, mounts.HARMLESS)
         elif self.plan.overlaid:
-            before = os.getcwd()
             os.chdir(hidden)
             mounts.overlay("lower", f"{upper_parent}/upper", f"{upper_parent}/work", target)
-            os.chdir(before)
+            os.chdir("/")
         else:
             attributes = mounts.READ_ONLY if workspace.mode == "ro" else mounts.HARMLESS
             self.given[LOWER].attach(target, attributes)

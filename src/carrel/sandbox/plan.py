@@ -54,6 +54,7 @@ class Plan:
     mounts: list[Bind] = field(default_factory=list)
     readonly: list[str] = field(default_factory=list)
     env: dict[str, str] = field(default_factory=dict)
+    """Comes later, from the host to init: the zygote must not know it."""
     limits: Limits = field(default_factory=Limits)
     home: str = HOME
     home_source: str | None = None
@@ -108,13 +109,17 @@ def read_plan(record: dict[str, Any]) -> Plan:
         workspace=Workspace(**(record.get("workspace") or {})),
         mounts=[Bind(**mount) for mount in record.get("mounts", [])],
         readonly=[str(path) for path in record.get("readonly", [])],
-        env={str(name): str(value) for name, value in record.get("env", {}).items()},
         limits=Limits(**record.get("limits", {})),
         home=_text(record, "home", HOME),
         home_source=_text(record, "home_source", "") or None,
     )
     _check(plan)
     return plan
+
+
+def read_env(settings: dict[str, Any]) -> dict[str, str]:
+    """The environment variables of a session, of the settings that its init gets."""
+    return {str(name): str(value) for name, value in settings.get("env", {}).items()}
 
 
 def _text(record: dict[str, Any], name: str, default: str) -> str:

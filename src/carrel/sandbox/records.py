@@ -50,6 +50,15 @@ class Records:
             if not self.read():
                 return None
 
+    def receive_first(self) -> dict[str, Any] | None:
+        """The first record of a line, and not a byte beyond it: whoever reads on may be another."""
+        head = self.line.recv(4, socket.MSG_WAITALL)
+        length = int.from_bytes(head, "big")
+        if len(head) == 4 and length <= self.largest:
+            self._buffer += head + self.line.recv(length, socket.MSG_WAITALL)
+        found = self.next()
+        return None if found is None else found[0]
+
     def ask(self, record: dict[str, Any], descriptors: list[int] | None = None) -> tuple[dict[str, Any], list[int]]:
         """Send, and wait for the answer."""
         self.send(record, descriptors)

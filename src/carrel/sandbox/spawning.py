@@ -162,7 +162,7 @@ class Zygote:
             if pid == 0:
                 ends = starting.Ends([*descriptors, go_read, report_write])
                 assert self.entry is not None
-                starting.live(plan, place, ends, self.entry, record.get("settings", {}))
+                starting.live(plan, place, ends, self.entry)
         except OSError:
             os.close(report_read)
             os.close(go_write)

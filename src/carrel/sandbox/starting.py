@@ -12,8 +12,8 @@ from typing import Any
 from . import confine, entering, namespaces, syscalls
 from .init import Init
 from .place import Place
-from .plan import Plan
-from .records import Records
+from .plan import Plan, read_env
+from .records import PeerBroken, Records
 from .report import Report
 
 Entry = Callable[[int, int, "dict[str, Any]"], None]
@@ -26,7 +26,7 @@ class Ends:
         self.line, self.control, self.stdout, self.stderr, self.go, self.report = self.all = descriptors
 
 
-def live(plan: Plan, place: Place, ends: Ends, entry: Entry, settings: dict[str, Any]) -> None:
+def live(plan: Plan, place: Place, ends: Ends, entry: Entry) -> None:
     """The whole life of init, in the process that the zygote has just forked; never returns."""
     report = Report(ends.report)
     try:
@@ -36,6 +36,9 @@ def live(plan: Plan, place: Place, ends: Ends, entry: Entry, settings: dict[str,
         if os.read(ends.go, 1) != b"g":
             os._exit(1)
         place.step = report.step
+        report.step("read the settings")
+        settings = _read_settings(ends.control)
+        plan.env = read_env(settings)
         _enter(plan, place, report)
         start = Starter(plan, entry, settings)
         pid, link = start([ends.line, ends.stdout, ends.stderr], report)
@@ -45,6 +48,18 @@ def live(plan: Plan, place: Place, ends: Ends, entry: Entry, settings: dict[str,
     except BaseException as error:  # noqa: BLE001 -- whatever it is, the zygote is told, and the session ends
         report.failed(error)
     os._exit(1)
+
+
+def _read_settings(control: int) -> dict[str, Any]:
+    """What this session alone may know, past the zygote: whose memory every later session begins with."""
+    line = socket.socket(fileno=os.dup(control))
+    try:
+        found = Records(line).receive_first()
+    finally:
+        line.close()
+    if found is None:
+        raise PeerBroken("the host closed the line before it had sent the settings")
+    return dict(found.get("settings", {}))
 
 
 def _enter(plan: Plan, place: Place, report: Report) -> None:

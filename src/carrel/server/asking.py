@@ -15,6 +15,7 @@ from starlette.exceptions import HTTPException
 from carrel.errors import (
     CarrelError,
     ConfigurationError,
+    DatasetInvalid,
     DatasetNotFound,
     ExecutionError,
     FilesRefused,
@@ -121,7 +122,10 @@ async def _carrel_error(request: Request, problem: Exception) -> JSONResponse:
             return _told(404, problem)
         case TooManySessions():
             return _told(429, problem, {"Retry-After": "5"})
-        case SessionNotReady() | ForkRefused() | FilesRefused() | ExecutionError():
+        case DatasetInvalid() | FilesRefused():
+            desk: FrontDesk = request.app.state.desk
+            return conflict(type(problem)(desk.without_folders(str(problem))))
+        case SessionNotReady() | ForkRefused() | ExecutionError():
             return conflict(problem)
         case ConfigurationError() | MessageRefused():
             return _told(422, problem)

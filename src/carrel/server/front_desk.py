@@ -195,7 +195,7 @@ class FrontDesk:
             ttl_minutes=minutes,
             parent_session_id=parent,
         )
-        task = LiveTask(session, sample, self.ledger, self._judges, self._is_over)
+        task = LiveTask(session, sample, self.ledger, self._judges, self._is_over, self.without_folders)
         self._live[session.session_id] = task
         return task
 
@@ -277,9 +277,15 @@ class FrontDesk:
         """One that is not over; SessionNotReady when it is."""
         session = self.session(user, session_id)
         task = self._live.get(session_id)
-        if task is None:
-            raise SessionNotReady(f"the session is {session.status}")
+        if task is None or task.ending is not None:
+            raise SessionNotReady(f"the session is {session.status if task is None else task.ending}")
         return task
+
+    def without_folders(self, text: str) -> str:
+        """What somebody elsewhere is told: where the server keeps its datasets and its cache is its own matter."""
+        for folder in (self.datasets.folder, self.cache.absolute()):
+            text = text.replace(f"{folder}/", "")
+        return text
 
     def under_way(self, session_id: str) -> LiveTask | None:
         return self._live.get(session_id)

@@ -53,14 +53,23 @@ class LiveTask:
     """Everything of it ends with `close`; what was asked of it is in the ledger by then."""
 
     def __init__(
-        self, session: Session, sample: Sample | None, ledger: Ledger, judges: asyncio.Semaphore, ended: Ended
+        self,
+        session: Session,
+        sample: Sample | None,
+        ledger: Ledger,
+        judges: asyncio.Semaphore,
+        ended: Ended,
+        worded: Callable[[str], str] = str,
     ) -> None:
-        """`judges` bounds how many verifications run at once; `ended` is told when the session is over, and why."""
+        """`judges` bounds how many verifications run at once; `ended` is told when the session is over, and why.
+
+        `worded` makes of what went wrong what the user is told of it."""
         self.session = session
         self.sample = sample
         self._ledger = ledger
         self._judges = judges
         self._is_over = ended
+        self._worded = worded
         self._opened: Opened | None = None
         self._opening: asyncio.Task[None] | None = None
         self._commands: dict[str, asyncio.Task[None]] = {}
@@ -97,7 +106,7 @@ class LiveTask:
         self._set_timer()
 
     async def _failed(self, code: str, told: str) -> None:
-        await self._keep(status="error", error=ErrorInfo(code=code, message=told), closed_at=_now())
+        await self._keep(status="error", error=ErrorInfo(code=code, message=self._worded(told)), closed_at=_now())
 
     async def ready(self, seconds: float | None) -> Session:
         """The session when its place is ready or could not be made, or as it stands when the time is up."""
@@ -106,15 +115,22 @@ class LiveTask:
         return self.session
 
     async def keep_until(self, expires_at: datetime, ttl_minutes: int) -> Session:
-        self.place()
+        """SessionNotReady for one whose time is over already, or that is being ended."""
+        self._place_in_time()
         await self._keep(expires_at=expires_at, ttl_minutes=ttl_minutes)
-        self._set_timer()
+        if self.ending is None:
+            self._set_timer()
         return self.session
+
+    @property
+    def ending(self) -> SessionStatus | None:
+        """How it ends, once it was asked to; it may still be about it."""
+        return self._ending[0] if self._ending is not None else None
 
     def place(self) -> Executor:
         """Where it works; SessionNotReady says why there is none."""
-        if self._ending is not None or self._opened is None or self.session.status != "ready":
-            raise SessionNotReady(f"the session is {self._ending[0] if self._ending else self.session.status}")
+        if self.ending is not None or self._opened is None or self.session.status != "ready":
+            raise SessionNotReady(f"the session is {self.ending or self.session.status}")
         return self._opened.executor
 
     @property
@@ -315,6 +331,7 @@ class LiveTask:
         try:
             prepared = self._opened.prepared if self._opened is not None else None
             result = await verify(sample, place, keep=folder, prepared=prepared)
+            result.evidence = [self._worded(line) for line in result.evidence]
             for file in sorted(folder.iterdir()):
                 # The answer has the streams of the last run, as far as they go.
                 text = await asyncio.to_thread(file.read_bytes)

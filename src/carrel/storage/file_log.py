@@ -9,6 +9,7 @@ import threading
 from collections import OrderedDict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from carrel.errors import KeyMissing, StorageError, StorageWriteError
 from carrel.storage import file_tail as tail
@@ -41,14 +42,21 @@ def joined(key: str, records: Sequence[bytes]) -> bytes:
     return data
 
 
+class Adding(NamedTuple):
+    """What is to be appended, and how."""
+
+    data: bytes
+    records: int
+    create: bool
+    sync: bool
+    after: int | None
+
+
 @dataclass(slots=True, eq=False)
 class _Waiting:
     """An append that waits for the lock in a thread."""
 
-    data: bytes
-    count: int
-    create: bool
-    sync: bool
+    adding: Adding
     loop: asyncio.AbstractEventLoop
     future: "asyncio.Future[Appended]"
 
@@ -76,22 +84,23 @@ class OpenLog:
 
     # --- at once, or later ------------------------------------------------------------------------------------------
 
-    def append_now(self, data: bytes, count: int, create: bool, sync: bool) -> Appended | None:
+    def append_now(self, adding: Adding) -> Appended | None:
         """Write without waiting for anybody, or None when that cannot be."""
-        if self._draining or len(data) > _DIRECT or not self._mutex.acquire(blocking=False):
+        if self._draining or len(adding.data) > _DIRECT or not self._mutex.acquire(blocking=False):
             return None
         try:
-            return self._append(data, count, create, sync, wait=False)
+            return self._append(adding, wait=False)
         finally:
             self._mutex.release()
 
-    def append_later(self, data: bytes, count: int, create: bool, sync: bool) -> "asyncio.Future[Appended] | None":
+    def append_later(self, adding: Adding) -> "asyncio.Future[Appended] | None":
         """Have it written by a thread, in the order of the calls; None when this log is not in use any more.
 
         One that is cancelled is either written whole or not at all."""
         loop = asyncio.get_running_loop()
         # Once it was there, a log that is missing when the lock is ours was deleted while we waited.
-        waiting = _Waiting(data, count, create and self._file is None, sync, loop, loop.create_future())
+        adding = adding._replace(create=adding.create and self._file is None)
+        waiting = _Waiting(adding, loop, loop.create_future())
         with self._gate:
             if self._retired:
                 return None
@@ -118,7 +127,7 @@ class OpenLog:
                 done: Appended | None = None
                 error: BaseException | None = None
                 try:
-                    done = self._append(waiting.data, waiting.count, waiting.create, waiting.sync, wait=True)
+                    done = self._append(waiting.adding, wait=True)
                 except BaseException as failed:  # noqa: BLE001  whatever it is, the caller gets it
                     error = failed
             # RuntimeError: that loop was closed, so nobody waits any more.
@@ -137,18 +146,18 @@ class OpenLog:
 
     # --- under the mutex --------------------------------------------------------------------------------------------
 
-    def _append(self, data: bytes, count: int, create: bool, sync: bool, *, wait: bool) -> Appended | None:
+    def _append(self, adding: Adding, *, wait: bool) -> Appended | None:
         while True:
             if self._deleted:
                 raise self._missing()
-            file = self._file or self._opened(create)
+            file = self._file or self._opened(adding.create)
             fd = file.fd
             if not _locked(fd, self._path, wait):
                 return None
             try:
                 found = self._found()
                 if found is not None and found.st_ino == self._inode:
-                    return self._append_locked(file, found, data, count, sync, wait)
+                    return self._append_locked(file, found, adding, wait)
             except FileNotFoundError:
                 raise self._missing() from None  # deleted while we wrote
             except StorageError:
@@ -158,7 +167,7 @@ class OpenLog:
             finally:
                 fcntl.flock(fd, fcntl.LOCK_UN)
             self._file = None  # deleted, or replaced by another file
-            if found is None and not create:
+            if found is None and not adding.create:
                 raise self._missing()
 
     def _found(self) -> os.stat_result | None:
@@ -167,11 +176,12 @@ class OpenLog:
         except FileNotFoundError:
             return None
 
-    def _append_locked(
-        self, file: SyncedFile, found: os.stat_result, data: bytes, count: int, sync: bool, wait: bool
-    ) -> Appended | None:
+    def _append_locked(self, file: SyncedFile, found: os.stat_result, adding: Adding, wait: bool) -> Appended | None:
+        data, count, _, sync, after = adding
         if (found.st_size != self._size or tail.in_batch(found)) and not self._catch_up(file.fd, found, wait):
             return None
+        if after is not None and after != self._lines:
+            return 0, None
         if count > 1 and tail.needs_note(self._size, len(data)):
             if sync and not wait:
                 return None

@@ -10,7 +10,7 @@ from carrel.errors import KeyMissing
 from carrel.storage import file_objects
 from carrel.storage.file_changes import Cursor, FolderChanges
 from carrel.storage.file_lock import FileLocks
-from carrel.storage.file_log import OpenLogs, joined
+from carrel.storage.file_log import Adding, OpenLogs, joined
 from carrel.storage.file_pieces import Arriving, piece_at
 from carrel.storage.file_read import DIRECT, Backward, Counted, Forward, LogView, next_block
 from carrel.storage.file_tree import FileTree, read_failed
@@ -124,13 +124,15 @@ class FileStore:
 
     # --- logs -------------------------------------------------------------------------------------------------------
 
-    async def append(self, key: str, records: Sequence[bytes], *, sync: bool = False, create: bool = True) -> int:
-        data, count = joined(key, records), len(records)
+    async def append(
+        self, key: str, records: Sequence[bytes], *, sync: bool = False, create: bool = True, after: int | None = None
+    ) -> int:
+        adding = Adding(joined(key, records), len(records), create and not after, sync, after)
         while True:
             log = self._logs.get(key)
-            appended = log.append_now(data, count, create, sync)
+            appended = log.append_now(adding)
             if appended is None:
-                later = log.append_later(data, count, create, sync)
+                later = log.append_later(adding)
                 if later is None:
                     continue
                 appended = await later

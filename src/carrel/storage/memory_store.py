@@ -146,7 +146,9 @@ class MemoryStore:
                 raise KeyMissing(f"there is no object {source!r} to copy to {target!r}")
             self._put(target, found.data)
 
-    async def append(self, key: str, records: Sequence[bytes], *, sync: bool = False, create: bool = True) -> int:
+    async def append(
+        self, key: str, records: Sequence[bytes], *, sync: bool = False, create: bool = True, after: int | None = None
+    ) -> int:
         checked_key(key)
         for record in records:
             if len(record) > MAX_RECORD or b"\n" in record:
@@ -157,8 +159,10 @@ class MemoryStore:
             log = self._kept.get(key)
             if isinstance(log, _Object):
                 raise StorageWriteError(f"{key!r} is an object; records go to a log under a key of its own")
-            if log is None and not create:
+            if log is None and (after or not create):
                 raise KeyMissing(f"there is no log {key!r}, and it was not to be made")
+            if after is not None and after != (len(log.records) if log is not None else 0):
+                return 0
             if log is None:
                 log = self._kept[key] = _Log(self._stamped(key, 0))
             if not records:

@@ -152,7 +152,9 @@ class RedisStore:
             found += [_parsed(line) if line else None for line in lines]
         return found
 
-    async def append(self, key: str, records: Sequence[bytes], *, sync: bool = False, create: bool = True) -> int:
+    async def append(
+        self, key: str, records: Sequence[bytes], *, sync: bool = False, create: bool = True, after: int | None = None
+    ) -> int:
         began = time.monotonic()
         known = self._known.version
         checked_key(key)
@@ -164,11 +166,12 @@ class RedisStore:
         if sum(map(len, records)) > _MAX_APPEND:
             raise StorageWriteError(f"the records for {key!r} are more than {_MAX_APPEND} bytes; append fewer at once")
         then = ("WAITAOF", 1, 0, _SYNC_MS) if sync and await self._can_sync() else ()
+        expected = -1 if after is None else after
         while True:
             # Each command may go over a connection of its own, so only waiting keeps the order of the calls.
             async with self._order.turn(key):
                 answer = await self._connections.run(
-                    "append", repr(key), key, int(create), known, _INLINE, *records, then=then
+                    "append", repr(key), key, int(create), known, _INLINE, expected, *records, then=then
                 )
             synced = True
             if then:
@@ -183,6 +186,8 @@ class RedisStore:
                 raise KeyMissing(f"the log {key!r} was deleted while this was appended to it; nothing was written")
         if said == "missing":
             raise KeyMissing(f"there is no log {key!r}, and it was not to be made")
+        if said == "moved":
+            return 0
         if said == "object":
             raise StorageWriteError(f"{key!r} is an object; records go to a log under a key of its own")
         if said == "lost":

@@ -136,12 +136,17 @@ class Store(Protocol):
 
         Only for objects that are never replaced (blobs): the two may share their storage."""
 
-    async def append(self, key: str, records: Sequence[bytes], *, sync: bool = False, create: bool = True) -> int:
+    async def append(
+        self, key: str, records: Sequence[bytes], *, sync: bool = False, create: bool = True, after: int | None = None
+    ) -> int:
         """Add records (no newline inside) after all others; returns the sequence number of the last, from 1.
 
         All of them or none, and in the order in which one loop's tasks called; no records make an empty log where
         there is none. When this returns they survive the death of this process, with `sync` a power cut.
-        KeyError when the log was deleted meanwhile, or is missing and `create` is False."""
+        KeyError when the log was deleted meanwhile, or is missing and `create` is False or `after` above 0.
+
+        With `after`, 0 and nothing written unless the last record has this number (0: there is none yet), so that
+        what was decided by looking at the log is not written after what came since."""
 
     def read(self, key: str, from_seq: int = 1) -> AsyncIterator[Block]:
         """The records from `from_seq` on, oldest first; nothing when there is no such log. Never writes.

@@ -18,6 +18,8 @@ LARGEST = 64 * 1024 * 1024
 MOST = 512 * 1024 * 1024
 """Bytes of all of them."""
 MOST_FILES = 20_000
+LONGEST_PATH = 3000
+"""Bytes; the kernel takes 4096 with the folder that it lies in."""
 _AT_ONCE = 60_000
 """Characters of names that one command is given."""
 _GIT = {
@@ -145,10 +147,9 @@ def odd_path(path: str) -> str | None:
     if not parts or path.startswith("/") or ".." in parts or "\0" in path or "/".join(parts) != path:
         return "no plain path inside the workspace"
     try:
-        path.encode("utf-8")
+        return None if len(path.encode("utf-8")) < LONGEST_PATH else "its path is too long"
     except UnicodeEncodeError:
         return "its name is no text"
-    return None
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,14 +7,15 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 
 from carrel.errors import ReportUnreadable, WorkerLost
-from carrel.execution.executor import CommandResult, Executor
+from carrel.execution.executor import CommandResult, Executor, Output
 from carrel.tasks import witnesses
 from carrel.tasks.reports import ReportKind, cases_in, kind_of_report
 from carrel.tasks.sample import Sample
-from carrel.tasks.testimony import Testimony, doubt, hear, read_notes
+from carrel.tasks.testimony import Testimony, doubt, hear, read_notes, witness_lines
 from carrel.tasks.text_reports import PACKAGE
 from carrel.tasks.told import Told
 from carrel.tasks.verdict import Run, claims_something, required_of
+from carrel.tasks.watching import Watch
 
 LARGEST_REPORT = 64 * 1024 * 1024
 
@@ -29,7 +30,36 @@ class Ran:
     kind: ReportKind
 
 
-async def run_command(place: Executor, sample: Sample) -> Ran:
+class _Listening:
+    """Hears all that a command writes; the result that comes at the end has only the ends of what is long."""
+
+    def __init__(self, word: str) -> None:
+        self._word = word
+        self._parts: dict[str, list[str]] = {"stdout": [], "stderr": []}
+        self._sizes = {"stdout": 0, "stderr": 0}
+        self._rest = ""
+        self._lines: list[str] = []
+
+    def __call__(self, piece: Output) -> None:
+        self._sizes[piece.stream] += len(piece.text)
+        if self._sizes[piece.stream] <= LARGEST_REPORT:
+            self._parts[piece.stream].append(piece.text)
+        if piece.stream == "stderr":
+            self._hear(piece.text)
+
+    def _hear(self, text: str) -> None:
+        found, self._rest = witness_lines(self._rest + text, self._word)
+        self._lines += found
+
+    def testimony(self) -> Testimony:
+        return hear("".join(self._lines), self._word)[1]
+
+    def text(self, stream: str, bounded: str) -> str:
+        """All of it, or `bounded` where that is too much."""
+        return "".join(self._parts[stream]) if self._sizes[stream] <= LARGEST_REPORT else bounded
+
+
+async def run_command(place: Executor, sample: Sample, watch: Watch | None = None) -> Ran:
     """Run it once; whatever the code under test does, a run comes of it."""
     verify = sample.verify
     nonce = secrets.token_hex(12)
@@ -38,8 +68,11 @@ async def run_command(place: Executor, sample: Sample) -> Ran:
     try:
         await _remove_reports(place, verify.reports)
         env = await _call_witnesses(place, sample, secret, word, notes)
-        done = await place.exec(verify.command.replace("{report}", report), timeout=verify.timeout, env=env)
-        done.stderr, heard = hear(done.stderr, word)
+        listening, command = _Listening(word), verify.command.replace("{report}", report)
+        done = await place.exec(command, timeout=verify.timeout, env=env, on_output=listening)
+        heard = listening.testimony()
+        done.stdout = listening.text("stdout", done.stdout)
+        done.stderr = hear(listening.text("stderr", done.stderr), word)[0]
         run = Run(exit_code=done.exit_code, seconds=done.duration, stdout=done.stdout, stderr=done.stderr)
         text, kind = None, _named_kind(sample)
         try:
@@ -53,6 +86,9 @@ async def run_command(place: Executor, sample: Sample) -> Ran:
                     run.problem = await _doubts(place, sample, heard, notes, run.cases) or _at_odds(kind, run)
         except ReportUnreadable as problem:
             run.problem = f"{problem}; the command ended with {done.exit_code}{_last_line(done)}"
+        speaks = not run.problem and claims_something(sample, run)
+        if speaks and watch is not None and (path := await watch.written(place)):
+            run.problem = f"{path} was written to while the tests ran, so it may not be the sample's that was run"
         if not _confined(place):
             await place.exec(["rm", "-f", "--", report, secret, notes], timeout=60)  # They lie among the host's files.
     except WorkerLost as problem:

@@ -19,6 +19,7 @@ from carrel.tasks.sample import Sample
 from carrel.tasks.sections import guarded
 from carrel.tasks.verdict import VerificationResult
 from carrel.tasks.verifiers import judge, succeeded
+from carrel.tasks.watching import watch
 
 SHOWN_OUTPUT = 256 * 1024
 """Characters of each stream that a result holds; `keep` has all of it."""
@@ -124,7 +125,8 @@ def failed(sample: Sample, problem: Exception) -> VerificationResult:
 
 def protection_of(prepared: Prepared) -> Protection:
     folders = prepared.environment.folders
-    return Protection(prepared.sample, Folder(prepared.workspace), _site_modules(folders) | witnesses.MODULES)
+    modules = _site_modules(folders) | witnesses.MODULES
+    return Protection(prepared.sample, Folder(prepared.workspace), modules, Folder(prepared.files.folder))
 
 
 def protected(prepared: Prepared, changes: Changes) -> Changes:
@@ -136,6 +138,9 @@ def protected(prepared: Prepared, changes: Changes) -> Changes:
     for change in changes.entries:
         reason = guard.why(change.path) or guard.why_content(change.path, change.content)
         name = PurePosixPath(change.path).name
+        if reason is None and guard.is_rebuilt(change.path):
+            left_out.append((change.path, "built, not written; it is built again"))
+            change = Change(change.path, "deleted")
         if reason is None and change.kind == "file":
             content = guarded(name, base.read(change.path), change.content, linting=linting)
             if content is None:
@@ -160,7 +165,7 @@ async def _one_run(prepared: Prepared, work: Changes) -> Ran:
             await apply_patch(place, sample.test_patch, "the sample's test_patch")
         except WorkerLost as problem:
             raise CarrelError(f"the place was lost before the tests began: {problem}") from None
-        return await run_command(place, sample)
+        return await run_command(place, sample, await watch(place, prepared, protection_of(prepared)))
     finally:
         await place.close()
 

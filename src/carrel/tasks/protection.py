@@ -63,10 +63,24 @@ RUNNER_FOLDERS = (
     ".eggs",
     "*.egg-info",
     "*.dist-info",
+    "site-packages",
+    "dist-packages",
     ".cargo",
     ".mvn",
 )
 # Tests and what is built from source, by custom: unless the reference change touches them, which makes them source.
+BUILD_SETTINGS = (
+    "vite.config.*",
+    "babel.config.*",
+    ".babelrc*",
+    ".swcrc",
+    ".taprc*",
+    "ava.config.*",
+    "bunfig.toml",
+    "deno.json*",
+    ".pnpmfile.*",
+)
+"""They say how tests are compiled and loaded, too."""
 TEST_FOLDERS = ("tests", "test", "__tests__", "spec", "specs", "testdata", "e2e")
 TEST_FILES = (
     "test_*.py",
@@ -95,9 +109,13 @@ TEST_FILES = (
     "*.bats",
     "*.t",
 )
+CODE = (
+    *("*.py", "*.[jt]s", "*.[jt]sx", "*.[cm][jt]s", "*.go", "*.rs", "*.c", "*.h", "*.cc", "*.cpp", "*.hpp"),
+    *("*.java", "*.kt", "*.rb", "*.php", "*.sh", "*.bash", "*.pl", "*.lua"),
+)
 BUILT = ("*.o", "*.a", "*.so", "*.so.*", "*.dylib", "*.class", "*.jar", "*.lo", "*.gcda", "*.rlib", "*.wasm")
 BUILT_FOLDERS = ("target", "build", "dist", "venv", "coverage")
-MAKE_FILES = ("Makefile", "makefile", "GNUmakefile", "*.mk", "CMakeLists.txt")
+MAKE_FILES = ("Makefile", "makefile", "GNUmakefile", "*.mk", "CMakeLists.txt", "meson.build", "meson_options.txt")
 LINTER_FILES = (
     "ruff.toml",
     ".ruff.toml",
@@ -180,10 +198,13 @@ class Folder:
 class Protection:
     """Says of a path why it is the sample's own, for one sample."""
 
-    def __init__(self, sample: Sample, base: Folder, modules: Iterable[str] = ()) -> None:
-        """`modules` are the names that Python finds in the sample's environment, besides its standard library."""
+    def __init__(self, sample: Sample, base: Folder, modules: Iterable[str] = (), files: Folder | None = None) -> None:
+        """`modules` are the names that Python finds in the sample's environment, besides its standard library.
+
+        `files` are the sample's own; what `base` has besides was made by the set-up."""
         self._sample = sample
         self._base = base
+        self._files = files or base
         self._modules = {*sys.stdlib_module_names, *modules}
         self._source = touched_by(sample.patch) | touched_by(sample.non_code_patch)
         self._tests = touched_by(sample.test_patch)
@@ -196,17 +217,26 @@ class Protection:
             return "a file of the hidden tests"
         if _matches(path, self._sample.verify.protected) or _matches(path, self._sample.verify.reports):
             return "protected by the sample"
-        if _any(parts[-1:], RUNNER_FILES) or _any(parts, RUNNER_FOLDERS):
+        # Python finds metadata however its folder's name is capitalized.
+        if _any(parts[-1:], RUNNER_FILES) or _any([part.lower() for part in parts], RUNNER_FOLDERS):
             return "it steers the test runner"
+        if self._in_virtualenv(parts):
+            return "a part of the environment that the tests run in"
         if self._linting and _any(parts[-1:], LINTER_FILES):
             return "it steers the linter"
         if path in self._source:
             return None
         if _any(parts, TEST_FOLDERS) or _any(parts[-1:], TEST_FILES) or path in self._named:
             return "a test"
+        if _any(parts[-1:], BUILD_SETTINGS):
+            return "it steers the test runner"
         if self._made_by_make and _any(parts[-1:], MAKE_FILES):
             return "it says how the tests are run"
+        if parts[:1] == ("vendor",) and self._base.kind("vendor/modules.txt"):
+            return "somebody else's, and tests use it too"
         new = self._base.kind(path) is None
+        if _any(parts[:1], BUILT_FOLDERS) and self._by_setup(parts[0]):
+            return "built, not written; it is built again"
         if new and (_any(parts[-1:], BUILT) or (_any(parts[:1], BUILT_FOLDERS) and not self._base.kind(parts[0]))):
             return "built, not written; it is built again"
         if new and self._shadows(parts):
@@ -219,17 +249,38 @@ class Protection:
             return "built, not written; it is built again"
         return None
 
+    def is_test_code(self, path: str) -> bool:
+        """Whether it is a program of the tests, or settings of their runner: no honest run writes to those."""
+        parts = PurePosixPath(path).parts
+        if _any([part.lower() for part in parts[:-1]], RUNNER_FOLDERS) or self._by_setup(path):
+            return False
+        if path in self._named or _any(parts[-1:], (*RUNNER_FILES, *TEST_FILES)):
+            return path not in self._source
+        return _any(parts[-1:], CODE) and (path in self._tests or _any(parts, TEST_FOLDERS))
+
+    def is_rebuilt(self, path: str) -> bool:
+        """Whether it is what the set-up has built and the test command builds again, so that it is judged without."""
+        if not self._made_by_make or path in self._source or not self._by_setup(path):
+            return False
+        return _any(PurePosixPath(path).parts[-1:], BUILT) or (self._base.read(path) or b"").startswith(_ELF)
+
+    def _by_setup(self, path: str) -> bool:
+        return self._base.kind(path) is not None and self._files.kind(path) is None
+
+    def _in_virtualenv(self, parts: tuple[str, ...]) -> bool:
+        return any(self._base.kind("/".join((*parts[:count], "pyvenv.cfg"))) for count in range(1, len(parts)))
+
     @cached_property
     def _named(self) -> set[str]:
         """Files in which the listed tests are, and programs that the test command runs."""
         wanted = [*self._sample.fail_to_pass, *self._sample.pass_to_pass]
         named = {name.partition("::")[0] for name in wanted if "::" in name}
         named |= programs_of(self._sample.verify.command)
-        return {name for name in named if self._base.kind(name) == "file"}
+        return {name for name in named if self._base.kind(name) in ("file", "link")}
 
     @cached_property
     def _made_by_make(self) -> bool:
-        return re.search(r"\b(g?make|cmake|ctest|ninja)\b", self._sample.verify.command) is not None
+        return re.search(r"\b(g?make|cmake|ctest|ninja|meson)\b", self._sample.verify.command) is not None
 
     @cached_property
     def _import_roots(self) -> set[tuple[str, ...]]:

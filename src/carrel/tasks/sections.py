@@ -12,7 +12,7 @@ TEST_TOOLS = ("pytest", "coverage", "tox", "nox", "cibuildwheel")
 LINT_TOOLS = ("ruff", "mypy", "pylint", "flake8", "pyright", "basedpyright", "bandit", "black", "isort", "ty")
 PACKAGE_KEYS = (
     *("scripts", "jest", "mocha", "ava", "vitest", "tap", "nyc", "c8"),
-    *("eslintConfig", "wireit", "nx", "overrides", "resolutions"),
+    *("eslintConfig", "wireit", "nx", "overrides", "resolutions", "pnpm", "babel", "jest-junit"),
 )
 _HEADER = re.compile(r"^\s*\[\[?\s*([^\]]*?)\s*\]")
 
@@ -91,8 +91,21 @@ def _package_json(original: str, theirs: str, linting: bool) -> str | None:
 
 def _cargo_toml(original: str, theirs: str, linting: bool) -> str | None:
     before, after = tomllib.loads(original), tomllib.loads(theirs)
-    keys = ("test", "bench", "lib", "profile", "lints")
-    return theirs if all(before.get(key) == after.get(key) for key in keys) else None
+    keys = ("test", "bench", "lib", "profile", "lints", "patch", "replace")
+    tools, now = before.get("dev-dependencies", {}), after.get("dev-dependencies", {})
+    same = all(before.get(key) == after.get(key) for key in keys)
+    # What the tests are written with stays; more may come.
+    return theirs if same and all(now.get(name) == wanted for name, wanted in tools.items()) else None
+
+
+_REPLACED = re.compile(r"^\s*(?:replace\s+)?(\S+)(?:\s+v\S+)?\s+=>\s+(.+?)\s*(?://.*)?$", re.MULTILINE)
+
+
+def _go_mod(original: str, theirs: str, linting: bool) -> str | None:
+    """Other modules in the place of those that the sample has are not for who is judged to choose."""
+    before, after = set(_REPLACED.findall(original)), set(_REPLACED.findall(theirs))
+    known = set(original.split())
+    return theirs if before <= after and not any(name in known for name, _ in after - before) else None
 
 
 GUARDS: dict[str, Guard] = {
@@ -100,4 +113,5 @@ GUARDS: dict[str, Guard] = {
     "setup.cfg": _setup_cfg,
     "package.json": _package_json,
     "Cargo.toml": _cargo_toml,
+    "go.mod": _go_mod,
 }

@@ -33,6 +33,15 @@ class Testimony:
     """Whether a witness said that it cannot see anything here."""
 
 
+def witness_lines(text: str, word: str) -> tuple[list[str], str]:
+    """The whole lines of the witness in a piece of output, and the end of it, in which another may have begun."""
+    begin, found, at = f"\n{word} ", [], 0
+    while (start := text.find(begin, at)) >= 0 and (end := text.find("\n", start + len(begin))) >= 0:
+        found.append(text[start : end + 1])
+        at = end + 1
+    return found, text[start:] if start >= 0 else text[max(at, len(text) - len(begin)) :]
+
+
 def hear(stderr: str, word: str) -> tuple[str, Testimony]:
     """Standard error without the witness's lines, and what they say."""
     told = Testimony()

@@ -46,6 +46,8 @@ class Cell:
         self._last: types.CodeType | None = None
         self._wants_a_loop = bool(_WANTS_A_LOOP.search(code)) and not _HAS_ITS_OWN.search(code)
         self.harmless = self.changes_nothing = False
+        self.line = 1
+        """Where its last expression begins."""
         if len(code) <= _SHORT and self._is_expression(code, filename):
             return
         if len(code) <= LARGE:
@@ -79,6 +81,7 @@ class Cell:
         if tree.body:
             self._codes.append(compile(tree, filename, "exec", _AWAIT, dont_inherit=True))
         if last is not None:
+            self.line = last.lineno
             self._last = compile(ast.Expression(last.value), filename, "eval", _AWAIT, dont_inherit=True)
 
     @property
@@ -103,6 +106,22 @@ class Cell:
             return None
         value = eval(self._last, names)
         return await value if _waits(self._last) else value
+
+
+_LET_GO = compile("of.clear()", "<cell>", "exec")
+
+
+def let_go(of: list[Any], filename: str, line: int) -> None:
+    """Drop what a cell gave or raised, as if its own line did: what Python says when something goes, of a coroutine
+    that nobody has awaited above all, names the line that runs at that moment."""
+    exec(_LET_GO.replace(co_filename=filename, co_firstlineno=line), {"of": of})
+
+
+def line_in(trace: types.TracebackType | None, filename: str) -> int:
+    """The line of a cell from which an exception came; 1 where it never ran."""
+    while trace is not None and trace.tb_frame.f_code.co_filename != filename:
+        trace = trace.tb_next
+    return 1 if trace is None else trace.tb_lineno or 1
 
 
 def _waits(code: types.CodeType) -> bool:

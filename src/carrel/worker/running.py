@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from . import display, telling, values
-from .cells import Cell, add_builtin, mend, new_namespace
+from .cells import Cell, add_builtin, let_go, line_in, mend, new_namespace
 from .host import Host
 from .host_errors import error_class
 from .interrupts import Interrupts
@@ -92,6 +92,8 @@ class Running:
         self, code: str, filename: str, before_it: Callable[[Cell], None], unsafe: Callable[[], None]
     ) -> Record:
         outcome: Record = {}
+        kept: list[Any] = []
+        line = 1
         try:
             cell = Cell(code, filename)
             self._interrupts.end()
@@ -108,6 +110,9 @@ class Running:
                 self._interrupts.begin()
             self._shown.add(value)
             outcome = {"value": values.encode(value)}
+            if type(value) not in _SCALARS:
+                kept.append(value)
+                line, value = cell.line, None
         except Woken:
             raise
         except BaseException as problem:  # noqa: BLE001 - whatever the code raises is its result
@@ -118,6 +123,10 @@ class Running:
             outcome = {"error": telling.told(problem), "error_type": telling.kind(problem)}
             if isinstance(problem, SystemExit):
                 outcome["exit_code"] = problem.code if type(problem.code) is int else int(problem.code is not None)
+            kept.append(problem)
+            line = line_in(problem.__traceback__, filename)
+        if kept:
+            let_go(kept, filename, line)
         self._shown.add_open_figures()
         self.streams.settle()
         return outcome

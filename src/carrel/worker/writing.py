@@ -21,11 +21,13 @@ def put(path: str, data: bytes) -> None:
     """
     about = _about(path)
     beside = _name_beside(path, uuid.uuid4().hex)
-    fd = _made(path, about, beside)
-    if fd is None:
-        _write_here(path, data)
-        return
     try:
+        if _put_unnamed(path, about, data, beside):
+            return
+        fd = _made(path, about, beside)
+        if fd is None:
+            _write_here(path, data)
+            return
         try:
             _write(fd, data)
         finally:
@@ -38,6 +40,35 @@ def put(path: str, data: bytes) -> None:
         _write_here(path, data)
         return
     _put_in_place(beside, path)
+
+
+def _put_unnamed(path: str, about: os.stat_result | None, data: bytes, beside: str) -> bool:
+    """The same by a file that has no name until it is complete: whatever ends this process leaves nothing behind.
+
+    False where there are no such files, or they get no name: then nothing has been done.
+    """
+    fd = _made(path, about, None)
+    if fd is None:
+        return False
+    try:
+        _write(fd, data)
+        if about is None and _named(fd, os.path.realpath(path)):
+            return True
+        if not _named(fd, beside):
+            return False
+    finally:
+        os.close(fd)
+    _put_in_place(beside, path)
+    return True
+
+
+def _named(fd: int, path: str) -> bool:
+    try:
+        # With a folder's descriptor, which is not looked at: without one Python does not follow the link.
+        os.link(f"/proc/self/fd/{fd}", path, src_dir_fd=fd, follow_symlinks=True)
+    except OSError:
+        return False
+    return True
 
 
 def put_piece(path: str, data: bytes, part: str, *, first: bool, more: bool) -> bool:
@@ -82,15 +113,18 @@ def _name_beside(path: str, part: str) -> str:
     return os.path.join(os.path.dirname(os.path.realpath(path)), f".carrel-{part}")
 
 
-def _made(path: str, about: os.stat_result | None, beside: str) -> int | None:
-    """An empty file that can take the other's place; None where there can be none."""
+def _made(path: str, about: os.stat_result | None, beside: str | None) -> int | None:
+    """An empty file that can take the other's place, with a name or without; None where there can be none."""
     if about is not None and not (
         stat.S_ISREG(about.st_mode) and about.st_nlink == 1 and os.access(path, os.W_OK) and not _has_attributes(path)
     ):
         return None
-    how = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+    mode = 0o666 if about is None else 0o600
     try:
-        fd = os.open(beside, how, 0o666 if about is None else 0o600)
+        if beside is None:
+            fd = os.open(os.path.dirname(os.path.realpath(path)), os.O_WRONLY | os.O_TMPFILE | os.O_CLOEXEC, mode)
+        else:
+            fd = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
     except OSError:
         return None
     if about is None:
@@ -102,7 +136,8 @@ def _made(path: str, about: os.stat_result | None, beside: str) -> int | None:
         os.fchmod(fd, stat.S_IMODE(about.st_mode))
     except OSError:
         os.close(fd)
-        _forget(beside)
+        if beside is not None:
+            _forget(beside)
         return None
     return fd
 

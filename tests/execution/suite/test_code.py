@@ -6,6 +6,7 @@ import asyncio
 import datetime
 import decimal
 import math
+import re
 import uuid
 from pathlib import PurePosixPath
 
@@ -235,3 +236,22 @@ async def test_code_with_a_loop_of_its_own_keeps_it(executor: Executor) -> None:
     assert (await executor.run(code + "asyncio.run(main())")).value == [1, 2]
     own = "loop = asyncio.new_event_loop()\nloop.run_until_complete(loop.create_task(main()))"
     assert (await executor.run(own)).value == [1, 2]
+
+
+@pytest.mark.promise("warnings of its own")
+@pytest.mark.parametrize(
+    ("code", "line"),
+    [
+        ("async def f(): pass\n\nf()", 3),
+        ("async def f(): pass\n[f()]", 2),
+        ("async def f(): pass\ndef g():\n    waiting = f()\n    1 / 0\ng()", 5),
+        ("async def f(): pass\nimport asyncio\nawait asyncio.sleep(0)\nf()", 4),
+    ],
+)
+async def test_a_coroutine_that_nobody_awaits_is_told_with_a_line_of_the_code(
+    executor: Executor, code: str, line: int
+) -> None:
+    for _ in range(2):
+        told = (await executor.run(code)).stderr.splitlines()
+        assert re.match(rf"<cell \d+( of \d+)?>:{line}: RuntimeWarning: coroutine 'f' was never awaited", told[0])
+        assert told[1].strip() == code.splitlines()[line - 1]

@@ -10,7 +10,7 @@ from carrel.conversation.importers.draft import first_words, iso, text_of
 from carrel.conversation.importers.lines import records
 from carrel.conversation.importers.report import Imported, ImportReport
 from carrel.conversation.messages import ConversationMessage, MessageBlock, blocks_of, meta_of, tool_result_text
-from carrel.conversation.metadata import decode_meta
+from carrel.conversation.metadata import DEFAULT_TITLE, decode_meta
 from carrel.conversation.spill import paths_of, restore
 
 KIND = "carrel"
@@ -26,6 +26,7 @@ _OF_THE_FOLDER = (
     "total_tokens",
     "imported_from",
 )
+_LONGEST_GIVEN = 1024 * 1024
 _PLACES = ("keep_from_seq", "to_seq", "at_seq")
 
 
@@ -78,19 +79,35 @@ def _newest(answers: list[dict[str, Any]], name: str) -> str:
 
 
 def _meta_of_folder(folder: Path) -> tuple[dict[str, Any], str | None]:
-    """What `meta.json` says, or nothing and why."""
+    """What is known of the session beside its messages, and what could not be read of it.
+
+    That is `meta.json`, or where there is none what `created.jsonl` says was given when the session was made."""
     file = folder / "meta.json"
+    problem = None
     try:
-        raw = file.read_bytes()
+        known = decode_meta(file.read_bytes(), folder.name)
+        if known is not None:
+            return dict(known), None
+        problem = f"{file} is damaged"
     except FileNotFoundError:
-        return {}, None
-    except OSError as problem:
-        return {}, f"{file} cannot be read ({problem.strerror}); the session is known from its messages alone"
-    known = decode_meta(raw, folder.name)
-    if known is None:
-        return {}, f"{file} is damaged; the session is known from its messages alone"
-    meta: dict[str, Any] = dict(known)
-    return meta, None
+        pass
+    except OSError as error:
+        problem = f"{file} cannot be read ({error.strerror})"
+    given = _given(folder)
+    source = "its messages alone" if given is None else "its messages and from created.jsonl"
+    return given or {}, problem and f"{problem}; the session is known from {source}"
+
+
+def _given(folder: Path) -> dict[str, Any] | None:
+    try:
+        with (folder / "created.jsonl").open("rb") as file:
+            given = decode_meta(file.readline(_LONGEST_GIVEN), folder.name)
+    except OSError:
+        return None
+    if given is None:
+        return None
+    # A title that nobody gave is found in the first message.
+    return {name: value for name, value in given.items() if (name, value) != ("title", DEFAULT_TITLE)}
 
 
 def _whole(entry: ConversationMessage, folder: Path, report: ImportReport) -> ConversationMessage:

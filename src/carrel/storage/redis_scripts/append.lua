@@ -1,7 +1,7 @@
 -- Adds records to a log. ARGV: prefix, key, "1" to make a missing log, newest version the caller knows of,
--- bytes above which a record goes beside the stream, record…
-local create, known, inline = ARGV[3] == '1', tonumber(ARGV[4]), tonumber(ARGV[5])
-local FIRST = 6
+-- bytes above which a record goes beside the stream, the number that the last record must have (-1: any), record…
+local create, known, inline, after = ARGV[3] == '1', tonumber(ARGV[4]), tonumber(ARGV[5]), tonumber(ARGV[6])
+local FIRST = 7
 
 -- A delete that the caller may not know of: it decides, by how long ago that was, whether its append came before.
 local grave = redis.call('XREVRANGE', at('gone', key), '+', '-', 'COUNT', 1)[1]
@@ -19,8 +19,11 @@ end
 if stamp and stamp.last > 0 and redis.call('EXISTS', at('log', key)) == 0 then
   return { 'lost' }
 end
-if not stamp and not create then
+if not stamp and (after > 0 or not create) then
   return { 'missing' }
+end
+if after >= 0 and after ~= (stamp and stamp.last or 0) then
+  return { 'moved' }
 end
 if stamp and #ARGV < FIRST then
   return { 'ok', 0, stamp.last }

@@ -1,5 +1,7 @@
 """Tells the host what unittest's own results say of each test, before the project's code is imported."""
 
+import inspect
+import os
 import sys
 import unittest
 from typing import Any
@@ -8,8 +10,9 @@ from unittest.runner import TextTestResult
 from unittest.suite import BaseTestSuite
 
 from carrel_speaking import speaker
-from carrel_unchanged import LATE, Remembered, Tests
+from carrel_unchanged import LATE, Remembered, Tests, is_installed, may_change, plain
 
+_PYTHON = os.path.dirname(unittest.__file__)
 _WORDS = {
     "addSuccess": "passed",
     "addExpectedFailure": "passed",
@@ -75,6 +78,25 @@ def _swallowed(test: Any) -> bool:
     return outcome is not None and (outcome.success is False or getattr(outcome, "expectedFailure", None) is not None)
 
 
+def _is_foreign(kind: Any, method: str) -> bool:
+    """Whether a test has code from another file than the class that has it, and is no wrapper of what is there."""
+    owner = next((each for each in kind.__mro__ if method in vars(each)), None)
+    home = getattr(sys.modules.get(getattr(owner, "__module__", "")), "__file__", None)
+    function = plain(inspect.unwrap(vars(owner)[method])) if owner is not None else None
+    file = getattr(getattr(function, "__code__", None), "co_filename", None)
+    return file is not None and file != home and not is_installed(file) and not may_change(file)
+
+
+def _loads_tests() -> str:
+    """A module that is no test, and yet says which tests there are."""
+    for name, module in list(sys.modules.items()):
+        file = getattr(module, "__file__", None)
+        asked = not file or file.startswith(_PYTHON) or is_installed(file) or may_change(file)
+        if not asked and plain(getattr(module, "__dict__", {}).get("load_tests")) is not None:
+            return name
+    return ""
+
+
 def attend() -> None:
     """Listen to every result of this process, where the host wants to know."""
     say = speaker()
@@ -83,6 +105,7 @@ def attend() -> None:
     say(event="begun")
     trying: list[bool] = []
     told: list[str] = []
+    foreign: list[str] = []
     parts = Remembered()
     tests = Tests(parts.may_stand)
 
@@ -124,12 +147,16 @@ def attend() -> None:
         method = getattr(test, "_testMethodName", None)
         if isinstance(test, unittest.TestCase) and method is not None:
             tests.add(type(test), method, getattr(type(test), method, None))
+            if _is_foreign(type(test), method):
+                foreign.append(test.id())
         return honest_collect(self, test)
 
     def stop(self: Any) -> Any:
         look()
         changed = tests.changed()
         doubt(changed and f"the test {changed}")
+        loader = foreign and _loads_tests()
+        doubt(loader and f"{foreign[0]}, which load_tests of {loader} gave,")
         trying.append(True)
         failed = _all_fail()
         trying.clear()

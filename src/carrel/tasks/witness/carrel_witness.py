@@ -2,6 +2,7 @@
 
 import os
 import sys
+import time
 from random import SystemRandom
 from types import ModuleType
 from typing import Any
@@ -13,6 +14,7 @@ from carrel_canaries import lie_found
 from carrel_speaking import HERE, call_into_workers, is_called_into_worker, speaker
 from carrel_unchanged import LATE, Remembered, Tests, is_installed, may_change, plain
 
+_BEGUN, _WORKDIR = time.time(), os.getcwd() + os.sep
 _PYTEST = os.path.dirname(os.path.abspath(_pytest.__file__)) + os.sep
 _PLUGGY = os.path.dirname(os.path.abspath(pluggy.__file__)) + os.sep
 _MODULES = (
@@ -196,6 +198,13 @@ class _Witness:
         self._raised = set()  # type: set[int]
         self._failed = {}  # type: dict[str, Any]
         self._told = False
+
+    def pytest_plugin_registered(self, plugin: Any) -> None:
+        """A `conftest.py` that is younger than this run is none of the sample's."""
+        file = _origin(plugin)
+        ours = os.path.basename(file) == "conftest.py" and file.startswith(_WORKDIR) and os.path.exists(file)
+        if ours and os.stat(file).st_ctime > _BEGUN:
+            self._doubt(file + ", written while the tests ran,")
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_sessionstart(self, session: Any) -> None:

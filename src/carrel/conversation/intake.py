@@ -1,0 +1,83 @@
+"""Takes in what an importer read: as a new session, as more of one that is here, or not at all."""
+
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+
+from carrel.conversation.importers import Imported, ImportReport
+from carrel.conversation.importing import brought_before, nearest, stored_entries, stored_meta
+from carrel.conversation.logs import SessionLogs
+from carrel.conversation.messages import SessionData, SessionMeta
+from carrel.conversation.metadata import is_id
+
+_NOT_AGAIN = "changed since; nothing was stored (`again` imports it as another session)"
+
+
+class Intake:
+    """One import. It knows the ids of what it has taken in, by their names where they came from."""
+
+    def __init__(
+        self,
+        logs: SessionLogs,
+        create: Callable[..., Awaitable[SessionData]],
+        here: Iterable[SessionMeta],
+        now: Callable[[], str],
+    ) -> None:
+        """`here`: the sessions that are not to be stored again."""
+        self._logs = logs
+        self._create = create
+        self._before = brought_before(here)
+        self._now = now
+        self._ids: dict[str, str] = {}
+
+    async def take(self, imported: Imported) -> ImportReport:
+        """Write one session; its report has the id under `session_id` when anything was written."""
+        if not imported.messages:
+            return imported.report
+        here = self._before.get((imported.kind, imported.source_id))
+        if not here or not await self._is_here(imported, here):
+            await self._store(imported)
+        return imported.report
+
+    async def _store(self, imported: Imported) -> None:
+        own = imported.source_id if imported.kind == "carrel" else None
+        if own is not None and (not is_id(own) or await self._logs.meta(own) is not None):
+            own = None
+        data = await self._create(
+            imported.title,
+            session_id=own,
+            provider=imported.provider,
+            model=imported.model,
+            cwd=imported.cwd,
+            **stored_meta(imported, self._ids),
+        )
+        id_ = imported.report.session_id = self._ids[imported.source_id] = data["session"]["id"]
+        await self._logs.append(id_, stored_entries(imported, data["session"].get("parent_session_id"), self._now()))
+        writer = self._logs.writers[id_]
+        writer.meta["updated_at"] = data["session"]["updated_at"]
+        await writer.flush()
+
+    async def _is_here(self, imported: Imported, here: Sequence[SessionMeta]) -> bool:
+        """Whether an earlier import brought this session; what its source has got since is appended."""
+        meta, standing = nearest(imported, here)
+        if standing == "other" and imported.named_by_file:
+            return False
+        report, id_ = imported.report, meta["id"]
+        report.already_here = self._ids[imported.source_id] = id_
+        if standing == "other":
+            report.problems.append(f"session {id_} was imported from it, and what that was made of is {_NOT_AGAIN}")
+        elif standing == "longer" and not await self._go_on(imported, meta):
+            report.problems.append(f"it has grown since it was imported, and session {id_} was {_NOT_AGAIN}")
+        return True
+
+    async def _go_on(self, imported: Imported, meta: SessionMeta) -> bool:
+        """Append what the source has got since, unless somebody has written to the session here."""
+        id_, seq = meta["id"], meta["imported_from"]["seq"]
+        entries = stored_entries(imported, meta.get("parent_session_id"), self._now())[seq:]
+        if not await self._logs.append(id_, entries, after=seq):
+            return False
+        writer = self._logs.writers[id_]
+        dates = stored_meta(imported, self._ids)
+        writer.meta["updated_at"] = dates.get("updated_at", writer.meta["updated_at"])
+        writer.set("imported_from", dates["imported_from"])
+        await writer.flush()
+        imported.report.appended, imported.report.session_id = len(entries), id_
+        return True
