@@ -340,7 +340,10 @@ def _placed(
         what = "whose code runs in this process" if known is Asked else "of this kind"
         raise TypeError(f"a session {what} has no setting {name}{near(name, [*known.__annotations__, *_EVERYWHERE])}")
     storage = FileStorage(base)
-    storage.base_path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    try:
+        storage.base_path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except (FileExistsError, NotADirectoryError):
+        raise ConfigurationError(f"the base {storage.base_path} is no folder") from None
     asked = {name: settings[name] for name in Asked.__annotations__ if name in settings}
     return storage, asked, {name: value for name, value in settings.items() if name not in asked}
 

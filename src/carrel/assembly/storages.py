@@ -8,6 +8,7 @@ from types import TracebackType
 from typing import Literal, Self
 
 from carrel.conversation.store import SessionStore
+from carrel.errors import ConfigurationError
 from carrel.home import resolve_carrel_home
 from carrel.library.artifacts import ArtifactStore
 from carrel.library.workflows import WorkflowLibrary
@@ -64,6 +65,9 @@ class FileStorage(_Storage):
     """A folder a person can read: `workflows/NAME.py`, `sessions/ID/messages.jsonl` and the like below `base_path`."""
 
     def __init__(self, base_path: Path | str) -> None:
+        if base_path == "":
+            # As a path it would be the current folder: a variable that is not set, most likely.
+            raise ConfigurationError("the folder is an empty text; write '.' for the current one")
         self.base_path = Path(base_path).expanduser()
         super().__init__(FileStore(self.base_path), self.base_path)
 
