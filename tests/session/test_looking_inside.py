@@ -35,6 +35,19 @@ async def test_help_and_docs_say_what_a_call_takes(session: Session) -> None:
     assert (await session.run("workflows.nothing.__doc__")).value == "workflows.nothing: there is no such workflow"
 
 
+@pytest.mark.parametrize(
+    ("code", "said"),
+    [
+        ("workflows.double(4, tims=3)", "got an unexpected keyword argument 'tims'"),
+        ("workflows.double()", "missing a required argument: 'number'"),
+        ("await workflows.double.call_async(1, 2, 3)", "too many positional arguments"),
+    ],
+)
+async def test_a_workflow_called_wrongly_says_what_it_takes(session: Session, code: str, said: str) -> None:
+    error = (await session.run(code)).error or ""
+    assert error.endswith(f"TypeError: workflows.double(number: int, times: int = 2) -> int: {said}")
+
+
 async def test_the_names_can_be_copied_with_what_holds_them(session: Session) -> None:
     code = (
         "import copy\nheld = copy.deepcopy({'a': [tools, artifacts], 'b': [tools.echo.say], 'c': workflows.double})\n"

@@ -288,6 +288,15 @@ async def test_what_confines_is_no_setting_where_nothing_is_confined(tmp_path: P
         Session.inprocess(tmp_path, **asked)
 
 
+async def test_a_base_that_is_no_folder_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    for base in (tmp_path / "file", tmp_path / "file" / "below"):
+        with pytest.raises(ConfigurationError, match="is no folder"):
+            Session.from_base(base)
+    with pytest.raises(ConfigurationError, match="an empty text"):
+        Session.from_base("")
+
+
 @pytest.mark.parametrize("make", [Session.from_base, Session.inprocess, Session.container])
 async def test_extra_deps_is_a_list(make: Callable[..., Session], tmp_path: Path) -> None:
     # Letter by letter, a text would be packages too.

@@ -18,7 +18,7 @@ def test_a_call_returns_its_value_everywhere(everywhere: Session) -> None:
     assert everywhere.value("async def f():\n    return tools.a(1)\nawait f()") == ["tools.a", [1], {}]
     assert everywhere.value("import asyncio\nasyncio.run(tools.a.call_async(2))") == ["tools.a", [2], {}]
     assert everywhere.value("repr(tools.a)") == "<tools.a, on the host>"
-    assert everywhere.value("tools") == "<tools, on the host>"
+    assert everywhere.value("tools") == "<tools: list(), search(query), describe(task), NAME(…)>"
     assert everywhere.run("tools.a = 1").error_type == "AttributeError"
 
 

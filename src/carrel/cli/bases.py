@@ -121,18 +121,3 @@ def _kinds(schema: Any) -> set[str]:
             return set()
         found |= kinds
     return found
-
-
-def signature(parameters: Any) -> str:
-    """A workflow's parameters, as a person would call it."""
-    shown = []
-    for parameter in parameters:
-        if not isinstance(parameter, Mapping):
-            continue
-        text = str(parameter["name"])
-        if parameter.get("type"):
-            text += f": {parameter['type']}"
-        if not parameter.get("required", True):
-            text += f" = {parameter.get('default')!r}"
-        shown.append(text)
-    return f"({', '.join(shown)})"

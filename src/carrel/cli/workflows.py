@@ -7,10 +7,11 @@ from typing import Annotated, Any
 import typer
 
 from carrel.cli import show
-from carrel.cli.bases import Base, Json, Limit, arguments_in, group, opened, signature, takes_by_hints
+from carrel.cli.bases import Base, Json, Limit, arguments_in, group, opened, takes_by_hints
 from carrel.cli.ending import FAILED, TaskFailed, WrongUsage, waits
 from carrel.cli.running import print_result, shown, write
 from carrel.errors import WorkflowNotFoundError
+from carrel.library.describing import signature
 
 app = group("Python that worked and was kept, to be called by name.")
 

@@ -55,17 +55,28 @@ def listed(title: str, lines: Sequence[str], more: str, limit: int) -> str:
 
 
 def workflow_line(workflow: dict[str, Any]) -> str:
-    """How it is called, and what for."""
-    call = f"workflows.{workflow['name']}({', '.join(_parameter(each) for each in workflow['parameters'])})"
-    about = workflow["description"].partition("\n")[0]
-    return f"{call}  # {about}" if about else call
+    """How it is called, or read, and what for."""
+    if workflow.get("kind") == "instructions":
+        return _with_note(f"skills.get({workflow['name']!r})['source']", f"to be read: {workflow['description']}")
+    return _with_note(f"workflows.{workflow['name']}{signature(workflow['parameters'])}", workflow["description"])
+
+
+def signature(parameters: Sequence[dict[str, Any]]) -> str:
+    """A workflow's parameters, as code would write them."""
+    return f"({', '.join(map(_parameter, parameters))})"
+
+
+def _with_note(call: str, about: str) -> str:
+    first = about.partition("\n")[0]
+    return f"{call}  # {first}" if first else call
 
 
 def _parameter(parameter: dict[str, Any]) -> str:
     text = str(parameter["name"])
-    if parameter.get("type"):
+    if parameter.get("type") not in (None, "", "Any"):
         text += f": {parameter['type']}"
-    return text if parameter.get("required") else f"{text} = {parameter.get('default')!r}"
+    needs_none = parameter.get("required") or text.startswith("*")
+    return text if needs_none else f"{text} = {parameter.get('default')!r}"
 
 
 def artifact_line(artifact: dict[str, Any]) -> str:

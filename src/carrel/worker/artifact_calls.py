@@ -126,7 +126,7 @@ def _prepared(name: str, data: Any) -> tuple[str, str, Iterator[bytes]]:
         return kind, form, _cut(content)
     _check(name, data, "data", 0)
     try:
-        return "json", "", _cut(json.dumps(data, indent=1).encode("ascii"))
+        return "json", "", _cut(json.dumps(data, indent=1, default=_number).encode("ascii"))
     except (ValueError, TypeError, RecursionError) as problem:
         raise _refused(f"{name} was not saved: it is no JSON data: {problem}") from None
 
@@ -195,6 +195,9 @@ def _picture(data: Any, suffix: str) -> tuple[str, str, bytes] | None:
     return "bytes", "", out.getvalue()
 
 
+_INSTEAD = {"numpy.ndarray": "; save its .tolist()"}
+
+
 def _check(name: object, data: Any, where: str, depth: int) -> None:
     if data is None or isinstance(data, (bool, int, float, str)):
         return
@@ -210,11 +213,19 @@ def _check(name: object, data: Any, where: str, depth: int) -> None:
     elif isinstance(data, (list, tuple)):
         for number, value in enumerate(data):
             _check(name, value, f"{where}[{number}]", depth + 1)
-    else:
+    elif _number(data) is None:
         raise _refused(
             f"{name} was not saved: {where} is a {_kind_of(data)}. What is kept is text, bytes, files (a Path, or one"
-            " that is open), JSON data, DataFrames and figures"
+            f" that is open), JSON data, DataFrames and figures{_INSTEAD.get(_kind_of(data), '')}"
         )
+
+
+def _number(data: Any) -> bool | int | float | None:
+    """What NumPy calls a number of its own, as sums and counts of tables are; None of anything else."""
+    if type(data).__module__ != "numpy" or getattr(data, "ndim", 1) != 0:
+        return None
+    number = data.item()
+    return number if isinstance(number, (bool, int, float)) else None
 
 
 def _refused(message: str) -> Exception:

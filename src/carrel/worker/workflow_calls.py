@@ -53,7 +53,8 @@ class Workflows(Remote):
             kept = self._host.call(f"{self._name}.list", {"args": [], "kwargs": {}})
         except Exception:  # noqa: BLE001 - looking at an object raises nothing, whatever the host says
             kept = []
-        return sorted({*_ASKED_OF_THE_HOST, "invoke", *(each["name"].replace("-", "_") for each in kept)})
+        names = {each["name"].partition(".")[0].replace("-", "_") for each in kept}
+        return sorted({*_ASKED_OF_THE_HOST, "invoke", *names})
 
     def __repr__(self) -> str:
         return f"<{self._name}: list(), search(query), get(name), create(name, source, description), NAME(…)>"
@@ -149,7 +150,9 @@ class Here:
             code = self._code(self._host.call(f"{self._name}.begin", self._question(name)))
             began = time.monotonic()
             try:
-                value = self._loaded(name, code)(*args, **kwargs)
+                run = self._loaded(name, code)
+                _fitting(name, run, args, kwargs)
+                value = run(*args, **kwargs)
                 if inspect.iscoroutine(value):
                     value = _waited(value)
             except Exception as problem:
@@ -168,6 +171,7 @@ class Here:
             began = time.monotonic()
             try:
                 run = self._loaded(name, code)
+                _fitting(name, run, args, kwargs)
                 if inspect.iscoroutinefunction(run):
                     value = await run(*args, **kwargs)
                 else:
@@ -220,6 +224,18 @@ def _enter(name: str) -> contextvars.Token[tuple[str, ...]]:
             " give it an end, or make it a function inside of one workflow"
         )
     return _open.set(way)
+
+
+def _fitting(name: str, run: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """`TypeError` in the workflow's own name, with what it takes, where Python would speak of a `run()`."""
+    try:
+        takes = inspect.signature(run)
+    except (TypeError, ValueError):
+        return
+    try:
+        takes.bind(*args, **kwargs)
+    except TypeError as problem:
+        raise TypeError(f"workflows.{name}{takes}: {problem}") from None
 
 
 def _how(name: str, began: float, problem: Exception | None = None) -> dict[str, Any]:

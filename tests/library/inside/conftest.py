@@ -25,10 +25,11 @@ NOT_IN_CONTAINERS = frozenset(
     (
         "test_a_frame_becomes_parquet_and_comes_back_as_a_frame",
         "test_without_pyarrow_it_is_said_what_to_install",
+        "test_numbers_of_a_table_are_numbers",
         "test_a_figure_becomes_png",
     )
 )
-"""The image that the tests pack has no pandas and no matplotlib."""
+"""The image that the tests pack has no NumPy, no pandas and no matplotlib."""
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

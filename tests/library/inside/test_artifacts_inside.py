@@ -95,6 +95,21 @@ async def test_without_pyarrow_it_is_said_what_to_install(inside: Inside) -> Non
     assert [kept["name"] for kept in await inside.artifacts.list()] == ["kept"]
 
 
+async def test_numbers_of_a_table_are_numbers(inside: Inside) -> None:
+    code = """
+import numpy as np
+artifacts.save("sums.json", {"n": np.int64(5), "all": [np.bool_(True), np.float32(0.5), np.float64(1.5)]})
+artifacts.save("one", np.int8(-3))
+"""
+    assert (await inside.run(code)).error is None
+    assert await inside.artifacts.load("sums.json") == {"n": 5, "all": [True, 0.5, 1.5]}
+    assert await inside.artifacts.load("one") == -3
+    for odd, said in (("np.arange(3)", "save its .tolist()"), ("np.datetime64('2026-01-01')", "numpy.datetime64")):
+        result = await inside.run(f"artifacts.save('odd', [{odd}])")
+        assert result.error_type == "ArtifactWriteError"
+        assert said in (result.error or "")
+
+
 async def test_a_figure_becomes_png(inside: Inside) -> None:
     make = "import matplotlib\nmatplotlib.use('agg')\nfrom matplotlib.figure import Figure\nfigure = Figure()\n"
     await inside.value(make + "axes = figure.subplots()\naxes.plot([1, 2])\nartifacts.save('plot.png', figure)\nNone")

@@ -216,9 +216,11 @@ async def test_a_redirect_within_the_service_keeps_its_secrets_and_one_elsewhere
     assert served.asked[-1].headers["x-api-key"] == "mellon-mellon"
     assert await call(provider, "get_repo", owner="a", repo="far") == {"from": "/there"}
     assert "mellon" not in str(other.asked[0])
-    with pytest.raises(ToolCallError, match="it redirects more than 5 times"):
+    with pytest.raises(ToolCallError, match=r"git\.get_repo: owner cannot be '\.\.': as a part of the path"):
+        await call(provider, "get_repo", owner="..", repo="x")
+    with pytest.raises(ToolCallError, match="GET /repos/a/round redirects more than 5 times"):
         await call(provider, "get_repo", owner="a", repo="round")
-    with pytest.raises(ToolCallError, match=re.escape("it redirects POST to 127.0.0.1, which is not followed")):
+    with pytest.raises(ToolCallError, match=re.escape("redirects POST to 127.0.0.1, which is not followed")):
         await call(provider, "create", name="x")
     assert len(other.asked) == 1
 

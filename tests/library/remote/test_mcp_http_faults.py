@@ -83,8 +83,9 @@ async def test_a_server_that_forgot_us_is_told_again_who_we_are(web: Serve, far:
 
 @pytest.mark.parametrize("transport", ["http", "sse"])
 async def test_a_server_that_is_not_there_is_named_and_used_once_it_is(far: Any, transport: str) -> None:
-    server = far(f"http://127.0.0.1:{free_port()}/mcp", transport=transport)
-    with pytest.raises(ToolCallError, match="the MCP server far did not start: it could not be reached"):
+    address = f"127.0.0.1:{free_port()}"
+    server = far(f"http://{address}/mcp", transport=transport)
+    with pytest.raises(ToolCallError, match=f"the MCP server far did not start: it could not be reached at {address}"):
         await server.definitions()
 
 

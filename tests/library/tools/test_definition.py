@@ -61,15 +61,20 @@ def test_words_of_yaml_that_programs_are_called_are_words() -> None:
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        ("", "tools/a.yaml: one definition per file was expected, and there is nothing"),
-        ("name: a\ncommand: b\n---\nname: c\ncommand: d\n", "one definition per file was expected, and there is 2"),
+        ("", "tools/a.yaml: one definition per file was expected, and there are none"),
+        ("name: a\ncommand: b\n---\nname: c\ncommand: d\n", "one definition per file was expected, and there are 2"),
         ("- a\n- b", "tools/a.yaml: fields such as `name:` were expected, and there is a list"),
         ("name: a\ncommand: [b", "tools/a.yaml, line 3: no YAML"),
         ("name: a\ncommand: b\nname: c", "tools/a.yaml, line 3: no YAML: name stands twice"),
         ("name: a\nx: !!python/object/apply:os.system [ls]", "no YAML: could not determine a constructor"),
         ("name: a\n", "tools/a.yaml, line 1, command: is missing"),
         ("command: b\n", "tools/a.yaml, line 1, name: is missing"),
-        ("name: a\ncommand: b\ntimout: 5\n", "tools/a.yaml, line 3, timout: nobody knows this field"),
+        (
+            "name: a\ncommand: b\ntimout: 5\n",
+            "tools/a.yaml, line 3, timout: nobody knows this field; did you mean timeout?",
+        ),
+        ("name: a\ncommand: b\nrecipes:\n  c: {parms: {}}\n", "recipes.c.parms: nobody knows this field; did you mean"),
+        ("name: a\ntype: mcp\ncommand: b\nxyzzy: 5\n", "line 4, xyzzy: nobody knows this field"),
         ("name: a\n\ncommand: b\ntimeout: soon\n", "tools/a.yaml, line 4, timeout: should be a valid number"),
         ("name: a\ncommand: b\ntimeout: -1\n", "line 3, timeout: should be greater than 0, not -1"),
         ("name: a b\ncommand: b\n", "line 1, name: a name that Python code can write"),

@@ -8,7 +8,7 @@ import decimal
 import functools
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -71,6 +71,21 @@ async def test_it_is_called_with_and_without_names() -> None:
         await tools.call("mean", {"numbers": [1, "x"]})
     with pytest.raises(ToolCallError, match=r"mean: numbers is missing \(What to average\.\)"):
         await tools.call("mean")
+
+
+async def test_what_it_yields_is_a_list() -> None:
+    def count(upto: int) -> Iterator[int]:
+        yield from range(upto)
+
+    async def count_slowly(upto: int) -> AsyncIterator[int]:
+        for number in range(upto):
+            yield number
+
+    tools = Tools([register(count), register(count_slowly)])
+    for name in ("count", "count_slowly"):
+        assert await tools.call(name, {"upto": 3}) == [0, 1, 2]
+        with pytest.raises(ToolCallError, match="it yields more than 100,000 items"):
+            await tools.call(name, {"upto": 2**62})
 
 
 async def test_a_failure_is_told_and_harms_nobody() -> None:

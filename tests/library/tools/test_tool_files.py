@@ -73,7 +73,7 @@ async def test_a_file_that_breaks_says_why_and_costs_only_itself(
 ) -> None:
     await place.open().put("tools/b.yaml", echo("b", "two"))
     assert await tools.call("b") == "two"
-    why = "tools/b.yaml, line 2, comand: nobody knows this field"
+    why = "tools/b.yaml, line 2, comand: nobody knows this field; did you mean command?"
     with caplog.at_level(logging.WARNING):
         await place.open().put("tools/b.yaml", b"name: b\ncomand: echo\n")
         with pytest.raises(ToolCallError, match=why):

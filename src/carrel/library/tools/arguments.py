@@ -6,6 +6,7 @@ import enum
 import itertools
 import re
 import sys
+import textwrap
 import uuid
 from collections.abc import Mapping, Sequence
 from contextvars import ContextVar
@@ -244,7 +245,7 @@ def _described(schema: Any) -> str:
     if not isinstance(schema, Mapping) or not isinstance(schema.get("description"), str):
         return ""
     lines = schema["description"].strip().splitlines()
-    return f" ({lines[0][:100]})" if lines else ""
+    return f" ({textwrap.shorten(lines[0], 100, placeholder='…')})" if lines else ""
 
 
 def _told(error: Any) -> str:

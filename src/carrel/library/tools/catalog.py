@@ -172,8 +172,8 @@ class Tools:
         """Typed Python stubs with their docs in at most `limit` characters, what fits the task first and whole."""
         await self.look()
         found = await self._seen(self._sources, self._patience)
-        sources = chain.from_iterable(self._sources.values())
-        told = "".join(f"# {one.state}\n" for one in sources if one.is_starting)[: limit // 4]
+        starting = [one for one in chain.from_iterable(self._sources.values()) if one.is_starting]
+        told = _starting(starting, limit // 4)
         ranked = [one["name"] for one in await self._best(found, task, 30)] if task else ()
         tools = [known.clear async for known in self._all(found)]
         # Many and long ones take a while, in which others go on.
@@ -308,6 +308,20 @@ class Tools:
         if called == word:
             raise ToolNotFoundError(f"{name} itself cannot be called{near('', names)}")
         raise ToolNotFoundError(f"there is no {called.removeprefix(f'{word}.')} in {word}{near(called, names)}")
+
+
+def _starting(sources: Iterable[Source], limit: int) -> str:
+    """Lines that say whose tools may be others in a moment, as many as there is room for."""
+    lines: list[str] = []
+    for known in (True, False):
+        names = [one.provider.name for one in sources if one.has_shown is known]
+        if names:
+            are = f"# {', '.join(names)} {'is' if len(names) == 1 else 'are'} still starting"
+            name = names[0] if len(names) == 1 else "NAME"
+            waits = f"tools.{name}.list() waits until it has said what it has"
+            had = f"these are the tools {'it' if len(names) == 1 else 'they'} had before"
+            lines.append(f"{are}; {had if known else waits}\n")
+    return "".join(lines) if len("".join(lines)) <= limit else ""
 
 
 async def _called(provider: ToolProvider, tool: Tool, arguments: Mapping[str, Any], stream: Stream | None) -> Any:

@@ -8,8 +8,16 @@ from typing import Annotated, Any
 from pydantic import Discriminator, Tag, TypeAdapter, ValidationError
 
 from carrel.errors import ConfigurationError
-from carrel.library.tools.definition_local import CliDefinition, PythonDefinition
-from carrel.library.tools.definition_remote import HttpDefinition, McpDefinition, OpenApiDefinition
+from carrel.library.tools.definition_local import (
+    CliDefinition,
+    Option,
+    Positional,
+    ProgramSchema,
+    PythonDefinition,
+    Recipe,
+    RecipeParameter,
+)
+from carrel.library.tools.definition_remote import Endpoint, HttpDefinition, McpDefinition, OpenApiDefinition
 from carrel.library.tools.names import near
 
 KINDS = ("cli", "mcp", "http", "openapi", "python")
@@ -63,6 +71,11 @@ def _fields(data: bytes, file: str) -> dict[str, Any]:
     import yaml  # noqa: PLC0415 - only where a definition is read anew
 
     try:
+        data.decode("utf-8-sig")
+    except UnicodeDecodeError as problem:
+        line = data.count(b"\n", 0, problem.start) + 1
+        raise ConfigurationError(f"{file}, line {line}: no text in UTF-8") from None
+    try:
         documents = list(yaml.load_all(data, _loader()))
     except yaml.MarkedYAMLError as problem:
         mark = problem.problem_mark or problem.context_mark
@@ -72,8 +85,9 @@ def _fields(data: bytes, file: str) -> dict[str, Any]:
         raise ConfigurationError(f"{file}: no YAML: {problem}") from None
     documents = [document for document in documents if document is not None]
     if len(documents) != 1:
-        found = "nothing" if not documents else f"{len(documents)} definitions"
-        raise ConfigurationError(f"{file}: one definition per file was expected, and there is {found}")
+        raise ConfigurationError(
+            f"{file}: one definition per file was expected, and there are {len(documents) or 'none'}"
+        )
     fields = documents[0]
     if not isinstance(fields, dict):
         raise ConfigurationError(f"{file}: fields such as `name:` were expected, and there is a {_spoken(fields)}")
@@ -115,7 +129,7 @@ def _told(data: bytes, file: str, error: Any) -> str:
         case "missing":
             expected = "is missing"
         case "extra_forbidden":
-            expected = "nobody knows this field"
+            expected = f"nobody knows this field{_meant(error['loc'])}"
         case "model_type" | "model_attributes_type" | "dict_type":
             expected = f"should be fields (`name: value`), not {_short(given)}"
         case "value_error":
@@ -128,6 +142,24 @@ def _told(data: bytes, file: str, error: Any) -> str:
             expected = f"{spoken}, not {_short(given)}"
     field = ".".join(map(str, place)) or "the definition"
     return f"{file}, line {_line(data, place)}, {field}: {expected}"
+
+
+_FIELDS = {
+    "cli": [one.model_fields for one in (CliDefinition, ProgramSchema, Option, Positional, Recipe, RecipeParameter)],
+    "mcp": [McpDefinition.model_fields],
+    "http": [HttpDefinition.model_fields, Endpoint.model_fields],
+    "openapi": [OpenApiDefinition.model_fields],
+    "python": [PythonDefinition.model_fields],
+}
+"""Of each kind: what stands in the definition itself, then what stands in its parts."""
+
+
+def _meant(place: Place) -> str:
+    """Which field may have been meant, where one is near."""
+    whole, *parts = _FIELDS[str(place[0])]
+    names = {part.alias or name for one in ([whole] if len(place) == 2 else parts) for name, part in one.items()}
+    said = near(str(place[-1]), names)
+    return said if "did you mean" in said else ""
 
 
 _NOT_WRITTEN = frozenset(("str", "tuple[constrained-str, ...]", "tuple[str, ...]", "function-before", "[key]"))

@@ -10,7 +10,7 @@ from urllib.parse import parse_qsl, urlsplit
 from carrel.errors import ToolCallError, ToolTimeoutError
 from carrel.library.tools.aside import in_a_thread
 from carrel.library.tools.http_answers import decoded, is_text, value_of
-from carrel.library.tools.http_request import Prepared
+from carrel.library.tools.http_request import Operation, Prepared, prepared
 from carrel.library.tools.request_logs import hidden_in_logs
 from carrel.library.tools.seam import Stream, Tool
 from carrel.library.tools.secrets import Secrets
@@ -41,13 +41,18 @@ class HttpCaller:
         self,
         tool: Tool,
         base_url: str,
-        request: Prepared,
+        operation: Operation,
+        arguments: Mapping[str, Any],
         stream: Stream | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> Any:
         """The answer as data; `ToolCallError` with its status when that is an error.
 
         `headers`: more that the definition sends; only in what it says are secrets filled in, never in arguments."""
+        try:
+            request = prepared(operation, arguments)
+        except ToolCallError as problem:
+            raise ToolCallError(f"{tool.name}: {problem}") from None
         what = f"{request.method} {request.path}"
         try:
             async with asyncio.timeout(tool.timeout):
@@ -142,11 +147,11 @@ class HttpCaller:
             before, after = request.url, following.url
             if (before.scheme, before.host, before.port) != (after.scheme, after.host, after.port):
                 if following.method not in ("GET", "HEAD") or (before.scheme, after.scheme) == ("https", "http"):
-                    raise ToolCallError(f"it redirects {request.method} to {after.host}, which is not followed")
+                    raise ToolCallError(f"redirects {request.method} to {after.host}, which is not followed")
                 for name in {*private, "authorization", "cookie"} & set(following.headers):
                     del following.headers[name]
             request = following
-        raise ToolCallError(f"it redirects more than {MOST_REDIRECTS} times")
+        raise ToolCallError(f"redirects more than {MOST_REDIRECTS} times")
 
     async def _read(self, response: "httpx2.Response", stream: Stream | None) -> bytes:
         told = stream if is_text(response.headers.get("content-type", "")) else None

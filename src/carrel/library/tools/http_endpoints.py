@@ -5,7 +5,7 @@ from typing import Any
 
 from carrel.library.tools.definition_remote import Endpoint, HttpDefinition
 from carrel.library.tools.http_calls import HttpCaller
-from carrel.library.tools.http_request import NOTHING, Operation, Part, Place, prepared
+from carrel.library.tools.http_request import NOTHING, Operation, Part, Place
 from carrel.library.tools.names import python_names
 from carrel.library.tools.seam import Stream, Tool
 from carrel.library.tools.secrets import Secrets
@@ -49,8 +49,7 @@ class HttpEndpoints:
     async def call(self, tool: Tool, arguments: Mapping[str, Any], stream: Stream | None = None) -> Any:
         """The service's answer: JSON as data, text as text, anything else as bytes."""
         operation, headers = self._operations[tool.name]
-        request = prepared(operation, arguments)
-        return await self._caller.call(tool, self._definition.base_url, request, stream, headers)
+        return await self._caller.call(tool, self._definition.base_url, operation, arguments, stream, headers)
 
     async def close(self) -> None:
         await self._caller.close()

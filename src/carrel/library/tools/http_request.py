@@ -130,7 +130,7 @@ def _in_path(part: Part, value: Any) -> str:
     word = ",".join(texts)
     # Either would lead to another path than the one that was meant.
     if word in ("", ".", ".."):
-        raise ToolCallError(f"{part.name} cannot be {_text(value)!r}: it is a part of the path {{{part.wire}}}")
+        raise ToolCallError(f"{part.name} cannot be {_text(value)!r}: as a part of the path it would lead elsewhere")
     return word
 
 

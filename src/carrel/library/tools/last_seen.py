@@ -33,7 +33,7 @@ class LastSeen:
             data = await self._store.get(_key(name)) or b""
             known, tools = await in_a_thread(lambda: self._form.validate_json(data)) if data else ("", [])
         except (StorageError, ValidationError) as problem:
-            logger.warning("what %s had the last time cannot be read: %s", name, problem)
+            logger.warning("what %s had the last time cannot be read (%s)", name, type(problem).__name__)
             return []
         self._kept[name] = data
         return tools if known == fingerprint else []
@@ -43,7 +43,9 @@ class LastSeen:
         try:
             clear = [cleared(tool, self._secrets) for tool in tools]
             data = await in_a_thread(lambda: self._form.dump_json((fingerprint, clear)))
-            if data != self._kept.get(name) and len(data) <= _LARGEST:
+            if name not in self._kept:
+                self._kept[name] = await self._store.get(_key(name)) or b""
+            if data != self._kept[name] and len(data) <= _LARGEST:
                 await self._store.put(_key(name), data)
                 self._kept[name] = data
         except (StorageError, ValueError) as problem:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from importlib import import_module
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 from carrel.errors import ToolCallError
 from carrel.library.tools.aside import in_a_thread
@@ -71,7 +72,8 @@ class Connection:
             first = faults()[0]
             return f"its answer is no MCP result: {'.'.join(map(str, first['loc']))}: {first['msg']}"
         if type(problem).__name__ == "ConnectError":
-            return "it could not be reached"
+            address = urlsplit(self._definition.url or "").netloc.rpartition("@")[2]
+            return f"it could not be reached at {address}" if address else "it could not be reached"
         said = str(problem) or type(problem).__name__
         if said.startswith("Failed to parse") and "validation error" in said:
             # What follows is a page of pydantic's, with the answer cut in pieces that nothing can be hidden in.

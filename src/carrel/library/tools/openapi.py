@@ -10,7 +10,6 @@ from carrel.errors import ConfigurationError
 from carrel.library.tools.aside import in_a_thread
 from carrel.library.tools.definition_remote import OpenApiDefinition
 from carrel.library.tools.http_calls import HttpCaller
-from carrel.library.tools.http_request import prepared
 from carrel.library.tools.names import near, python_name, python_names
 from carrel.library.tools.openapi_operations import Described, Read, read
 from carrel.library.tools.seam import Stream, Tool
@@ -92,8 +91,7 @@ class OpenApi:
         """The service's answer: JSON as data, text as text, anything else as bytes."""
         await self.definitions()
         described = self._operations[tool.name]
-        request = prepared(described.operation, arguments)
-        return await self._caller.call(tool, described.base_url, request, stream)
+        return await self._caller.call(tool, described.base_url, described.operation, arguments, stream)
 
     async def close(self) -> None:
         await self._caller.close()

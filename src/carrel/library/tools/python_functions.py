@@ -1,10 +1,12 @@
 """Python functions as tools: the schema comes from type hints and docstring, and the values arrive as the types say."""
 
 import asyncio
+import contextlib
 import importlib
 import inspect
+import itertools
 import typing
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import replace
 from types import ModuleType
 from typing import Any, Literal
@@ -20,6 +22,8 @@ from carrel.library.tools.definition_local import PythonDefinition
 from carrel.library.tools.names import near
 from carrel.library.tools.seam import Stream, Tool
 
+MOST_ITEMS = 100_000
+"""What yields more may never end."""
 _NOT_BY_NAME = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 
@@ -54,7 +58,10 @@ class Function:
     async def _called(self, args: list[Any], kwargs: dict[str, Any]) -> Any:
         if inspect.iscoroutinefunction(inspect.unwrap(self._function)) or _is_async(self._function):
             return await self._function(*args, **kwargs)
-        answer = await in_a_thread(lambda: self._function(*args, **kwargs))
+        answer = await in_a_thread(lambda: _listed(self._function(*args, **kwargs)))
+        if inspect.isasyncgen(answer):
+            async with contextlib.aclosing(answer):
+                return await _gathered(answer)
         return await answer if inspect.isawaitable(answer) else answer
 
     def _bound(self, tool: Tool, arguments: Mapping[str, Any]) -> tuple[list[Any], dict[str, Any]]:
@@ -277,6 +284,31 @@ def _hints(function: Callable[..., Any]) -> dict[str, Any]:
         return typing.get_type_hints(inspect.unwrap(known), include_extras=True)
     except (NameError, TypeError, AttributeError):
         return dict(getattr(known, "__annotations__", {}))
+
+
+def _listed(answer: Any) -> Any:
+    """What a function yields is its answer as a whole: nothing can be asked for later on."""
+    if not inspect.isgenerator(answer):
+        return answer
+    items = list(itertools.islice(answer, MOST_ITEMS + 1))
+    if len(items) > MOST_ITEMS:
+        raise _Endless
+    return items
+
+
+async def _gathered(answer: AsyncIterator[Any]) -> list[Any]:
+    """The same of an `async def` that yields."""
+    items: list[Any] = []
+    async for item in answer:
+        items.append(item)
+        if len(items) > MOST_ITEMS:
+            raise _Endless
+    return items
+
+
+class _Endless(Exception):
+    def __str__(self) -> str:
+        return f"it yields more than {MOST_ITEMS:,} items; let it return those that are wanted"
 
 
 def _is_async(function: Callable[..., Any]) -> bool:

@@ -139,19 +139,17 @@ class Source:
         return self._looking is not None and not self._looking.done()
 
     @property
-    def trouble(self) -> str:
-        """Why its tools are not shown, "" when they are."""
-        if self.is_starting and not (self._tools or self._remembered):
-            return self.state
-        return str(self.problem) if self.problem is not None else ""
+    def has_shown(self) -> bool:
+        """Whether its tools are shown, be they those it had before."""
+        return bool(self._tools or self._remembered)
 
     @property
-    def state(self) -> str:
-        """How far it is, of one that is starting."""
-        name = self.provider.name
-        if self._tools or self._remembered:
-            return f"{name} is still starting; these are the tools it had before"
-        return f"{name} is still starting; tools.{name}.list() waits until it has said what it has"
+    def trouble(self) -> str:
+        """Why its tools are not shown, "" when they are."""
+        if self.is_starting and not self.has_shown:
+            name = self.provider.name
+            return f"{name} is still starting; tools.{name}.list() waits until it has said what it has"
+        return str(self.problem) if self.problem is not None else ""
 
     async def checked(self, tool: Tool, arguments: Mapping[str, Any]) -> dict[str, Any]:
         """The arguments as the tool takes them, or the `ToolCallError` that names what is wrong with them."""

@@ -1,23 +1,21 @@
-"""The only file that names concrete kinds: a place in, everything that is kept and done there out."""
+"""Settings in, a session of a concrete kind out."""
 
 from __future__ import annotations
 
 import asyncio
-import hashlib
 from collections.abc import Mapping, Sequence
-from errno import ENOENT
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Literal, Self, TypedDict, Unpack
 
 from carrel import session as places
 from carrel import tasks
+from carrel.assembly.library import read_library
+from carrel.assembly.storages import FileStorage, MemoryStorage
 from carrel.conversation.conversation import Conversation
 from carrel.conversation.metadata import checked_id
-from carrel.conversation.store import SessionStore
 from carrel.errors import ConfigurationError
 from carrel.execution.container_executor import ContainerExecutor
-from carrel.execution.executor import RUN_COMMAND, Executor, run_clock_stands
+from carrel.execution.executor import Executor
 from carrel.execution.in_process import InProcessExecutor
 from carrel.execution.settings import (
     ContainerConfig,
@@ -30,92 +28,10 @@ from carrel.execution.settings import (
     is_seconds,
 )
 from carrel.execution.subprocess_executor import SubprocessExecutor
-from carrel.home import resolve_carrel_home
-from carrel.library.artifacts import ArtifactStore
-from carrel.library.deps import Deps
-from carrel.library.search import Index
-from carrel.library.tools.approval import ApprovalRequest, Approver, Decision, asked
-from carrel.library.tools.catalog import Tools
-from carrel.library.tools.last_seen import LastSeen
+from carrel.library.tools.approval import Approver
 from carrel.library.tools.names import near
-from carrel.library.tools.programs import Ended, Written
-from carrel.library.tools.providers import tool_files
-from carrel.library.tools.seam import Stream
-from carrel.library.tools.secrets import Secrets
-from carrel.library.workflows import WorkflowLibrary
 from carrel.session import Library, StorageBackend
 from carrel.spans import spans
-from carrel.storage.file_store import FileStore
-from carrel.storage.memory_store import MemoryStore
-from carrel.storage.redis_store import RedisStore
-from carrel.storage.seam import Store
-
-
-class _Storage:
-    """What the kinds share; they differ in the Store alone."""
-
-    def __init__(self, store: Store, base: Path | None) -> None:
-        self.store = store
-        self.base = base
-        """Where the packages of its sessions are kept on this machine; None gives each session its own."""
-        self._sessions: dict[str, SessionStore] = {}
-        self._workflows: WorkflowLibrary | None = None
-        self._artifacts: ArtifactStore | None = None
-
-    def get_session_store(self, durability: Literal["os", "fsync"] = "os") -> SessionStore:
-        if durability not in self._sessions:
-            self._sessions[durability] = SessionStore(durability=durability, store=self.store, prefix="sessions")
-        return self._sessions[durability]
-
-    def get_workflow_library(self) -> WorkflowLibrary:
-        if self._workflows is None:
-            self._workflows = WorkflowLibrary(self.store)
-        return self._workflows
-
-    get_skill_library = get_workflow_library
-
-    def get_artifact_store(self) -> ArtifactStore:
-        if self._artifacts is None:
-            self._artifacts = ArtifactStore(self.store)
-        return self._artifacts
-
-    async def close(self) -> None:
-        for kept in (*self._sessions.values(), self._workflows, self._artifacts):
-            if kept is not None:
-                await kept.close()
-        await self.store.close()
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.close()
-
-
-class FileStorage(_Storage):
-    """A folder a person can read: `workflows/NAME.py`, `sessions/ID/messages.jsonl` and the like below `base_path`."""
-
-    def __init__(self, base_path: Path | str) -> None:
-        self.base_path = Path(base_path).expanduser()
-        super().__init__(FileStore(self.base_path), self.base_path)
-
-
-class RedisStorage(_Storage):
-    """A Redis server, shared by any number of machines; all keys begin with `prefix`."""
-
-    def __init__(self, url: str, prefix: str = "carrel") -> None:
-        # Packages lie on this machine's disk; which ones is in the store.
-        name = hashlib.sha256(f"{url}\0{prefix}".encode()).hexdigest()[:16]
-        super().__init__(RedisStore(url, prefix), resolve_carrel_home() / "shared" / name)
-
-
-class MemoryStorage(_Storage):
-    """This process's memory: gone with it."""
-
-    def __init__(self) -> None:
-        super().__init__(MemoryStore(), None)
 
 
 class Asked(TypedDict, total=False):
@@ -415,87 +331,6 @@ class TaskSession(Session):
             await self.close()
 
 
-async def read_library(
-    storage: StorageBackend, executor: Executor, *, approve: Approver | None, on_error: Literal["raise", "skip"]
-) -> Library:
-    """What the storage has at hand for a session; tools of the executor's own `tools_path` come along."""
-    config = getattr(executor, "config", None)
-    own = getattr(config, "tools_path", None)
-    secrets = Secrets()
-    tools = Tools(
-        files=[
-            tool_files(store, prefix=prefix, secrets=secrets, sandbox=_Inside(executor), on_error=on_error)
-            for store, prefix in [(storage.store, "tools"), *([(FileStore(Path(own)), "")] if own is not None else [])]
-        ],
-        approve=approve and _patient(approve),
-        index=Index(storage.store, "search/tools"),
-        secrets=secrets,
-        last_seen=LastSeen(storage.store, secrets),
-    )
-    await tools.look()
-    return Library(
-        tools=tools,
-        workflows=storage.get_workflow_library(),
-        artifacts=storage.get_artifact_store(),
-        deps=Deps(
-            storage.store,
-            executor,
-            allow_runtime=getattr(config, "allow_runtime_deps", True),
-            cut_off=lambda: _is_cut_off(executor),
-        ),
-        secrets=secrets,
-    )
-
-
-def _is_cut_off(executor: Executor) -> bool:
-    """Whether what its code asks for must not reach any network; asked late, for its settings may come at the start."""
-    config = getattr(executor, "config", None)
-    if not isinstance(config, SubprocessConfig | ContainerConfig):
-        return False
-    return not config.network and config.wheelhouse is None
-
-
-def _patient(approve: Approver) -> Approver:
-    """The same approver; a run waits for it as long as it takes, and has as much time left afterwards."""
-
-    async def ask(request: ApprovalRequest) -> Decision:
-        with run_clock_stands():
-            return await asked(approve, request)
-
-    return ask
-
-
-class _Inside:
-    """Runs the programs of tools that say `runs: sandbox` where the session's code runs."""
-
-    def __init__(self, executor: Executor) -> None:
-        self._executor = executor
-
-    async def __call__(
-        self,
-        argv: Sequence[str],
-        *,
-        stdin: bytes | None = None,
-        env: Mapping[str, str] | None = None,
-        cwd: str | None = None,
-        timeout: float | None = None,
-        stream: Stream | None = None,
-    ) -> Ended:
-        run = RUN_COMMAND.get()
-        if run is None:
-            result = await self._executor.exec(list(argv), timeout=timeout, cwd=cwd, env=env, stdin=stdin)
-            if stream is not None:
-                stream(result.stdout)
-            return Ended(result.exit_code, result.stdout.encode(), result.stderr, 0, result.timed_out)
-        # For code in a run, in whose turn the executor is until it has its answer.
-        written = Written(stream)
-        ended = await run(argv, output=written.add, timeout=timeout, cwd=cwd, env=env, stdin=stdin)
-        if ended.error is not None:
-            missing = ended.exit_code == 127
-            raise FileNotFoundError(ENOENT, ended.error, argv[0]) if missing else OSError(ended.error)
-        return written.ended(ended.exit_code, timed_out=ended.timed_out)
-
-
 def _placed(
     base: Path | str, settings: Mapping[str, Any], known: type[Asked]
 ) -> tuple[FileStorage, dict[str, Any], dict[str, Any]]:
@@ -505,7 +340,10 @@ def _placed(
         what = "whose code runs in this process" if known is Asked else "of this kind"
         raise TypeError(f"a session {what} has no setting {name}{near(name, [*known.__annotations__, *_EVERYWHERE])}")
     storage = FileStorage(base)
-    storage.base_path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    try:
+        storage.base_path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except (FileExistsError, NotADirectoryError):
+        raise ConfigurationError(f"the base {storage.base_path} is no folder") from None
     asked = {name: settings[name] for name in Asked.__annotations__ if name in settings}
     return storage, asked, {name: value for name, value in settings.items() if name not in asked}
 

@@ -1,0 +1,103 @@
+"""A storage and an executor in, what a session has at hand out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from errno import ENOENT
+from pathlib import Path
+from typing import Literal
+
+from carrel.execution.executor import RUN_COMMAND, Executor, run_clock_stands
+from carrel.execution.settings import ContainerConfig, SubprocessConfig
+from carrel.library.deps import Deps
+from carrel.library.search import Index
+from carrel.library.tools.approval import ApprovalRequest, Approver, Decision, asked
+from carrel.library.tools.catalog import Tools
+from carrel.library.tools.last_seen import LastSeen
+from carrel.library.tools.programs import Ended, Written
+from carrel.library.tools.providers import tool_files
+from carrel.library.tools.seam import Stream
+from carrel.library.tools.secrets import Secrets
+from carrel.session import Library, StorageBackend
+from carrel.storage.file_store import FileStore
+
+
+async def read_library(
+    storage: StorageBackend, executor: Executor, *, approve: Approver | None, on_error: Literal["raise", "skip"]
+) -> Library:
+    """What the storage has at hand for a session; tools of the executor's own `tools_path` come along."""
+    config = getattr(executor, "config", None)
+    own = getattr(config, "tools_path", None)
+    secrets = Secrets()
+    tools = Tools(
+        files=[
+            tool_files(store, prefix=prefix, secrets=secrets, sandbox=_Inside(executor), on_error=on_error)
+            for store, prefix in [(storage.store, "tools"), *([(FileStore(Path(own)), "")] if own is not None else [])]
+        ],
+        approve=approve and _patient(approve),
+        index=Index(storage.store, "search/tools"),
+        secrets=secrets,
+        last_seen=LastSeen(storage.store, secrets),
+    )
+    await tools.look()
+    return Library(
+        tools=tools,
+        workflows=storage.get_workflow_library(),
+        artifacts=storage.get_artifact_store(),
+        deps=Deps(
+            storage.store,
+            executor,
+            allow_runtime=getattr(config, "allow_runtime_deps", True),
+            cut_off=lambda: _is_cut_off(executor),
+        ),
+        secrets=secrets,
+    )
+
+
+def _is_cut_off(executor: Executor) -> bool:
+    """Whether what its code asks for must not reach any network; asked late, for its settings may come at the start."""
+    config = getattr(executor, "config", None)
+    if not isinstance(config, SubprocessConfig | ContainerConfig):
+        return False
+    return not config.network and config.wheelhouse is None
+
+
+def _patient(approve: Approver) -> Approver:
+    """The same approver; a run waits for it as long as it takes, and has as much time left afterwards."""
+
+    async def ask(request: ApprovalRequest) -> Decision:
+        with run_clock_stands():
+            return await asked(approve, request)
+
+    return ask
+
+
+class _Inside:
+    """Runs the programs of tools that say `runs: sandbox` where the session's code runs."""
+
+    def __init__(self, executor: Executor) -> None:
+        self._executor = executor
+
+    async def __call__(
+        self,
+        argv: Sequence[str],
+        *,
+        stdin: bytes | None = None,
+        env: Mapping[str, str] | None = None,
+        cwd: str | None = None,
+        timeout: float | None = None,
+        stream: Stream | None = None,
+    ) -> Ended:
+        run = RUN_COMMAND.get()
+        if run is None:
+            result = await self._executor.exec(list(argv), timeout=timeout, cwd=cwd, env=env, stdin=stdin)
+            if stream is not None:
+                stream(result.stdout)
+            return Ended(result.exit_code, result.stdout.encode(), result.stderr, 0, result.timed_out)
+        # For code in a run, in whose turn the executor is until it has its answer.
+        written = Written(stream)
+        ended = await run(argv, output=written.add, timeout=timeout, cwd=cwd, env=env, stdin=stdin)
+        if ended.error is not None:
+            missing = ended.exit_code == 127
+            raise FileNotFoundError(ENOENT, ended.error, argv[0]) if missing else OSError(ended.error)
+        return written.ended(ended.exit_code, timed_out=ended.timed_out)

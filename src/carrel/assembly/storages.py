@@ -1,0 +1,88 @@
+"""The places where everything is kept: a folder, a Redis, this process's memory."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from types import TracebackType
+from typing import Literal, Self
+
+from carrel.conversation.store import SessionStore
+from carrel.errors import ConfigurationError
+from carrel.home import resolve_carrel_home
+from carrel.library.artifacts import ArtifactStore
+from carrel.library.workflows import WorkflowLibrary
+from carrel.storage.file_store import FileStore
+from carrel.storage.memory_store import MemoryStore
+from carrel.storage.redis_store import RedisStore
+from carrel.storage.seam import Store
+
+
+class _Storage:
+    """What the kinds share; they differ in the Store alone."""
+
+    def __init__(self, store: Store, base: Path | None) -> None:
+        self.store = store
+        self.base = base
+        """Where the packages of its sessions are kept on this machine; None gives each session its own."""
+        self._sessions: dict[str, SessionStore] = {}
+        self._workflows: WorkflowLibrary | None = None
+        self._artifacts: ArtifactStore | None = None
+
+    def get_session_store(self, durability: Literal["os", "fsync"] = "os") -> SessionStore:
+        if durability not in self._sessions:
+            self._sessions[durability] = SessionStore(durability=durability, store=self.store, prefix="sessions")
+        return self._sessions[durability]
+
+    def get_workflow_library(self) -> WorkflowLibrary:
+        if self._workflows is None:
+            self._workflows = WorkflowLibrary(self.store)
+        return self._workflows
+
+    get_skill_library = get_workflow_library
+
+    def get_artifact_store(self) -> ArtifactStore:
+        if self._artifacts is None:
+            self._artifacts = ArtifactStore(self.store)
+        return self._artifacts
+
+    async def close(self) -> None:
+        for kept in (*self._sessions.values(), self._workflows, self._artifacts):
+            if kept is not None:
+                await kept.close()
+        await self.store.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+
+class FileStorage(_Storage):
+    """A folder a person can read: `workflows/NAME.py`, `sessions/ID/messages.jsonl` and the like below `base_path`."""
+
+    def __init__(self, base_path: Path | str) -> None:
+        if base_path == "":
+            # As a path it would be the current folder: a variable that is not set, most likely.
+            raise ConfigurationError("the folder is an empty text; write '.' for the current one")
+        self.base_path = Path(base_path).expanduser()
+        super().__init__(FileStore(self.base_path), self.base_path)
+
+
+class RedisStorage(_Storage):
+    """A Redis server, shared by any number of machines; all keys begin with `prefix`."""
+
+    def __init__(self, url: str, prefix: str = "carrel") -> None:
+        # Packages lie on this machine's disk; which ones is in the store.
+        name = hashlib.sha256(f"{url}\0{prefix}".encode()).hexdigest()[:16]
+        super().__init__(RedisStore(url, prefix), resolve_carrel_home() / "shared" / name)
+
+
+class MemoryStorage(_Storage):
+    """This process's memory: gone with it."""
+
+    def __init__(self) -> None:
+        super().__init__(MemoryStore(), None)

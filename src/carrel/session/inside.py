@@ -1,0 +1,83 @@
+"""What the session's code asks for: tools, workflows, artifacts and packages, answered on the host."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any
+
+from carrel.execution.executor import RUN_OUTPUT, Handler
+from carrel.session.seam import Library
+from carrel.session.steps import Steps, sized
+from carrel.trace import Kind
+
+WOULD_WAIT = (
+    "this was asked by a tool that the session's code is waiting for, and would wait for that code in turn; "
+    "do it before or after the run, or in the code itself (a tool with `runs: sandbox` runs its program beside it)"
+)
+
+
+@dataclass
+class _Answering:
+    """A call of running code that somebody in this context is answering."""
+
+    code: Inside
+    over: bool = False
+
+
+_ANSWERING: ContextVar[_Answering | None] = ContextVar("carrel_answering", default=None)
+
+
+class Inside:
+    """Answers the code of one session."""
+
+    def __init__(self, library: Callable[[], Awaitable[Library]], steps: Steps) -> None:
+        self._library = library
+        self._steps = steps
+
+    def handlers(self, library: Library) -> dict[str, Handler]:
+        """By the names that code finds."""
+        return {
+            "tools": self._tool,
+            "workflows": self._workflow,
+            "skills": self._workflow,
+            "artifacts": library.artifacts.handle,
+            "deps": self._deps,
+        }
+
+    def is_waiting(self) -> bool:
+        """Whether the code waits for an answer of whoever asks this."""
+        answering = _ANSWERING.get()
+        return answering is not None and answering.code is self and not answering.over
+
+    async def _tool(self, name: str, args: list[Any], kwargs: dict[str, Any]) -> Any:
+        tools = (await self._library()).tools
+        if name in ("tools", "tools.list", "tools.search", "tools.describe"):
+            return await tools.handle(name, args, kwargs)
+        answering = _Answering(self)
+        _ANSWERING.set(answering)
+        try:
+            with self._steps.step("tool", name.removeprefix("tools."), self._steps.running) as step:
+                return sized(step, [args, kwargs], await tools.handle(name, args, kwargs, stream=RUN_OUTPUT.get()))
+        finally:
+            answering.over = True
+
+    async def _workflow(self, name: str, args: list[Any], kwargs: dict[str, Any]) -> Any:
+        """A call of a workflow is two of these, when it begins and when it has ended."""
+        value = await (await self._library()).workflows.handle(name, args, kwargs)
+        verb = name.rpartition(".")[2]
+        if verb == "begin":
+            self._steps.workflow_began(str(args[0]))
+        elif verb == "ended":
+            self._steps.workflow_ended(str(args[0]), kwargs.get("error"))
+        return value
+
+    async def _deps(self, name: str, args: list[Any], kwargs: dict[str, Any]) -> Any:
+        deps = (await self._library()).deps
+        verb = name.rpartition(".")[2]
+        if verb not in ("add", "remove", "sync"):
+            return await deps.handle(name, args, kwargs)
+        what = str(args[0]) if args else "requirements.txt"
+        kind: Kind = "uninstall" if verb == "remove" else "install"
+        return await self._steps.install(kind, what, deps.handle(name, args, kwargs), self._steps.running)
