@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import secrets
 from dataclasses import dataclass
 from pathlib import PurePosixPath
@@ -84,6 +85,8 @@ async def run_command(place: Executor, sample: Sample, watch: Watch | None = Non
                 run.cases = [case for part in _parts(text, kind) for case in cases_in(part, kind)]
                 if claims_something(sample, run):
                     run.problem = await _doubts(place, sample, heard, notes, run.cases) or _at_odds(kind, run)
+            elif kind == "exit_code" and not done.exit_code:
+                run.problem = await _doubts(place, sample, heard, notes, []) or _contradicted(sample, heard)
         except ReportUnreadable as problem:
             run.problem = f"{problem}; the command ended with {done.exit_code}{_last_line(done)}"
         speaks = not run.problem and claims_something(sample, run)
@@ -100,6 +103,14 @@ async def run_command(place: Executor, sample: Sample, watch: Watch | None = Non
     elif not run.problem and kind not in ("json", "exit_code", "sarif") and not run.cases:
         run.problem = f"the report tells of no test; the command ended with {done.exit_code}"
     return Ran(run, text, kind)
+
+
+def _contradicted(sample: Sample, heard: Testimony) -> str:
+    """Where a runner alone is started, it ends with 0 only when nothing has failed."""
+    failed = next((case.whole_name for case in heard.cases if case.status == "failed"), "")
+    if not failed or re.search(r"[;&|]", sample.verify.command):
+        return ""
+    return f"the command ended with 0, and yet {failed} failed: that is not how the test runner ended"
 
 
 def _at_odds(kind: ReportKind, run: Run) -> str:
