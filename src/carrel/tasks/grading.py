@@ -142,7 +142,8 @@ def protected(prepared: Prepared, changes: Changes) -> Changes:
             left_out.append((change.path, "built, not written; it is built again"))
             change = Change(change.path, "deleted")
         if reason is None and change.kind == "file":
-            content = guarded(name, base.read(change.path), change.content, linting=linting)
+            command = prepared.sample.verify.command
+            content = guarded(name, base.read(change.path), change.content, linting=linting, command=command)
             if content is None:
                 reason = "its test settings were changed in a way that cannot be taken out"
             elif content != change.content:
