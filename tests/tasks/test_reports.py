@@ -175,6 +175,11 @@ def test_go_that_contradicts_itself_is_refused(more: str, complaint: str) -> Non
         cases_in(f"{text}{more}\n", "go")
 
 
+def test_more_tests_than_any_suite_has() -> None:
+    with pytest.raises(ReportUnreadable, match="more than 500,000 tests"):
+        cases_in("<testsuite>" + '<testcase name="a"/>' * 500_001 + "</testsuite>", "junit")
+
+
 def test_a_go_package_that_could_not_be_built_has_failed() -> None:
     """Before Go 1.24 that is a line among the JSON."""
     right = '{"Action":"run","Package":"a","Test":"TestA"}\n{"Action":"pass","Package":"a","Test":"TestA"}\n'

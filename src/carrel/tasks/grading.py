@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from dataclasses import replace
 from functools import lru_cache
@@ -99,11 +100,11 @@ async def grade(
         ran: list[Ran] = []
         for _ in range(1 + sample.verify.retries):
             ran.append(await _one_run(ready, work))
-            if succeeded(sample, ran[-1]):
+            if await asyncio.to_thread(succeeded, sample, ran[-1]):
                 break
     except (CarrelError, OSError) as problem:
         return failed(sample, problem)
-    result = judge(sample, ran)
+    result = await asyncio.to_thread(judge, sample, ran)
     if "filesystem_isolation" not in SubprocessExecutor(ready.config).supported_capabilities():
         result.evidence.append("no sandbox is in force here, so nothing keeps an agent's processes from the judging")
     if keep is not None:
