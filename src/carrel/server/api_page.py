@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, StrictUndefined
-from markupsafe import Markup
 
 STYLE = """
 :root { color-scheme: light dark; font: 16px/1.5 system-ui, sans-serif; }
@@ -65,9 +64,9 @@ def api_page(schema: dict[str, Any], address: str = "http://127.0.0.1:8765") -> 
         for name, shape in schema.get("components", {}).get("schemas", {}).items()
         if shape.get("properties")
     ]
-    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True)
-    environment.filters["words"] = _words
-    template = environment.from_string(_TEMPLATE.read_text(encoding="utf-8"))
+    template = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True).from_string(
+        _TEMPLATE.read_text(encoding="utf-8")
+    )
     about = schema["info"]
     return template.render(
         title=about["title"],
@@ -77,12 +76,6 @@ def api_page(schema: dict[str, Any], address: str = "http://127.0.0.1:8765") -> 
         groups=[{"name": name, "calls": calls} for name, calls in groups.items()],
         shapes=shapes,
     )
-
-
-def _words(text: str) -> Markup:
-    """A sentence, in which what stands in backticks is code."""
-    parts = text.split("`")
-    return Markup().join(Markup("<code>{}</code>").format(part) if at % 2 else part for at, part in enumerate(parts))
 
 
 def _call(schema: dict[str, Any], path: str, method: str, operation: dict[str, Any], address: str) -> Call:
