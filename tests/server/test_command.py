@@ -3,8 +3,14 @@
 from __future__ import annotations
 
 import json
+import signal
 import socket
+import subprocess
+import sys
+import time
 from pathlib import Path
+
+import httpx
 
 from tests.cli.conftest import Carrel, carrel, environment, home
 from tests.server.conftest import NewServer
@@ -38,6 +44,31 @@ def test_a_port_that_is_taken(carrel: Carrel, tmp_path: Path) -> None:
         taken.listen()
         port = taken.getsockname()[1]
         assert str(port) in carrel("serve", "--port", port, "--data", tmp_path / "data", code=3).stderr
+    kept = carrel("keys", "list", "--data", tmp_path / "data", "--json").stdout
+    assert json.loads(kept) == [], "a key that nobody was shown is of no use"
+
+
+def test_a_second_ctrl_c_ends_it_without_a_traceback(environment: dict[str, str], tmp_path: Path) -> None:
+    words = [sys.executable, "-m", "carrel", "serve", "--port", "0", "--json", "--data", str(tmp_path / "data")]
+    with (tmp_path / "err").open("w") as errors:
+        server = subprocess.Popen(words, env=environment, stdout=subprocess.PIPE, stderr=errors, text=True)
+    try:
+        assert server.stdout is not None
+        told = json.loads(server.stdout.readline())
+        headers = {"Authorization": f"Bearer {told['key']}"}
+        with httpx.Client(base_url=told["url"], headers=headers, timeout=60) as client:
+            session = client.post("/sessions", json={}, headers={"Prefer": "wait=50"}).json()["session_id"]
+            with client.stream("GET", f"/sessions/{session}/events"):
+                server.send_signal(signal.SIGINT)
+                time.sleep(0.1)
+                server.send_signal(signal.SIGINT)
+                assert server.wait(60) == 0
+    finally:
+        server.kill()
+        server.wait()
+        if server.stdout is not None:
+            server.stdout.close()
+    assert (tmp_path / "err").read_text() == ""
 
 
 def test_what_cannot_be_served(carrel: Carrel, tmp_path: Path) -> None:

@@ -42,10 +42,11 @@ def test_it_has_every_route_and_every_shape(server: Serving) -> None:
 
 def test_what_a_schema_says_is_only_text() -> None:
     evil = "<script>alert(1)</script>"
-    get = {"get": {"description": evil, "parameters": [{"name": evil, "in": "query"}]}}
+    get = {"get": {"description": f"{evil} `{evil}` `ready`", "parameters": [{"name": evil, "in": "query"}]}}
     page = api_page({"info": {"title": evil, "version": "1"}, "paths": {f"/{evil}": get}})
     assert "<script" not in page
     assert "&lt;script&gt;" in page
+    assert "<code>ready</code>" in page
 
 
 def test_a_real_browser_shows_it_and_asks_nobody_else(server: Serving, tmp_path: Path) -> None:

@@ -163,6 +163,8 @@ def test_a_wrong_body_is_told_field_by_field(client: httpx.Client) -> None:
     assert told.status_code == 422
     assert {error["loc"][-1] for error in told.json()["detail"]} == {"dataset", "ttl_minutes"}
     assert client.post("/sessions", content=b"{", headers={"Content-Type": "application/json"}).status_code == 422
+    form = client.post("/sessions", content=b"{}", headers={"Content-Type": "application/x-www-form-urlencoded"})
+    assert (form.status_code, "send `Content-Type: application/json`" in form.text) == (422, True), "as curl sends it"
     half = client.post("/sessions", json={"dataset": "demo"})
     assert (half.status_code, "sample_id" in half.text) == (422, True)
     assert client.post("/sessions", json={"network": True}).status_code == 422, "this server gives none"

@@ -370,6 +370,21 @@ async def test_a_source_that_exits_well_is_no_solution(
     assert "SystemExit" in str(result.evidence)
 
 
+@pytest.mark.parametrize("end", ["os._exit(0)", "import atexit; atexit.register(os._exit, 0)"])
+async def test_an_exit_code_alone_is_not_the_sources_to_choose(
+    end: str, tmp_path: Path, open_sample: OpenPlace, cache: Path
+) -> None:
+    command = "python -m pytest -q"
+    sample = calc(tmp_path / "calc", fail_to_pass=[], pass_to_pass=[], verify={"command": command, "timeout": 100})
+    place = await open_sample(sample)
+    await place.exec(f"cp calc.py /tmp; echo 'import os; {end}' >> calc.py")
+    assert (await place.exec(command)).exit_code == 0
+    result = await verify(sample, place, cache=cache)
+    assert result.outcome == "tests_did_not_run", result
+    await place.exec(f"cp /tmp/calc.py .; {SOLVE}")
+    assert (await verify(sample, place, cache=cache)).outcome == "solved"
+
+
 async def test_bytecode_that_is_not_what_the_source_says(tmp_path: Path, open_sample: OpenPlace, cache: Path) -> None:
     test = "from calc import add, one\nfrom wanted import THREE\n\n\ndef test_add():\n    assert add(1, 2) == THREE\n"
     files = {"tests/wanted.py": "THREE = 3\n", "tests/test_calc.py": test}

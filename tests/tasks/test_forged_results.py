@@ -143,6 +143,22 @@ async def test_an_honest_solution_is_believed(runner: str, tmp_path: Path) -> No
     assert (result.passed, result.failed) == (1, 2 if runner == "go" else 1), result
 
 
+@pytest.mark.parametrize("runner", COMMANDS)
+async def test_an_exit_code_alone_is_not_the_sources_to_choose(runner: str, tmp_path: Path) -> None:
+    alone = {"command": COMMANDS[runner], "report": "exit_code", "timeout": 120}
+    sample = runner_sample(runner, tmp_path / "files", fail_to_pass=[], pass_to_pass=[], verify=alone)
+    ready = await ready_for(runner, sample, tmp_path / "cache")
+    before = (tmp_path / "files" / SOURCE[runner]).read_text()
+    for source, outcome in (
+        (DECEIVING[runner]["prints and leaves"], "tests_did_not_run"),
+        (before, "not_solved"),
+        (before.replace("a - b", "a + b"), "solved"),
+    ):
+        work = Changes((Change(SOURCE[runner], "file", source.encode()),))
+        result = await grade(sample, work, prepared=ready)
+        assert result.outcome == outcome, result
+
+
 async def test_a_go_package_that_fails_while_all_its_tests_pass_is_not_believed(tmp_path: Path) -> None:
     """The code under test writes over what testing prints; the program still ends as it must."""
     source = """package calc

@@ -175,6 +175,21 @@ def test_go_that_contradicts_itself_is_refused(more: str, complaint: str) -> Non
         cases_in(f"{text}{more}\n", "go")
 
 
+def test_more_tests_than_any_suite_has() -> None:
+    with pytest.raises(ReportUnreadable, match="more than 500,000 tests"):
+        cases_in("<testsuite>" + '<testcase name="a"/>' * 500_001 + "</testsuite>", "junit")
+
+
+def test_a_go_package_that_could_not_be_built_has_failed() -> None:
+    """Before Go 1.24 that is a line among the JSON."""
+    right = '{"Action":"run","Package":"a","Test":"TestA"}\n{"Action":"pass","Package":"a","Test":"TestA"}\n'
+    told = cases_in(right + '{"Action":"pass","Package":"a"}\nFAIL\ta/sub [build failed]\n', "go")
+    assert [(case.classname, case.name, case.status, case.message) for case in told] == [
+        ("a", "TestA", "passed", ""),
+        ("a/sub", "(package)", "failed", "build failed"),
+    ]
+
+
 def test_go_test_that_is_run_again_has_failed_once() -> None:
     about = '"Package":"acme/calc","Test":"TestAdd"'
     assert said(f'{GO}{{"Action":"run",{about}}}\n{{"Action":"pass",{about}}}\n')[0] == ("acme/calc::TestAdd", "failed")

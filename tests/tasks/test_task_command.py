@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.cli.conftest import Carrel, carrel, environment, home  # noqa: F401 -- fixtures
+from tests.cli.conftest import Carrel, at_terminal, carrel, environment, home  # noqa: F401 -- fixtures
 
 # ruff: noqa: F811 -- a fixture's name is also that of the argument
 FIX = "sed -i 's/a - b/a + b/' calc.py"
@@ -45,6 +46,17 @@ def test_an_agent_on_a_dataset(carrel: Carrel, sums: Path, tmp_path: Path) -> No
     again = carrel("task", "run", "sums", "--agent", FIX, "--resume", "--json")
     assert json.loads(again.stdout)["done_now"] == 0
     assert json.loads(again.stdout)["summary"]["solved"] == 1
+
+
+def test_a_person_sees_how_far_it_is_and_how_to_go_on(carrel: Carrel, sums: Path, at_terminal: Any) -> None:
+    agent = f"{FIX}; test $CARREL_SAMPLE_ID = calc-1 || sleep 600"
+    terminal = at_terminal("task", "run", "sums", "--agent", agent, "--workers", "1", columns=100)
+    terminal.wait_for("calc-1  ")
+    terminal.wait_for("1/2")
+    terminal.press("\x03")
+    terminal.wait_for("stopped; 1 done now are in sums.results.jsonl, and --resume goes on")
+    assert terminal.end() == 130
+    assert "1 were done before" in carrel("task", "run", "sums", "calc-1", "--agent", agent, "--resume").stdout
 
 
 def test_chosen_samples_and_another_file(carrel: Carrel, sums: Path, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import ClassVar
 
 import pytest
@@ -9,8 +10,8 @@ import pytest
 from carrel.tasks.changes import Change, Changes, odd_path, without_traps
 from carrel.tasks.named_tests import Reported
 from carrel.tasks.pass_rate import summary, wilson
-from carrel.tasks.protection import programs_of, touched_by
-from carrel.tasks.sample import Sample
+from carrel.tasks.protection import Folder, Protection, programs_of, touched_by
+from carrel.tasks.sample import Sample, Verify
 from carrel.tasks.sections import guarded
 from carrel.tasks.testimony import doubt, hear, read_notes
 from carrel.tasks.told import Status, Told
@@ -214,6 +215,21 @@ def test_of_a_pyproject_only_the_test_settings_are_put_back() -> None:
         merged
         == b"[project]\nname = 'b'\n\n[tool.black]\nline-length = 99\n[tool.pytest.ini_options]\naddopts = '-q'\n"
     )
+
+
+def test_settings_of_what_the_command_runs_are_test_settings(tmp_path: Path) -> None:
+    evil = b"[tool.hatch.envs.test.scripts]\nrun = 'true'\n"
+    assert guarded("pyproject.toml", b"", evil) == evil
+    assert guarded("pyproject.toml", b"", evil, command="hatch run test:run") == b""
+    pom = Protection(Sample(sample_id="a", verify=Verify(command="mvn -o -q test")), Folder(tmp_path))
+    assert pom.why("sub/pom.xml") == "it says how the tests are run"
+    other = Protection(Sample(sample_id="a", verify=Verify(command="sh tests/ant.sh")), Folder(tmp_path))
+    assert (other.why("pom.xml"), other.why("build.xml")) == (None, None)
+
+
+@pytest.mark.parametrize("path", ["vite.config.ts", "a/.babelrc.json", "b-1.DIST-INFO/METADATA", "site-packages/a.py"])
+def test_what_else_steers_a_runner(path: str, tmp_path: Path) -> None:
+    assert Protection(Sample(sample_id="a"), Folder(tmp_path)).why(path) == "it steers the test runner"
 
 
 @pytest.mark.parametrize(

@@ -29,6 +29,31 @@ NEW_CONFTEST = f"""
 from pathlib import Path
 (Path(__file__).with_name("tests") / "z" / "conftest.py").write_text({PLUGIN!r})
 """
+IMPORT_HOOK = f"""
+import importlib.machinery, importlib.util, sys
+
+class Other(importlib.machinery.SourceFileLoader):
+    def get_data(self, path):
+        return {NO_TEST.encode()!r}
+
+class Finder:
+    @staticmethod
+    def find_spec(name, path=None, target=None):
+        if name == "test_z":
+            where = __file__.replace("calc.py", "tests/z/test_z.py")
+            return importlib.util.spec_from_file_location(name, where, loader=Other(name, where))
+
+sys.meta_path.insert(0, Finder)
+"""
+VENDORED_HOOK = """
+import sys
+
+class Lazy:
+    def find_spec(self, name, path=None, target=None):
+        return None
+
+sys.meta_path.append(Lazy())
+"""
 WRITERS = {
     "another test": OVERWRITTEN.format(text=NO_TEST),
     "another test that puts the first back": OVERWRITTEN.format(text=PUT_BACK),
@@ -49,6 +74,21 @@ async def test_tests_that_the_source_writes_while_others_are_collected(
     assert result.outcome == "tests_did_not_run", result
     assert "while the tests ran" in result.evidence[0]
     await place.exec(f"cp -r /tmp/honest/. .; {SOLVE}")
+    assert (await verify(sample, place, cache=cache)).outcome == "solved"
+
+
+async def test_an_import_hook_that_loads_other_tests(tmp_path: Path, open_sample: OpenPlace, cache: Path) -> None:
+    files = {"tests/test_calc.py": TEST_ONE, "tests/z/test_z.py": TEST_ADD}
+    sample = calc(tmp_path / "calc", files, fail_to_pass=["tests/z/test_z.py::test_add"])
+    place = await open_sample(sample)
+    await place.exec(f"cp calc.py /tmp; cat >> calc.py <<'END'\n{IMPORT_HOOK}\nEND\n")
+    own = await place.exec(RUN)
+    assert own.exit_code == 0, own.stdout
+    result = await verify(sample, place, cache=cache)
+    assert result.outcome == "tests_did_not_run", result
+    assert "the way to import test_z" in result.evidence[0]
+    # A hook for something else is nobody's business.
+    await place.exec(f"cp /tmp/calc.py .; {SOLVE}; cat >> calc.py <<'END'\n{VENDORED_HOOK}\nEND\n")
     assert (await verify(sample, place, cache=cache)).outcome == "solved"
 
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,6 +11,7 @@ import typer
 from carrel import tasks
 from carrel.cli import show
 from carrel.cli.ending import TaskFailed, WrongUsage, waits
+from carrel.cli.progress import progress
 from carrel.cli.task import dataset_named
 from carrel.errors import ProgramMissing
 
@@ -77,7 +76,7 @@ async def check_dataset(
     The tests in fail_to_pass have to fail before and pass after the patch, those in pass_to_pass pass both times."""
     dataset = dataset_named(name, folder)
     wanted = [dataset.sample(id_) for id_ in samples] if samples else dataset.samples
-    with _progress(len(wanted), f"checking {dataset.name}") as done:
+    with progress(len(wanted), f"checking {dataset.name}") as done:
         findings = await tasks.check(wanted, cache=cache, workers=workers, told=lambda finding: done(finding.sample_id))
     if as_json:
         show.print_json([finding.model_dump() for finding in findings])
@@ -186,7 +185,7 @@ async def import_dataset(
     if file is not None and repo is None and files is not None:
         done = tasks.import_swebench(file, files, into, settings)
     elif file is None and repo is not None and commits:
-        with _progress(None, f"trying commits of {repo}") as tell:
+        with progress(None, f"trying commits of {repo}") as tell:
             done = await tasks.import_history(
                 repo,
                 commits,
@@ -218,20 +217,3 @@ def _print_imported(done: Imported, as_json: bool) -> None:
     if len(done.left_out) > MOST_LEFT_OUT:
         show.say(f"… and {len(done.left_out) - MOST_LEFT_OUT:,} more; --json tells all", "dim")
     show.say(f"{len(done.samples):,} samples in {done.folder}", "bold")
-
-
-@contextmanager
-def _progress(total: int | None, what: str) -> Iterator[Callable[[str], None]]:
-    """A bar for a person at a terminal, on standard error; nothing for anybody else."""
-    from rich.console import Console  # noqa: PLC0415 -- slow to load
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn  # noqa: PLC0415
-
-    console = Console(stderr=True)
-    columns = [TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()]
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
-        task = bar.add_task(what, total=total)
-
-        def done(text: str) -> None:
-            bar.update(task, advance=1, description=f"{what}: {show.words(text).plain[:60]}")
-
-        yield done

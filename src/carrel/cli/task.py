@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,6 +15,7 @@ import typer
 from carrel import tasks
 from carrel.cli import show
 from carrel.cli.ending import TaskFailed, WrongUsage, waits
+from carrel.cli.progress import progress
 from carrel.errors import EnvironmentFailed
 from carrel.execution.settings import Mount
 
@@ -88,10 +91,20 @@ async def run(
         line = f"{result.sample_id:<24} {words:<18} {result.result.score:>5.2f}  {result.seconds:>7.1f} s"
         show.say(f"{line}  {_reason(result.result)}".rstrip(), _STYLES.get(result.result.outcome, ""))
         show.flush()
+        step("")
 
-    total = await tasks.run_samples(
-        chosen, who, file, workers=workers, resume=resume, cache=cache, keep=keep, done=tell
-    )
+    try:
+        with (
+            nullcontext(print)
+            if as_json
+            else progress(None if resume else len(chosen), found.name, among_lines=True) as step
+        ):
+            total = await tasks.run_samples(
+                chosen, who, file, workers=workers, resume=resume, cache=cache, keep=keep, done=tell
+            )
+    except asyncio.CancelledError:
+        print(f"stopped; {count} done now are in {file}, and --resume goes on from there", file=sys.stderr)
+        raise
     if as_json:
         show.print_json({"summary": total.model_dump(), "results": str(file.absolute()), "done_now": count})
     else:

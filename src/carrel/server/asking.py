@@ -142,12 +142,17 @@ async def _file_error(request: Request, problem: Exception) -> JSONResponse:
     return conflict(problem)
 
 
+_NO_JSON = "the body is said to be something else than JSON; send `Content-Type: application/json` with it"
+
+
 async def _wrong_body(request: Request, problem: Exception) -> JSONResponse:
     assert isinstance(problem, RequestValidationError)
     found = [
         {"loc": list(error["loc"]), "msg": error["msg"].removeprefix("Value error, "), "type": error["type"]}
         for error in problem.errors()
     ]
+    if "json" not in request.headers.get("content-type", "application/json"):
+        found = [{"loc": ["header", "content-type"], "msg": _NO_JSON, "type": "content_type"}]
     return JSONResponse({"detail": found, "code": "RequestRefused"}, 422)
 
 

@@ -56,15 +56,21 @@ async def serve(settings: ServerSettings, listening: Callable[[str, str | None],
     kept_keys = storage if settings.keys is None else FileStorage(settings.keys)
     try:
         keys = Keys(kept_keys.store)
-        made = await _first_key(keys, settings.host)
+        first = not await keys.list()
+        if first and not _is_loopback(settings.host):
+            raise ConfigurationError(
+                f"there is no key yet, so {settings.host} is not listened on: `carrel keys add NAME` makes one"
+            )
         cache = settings.cache or resolve_carrel_home() / "cache"
         desk = FrontDesk(storage, Datasets(settings.datasets), cache.expanduser().absolute(), settings.rules)
         server = _Server(_config(desk, keys, settings), desk)
         with _bound(settings.host, settings.port) as line:
             port = line.getsockname()[1]
             host = f"[{settings.host}]" if ":" in settings.host else settings.host
-            server.listening = lambda: listening(f"http://{host}:{port}{PREFIX}", made)
             await desk.open()
+            # Not before nothing else can fail: who is not told it has no other way to it.
+            made = await keys.add("local") if first else None
+            server.listening = lambda: listening(f"http://{host}:{port}{PREFIX}", made)
             await server.serve(sockets=[line])
     finally:
         await kept_keys.close()
@@ -112,14 +118,9 @@ class _Server(uvicorn.Server):
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         await self._desk.close()
         await super().shutdown(sockets)
-
-
-async def _first_key(keys: Keys, host: str) -> str | None:
-    if await keys.list():
-        return None
-    if not _is_loopback(host):
-        raise ConfigurationError(f"there is no key yet, so {host} is not listened on: `carrel keys add NAME` makes one")
-    return await keys.add("local")
+        if self.force_exit:
+            # Left out after a second signal, and then told as an error when the loop is closed.
+            await self.lifespan.shutdown()
 
 
 def _is_loopback(host: str) -> bool:

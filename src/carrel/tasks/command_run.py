@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import re
 import secrets
 from dataclasses import dataclass
 from pathlib import PurePosixPath
@@ -81,12 +83,15 @@ async def run_command(place: Executor, sample: Sample, watch: Watch | None = Non
             if text is None and not done.timed_out:
                 run.problem = _no_report(done)
             elif text is not None and kind not in ("json", "exit_code"):
-                run.cases = [case for part in _parts(text, kind) for case in cases_in(part, kind)]
-                if claims_something(sample, run):
+                # A large report takes its time, in which others want to be answered.
+                run.cases = await asyncio.to_thread(_cases, text, kind)
+                if await asyncio.to_thread(claims_something, sample, run):
                     run.problem = await _doubts(place, sample, heard, notes, run.cases) or _at_odds(kind, run)
+            elif kind == "exit_code" and not done.exit_code:
+                run.problem = await _doubts(place, sample, heard, notes, []) or _contradicted(sample, heard)
         except ReportUnreadable as problem:
             run.problem = f"{problem}; the command ended with {done.exit_code}{_last_line(done)}"
-        speaks = not run.problem and claims_something(sample, run)
+        speaks = not run.problem and await asyncio.to_thread(claims_something, sample, run)
         if speaks and watch is not None and (path := await watch.written(place)):
             run.problem = f"{path} was written to while the tests ran, so it may not be the sample's that was run"
         if not _confined(place):
@@ -100,6 +105,14 @@ async def run_command(place: Executor, sample: Sample, watch: Watch | None = Non
     elif not run.problem and kind not in ("json", "exit_code", "sarif") and not run.cases:
         run.problem = f"the report tells of no test; the command ended with {done.exit_code}"
     return Ran(run, text, kind)
+
+
+def _contradicted(sample: Sample, heard: Testimony) -> str:
+    """Where a runner alone is started, it ends with 0 only when nothing has failed."""
+    failed = next((case.whole_name for case in heard.cases if case.status == "failed"), "")
+    if not failed or re.search(r"[;&|]", sample.verify.command):
+        return ""
+    return f"the command ended with 0, and yet {failed} failed: that is not how the test runner ended"
 
 
 def _at_odds(kind: ReportKind, run: Run) -> str:
@@ -136,13 +149,13 @@ async def _call_witnesses(place: Executor, sample: Sample, secret: str, word: st
 async def _doubts(place: Executor, sample: Sample, heard: Testimony, notes: str, cases: list[Told]) -> str:
     """Why the report is not to be believed, by all that witnesses say."""
     required = required_of(sample)
-    problem = doubt(heard, cases, required)
+    problem = await asyncio.to_thread(doubt, heard, cases, required)
     if problem or not witnesses.of_programs(sample):
         return problem
     noted = read_notes(await _text_of(place, notes))
     if not noted.begun and not noted.unable and witnesses.must_speak(sample) and _passed(cases):
         return "the report tells of tests that passed, and no test program was seen to run: the report is forged"
-    return doubt(noted, cases, required)
+    return await asyncio.to_thread(doubt, noted, cases, required)
 
 
 def _passed(cases: list[Told]) -> bool:
@@ -186,6 +199,10 @@ async def _remove_reports(place: Executor, patterns: list[str]) -> None:
     """What lies there before the run is nobody's report on it."""
     if patterns and (old := await _found(place, patterns)):
         await place.exec(["rm", "-f", "--", *old], timeout=60)
+
+
+def _cases(text: str, kind: ReportKind) -> list[Told]:
+    return [case for part in _parts(text, kind) for case in cases_in(part, kind)]
 
 
 def _parts(text: str, kind: ReportKind) -> list[str]:

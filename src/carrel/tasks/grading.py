@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from dataclasses import replace
 from functools import lru_cache
@@ -99,11 +100,11 @@ async def grade(
         ran: list[Ran] = []
         for _ in range(1 + sample.verify.retries):
             ran.append(await _one_run(ready, work))
-            if succeeded(sample, ran[-1]):
+            if await asyncio.to_thread(succeeded, sample, ran[-1]):
                 break
     except (CarrelError, OSError) as problem:
         return failed(sample, problem)
-    result = judge(sample, ran)
+    result = await asyncio.to_thread(judge, sample, ran)
     if "filesystem_isolation" not in SubprocessExecutor(ready.config).supported_capabilities():
         result.evidence.append("no sandbox is in force here, so nothing keeps an agent's processes from the judging")
     if keep is not None:
@@ -142,7 +143,8 @@ def protected(prepared: Prepared, changes: Changes) -> Changes:
             left_out.append((change.path, "built, not written; it is built again"))
             change = Change(change.path, "deleted")
         if reason is None and change.kind == "file":
-            content = guarded(name, base.read(change.path), change.content, linting=linting)
+            command = prepared.sample.verify.command
+            content = guarded(name, base.read(change.path), change.content, linting=linting, command=command)
             if content is None:
                 reason = "its test settings were changed in a way that cannot be taken out"
             elif content != change.content:

@@ -115,7 +115,21 @@ CODE = (
 )
 BUILT = ("*.o", "*.a", "*.so", "*.so.*", "*.dylib", "*.class", "*.jar", "*.lo", "*.gcda", "*.rlib", "*.wasm")
 BUILT_FOLDERS = ("target", "build", "dist", "venv", "coverage")
-MAKE_FILES = ("Makefile", "makefile", "GNUmakefile", "*.mk", "CMakeLists.txt", "meson.build", "meson_options.txt")
+RUN_BY = {
+    r"g?make|cmake|ctest|ninja|meson": (
+        *("Makefile", "makefile", "GNUmakefile", "*.mk", "CMakeLists.txt", "meson.build", "meson_options.txt"),
+    ),
+    r"mvnw?|gradlew?|ant|sbt": (
+        *("pom.xml", "*.gradle", "*.gradle.kts", "gradle.properties", "build.xml", "build.sbt"),
+    ),
+    "rake": ("Rakefile", "*.rake"),
+    "just": ("justfile", "Justfile", ".justfile"),
+    "task": ("Taskfile.y*ml",),
+    "invoke|inv": ("tasks.py",),
+    "grunt": ("Gruntfile.*",),
+    "gulp": ("gulpfile.*",),
+}
+"""What says how the tests are run, where the test command is one of these programs."""
 LINTER_FILES = (
     "ruff.toml",
     ".ruff.toml",
@@ -230,7 +244,7 @@ class Protection:
             return "a test"
         if _any(parts[-1:], BUILD_SETTINGS):
             return "it steers the test runner"
-        if self._made_by_make and _any(parts[-1:], MAKE_FILES):
+        if _any(parts[-1:], self._run_by):
             return "it says how the tests are run"
         if parts[:1] == ("vendor",) and self._base.kind("vendor/modules.txt"):
             return "somebody else's, and tests use it too"
@@ -277,6 +291,12 @@ class Protection:
         named = {name.partition("::")[0] for name in wanted if "::" in name}
         named |= programs_of(self._sample.verify.command)
         return {name for name in named if self._base.kind(name) in ("file", "link")}
+
+    @cached_property
+    def _run_by(self) -> tuple[str, ...]:
+        command = self._sample.verify.command
+        found = [files for program, files in RUN_BY.items() if re.search(rf"(?<![\w.-])({program})(?![\w.-])", command)]
+        return tuple(file for files in found for file in files)
 
     @cached_property
     def _made_by_make(self) -> bool:

@@ -16,6 +16,8 @@ from carrel.tasks.told import Told
 from carrel.tasks.unittest_text import parsed
 
 ReportKind = Literal["junit", "go", "cargo", "tap", "unittest", "sarif", "json", "exit_code"]
+MOST_TESTS = 500_000
+"""In one JUnit report; the largest honest suites have half as many."""
 DEEPEST = 64
 """Elements inside elements; real reports have about five."""
 _FAILING_LEVELS = ("error", "warning")
@@ -83,11 +85,14 @@ def _seconds(case: TestCase) -> float:
 
 def _refuse_tricks(text: str) -> None:
     """A report comes from a place where anything may run: no entities, no depth that could end this process."""
-    depth = 0
+    depth = tests = 0
 
     def opened(name: str, attributes: dict[str, str]) -> None:
-        nonlocal depth
+        nonlocal depth, tests
         depth += 1
+        tests += name == "testcase"
+        if tests > MOST_TESTS:
+            raise ReportUnreadable(f"the JUnit report tells of more than {MOST_TESTS:,} tests")
         if depth > DEEPEST:
             raise ReportUnreadable(f"the JUnit report is more than {DEEPEST} elements deep")
 

@@ -16,26 +16,31 @@ PACKAGE_KEYS = (
 )
 _HEADER = re.compile(r"^\s*\[\[?\s*([^\]]*?)\s*\]")
 
-Guard = Callable[[str, str, bool], str | None]
+RUNNERS = ("hatch", "pdm", "poe", "taskipy", "poetry", "rye", "pixi")
+"""Programs that have commands of a project's own in their settings."""
+Guard = Callable[[str, str, tuple[str, ...]], str | None]
 
 
-def guarded(name: str, original: bytes | None, theirs: bytes, *, linting: bool = False) -> bytes | None:
+def guarded(
+    name: str, original: bytes | None, theirs: bytes, *, linting: bool = False, command: str = ""
+) -> bytes | None:
     """The file as it may be judged with: theirs, with the sample's test settings; None to take the sample's whole.
 
-    `original` is None where the sample has no such file.
+    `original` is None where the sample has no such file; `command` is what runs the tests.
     """
+    words = re.findall(r"[\w-]+", command)
+    tools = (*TEST_TOOLS, *(LINT_TOOLS if linting else ()), *(runner for runner in RUNNERS if runner in words))
     guard = GUARDS.get(name)
     if guard is None:
         return theirs
     try:
-        merged = guard((original or b"").decode("utf-8"), theirs.decode("utf-8"), linting)
+        merged = guard((original or b"").decode("utf-8"), theirs.decode("utf-8"), tools)
     except (UnicodeDecodeError, ValueError, RecursionError, AttributeError, TypeError):
         return None
     return None if merged is None else merged.encode("utf-8")
 
 
-def _pyproject(original: str, theirs: str, linting: bool) -> str | None:
-    tools = TEST_TOOLS + (LINT_TOOLS if linting else ())
+def _pyproject(original: str, theirs: str, tools: tuple[str, ...]) -> str | None:
     before, after = tomllib.loads(original), tomllib.loads(theirs)
     if _tools(before, tools) == _tools(after, tools):
         return theirs
@@ -58,9 +63,8 @@ def _rest(data: dict[str, Any], names: tuple[str, ...]) -> dict[str, Any]:
     return {**data, "tool": tool}
 
 
-def _setup_cfg(original: str, theirs: str, linting: bool) -> str | None:
-    words = TEST_TOOLS + (LINT_TOOLS if linting else ())
-    return _with_chunks_of(original, theirs, lambda header: any(word in header for word in (*words, "aliases")))
+def _setup_cfg(original: str, theirs: str, tools: tuple[str, ...]) -> str | None:
+    return _with_chunks_of(original, theirs, lambda header: any(word in header for word in (*tools, "aliases")))
 
 
 def _with_chunks_of(original: str, theirs: str, ours: Callable[[str], bool]) -> str:
@@ -80,7 +84,7 @@ def _chunks(text: str) -> list[tuple[str, str]]:
     return chunks
 
 
-def _package_json(original: str, theirs: str, linting: bool) -> str | None:
+def _package_json(original: str, theirs: str, tools: tuple[str, ...]) -> str | None:
     before, after = json.loads(original or "{}"), json.loads(theirs)
     if {key: before.get(key) for key in PACKAGE_KEYS} == {key: after.get(key) for key in PACKAGE_KEYS}:
         return theirs
@@ -89,19 +93,19 @@ def _package_json(original: str, theirs: str, linting: bool) -> str | None:
     return json.dumps(merged, indent=2) + "\n"
 
 
-def _cargo_toml(original: str, theirs: str, linting: bool) -> str | None:
+def _cargo_toml(original: str, theirs: str, tools: tuple[str, ...]) -> str | None:
     before, after = tomllib.loads(original), tomllib.loads(theirs)
     keys = ("test", "bench", "lib", "profile", "lints", "patch", "replace")
-    tools, now = before.get("dev-dependencies", {}), after.get("dev-dependencies", {})
+    needed, now = before.get("dev-dependencies", {}), after.get("dev-dependencies", {})
     same = all(before.get(key) == after.get(key) for key in keys)
     # What the tests are written with stays; more may come.
-    return theirs if same and all(now.get(name) == wanted for name, wanted in tools.items()) else None
+    return theirs if same and all(now.get(name) == wanted for name, wanted in needed.items()) else None
 
 
 _REPLACED = re.compile(r"^\s*(?:replace\s+)?(\S+)(?:\s+v\S+)?\s+=>\s+(.+?)\s*(?://.*)?$", re.MULTILINE)
 
 
-def _go_mod(original: str, theirs: str, linting: bool) -> str | None:
+def _go_mod(original: str, theirs: str, tools: tuple[str, ...]) -> str | None:
     """Other modules in the place of those that the sample has are not for who is judged to choose."""
     before, after = set(_REPLACED.findall(original)), set(_REPLACED.findall(theirs))
     known = set(original.split())

@@ -14,6 +14,8 @@ TextKind = Literal["go", "cargo", "tap", "unittest"]
 PACKAGE = "(package)"
 """What a package of Go's is called that failed as a whole."""
 
+_GO_UNBUILT = re.compile(r"^FAIL\s+(\S+) \[((?:build|setup) failed)\]$")
+"""Before Go 1.24 this is no JSON, but a line among it."""
 _CARGO_SUITE = re.compile(r"^\s+(?:Running|Doc-tests) (.+?)(?: \(.*\))?$")
 _CARGO_TEST = re.compile(r"^test (.+?) \.\.\. (ok|FAILED|ignored)(?:, (.*))?$")
 _CARGO_FAILURE = re.compile(r"^---- (.+) stdout ----$")
@@ -67,6 +69,10 @@ def go_cases(text: str) -> list[Told]:
     for line in text.splitlines():
         event = _event(line)
         if event is None:
+            if unbuilt := _GO_UNBUILT.match(line):
+                key = (unbuilt[1], "")
+                begun[key], ended[key] = None, ("fail", 0.0)
+                said.setdefault(key, []).append(unbuilt[2])
             continue
         key = (str(event.get("Package", "")), str(event.get("Test", "")))
         match event.get("Action"):

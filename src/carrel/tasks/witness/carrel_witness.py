@@ -72,6 +72,7 @@ class _Watch:
         self._first = set()  # type: set[int]
         self._plugins = set()  # type: set[int]
         self._called = {}  # type: dict[int, Any]
+        self._asked = set()  # type: set[str]
         modules = {name: sys.modules.get("_pytest." + name) for name in _MODULES.split()}
         for name, names in _STEPS.items():
             if modules[name] is None:
@@ -109,6 +110,20 @@ class _Watch:
         if isinstance(item, pytest.Function) and function is not None:
             self._tests.add(item.cls, getattr(item, "originalname", None) or item.name, function)
             self._called[id(item)] = (item, getattr(plain(item.obj), "__code__", None))
+
+    def is_loaded_by(self, item: Any) -> str:
+        """An import hook of the project's that finds the module of a test: asked once for each."""
+        module = getattr(item, "module", None)
+        name = getattr(module, "__name__", None)
+        if name is None or name in self._asked:
+            return ""
+        self._asked.add(name)
+        for finder in list(sys.meta_path):
+            file = _origin(finder if isinstance(finder, type) else type(finder))
+            theirs = file.startswith(_WORKDIR) and not is_installed(file) and not may_change(file)
+            if theirs and finder.find_spec(name, None) is not None:
+                return "the way to import " + name
+        return ""
 
     def step_changed(self, item: Any) -> str:
         return self._steps.changed() or self._instance_changed(item) or self._hook_changed(item.config.pluginmanager)
@@ -217,6 +232,7 @@ class _Witness:
     @pytest.hookimpl(tryfirst=True)
     def pytest_itemcollected(self, item: Any) -> None:
         self._watch.found(item)
+        self._look(self._watch.is_loaded_by, item)
 
     @pytest.hookimpl(trylast=True)
     def pytest_collection_finish(self, session: Any) -> None:
