@@ -99,6 +99,20 @@ async def test_the_worker_is_killed_before_what_a_run_did_was_kept(executor: Sub
     raise AssertionError("the fork was always made in time")
 
 
+async def test_there_is_one_frozen_fork_at_every_moment(executor: SubprocessExecutor) -> None:
+    """The next is handed over before the last one goes: a kill in between would cost both."""
+    for n in range(60):
+        await run_and_freeze(executor, "x = 1\ny = len([x])")
+        await executor.run("x = 2\ny = len([x])")
+        end = time.monotonic() + 0.001 + n % 30 * 0.0001
+        while time.monotonic() < end:  # not asleep, which would take longer than this
+            pass
+        session_of(executor)._signal(signal.SIGKILL)
+        await until(lambda: not session_of(executor).worker_alive)
+        result = await executor.run("x")
+        assert (result.state, result.value) in (("restored", 1), ("kept", 2)), result.state_reason
+
+
 async def test_the_worker_is_killed_while_it_runs(executor: SubprocessExecutor) -> None:
     executor.handlers["here"] = here = Here()
     await executor.run("x = 5")

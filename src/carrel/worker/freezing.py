@@ -166,23 +166,22 @@ class Frozen:
         # Some libraries end their threads before a fork and make them again after it; whatever is left does not.
         self._foreign = threads()
         if self._foreign:
-            self._pid, before = pid, self._pid
-            self.drop()
-            self._pid = before
+            self._end(pid)
             here.close()
             return native_threads(self._foreign)
-        self.drop()
-        self._pid = pid
         watched = _watched(pid)
         try:
             line.send({"op": "frozen", "pid": pid, "covers": covers}, (here.fileno(), *watched))
         except TooManySent as problem:
-            self.drop()
+            self._end(pid)
             return f"the host could not be given one: {problem.strerror}"
         finally:
             here.close()
             for fd in watched:
                 os.close(fd)
+        # Only now: whoever is killed in between leaves the older one.
+        self.drop()
+        self._pid = pid
         return None
 
     def _woken(self, line: Line) -> Line:
@@ -198,9 +197,12 @@ class Frozen:
         """End the frozen fork that is there, without waiting for its end."""
         pid, self._pid = self._pid, 0
         if pid:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-            self._dying.append(pid)
+            self._end(pid)
+
+    def _end(self, pid: int) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+        self._dying.append(pid)
 
     def processes(self) -> set[int]:
         """All of its own that live."""
