@@ -30,6 +30,9 @@ class SpawnFailed(ExecutionError):
         self.step, self.number, self.said = step, number, message
 
 
+_MOST_BESIDES = 1000
+
+
 class LiveSession(ABC):
     """One worker after the other in one place; after `close` nothing of the session runs."""
 
@@ -52,7 +55,8 @@ class LiveSession(ABC):
         self._broke = ""
         self.python = ""
         self._left: Record = {}
-        """Of the worker that is there: the session that what code starts belongs to, and when it last answered."""
+        """Of the worker that is there: the session that what code starts belongs to, when it last answered, and what
+        had been started in that very moment."""
 
     # --- what each kind does its own way ----------------------------------------------------------------------------
 
@@ -221,7 +225,9 @@ class LiveSession(ABC):
             self._shared = self._shared or record.get("shared") is True
             self.unkept = record.get("unkept") is True if "unkept" in record else self.unkept
             if "at" in record:
-                self._left["since"] = _small(record["at"])
+                besides = record.get("besides")
+                told = besides[:_MOST_BESIDES] if isinstance(besides, list) else []
+                self._left.update(since=_small(record["at"]), besides=[_small(pid) for pid in told])
             self._drain()
             if answer.done():
                 self._late[number] = record

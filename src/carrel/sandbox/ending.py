@@ -50,11 +50,12 @@ def kill_descendants() -> None:
             return
 
 
-def kill_since(moment: int, session: int) -> None:
-    """What was started in a session since then, by the kernel's clock, and not by something older in it."""
+def kill_since(moment: int, session: int, besides: set[int]) -> None:
+    """What was started in a session since then, by the kernel's clock, and not by something older in it; `besides`
+    were started just before."""
     until = time.monotonic() + _PATIENCE
     while time.monotonic() < until:
-        found = _since(moment, session)
+        found = _since(moment, session, besides)
         for pid in found:
             try:
                 os.kill(pid, signal.SIGKILL)
@@ -65,7 +66,7 @@ def kill_since(moment: int, session: int) -> None:
         time.sleep(0.001)
 
 
-def _since(moment: int, session: int) -> set[int]:
+def _since(moment: int, session: int, besides: set[int]) -> set[int]:
     parents, young = {}, set()
     for name in os.listdir("/proc"):
         if name.isdigit() and int(name) != os.getpid() and _depth(name) == 1:
@@ -76,7 +77,7 @@ def _since(moment: int, session: int) -> set[int]:
                 continue
             if int(words[3]) == session:
                 parents[int(name)] = int(words[1])
-                if int(words[19]) >= moment:
+                if int(words[19]) >= moment and int(name) not in besides:
                     young.add(int(name))
     while True:
         others = {pid for pid in young if parents[pid] in parents and parents[pid] not in young}

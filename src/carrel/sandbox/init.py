@@ -81,12 +81,12 @@ class Init:
         self.tell({"op": "worker", "pid": worker}, [descriptor])
         os.close(descriptor)
 
-    def _end_run_of(self, session: object, since: object) -> None:
+    def _end_run_of(self, session: object, since: object, besides: Any) -> None:
         """What a killed run has started: none of those after it may signal them, each being behind its own fence.
 
         The numbers were told by the worker, so only sessions of workers that came from here are ended."""
         if type(session) is int and type(since) is int and session in self.sessions:
-            ending.kill_since(since, session)
+            ending.kill_since(since, session, set(besides or ()))
 
     def _again(self, identity: object, ends: list[int]) -> None:
         """Another worker in the same place, when the last was lost with all its frozen forks."""
@@ -174,7 +174,7 @@ class Init:
                 if record.get("op") == "fork":
                     self.forks.begin(record.get("id"), descriptors)
                 elif record.get("op") == "again":
-                    self._end_run_of(record.get("session"), record.get("since"))
+                    self._end_run_of(record.get("session"), record.get("since"), record.get("besides"))
                     self._again(record.get("id"), descriptors)
                 elif record.get("op") == "upper" and self.plan.confined:
                     self._show_upper(record.get("id"))

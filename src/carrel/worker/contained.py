@@ -118,10 +118,10 @@ class Contained:
             self._settings, self._environment = record["settings"], record["environment"]
             self._start()
         elif operation == "again":
-            session, since = record.get("session"), record.get("since")
+            session, since, besides = record.get("session"), record.get("since"), record.get("besides") or ()
             if type(session) is int and type(since) is int and session in self._sessions:
                 # What the killed run had started, where no frozen fork is left to see to it.
-                end_since(since, {os.getpid()}, gently=False, session=session)
+                end_since(since, {os.getpid(), *besides}, gently=False, session=session)
             self._start()
         elif operation == "wake":
             self._wake()

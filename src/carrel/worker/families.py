@@ -106,6 +106,10 @@ def since(moment: int, besides: set[int], session: int | None = None) -> list[in
         found -= others
 
 
+def begun_since(moment: int, pids: set[int]) -> list[int]:
+    return sorted(pid for pid in pids if _began(pid) >= moment)
+
+
 def _signal_all(pids: list[int], number: int) -> bool:
     for pid in pids:
         with contextlib.suppress(ProcessLookupError, PermissionError):

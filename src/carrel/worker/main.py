@@ -15,7 +15,7 @@ from typing import Any
 from . import files, values
 from .cells import Cell
 from .commands import Commands
-from .families import end_since, now, since
+from .families import begun_since, end_since, now, since
 from .freezing import Frozen, channels, devices, native_threads, python_threads, quiet_fork, threads
 from .host import Host
 from .host_errors import error_class
@@ -245,7 +245,11 @@ class Worker:
                 end_since(began, self._not_of_a_run(), gently=True)
             self._survivors = set(since(began, self._not_of_a_run()))
         self._covers = record.get("id")
-        result = {"op": "done", "id": record.get("id"), "frozen": self._why_not, "unkept": self._changed, "at": now()}
+        at = now()
+        result = {"op": "done", "id": record.get("id"), "frozen": self._why_not, "unkept": self._changed, "at": at}
+        if self._survivors:
+            # The clock goes in hundredths of a second: these are older than the next run all the same.
+            result["besides"] = begun_since(at, self._survivors)
         result.update(outcome)
         try:
             self._send(result)
