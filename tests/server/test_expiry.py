@@ -31,11 +31,11 @@ async def soon(desk: FrontDesk, session_id: str) -> None:
     await desk.live("ann", session_id).keep_until(datetime.now(UTC) + timedelta(seconds=0.1), 1)
 
 
-async def until(so: Callable[[], bool]) -> None:
+async def until(so: Callable[[], bool], pause: float = 0.01) -> None:
     for _ in range(6000):
         if so():
             return
-        await asyncio.sleep(0.01)
+        await asyncio.sleep(pause)
     pytest.fail("it did not come to that")
 
 
@@ -58,8 +58,7 @@ async def test_one_that_is_being_ended_is_handed_out_to_nobody(desk: FrontDesk) 
     session = await desk.ready(await desk.create("ann", NewSession()), 30)
     task = desk.live("ann", session.session_id)
     ending = asyncio.create_task(desk.close_session("ann", session.session_id))
-    while task.ending is None:
-        await asyncio.sleep(0)  # not a moment longer: it may be done soon
+    await until(lambda: task.ending is not None, pause=0)  # not a moment longer: it may be done soon
     assert desk.under_way(session.session_id) is task, "it is still about it"
     with pytest.raises(SessionNotReady, match="closed"):
         desk.live("ann", session.session_id)
