@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 import pytest
 
 from carrel import SessionStore, assistant_message, text_block, user_text_message
+from tests.cli.warm import Warm
 
 Result = TypeVar("Result")
 Carrel = Callable[..., "subprocess.CompletedProcess[str]"]
@@ -37,20 +38,25 @@ def environment(home: Path) -> dict[str, str]:
 
 
 @pytest.fixture
-def carrel(environment: dict[str, str], tmp_path: Path) -> Carrel:
+def carrel(environment: dict[str, str], tmp_path: Path, warm: Warm) -> Carrel:
     """`carrel("sessions", "list")`: what it printed, and its exit code."""
 
     def run(*words: object, code: int = 0, **more: Any) -> subprocess.CompletedProcess[str]:
-        done = subprocess.run(
-            [*more.pop("through", []), sys.executable, "-m", "carrel", *map(str, words)],
-            env=environment | more.pop("env", {}),
-            cwd=tmp_path,
-            capture_output=True,
-            text=True,
-            encoding="utf-8",
-            timeout=DEADLINE,
-            **{"stdin": subprocess.DEVNULL} | more,
-        )
+        typed, given = [str(word) for word in words], more.pop("env", {})
+        env = environment | given
+        if more or any(name.startswith("PYTHON") for name in given):
+            done = subprocess.run(
+                [*more.pop("through", []), sys.executable, "-m", "carrel", *typed],
+                env=env,
+                cwd=tmp_path,
+                capture_output=True,
+                text=True,
+                encoding="utf-8",
+                timeout=DEADLINE,
+                **{"stdin": subprocess.DEVNULL} | more,
+            )
+        else:
+            done = warm.run(typed, env, tmp_path, DEADLINE)
         assert done.returncode == code, f"{words} ended with {done.returncode}:\n{done.stdout}{done.stderr}"
         assert "Traceback" not in done.stderr
         if code in (1, 2, 3):

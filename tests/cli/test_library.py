@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from tests.cli.conftest import DEADLINE, Carrel
+from tests.cli.warm import Warm
 from tests.session.conftest import DOUBLE, ECHO
 from tests.wheels import build_wheel
 
@@ -26,20 +27,11 @@ def base(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def failing(environment: dict[str, str], tmp_path: Path) -> Failing:
+def failing(environment: dict[str, str], tmp_path: Path, warm: Warm) -> Failing:
     """A command that ends with 1 because the code it ran did: its stderr is the code's."""
 
     def run(*words: object, env: dict[str, str] | None = None) -> "subprocess.CompletedProcess[str]":
-        command = [sys.executable, "-m", "carrel", *map(str, words)]
-        done = subprocess.run(
-            command,
-            env=environment | (env or {}),
-            cwd=tmp_path,
-            capture_output=True,
-            text=True,
-            timeout=DEADLINE,
-            stdin=subprocess.DEVNULL,
-        )
+        done = warm.run([str(word) for word in words], environment | (env or {}), tmp_path, DEADLINE)
         assert done.returncode == 1, done.stdout + done.stderr
         assert "carrel/cli" not in done.stderr
         return done
