@@ -65,7 +65,7 @@ def left_on_disk() -> int:
 
 @pytest.mark.timeout(400)
 async def test_many_sessions_in_a_row_leave_nothing() -> None:
-    await in_a_row(300)
+    await in_a_row(100)
 
 
 @pytest.mark.slow

@@ -68,7 +68,7 @@ def test_killed_while_everything_is_under_way(new_server: NewServer, slow: Path)
         assert executed(client, ready(client), "echo goes on")["stdout"] == "goes on\n"
 
 
-@pytest.mark.parametrize("moment", [0.0, 0.01, 0.05, 0.2])
+@pytest.mark.parametrize("moment", [0.0, pytest.param(0.01, marks=pytest.mark.slow), 0.05, 0.2])
 def test_killed_at_any_moment_of_a_sessions_life(new_server: NewServer, moment: float) -> None:
     """What was answered before the kill is there after it, whatever was being done."""
     server = new_server()

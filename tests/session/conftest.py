@@ -71,7 +71,8 @@ def base(tmp_path: Path) -> Path:
 Open = Callable[..., Awaitable[Session]]
 
 
-@pytest.fixture(params=KINDS)
+# Without a sandbox it is the same executor, whose own suite runs that way every time.
+@pytest.fixture(params=[pytest.param(kind, marks=[pytest.mark.slow] if kind == "unconfined" else []) for kind in KINDS])
 async def open_session(request: pytest.FixtureRequest, base: Path) -> AsyncIterator[Open]:
     """Open a session of the kind under test: `await open_session(timeout=5)`; closed after the test."""
     made: list[Session] = []
