@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
@@ -12,16 +13,16 @@ from carrel.session.seam import Library
 from carrel.session.steps import Steps, sized
 
 
-class LibrarySide:
+class LibrarySide(ABC):
     """Tools, workflows, artifacts and dependencies of a session; each is read from the library at hand."""
 
     _library: Library | None
     _registered: list[ToolProvider]
     _steps: Steps
 
+    @abstractmethod
     async def _have(self) -> Library:
         """The library, read on first use."""
-        raise NotImplementedError
 
     # --- tools ------------------------------------------------------------------------------------------------------
 

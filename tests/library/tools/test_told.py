@@ -1,10 +1,12 @@
 """What is told of a tool: each thing once, and nothing that its signature says already."""
 
+import ast
 from typing import Any
 
 import pytest
 
 from carrel.library.tools.seam import Tool
+from carrel.library.tools.stubs import group_stub
 from carrel.library.tools.told import told, without_signature
 
 
@@ -142,3 +144,17 @@ def test_what_is_said_of_all_parameters_together() -> None:
         "Does it.",
         "Either a or nothing.",
     )
+
+
+def test_a_name_that_a_server_sends_stays_on_its_line() -> None:
+    deep = {"type": "object", "properties": {"a\nimport os": {"type": "string", "description": "Which"}}}
+    tools = [Tool(name=f"s.t{number}", parameters={"properties": {"deep": deep}}) for number in range(9)]
+    written = group_stub("s", [(tool, "all") for tool in tools])
+    assert "# a import os: Which" in written
+    assert not any(isinstance(node, ast.Import) for node in ast.walk(ast.parse(written)))
+
+
+def test_more_parts_than_are_told_are_counted() -> None:
+    wide = {"type": "object", "properties": {f"name_{number}": {"type": "string"} for number in range(230)}}
+    found = told(Tool(name="t", description="Does it.", parameters={"properties": {"wide": wide}}))
+    assert found.about == ("Does it.", "(Its parameters have 30 more parts, which are not told here.)")

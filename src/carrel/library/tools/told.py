@@ -71,6 +71,7 @@ def told(tool: Tool) -> Told:
     said: dict[tuple[str, ...], list[str]] = {}
     kinds: dict[tuple[str, ...], dict[str, None]] = {}
     optional: set[tuple[str, ...]] = set()
+    untold = 0
     work, types = Work(_MOST_PROSE), Work()
     for name, schema, required in parameters:
         _, depth = type_and_depth(schema, tool.parameters, ROOM, types)
@@ -85,10 +86,13 @@ def told(tool: Tool) -> Told:
                 said.setdefault(place, [])
                 if may_be_missing:
                     optional.add(place)
+            elif kind:
+                untold += 1
             if left and left not in whole and left not in " ".join(said.get(place, ())):
                 said.setdefault(place, []).append(left)
+    more = [f"(Its parameters have {untold} more parts, which are not told here.)"] if untold else []
     return Told(
-        tuple(_unwrapped(lines)),
+        (*_unwrapped(lines), *more),
         {place[0]: _joined(prose) for place, prose in said.items() if len(place) == 1},
         {
             place: _after_name(_joined(prose), union(kinds.get(place, ())), place in optional)
@@ -100,9 +104,8 @@ def told(tool: Tool) -> Told:
 
 def _joined(texts: Sequence[str]) -> str:
     """Several texts about the same, with a stop between two where the first has none."""
-    return " ".join(text if text.endswith((".", "!", "?", ":", ";")) else f"{text};" for text in texts[:-1]) + (
-        f" {texts[-1]}" if len(texts) > 1 else "".join(texts[-1:])
-    )
+    stopped = [text if text.endswith((".", "!", "?", ":", ";")) else f"{text};" for text in texts[:-1]]
+    return " ".join([*stopped, *texts[-1:]])
 
 
 def _after_name(prose: str, kind: str, optional: bool) -> str:
@@ -171,7 +174,8 @@ def _described(walk: _Walk, schema: Any, place: tuple[str, ...], seen: tuple[str
     listed = schema.get("required")
     required = listed if isinstance(listed, list) else ()
     for name, inner in properties.items() if isinstance(properties, Mapping) else ():
-        within, deeper = (*place, str(name)), depth - 1
+        # On one line: a name is whatever a server has sent, and may stand in a comment.
+        within, deeper = (*place, " ".join(str(name).split())), depth - 1
         if depth <= 0:
             kind, deeper = type_and_depth(inner, walk.whole, _ROOM_BELOW, walk.types)
             yield _Part(within, "", kind, name not in required)
