@@ -152,7 +152,9 @@ def test_twenty_at_once(host: Host) -> None:
 GONE = """
 import os, socket, sys, time
 from carrel.sandbox.records import Records
-from carrel.sandbox.spawning import Child, Zygote
+from carrel.sandbox.claiming import Child
+from carrel.sandbox.plan import Plan
+from carrel.sandbox.spawning import Zygote
 ours, theirs = socket.socketpair()
 zygote = Zygote(Records(theirs))
 pid = os.fork()
@@ -163,7 +165,9 @@ report, told = os.pipe()
 os.write(told, sys.argv[1].encode().decode("unicode_escape").encode())
 os.close(told)
 zygote.poll.register(report)
-zygote.children[pid] = Child("mine", pid, os.open("/dev/null", os.O_RDONLY), report, None)
+child = Child(pid, Plan(), os.open("/dev/null", os.O_RDONLY), report, socket.socketpair()[0], None)
+child.identity = "mine"
+zygote.children[pid] = child
 zygote._bury()
 print(zygote.children, Records(ours).receive()[0])
 """

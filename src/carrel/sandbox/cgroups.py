@@ -110,6 +110,7 @@ class Group:
 
     def __init__(self, name: str, limits: Limits, where: dict[str, Tree]) -> None:
         self.folders: list[str] = []
+        self.doors: list[int] = []
         self.controllers: set[str] = set()
         try:
             for controller, tree in where.items():
@@ -117,7 +118,10 @@ class Group:
                 if files is not None:
                     self._make(f"{tree.folder}/{name}", files)
                     self.controllers.add(controller)
+            for folder in self.folders:
+                self.doors.append(os.open(folder + "/cgroup.procs", os.O_WRONLY | os.O_CLOEXEC))
         except OSError:
+            self.close()
             self.remove()
             raise
 
@@ -129,9 +133,17 @@ class Group:
             if number == 0 or os.path.exists(f"{folder}/{name}"):
                 _write(f"{folder}/{name}", value)
 
-    def take(self, pid: int) -> None:
-        for folder in self.folders:
-            _write(folder + "/cgroup.procs", str(pid))
+    def enter(self) -> None:
+        """In the process itself: the kernel may take its time, in which the zygote has other things to do."""
+        for door in self.doors:
+            os.write(door, b"0")
+        self.close()
+
+    def close(self) -> None:
+        """The doors; who is in stays in."""
+        for door in self.doors:
+            os.close(door)
+        self.doors = []
 
     def remove(self) -> bool:
         """False while something is still dying in there; to be tried again."""

@@ -26,6 +26,14 @@ class Tree:
                 self.close()
                 raise
 
+    @classmethod
+    def received(cls, path: str, descriptor: int) -> Tree:
+        """One that another process has taken."""
+        tree = cls.__new__(cls)
+        tree.path, tree.descriptor = path, descriptor
+        tree.is_folder = stat.S_ISDIR(os.fstat(descriptor).st_mode)
+        return tree
+
     def attach(self, target: str, attributes: int) -> None:
         """Mount it there, with these attributes on every mount in it."""
         if attributes:

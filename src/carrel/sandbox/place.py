@@ -51,17 +51,32 @@ Step = Callable[[str], None]
 
 
 class Place:
-    """Takes what it needs from the host, then builds. Use: Place(plan); take(); build()."""
+    """Built in two parts: what all sessions of a kind have in common, and what this one was given."""
 
     def __init__(self, plan: Plan, step: Step) -> None:
         self.plan = plan
         self.step = step
+        self.root = ""
         self.given: dict[str, mounts.Tree] = {}
         self.system: list[tuple[str, mounts.Tree]] = []
         self.links: dict[str, str] = {}
 
+    def uncover(self) -> None:
+        """Our root, half built, covers a folder of the host; if something in there was given, it moves to another."""
+        wanted = [os.path.realpath(path) for path in self._wanted().values()]
+        if any(is_in(path, self.root) for path in wanted):
+            free = _free_folder(wanted)
+            self.step(f"move the new root to {free}")
+            syscalls.mount(self.root, free, None, syscalls.MS_MOVE)
+            self.root = free
+
     def take_given(self, idmap_for: Callable[[str], int | None]) -> None:
         """Copies of the mounts that the settings name; as root this happens before root is given up."""
+        for name, path in self._wanted().items():
+            self.step(f"open {path}")
+            self.given[name] = self._tree(path, idmap_for(path))
+
+    def _wanted(self) -> dict[str, str]:
         workspace = self.plan.workspace
         wanted = {mount.at: mount.source for mount in self.plan.mounts}
         wanted.update({path: path for path in readonly(self.plan)})
@@ -69,9 +84,7 @@ class Place:
         for name, path in ((LOWER, workspace.source), (KEPT, workspace.upper_dir), (HOME_LOWER, home)):
             if path:
                 wanted[name] = path
-        for name, path in wanted.items():
-            self.step(f"open {path}")
-            self.given[name] = self._tree(path, idmap_for(path))
+        return wanted
 
     @staticmethod
     def _tree(path: str, idmap: int | None) -> mounts.Tree:
@@ -99,8 +112,8 @@ class Place:
         for path in present((*etc_files.BOUND, *MACHINE_FACTS)):
             self.system.append((path, mounts.Tree(path)))
 
-    def build(self) -> None:
-        """From the host's file system to ours; afterwards nothing of the host is reachable but what was given."""
+    def begin(self) -> None:
+        """The system's part, beside the host's file system, which is still there."""
         plan = self.plan
         self.step("make mounts private")
         syscalls.mount(None, "/", None, syscalls.MS_REC | syscalls.MS_PRIVATE)
@@ -108,7 +121,7 @@ class Place:
         devices = [(name, mounts.Tree("/dev/" + name)) for name in DEVICES if os.path.exists("/dev/" + name)]
         etc = etc_files.written(plan.uid, plan.home, plan.hostname, plan.network)
         self.step("mount the new root")
-        root = next(path for path in ("/tmp", "/run", "/var", "/mnt", "/usr") if os.path.isdir(path))
+        root = _free_folder([])
         # A generous count of inodes: targets for mounts only, and read-only in the end.
         mounts.tmpfs(root, size=4 << 20, files=4096)
         for path, target in self.links.items():
@@ -120,12 +133,17 @@ class Place:
         self._hidden(root)
         self._dev(root, devices)
         self._proc(root)
-        self._writable(root)
+        self._temporary(root)
+        self.root = root
+
+    def finish(self) -> None:
+        """From the host's file system to ours; afterwards nothing of the host is reachable but what was given."""
         self.step("pivot_root")
-        os.chdir(root)
+        os.chdir(self.root)
         syscalls.pivot_root(".", ".")
         syscalls.unmount(".")
         # Only now: a link in a given folder must not lead what is mounted below it out of the new root.
+        self._home()
         self._given()
         os.chdir(HIDDEN)
         self.step("hide init's folder")
@@ -165,18 +183,21 @@ class Place:
     def _proc(self, root: str) -> None:
         mask_proc(root + HIDDEN + "/proc", root + "/proc", root + "/dev/null")
 
-    def _writable(self, root: str) -> None:
-        self.step("mount the home and /tmp")
+    def _temporary(self, root: str) -> None:
+        self.step("mount /tmp")
         scratch = f"{root}{HIDDEN}/scratch"
         mounts.bind(scratch + "/tmp", root + "/tmp", mounts.HARMLESS)
         os.makedirs(root + "/var", exist_ok=True)
         mounts.bind(scratch + "/tmp", root + "/var/tmp", mounts.HARMLESS)
+
+    def _home(self) -> None:
+        self.step("mount the home")
         if self.plan.home_begins:
-            self.given[HOME_LOWER].attach(f"{root}{HIDDEN}/{HOME_LOWER}", mounts.READ_ONLY)
+            self.given[HOME_LOWER].attach(f"{HIDDEN}/{HOME_LOWER}", mounts.READ_ONLY)
             if "overlay" not in self.plan.parts:
-                copying.copy_tree(f"{root}{HIDDEN}/{HOME_LOWER}", scratch + "/home")
+                copying.copy_tree(f"{HIDDEN}/{HOME_LOWER}", f"{HIDDEN}/scratch/home")
         if self.plan.home != self.plan.workspace.at:
-            show_home(self.plan, f"{root}{HIDDEN}", root)
+            show_home(self.plan, HIDDEN)
 
     def _given(self) -> None:
         self._workspace()
@@ -213,19 +234,25 @@ class Place:
             self.given[LOWER].attach(target, attributes)
 
 
-def show_home(plan: Plan, hidden: str, root: str = "") -> None:
+def show_home(plan: Plan, hidden: str) -> None:
     """An overlay over what it begins with, or the folder that is written to itself."""
     if not plan.home_begins or "overlay" not in plan.parts:
-        mounts.bind(f"{hidden}/scratch/home", root + plan.home, mounts.HARMLESS)
+        mounts.bind(f"{hidden}/scratch/home", plan.home, mounts.HARMLESS)
         return
     # By its descriptor: the folder of a fork has a name that leads to it no longer.
     before = os.open(".", os.O_PATH | os.O_CLOEXEC)
     try:
         os.chdir(hidden)
-        mounts.overlay(HOME_LOWER, "scratch/home", "scratch/home-work", root + plan.home)
+        mounts.overlay(HOME_LOWER, "scratch/home", "scratch/home-work", plan.home)
         os.fchdir(before)
     finally:
         os.close(before)
+
+
+def _free_folder(wanted: list[str]) -> str:
+    """One of the host's that nothing is wanted from, to be covered while the new root is made."""
+    folders = ("/sys", "/tmp", "/run", "/var", "/mnt", "/usr")
+    return next(path for path in folders if os.path.isdir(path) and not any(is_in(each, path) for each in wanted))
 
 
 def is_in(path: str, folder: str) -> bool:

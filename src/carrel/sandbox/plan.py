@@ -82,6 +82,19 @@ class Plan:
         return self.workspace.source is not None and self.workspace.mode == "overlay" and "overlay" not in self.parts
 
     @property
+    def common(self) -> tuple[object, ...]:
+        """What two sessions must agree in for a place that was built before it was known for which."""
+        return (
+            self.parts,
+            self.network,
+            self.hostname,
+            self.uid,
+            self.home,
+            self.limits,
+            self.reaches_the_disk,
+        )
+
+    @property
     def reaches_the_disk(self) -> bool:
         """Whether what the session writes can stay on the host, for others to run."""
         given = self.workspace.source is not None and self.workspace.mode == "rw"

@@ -48,7 +48,8 @@ class Records:
                     raise
                 sent = self.line.sendmsg([data], ancillary)
             data = data[sent:]
-        self.line.sendall(data)
+        if data:  # Nothing is also sent, and fails where the other end has read all and gone.
+            self.line.sendall(data)
 
     def receive(self) -> tuple[dict[str, Any], list[int]] | None:
         """The next record and its descriptors, or None at the end; waits for it."""

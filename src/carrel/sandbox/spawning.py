@@ -1,4 +1,7 @@
-"""The zygote's work: load the program once, then fork a session for every spawn record, and bury those that ended."""
+"""The zygote's work: load the program once, then fork a session for every spawn record, and bury those that ended.
+
+From the second session of a kind on, the place of the next one is built ahead, while nothing else is to be done.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +17,8 @@ import time
 from typing import Any
 
 from . import cgroups, etc_files, filter, namespaces, starting, syscalls
+from .claiming import Child, MountChanges
+from .mounts import Tree
 from .place import MACHINE_FACTS, Place, present
 from .plan import Plan, PlanRefused, read_plan
 from .records import PeerBroken, Records
@@ -21,16 +26,8 @@ from .report import SILENCE, Report
 from .zygote import load_folder
 
 PATIENCE = 1.0
-
-
-class Child:
-    """A session's init as the zygote knows it."""
-
-    def __init__(self, identity: object, pid: int, go: int, report: int, group: cgroups.Group | None) -> None:
-        self.identity, self.pid, self.go, self.report, self.group = identity, pid, go, report, group
-        self.confined = False
-        self.said = b""
-        self.answered = False
+QUIET = 0.001
+"""Seconds without anything to do, after which the next session's place is built."""
 
 
 class Zygote:
@@ -46,6 +43,11 @@ class Zygote:
         self.left: list[cgroups.Group] = []
         self.made = 0
         self.moved = False
+        self.mounts = MountChanges()
+        self.last: Plan | None = None
+        self.wanted: Plan | None = None
+        """Of which kind to build a place ahead."""
+        self.ahead: Child | None = None
 
     def setup(self, record: dict[str, Any]) -> None:
         """Load the program and what sessions will import; from here on memory is shared with every session."""
@@ -102,8 +104,16 @@ class Zygote:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         self.poll.register(self.control.fileno(), select.POLLIN)
         self.poll.register(self.wake_read, select.POLLIN)
+        self.poll.register(self.mounts.descriptor, select.POLLPRI)
         while True:
-            for source, _ in self.poll.poll():
+            events = [source for source, _ in self.poll.poll(QUIET * 1000 if self.wanted else None)]
+            if not events:
+                self._build_ahead()
+            # First: what is asked for in the same moment must not get the old mounts.
+            if self.mounts.descriptor in events:
+                events.remove(self.mounts.descriptor)
+                self._discard()
+            for source in events:
                 if source == self.wake_read:
                     os.read(self.wake_read, 4096)
                 elif source == self.control.fileno():
@@ -139,56 +149,103 @@ class Zygote:
                     "a spawn needs a setup before it, and four descriptors: line, control, stdout, stderr"
                 )
             place = Place(plan, step.step)
-            # A root with no number but its own is no root of the mounts it sees; the session takes them for itself.
-            if plan.confined and os.geteuid() == 0 and self.outside != (0, 0):
-                place.take_given(self.owners.for_path)
-            step.step("make the cgroup")
-            group = self._group(plan)
-            step.step("clone into new namespaces")
-            self._fork(record, plan, place, descriptors, group)
+            try:
+                # A root with no number but its own is no root of the mounts it sees; the session takes them for itself.
+                if plan.confined and os.geteuid() == 0 and self.outside != (0, 0):
+                    place.take_given(self.owners.for_path)
+                self._claim(plan, step, record, place.given, descriptors)
+            finally:
+                place.close_given()
+            if plan.confined and self.last is not None and plan.common == self.last.common:
+                self.wanted = plan
+            self.last = plan
         except (OSError, ValueError, TypeError) as error:
             number = error.errno if isinstance(error, OSError) else None
             self._answer(
                 {"op": "failed", "id": record.get("id"), "step": step.now, "errno": number, "message": str(error)}
             )
 
-    def _fork(
-        self, record: dict[str, Any], plan: Plan, place: Place, descriptors: list[int], group: cgroups.Group | None
+    def _claim(
+        self, plan: Plan, step: Report, record: dict[str, Any], trees: dict[str, Tree], descriptors: list[int]
     ) -> None:
+        """A place for this session: the one that was built ahead, or another."""
+        ahead = self._built_ahead(plan)
+        if ahead is not None:
+            try:
+                ahead.claim(record, trees, descriptors)
+                return
+            except BrokenPipeError:
+                self._end(ahead)  # It has died in this moment.
+        self._begin(plan, step).claim(record, trees, descriptors)
+
+    def _begin(self, plan: Plan, step: Report) -> Child:
+        """A place of this kind, which is being built; a session claims it."""
+        step.step("make the cgroup")
+        group = self._group(plan)
+        step.step("clone into new namespaces")
         report_read, report_write = os.pipe2(os.O_CLOEXEC)
         go_read, go_write = os.pipe2(os.O_CLOEXEC)
+        claim, theirs = socket.socketpair()
         try:
             pid = syscalls.fork_with(namespaces.flags(plan))
             if pid == 0:
-                ends = starting.Ends([*descriptors, go_read, report_write])
                 assert self.entry is not None
-                starting.live(plan, place, ends, self.entry)
+                starting.live(plan, starting.Ends([theirs.detach(), go_read, report_write]), self.entry, group)
         except OSError:
             os.close(report_read)
             os.close(go_write)
+            claim.close()
             self._drop(group)
             raise
         finally:
             os.close(report_write)
             os.close(go_read)
-            place.close_given()
-        child = self.children[pid] = Child(record.get("id"), pid, go_write, report_read, group)
-        child.confined = plan.confined
+            theirs.close()
+            if group is not None:
+                group.close()
+        child = self.children[pid] = Child(pid, plan, go_write, report_read, claim, group)
         self.poll.register(report_read, select.POLLIN)
-        step = "write the id maps"
+        step.step("write the id maps")
         try:
             if plan.confined:
                 namespaces.write_maps(pid, plan.uid, self.outside)
-            step = "enter the cgroup"
-            if group is not None:
-                group.take(pid)
             os.write(go_write, b"g")
-        except OSError as error:
-            os.kill(pid, signal.SIGKILL)
-            child.answered = True
-            self._answer(
-                {"op": "failed", "id": child.identity, "step": step, "errno": error.errno, "message": str(error)}
-            )
+        except OSError:
+            self._end(child)
+            raise
+        return child
+
+    def _end(self, child: Child) -> None:
+        """Whose end is no news to anybody."""
+        child.answered = True
+        os.kill(child.pid, signal.SIGKILL)
+
+    def _build_ahead(self) -> None:
+        """The next session will find its place there; that there is none yet is no fault."""
+        assert self.wanted is not None
+        wanted, self.wanted = self.wanted, None
+        if self.ahead is not None and self.ahead.plan.common == wanted.common:
+            return
+        self._discard()
+        try:
+            self.ahead = self._begin(wanted, Report(-1))
+        except OSError:
+            return
+
+    def _discard(self) -> None:
+        if self.ahead is not None:
+            self._end(self.ahead)
+            self.ahead = None
+
+    def _built_ahead(self, plan: Plan) -> Child | None:
+        """A place that fits, if there is one and it lives."""
+        self._bury()
+        if self.mounts.seen():
+            self._discard()
+        if self.ahead is None or self.ahead.answered or self.ahead.plan.common != plan.common:
+            return None
+        child, self.ahead = self.ahead, None
+        return child
 
     def _group(self, plan: Plan) -> cgroups.Group | None:
         """Groups for the limits that were asked for, where this machine lets us make them."""
@@ -218,7 +275,11 @@ class Zygote:
         if child.answered:
             return
         child.answered = True
-        said = json.loads(child.said) if child.said.endswith(b"\n") else {}
+        if child is self.ahead:
+            return
+        # Where both the worker and init have something to say, the first is the cause.
+        first, ended, _ = child.said.partition(b"\n")
+        said = json.loads(first) if ended else {}
         if said.get("ok"):
             self._answer({"op": "spawned", "id": child.identity, "pid": child.pid})
             return
@@ -244,14 +305,16 @@ class Zygote:
                 continue
             if child.report >= 0:
                 self._heard(child.report, buried=True)
-            os.close(child.go)
+            child.close()
             del self.children[pid]
+            if child is self.ahead:
+                self.ahead = None
             self._drop(child.group)
 
     def end(self) -> None:
         """A confined init takes its session along when killed; one without a pid namespace has to do it itself."""
         for child in self.children.values():
-            if child.confined:
+            if child.plan.confined:
                 os.kill(child.pid, signal.SIGKILL)
             else:
                 os.close(child.go)

@@ -1,4 +1,5 @@
-"""How a session starts: its first process builds the place and forks the worker, then becomes init."""
+"""How a session starts: its first process builds the place and forks the worker, ahead of whose they are; then it
+is told, finishes both, and becomes init."""
 
 from __future__ import annotations
 
@@ -9,7 +10,8 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
-from . import confine, entering, limits, namespaces, syscalls
+from . import cgroups, confine, entering, limits, namespaces, syscalls
+from .claiming import Claim
 from .init import Init
 from .place import Place
 from .plan import Plan, read_env
@@ -20,31 +22,47 @@ Entry = Callable[[int, int, "dict[str, Any]"], None]
 
 
 class Ends:
-    """The descriptors that a new session starts with."""
+    """The descriptors that init starts with."""
 
     def __init__(self, descriptors: list[int]) -> None:
-        self.line, self.control, self.stdout, self.stderr, self.go, self.report = self.all = descriptors
+        self.claim, self.go, self.report = self.all = descriptors
 
 
-def live(plan: Plan, place: Place, ends: Ends, entry: Entry) -> None:
+def live(plan: Plan, ends: Ends, entry: Entry, group: cgroups.Group | None) -> None:
     """The whole life of init, in the process that the zygote has just forked; never returns."""
     report = Report(ends.report)
     try:
         confine.usual_signals()
-        confine.keep_only({*ends.all} | {tree.descriptor for tree in place.given.values()})
+        confine.keep_only({*ends.all, *(group.doors if group is not None else ())})
         report.step("wait for the zygote")
         if os.read(ends.go, 1) != b"g":
             os._exit(1)
-        place.step = report.step
+        if group is not None:
+            report.step("enter the cgroup")
+            group.enter()
+        _become_somebody(plan, report)
+        place = Place(plan, report.step)
+        ahead = None
+        if plan.confined:
+            place.begin()
+            # User code has the same user id: what is not dumpable it cannot trace or read in /proc.
+            syscalls.prctl(syscalls.PR_SET_DUMPABLE, 0)
+            ahead = NewWorker(plan, entry, report)
+        claim = Claim.wait(ends.claim, plan.held)
+        if claim is None:
+            os._exit(1)
         report.step("read the settings")
-        settings = _read_settings(ends.control)
-        plan.env = read_env(settings)
-        _enter(plan, place, report)
-        start = Starter(plan, entry, settings)
-        pid, link = start([ends.line, ends.stdout, ends.stderr], report)
-        for descriptor in (ends.line, ends.stdout, ends.stderr, ends.report):
+        start = Starter(claim.plan, entry, _read_settings(claim.control))
+        if plan.confined:
+            place.plan, place.given = claim.plan, claim.trees
+            if not place.given:
+                place.uncover()
+                place.take_given(_unmapped)
+            place.finish()
+        pid, link = start([claim.line, claim.stdout, claim.stderr], report, ahead)
+        for descriptor in (claim.line, claim.stdout, claim.stderr, ends.report):
             os.close(descriptor)
-        Init(plan, ends.control, ends.go, start).serve(pid, link)
+        Init(claim.plan, claim.control, ends.go, start).serve(pid, link)
     except BaseException as error:  # noqa: BLE001 -- whatever it is, the zygote is told, and the session ends
         report.failed(error)
     os._exit(1)
@@ -62,7 +80,7 @@ def _read_settings(control: int) -> dict[str, Any]:
     return dict(found.get("settings", {}))
 
 
-def _enter(plan: Plan, place: Place, report: Report) -> None:
+def _become_somebody(plan: Plan, report: Report) -> None:
     if plan.confined:
         report.step("become the session's user")
         os.setresgid(plan.uid, plan.uid, plan.uid)
@@ -80,38 +98,47 @@ def _enter(plan: Plan, place: Place, report: Report) -> None:
     if "net" in plan.parts and not plan.network:
         report.step("raise the loopback device")
         namespaces.raise_loopback()
-    if not place.given:
-        place.take_given(_unmapped)
-    place.build()
-    # User code has the same user id: what is not dumpable it cannot trace or read in /proc.
-    syscalls.prctl(syscalls.PR_SET_DUMPABLE, 0)
 
 
 def _unmapped(path: str) -> None:
     """Without root there is nothing to map: the session is the user who owns the files."""
 
 
+class NewWorker:
+    """A process that has given up all it must, and waits to be told whose worker it is."""
+
+    def __init__(self, plan: Plan, entry: Entry, report: Report) -> None:
+        report.step("fork the worker")
+        theirs, self.link = socket.socketpair()
+        self.pid = os.fork()
+        if self.pid == 0:
+            self.link.close()
+            _become_worker(plan, theirs, entry, report)
+        theirs.close()
+
+    def begin(self, plan: Plan, settings: dict[str, Any], ends: list[int]) -> None:
+        """With line, stdout and stderr."""
+        cwd = plan.workspace.at if plan.confined else plan.workspace.source or "/"
+        told = {"op": "begin", "cwd": cwd, "env": confine.environment(plan), "settings": settings}
+        Records(self.link).send(told, ends)
+
+
 class Starter:
-    """Forks a worker into the place that is there: the session's first, and another when that was lost."""
+    """Starts a worker in the place that is there: the session's first, and another when that was lost."""
 
     def __init__(self, plan: Plan, entry: Entry, settings: dict[str, Any]) -> None:
         self.plan, self.entry, self.settings = plan, entry, settings
+        plan.env = read_env(settings)
 
-    def __call__(self, ends: list[int], report: Report) -> tuple[int, socket.socket]:
+    def __call__(self, ends: list[int], report: Report, ahead: NewWorker | None = None) -> tuple[int, socket.socket]:
         """With line, stdout and stderr; gives the process number and our end of the link to it."""
-        report.step("fork the worker")
-        theirs, ours = socket.socketpair()
-        pid = os.fork()
-        if pid == 0:
-            _become_worker(self.plan, ends, theirs, self.entry, self.settings, report)
-        theirs.close()
-        return pid, ours
+        worker = ahead or NewWorker(self.plan, self.entry, report)
+        report.step("begin the worker")
+        worker.begin(self.plan, self.settings, ends)
+        return worker.pid, worker.link
 
 
-def _become_worker(
-    plan: Plan, ends: list[int], init: socket.socket, entry: Entry, settings: dict[str, Any], report: Report
-) -> None:
-    line, stdout, stderr = ends
+def _become_worker(plan: Plan, init: socket.socket, entry: Entry, report: Report) -> None:
     try:
         report.step("prepare the worker")
         if not plan.confined:
@@ -120,25 +147,31 @@ def _become_worker(
         # Unlike init: user code may look at itself in /proc, and none is running yet.
         syscalls.prctl(syscalls.PR_SET_DUMPABLE, 1)
         confine.usual_signals()
-        confine.standard_streams(stdout, stderr)
-        confine.keep_only({line, report.descriptor, init.fileno()})
-        os.environ.clear()
-        os.environ.update(confine.environment(plan))
+        confine.keep_only({report.descriptor, init.fileno()})
         os.umask(0o022)
         # When memory runs out, the session's own processes go before its init.
         with open("/proc/self/oom_score_adj", "w", encoding="ascii") as file:
             file.write("500")
-        os.chdir(plan.workspace.at if plan.confined else plan.workspace.source or "/")
         listener = confine.give_up_privileges(plan, report.step)
         if listener is not None:
             Records(init).send({"op": "listener"}, [listener])
             os.close(listener)
         limits.apply_open_files(plan)
+        report.step("wait for init")
+        told = Records(init).receive()
+        if told is None:
+            os._exit(1)
+        begin, (line, stdout, stderr) = told
+        confine.standard_streams(stdout, stderr)
+        os.environ.clear()
+        os.environ.update(begin["env"])
+        os.chdir(begin["cwd"])
         report.step("call the entry")
         report.succeeded()
     except BaseException as error:  # noqa: BLE001 -- told to the zygote, which fails the spawn
         report.failed(error)
         os._exit(1)
+    settings = begin["settings"]
     try:
         number = init.detach()
         confine.call_entry(entry, line, number, entering.offer(settings, number) if plan.can_fork else settings)
