@@ -75,6 +75,24 @@ async def test_the_worker_is_killed_while_it_starts(executor: SubprocessExecutor
     assert (await executor.run("1 + 1")).value == 2
 
 
+async def test_the_place_that_was_built_ahead_is_killed() -> None:
+    """Whenever that happens, the next session starts."""
+    zygote = shared.take(Family(sys.executable))
+    await asyncio.wrap_future(zygote.ready)
+    killed = 0
+    for _ in range(20):
+        async with SubprocessExecutor(SubprocessConfig(sandbox="required")) as executor:
+            assert (await executor.run("1 + 1")).value == 2
+            own = {session_of(executor).init.pid} | descendants(session_of(executor).init.pid).keys()
+            await asyncio.sleep(0.05)
+            for pid in descendants(zygote.pid).keys() - own:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+                    killed += 1
+    zygote.give_back()
+    assert killed > 10
+
+
 async def test_the_worker_is_killed_between_runs_and_nothing_is_lost(executor: SubprocessExecutor) -> None:
     await run_and_freeze(executor, "x = 5")
     session_of(executor).kill()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -33,9 +34,29 @@ class Host:
         self.user = user
         self.python, self.readonly = python_for(user)
         self.zygote = Zygote(user=user, python=self.python)
+        self.pids: set[str] = set()
 
     def session(self, **settings: Any) -> Session:
-        return Session(self.zygote, {"readonly": self.readonly, **settings})
+        session = Session(self.zygote, {"readonly": self.readonly, **settings})
+        self.pids.add(str(session.pid))
+        return session
+
+
+def waiting_place(host: Host) -> int:
+    """Start sessions until a place is built ahead; its first process."""
+    end = time.monotonic() + 60
+    children = Path(f"/proc/{host.zygote.pid}/task/{host.zygote.pid}/children")
+    while True:
+        session = host.session()
+        pause = time.monotonic() + 1
+        while time.monotonic() < pause:
+            found = set(children.read_text(encoding="ascii").split()) - host.pids
+            if found:
+                session.close()
+                return int(found.pop())
+            time.sleep(0.002)
+        session.close()
+        assert time.monotonic() < end, "no place was built ahead"
 
 
 def hosts() -> list[str]:
@@ -65,7 +86,8 @@ def start(host: Host) -> Iterator[Callable[..., Session]]:
 
 @pytest.fixture(scope="module")
 def inside(host: Host) -> Iterator[Session]:
-    """One session for many attempts that leave nothing behind."""
+    """One session for many attempts that leave nothing behind, in a place that was built ahead."""
+    waiting_place(host)
     session = host.session()
     yield session
     session.close()

@@ -14,12 +14,12 @@ from pathlib import Path
 import pytest
 
 from carrel.sandbox import cgroups
-from tests.sandbox.conftest import Host
+from tests.sandbox.conftest import Host, waiting_place
 from tests.sandbox.host import Session, Zygote, wait_gone
 
 HOST = """
 import sys, time
-from tests.sandbox.conftest import Host
+from tests.sandbox.conftest import Host, waiting_place
 host = Host({user!r})
 sessions = [host.session(limits={{"memory": 1 << 30}}, **{settings!r}) for _ in range(5)]
 for session in sessions:
@@ -131,13 +131,16 @@ def test_many_sessions_leak_nothing(host: Host) -> None:
         # Where a session's mounts are made; elsewhere other programs may mount meanwhile.
         rows = Path("/proc/self/mountinfo").read_text(encoding="utf-8").splitlines()
         places = [row.split()[4] for row in rows]
-        mounts = [place for place in places if place in ("/tmp", "/run", "/var", "/mnt", "/usr") or ".carrel" in place]
+        mounts = [
+            place for place in places if place in ("/sys", "/tmp", "/run", "/var", "/mnt", "/usr") or ".carrel" in place
+        ]
         return len(os.listdir("/proc/self/fd")), len(os.listdir(f"/proc/{host.zygote.pid}/fd")), len(mounts)
 
-    host.session().close()
+    waiting_place(host)
     before = state()
     for _ in range(50):
         host.session().close()
+    waiting_place(host)
     # The first may still have been ending when they were counted: fewer is no leak.
     wait_empty(lambda: any(now > was for now, was in zip(state(), before, strict=True)))
 

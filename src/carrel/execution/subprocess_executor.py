@@ -21,7 +21,7 @@ from carrel.execution.settings import SubprocessConfig, path_of, sandbox_mode, s
 from carrel.execution.upper_layer import Unreadable, Upper, read_upper
 from carrel.execution.uv_program import has_uv
 from carrel.execution.worker_executor import WorkerExecutor
-from carrel.execution.zygotes import Family, Zygote, ZygoteGone, shared
+from carrel.execution.zygotes import AskAgain, Family, Zygote, shared
 from carrel.sandbox.plan import HOME
 
 SYSTEM_PATH = "/usr/local/bin:/usr/bin:/bin"
@@ -51,7 +51,7 @@ class SubprocessExecutor(WorkerExecutor):
         packages = await self._with_packages()
         try:
             return await self._opened(packages)
-        except ZygoteGone:
+        except AskAgain:
             return await self._opened(packages)
 
     async def _opened(self, packages: Packages) -> LocalSession:

@@ -37,8 +37,8 @@ class Family:
     preload: tuple[str, ...] = ()
 
 
-class ZygoteGone(SpawnFailed):
-    """The zygote had died, or died while it was asked; nothing was started, and another zygote may be asked."""
+class AskAgain(SpawnFailed):
+    """The zygote, or the place that it had built ahead, died while it was asked; nothing was started."""
 
     def __init__(self, message: str) -> None:
         super().__init__("ask the zygote", None, message)
@@ -86,7 +86,7 @@ class Zygote:
         answer: Future[dict[str, Any]] = Future()
         with self._lock:
             if self._over:
-                answer.set_exception(ZygoteGone("it is gone"))
+                answer.set_exception(AskAgain("it is gone"))
                 return answer
             self._number += 1
             self._asked[self._number] = answer
@@ -96,7 +96,7 @@ class Zygote:
                 # Its thread may not have heard of its end yet; nobody else shall be given it.
                 self._over = True
                 del self._asked[self._number]
-                answer.set_exception(ZygoteGone(str(problem)))
+                answer.set_exception(AskAgain(str(problem)))
         return answer
 
     def end(self) -> None:
@@ -211,6 +211,8 @@ class Zygote:
             return
         if record.get("op") == "spawned":
             answer.set_result(record)
+        elif record.get("lost"):
+            answer.set_exception(AskAgain("the place that was built ahead is gone"))
         else:
             step, number = str(record.get("step")), record.get("errno")
             answer.set_exception(SpawnFailed(step, number, str(record.get("message"))))
@@ -225,7 +227,7 @@ class Zygote:
             os.close(self._wake_write)
         for answer in waiting.values():
             if answer.set_running_or_notify_cancel():
-                answer.set_exception(ZygoteGone(why))
+                answer.set_exception(AskAgain(why))
 
 
 def _bury(pid: int, patience: float) -> None:

@@ -21,6 +21,7 @@ class Child:
         self.identity: object = None
         self.said = b""
         self.answered = False
+        self.built_ahead = False
         self._claim = Records(claim)
 
     def claim(self, record: dict[str, Any], trees: dict[str, Tree], descriptors: list[int]) -> None:

@@ -44,7 +44,7 @@ class Zygote:
         self.made = 0
         self.moved = False
         self.mounts = MountChanges()
-        self.last: Plan | None = None
+        self.last: tuple[object, ...] = ()
         self.wanted: Plan | None = None
         """Of which kind to build a place ahead."""
         self.ahead: Child | None = None
@@ -156,9 +156,6 @@ class Zygote:
                 self._claim(plan, step, record, place.given, descriptors)
             finally:
                 place.close_given()
-            if plan.confined and self.last is not None and plan.common == self.last.common:
-                self.wanted = plan
-            self.last = plan
         except (OSError, ValueError, TypeError) as error:
             number = error.errno if isinstance(error, OSError) else None
             self._answer(
@@ -229,6 +226,7 @@ class Zygote:
         self._discard()
         try:
             self.ahead = self._begin(wanted, Report(-1))
+            self.ahead.built_ahead = True
         except OSError:
             return
 
@@ -282,8 +280,11 @@ class Zygote:
         said = json.loads(first) if ended else {}
         if said.get("ok"):
             self._answer({"op": "spawned", "id": child.identity, "pid": child.pid})
+            if child.plan.confined and child.plan.common == self.last:
+                self.wanted = child.plan
+            self.last = child.plan.common
             return
-        said = said or SILENCE
+        said = said or {**SILENCE, "lost": child.built_ahead}
         self._answer({"op": "failed", "id": child.identity, **said})
         if not buried:
             os.kill(child.pid, signal.SIGKILL)
