@@ -231,21 +231,65 @@ def test_no_entrance_without_the_host_s_wish(start: Start) -> None:
 
 
 def test_the_worker_cannot_abuse_the_place_made_for_its_fork(start: Start, fork: ForkIt) -> None:
-    """Between the host's wish and the fork, and after it: the fork's init is out of reach."""
+    """After the fork, and before the next one that is prepared for: the first process of either is out of reach."""
     session = start()
     fork(session)
-    others = session.value("import os; answer = [n for n in os.listdir('/proc') if n.isdigit() and int(n) > 2]")
-    told = {number: session.value(f"answer = open('/proc/{number}/status').read()") for number in others}
-    numbers = {
-        n: next(row.split()[1:] for row in text.splitlines() if row.startswith("NSpid")) for n, text in told.items()
-    }
-    init_of_fork = [number for number, seen in numbers.items() if seen[1:] == ["1"]]
-    assert len(init_of_fork) == 1
-    for name in ("root", "fd", "cwd"):
-        assert session.run(f"os.listdir('/proc/{init_of_fork[0]}/{name}')")["errno"] in (EACCES, EPERM)
-    for name in ("mem", "ns/user", "ns/mnt", "environ"):
-        assert session.run(f"open('/proc/{init_of_fork[0]}/{name}', 'rb')")["errno"] in (EACCES, EPERM)
-    assert session.run(f"os.kill({init_of_fork[0]}, 9)")["errno"] == EPERM
+    for number in inits_of_forks(session, 2):
+        for name in ("root", "fd", "cwd"):
+            assert session.run(f"os.listdir('/proc/{number}/{name}')")["errno"] in (EACCES, EPERM)
+        for name in ("mem", "ns/user", "ns/mnt", "environ"):
+            assert session.run(f"open('/proc/{number}/{name}', 'rb')")["errno"] in (EACCES, EPERM)
+        assert session.run(f"os.kill({number}, 9)")["errno"] == EPERM
+
+
+def test_the_next_fork_finds_its_place_there(start: Start, fork: ForkIt) -> None:
+    session = start()
+    session.value("open('/tmp/then', 'w').write('then'); open('early', 'w').write('e')")
+    first = fork(session)
+    before = inits_of_forks(session, 2)
+    session.value("open('/tmp/now', 'w').write('now'); os.remove('early'); open('late', 'w').write('l'); lucky = 7")
+    second = fork(session)
+    assert set(before) < set(inits_of_forks(session, 3))
+    seen = "import os; answer = [sorted(os.listdir('/tmp')), os.listdir('.'), globals().get('lucky')]"
+    assert first.value(seen) == [["then"], ["early"], None]
+    assert second.value(seen) == [["now", "then"], ["late"], 7]
+
+
+def test_a_place_for_the_next_fork_that_is_killed_is_made_anew(start: Start, fork: ForkIt) -> None:
+    session = start()
+    fork(session)
+    for made in range(1, 4):
+        inits_of_forks(session, made + 1)
+        below = Path(f"/proc/{session.pid}/task/{session.pid}/children").read_text(encoding="ascii").split()
+        os.kill(max(int(number) for number in below if is_init(number)), signal.SIGKILL)
+        assert fork(session).value("answer = 6 * 7") == 42
+
+
+INITS = """
+import os
+answer = []
+for number in [name for name in os.listdir('/proc') if name.isdigit()]:
+    try:
+        rows = open(f'/proc/{number}/status').read().splitlines()
+    except OSError:
+        continue
+    if next(row.split()[2:] for row in rows if row.startswith('NSpid')) == ['1']:
+        answer.append(number)
+"""
+
+
+def inits_of_forks(session: Session, wanted: int) -> list[str]:
+    """The first processes of the forks below a session, once there are so many: the place of the next is one."""
+    end = time.monotonic() + 60
+    while len(found := session.value(INITS)) != wanted:
+        assert time.monotonic() < end, found
+        time.sleep(0.01)
+    return list(found)
+
+
+def is_init(number: str) -> bool:
+    rows = Path(f"/proc/{number}/status").read_text(encoding="ascii").splitlines()
+    return next(row.split()[-1] for row in rows if row.startswith("NSpid")) == "1"
 
 
 def test_lies_to_init_harm_only_the_liar(start: Start) -> None:
@@ -271,7 +315,8 @@ def test_a_family_leaves_nothing(start: Start, host: Host) -> None:
     for other in forks:
         other.close()
     end = time.monotonic() + 60
-    while len(session.value("import os; answer = [n for n in os.listdir('/proc') if n.isdigit()]")) > 2:
+    # Init, the worker, and the place of the next fork.
+    while len(session.value("import os; answer = [n for n in os.listdir('/proc') if n.isdigit()]")) > 3:
         assert time.monotonic() < end, "processes of closed forks are left"
     session.close()
     assert not os.path.exists(f"/proc/{session.pid}")

@@ -23,19 +23,14 @@ def check(plan: Plan) -> None:
         )
 
 
-def build(plan: Plan, folder: str, step: place.Step) -> None:
-    """Called in the fork's first process, in its new namespaces; ends with `folder` as the working directory."""
+def begin(plan: Plan, folder: str, step: place.Step) -> None:
+    """Called in the fork's first process, in its new namespaces: all that does not depend on when the fork is made."""
     step("make the fork's scratch space")
     syscalls.mount(None, "/", None, syscalls.MS_REC | syscalls.MS_PRIVATE)
     mounts.tmpfs(folder, size=1 << 20, files=1024, mode="700")
     mounts.tmpfs(folder + "/scratch", size=plan.limits.disk, files=plan.limits.files, mode="700")
-    step("copy the session's files")
     for name in place.WRITABLE:
         os.mkdir(f"{folder}/scratch/{name}", 0o755)
-        if name not in ("work", "home-work"):
-            copying.copy_tree(f"scratch/{name}", f"{folder}/scratch/{name}")
-    if os.path.isdir("kept"):
-        copying.copy_tree("kept/upper", f"{folder}/scratch/upper")
     for name in (place.LOWER, place.HOME_LOWER):
         if os.path.isdir(name):
             mounts.bind(name, f"{folder}/{name}", mounts.READ_ONLY)
@@ -43,6 +38,20 @@ def build(plan: Plan, folder: str, step: place.Step) -> None:
     os.mkdir(folder + "/proc")
     flags = syscalls.MS_NOSUID | syscalls.MS_NODEV | syscalls.MS_NOEXEC
     syscalls.mount("proc", folder + "/proc", "proc", flags)
+    step("mask the fork's /proc")
+    place.mask_proc(folder + "/proc", "/proc", "/dev/null")
+    flags = syscalls.MS_NOSUID | syscalls.MS_NOEXEC
+    syscalls.mount("devpts", "/dev/pts", "devpts", flags, "newinstance,ptmxmode=0666,mode=0620")
+
+
+def finish(plan: Plan, folder: str, step: place.Step) -> None:
+    """The session's files as they are now; ends with `folder` as the working directory."""
+    step("copy the session's files")
+    for name in place.WRITABLE:
+        if name not in ("work", "home-work"):
+            copying.copy_tree(f"scratch/{name}", f"{folder}/scratch/{name}")
+    if os.path.isdir("kept"):
+        copying.copy_tree("kept/upper", f"{folder}/scratch/upper")
     os.chdir(folder)
     _show(plan, step)
 
@@ -66,7 +75,3 @@ def _show(plan: Plan, step: place.Step) -> None:
         mounts.overlay("lower", "scratch/upper", "scratch/work", plan.workspace.at)
     for path, tree in above:
         tree.attach(path, 0)
-    step("mask the fork's /proc")
-    place.mask_proc("proc", "/proc", "/dev/null")
-    flags = syscalls.MS_NOSUID | syscalls.MS_NOEXEC
-    syscalls.mount("devpts", "/dev/pts", "devpts", flags, "newinstance,ptmxmode=0666,mode=0620")

@@ -20,21 +20,47 @@ if TYPE_CHECKING:
 
 
 class Fork:
-    """A forked session as its parent's init knows it."""
+    """A forked session as its parent's init knows it, or a place that waits for the next."""
 
-    def __init__(self, identity: object, pid: int, control: int, go: int) -> None:
-        self.identity, self.pid, self.go = identity, pid, go
-        self.control = Records(socket.socket(fileno=control))
-        self.folder = ""
-        self.namespaces: dict[str, int] = {}
+    def __init__(self, pid: int, folder: str, ends: Ends, doors: dict[str, int]) -> None:
+        self.pid, self.folder, self.go, self.namespaces = pid, folder, ends.go_write, doors
+        self.report, self.entrance = ends.report_read, ends.link_theirs
+        self.above = Records(ends.above_ours)
+        self.identity: object = None
+        self.control: Records | None = None
         self.worker: int | None = None
         self.filter_is_ours = False
+        self.built_ahead = False
+
+    def claim(self, identity: object, control: int) -> None:
+        """It is that of the fork which the host has asked for under this number."""
+        self.identity = identity
+        self.control = Records(socket.socket(fileno=os.dup(control)))
+        # Where it has just died, its end is heard of soon.
+        with contextlib.suppress(BrokenPipeError):
+            self.above.send({"op": "claim"}, [control])
 
     def is_abandoned(self) -> bool:
         """Whether the host has closed its end."""
+        if self.control is None:
+            return False
         look = select.poll()
         look.register(self.control.fileno(), 0)
         return any(event & select.POLLHUP for _, event in look.poll(0))
+
+    def tell(self, record: dict[str, Any], descriptors: list[int] | None = None) -> None:
+        """To the host, if it still wants to hear."""
+        if self.control is not None:
+            with contextlib.suppress(OSError):
+                self.control.send(record, descriptors)
+
+    def close(self) -> None:
+        """It has ended."""
+        os.close(self.go)
+        if self.control is not None:
+            self.control.close()
+        with contextlib.suppress(OSError):
+            os.rmdir(self.folder)
 
 
 class Ends:
@@ -53,11 +79,12 @@ class Forks:
         self.living: dict[int, Fork] = {}
         self.number = 0
         self.pending: Fork | None = None
-        self.report: int | None = None
-        self.entrance: socket.socket | None = None
         self.waiting: tuple[Link, int] | None = None
         """Who asked to enter before the place was ready."""
-        self.aboves: dict[int, tuple[Records, Fork]] = {}
+        self.aboves: dict[int, Fork] = {}
+        self.ahead: Fork | None = None
+        self.wants_ahead = False
+        """Who has forked once does so again: the next place is built while nothing else is to be done."""
 
     def begin(self, identity: object, descriptors: list[int]) -> None:
         """Prepare a place; the host hears fork_ready or fork_failed."""
@@ -70,16 +97,45 @@ class Forks:
                 raise forked_place.ForkImpossible("another fork of this session is being made")
             self._give_up()
             forked_place.check(self.init.plan)
-            self._make(identity, os.dup(descriptors[0]))
         except forked_place.ForkImpossible as refusal:
             self._failed(identity, {"step": "check", "errno": None, "message": str(refusal)})
-        except OSError as error:
-            self._failed(identity, {"step": "new namespaces", "errno": error.errno, "message": _explained(error)})
+        else:
+            self._claim(identity, descriptors[0])
 
     def _failed(self, identity: object, why: dict[str, Any]) -> None:
         self.init.tell({"op": "fork_failed", "id": identity, **why})
 
-    def _make(self, identity: object, control: int) -> None:
+    def _claim(self, identity: object, control: int) -> None:
+        self.wants_ahead = False
+        try:
+            fork, self.ahead = self.ahead or self._make(), None
+            self.living[fork.pid] = self.pending = fork
+            fork.claim(identity, control)
+        except OSError as error:
+            self._failed(identity, {"step": "new namespaces", "errno": error.errno, "message": _explained(error)})
+
+    def build_ahead(self) -> None:
+        """A place for the next fork; that there is none is no fault."""
+        self.wants_ahead = False
+        with contextlib.suppress(OSError):
+            self.ahead = self._make()
+            self.ahead.built_ahead = True
+
+    def discard(self) -> None:
+        """What was built ahead; it counts among the living until its end is heard of."""
+        self.wants_ahead = False
+        if self.ahead is not None:
+            os.kill(self.ahead.pid, signal.SIGKILL)
+            self._take_down()
+
+    def _take_down(self) -> None:
+        if self.ahead is not None:
+            self.living[self.ahead.pid] = self.ahead
+            self._shut(self.ahead)
+            self.ahead = None
+
+    def _make(self) -> Fork:
+        """A place that is being built, up to where it must be known when the fork is made."""
         self.number += 1
         folder = f"fork{self.number}"
         ends = Ends()
@@ -88,7 +144,7 @@ class Forks:
         try:
             pid = syscalls.fork_with(namespaces.flags(self.init.plan))
             if pid == 0:
-                self._live(ends, control, folder)
+                self._live(ends, folder)
             namespaces.write_maps(pid, self.init.plan.uid, (self.init.plan.uid, self.init.plan.uid))
             wanted = namespaces.flags(self.init.plan)
             doors = {name: _door(pid, name) for name, flag in permits.NAMES.items() if flag & wanted}
@@ -99,22 +155,22 @@ class Forks:
             ends.link_ours.close()
             ends.above_theirs.close()
         os.write(ends.go_write, b"g")
-        self.pending = self.living[pid] = Fork(identity, pid, control, ends.go_write)
-        self.pending.namespaces = doors
-        self.pending.folder = folder
-        self.report = ends.report_read
-        self.entrance = ends.link_theirs
-        self.aboves[ends.above_ours.fileno()] = (Records(ends.above_ours), self.pending)
-        self.init.poll.register(ends.report_read, select.POLLIN)
-        self.init.poll.register(ends.above_ours.fileno(), select.POLLIN)
+        fork = Fork(pid, folder, ends, doors)
+        self.aboves[fork.above.fileno()] = fork
+        self.init.poll.register(fork.report, select.POLLIN)
+        self.init.poll.register(fork.above.fileno(), select.POLLIN)
+        return fork
 
-    def _live(self, ends: Ends, control: int, folder: str) -> None:
+    def _live(self, ends: Ends, folder: str) -> None:
         """The whole life of the fork's init; never returns."""
         step = ["start"]
+
+        def at(name: str) -> None:
+            step[0] = name
+
         try:
             confine.usual_signals()
-            kept = {control, ends.go_read, ends.report_write, ends.link_ours.fileno(), ends.above_theirs.fileno()}
-            ours = (ends.link_ours, ends.above_theirs)
+            kept = {ends.go_read, ends.report_write, ends.link_ours.fileno(), ends.above_theirs.fileno()}
             confine.keep_only(kept)
             if os.read(ends.go_read, 1) != b"g":
                 os._exit(1)
@@ -125,12 +181,17 @@ class Forks:
                 syscalls.sethostname(plan.hostname)
             if "net" in plan.parts and not plan.network:
                 namespaces.raise_loopback()
-            forked_place.build(plan, folder, lambda name: step.__setitem__(0, name))
-            again = type(self.init)(plan, control, ends.go_read, self.init.start, Records(ours[1]))
+            forked_place.begin(plan, folder, at)
             gc.freeze()
+            above = Records(ends.above_theirs)
+            claim = above.receive()
+            if claim is None:
+                os._exit(1)
+            forked_place.finish(plan, folder, at)
+            again = type(self.init)(plan, claim[1][0], ends.go_read, self.init.start, above)
             os.write(ends.report_write, b"{}\n")
             os.close(ends.report_write)
-            again.serve(None, ours[0])
+            again.serve(None, ends.link_ours)
         except BaseException as error:  # noqa: BLE001 -- told to the init above, which tells the host
             number = error.errno if isinstance(error, OSError) else None
             said = {"step": step[0], "errno": number, "message": str(error) or type(error).__name__}
@@ -139,27 +200,34 @@ class Forks:
 
     def heard(self, source: int) -> None:
         """A fork's init reports, or asks on behalf of one further down."""
-        if source == self.report and self.pending is not None:
+        if self.ahead is not None and source == self.ahead.report:
+            self.discard()  # It could not be built, or is gone; the next fork will say why.
+        elif self.pending is not None and source == self.pending.report:
             said = os.read(source, 65536)
             if not said:
                 return
-            self.init.poll.unregister(source)
-            os.close(source)
-            self.report = None
+            self._close_report(self.pending)
             why = json.loads(said)
             if why:
                 self._failed(self.pending.identity, why)
                 self._give_up()
             else:
                 self.init.tell({"op": "fork_ready", "id": self.pending.identity})
-                if self.waiting is not None and self.entrance is not None:
+                if self.waiting is not None:
                     (link, pid), self.waiting = self.waiting, None
                     with contextlib.suppress(OSError):
-                        self._let_in(self.pending, self.entrance, link, pid)
+                        self._let_in(self.pending, link, pid)
         elif source in self.aboves:
-            self._relay(source, *self.aboves[source])
+            self._relay(source, self.aboves[source])
 
-    def _relay(self, source: int, line: Records, fork: Fork) -> None:
+    def _close_report(self, fork: Fork) -> None:
+        if fork.report >= 0:
+            self.init.poll.unregister(fork.report)
+            os.close(fork.report)
+            fork.report = -1
+
+    def _relay(self, source: int, fork: Fork) -> None:
+        line = fork.above
         try:
             alive = line.read()
             found = line.next() if alive else None
@@ -186,32 +254,31 @@ class Forks:
             (link, _), self.waiting = self.waiting, None
             with contextlib.suppress(OSError):
                 link.records.send({"op": "refused", "message": "no place for the fork could be made"})
-        if self.pending is not None:
-            for descriptor in self.pending.namespaces.values():
-                os.close(descriptor)
-            self.pending.namespaces = {}
-            self.pending = None
-        if self.entrance is not None:
-            self.entrance.close()
-            self.entrance = None
-        if self.report is not None:
-            self.init.poll.unregister(self.report)
-            os.close(self.report)
-            self.report = None
+        fork, self.pending = self.pending, None
+        if fork is not None:
+            self._shut(fork)
+
+    def _shut(self, fork: Fork) -> None:
+        """Nobody enters any more."""
+        for descriptor in fork.namespaces.values():
+            os.close(descriptor)
+        fork.namespaces = {}
+        fork.entrance.close()
+        self._close_report(fork)
 
     def asked(self, worker: Link, op: str, pid: int) -> None:
         """The worker wants to send a child into the place, and waits until that is ready; or a child has entered."""
-        if self.pending is None or self.entrance is None:
+        if self.pending is None:
             worker.records.send({"op": "refused", "message": "no place for a fork is ready"})
         elif op == "crossed":
             self._crossed(self.pending, pid)
             worker.records.send({"op": "noted"})
-        elif self.report is None:
-            self._let_in(self.pending, self.entrance, worker, pid)
+        elif self.pending.report < 0:
+            self._let_in(self.pending, worker, pid)
         else:
             self.waiting = worker, pid
 
-    def _let_in(self, fork: Fork, entrance: socket.socket, worker: Link, pid: int) -> None:
+    def _let_in(self, fork: Fork, worker: Link, pid: int) -> None:
         try:
             descriptor = syscalls.pidfd_open(pid)
         except OSError:
@@ -221,7 +288,8 @@ class Forks:
         self.init.permit(descriptor, here=worker.filter_is_ours)
         os.close(descriptor)
         flags = [permits.NAMES[name] for name in fork.namespaces]
-        worker.records.send({"op": "entering", "flags": flags}, [entrance.fileno(), *fork.namespaces.values()])
+        entrance = fork.entrance.fileno()
+        worker.records.send({"op": "entering", "flags": flags}, [entrance, *fork.namespaces.values()])
 
     def _crossed(self, fork: Fork, pid: int) -> None:
         try:
@@ -229,10 +297,10 @@ class Forks:
         except OSError:
             return  # dead already, as its own init will say
         fork.worker = pid
-        with contextlib.suppress(OSError):
-            fork.control.send({"op": "worker", "pid": pid}, [descriptor])
+        fork.tell({"op": "worker", "pid": pid}, [descriptor])
         os.close(descriptor)
         self._settled()
+        self.wants_ahead = True
 
     def buried(self, pid: int, status: int) -> None:
         """A child of init ended: perhaps a fork's worker, which is ours to reap, or a fork's init."""
@@ -240,21 +308,25 @@ class Forks:
             if fork.worker == pid:
                 fork.worker = None
                 # Where the host has closed this fork, its own init knows, and may be waiting for forks of its own.
-                with contextlib.suppress(OSError):
-                    fork.control.send({"op": "exited", "pid": pid, "status": status})
+                fork.tell({"op": "exited", "pid": pid, "status": status})
                 # From here on only the fork's own init speaks to the host, which sees by its end that it is closed.
-                fork.control.close()
+                if fork.control is not None:
+                    fork.control.close()
+                    fork.control = None
+        if self.ahead is not None and self.ahead.pid == pid:
+            self._take_down()
         gone = self.living.pop(pid, None)
         if gone is None:
             return
-        os.close(gone.go)
-        gone.control.close()
-        with contextlib.suppress(OSError):
-            os.rmdir(gone.folder)
-        if gone is self.pending:
-            if self.report is not None:
+        if gone is self.pending and gone.report >= 0 and gone.built_ahead and gone.control is not None:
+            # It had died before it was claimed, or just then; nobody has entered it.
+            self._shut(gone)
+            self._claim(gone.identity, gone.control.fileno())
+        elif gone is self.pending:
+            if gone.report >= 0:
                 self._failed(gone.identity, SILENCE)
             self._settled()
+        gone.close()
         if not self.living and self.init.control is None:
             os._exit(0)
 

@@ -18,6 +18,8 @@ from .report import Report, heard
 
 MOST_WORKERS = 64
 LARGEST_FROM_WORKER = 1 << 16
+QUIET = 0.005
+"""Seconds without anything to do, after which the next fork's place is built."""
 StartWorker = Callable[["list[int]", Report], "tuple[int, socket.socket]"]
 
 
@@ -64,7 +66,10 @@ class Init:
         self._reap()
         while True:
             # The host first: a worker that wants to enter a fork's place was told after we were told to make it.
-            for source, _ in sorted(self.poll.poll(), key=self._comes_later):
+            events = self.poll.poll(QUIET * 1000 if self.forks.wants_ahead else None)
+            if not events:
+                self.forks.build_ahead()
+            for source, _ in sorted(events, key=self._comes_later):
                 self._heard(source)
 
     def _comes_later(self, event: tuple[int, int]) -> bool:
@@ -132,6 +137,7 @@ class Init:
             ending.kill_descendants()
         if not self.forks.living:
             os._exit(0)
+        self.forks.discard()
         if self.control is not None:
             self.poll.unregister(self.control.fileno())
             ending.kill_own_processes()
