@@ -24,8 +24,6 @@ from carrel.execution.executor import (
     CommandEnded,
     CommandResult,
     ExecutionResult,
-    FileChange,
-    FileEntry,
     FilePath,
     Handler,
     OnOutput,
@@ -39,6 +37,7 @@ from carrel.execution.packages import Packages, in_process_packages
 from carrel.execution.settings import InProcessConfig, settings_of
 from carrel.execution.streaming import Streaming, streamed
 from carrel.execution.uv_program import has_uv
+from carrel.execution.workspace_files import WorkspaceFiles
 from carrel.worker import files, values
 from carrel.worker.asking import encoded
 from carrel.worker.host_errors import raised
@@ -48,7 +47,7 @@ _LOOK = 0.02
 """Seconds after which code that waits for the host looks whether it was interrupted."""
 
 
-class InProcessExecutor:
+class InProcessExecutor(WorkspaceFiles):
     """See `Executor` for what is promised, and `supported_capabilities` for how little of it is isolation.
 
     Code that will not be interrupted (a C function that does not return) is left behind in its thread. What code
@@ -57,12 +56,12 @@ class InProcessExecutor:
     """
 
     def __init__(self, config: InProcessConfig | None = None, *, handlers: dict[str, Handler] | None = None) -> None:
+        super().__init__()
         self.config = settings_of(self, InProcessConfig, config)
         self.handlers: dict[str, Handler] = handlers if handlers is not None else {}
         self._turn = asyncio.Lock()
         self._thread: CodeThread | None = None
         self._home = Path()
-        self._before: file_changes.Before = file_changes.Empty()
         self._own_home: Path | None = None
         self._answer: asyncio.Future[Record] | None = None
         self._stop: Stop | None = None
@@ -353,26 +352,6 @@ class InProcessExecutor:
         async with self._turn:
             await self._started()
             return await self._commands.kill(number)
-
-    async def read_file(self, path: FilePath) -> bytes:
-        return await requests.read_file(self._ask, path)
-
-    async def write_file(self, path: FilePath, data: bytes | str) -> None:
-        await requests.write_file(self._ask, path, data)
-
-    async def list_files(self, path: FilePath = ".") -> list[FileEntry]:
-        return await requests.list_files(self._ask, path)
-
-    async def str_replace(self, path: FilePath, old: str, new: str) -> None:
-        await requests.str_replace(self._ask, path, old, new)
-
-    async def changed_files(self) -> list[FileChange]:
-        now = await self._seen()
-        return await file_changes.changes(self._before, now, self.read_file)
-
-    async def diff(self) -> str:
-        now = await self._seen()
-        return await file_changes.unified(self._before, now, self.read_file)
 
     async def _seen(self) -> file_changes.Tree:
         await self.start()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self
@@ -16,8 +16,6 @@ from carrel.execution.endings import WorkerDied
 from carrel.execution.executor import (
     CommandResult,
     ExecutionResult,
-    FileChange,
-    FileEntry,
     FilePath,
     Handler,
     OnOutput,
@@ -30,23 +28,24 @@ from carrel.execution.outcome import Stop, closed_result, failed_result, finishe
 from carrel.execution.packages import Packages
 from carrel.execution.settings import PlaceSettings
 from carrel.execution.streaming import Streaming, streamed
+from carrel.execution.workspace_files import WorkspaceFiles
 from carrel.worker.line import LineBroken
 
 WENT_BACK = "the session's Python ended after the run before this one, whose changes to the variables are gone"
 
 
-class WorkerExecutor(ABC):
+class WorkerExecutor(WorkspaceFiles):
     """See `Executor` for what is promised."""
 
     config: PlaceSettings
 
     def __init__(self, handlers: dict[str, Handler] | None = None) -> None:
+        super().__init__()
         self.handlers: dict[str, Handler] = handlers if handlers is not None else {}
         self._turn = asyncio.Lock()
         self._session: LiveSession | None = None
         self._packages: Packages | None = None
         self._making = asyncio.Lock()
-        self._before: file_changes.Before = file_changes.Empty()
         self._stop: Stop | None = None
         self._went_back = False
         """Whether the next run is to be told that what the last one did to the variables is gone."""
@@ -273,26 +272,6 @@ class WorkerExecutor(ABC):
 
     async def kill(self, pid: int) -> bool:
         return await requests.kill(self._ask, pid)
-
-    async def read_file(self, path: FilePath) -> bytes:
-        return await requests.read_file(self._ask, path)
-
-    async def write_file(self, path: FilePath, data: bytes | str) -> None:
-        await requests.write_file(self._ask, path, data)
-
-    async def list_files(self, path: FilePath = ".") -> list[FileEntry]:
-        return await requests.list_files(self._ask, path)
-
-    async def str_replace(self, path: FilePath, old: str, new: str) -> None:
-        await requests.str_replace(self._ask, path, old, new)
-
-    async def changed_files(self) -> list[FileChange]:
-        now = await self._seen()
-        return await file_changes.changes(self._before, now, self.read_file)
-
-    async def diff(self) -> str:
-        now = await self._seen()
-        return await file_changes.unified(self._before, now, self.read_file)
 
     async def _seen(self) -> file_changes.Tree:
         await self.start()

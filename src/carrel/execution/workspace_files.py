@@ -1,0 +1,44 @@
+"""The files of an executor's workspace, the same way for every kind: asked of whoever is at them."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+
+from carrel.execution import file_changes, requests
+from carrel.execution.executor import FileChange, FileEntry, FilePath
+from carrel.execution.host_line import Record
+
+
+class WorkspaceFiles(ABC):
+    """What `Executor` promises of files; each kind says how it asks and how it looks at all of them."""
+
+    def __init__(self) -> None:
+        self._before: file_changes.Before = file_changes.Empty()
+
+    @abstractmethod
+    async def _ask(self, record: Record) -> Record:
+        """One request, in its turn."""
+
+    @abstractmethod
+    async def _seen(self) -> file_changes.Tree:
+        """All files as they are now."""
+
+    async def read_file(self, path: FilePath) -> bytes:
+        return await requests.read_file(self._ask, path)
+
+    async def write_file(self, path: FilePath, data: bytes | str) -> None:
+        await requests.write_file(self._ask, path, data)
+
+    async def list_files(self, path: FilePath = ".") -> list[FileEntry]:
+        return await requests.list_files(self._ask, path)
+
+    async def str_replace(self, path: FilePath, old: str, new: str) -> None:
+        await requests.str_replace(self._ask, path, old, new)
+
+    async def changed_files(self) -> list[FileChange]:
+        now = await self._seen()
+        return await file_changes.changes(self._before, now, self.read_file)
+
+    async def diff(self) -> str:
+        now = await self._seen()
+        return await file_changes.unified(self._before, now, self.read_file)
