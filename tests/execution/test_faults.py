@@ -310,11 +310,14 @@ def test_a_host_whose_own_folder_is_the_workspace_below_tmp(tmp_path: Path) -> N
 
 HOST = """
 import asyncio, sys
-from carrel.execution.settings import SubprocessConfig
+from carrel.execution.settings import Limits, SubprocessConfig
 from carrel.execution.subprocess_executor import SubprocessExecutor
+from carrel.sandbox.probe import probe
 async def main():
     modes = ["required"] * 14 + ["off"] * 6
-    executors = [SubprocessExecutor(SubprocessConfig(sandbox=mode)) for mode in modes]
+    held = any(part.name == "memory" and part.in_force for part in probe())
+    limits = {"required": Limits(memory="4GiB" if held else None), "off": Limits()}
+    executors = [SubprocessExecutor(SubprocessConfig(sandbox=mode, limits=limits[mode])) for mode in modes]
     await asyncio.gather(*(one.start() for one in executors))
     code = "import os\\nos.system('sleep 300 &')\\nprint('on', flush=True)\\nwhile True: pass"
     runs = [one.stream(code, timeout=600) for one in executors]
@@ -334,7 +337,7 @@ def test_the_host_is_killed_while_twenty_sessions_run(tmp_path: Path) -> None:
     assert host.stdout.readline() == "ready\n"
     processes = descendants(host.pid)
     assert len(processes) > 60
-    assert groups_of(set(processes)) or not any(part.name == "pids" and part.in_force for part in probe())
+    assert groups_of(set(processes)) or not any(part.name == "memory" and part.in_force for part in probe())
     assert any(tmp_path.iterdir())
     host.kill()
     host.wait()

@@ -10,6 +10,7 @@ from __future__ import annotations
 import fcntl
 import os
 import random
+import re
 import signal
 import socket
 import struct
@@ -35,6 +36,12 @@ def flags(plan: Plan) -> int:
     if "net" in plan.parts and not plan.network:
         wanted |= syscalls.CLONE_NEWNET
     return wanted
+
+
+def count_processes() -> bool:
+    """Whether the kernel counts a user's processes in each user namespace apart, as it does since Linux 5.14."""
+    first, second = re.findall(r"\d+", os.uname().release)[:2]
+    return (int(first), int(second)) >= (5, 14)
 
 
 def outer_ids() -> tuple[int, int]:

@@ -26,12 +26,12 @@ WHAT = {
     "sockets": "no signals and no abstract sockets beyond the session, also with the network on (Landlock 6)",
     "fork": "live forks of a session",
     "memory": "a limit on the memory of the whole session (cgroup)",
-    "pids": "a limit on the processes of the whole session (cgroup)",
+    "pids": "a limit on the processes of the whole session (user namespace, or cgroup)",
     "cpu": "a share of the processors (cgroup)",
 }
 INSTEAD = {
     "memory": "; without it each process is limited, not their sum",
-    "pids": "; without it the kernel counts per user namespace, which does as well",
+    "pids": "; Linux 5.14 and newer count them in each user namespace",
     "cpu": "; without it processors are shared as among all programs",
 }
 

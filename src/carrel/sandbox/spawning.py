@@ -5,6 +5,7 @@ From the second session of a kind on, the place of the next one is built ahead, 
 
 from __future__ import annotations
 
+import dataclasses
 import gc
 import importlib
 import json
@@ -246,11 +247,20 @@ class Zygote:
         return child
 
     def _group(self, plan: Plan) -> cgroups.Group | None:
-        """Groups for the limits that were asked for, where this machine lets us make them."""
-        if "cgroup" not in plan.parts or not self.trees:
+        """Groups for the limits that were asked for, where this machine lets us make them.
+
+        None for the number of processes alone where the session's own limit does as well: to enter a group takes longer
+        than all else in a start."""
+        if "cgroup" not in plan.parts:
+            return None
+        limits = plan.limits
+        if plan.confined and namespaces.count_processes():
+            limits = dataclasses.replace(limits, processes=None)
+        wanted = cgroups.settings(limits, 2).keys() & self.trees.keys()
+        if not wanted:
             return None
         self.made += 1
-        group = cgroups.Group(cgroups.name_for(self.made), plan.limits, self.trees)
+        group = cgroups.Group(cgroups.name_for(self.made), limits, self.trees)
         plan.held = frozenset(group.controllers)
         return group
 

@@ -145,7 +145,10 @@ def everything() -> dict[str, Any]:
     parts = {name: in_child(flags, attempt) for name, (flags, attempt) in ATTEMPTS.items()}
     known = landlock.version()
     parts["sockets"] = None if known >= 6 else f"version {known} of Landlock cannot do it; 6 can"
-    return {"parts": parts, "cgroups": groups()}
+    held = groups()
+    if parts["user"] is None and namespaces.count_processes():
+        held["pids"] = None
+    return {"parts": parts, "cgroups": held}
 
 
 def main() -> None:
