@@ -124,12 +124,21 @@ def resident_bytes() -> int:
         return int(table.read().split()[1]) * os.sysconf("SC_PAGESIZE")
 
 
+class Crossing:
+    """What a frozen fork needs to become a live one: line, stdout and stderr, and where to tell how it went."""
+
+    def __init__(self, fds: list[int]) -> None:
+        *self.ends, self.said = fds
+
+
 class Frozen:
     """The one frozen fork that is kept; making the next ends the one before."""
 
     def __init__(self, ceiling: int) -> None:
         self._ceiling = ceiling
         self._pid = 0
+        self._door: socket.socket | None = None
+        """To tell it something; the host has the same."""
         self._dying: list[int] = []
         self._foreign: set[int] = set()
 
@@ -146,14 +155,15 @@ class Frozen:
         except (OSError, ValueError, IndexError) as problem:
             return f"the session's Python cannot be looked at: {problem}"
 
-    def make(self, line: Line, covers: object) -> Line | str | None:
+    def make(self, line: Line, covers: object) -> Line | Crossing | str | None:
         """Fork. In the parent: hand the host the fork's line, None; or the reason why it could not be.
 
-        In the fork: its own line, once it is woken.
+        In the fork: its own line, once it is woken; or with what it is to be a live fork.
         """
         here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        before = () if self._door is None else (self._door.fileno(),)
         try:
-            pid = fork_asleep(there.fileno(), (here.fileno(), line.fileno()))
+            pid = fork_asleep(there.fileno(), (here.fileno(), line.fileno(), *before))
         except OSError as problem:
             here.close()
             there.close()
@@ -161,6 +171,8 @@ class Frozen:
         if pid == 0:
             here.detach()
             line.socket.detach()
+            if self._door is not None:
+                self._door.detach()
             return self._woken(Line(there))
         there.close()
         # Some libraries end their threads before a fork and make them again after it; whatever is left does not.
@@ -174,28 +186,54 @@ class Frozen:
             line.send({"op": "frozen", "pid": pid, "covers": covers}, (here.fileno(), *watched))
         except TooManySent as problem:
             self._end(pid)
+            here.close()
             return f"the host could not be given one: {problem.strerror}"
         finally:
-            here.close()
             for fd in watched:
                 os.close(fd)
         # Only now: whoever is killed in between leaves the older one.
         self.drop()
-        self._pid = pid
+        self._pid, self._door = pid, here
         return None
 
-    def _woken(self, line: Line) -> Line:
+    def _woken(self, line: Line) -> Line | Crossing:
         try:
-            record, _ = line.read()
+            record, fds = line.read()
         except LineBroken:
             os._exit(0)
+        if record.get("op") == "cross" and len(fds) == 4:
+            line.close()
+            return Crossing(fds)
         if record.get("op") != "wake":
             os._exit(0)
         return line
 
+    def send_across(self, fds: list[int], said: int) -> bool:
+        """Let the one that is kept be the child between of a live fork: it is there already. False when there is none.
+
+        It ends with that; the next has to be made."""
+        if not self._pid or self._door is None or not _sleeps(self._pid):
+            return False
+        try:
+            Line(self._door).send({"op": "cross"}, (*fds, said))
+        except (LineBroken, OSError):
+            return False
+        finally:
+            self._door.close()
+            self._door = None
+        self._dying.append(self._pid)
+        self._pid = 0
+        return True
+
+    def descriptors(self) -> set[int]:
+        return set() if self._door is None else {self._door.fileno()}
+
     def drop(self) -> None:
         """End the frozen fork that is there, without waiting for its end."""
         pid, self._pid = self._pid, 0
+        if self._door is not None:
+            self._door.close()
+            self._door = None
         if pid:
             self._end(pid)
 
@@ -222,6 +260,18 @@ class Frozen:
         """In a fork: the frozen ones belong to the parent."""
         self._pid = 0
         self._dying = []
+        if self._door is not None:
+            self._door.close()
+            self._door = None
+
+
+def _sleeps(pid: int) -> bool:
+    """As it should; code may have stopped or ended it."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            return file.read().rpartition(b")")[2].split()[0] == b"S"
+    except OSError:
+        return False
 
 
 def _watched(pid: int) -> tuple[int, ...]:

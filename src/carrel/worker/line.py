@@ -90,7 +90,8 @@ class Line:
                 if fds:
                     ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))]
                     data = data[self.socket.sendmsg([data], ancillary) :]
-                self.socket.sendall(data)
+                if data:  # Nothing is also sent, and fails where the other end has read all and gone.
+                    self.socket.sendall(data)
             except OSError as problem:
                 if problem.errno == errno.ETOOMANYREFS:
                     raise TooManySent(problem.errno, problem.strerror) from None

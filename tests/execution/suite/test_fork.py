@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 
 import pytest
 
@@ -60,6 +61,49 @@ async def test_forks_of_forks_and_many_of_one(executor: Executor) -> None:
         assert [r.value for r in await asyncio.gather(*(one.run("x") for one in line))] == [0, 1, 2, 3, 4, 0, 0, 0, 0]
     finally:
         await asyncio.gather(*(one.close() for one in line))
+
+
+@pytest.mark.promise("forks")
+async def test_forks_and_crashes_in_turn_at_any_moment(executor: Executor) -> None:
+    """Whether a frozen fork is there already or not: it becomes the live one, and another is kept in its place."""
+    for number in range(12):
+        await executor.run(f"x = {number}\ny = len(str(x))")
+        await asyncio.sleep((0, 0.001, 0.002, 0.05)[number % 4])
+        fork = await executor.fork()
+        try:
+            assert (await fork.run("x")).value == number
+            assert (await fork.run("import os; os._exit(1)")).state == "restored"
+            assert (await fork.run("x")).value == number
+        finally:
+            await fork.close()
+        if number % 3 == 0:
+            assert (await executor.run("import os; os._exit(1)")).state == "restored"
+        assert (await executor.run("x")).value == number
+
+
+OTHERS = """
+import os, signal, sys
+for name in os.listdir("/proc"):
+    if name.isdigit() and name not in ("1", str(os.getpid()), str(os.getppid()), sys.argv[1]):
+        try:
+            os.kill(int(name), int(sys.argv[2]))
+        except OSError:
+            pass
+"""
+
+
+@pytest.mark.promise("forks")
+@pytest.mark.parametrize("number", [signal.SIGSTOP, signal.SIGKILL])
+async def test_code_that_has_stopped_its_frozen_fork_is_forked_all_the_same(executor: Executor, number: int) -> None:
+    worker = (await executor.run("import os; x = 5; os.getpid()")).value
+    await executor.write_file("others.py", OTHERS)
+    await asyncio.sleep(0.2)
+    # A command, since a run would be followed by another frozen fork.
+    done = await executor.exec(f"python3 others.py {worker} {int(number)}")
+    assert (done.exit_code, done.stderr) == (0, "")
+    fork = await executor.fork()
+    assert (await fork.run("x")).value == 5
+    await fork.close()
 
 
 @pytest.mark.promise("forks")
