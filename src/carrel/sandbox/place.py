@@ -67,7 +67,7 @@ class Place:
         self.links: dict[str, str] = {}
 
     def uncover(self) -> None:
-        """Our root, half built, covers a folder of the host; if something in or above that was given, it is put aside."""
+        """Our root, half built, covers a folder of the host; where that is part of what was given, it is put aside."""
         wanted = [os.path.realpath(path) for path in self._wanted().values()]
         if any(is_in(path, self.root) or is_in(self.root, path) for path in wanted):
             self.step("put the new root aside")
