@@ -77,6 +77,16 @@ def test_files_are_there_and_apart(start: Start, fork: ForkIt, folder: Path, hos
     assert other.value("answer = os.path.exists('only-here')") is False
 
 
+def test_random_numbers_are_others_in_a_fork(start: Start, fork: ForkIt) -> None:
+    session = start()
+    numbers = "import random, secrets, ssl; answer = [random.random(), secrets.token_hex(), ssl.RAND_bytes(16).hex()]"
+    session.value(numbers)
+    family = [session, fork(session), fork(session)]
+    family.append(fork(family[-1]))
+    drawn = [member.value(numbers) for member in family]
+    assert [len(set(kind)) for kind in zip(*drawn, strict=True)] == [4, 4, 4]
+
+
 def test_a_fork_sees_only_its_own_processes(start: Start, fork: ForkIt) -> None:
     session = start()
     session.value("import subprocess; p = subprocess.Popen(['sleep', '1000'])")
