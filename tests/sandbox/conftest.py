@@ -42,12 +42,12 @@ class Host:
         return session
 
 
-def waiting_place(host: Host) -> int:
+def waiting_place(host: Host, **settings: Any) -> int:
     """Start sessions until a place is built ahead; its first process."""
     end = time.monotonic() + 60
     children = Path(f"/proc/{host.zygote.pid}/task/{host.zygote.pid}/children")
     while True:
-        session = host.session()
+        session = host.session(**settings)
         pause = time.monotonic() + 1
         while time.monotonic() < pause:
             found = set(children.read_text(encoding="ascii").split()) - host.pids

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
 import signal
 import subprocess
+import sys
+import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from tests.sandbox.conftest import Host, waiting_place
-from tests.sandbox.host import Refused, Session
+from tests.sandbox.host import Refused, Session, wait_gone
 
 
 @pytest.fixture
@@ -62,18 +66,44 @@ def test_a_session_of_another_kind_gets_another_place(
     assert start().pid == ahead
 
 
-def test_one_that_is_killed_is_not_given_to_anybody(host: Host, ahead: int, start: Callable[..., Session]) -> None:
-    os.kill(ahead, signal.SIGKILL)
-    lost: dict[str, object] = {"lost": True}
-    try:
-        session = start()
-    except Refused as refused:
-        # Claimed in the moment of its death: the host is told to ask again.
-        lost = refused.answer
-        session = start()
-    assert lost["lost"] is True
+@pytest.mark.parametrize("at_once", [True, False])
+@pytest.mark.parametrize("who", ["init", "worker"])
+def test_one_that_is_killed_is_not_given_to_anybody(
+    host: Host, ahead: int, start: Callable[..., Session], who: str, at_once: bool
+) -> None:
+    killed = ahead if who == "init" else worker_of(ahead)
+    if at_once:
+        # The zygote hears of the death and of the wish for a session in the same moment.
+        os.kill(host.zygote.pid, signal.SIGSTOP)
+        threading.Timer(0.3, os.kill, (host.zygote.pid, signal.SIGCONT)).start()
+    os.kill(killed, signal.SIGKILL)
+    session = start_as_host_does(start)
     assert session.pid != ahead
     assert session.value("answer = 6 * 7") == 42
+    assert start_as_host_does(start, hostname="another").value("answer = 6 * 7") == 42
+
+
+def test_one_whose_worker_died_is_replaced(host: Host, ahead: int) -> None:
+    os.kill(worker_of(ahead), signal.SIGKILL)
+    wait_gone(ahead)
+    assert waiting_place(host) != ahead
+
+
+@pytest.mark.parametrize("who", ["init", "worker"])
+def test_whenever_it_is_killed_the_next_session_starts(host: Host, start: Callable[..., Session], who: str) -> None:
+    """Also in the middle of its building, or while it is being given away."""
+    many = [{"source": "/usr", "at": f"/data/{number}"} for number in range(20)]
+    for number in range(40):
+        place = waiting_place(host)
+        victim = place if who == "init" else worker_of(place)
+        threading.Timer(number / 20_000, kill_if_there, (victim,)).start()
+        try:
+            session = start_as_host_does(host.session, mounts=many)
+        except json.JSONDecodeError:
+            continue  # It was killed when it had just begun.
+        session.run("answer = 1")
+        session.close()
+    assert host.session().value("answer = 6 * 7") == 42
 
 
 def test_it_goes_with_the_zygote(ahead: int) -> None:
@@ -90,27 +120,72 @@ def test_it_goes_with_the_zygote(ahead: int) -> None:
 
 
 @pytest.fixture
-def mounted(folder: Path) -> Iterator[Callable[[], Path]]:
-    """A mount that the host makes in the middle of the test."""
+def mount(host: Host, folder: Path) -> Callable[[], None]:
+    """What the host mounts in the middle of the test, where its zygote sees it."""
     if os.geteuid() != 0:
         pytest.skip("only root can mount here")
+    (folder / "new").mkdir()
+    (folder / "old").mkdir()
+    (folder / "new" / "new.txt").write_text("new")
+    mounting = ["mount", "--bind", str(folder / "new"), str(folder / "old")]
+    command = ["nsenter", f"--mount=/proc/{host.zygote.pid}/ns/mnt", *mounting]
 
-    def mount() -> Path:
-        subprocess.run(["mount", "-t", "tmpfs", "-o", "mode=755", "of-the-host", str(folder)], check=True)
-        (folder / "new.txt").write_text("new")
-        return folder
+    def make() -> None:
+        subprocess.run(command, check=True)
 
-    yield mount
-    subprocess.run(["umount", str(folder)], check=True)
+    return make
 
 
 def test_mounts_made_since_are_seen(
-    host: Host, ahead: int, mounted: Callable[[], Path], start: Callable[..., Session]
+    ahead: int, mount: Callable[[], None], start: Callable[..., Session], folder: Path
 ) -> None:
-    place = str(mounted())
-    session = start(mounts=[{"source": place, "at": "/data", "mode": "ro"}])
+    mount()
+    session = start(mounts=[{"source": str(folder / "old"), "at": "/data", "mode": "ro"}])
     assert session.pid != ahead
     assert session.value("answer = open('/data/new.txt').read()") == "new"
+
+
+OF_THE_NETWORK = """
+import os, sys
+from tests.sandbox.conftest import Host, waiting_place
+host = Host({user!r})
+found = []
+for name in ("first", "second"):
+    for path, text in (("/etc/resolv.conf", "search {{}}.example"), ("/etc/ld.so.cache", "{{}}")):
+        with open(path + "~", "w") as file:
+            file.write(text.format(name))
+        os.chmod(path + "~", 0o644)
+        os.rename(path + "~", path)
+    session = host.session(network=True)
+    found += session.value("answer = [open('/etc/resolv.conf').read(), open('/etc/ld.so.cache').read()]")
+    waiting_place(host, network=True)
+print(*found)
+"""
+
+
+def test_files_of_the_host_that_were_replaced_since(host: Host) -> None:
+    """In a place where nobody minds: /etc of this test alone."""
+    if os.geteuid() != 0:
+        pytest.skip("only root can have an /etc for itself here")
+    own = "mount -t tmpfs none /mnt && mkdir /mnt/u /mnt/w"
+    own += " && mount -t overlay none -o lowerdir=/etc,upperdir=/mnt/u,workdir=/mnt/w /etc"
+    command = ["unshare", "-m", "sh", "-c", f'{own} && exec "$0" -c "$1"', sys.executable]
+    here = Path(__file__).parents[2]
+    done = subprocess.run(
+        [*command, OF_THE_NETWORK.format(user=host.user)], cwd=here, capture_output=True, text=True, check=False
+    )
+    assert done.stdout.split() == ["search", "first.example", "first", "search", "second.example", "second"], done
+
+
+def test_the_whole_file_system_is_given_without_what_is_half_built(
+    ahead: int, start: Callable[..., Session], host: Host
+) -> None:
+    session = start(mounts=[{"source": "/", "at": "/data", "mode": "ro"}])
+    assert session.pid == ahead
+    assert "usr" in session.value("import os; answer = os.listdir('/data')")
+    # With root it is one mount, without those below it.
+    expected = sorted(os.listdir("/sys")) if host.user is not None or os.geteuid() else []
+    assert session.value("answer = sorted(os.listdir('/data/sys'))") == expected
 
 
 @pytest.mark.parametrize("source", ["/sys/kernel", "/tmp", "/usr/share"])
@@ -119,9 +194,52 @@ def test_a_folder_that_the_half_built_root_could_cover(start: Callable[..., Sess
     assert session.value("import os; answer = sorted(os.listdir('/data'))") == sorted(os.listdir(source))
 
 
+def test_its_processes_hold_no_more_than_they_need(ahead: int, start: Callable[..., Session]) -> None:
+    """Nothing of the zygote's, of other sessions or of the groups."""
+    for session in (start(), start(hostname="other")):
+        worker = worker_of(session.pid)
+        assert held_by(worker) == ["socket", "socket"]
+        assert Path(f"/proc/{worker}/oom_score_adj").read_text(encoding="ascii") == "500\n"
+        # Two ends of the wake-up pipe, what the zygote's death closes, the host, the worker, the filter's questions.
+        end = time.monotonic() + 60
+        while held_by(session.pid) != ["anon_inode", "pipe", "pipe", "pipe", "socket", "socket"]:
+            assert time.monotonic() < end, held_by(session.pid)
+            time.sleep(0.01)
+
+
+def held_by(pid: int) -> list[str]:
+    """The kinds of what a process has open beyond its standard streams."""
+    names = [name for name in os.listdir(f"/proc/{pid}/fd") if int(name) > 2]
+    return sorted(os.readlink(f"/proc/{pid}/fd/{name}").partition(":")[0] for name in names)
+
+
 def children(host: Host) -> list[str]:
     pid = host.zygote.pid
     return Path(f"/proc/{pid}/task/{pid}/children").read_text(encoding="ascii").split()
+
+
+def worker_of(init: int) -> int:
+    """Which is started while the place is being built."""
+    end = time.monotonic() + 60
+    while not (found := Path(f"/proc/{init}/task/{init}/children").read_text(encoding="ascii").split()):
+        assert time.monotonic() < end, "no worker"
+        time.sleep(0.002)
+    return int(found[0])
+
+
+def kill_if_there(pid: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)
+
+
+def start_as_host_does(start: Callable[..., Session], **settings: object) -> Session:
+    """A place that was claimed in the moment of its death is said to be lost: then another is asked for."""
+    try:
+        return start(**settings)
+    except Refused as refused:
+        if not refused.answer.get("lost"):
+            raise
+        return start(**settings)
 
 
 def hostname(pid: int) -> str:

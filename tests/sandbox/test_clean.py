@@ -129,7 +129,7 @@ def test_many_sessions_leak_nothing(host: Host) -> None:
 
     def state() -> tuple[int, int, int]:
         # Where a session's mounts are made; elsewhere other programs may mount meanwhile.
-        rows = Path("/proc/self/mountinfo").read_text(encoding="utf-8").splitlines()
+        rows = Path(f"/proc/{host.zygote.pid}/mountinfo").read_text(encoding="utf-8").splitlines()
         places = [row.split()[4] for row in rows]
         mounts = [
             place for place in places if place in ("/sys", "/tmp", "/run", "/var", "/mnt", "/usr") or ".carrel" in place
@@ -205,10 +205,14 @@ def test_what_one_session_was_given_is_not_in_the_memory_of_the_next(host: Host)
     first = host.session(env={"TOKEN": "secret-of-FIRST;" * 20})
     second = host.session(env={"TOKEN": "secret-of-SECOND"})
     third = host.session()
+    waiting = waiting_place(host)
+    fourth = host.session(env={"TOKEN": "secret-of-FOURTH"})
     try:
         assert first.value("import os; answer = os.environ['TOKEN']") == "secret-of-FIRST;" * 20
         assert second.value(LOOK_FOR) == ["secret-of-SECOND"]
         assert third.value(LOOK_FOR) == []
+        assert fourth.pid == waiting
+        assert fourth.value(LOOK_FOR) == ["secret-of-FOURTH"]
     finally:
-        for session in (first, second, third):
+        for session in (first, second, third, fourth):
             session.close()

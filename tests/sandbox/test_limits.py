@@ -121,7 +121,7 @@ def test_zombies_are_reaped(start: Callable[..., Session]) -> None:
 def test_the_files_of_a_group(version: int) -> None:
     wanted = cgroups.settings(Limits(memory=64 * MIB, cpus=0.5, processes=10), version)
     first = {controller: next(iter(files.items())) for controller, files in wanted.items()}
-    assert first["pids"] == ("pids.max", "12")
+    assert first["pids"] == ("pids.max", "13")
     assert first["memory"] == (("memory.max" if version == 2 else "memory.limit_in_bytes"), str(64 * MIB))
     assert first["cpu"] == (("cpu.max", "50000 100000") if version == 2 else ("cpu.cfs_quota_us", "50000"))
 

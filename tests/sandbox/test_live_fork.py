@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
 import signal
 import socket
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -72,6 +75,16 @@ def test_files_are_there_and_apart(start: Start, fork: ForkIt, folder: Path, hos
     assert session.value(look)[:5] == ["before"] * 5
     session.value("open('only-here', 'w').close()")
     assert other.value("answer = os.path.exists('only-here')") is False
+
+
+def test_random_numbers_are_others_in_a_fork(start: Start, fork: ForkIt) -> None:
+    session = start()
+    numbers = "import random, secrets, ssl; answer = [random.random(), secrets.token_hex(), ssl.RAND_bytes(16).hex()]"
+    session.value(numbers)
+    family = [session, fork(session), fork(session)]
+    family.append(fork(family[-1]))
+    drawn = [member.value(numbers) for member in family]
+    assert [len(set(kind)) for kind in zip(*drawn, strict=True)] == [4, 4, 4]
 
 
 def test_a_fork_sees_only_its_own_processes(start: Start, fork: ForkIt) -> None:
@@ -147,6 +160,15 @@ def test_how_deep_forks_go(start: Start, fork: ForkIt) -> None:
             told = refused.answer["message"]
     assert 25 < len(family) < 35
     assert "deep" in told
+    deepest = max(processes_below(family[0].pid), key=lambda pid: (numbers_of(pid)[-1] == "1", len(numbers_of(pid))))
+    before = len(os.listdir(f"/proc/{deepest}/fd"))
+    for _ in range(3):
+        with pytest.raises(Refused, match="deep"):
+            family[-1].fork()
+    end = time.monotonic() + 60
+    while len(os.listdir(f"/proc/{deepest}/fd")) > before:
+        assert time.monotonic() < end, "descriptors of places that could not be made are left"
+        time.sleep(0.01)
     assert [member.value("answer = 1") for member in family] == [1] * len(family)
 
 
@@ -255,14 +277,57 @@ def test_the_next_fork_finds_its_place_there(start: Start, fork: ForkIt) -> None
     assert second.value(seen) == [["now", "then"], ["late"], 7]
 
 
-def test_a_place_for_the_next_fork_that_is_killed_is_made_anew(start: Start, fork: ForkIt) -> None:
+@pytest.mark.parametrize("at_once", [True, False])
+def test_a_place_for_the_next_fork_that_is_killed_is_made_anew(start: Start, fork: ForkIt, at_once: bool) -> None:
     session = start()
     fork(session)
-    for made in range(1, 4):
+    for made in range(1, 6):
         inits_of_forks(session, made + 1)
-        below = Path(f"/proc/{session.pid}/task/{session.pid}/children").read_text(encoding="ascii").split()
-        os.kill(max(int(number) for number in below if is_init(number)), signal.SIGKILL)
+        if at_once:
+            # Init hears of the death and of the wish for a fork in the same moment.
+            os.kill(session.pid, signal.SIGSTOP)
+            threading.Timer(0.2, os.kill, (session.pid, signal.SIGCONT)).start()
+        os.kill(waiting_below(session), signal.SIGKILL)
         assert fork(session).value("answer = 6 * 7") == 42
+
+
+def test_whenever_the_place_for_the_next_fork_is_killed_the_fork_is_made(start: Start) -> None:
+    session = start()
+    session.fork().close()
+    for number in range(40):
+        seen = []
+        while len(seen) != 1 or seen != session.value(INITS):
+            if not seen:
+                session.fork().close()
+            time.sleep(0.02)
+            seen = session.value(INITS)
+        threading.Timer(number / 10_000, kill_if_there, (waiting_below(session),)).start()
+        try:
+            other = session.fork()
+        except Refused as refused:
+            if refused.answer.get("error") != "ForkRefusedHere":
+                raise
+            # Its end came when the child was on its way in; nothing has changed.
+            other = session.fork()
+        except json.JSONDecodeError:
+            continue  # It was killed when it had just begun.
+        other.run("answer = 1")
+        other.close()
+    assert session.value("answer = 6 * 7") == 42
+
+
+def test_the_place_for_the_next_fork_is_not_one_of_the_session_s_processes(start: Start) -> None:
+    session = start(limits={"processes": 30})
+    count = (
+        "import os, signal\nchildren = []\n"
+        "try:\n  while True:\n    pid = os.fork()\n    if pid == 0: signal.pause()\n    children.append(pid)\n"
+        "except OSError as error: answer = len(children)\n"
+        "for pid in children: os.kill(pid, signal.SIGKILL); os.waitpid(pid, 0)"
+    )
+    session.fork().close()
+    inits_of_forks(session, 1)
+    # With the worker, and with init.
+    assert session.value(count) == 28
 
 
 INITS = """
@@ -287,9 +352,30 @@ def inits_of_forks(session: Session, wanted: int) -> list[str]:
     return list(found)
 
 
+def waiting_below(session: Session) -> int:
+    """The newest of the inits below a session, by the host's count."""
+    below = Path(f"/proc/{session.pid}/task/{session.pid}/children").read_text(encoding="ascii").split()
+    return max(int(number) for number in below if is_init(number))
+
+
+def kill_if_there(pid: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)
+
+
 def is_init(number: str) -> bool:
-    rows = Path(f"/proc/{number}/status").read_text(encoding="ascii").splitlines()
-    return next(row.split()[-1] for row in rows if row.startswith("NSpid")) == "1"
+    return numbers_of(int(number))[-1] == "1"
+
+
+def numbers_of(pid: int) -> list[str]:
+    """Of a process, in each namespace that it is in."""
+    rows = Path(f"/proc/{pid}/status").read_text(encoding="ascii").splitlines()
+    return next(row.split()[1:] for row in rows if row.startswith("NSpid"))
+
+
+def processes_below(pid: int) -> set[int]:
+    found = Path(f"/proc/{pid}/task/{pid}/children").read_text(encoding="ascii").split()
+    return {int(number) for number in found}.union(*(processes_below(int(number)) for number in found))
 
 
 def test_lies_to_init_harm_only_the_liar(start: Start) -> None:

@@ -94,8 +94,8 @@ def settings(limits: Limits, version: int) -> dict[str, dict[str, str]]:
         else:
             wanted["memory"] = {"memory.limit_in_bytes": amount, "memory.memsw.limit_in_bytes": amount}
     if limits.processes is not None:
-        # Init and the worker that is being replaced are in the group too.
-        wanted["pids"] = {"pids.max": str(limits.processes + 2)}
+        # Init, the worker that is being replaced and the place of the next fork are in the group too.
+        wanted["pids"] = {"pids.max": str(limits.processes + 3)}
     if limits.cpus is not None:
         quota = max(int(limits.cpus * PERIOD), LEAST_QUOTA)
         if version == 2:

@@ -21,7 +21,8 @@ class Child:
         self.identity: object = None
         self.said = b""
         self.answered = False
-        self.built_ahead = False
+        self.built_of: object = None
+        """The host's files as they were, where it was built ahead of its session."""
         self._claim = Records(claim)
 
     def claim(self, record: dict[str, Any], trees: dict[str, Tree], descriptors: list[int]) -> None:
@@ -49,9 +50,15 @@ class Claim:
         self.line, self.control, self.stdout, self.stderr = descriptors
 
     @staticmethod
-    def wait(descriptor: int, held: frozenset[str]) -> Claim | None:
-        """As long as it takes; None when the zygote has ended."""
+    def wait(descriptor: int, held: frozenset[str], worker: socket.socket | None) -> Claim | None:
+        """As long as it takes; None when the zygote has ended, or the worker at the other end of this."""
         line = Records(socket.socket(fileno=descriptor))
+        look = select.poll()
+        look.register(line.fileno(), select.POLLIN)
+        if worker is not None:
+            look.register(worker.fileno(), 0)
+            if any(source == worker.fileno() for source, _ in look.poll()):
+                return None
         trees: dict[str, Tree] = {}
         while (found := line.receive()) is not None:
             record, descriptors = found

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import sys
 from typing import Any
 
 from . import syscalls
@@ -84,7 +85,15 @@ class Entrance:
         os.dup2(own_init, self.init, inheritable=False)
         os.close(own_init)
         syscalls.prctl(syscalls.PR_SET_DUMPABLE, 1)
+        _begin_random_numbers_anew()
         return 0
+
+
+def _begin_random_numbers_anew() -> None:
+    """OpenSSL sees by its process number that it was forked, and that is the same here as in the parent's place."""
+    ssl = sys.modules.get("_ssl")
+    if ssl is not None:
+        ssl.RAND_add(os.urandom(32), 32.0)
 
 
 def offer(settings: dict[str, Any], init: int) -> dict[str, Any]:

@@ -24,6 +24,8 @@ COPIED = (
     "/etc/ssl/openssl.cnf",
     "/etc/timezone",
 )
+# What a session with the network gets of these is written at its start.
+OF_THE_NETWORK = ("/etc/hosts", "/etc/resolv.conf")
 LARGEST = 256 * 1024
 
 

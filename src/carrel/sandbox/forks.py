@@ -37,7 +37,7 @@ class Fork:
         self.identity = identity
         self.control = Records(socket.socket(fileno=os.dup(control)))
         # Where it has just died, its end is heard of soon.
-        with contextlib.suppress(BrokenPipeError):
+        with contextlib.suppress(ConnectionError):
             self.above.send({"op": "claim"}, [control])
 
     def is_abandoned(self) -> bool:
@@ -71,6 +71,20 @@ class Ends:
         self.report_read, self.report_write = os.pipe2(os.O_CLOEXEC)
         self.link_ours, self.link_theirs = socket.socketpair()
         self.above_ours, self.above_theirs = socket.socketpair()
+
+    def close_theirs(self) -> None:
+        """What the fork's init has, or would have had."""
+        os.close(self.go_read)
+        os.close(self.report_write)
+        self.link_ours.close()
+        self.above_theirs.close()
+
+    def close_ours(self) -> None:
+        """By which its init, if there is one, ends."""
+        os.close(self.go_write)
+        os.close(self.report_read)
+        self.link_theirs.close()
+        self.above_ours.close()
 
 
 class Forks:
@@ -113,6 +127,7 @@ class Forks:
             fork.claim(identity, control)
         except OSError as error:
             self._failed(identity, {"step": "new namespaces", "errno": error.errno, "message": _explained(error)})
+            self._give_up()
 
     def build_ahead(self) -> None:
         """A place for the next fork; that there is none is no fault."""
@@ -146,15 +161,16 @@ class Forks:
             if pid == 0:
                 self._live(ends, folder)
             namespaces.write_maps(pid, self.init.plan.uid, (self.init.plan.uid, self.init.plan.uid))
-            wanted = namespaces.flags(self.init.plan)
-            doors = {name: _door(pid, name) for name, flag in permits.NAMES.items() if flag & wanted}
+            doors = _doors(pid, namespaces.flags(self.init.plan))
+        except OSError:
+            ends.close_ours()
+            raise
         finally:
             syscalls.prctl(syscalls.PR_SET_DUMPABLE, 0)
-            os.close(ends.go_read)
-            os.close(ends.report_write)
-            ends.link_ours.close()
-            ends.above_theirs.close()
-        os.write(ends.go_write, b"g")
+            ends.close_theirs()
+        # Where it has been killed already, its end is heard of soon.
+        with contextlib.suppress(BrokenPipeError):
+            os.write(ends.go_write, b"g")
         fork = Fork(pid, folder, ends, doors)
         self.aboves[fork.above.fileno()] = fork
         self.init.poll.register(fork.report, select.POLLIN)
@@ -243,6 +259,8 @@ class Forks:
             self.init.poll.unregister(source)
             del self.aboves[source]
             line.close()
+            if fork is self.ahead:
+                self.discard()
 
     def _give_up(self) -> None:
         if self.pending is not None and self.pending.pid in self.living:
@@ -331,8 +349,18 @@ class Forks:
             os._exit(0)
 
 
-def _door(pid: int, name: str) -> int:
-    return os.open(f"/proc/{pid}/ns/{name}", os.O_RDONLY | os.O_CLOEXEC)
+def _doors(pid: int, wanted: int) -> dict[str, int]:
+    """The namespaces of a process, in the order of entering."""
+    found: dict[str, int] = {}
+    try:
+        for name, flag in permits.NAMES.items():
+            if flag & wanted:
+                found[name] = os.open(f"/proc/{pid}/ns/{name}", os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        for descriptor in found.values():
+            os.close(descriptor)
+        raise
+    return found
 
 
 def _explained(error: OSError) -> str:

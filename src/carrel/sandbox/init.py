@@ -65,15 +65,25 @@ class Init:
             self.poll.register(source, select.POLLIN)
         self._reap()
         while True:
-            # The host first: a worker that wants to enter a fork's place was told after we were told to make it.
             events = self.poll.poll(QUIET * 1000 if self.forks.wants_ahead else None)
             if not events:
                 self.forks.build_ahead()
-            for source, _ in sorted(events, key=self._comes_later):
+            for source, _ in sorted(events, key=self._turn):
                 self._heard(source)
 
-    def _comes_later(self, event: tuple[int, int]) -> bool:
-        return self.control is None or event[0] != self.control.fileno()
+    def _turn(self, event: tuple[int, int]) -> int:
+        """In which order to hear of what happened at once.
+
+        The host comes before the worker that wants to enter a fork's place: that was told after we were told to make
+        it. Both come after what forks report, and the dead last: either may close a fork's descriptors and make others
+        of the same numbers, for which what is still in the list was not meant.
+        """
+        source = event[0]
+        if self.control is not None and source == self.control.fileno():
+            return 1
+        if source in self.links:
+            return 2
+        return 3 if source == self.wake_read else 0
 
     def _connect(self, link: Link) -> None:
         self.links[link.records.fileno()] = link

@@ -13,7 +13,8 @@ def apply(plan: Plan) -> None:
     _lower(resource.RLIMIT_CORE, 0)
     if limits.processes is not None and plan.confined:
         # Counted per user namespace, so this session's only. Without one it would count all of the user's processes.
-        _lower(resource.RLIMIT_NPROC, limits.processes)
+        # The first process of the place that waits for the next fork is counted too.
+        _lower(resource.RLIMIT_NPROC, limits.processes + plan.can_fork)
     if limits.memory is not None and "memory" not in plan.held:
         # Private writable memory of each process. RLIMIT_AS would stop programs that map much and use little.
         _lower(resource.RLIMIT_DATA, limits.memory)

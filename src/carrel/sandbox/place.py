@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import os
+import stat
 from collections.abc import Callable
 
 from . import copying, etc_files, mounts, syscalls
@@ -47,6 +48,9 @@ PROC_EMPTY_FILES = [
 ]
 PROC_EMPTY_FOLDERS = ("acpi", "scsi")
 
+# Folders of the host, one of which is covered while the new root is made.
+COVERED = ("/sys", "/tmp", "/run", "/mnt")
+
 Step = Callable[[str], None]
 
 
@@ -57,18 +61,18 @@ class Place:
         self.plan = plan
         self.step = step
         self.root = ""
+        self.aside: mounts.Tree | None = None
         self.given: dict[str, mounts.Tree] = {}
         self.system: list[tuple[str, mounts.Tree]] = []
         self.links: dict[str, str] = {}
 
     def uncover(self) -> None:
-        """Our root, half built, covers a folder of the host; if something in there was given, it moves to another."""
+        """Our root, half built, covers a folder of the host; where that is part of what was given, it is put aside."""
         wanted = [os.path.realpath(path) for path in self._wanted().values()]
-        if any(is_in(path, self.root) for path in wanted):
-            free = _free_folder(wanted)
-            self.step(f"move the new root to {free}")
-            syscalls.mount(self.root, free, None, syscalls.MS_MOVE)
-            self.root = free
+        if any(is_in(path, self.root) or is_in(self.root, path) for path in wanted):
+            self.step("put the new root aside")
+            self.aside = mounts.Tree(self.root)
+            syscalls.unmount(self.root)
 
     def take_given(self, idmap_for: Callable[[str], int | None]) -> None:
         """Copies of the mounts that the settings name; as root this happens before root is given up."""
@@ -121,7 +125,7 @@ class Place:
         devices = [(name, mounts.Tree("/dev/" + name)) for name in DEVICES if os.path.exists("/dev/" + name)]
         etc = etc_files.written(plan.uid, plan.home, plan.hostname, plan.network)
         self.step("mount the new root")
-        root = _free_folder([])
+        root = next(path for path in COVERED if os.path.isdir(path))
         # A generous count of inodes: targets for mounts only, and read-only in the end.
         mounts.tmpfs(root, size=4 << 20, files=4096)
         for path, target in self.links.items():
@@ -139,6 +143,8 @@ class Place:
     def finish(self) -> None:
         """From the host's file system to ours; afterwards nothing of the host is reachable but what was given."""
         self.step("pivot_root")
+        if self.aside is not None:
+            self.aside.attach(self.root, 0)
         os.chdir(self.root)
         syscalls.pivot_root(".", ".")
         syscalls.unmount(".")
@@ -249,15 +255,9 @@ def show_home(plan: Plan, hidden: str) -> None:
         os.close(before)
 
 
-def _free_folder(wanted: list[str]) -> str:
-    """One of the host's that nothing is wanted from, to be covered while the new root is made."""
-    folders = ("/sys", "/tmp", "/run", "/var", "/mnt", "/usr")
-    return next(path for path in folders if os.path.isdir(path) and not any(is_in(each, path) for each in wanted))
-
-
 def is_in(path: str, folder: str) -> bool:
     """Whether it is that folder, or something in it."""
-    return path == folder or path.startswith(folder + "/")
+    return path == folder or path.startswith(folder.rstrip("/") + "/")
 
 
 def readonly(plan: Plan) -> list[str]:
@@ -296,3 +296,19 @@ def _can_be_read(path: str) -> bool:
 def present(paths: tuple[str, ...]) -> list[str]:
     """Those that this host has; asked once, by the zygote."""
     return [path for path in paths if os.path.exists(path)]
+
+
+def host_files() -> list[tuple[int, ...]]:
+    """Which files of the host a place is built of: an update puts another in the place of one, or changes what is
+    copied."""
+    system = ("/usr", *(f"/{name}" for name in MERGED), *etc_files.BOUND, *MACHINE_FACTS)
+    return [_identity(path) for path in (*system, *etc_files.OF_THE_NETWORK)]
+
+
+def _identity(path: str) -> tuple[int, ...]:
+    try:
+        found = os.stat(path)
+    except OSError:
+        return ()
+    changed = 0 if stat.S_ISDIR(found.st_mode) else found.st_ctime_ns
+    return found.st_dev, found.st_ino, changed

@@ -5,6 +5,7 @@ From the second session of a kind on, the place of the next one is built ahead, 
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import gc
 import importlib
@@ -20,7 +21,7 @@ from typing import Any
 from . import cgroups, etc_files, filter, namespaces, starting, syscalls
 from .claiming import Child, MountChanges
 from .mounts import Tree
-from .place import MACHINE_FACTS, Place, present
+from .place import MACHINE_FACTS, Place, host_files, present
 from .plan import Plan, PlanRefused, read_plan
 from .records import PeerBroken, Records
 from .report import SILENCE, Report
@@ -114,7 +115,8 @@ class Zygote:
             if self.mounts.descriptor in events:
                 events.remove(self.mounts.descriptor)
                 self._discard()
-            for source in events:
+            # The host last: before it is given a place the dead are buried, whose reports may be in the same list.
+            for source in sorted(events, key=lambda source: source == self.control.fileno()):
                 if source == self.wake_read:
                     os.read(self.wake_read, 4096)
                 elif source == self.control.fileno():
@@ -172,9 +174,12 @@ class Zygote:
             try:
                 ahead.claim(record, trees, descriptors)
                 return
-            except BrokenPipeError:
+            except ConnectionError:
                 self._end(ahead)  # It has died in this moment.
-        self._begin(plan, step).claim(record, trees, descriptors)
+        child = self._begin(plan, step)
+        # One that is gone already says why itself.
+        with contextlib.suppress(ConnectionError):
+            child.claim(record, trees, descriptors)
 
     def _begin(self, plan: Plan, step: Report) -> Child:
         """A place of this kind, which is being built; a session claims it."""
@@ -225,11 +230,11 @@ class Zygote:
         if self.ahead is not None and self.ahead.plan.common == wanted.common:
             return
         self._discard()
-        try:
+        # Looked at before it is built: what changes meanwhile is found to have changed.
+        host = host_files()
+        with contextlib.suppress(OSError):
             self.ahead = self._begin(wanted, Report(-1))
-            self.ahead.built_ahead = True
-        except OSError:
-            return
+            self.ahead.built_of = host
 
     def _discard(self) -> None:
         if self.ahead is not None:
@@ -239,9 +244,9 @@ class Zygote:
     def _built_ahead(self, plan: Plan) -> Child | None:
         """A place that fits, if there is one and it lives."""
         self._bury()
-        if self.mounts.seen():
+        if self.mounts.seen() or (self.ahead is not None and self.ahead.built_of != host_files()):
             self._discard()
-        if self.ahead is None or self.ahead.answered or self.ahead.plan.common != plan.common:
+        if self.ahead is None or self.ahead.plan.common != plan.common:
             return None
         child, self.ahead = self.ahead, None
         return child
@@ -284,6 +289,9 @@ class Zygote:
             return
         child.answered = True
         if child is self.ahead:
+            # There is nothing to be said before it is claimed but that it could not be built.
+            if not buried:
+                self._discard()
             return
         # Where both the worker and init have something to say, the first is the cause.
         first, ended, _ = child.said.partition(b"\n")
@@ -294,7 +302,7 @@ class Zygote:
                 self.wanted = child.plan
             self.last = child.plan.common
             return
-        said = said or {**SILENCE, "lost": child.built_ahead}
+        said = said or {**SILENCE, "lost": child.built_of is not None}
         self._answer({"op": "failed", "id": child.identity, **said})
         if not buried:
             os.kill(child.pid, signal.SIGKILL)

@@ -3,6 +3,7 @@ is told, finishes both, and becomes init."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import socket
@@ -48,7 +49,7 @@ def live(plan: Plan, ends: Ends, entry: Entry, group: cgroups.Group | None) -> N
             # User code has the same user id: what is not dumpable it cannot trace or read in /proc.
             syscalls.prctl(syscalls.PR_SET_DUMPABLE, 0)
             ahead = NewWorker(plan, entry, report)
-        claim = Claim.wait(ends.claim, plan.held)
+        claim = Claim.wait(ends.claim, plan.held, ahead.link if ahead is not None else None)
         if claim is None:
             os._exit(1)
         report.step("read the settings")
@@ -117,10 +118,11 @@ class NewWorker:
         theirs.close()
 
     def begin(self, plan: Plan, settings: dict[str, Any], ends: list[int]) -> None:
-        """With line, stdout and stderr."""
+        """With line, stdout and stderr. One that is dead has said why, or is heard of by its silence."""
         cwd = plan.workspace.at if plan.confined else plan.workspace.source or "/"
         told = {"op": "begin", "cwd": cwd, "env": confine.environment(plan), "settings": settings}
-        Records(self.link).send(told, ends)
+        with contextlib.suppress(ConnectionError):
+            Records(self.link).send(told, ends)
 
 
 class Starter:
@@ -168,6 +170,8 @@ def _become_worker(plan: Plan, init: socket.socket, entry: Entry, report: Report
         os.chdir(begin["cwd"])
         report.step("call the entry")
         report.succeeded()
+    except ConnectionError:
+        os._exit(1)  # Init has been killed, and this process is about to be.
     except BaseException as error:  # noqa: BLE001 -- told to the zygote, which fails the spawn
         report.failed(error)
         os._exit(1)
