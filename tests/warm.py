@@ -1,10 +1,8 @@
-"""A Python that has loaded all of carrel: each program is a fork of that, a process of its own which starts in
+"""Pythons that have loaded what is wanted: each program is a fork of one, a process of its own which starts in
 milliseconds. What loading takes is measured elsewhere."""
 
-import fcntl
 import functools
 import gc
-import json
 import os
 import runpy
 import secrets
@@ -14,12 +12,11 @@ import socket
 import subprocess
 import sys
 import tempfile
-import termios
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
-from tests.forked import LONGEST, NUMBER, ask
+from tests.forked import NUMBER, ask, serve
 
 FORKED = Path(__file__).with_name("forked.py")
 
@@ -59,23 +56,21 @@ class Started:
         return self.returncode
 
 
-class Warm:
-    """The process, as a test sees it. Words are those that would follow `python`: `-m carrel …`, `-c …`, or a file."""
+class Forks:
+    """A process that forks when it is asked to (forked.py), as a test sees it."""
 
-    def __init__(self) -> None:
+    def __init__(self, command: Sequence[object], **how: Any) -> None:
         self.address = f"carrel-tests-{secrets.token_hex(16)}"
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as asked:
             asked.bind(f"\0{self.address}")
-            # It ends when its standard input does, which is with this process.
-            command = [sys.executable, "-m", "tests.warm", str(asked.fileno())]
-            self._process = subprocess.Popen(
-                command, cwd=FORKED.parents[1], pass_fds=[asked.fileno()], stdin=subprocess.PIPE
-            )
+            words = [*map(str, command), str(asked.fileno())]
+            # It ends when its standard input does, which is with this process at the latest.
+            self._process = subprocess.Popen(words, pass_fds=[asked.fileno()], stdin=subprocess.PIPE, **how)
 
-    @property
-    def python(self) -> list[str]:
-        """What to begin a command with in place of `python`, where somebody else starts it."""
-        return [sys.executable, "-IS", str(FORKED), self.address]
+    def close(self) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._process.wait(60)
 
     def start(
         self,
@@ -87,17 +82,31 @@ class Warm:
         stdout: int | IO[bytes] = subprocess.PIPE,
         stderr: int | IO[bytes] | None = None,
         session: bool = False,
+        more: Sequence[int] = (),
     ) -> Started:
-        """As Popen does it, with nothing to read on the standard input; `session` makes it the first of one."""
+        """As Popen does it, with nothing to read on the standard input; `session` makes it the first of one, and
+        `more` are descriptors for it."""
         with open(os.devnull, "rb") as nothing:
             ours, theirs = os.pipe() if stdout == subprocess.PIPE else (-1, _fd(stdout))
             status, told = os.pipe()
             fds = [nothing.fileno() if stdin is None else _fd(stdin), theirs, 2 if stderr is None else _fd(stderr)]
-            ask(self.address, [*map(str, words)], env, str(cwd or Path.cwd()), [*fds, told], session)
+            ask(self.address, [*map(str, words)], env, str(cwd or Path.cwd()), [told, *fds, *more], session)
             os.close(told)
             if ours >= 0:
                 os.close(theirs)
         return Started(status, open(ours, encoding="utf-8") if ours >= 0 else None)
+
+
+class Warm(Forks):
+    """One that has loaded all of carrel. Words are those that would follow `python`: `-m carrel …`."""
+
+    def __init__(self) -> None:
+        super().__init__([sys.executable, "-m", "tests.warm"], cwd=FORKED.parents[1])
+
+    @property
+    def python(self) -> list[str]:
+        """What to begin a command with in place of `python`, where somebody else starts it."""
+        return [sys.executable, "-IS", str(FORKED), self.address]
 
     def run(
         self,
@@ -156,80 +165,19 @@ def load() -> None:
     gc.freeze()
 
 
-def serve(asked: socket.socket) -> list[str] | None:
-    """A fork for each program, until nobody is there to ask. In a fork: its words."""
-    started: dict[int, tuple[int, int]] = {}
-    ready = selectors.DefaultSelector()
-    ready.register(0, selectors.EVENT_READ)
-    ready.register(asked, selectors.EVENT_READ)
-    while True:
-        for key, _ in ready.select():
-            if key.fd == 0:
-                return None
-            if key.fd in started:
-                pid, told = started.pop(key.fd)
-                ready.unregister(key.fd)
-                os.close(key.fd)
-                _tell(told, os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
-                os.close(told)
-                continue
-            request, (*streams, told), _, _ = socket.recv_fds(asked, LONGEST, 4)
-            words, env, cwd, session = json.loads(request)
-            pid = os.fork()
-            if pid == 0:
-                ready.close()
-                asked.close()
-                for fd in [told, *started, *(told for _, told in started.values())]:
-                    os.close(fd)
-                become(streams, env, cwd, session)
-                return [str(word) for word in words]
-            for fd in streams:
-                os.close(fd)
-            _tell(told, pid)
-            watched = os.pidfd_open(pid)
-            started[watched] = pid, told
-            ready.register(watched, selectors.EVENT_READ)
-
-
-def _tell(pipe: int, number: int) -> None:
-    try:
-        os.write(pipe, number.to_bytes(NUMBER, "big", signed=True))
-    except BrokenPipeError:
-        return  # The test did not wait for its end.
-
-
-def become(streams: Sequence[int], env: Mapping[str, str], cwd: str, session: bool) -> None:
-    """What Python and the kernel do for a program that begins."""
-    if session:
-        os.setsid()
-    for place, fd in enumerate(streams):
-        os.dup2(fd, place)
-        os.close(fd)
-    if session and os.isatty(0):
-        fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+def run(words: Sequence[str]) -> None:
+    """As `python -m` does, with the streams that there are now."""
     sys.stdin = sys.__stdin__ = open(0)  # noqa: SIM115
     sys.stdout = sys.__stdout__ = open(1, "w")  # noqa: SIM115
     sys.stderr = sys.__stderr__ = open(2, "w", buffering=1, errors="backslashreplace")  # noqa: SIM115
-    os.environ.clear()
-    os.environ.update(env)
-    os.chdir(cwd)
-
-
-def run(words: list[str]) -> None:
-    first, *rest = words
-    if first == "-m":
-        sys.argv, sys.path[0] = ["-m", *rest[1:]], os.getcwd()
-        runpy.run_module(rest[0], run_name="__main__", alter_sys=True)
-    elif first == "-c":
-        sys.argv, sys.path[0] = ["-c", *rest[1:]], ""
-        exec(compile(rest[0], "<string>", "exec"), {"__name__": "__main__", "__builtins__": __builtins__})
-    else:
-        sys.argv, sys.path[0] = words, os.path.dirname(os.path.abspath(first))
-        runpy.run_path(first, run_name="__main__")
+    dash_m, module, *rest = words
+    assert dash_m == "-m"
+    sys.argv, sys.path[0] = ["-m", *rest], os.getcwd()
+    runpy.run_module(module, run_name="__main__", alter_sys=True)
 
 
 if __name__ == "__main__":
     load()
     wanted = serve(socket.socket(fileno=int(sys.argv[1])))
     if wanted is not None:
-        run(wanted)
+        run(wanted[0])
