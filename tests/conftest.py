@@ -12,7 +12,6 @@ from hypothesis import settings
 
 from carrel.errors import StorageUnavailable
 from carrel.storage.redis_store import RedisStore
-from tests.cli.warm import Warm
 from tests.real_docker import NoEngine, shared_engine
 from tests.real_redis import NoRedis, RealRedis
 from tests.storage.suite import KINDS, Place, differs
@@ -48,14 +47,6 @@ def docker_engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         except NoEngine as reason:
             pytest.skip(f"no container engine: {reason}")
         yield address
-
-
-@pytest.fixture(scope="session")
-def warm() -> Iterator[Warm]:
-    """The command line, loaded once for this test worker."""
-    process = Warm()
-    yield process
-    process.close()
 
 
 @pytest.fixture

@@ -1,6 +1,7 @@
 """The shape of the house: rooms in their order, one version, a typed wheel, and an import that costs nothing."""
 
 import ast
+import functools
 import inspect
 import re
 import subprocess
@@ -79,9 +80,12 @@ def test_a_file_that_says_it_is_pure_has_no_clock_disk_or_loop() -> None:
     assert {name: found for name, found in impure.items() if found} == {}
 
 
+distributions = functools.cache(packages_distributions)
+
+
 def not_asked_for(asked: set[str], *folders: Path) -> set[str]:
     """What the Python files of some folders import that is neither ours, nor Python's, nor among the requirements."""
-    installed = packages_distributions()
+    installed = distributions()
     ours = [path for folder in folders for path in folder.rglob("*.py") if WITNESS not in path.parents]
     modules = modules_imported_by(*ours)
     foreign = {module.partition(".")[0] for module in modules} - sys.stdlib_module_names - {"carrel"}

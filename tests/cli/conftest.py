@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 import pytest
 
 from carrel import SessionStore, assistant_message, text_block, user_text_message
-from tests.cli.warm import Warm
+from tests.warm import Started, warm
 
 Result = TypeVar("Result")
 Carrel = Callable[..., "subprocess.CompletedProcess[str]"]
@@ -38,7 +38,7 @@ def environment(home: Path) -> dict[str, str]:
 
 
 @pytest.fixture
-def carrel(environment: dict[str, str], tmp_path: Path, warm: Warm) -> Carrel:
+def carrel(environment: dict[str, str], tmp_path: Path) -> Carrel:
     """`carrel("sessions", "list")`: what it printed, and its exit code."""
 
     def run(*words: object, code: int = 0, **more: Any) -> subprocess.CompletedProcess[str]:
@@ -56,7 +56,7 @@ def carrel(environment: dict[str, str], tmp_path: Path, warm: Warm) -> Carrel:
                 **{"stdin": subprocess.DEVNULL} | more,
             )
         else:
-            done = warm.run(typed, env, tmp_path, DEADLINE)
+            done = warm().run(["-m", "carrel", *typed], env, tmp_path, DEADLINE)
         assert done.returncode == code, f"{words} ended with {done.returncode}:\n{done.stdout}{done.stderr}"
         assert "Traceback" not in done.stderr
         if code in (1, 2, 3):
@@ -73,16 +73,8 @@ class Terminal:
     def __init__(self, words: list[str], environment: dict[str, str], folder: Path, columns: int) -> None:
         self._ours, theirs = pty.openpty()
         fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 40, columns, 0, 0))
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "carrel", *words],
-            env=environment,
-            cwd=folder,
-            stdin=theirs,
-            stdout=theirs,
-            stderr=theirs,
-            start_new_session=True,
-            preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
-        )
+        streams = {"stdin": theirs, "stdout": theirs, "stderr": theirs}
+        self.process: Started = warm().start(["-m", "carrel", *words], environment, folder, **streams, session=True)
         os.close(theirs)
         self.shown = ""
 

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from tests.cli.conftest import DEADLINE, Carrel
-from tests.cli.warm import Warm
 from tests.session.conftest import DOUBLE, ECHO
+from tests.warm import warm
 from tests.wheels import build_wheel
 
 Failing = Callable[..., "subprocess.CompletedProcess[str]"]
@@ -27,11 +27,11 @@ def base(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def failing(environment: dict[str, str], tmp_path: Path, warm: Warm) -> Failing:
+def failing(environment: dict[str, str], tmp_path: Path) -> Failing:
     """A command that ends with 1 because the code it ran did: its stderr is the code's."""
 
     def run(*words: object, env: dict[str, str] | None = None) -> "subprocess.CompletedProcess[str]":
-        done = warm.run([str(word) for word in words], environment | (env or {}), tmp_path, DEADLINE)
+        done = warm().run(["-m", "carrel", *words], environment | (env or {}), tmp_path, DEADLINE)
         assert done.returncode == 1, done.stdout + done.stderr
         assert "carrel/cli" not in done.stderr
         return done

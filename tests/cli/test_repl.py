@@ -1,7 +1,6 @@
 """`carrel repl` at a real terminal, and with lines from a pipe."""
 
 import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ import pytest
 from tests.cli.conftest import DEADLINE, Terminal
 from tests.execution.processes import descendants, wait_gone
 from tests.session.conftest import DOUBLE, ECHO
+from tests.warm import warm
 
 CTRL_C, CTRL_D, TAB, UP = "\x03", "\x04", "\t", "\x1b[A"
 
@@ -170,10 +170,7 @@ def test_what_code_prints_does_not_act_on_the_terminal(prompt: Prompt) -> None:
 
 
 def piped(lines: str, environment: dict[str, str], folder: Path) -> "subprocess.CompletedProcess[str]":
-    command = [sys.executable, "-m", "carrel", "repl"]
-    return subprocess.run(
-        command, input=lines, env=environment, cwd=folder, capture_output=True, text=True, timeout=DEADLINE
-    )
+    return warm().run(["-m", "carrel", "repl"], environment, folder, DEADLINE, stdin=lines)
 
 
 def test_lines_from_a_pipe(environment: dict[str, str], base: Path, tmp_path: Path) -> None:

@@ -7,8 +7,6 @@ import json
 import os
 import signal
 import socket
-import subprocess
-import sys
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -17,6 +15,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from tests.ports import free_port
+from tests.warm import Started, warm
 
 
 class RealServer:
@@ -27,21 +26,15 @@ class RealServer:
         self.options = options
         self.port = port or free_port()  # the same after a `stop`
         self.url = self.key = ""
-        self.process: subprocess.Popen[str] | None = None
+        self.process: Started | None = None
 
     def start(self) -> Self:
         self.folder.mkdir(parents=True, exist_ok=True)
         data = self.folder / "data"
-        words = [sys.executable, "-m", "carrel", "serve", "--port", str(self.port), "--data", str(data), "--json"]
+        words = ["-m", "carrel", "serve", "--port", self.port, "--data", data, "--json", *self.options]
         home = self.folder.parent / "home"
         with (self.folder / "stderr").open("ab") as complaints:
-            self.process = subprocess.Popen(
-                [*words, *self.options],
-                env=os.environ | {"CARREL_HOME": str(home)},
-                stdout=subprocess.PIPE,
-                stderr=complaints,
-                text=True,
-            )
+            self.process = warm().start(words, os.environ | {"CARREL_HOME": str(home)}, stderr=complaints)
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
         assert line, (self.folder / "stderr").read_text()

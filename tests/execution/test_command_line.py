@@ -10,17 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from tests.warm import warm
+
 
 def carrel(*words: str, stdin: str = "", **environment: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "carrel", *words],
-        input=stdin,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-        env={**os.environ, **environment},
-    )
+    return warm().run(["-m", "carrel", *words], {**os.environ, **environment}, stdin=stdin)
 
 
 def test_code_prints_and_its_value_comes_last() -> None:

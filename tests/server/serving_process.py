@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
 
 import httpx
+
+from tests.warm import Started, warm
 
 DEADLINE = 60.0
 
@@ -31,18 +31,13 @@ class Serving:
             "TMPDIR": str(self.temporary),
             **(env or {}),
         }
-        self._process: subprocess.Popen[str] | None = None
+        self._process: Started | None = None
         self.url = ""
         self.key = ""
 
     def start(self) -> Serving:
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "carrel", "serve", "--port", "0", "--data", self.data, "--json", *self._words],
-            env=self._env,
-            stdout=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
-        )
+        words = ["-m", "carrel", "serve", "--port", "0", "--data", self.data, "--json", *self._words]
+        self._process = warm().start(words, self._env, session=True)
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         assert line, f"the server did not start: {self._process.wait()}"
@@ -57,13 +52,16 @@ class Serving:
         return self._process.pid
 
     def add_key(self, name: str) -> str:
-        words = [sys.executable, "-m", "carrel", "keys", "add", name, "--data", str(self.data)]
-        return subprocess.run(words, env=self._env, check=True, capture_output=True, text=True).stdout.strip()
+        return self._keys("add", name).strip()
 
     def keys(self, *words: str) -> Any:
         """What `carrel keys …` says."""
-        command = [sys.executable, "-m", "carrel", "keys", *words, "--data", str(self.data), "--json"]
-        return json.loads(subprocess.run(command, env=self._env, check=True, capture_output=True, text=True).stdout)
+        return json.loads(self._keys(*words, "--json"))
+
+    def _keys(self, *words: str) -> str:
+        done = warm().run(["-m", "carrel", "keys", *words, "--data", self.data], self._env)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
 
     def client(self, key: str | None = None, **more: Any) -> httpx.Client:
         headers = {"Authorization": f"Bearer {key or self.key}"}

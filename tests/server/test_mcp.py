@@ -7,7 +7,7 @@ import base64
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,6 +16,7 @@ import pytest
 
 from tests.late import Late
 from tests.ports import free_port
+from tests.warm import warm
 
 if TYPE_CHECKING:
     from mcp.types import CallToolResult
@@ -52,9 +53,9 @@ def base(tmp_path: Path) -> Path:
     return folder
 
 
-def parameters(base: Path, *more: str) -> Any:
-    arguments = ["-m", "carrel", "mcp", "--base", str(base), *more]
-    return mcp.StdioServerParameters(command=sys.executable, args=arguments, env=dict(os.environ))
+def parameters(base: Path, *more: str, python: Sequence[str] | None = None) -> Any:
+    command, *arguments = [*(python or warm().python), "-m", "carrel", "mcp", "--base", str(base), *more]
+    return mcp.StdioServerParameters(command=command, args=arguments, env=dict(os.environ))
 
 
 def text_of(result: CallToolResult) -> str:
@@ -243,7 +244,7 @@ async def test_over_http(base: Path) -> None:
 
 
 async def test_nothing_is_left_when_the_client_goes(base: Path) -> None:
-    async with mcp.Client(parameters(base)) as client:
+    async with mcp.Client(parameters(base, python=[sys.executable])) as client:
         told: dict[str, Any] = (await client.call_tool("run_code", {"code": "1"})).structured_content or {}
         assert told["value"] == 1
     for _ in range(1200):

@@ -1,5 +1,6 @@
 """A session of each kind, on a base with a tool, a workflow and a package to install."""
 
+import shutil
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any, Literal
@@ -19,6 +20,8 @@ from carrel import (
     SubprocessExecutor,
 )
 from carrel.cli.demo_package import write_wheel
+from carrel.execution.environments import READY
+from carrel.execution.packages import MARK
 from tests.library.remote.web import Answer, Asked, Web
 
 KINDS = ("sandboxed", "unconfined", "in-process")
@@ -58,9 +61,22 @@ def wheelhouse(tmp_path: Path) -> Path:
     return folder
 
 
+@pytest.fixture(scope="session")
+def place_of_bases(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("session") / "base"
+
+
 @pytest.fixture
-def base(tmp_path: Path) -> Path:
-    folder = tmp_path / "base"
+def base(place_of_bases: Path) -> Path:
+    """A new one at the place of the last, whose virtualenv it takes over where nothing was put into that: a session
+    then starts from the zygote of the session before."""
+    folder = place_of_bases
+    for made in folder.glob("*"):
+        if made.name != "environments":
+            shutil.rmtree(made) if made.is_dir() else made.unlink()
+    for environment in folder.glob("environments/*/"):
+        if (environment / MARK).exists() or any(environment.glob("added/*")) or not (environment / READY).exists():
+            shutil.rmtree(environment)
     (folder / "tools").mkdir(parents=True)
     (folder / "tools" / "echo.yaml").write_text(ECHO)
     (folder / "workflows").mkdir()

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import base64
+import functools
 import json
 import os
 import select
 import signal
 import socket
-import subprocess
 import sys
 import tempfile
 import threading
@@ -21,6 +21,7 @@ from typing import Any
 
 from carrel.worker import values
 from carrel.worker.line import Line, LineBroken, Record
+from tests.warm import Forks
 
 ROOM = Path(__file__).parents[2] / "src" / "carrel" / "worker"
 START = Path(__file__).parent / "program" / "start.py"
@@ -101,10 +102,17 @@ class Outcome:
         return values.decode(self.record.get("value"))
 
 
-class Session:
-    """One worker and its host."""
+@functools.cache
+def forks(python: str) -> Forks:
+    return Forks([python, "-I", START, ROOM], env={"PATH": os.environ["PATH"]})
 
-    def __init__(self, python: str = sys.executable, home: str | None = None, **settings: Any) -> None:
+
+class Session:
+    """One worker and its host; a `fresh` one has all from this very process that a child has of its parent."""
+
+    def __init__(
+        self, python: str = sys.executable, home: str | None = None, *, fresh: bool = False, **settings: Any
+    ) -> None:
         self._folder = tempfile.TemporaryDirectory() if home is None else None
         self.home = home or self._folder.name  # type: ignore[union-attr]
         self.answer: Handler = lambda name, args, kwargs: [name, args, kwargs]
@@ -121,12 +129,17 @@ class Session:
         self._pidfds: list[int] = []
         here, there = socket.socketpair()
         told = {"home": self.home, "names": ["tools"], **settings}
-        self.process = subprocess.Popen(
-            [python, "-I", str(START), str(ROOM), str(there.fileno()), "-1", json.dumps(told)],
-            stdin=subprocess.DEVNULL, stdout=self.stdout.write_end, stderr=self.stderr.write_end,
-            pass_fds=[there.fileno()], cwd=self.home, start_new_session=True,
-            env={"PATH": os.environ["PATH"], "HOME": self.home, "MPLCONFIGDIR": self.home},
-        )  # fmt: skip
+        self._forks = Forks([python, "-I", START, ROOM], env={"PATH": os.environ["PATH"]}) if fresh else forks(python)
+        self.process = self._forks.start(
+            [json.dumps(told)],
+            {"PATH": os.environ["PATH"], "HOME": self.home, "MPLCONFIGDIR": self.home},
+            Path(self.home),
+            stdout=self.stdout.write_end,
+            stderr=self.stderr.write_end,
+            session=True,
+            more=[there.fileno()],
+        )
+        self._fresh = fresh
         there.close()
         os.close(self.stdout.write_end)
         os.close(self.stderr.write_end)
@@ -326,6 +339,8 @@ class Session:
             os.close(fd)
         for pipe in (self.stdout, self.stderr, *self._old_pipes):
             pipe.close()
+        if self._fresh:
+            self._forks.close()
         if self._folder is not None:
             self._folder.cleanup()
 

