@@ -8,6 +8,7 @@ import orjson
 
 from carrel.conversation.messages import ConversationMessage, build_message, meta_of, text_block
 from carrel.errors import MessageRefused
+from carrel.storage.seam import Block
 
 PAST_THE_END = 2**53 - 1
 """A rewind to here cuts nothing: what only we understand is written so, and other readers pass over it."""
@@ -89,20 +90,20 @@ def _unreadable(reason: str) -> ConversationMessage:
     return {"role": UNREADABLE, "meta": {"reason": reason}}
 
 
-def decode_all(lines: bytes, count: int) -> list[ConversationMessage]:
-    """`decode` for so many lines, joined by newlines; read as one array as long as they are well-formed."""
+def decode_all(block: Block) -> list[ConversationMessage]:
+    """`decode` for each line of a block; read as one array as long as they are well-formed."""
+    lines = block.listed
     try:
-        # A newline stands nowhere inside a line of JSON, so a comma in its place makes the lines one array.
-        entries: list[ConversationMessage] = orjson.loads(b"[%b]" % lines.replace(b"\n", b","))
+        entries: list[ConversationMessage] = orjson.loads(b"[%b]" % lines)
     except orjson.JSONDecodeError:
-        return list(map(decode, lines.split(b"\n")))
+        return list(map(decode, block.records))
     # Found at once, as one byte is; inside a line of JSON it stands only between tokens, and hardly ever.
     if _SLOW in lines and (lines.startswith(_SLOW) or b"\n" + _SLOW in lines):
-        return list(map(decode, lines.split(b"\n")))
+        return list(map(decode, block.records))
     # Broken lines can make a whole one together, but then they are fewer than the lines.
-    if len(entries) == count and set(map(type, entries)) == {dict}:
+    if len(entries) == block.count and set(map(type, entries)) == {dict}:
         return entries
-    return list(map(decode, lines.split(b"\n")))
+    return list(map(decode, block.records))
 
 
 def build_compact_event(
