@@ -1,13 +1,14 @@
 """A line of the log: anything JSON can say comes back as it was, anything else is refused or reported."""
 
 import math
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from carrel.conversation.entries import decode, decode_all, encode
+from carrel.conversation.entries import decode, decode_all, encode, timestamp
 from carrel.errors import MessageRefused
 from carrel.storage.seam import Block
 
@@ -109,3 +110,12 @@ def test_a_line_for_the_slow_parser_is_found_among_others():
 
 def test_tabs_between_tokens_make_no_line_slow():
     assert decode_all(as_read([b'{"role":\t"user"}', b'{"role":"user"\t}'])) == [{"role": "user"}] * 2
+
+
+def test_dates_are_those_of_the_clock_and_sort_as_text():
+    before = datetime.now(UTC)
+    dates = [timestamp() for _ in range(1000)]
+    after = datetime.now(UTC)
+    assert before <= datetime.fromisoformat(dates[0]) <= datetime.fromisoformat(dates[-1]) <= after
+    assert dates == sorted(dates)
+    assert {(len(date), date[-13:-12], date[-6:]) for date in dates} == {(32, ".", "+00:00")}
