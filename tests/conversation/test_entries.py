@@ -1,20 +1,26 @@
 """A line of the log: anything JSON can say comes back as it was, anything else is refused or reported."""
 
 import math
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from carrel.conversation.entries import decode, decode_all, encode
+from carrel.conversation.entries import decode, decode_all, encode, timestamp
 from carrel.errors import MessageRefused
+from carrel.storage.seam import Block
 
 values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(st.characters()),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
     max_leaves=12,
 )
+
+
+def as_read(lines: list[bytes]) -> Block:
+    return Block(1, joined=b"\n".join(lines))
 
 
 @given(values)
@@ -76,13 +82,13 @@ def test_a_message_that_holds_itself_is_refused():
 )
 def test_a_line_that_is_no_entry_is_reported_and_harms_no_other(line: bytes):
     good = b'{"role":"user","content":[]}'
-    entries = decode_all(b"\n".join([good, line, good]), 3)
+    entries = decode_all(as_read([good, line, good]))
     assert [entry["role"] for entry in entries] == ["user", "unreadable", "user"]
     assert entries[1]["meta"]["reason"]
 
 
 def test_blank_lines_are_no_entries():
-    assert [entry["role"] for entry in decode_all(b'\n  \n{"role":"user"}', 3)] == [
+    assert [entry["role"] for entry in decode_all(as_read([b"", b"  ", b'{"role":"user"}']))] == [
         "unreadable",
         "unreadable",
         "user",
@@ -90,7 +96,8 @@ def test_blank_lines_are_no_entries():
 
 
 def test_two_broken_lines_never_make_a_whole_one():
-    assert [entry["role"] for entry in decode_all(b'{"role":"user","content":[1\n2]}', 2)] == ["unreadable"] * 2
+    entries = decode_all(as_read([b'{"role":"user","content":[1', b"2]}"]))
+    assert [entry["role"] for entry in entries] == ["unreadable"] * 2
 
 
 def test_a_line_for_the_slow_parser_is_found_among_others():
@@ -98,8 +105,17 @@ def test_a_line_for_the_slow_parser_is_found_among_others():
     others = [b'{"role":\t"user"}', b'{"role":"user"}']
     for place in range(3):
         lines = [*others[:place], encode(large), *others[place:]]
-        assert decode_all(b"\n".join(lines), 3)[place] == large
+        assert decode_all(as_read(lines))[place] == large
 
 
 def test_tabs_between_tokens_make_no_line_slow():
-    assert decode_all(b'{"role":\t"user"}\n{"role":"user"\t}', 2) == [{"role": "user"}] * 2
+    assert decode_all(as_read([b'{"role":\t"user"}', b'{"role":"user"\t}'])) == [{"role": "user"}] * 2
+
+
+def test_dates_are_those_of_the_clock_and_sort_as_text():
+    before = datetime.now(UTC)
+    dates = [timestamp() for _ in range(1000)]
+    after = datetime.now(UTC)
+    assert before <= datetime.fromisoformat(dates[0]) <= datetime.fromisoformat(dates[-1]) <= after
+    assert dates == sorted(dates)
+    assert {(len(date), date[-13:-12], date[-6:]) for date in dates} == {(32, ".", "+00:00")}

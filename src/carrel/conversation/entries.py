@@ -1,13 +1,16 @@
 """One line of the log: how it is written, how it is read, and the events that are no messages."""
 
 import json
+import time
 from datetime import UTC, datetime
+from functools import lru_cache
 from typing import Any
 
 import orjson
 
 from carrel.conversation.messages import ConversationMessage, build_message, meta_of, text_block
 from carrel.errors import MessageRefused
+from carrel.storage.seam import Block
 
 PAST_THE_END = 2**53 - 1
 """A rewind to here cuts nothing: what only we understand is written so, and other readers pass over it."""
@@ -23,7 +26,14 @@ BLANK: ConversationMessage = {"role": UNREADABLE, "meta": {"reason": "blank"}}
 
 def timestamp() -> str:
     """Now, as the log writes it: UTC, ISO."""
-    return datetime.now(UTC).isoformat()
+    seconds, micros = divmod(time.time_ns() // 1000, 1_000_000)
+    return f"{_up_to_the_second(seconds)}.{micros:06}+00:00"
+
+
+@lru_cache(maxsize=1)
+def _up_to_the_second(seconds: int) -> str:
+    """Kept until the next one: every append is dated, and a date takes long to write."""
+    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%S")
 
 
 def encode(entry: ConversationMessage) -> bytes:
@@ -89,20 +99,20 @@ def _unreadable(reason: str) -> ConversationMessage:
     return {"role": UNREADABLE, "meta": {"reason": reason}}
 
 
-def decode_all(lines: bytes, count: int) -> list[ConversationMessage]:
-    """`decode` for so many lines, joined by newlines; read as one array as long as they are well-formed."""
+def decode_all(block: Block) -> list[ConversationMessage]:
+    """`decode` for each line of a block; read as one array as long as they are well-formed."""
+    lines = block.listed
     try:
-        # A newline stands nowhere inside a line of JSON, so a comma in its place makes the lines one array.
-        entries: list[ConversationMessage] = orjson.loads(b"[%b]" % lines.replace(b"\n", b","))
+        entries: list[ConversationMessage] = orjson.loads(b"[%b]" % lines)
     except orjson.JSONDecodeError:
-        return list(map(decode, lines.split(b"\n")))
+        return list(map(decode, block.records))
     # Found at once, as one byte is; inside a line of JSON it stands only between tokens, and hardly ever.
     if _SLOW in lines and (lines.startswith(_SLOW) or b"\n" + _SLOW in lines):
-        return list(map(decode, lines.split(b"\n")))
+        return list(map(decode, block.records))
     # Broken lines can make a whole one together, but then they are fewer than the lines.
-    if len(entries) == count and set(map(type, entries)) == {dict}:
+    if len(entries) == block.count and set(map(type, entries)) == {dict}:
         return entries
-    return list(map(decode, lines.split(b"\n")))
+    return list(map(decode, block.records))
 
 
 def build_compact_event(

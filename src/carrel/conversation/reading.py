@@ -5,8 +5,6 @@ import gc
 import threading
 from collections.abc import AsyncIterator, Iterable
 from dataclasses import dataclass
-from itertools import repeat
-from operator import contains
 
 from carrel.conversation.entries import UNREADABLE, decode, decode_all
 from carrel.conversation.messages import ConversationMessage, meta_of
@@ -81,9 +79,9 @@ class LogReading:
         with collector_paused:
             async for block in self._store.read_back(self._key):
                 last_seq = max(last_seq, block.last_seq)
-                entries = decode_all(block.joined, block.count)
+                entries = decode_all(block)
                 # All that must be known of each entry is looked at now, while it is in the processor's cache.
-                spilled = spilled or True in map(contains, entries, repeat(MARK))
+                spilled = spilled or MARK in set().union(*entries)
                 events = events_among(block.first_seq, entries)
                 plain = plain and not events
                 if plain:
@@ -121,9 +119,7 @@ class LogReading:
 
     async def _walked(self, walk: Backwards) -> Backwards:
         async for block in self._store.read_back(self._key):
-            walk.take(
-                block.first_seq, block.last_seq, events_among(block.first_seq, decode_all(block.joined, block.count))
-            )
+            walk.take(block.first_seq, block.last_seq, events_among(block.first_seq, decode_all(block)))
             if walk.enough:
                 break
         return walk
@@ -147,7 +143,7 @@ class LogReading:
         """All that was spent in a session, also on what is not visible any more."""
         total = 0
         async for block in self._store.read(self._key):
-            for entry in decode_all(block.joined, block.count):
+            for entry in decode_all(block):
                 total = total_after(total, entry)
         return total
 

@@ -20,6 +20,8 @@ from carrel.conversation.messages import (
 
 INTERRUPTED = "error: tool call was interrupted"
 
+_TOOLS = frozenset(("tool_use", "tool_result"))
+
 
 class Mended(NamedTuple):
     messages: list[ConversationMessage]
@@ -79,9 +81,7 @@ class ToolOrder:
 
 def _answers_and_questions(messages: Sequence[ConversationMessage]) -> tuple[tuple[object, ...], tuple[object, ...]]:
     """The calls that the first message answers and that the last one makes; an error when order is broken between."""
-    kinds = list(map(itemgetter("type"), chain.from_iterable(map(itemgetter("content"), messages))))
-    unseen = kinds.count("tool_use") + kinds.count("tool_result")
-    if not unseen:
+    if _TOOLS.isdisjoint(map(itemgetter("type"), chain.from_iterable(map(itemgetter("content"), messages)))):
         return (), ()
     first: tuple[object, ...] | None = None
     asked: list[object] = []
@@ -90,25 +90,27 @@ def _answers_and_questions(messages: Sequence[ConversationMessage]) -> tuple[tup
         found: list[object] = []
         if role == "assistant":
             for block in message["content"]:
-                if block["type"] == "tool_use":
+                kind = block["type"]
+                if kind == "tool_use":
                     found.append(block["id"])
+                elif kind == "tool_result":
+                    raise ValueError("a result where none can be")
             if asked:
                 raise ValueError("a call without its result")
             first = first or ()
             asked = found
         else:
-            if role == "user":
-                for block in message["content"]:
-                    if block["type"] == "tool_result":
-                        found.append(block["tool_use_id"])
+            for block in message["content"]:
+                kind = block["type"]
+                if kind == "tool_result" and role == "user":
+                    found.append(block["tool_use_id"])
+                elif kind in _TOOLS:
+                    raise ValueError("a call or a result where none can be")
             if first is None:
                 first = tuple(found)
             elif found != asked and (len(found) != len(asked) or {*found} != {*asked}):
                 raise ValueError("a call without its result, or a result without its call")
             asked = []
-        unseen -= len(found)
-    if unseen:
-        raise ValueError("a call or a result where none can be")
     return first or (), tuple(asked)
 
 

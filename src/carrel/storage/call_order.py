@@ -16,6 +16,8 @@ class CallOrder:
 
     def idle(self, key: str) -> bool:
         """Whether nobody of this loop has a turn or waits for one: then one may go without."""
+        if not self._waiting:
+            return True  # nobody of any loop: most of the time, and told at once
         turns = self._loops.get(asyncio.get_running_loop())
         return turns is None or key not in turns
 

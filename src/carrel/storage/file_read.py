@@ -6,7 +6,7 @@ import os
 from carrel.storage.file_tail import believed_size, lines_end, whole_record
 from carrel.storage.file_tree import FileTree, OpenFile, read_failed
 from carrel.storage.line_marks import START, STEP, LineMarks, Mark, count_lines, pack_mark
-from carrel.storage.seam import MAX_RECORD, Block, newlines
+from carrel.storage.seam import MAX_RECORD, Block
 
 READ = 1024 * 1024
 """What is read from the file at once."""
@@ -111,7 +111,7 @@ class Forward:
                     return Block(seq, [view.record(start, end)])
                 continue
             skip = max(self._from_seq - seq, 0)
-            if skip and (lines := newlines(chunk)) <= skip:
+            if skip and (lines := chunk.count(b"\n")) <= skip:
                 self.lines += lines
                 self.offset += cut + 1
                 continue
