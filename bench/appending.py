@@ -1,19 +1,24 @@
 """Appending: one message after another, and many sessions at once with every append on the disk."""
 
 import asyncio
+import contextlib
 import json
 import os
 import statistics
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 from carrel.conversation.messages import user_text_message
 from carrel.conversation.store import SessionStore
+from carrel.storage import sync_device
 from measure import Line, Scale, in_turn, times_faster
 
 APPENDERS = 32
+SLOWER = 0.002
 
 
 def message(number: int) -> dict[str, Any]:
@@ -29,7 +34,27 @@ def plain_append(folder: Path, said: dict[str, Any], meta: dict[str, Any]) -> No
 
 
 async def measure(scale: Scale) -> list[Line]:
-    return [await _one_after_another(scale), await _on_the_disk(scale)]
+    lines = [await _one_after_another(scale), await _on_the_disk(scale, "fsync")]
+    with _slower_disk():
+        lines.append(await _on_the_disk(scale, "fsync, and 2 ms more for each sync"))
+    return lines
+
+
+@contextlib.contextmanager
+def _slower_disk() -> Iterator[None]:
+    """A disk that waits until it has the bytes, as those in laptops and clouds do: here it is pretended."""
+    sync, sync_all = os.fdatasync, sync_device.syncfs
+
+    def slower(fd: int) -> None:
+        time.sleep(SLOWER)
+        sync(fd)
+
+    def slower_all(fd: int) -> None:
+        time.sleep(SLOWER)
+        sync_all(fd)
+
+    with mock.patch.object(os, "fdatasync", slower), mock.patch.object(sync_device, "syncfs", slower_all):
+        yield
 
 
 async def _one_after_another(scale: Scale) -> Line:
@@ -53,13 +78,13 @@ async def _one_after_another(scale: Scale) -> Line:
     return times_faster("append, durability os", samples, 10, unit="µs", per=count, how=how)
 
 
-async def _on_the_disk(scale: Scale) -> Line:
+async def _on_the_disk(scale: Scale, kind: str) -> Line:
     """Rates, not times: how many appends a second 32 appenders reach together, against one alone."""
     alone, each = scale(400), max(4, scale(200))
     rates: dict[str, list[float]] = {"ours": [], "plain": []}
     # What was written before and waits for the disk would be paid for here.
     os.sync()
-    async with SessionStore(scale.folder / "fsync", "fsync", embedder=None) as store:
+    async with SessionStore(scale.folder / kind, "fsync", embedder=None) as store:
         for number in range(APPENDERS + 1):
             await store.append_message(f"s{number}", message(0))
 
@@ -81,7 +106,7 @@ async def _on_the_disk(scale: Scale) -> Line:
         f"{APPENDERS} bare threads that only write and sync reach {bare:.1f} times what one of them does"
     )
     return Line(
-        "append, durability fsync, 32 at once",
+        f"append, durability {kind}, 32 at once",
         together,
         one,
         "/s",
