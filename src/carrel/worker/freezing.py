@@ -14,6 +14,7 @@ import warnings
 from collections.abc import Callable
 
 from .line import Line, LineBroken, TooManySent
+from .output import out_of_the_way
 
 _NEVER_SHARED = ("/dev/nvidia", "/dev/kfd", "/dev/dri/")
 _BEAR_A_FORK = ("jemalloc_bg_thd",)
@@ -137,8 +138,10 @@ class Frozen:
     def __init__(self, ceiling: int) -> None:
         self._ceiling = ceiling
         self._pid = 0
-        self._door: socket.socket | None = None
+        self._door = -1
         """To tell it something; the host has the same."""
+        self._socket = 0
+        """Which socket that was: code may have closed it, and opened something else."""
         self._dying: list[int] = []
         self._foreign: set[int] = set()
 
@@ -161,9 +164,8 @@ class Frozen:
         In the fork: its own line, once it is woken; or with what it is to be a live fork.
         """
         here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-        before = () if self._door is None else (self._door.fileno(),)
         try:
-            pid = fork_asleep(there.fileno(), (here.fileno(), line.fileno(), *before))
+            pid = fork_asleep(there.fileno(), (here.fileno(), line.fileno(), *self.descriptors()))
         except OSError as problem:
             here.close()
             there.close()
@@ -171,8 +173,7 @@ class Frozen:
         if pid == 0:
             here.detach()
             line.socket.detach()
-            if self._door is not None:
-                self._door.detach()
+            self._door = -1
             return self._woken(Line(there))
         there.close()
         # Some libraries end their threads before a fork and make them again after it; whatever is left does not.
@@ -193,7 +194,9 @@ class Frozen:
                 os.close(fd)
         # Only now: whoever is killed in between leaves the older one.
         self.drop()
-        self._pid, self._door = pid, here
+        self._pid, self._door = pid, out_of_the_way(here.fileno())
+        self._socket = os.fstat(self._door).st_ino
+        here.close()
         return None
 
     def _woken(self, line: Line) -> Line | Crossing:
@@ -212,28 +215,34 @@ class Frozen:
         """Let the one that is kept be the child between of a live fork: it is there already. False when there is none.
 
         It ends with that; the next has to be made."""
-        if not self._pid or self._door is None or not _sleeps(self._pid):
+        if not self._pid or not self.descriptors() or not _sleeps(self._pid):
             return False
         try:
-            Line(self._door).send({"op": "cross"}, (*fds, said))
+            with socket.socket(fileno=os.dup(self._door)) as door:
+                Line(door).send({"op": "cross"}, (*fds, said))
         except (LineBroken, OSError):
             return False
-        finally:
-            self._door.close()
-            self._door = None
+        self._shut_door()
         self._dying.append(self._pid)
         self._pid = 0
         return True
 
     def descriptors(self) -> set[int]:
-        return set() if self._door is None else {self._door.fileno()}
+        """Its own, which others than the host must not have."""
+        try:
+            return {self._door} if self._door >= 0 and os.fstat(self._door).st_ino == self._socket else set()
+        except OSError:
+            return set()
+
+    def _shut_door(self) -> None:
+        for fd in self.descriptors():
+            os.close(fd)
+        self._door = -1
 
     def drop(self) -> None:
         """End the frozen fork that is there, without waiting for its end."""
         pid, self._pid = self._pid, 0
-        if self._door is not None:
-            self._door.close()
-            self._door = None
+        self._shut_door()
         if pid:
             self._end(pid)
 
@@ -260,9 +269,7 @@ class Frozen:
         """In a fork: the frozen ones belong to the parent."""
         self._pid = 0
         self._dying = []
-        if self._door is not None:
-            self._door.close()
-            self._door = None
+        self._shut_door()
 
 
 def _sleeps(pid: int) -> bool:
