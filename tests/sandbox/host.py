@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import select
 import socket
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -156,6 +158,14 @@ class Session:
             wait_gone(self.pid)
 
 
+@functools.cache
+def apart() -> list[str]:
+    """How to start a zygote with mounts of its own, where that can be: it discards what it has built ahead whenever
+    anybody on this machine mounts something."""
+    command = ["unshare", "--mount"]
+    return command if subprocess.run([*command, "true"], capture_output=True, check=False).returncode == 0 else []
+
+
 class Zygote:
     """A zygote started as the host would, as root or as nobody."""
 
@@ -165,10 +175,8 @@ class Zygote:
         ours, theirs = socket.socketpair()
         self.control = Records(ours)
         self.number = 0
-        # With mounts of its own: whoever mounts something on this machine makes it discard what it has built ahead.
-        apart = ["unshare", "--mount"] if os.geteuid() == 0 else []
         drop = [] if user is None else ["setpriv", f"--reuid={user}", f"--regid={user}", "--clear-groups"]
-        command = [*apart, *drop, python, "-I", str(ROOM / "zygote.py")]
+        command = [*apart(), *drop, python, "-I", str(ROOM / "zygote.py")]
         actions = [(os.POSIX_SPAWN_DUP2, theirs.fileno(), 3)]
         self.pid = os.posix_spawnp(command[0], command, {"PATH": "/usr/bin:/bin"}, file_actions=actions)
         theirs.close()
