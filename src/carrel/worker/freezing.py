@@ -42,19 +42,20 @@ _api = ctypes.pythonapi
 _before, _in_parent, _in_child = _api.PyOS_BeforeFork, _api.PyOS_AfterFork_Parent, _api.PyOS_AfterFork_Child
 
 
-def fork_asleep(until: int, without: tuple[int, ...]) -> int:
-    """A fork whose child does nothing, and so shares all its memory, until something comes on a descriptor.
+def fork_asleep(until: tuple[int, ...], without: tuple[int, ...]) -> int:
+    """A fork whose child does nothing, and so shares all its memory, until something comes on one of the descriptors.
 
     It runs no line of Python before: each would write to the counts of what it uses, and a page that is written to
     is a page of its own. What Python does after a fork is done when it wakes up; `without` is closed at once.
     """
-    waits = ctypes.byref(_Poll(until, select.POLLIN, 0))
+    waits = (_Poll * len(until))(*[_Poll(fd, select.POLLIN, 0) for fd in until])
+    count = len(until)
     _before()
     pid: int = _fork()
     if pid == 0:
         for fd in without:
             _close(fd)
-        while _poll(waits, 1, -1) < 0 and ctypes.get_errno() == errno.EINTR:
+        while _poll(waits, count, -1) < 0 and ctypes.get_errno() == errno.EINTR:
             continue
         _in_child()
         return 0
@@ -139,7 +140,7 @@ class Frozen:
         self._ceiling = ceiling
         self._pid = 0
         self._door = -1
-        """To tell it something; the host has the same."""
+        """For us to tell it something; on the host's own line to it nobody else shall write."""
         self._socket = 0
         """Which socket that was: code may have closed it, and opened something else."""
         self._dying: list[int] = []
@@ -164,49 +165,61 @@ class Frozen:
         In the fork: its own line, once it is woken; or with what it is to be a live fork.
         """
         here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        outside, inside = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        ours = (here.fileno(), outside.fileno(), line.fileno(), *self.descriptors())
         try:
-            pid = fork_asleep(there.fileno(), (here.fileno(), line.fileno(), *self.descriptors()))
+            pid = fork_asleep((there.fileno(), inside.fileno()), ours)
         except OSError as problem:
-            here.close()
-            there.close()
+            for end in (here, there, outside, inside):
+                end.close()
             return f"no process could be made: {problem}"
         if pid == 0:
-            here.detach()
-            line.socket.detach()
+            for end in (here, outside, line.socket):
+                end.detach()
             self._door = -1
-            return self._woken(Line(there))
+            return self._woken(Line(there), Line(inside))
         there.close()
+        inside.close()
+        with outside:
+            door = out_of_the_way(outside.fileno())
         # Some libraries end their threads before a fork and make them again after it; whatever is left does not.
         self._foreign = threads()
         if self._foreign:
             self._end(pid)
             here.close()
+            os.close(door)
             return native_threads(self._foreign)
         watched = _watched(pid)
         try:
             line.send({"op": "frozen", "pid": pid, "covers": covers}, (here.fileno(), *watched))
         except TooManySent as problem:
             self._end(pid)
-            here.close()
+            os.close(door)
             return f"the host could not be given one: {problem.strerror}"
         finally:
+            here.close()
             for fd in watched:
                 os.close(fd)
         # Only now: whoever is killed in between leaves the older one.
         self.drop()
-        self._pid, self._door = pid, out_of_the_way(here.fileno())
-        self._socket = os.fstat(self._door).st_ino
-        here.close()
+        self._pid, self._door, self._socket = pid, door, os.fstat(door).st_ino
         return None
 
-    def _woken(self, line: Line) -> Line | Crossing:
+    def _woken(self, line: Line, door: Line) -> Line | Crossing:
+        """By the host; or by the worker, which may have died, and whose code may write to whatever is open."""
         try:
-            record, fds = line.read()
+            for record, fds in door.receive(wait=False):
+                if record.get("op") == "cross" and len(fds) == 4:
+                    line.close()
+                    door.close()
+                    return Crossing(fds)
+        except LineBroken:
+            pass
+        door.close()
+        try:
+            record, _ = line.read()
         except LineBroken:
             os._exit(0)
-        if record.get("op") == "cross" and len(fds) == 4:
-            line.close()
-            return Crossing(fds)
         if record.get("op") != "wake":
             os._exit(0)
         return line
