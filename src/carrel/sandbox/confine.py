@@ -15,12 +15,12 @@ from .plan import Plan
 PATH = "/usr/local/bin:/usr/bin:/bin:/usr/local/sbin:/usr/sbin:/sbin"
 
 
-def environment(plan: Plan) -> dict[str, str]:
+def environment(plan: Plan, settings: dict[str, Any]) -> dict[str, str]:
     """Nothing of the host's but what was named."""
     own = {"PATH": PATH, "HOME": plan.home, "USER": "agent", "LOGNAME": "agent", "LANG": "C.UTF-8", "TMPDIR": "/tmp"}
     if not plan.confined:
         own = {"PATH": PATH, "HOME": plan.workspace.source or "/", "LANG": "C.UTF-8"}
-    return {**own, **plan.env}
+    return {**own, **{str(name): str(value) for name, value in settings.get("env", {}).items()}}
 
 
 def keep_only(wanted: set[int]) -> None:

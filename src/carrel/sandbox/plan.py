@@ -53,8 +53,6 @@ class Plan:
     workspace: Workspace = field(default_factory=Workspace)
     mounts: list[Bind] = field(default_factory=list)
     readonly: list[str] = field(default_factory=list)
-    env: dict[str, str] = field(default_factory=dict)
-    """Comes later, from the host to init: the zygote must not know it."""
     limits: Limits = field(default_factory=Limits)
     home: str = HOME
     home_source: str | None = None
@@ -128,11 +126,6 @@ def read_plan(record: dict[str, Any]) -> Plan:
     )
     _check(plan)
     return plan
-
-
-def read_env(settings: dict[str, Any]) -> dict[str, str]:
-    """The environment variables of a session, of the settings that its init gets."""
-    return {str(name): str(value) for name, value in settings.get("env", {}).items()}
 
 
 def _text(record: dict[str, Any], name: str, default: str) -> str:

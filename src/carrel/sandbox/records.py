@@ -60,14 +60,14 @@ class Records:
             if not self.read():
                 return None
 
-    def receive_first(self) -> dict[str, Any] | None:
-        """The first record of a line, and not a byte beyond it: whoever reads on may be another."""
+    def receive_raw(self) -> bytes | None:
+        """The first record of a line as it came, and not a byte beyond it: for another to read, as what follows is."""
         head = self.line.recv(4, socket.MSG_WAITALL)
         length = int.from_bytes(head, "big")
-        if len(head) == 4 and length <= self.largest:
-            self._buffer += head + self.line.recv(length, socket.MSG_WAITALL)
-        found = self.next()
-        return None if found is None else found[0]
+        if len(head) < 4 or length > self.largest:
+            return None
+        body = self.line.recv(length, socket.MSG_WAITALL)
+        return head + body if len(body) == length else None
 
     def ask(self, record: dict[str, Any], descriptors: list[int] | None = None) -> tuple[dict[str, Any], list[int]]:
         """Send, and wait for the answer."""

@@ -15,7 +15,7 @@ from . import cgroups, confine, entering, limits, namespaces, syscalls
 from .claiming import Claim
 from .init import Init
 from .place import Place
-from .plan import Plan, read_env
+from .plan import Plan
 from .records import PeerBroken, Records
 from .report import Report
 
@@ -69,16 +69,18 @@ def live(plan: Plan, ends: Ends, entry: Entry, group: cgroups.Group | None) -> N
     os._exit(1)
 
 
-def _read_settings(control: int) -> dict[str, Any]:
-    """What this session alone may know, past the zygote: whose memory every later session begins with."""
+def _read_settings(control: int) -> bytes:
+    """What this session alone may know, past the zygote: whose memory every later session begins with.
+
+    As it came: the worker takes it apart, and init needs that much less memory."""
     line = socket.socket(fileno=os.dup(control))
     try:
-        found = Records(line).receive_first()
+        found = Records(line).receive_raw()
     finally:
         line.close()
     if found is None:
         raise PeerBroken("the host closed the line before it had sent the settings")
-    return dict(found.get("settings", {}))
+    return found
 
 
 def _become_somebody(plan: Plan, report: Report) -> None:
@@ -117,20 +119,19 @@ class NewWorker:
             _become_worker(plan, theirs, entry, report)
         theirs.close()
 
-    def begin(self, plan: Plan, settings: dict[str, Any], ends: list[int]) -> None:
+    def begin(self, plan: Plan, settings: bytes, ends: list[int]) -> None:
         """With line, stdout and stderr. One that is dead has said why, or is heard of by its silence."""
         cwd = plan.workspace.at if plan.confined else plan.workspace.source or "/"
-        told = {"op": "begin", "cwd": cwd, "env": confine.environment(plan), "settings": settings}
         with contextlib.suppress(ConnectionError):
-            Records(self.link).send(told, ends)
+            Records(self.link).send({"op": "begin", "cwd": cwd}, ends)
+            self.link.sendall(settings)
 
 
 class Starter:
     """Starts a worker in the place that is there: the session's first, and another when that was lost."""
 
-    def __init__(self, plan: Plan, entry: Entry, settings: dict[str, Any]) -> None:
+    def __init__(self, plan: Plan, entry: Entry, settings: bytes) -> None:
         self.plan, self.entry, self.settings = plan, entry, settings
-        plan.env = read_env(settings)
 
     def __call__(self, ends: list[int], report: Report, ahead: NewWorker | None = None) -> tuple[int, socket.socket]:
         """With line, stdout and stderr; gives the process number and our end of the link to it."""
@@ -160,14 +161,16 @@ def _become_worker(plan: Plan, init: socket.socket, entry: Entry, report: Report
             os.close(listener)
         limits.apply_open_files(plan)
         report.step("wait for init")
-        told = Records(init).receive()
-        if told is None:
+        records = Records(init)
+        begin, given = records.receive(), records.receive()
+        if begin is None or given is None:
             os._exit(1)
-        begin, (line, stdout, stderr) = told
+        line, stdout, stderr = begin[1]
+        settings = given[0].get("settings", {})
         confine.standard_streams(stdout, stderr)
         os.environ.clear()
-        os.environ.update(begin["env"])
-        os.chdir(begin["cwd"])
+        os.environ.update(confine.environment(plan, settings))
+        os.chdir(begin[0]["cwd"])
         report.step("call the entry")
         report.succeeded()
     except ConnectionError:
@@ -175,7 +178,6 @@ def _become_worker(plan: Plan, init: socket.socket, entry: Entry, report: Report
     except BaseException as error:  # noqa: BLE001 -- told to the zygote, which fails the spawn
         report.failed(error)
         os._exit(1)
-    settings = begin["settings"]
     try:
         number = init.detach()
         confine.call_entry(entry, line, number, entering.offer(settings, number) if plan.can_fork else settings)

@@ -166,22 +166,25 @@ class Frozen:
         """
         here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         outside, inside = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-        ours = (here.fileno(), outside.fileno(), line.fileno(), *self.descriptors())
+        # As much as can be before the fork: a page that is written to after it is one of its own for both.
+        with outside:
+            door = out_of_the_way(outside.fileno())
+        number = os.fstat(door).st_ino
+        ours = (here.fileno(), door, line.fileno(), *self.descriptors())
         try:
             pid = fork_asleep((there.fileno(), inside.fileno()), ours)
         except OSError as problem:
-            for end in (here, there, outside, inside):
+            for end in (here, there, inside):
                 end.close()
+            os.close(door)
             return f"no process could be made: {problem}"
         if pid == 0:
-            for end in (here, outside, line.socket):
-                end.detach()
+            here.detach()
+            line.socket.detach()
             self._door = -1
             return self._woken(Line(there), Line(inside))
         there.close()
         inside.close()
-        with outside:
-            door = out_of_the_way(outside.fileno())
         # Some libraries end their threads before a fork and make them again after it; whatever is left does not.
         self._foreign = threads()
         if self._foreign:
@@ -202,7 +205,7 @@ class Frozen:
                 os.close(fd)
         # Only now: whoever is killed in between leaves the older one.
         self.drop()
-        self._pid, self._door, self._socket = pid, door, os.fstat(door).st_ino
+        self._pid, self._door, self._socket = pid, door, number
         return None
 
     def _woken(self, line: Line, door: Line) -> Line | Crossing:
