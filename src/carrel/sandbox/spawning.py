@@ -74,6 +74,11 @@ class Zygote:
         for fork in (True, False):
             for setuid in (True, False):
                 filter.program(fork=fork, setuid=setuid)
+        ssl = sys.modules.get("_ssl")
+        if ssl is not None:
+            # Two milliseconds once, and not in every fork: see `entering`. A session, whose process has another number,
+            # begins with other random numbers all the same.
+            ssl.RAND_status()
         gc.collect()
         gc.freeze()
         gc.disable()
