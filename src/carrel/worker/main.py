@@ -27,7 +27,7 @@ from .running import Running, Woken
 PROTOCOL = 1
 IDLE = 0.001
 """How long nothing must have come before a frozen fork is made."""
-QUICK = 0.0002
+QUICK = 0.0005
 """How soon after an answer a request comes from a program that asks again and again."""
 BURIAL = 0.02
 """How often those that have been ended are looked after."""
