@@ -132,6 +132,8 @@ class CodeThread:
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
         answer["usage"] = {"cpu_seconds": time.thread_time() - cpu, "max_rss_bytes": peak}
         thread_streams.mend()
+        for sink in sinks:
+            sink.flush()
         if not self._left:
             done(answer)
 

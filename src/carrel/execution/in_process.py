@@ -189,7 +189,8 @@ class InProcessExecutor(WorkspaceFiles):
             self._stdout = stdout
             began = time.perf_counter()
             thread_streams.renew()
-            thread.run(code, (stdout, stderr), _delivery(self._loop, answer))
+            sinks = thread_streams.Lines(stdout), thread_streams.Lines(stderr)
+            thread.run(code, sinks, _delivery(self._loop, answer))
             if seconds is not None:
                 stop.after(seconds)
             cancelled = False
@@ -210,6 +211,8 @@ class InProcessExecutor(WorkspaceFiles):
             result = stopped(result, stop, seconds)
             if record.get("lost"):
                 result.state, result.state_reason = "lost", str(record["lost"])
+            for sink in sinks:
+                sink.flush()  # of code that was left behind
             result.stdout, result.stderr = stdout.text(), stderr.text()
             result.duration = time.perf_counter() - began
             return result

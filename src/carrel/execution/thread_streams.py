@@ -10,7 +10,36 @@ from typing import TextIO
 
 from carrel.execution.bounded_output import BoundedOutput
 
-Sinks = tuple[BoundedOutput, BoundedOutput]
+_LONGEST = 8192
+"""Bytes of a line that are kept back until it is whole."""
+
+
+class Lines:
+    """Hands on whole lines, as a worker's streams do: what handlers write at the same time does not come in between."""
+
+    def __init__(self, to: BoundedOutput) -> None:
+        self._to = to
+        self._rest = bytearray()
+        self._lock = threading.Lock()
+
+    def add(self, data: bytes) -> None:
+        with self._lock:
+            self._rest += data
+            end = self._rest.rfind(b"\n") + 1
+            self._hand_on(end if len(self._rest) - end < _LONGEST else len(self._rest))
+
+    def flush(self) -> None:
+        with self._lock:
+            self._hand_on(len(self._rest))
+
+    def _hand_on(self, end: int) -> None:
+        if end:
+            piece = bytes(self._rest[:end])
+            del self._rest[:end]
+            self._to.add(piece)
+
+
+Sinks = tuple[Lines, Lines]
 _current: ContextVar[Sinks | None] = ContextVar("carrel_output", default=None)
 _lock = threading.Lock()
 _users = 0
@@ -27,6 +56,9 @@ class Routed(io.TextIOBase):
         self._number = number
         self._original = original
 
+    def __del__(self) -> None:
+        """Not closed, and so not flushed, when it is forgotten: that may be in the middle of a write of another."""
+
     def write(self, text: str) -> int:
         sinks = _current.get()
         if sinks is None:
@@ -37,8 +69,11 @@ class Routed(io.TextIOBase):
         return len(text)
 
     def flush(self) -> None:
-        if _current.get() is None:
+        sinks = _current.get()
+        if sinks is None:
             self._original.flush()
+        else:
+            sinks[self._number].flush()
 
     def writable(self) -> bool:
         return True
