@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from carrel.errors import CarrelError, ForkRefused, PlaceLost, WorkerLost
+from carrel.execution.init_control import InitControl
 from carrel.execution.settings import SubprocessConfig
 from carrel.execution.subprocess_executor import SubprocessExecutor
 from carrel.execution.zygotes import Family, SpawnFailed, Zygotes, shared
@@ -73,6 +74,26 @@ async def test_the_worker_is_killed_while_it_starts(executor: SubprocessExecutor
         assert isinstance(starting.exception(), SpawnFailed)
     await executor.run("1")
     assert (await executor.run("1 + 1")).value == 2
+
+
+async def test_an_interrupt_right_after_the_start_is_not_lost(
+    executor: SubprocessExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where init, on a busy machine, names the worker long after that has begun to speak."""
+    heard = InitControl._heard
+
+    def late(self: InitControl, record: dict[str, Any], fds: list[int]) -> None:
+        if record.get("op") == "worker":
+            asyncio.get_running_loop().call_later(0.3, heard, self, record, fds)
+        else:
+            heard(self, record, fds)
+
+    monkeypatch.setattr(InitControl, "_heard", late)
+    await executor.start()
+    running = asyncio.ensure_future(executor.run("while True: pass"))
+    await asyncio.sleep(0.05)
+    assert await executor.interrupt()
+    assert (await asyncio.wait_for(running, 60)).error_type == "KeyboardInterrupt"
 
 
 async def test_the_place_that_was_built_ahead_is_killed() -> None:

@@ -15,7 +15,7 @@ from carrel.execution.endings import Ending, MemoryKills, WorkerDied, told_endin
 from carrel.execution.executor import Handler, RunClock
 from carrel.execution.host_line import HostLine, Record
 from carrel.execution.init_control import InitControl
-from carrel.execution.live_session import LiveSession, Piece, SpawnFailed
+from carrel.execution.live_session import READY, LiveSession, Piece, SpawnFailed
 from carrel.execution.pipes import Discard, OutputPipe, Sink
 from carrel.execution.zygotes import Zygote
 from carrel.worker.line import LineBroken
@@ -31,6 +31,8 @@ class LocalSession(LiveSession):
         self.init: InitControl | None = None
         self._worker_fd = -1
         self._worker_pid = 0
+        self._named = asyncio.Event()
+        """Set when init has told which process the worker is, or nobody will any more."""
         self._frozen: tuple[socket.socket, int, int] | None = None
         self._discard = Discard()
         self._memory_kills = MemoryKills()
@@ -60,6 +62,15 @@ class LocalSession(LiveSession):
         if settings.get("limits", {}).get("memory") is not None:
             self._memory_kills = MemoryKills.of(int(spawned["pid"]))
         await self._get_ready("start")
+
+    async def _get_ready(self, step: str) -> None:
+        await super()._get_ready(step)
+        # Init may tell later than the worker speaks; until then there is nobody to interrupt.
+        try:
+            async with asyncio.timeout(READY):
+                await self._named.wait()
+        except TimeoutError:
+            raise SpawnFailed(step, None, f"its first process said nothing for {READY:.0f} seconds") from None
 
     # --- asking -----------------------------------------------------------------------------------------------------
 
@@ -156,6 +167,7 @@ class LocalSession(LiveSession):
     def _watch_worker(self, descriptor: int, pid: int) -> None:
         self._forget_worker()
         self._worker_fd, self._worker_pid = descriptor, pid
+        self._named.set()
         self._loop.add_reader(descriptor, self._worker_gone)
 
     def _forget_worker(self) -> None:
@@ -163,12 +175,14 @@ class LocalSession(LiveSession):
             self._loop.remove_reader(self._worker_fd)
             os.close(self._worker_fd)
             self._worker_fd = -1
+        self._named.clear()
 
     def _line_ended(self, reason: str) -> None:
         """Dead, or broken; either way this worker is done with."""
         if reason not in ("the line was closed", "the line is gone: Connection reset by peer"):
             self._broke = self._broke or reason
         self._signal(signal.SIGKILL)
+        self._named.set()
         self._fail_all(reason)
 
     def _worker_gone(self) -> None:
@@ -182,6 +196,7 @@ class LocalSession(LiveSession):
         if self._line is not None:
             self._line.read_rest()
             self._line.close()
+        self._named.set()
         self._drop_frozen("the session's first process is gone")
         self._fail_all(f"the session's first process is gone ({reason})")
 

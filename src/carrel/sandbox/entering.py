@@ -32,18 +32,14 @@ class Entrance:
         for pid in self.left:
             os.waitpid(pid, 0)
         self.left = []
+        cwd = os.getcwd()
         heard, said = os.pipe2(os.O_CLOEXEC)
         between = syscalls.fork_as_it_is()
         if between == 0:
             os.close(heard)
-            return self.cross(said)
+            return self._cross(said, cwd)
         self.left.append(between)
         os.close(said)
-        return self.crossed(heard)
-
-    @staticmethod
-    def crossed(heard: int) -> int:
-        """The process number that the child between tells through a pipe, which is closed."""
         try:
             kind, _, rest = os.read(heard, 4096).decode().partition(" ")
         finally:
@@ -52,12 +48,9 @@ class Entrance:
             raise ForkRefusedHere(1, rest or "the child between ended without a word")
         return int(rest)
 
-    def cross(self, said: int) -> int:
-        """In the child between: into the namespaces, then another fork, as only a child is in the new pid namespace.
-
-        Returns 0 in that one; the child between tells its number and ends."""
+    def _cross(self, said: int, cwd: str) -> int:
+        """In the child between: into the namespaces, then another fork, as only a child is in the new pid namespace."""
         try:
-            cwd = os.getcwd()
             link = Records(socket.socket(fileno=os.dup(self.init)))
             # Answered when the place is ready, which is built while we were made.
             record, descriptors = link.ask({"op": "enter", "pid": os.getpid()})

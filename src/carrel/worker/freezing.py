@@ -14,7 +14,6 @@ import warnings
 from collections.abc import Callable
 
 from .line import Line, LineBroken, TooManySent
-from .output import out_of_the_way
 
 _NEVER_SHARED = ("/dev/nvidia", "/dev/kfd", "/dev/dri/")
 _BEAR_A_FORK = ("jemalloc_bg_thd",)
@@ -42,20 +41,19 @@ _api = ctypes.pythonapi
 _before, _in_parent, _in_child = _api.PyOS_BeforeFork, _api.PyOS_AfterFork_Parent, _api.PyOS_AfterFork_Child
 
 
-def fork_asleep(until: tuple[int, ...], without: tuple[int, ...]) -> int:
-    """A fork whose child does nothing, and so shares all its memory, until something comes on one of the descriptors.
+def fork_asleep(until: int, without: tuple[int, ...]) -> int:
+    """A fork whose child does nothing, and so shares all its memory, until something comes on a descriptor.
 
     It runs no line of Python before: each would write to the counts of what it uses, and a page that is written to
     is a page of its own. What Python does after a fork is done when it wakes up; `without` is closed at once.
     """
-    waits = (_Poll * len(until))(*[_Poll(fd, select.POLLIN, 0) for fd in until])
-    count = len(until)
+    waits = ctypes.byref(_Poll(until, select.POLLIN, 0))
     _before()
     pid: int = _fork()
     if pid == 0:
         for fd in without:
             _close(fd)
-        while _poll(waits, count, -1) < 0 and ctypes.get_errno() == errno.EINTR:
+        while _poll(waits, 1, -1) < 0 and ctypes.get_errno() == errno.EINTR:
             continue
         _in_child()
         return 0
@@ -126,23 +124,12 @@ def resident_bytes() -> int:
         return int(table.read().split()[1]) * os.sysconf("SC_PAGESIZE")
 
 
-class Crossing:
-    """What a frozen fork needs to become a live one: line, stdout and stderr, and where to tell how it went."""
-
-    def __init__(self, fds: list[int]) -> None:
-        *self.ends, self.said = fds
-
-
 class Frozen:
     """The one frozen fork that is kept; making the next ends the one before."""
 
     def __init__(self, ceiling: int) -> None:
         self._ceiling = ceiling
         self._pid = 0
-        self._door = -1
-        """For us to tell it something; on the host's own line to it nobody else shall write."""
-        self._socket = 0
-        """Which socket that was: code may have closed it, and opened something else."""
         self._dying: list[int] = []
         self._foreign: set[int] = set()
 
@@ -159,45 +146,34 @@ class Frozen:
         except (OSError, ValueError, IndexError) as problem:
             return f"the session's Python cannot be looked at: {problem}"
 
-    def make(self, line: Line, covers: object) -> Line | Crossing | str | None:
+    def make(self, line: Line, covers: object) -> Line | str | None:
         """Fork. In the parent: hand the host the fork's line, None; or the reason why it could not be.
 
-        In the fork: its own line, once it is woken; or with what it is to be a live fork.
+        In the fork: its own line, once it is woken.
         """
         here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-        outside, inside = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-        # As much as can be before the fork: a page that is written to after it is one of its own for both.
-        with outside:
-            door = out_of_the_way(outside.fileno())
-        number = os.fstat(door).st_ino
-        ours = (here.fileno(), door, line.fileno(), *self.descriptors())
         try:
-            pid = fork_asleep((there.fileno(), inside.fileno()), ours)
+            pid = fork_asleep(there.fileno(), (here.fileno(), line.fileno()))
         except OSError as problem:
-            for end in (here, there, inside):
-                end.close()
-            os.close(door)
+            here.close()
+            there.close()
             return f"no process could be made: {problem}"
         if pid == 0:
             here.detach()
             line.socket.detach()
-            self._door = -1
-            return self._woken(Line(there), Line(inside))
+            return self._woken(Line(there))
         there.close()
-        inside.close()
         # Some libraries end their threads before a fork and make them again after it; whatever is left does not.
         self._foreign = threads()
         if self._foreign:
             self._end(pid)
             here.close()
-            os.close(door)
             return native_threads(self._foreign)
         watched = _watched(pid)
         try:
             line.send({"op": "frozen", "pid": pid, "covers": covers}, (here.fileno(), *watched))
         except TooManySent as problem:
             self._end(pid)
-            os.close(door)
             return f"the host could not be given one: {problem.strerror}"
         finally:
             here.close()
@@ -205,20 +181,10 @@ class Frozen:
                 os.close(fd)
         # Only now: whoever is killed in between leaves the older one.
         self.drop()
-        self._pid, self._door, self._socket = pid, door, number
+        self._pid = pid
         return None
 
-    def _woken(self, line: Line, door: Line) -> Line | Crossing:
-        """By the host; or by the worker, which may have died, and whose code may write to whatever is open."""
-        try:
-            for record, fds in door.receive(wait=False):
-                if record.get("op") == "cross" and len(fds) == 4:
-                    line.close()
-                    door.close()
-                    return Crossing(fds)
-        except LineBroken:
-            pass
-        door.close()
+    def _woken(self, line: Line) -> Line:
         try:
             record, _ = line.read()
         except LineBroken:
@@ -227,38 +193,9 @@ class Frozen:
             os._exit(0)
         return line
 
-    def send_across(self, fds: list[int], said: int) -> bool:
-        """Let the one that is kept be the child between of a live fork: it is there already. False when there is none.
-
-        It ends with that; the next has to be made."""
-        if not self._pid or not self.descriptors() or not _sleeps(self._pid):
-            return False
-        try:
-            with socket.socket(fileno=os.dup(self._door)) as door:
-                Line(door).send({"op": "cross"}, (*fds, said))
-        except (LineBroken, OSError):
-            return False
-        self._shut_door()
-        self._dying.append(self._pid)
-        self._pid = 0
-        return True
-
-    def descriptors(self) -> set[int]:
-        """Its own, which others than the host must not have."""
-        try:
-            return {self._door} if self._door >= 0 and os.fstat(self._door).st_ino == self._socket else set()
-        except OSError:
-            return set()
-
-    def _shut_door(self) -> None:
-        for fd in self.descriptors():
-            os.close(fd)
-        self._door = -1
-
     def drop(self) -> None:
         """End the frozen fork that is there, without waiting for its end."""
         pid, self._pid = self._pid, 0
-        self._shut_door()
         if pid:
             self._end(pid)
 
@@ -285,16 +222,6 @@ class Frozen:
         """In a fork: the frozen ones belong to the parent."""
         self._pid = 0
         self._dying = []
-        self._shut_door()
-
-
-def _sleeps(pid: int) -> bool:
-    """As it should; code may have stopped or ended it."""
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            return file.read().rpartition(b")")[2].split()[0] == b"S"
-    except OSError:
-        return False
 
 
 def _watched(pid: int) -> tuple[int, ...]:

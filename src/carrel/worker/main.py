@@ -9,13 +9,14 @@ import socket
 import sys
 import time
 import traceback
+from collections.abc import Callable
 from typing import Any
 
 from . import files, values
 from .cells import Cell
 from .commands import Commands
 from .families import begun_since, end_since, now, since
-from .freezing import Crossing, Frozen, channels, devices, native_threads, python_threads, quiet_fork, threads
+from .freezing import Frozen, channels, devices, native_threads, python_threads, quiet_fork, threads
 from .host import Host
 from .host_errors import error_class
 from .interrupts import Interrupts
@@ -45,8 +46,7 @@ class Worker:
         self._home = str(settings.get("home") or os.getcwd())
         self._frozen = Frozen(int(settings.get("frozen_ceiling") or CEILING))
         self._keeps_frozen = bool(settings.get("frozen", True))
-        self._entrance: Any = settings.get("enter_fork")
-        """How to fork into a place that init has made; see `sandbox.entering`."""
+        self._fork_process: Callable[[], int] = settings.get("enter_fork") or os.fork
         self._why_not = "no frozen fork was made yet" if self._keeps_frozen else "frozen forks are switched off"
         self._changed = True
         self._covers: Any = None
@@ -264,7 +264,7 @@ class Worker:
 
     def _freeze(self) -> None:
         """Keep a fork of this moment, or say why there is none."""
-        made: Line | Crossing | str | None = self._frozen.refusal()
+        made: Line | str | None = self._frozen.refusal()
         if made is None:
             self._forking = True
             self._frozen_at = now()
@@ -275,13 +275,6 @@ class Worker:
         self._changed = False
         if isinstance(made, Line):
             self._wake(made)
-            return
-        if isinstance(made, Crossing):
-            crossing = made
-            self._forking = True
-            quiet_fork(lambda: int(self._entrance.cross(crossing.said)))
-            self._forking = False
-            self._be_the_fork(made.ends)
             return
         self._why_not = made or "kept"
         if made is not None:
@@ -316,49 +309,28 @@ class Worker:
         if why is None:
             self._forking = True
             try:
-                pid = self._cross(fds)
+                pid = quiet_fork(self._fork_process)
             except OSError as problem:
                 why = str(problem.strerror or problem)
             finally:
                 self._forking = False
         if pid == 0:
             self._line.socket.close()
-            self._be_the_fork(fds)
+            self._running.streams.replace(fds[1], fds[2])
+            line = out_of_the_way(fds[0])
+            os.close(fds[0])
+            self._go_on(Line(socket.socket(fileno=line)), keep_commands=False)
+            raise Woken
         for fd in fds:
             os.close(fd)
+        self._frozen.bury_later(getattr(self._fork_process, "left", []))
         answer = {"pid": pid} if why is None else {"refused": why}
         self._send({"op": "done", "id": record.get("id"), **answer})
-
-    def _cross(self, fds: list[int]) -> int:
-        """As os.fork: by the frozen fork, which is there already, where it is as this moment is."""
-        if self._entrance is None:
-            return quiet_fork()
-        if not self._changed:
-            heard, said = os.pipe()
-            sent = self._frozen.send_across(fds, said)
-            os.close(said)
-            self._changed = True
-            if sent:
-                self._why_not = "it has just become a live fork"
-                self._send({"op": "unfrozen", "why": self._why_not, "covers": self._covers})
-                return int(self._entrance.crossed(heard))
-            os.close(heard)
-        try:
-            return quiet_fork(self._entrance)
-        finally:
-            self._frozen.bury_later(self._entrance.left)
-
-    def _be_the_fork(self, fds: list[int]) -> None:
-        self._running.streams.replace(fds[1], fds[2])
-        line = out_of_the_way(fds[0])
-        os.close(fds[0])
-        self._go_on(Line(socket.socket(fileno=line)), keep_commands=False)
-        raise Woken
 
     def _why_no_fork(self, fds: list[int]) -> str | None:
         if len(fds) != 3:
             return "the request brought no line, stdout and stderr of the fork"
-        own = {self._line.fileno(), self._init, *fds, *(self._bell or ()), *self._frozen.descriptors()}
+        own = {self._line.fileno(), self._init, *fds, *(self._bell or ())}
         own |= self._running.streams.descriptors() | self._running.loop.descriptors() | self._commands.descriptors()
         why = python_threads() or devices() or channels(own)
         if why is None and threads():
