@@ -74,6 +74,12 @@ def memory(pid: int | str = "self") -> int:
     return sum(int(line.split()[1]) * 1024 for line in text.splitlines() if line.startswith("Private_"))
 
 
+def anonymous(pid: int) -> int:
+    """Bytes of memory that is of no file, also where a process that came from this one shares it."""
+    rows = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+    return next(int(row.split()[1]) * 1024 for row in rows if row.startswith("Anonymous:"))
+
+
 def groups_of(zygotes: set[int]) -> list[str]:
     """The cgroups that sessions of these zygotes have; other hosts on the machine have theirs."""
     names = [name for _, folders, _ in os.walk("/sys/fs/cgroup") for name in folders if name.startswith("carrel-")]
