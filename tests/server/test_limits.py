@@ -89,11 +89,13 @@ def test_for_samples_that_are_asked_for_once_no_place_is_kept(new_server: NewSer
                 seen.append(len(descendants(server.pid)))
             return seen[-1]
 
-        once = left_after("calc-1")
-        assert left_after("slug-1") == once
-        twice = left_after("slug-1")
+        left_after("calc-1")
+        # With the place of the next session, which is built ahead, whatever sample that will be of.
+        once = left_after("slug-1")
+        assert left_after("spans-1") == once
+        twice = left_after("spans-1")
         assert twice > once
-        assert left_after("spans-1") == twice
+        assert left_after("tally-1") == twice
 
 
 def test_nothing_of_a_closed_session_is_left(server: Serving, client: httpx.Client) -> None:

@@ -19,6 +19,13 @@ PATIENCE = 60
 """Seconds a test waits before it calls something a hang; what is awaited takes far less."""
 
 
+def named(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_text()
+    except OSError:
+        return ""
+
+
 def mcp(behaviour: str, timeout: float = 1, startup: float = 60) -> str:
     server = SERVERS / "unruly.py"
     return (
@@ -170,7 +177,8 @@ async def test_a_server_ends_with_the_session(open_session: Open, base: Path) ->
     session = await started(open_session)
     before = descendants(os.getpid())
     assert (await run(session, "tools.odd.echo(text='x')")).is_ok
-    servers = {pid: began for pid, began in descendants(os.getpid()).items() if pid not in before}
+    found = descendants(os.getpid())
+    servers = {pid: began for pid, began in found.items() if pid not in before and "unruly.py" in named(pid)}
     assert servers
     await session.close()
     assert wait_gone(servers, 20) == []
