@@ -331,8 +331,10 @@ def test_the_place_for_the_next_fork_is_not_one_of_the_session_s_processes(start
     )
     session.fork().close()
     inits_of_forks(session, 1)
-    # With the worker, and with init.
-    assert session.value(count) == 28
+    end = time.monotonic() + 60
+    # With the worker, and with init; and for a while with the fork that is ending.
+    while (most := session.value(count)) != 28:
+        assert time.monotonic() < end, most
 
 
 INITS = """
