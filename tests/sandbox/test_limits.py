@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
-from carrel.sandbox import cgroups
+from carrel.sandbox import cgroups, namespaces
 from carrel.sandbox.plan import Limits
 from tests.sandbox.conftest import Host
 from tests.sandbox.host import Session
@@ -115,6 +118,16 @@ def test_zombies_are_reaped(start: Callable[..., Session]) -> None:
     count = "import os; answer = len([n for n in os.listdir('/proc') if n.isdigit()])"
     while session.value(count) > 2:
         assert time.monotonic() < end, "orphans are left as zombies"
+
+
+def test_the_machine_s_root_is_held_by_a_cgroup() -> None:
+    """The kernel does not hold its processes to any number."""
+    assert not namespaces.count_processes((0, 0))
+    if os.geteuid() == 0 and Path("/proc/self/uid_map").read_text().split()[2] == "4294967295":
+        mapped = "from carrel.sandbox.namespaces import count_processes; print(count_processes((5, 5)))"
+        for command, held in (([], "True"), (["unshare", "--map-root-user"], "False")):
+            done = subprocess.run([*command, sys.executable, "-c", mapped], capture_output=True, text=True, check=True)
+            assert done.stdout == f"{held}\n"
 
 
 @pytest.mark.parametrize("version", [1, 2])

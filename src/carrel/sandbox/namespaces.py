@@ -38,10 +38,16 @@ def flags(plan: Plan) -> int:
     return wanted
 
 
-def count_processes() -> bool:
-    """Whether the kernel counts a user's processes in each user namespace apart, as it does since Linux 5.14."""
+def count_processes(outside: tuple[int, int]) -> bool:
+    """Whether the kernel holds a session of this outer user to its number of processes, counted for it alone.
+
+    Since Linux 5.14 they are counted in each user namespace apart; and never are those of the machine's root, who may
+    be behind any number where the numbers are mapped already.
+    """
     first, second = re.findall(r"\d+", os.uname().release)[:2]
-    return (int(first), int(second)) >= (5, 14)
+    with open("/proc/self/uid_map", encoding="ascii") as file:
+        unmapped = file.read().split() == ["0", "0", "4294967295"]
+    return (int(first), int(second)) >= (5, 14) and unmapped and outside[0] != 0
 
 
 def outer_ids() -> tuple[int, int]:

@@ -264,7 +264,7 @@ class Zygote:
         if "cgroup" not in plan.parts:
             return None
         limits = plan.limits
-        if plan.confined and namespaces.count_processes():
+        if plan.confined and namespaces.count_processes(self.outside):
             limits = dataclasses.replace(limits, processes=None)
         wanted = cgroups.settings(limits, 2).keys() & self.trees.keys()
         if not wanted:

@@ -146,7 +146,7 @@ def everything() -> dict[str, Any]:
     known = landlock.version()
     parts["sockets"] = None if known >= 6 else f"version {known} of Landlock cannot do it; 6 can"
     held = groups()
-    if parts["user"] is None and namespaces.count_processes():
+    if parts["user"] is None and namespaces.count_processes(namespaces.outer_ids()):
         held["pids"] = None
     return {"parts": parts, "cgroups": held}
 
