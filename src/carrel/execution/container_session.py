@@ -110,6 +110,9 @@ class ContainerSession(LiveSession):
     def worker_alive(self) -> bool:
         return self._alive and self._stream is not None and not self._stream.closed
 
+    def _look_now(self) -> None:
+        """The loop itself reads this stream, in its next round."""
+
     def _send(self, record: Record, fds: Sequence[int] = (), *, most_unread: int | None = None) -> None:
         if self._stream is None:
             return

@@ -82,6 +82,10 @@ class LocalSession(LiveSession):
         if self._line is not None:
             self._line.send(record, fds, most_unread=most_unread)
 
+    def _look_now(self) -> None:
+        if self._line is not None:
+            self._line.read_now()
+
     def request(self, record: Record, piece: Piece | None = None, fds: Sequence[int] = ()) -> asyncio.Future[Record]:
         self._memory_kills.begin()
         return super().request(record, piece, fds)

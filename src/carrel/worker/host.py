@@ -14,6 +14,7 @@ from .call_commands import CallCommand
 from .host_errors import HostCallError, raised
 from .interrupts import Interrupts
 from .line import Line, LineBroken, Record, TooLong
+from .quick import QuickSuccession
 from .turns import Turns
 
 _LOOK = 0.02
@@ -54,6 +55,7 @@ class Host:
         self._interrupts = interrupts
         self._number = 0
         self._bell = -1
+        self._asked = QuickSuccession()
         self._begin()
 
     def _begin(self) -> None:
@@ -169,7 +171,9 @@ class Host:
                 return True
             self._reading = True
         try:
-            self._interrupts.wait_for(self._readable_line)
+            self._asked.begin()
+            self._interrupts.wait_for(self._readable_line, first=self._asked.look)
+            self._asked.came()
             self._give_out(self.line.receive())
         finally:
             self._let_go()

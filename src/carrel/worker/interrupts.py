@@ -114,8 +114,13 @@ class Interrupts:
             self._pending = False
             raise KeyboardInterrupt
 
-    def wait_for(self, poll: select.poll, seconds: float | None = None) -> None:
-        """Wait inside of a held step; here an interrupt may come at any moment."""
+    def wait_for(
+        self,
+        poll: select.poll,
+        seconds: float | None = None,
+        first: Callable[[select.poll], list[tuple[int, int]]] = lambda poll: [],
+    ) -> None:
+        """Wait inside of a held step; here an interrupt may come at any moment. `first` looks before it sleeps."""
         longest = None if seconds is None else seconds * 1000
         if not self.mine():
             poll.poll(longest)
@@ -123,6 +128,7 @@ class Interrupts:
         try:
             self._held = False
             self.check()
-            poll.poll(longest)
+            if not first(poll):
+                poll.poll(longest)
         finally:
             self._held = True

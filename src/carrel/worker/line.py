@@ -9,7 +9,9 @@ import re
 import socket
 import struct
 import threading
+from collections.abc import Callable
 from json import JSONDecoder, JSONEncoder  # by name: what code sets on the module json does not matter here
+from json.encoder import c_make_encoder, encode_basestring  # type: ignore[attr-defined]
 from typing import Any
 
 LARGEST = 64 * 1024 * 1024
@@ -21,7 +23,6 @@ _HEAD = struct.Struct(">I")
 _SPACE = socket.CMSG_LEN(MOST_FDS * 4)
 _CLOSED_ON_EXEC = int(socket.MSG_CMSG_CLOEXEC)
 _NOT_WAITING = int(socket.MSG_CMSG_CLOEXEC | socket.MSG_DONTWAIT)
-_encoded = JSONEncoder(ensure_ascii=False, separators=(",", ":"), check_circular=False).encode
 _decoded = JSONDecoder().decode
 
 Record = dict[str, Any]
@@ -38,6 +39,18 @@ class TooManySent(OSError):
 
 class TooLong(ValueError):
     """A record that is longer than the line takes; nothing of it was sent."""
+
+
+def _encoder() -> Callable[[Record], str]:
+    """The encoder that JSONEncoder would make anew for each record, which takes longer than to encode a short one."""
+    plain = JSONEncoder(ensure_ascii=False, separators=(",", ":"), check_circular=False)
+    if c_make_encoder is None:  # A Python without the C part of json.
+        return plain.encode
+    made = c_make_encoder(None, plain.default, encode_basestring, None, ":", ",", False, False, True)
+    return lambda record: "".join(made(record, 0))
+
+
+_encoded = _encoder()
 
 
 def packed(record: Record) -> bytes:

@@ -23,13 +23,12 @@ from .interrupts import Interrupts
 from .line import Line, LineBroken, Record, TooLong
 from .naming import be_called
 from .output import out_of_the_way
+from .quick import QuickSuccession
 from .running import Running, Woken
 
 PROTOCOL = 1
 IDLE = 0.001
 """How long nothing must have come before a frozen fork is made."""
-QUICK = 0.0005
-"""How soon after an answer a request comes from a program that asks again and again."""
 BURIAL = 0.02
 """How often those that have been ended are looked after."""
 _OWN = 2
@@ -57,8 +56,7 @@ class Worker:
         """What the last run that started something has left running."""
         self._private = os.getsid(0) == os.getpid()
         """Whether its session is its own, so that all in it is what code has started."""
-        self._answered = 0.0
-        self._quick = False
+        self._answered = QuickSuccession()
         self._line = line
         self._interrupts = Interrupts()
         self._host = Host(line, self._interrupts, self._home)
@@ -132,9 +130,9 @@ class Worker:
         if not self._host.requests:
             self._wait()
         if self._host.requests:
-            self._quick = time.perf_counter() - self._answered < QUICK
+            self._answered.came()
             self._answer(*self._host.requests.popleft())
-            self._answered = time.perf_counter()
+            self._answered.begin()
 
     def _wait(self) -> None:
         """For something to happen; a frozen fork is made when nothing does."""
@@ -144,7 +142,7 @@ class Worker:
             events = self._wait_with_commands(soon)
         else:
             # Without commands nothing has a deadline, and the selector around this would take longer than the rest.
-            events = self._in_quick_succession() or self._poll.poll(None if soon is None else soon * 1000)
+            events = self._answered.look(self._poll) or self._poll.poll(None if soon is None else soon * 1000)
             for fd, _ in events:
                 if fd == self._line.fileno():
                     self._host.take()
@@ -155,17 +153,6 @@ class Worker:
             self._changed = True
         if not events and freezes:
             self._freeze()
-
-    def _in_quick_succession(self) -> list[tuple[int, int]]:
-        """Where the last request came right after an answer the next is looked for without going to sleep: to be woken
-        on an idle processor takes longer than to run a small cell. Whoever else has something to do goes first."""
-        events: list[tuple[int, int]] = []
-        if self._quick:
-            until = self._answered + QUICK
-            while not events and time.perf_counter() < until:
-                os.sched_yield()
-                events = self._poll.poll(0)
-        return events
 
     def _wait_with_commands(self, soon: float | None) -> list[Any]:
         deadline = self._commands.next_deadline()
@@ -257,6 +244,7 @@ class Worker:
             # Text that JSON has to escape grows on its way.
             value = values.as_repr("", "it is too large to cross as data")
             self._send({**result, "value": value, "display": []})
+        self._running.streams.mend()
 
     def _not_of_a_run(self) -> set[int]:
         """Processes that may have begun in the same moment as a run and are not its own."""

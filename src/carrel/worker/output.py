@@ -60,12 +60,16 @@ class _Stream:
         self.pipe = _identity(self.spare)
 
     def flushed(self) -> bool:
-        """Write out what is waiting; whether all is as it should be."""
-        stream = getattr(sys, self.name, None)
+        """Write out what is waiting; whether that could be done."""
         try:
-            stream.flush()  # type: ignore[union-attr]
+            getattr(sys, self.name).flush()
         except BaseException:  # noqa: BLE001 - closed, replaced or broken by the cell, whose own code this may be
             return False
+        return True
+
+    def whole(self) -> bool:
+        """Whether it leads where it should."""
+        stream = getattr(sys, self.name, None)
         return stream is getattr(sys, f"__{self.name}__", None) and _identity(self.fd) == self.pipe
 
     def renew(self, late: frozenset[threading.Thread]) -> None:
@@ -87,6 +91,7 @@ class StandardStreams:
     def __init__(self) -> None:
         self._streams = [_Stream("stdout", 1), _Stream("stderr", 2)]
         self._late = _NONE
+        self._broken = False
         self.children_made = False
         """Whether a process was made since this was last set back: it may write long after."""
         self._c_library = ctypes.CDLL(None)
@@ -137,9 +142,15 @@ class StandardStreams:
         return self.children_made or bool(late_threads())
 
     def settle(self) -> None:
-        """After a cell: what it printed is out, and the streams are whole again."""
+        """After a cell: what it printed is out."""
         self._c_library.fflush(None)
-        if not all([stream.flushed() for stream in self._streams]):  # noqa: C419 - both, also when the first is broken
+        for stream in self._streams:
+            self._broken = not stream.flushed() or self._broken
+
+    def mend(self) -> None:
+        """Before the next one: the streams are whole again. Nobody need wait for this."""
+        if self._broken or not all(stream.whole() for stream in self._streams):
+            self._broken = False
             self.renew()
 
 
