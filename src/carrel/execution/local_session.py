@@ -8,6 +8,7 @@ import signal
 import socket
 import stat
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 from carrel.errors import ForkRefused
@@ -33,6 +34,7 @@ class LocalSession(LiveSession):
         self._worker_pid = 0
         self._named = asyncio.Event()
         """Set when init has told which process the worker is, or nobody will any more."""
+        self._worker_dead = asyncio.Event()
         self._frozen: tuple[socket.socket, int, int] | None = None
         self._discard = Discard()
         self._memory_kills = MemoryKills()
@@ -172,6 +174,7 @@ class LocalSession(LiveSession):
         self._forget_worker()
         self._worker_fd, self._worker_pid = descriptor, pid
         self._named.set()
+        self._worker_dead.clear()
         self._loop.add_reader(descriptor, self._worker_gone)
 
     def _forget_worker(self) -> None:
@@ -191,6 +194,7 @@ class LocalSession(LiveSession):
 
     def _worker_gone(self) -> None:
         self._loop.remove_reader(self._worker_fd)
+        self._worker_dead.set()
         if self._line is not None:
             self._line.read_rest()
             self._line.close()
@@ -239,6 +243,11 @@ class LocalSession(LiveSession):
     async def begin_again(self) -> bool:
         if self.init is None or not self.init.alive:
             return False
+        if self._worker_fd >= 0:
+            # Its line may end before it does; while it lives, what its last run has started is its own to look after.
+            with suppress(TimeoutError):
+                async with asyncio.timeout(READY):
+                    await self._worker_dead.wait()
         line, theirs = socket.socketpair()
         for pipe in (self.stdout, self.stderr):
             pipe.close()
