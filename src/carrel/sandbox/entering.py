@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import os
+import select
 import socket
 import sys
 from typing import Any
 
 from . import syscalls
 from .records import Records
+
+
+_MOMENT = 0.05
+"""Seconds that who stood between waits at most for the child to have begun."""
 
 
 class ForkRefusedHere(OSError):
@@ -20,6 +25,7 @@ class Entrance:
 
     def __init__(self, init: int) -> None:
         self.init = init
+        self._behind = -1
         self.left: list[int] = []
         """Processes that stood between and are ending: for the caller to bury, or for the next call."""
 
@@ -48,6 +54,12 @@ class Entrance:
             raise ForkRefusedHere(1, rest or "the child between ended without a word")
         return int(rest)
 
+    def arrived(self) -> None:
+        """In the child, when it has begun to work: who stood between may go."""
+        if self._behind >= 0:
+            os.close(self._behind)
+            self._behind = -1
+
     def _cross(self, said: int, cwd: str) -> int:
         """In the child between: into the namespaces, then another fork, as only a child is in the new pid namespace."""
         try:
@@ -62,11 +74,14 @@ class Entrance:
                 os.close(descriptor)
             syscalls.drop_capabilities()
             os.chdir(cwd)
+            waits, self._behind = os.pipe2(os.O_CLOEXEC)
             pid = os.fork()
             if pid:
-                # Answered when init is done with this fork: the next may be asked for as soon as the worker says so.
-                link.ask({"op": "crossed", "pid": pid})
+                link.send({"op": "crossed", "pid": pid})
                 os.write(said, f"pid {pid}".encode())
+                # To take down memory as large as the session's takes a while, in which the child would be slow.
+                os.close(self._behind)
+                select.select([waits], [], [], _MOMENT)
                 os._exit(0)
         except BaseException as error:  # noqa: BLE001 -- whatever it is, this process must not go on as a second worker
             text = error.strerror if isinstance(error, ForkRefusedHere) else str(error)
@@ -74,6 +89,7 @@ class Entrance:
             os._exit(1)
         link.close()
         os.close(said)
+        os.close(waits)
         self.left = []
         os.dup2(own_init, self.init, inheritable=False)
         os.close(own_init)

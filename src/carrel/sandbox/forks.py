@@ -286,11 +286,11 @@ class Forks:
 
     def asked(self, worker: Link, op: str, pid: int) -> None:
         """The worker wants to send a child into the place, and waits until that is ready; or a child has entered."""
-        if self.pending is None:
+        if op == "crossed":
+            if self.pending is not None:
+                self._crossed(self.pending, pid)
+        elif self.pending is None:
             worker.records.send({"op": "refused", "message": "no place for a fork is ready"})
-        elif op == "crossed":
-            self._crossed(self.pending, pid)
-            worker.records.send({"op": "noted"})
         elif self.pending.report < 0:
             self._let_in(self.pending, worker, pid)
         else:

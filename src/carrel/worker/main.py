@@ -120,7 +120,7 @@ class Worker:
             try:
                 self._next()
             except Woken:
-                self._ready()
+                continue
             except LineBroken:
                 return
 
@@ -278,6 +278,7 @@ class Worker:
             init = socket.socket(fileno=os.dup(self._init))
             with init:
                 Line(init).send({"op": "worker", "pid": os.getpid()})
+        self._ready()
         raise Woken
 
     def _go_on(self, line: Line, keep_commands: bool) -> None:
@@ -304,10 +305,17 @@ class Worker:
                 self._forking = False
         if pid == 0:
             self._line.socket.close()
-            self._running.streams.replace(fds[1], fds[2])
             line = out_of_the_way(fds[0])
             os.close(fds[0])
-            self._go_on(Line(socket.socket(fileno=line)), keep_commands=False)
+            self._line = Line(socket.socket(fileno=line))
+            # Said at once: what is left to do is done while the host hears of it, and before it can ask for anything.
+            self._interrupts.install()
+            self._ready()
+            self._running.streams.replace(fds[1], fds[2])
+            self._go_on(self._line, keep_commands=False)
+            arrived = getattr(self._fork_process, "arrived", None)
+            if arrived is not None:
+                arrived()
             raise Woken
         for fd in fds:
             os.close(fd)
