@@ -11,7 +11,6 @@ from typing import Any
 from . import syscalls
 from .records import Records
 
-
 _MOMENT = 0.05
 """Seconds that who stood between waits at most for the child to have begun."""
 
