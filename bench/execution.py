@@ -118,6 +118,7 @@ async def carrel_rows(quick: bool) -> dict[str, float]:
 
         rows["crash to the next answer, variables restored"] = await median(restore, few)
 
+    async with SubprocessExecutor(SANDBOXED) as executor:
         await executor.run("big = list(range(1_000_000))")
 
         async def fork() -> float:

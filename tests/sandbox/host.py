@@ -38,6 +38,7 @@ if child == 0:
         os.dup2(ends[number], number)
     os.close(connection.detach())
     os.close(ends[1]); os.close(ends[2])
+    settings["enter_fork"].arrived()
     serve(socket.socket(fileno=ends[0]), names)
 for end in ends:
     os.close(end)

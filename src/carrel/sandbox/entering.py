@@ -54,7 +54,9 @@ class Entrance:
         return int(rest)
 
     def arrived(self) -> None:
-        """In the child, when it has begun to work: who stood between may go."""
+        """In the child, when its host has heard of it: what it needs before any code runs, and who stood between may
+        go."""
+        _begin_random_numbers_anew()
         if self._behind >= 0:
             os.close(self._behind)
             self._behind = -1
@@ -93,7 +95,6 @@ class Entrance:
         os.dup2(own_init, self.init, inheritable=False)
         os.close(own_init)
         syscalls.prctl(syscalls.PR_SET_DUMPABLE, 1)
-        _begin_random_numbers_anew()
         return 0
 
 

@@ -91,20 +91,20 @@ def native_threads(left: set[int]) -> str:
     return f"{len(left)} native thread{'s' * (len(left) > 1)} of a library, which no fork survives"
 
 
-def devices() -> str | None:
+def devices(opened: dict[int, str]) -> str | None:
     """Why an open device forbids a fork, or None."""
-    for target in descriptors().values():
+    for target in opened.values():
         if target.startswith(_NEVER_SHARED):
             return f"a GPU is in use ({target})"
     return None
 
 
-def channels(own: set[int]) -> str | None:
+def channels(opened: dict[int, str], own: set[int]) -> str | None:
     """Why two processes cannot both have what is open here, or None: both would read and write one connection."""
-    found = [fd for fd, target in descriptors().items() if fd > 2 and fd not in own and target.startswith(_CHANNELS)]
+    found = [fd for fd, target in opened.items() if fd > 2 and fd not in own and target.startswith(_CHANNELS)]
     if not found:
         return None
-    kinds = sorted({descriptors().get(fd, "?").partition(":")[0] for fd in found})
+    kinds = sorted({opened[fd].partition(":")[0] for fd in found})
     return f"open connections cannot be shared: {', '.join(kinds)} (descriptors {', '.join(map(str, found[:5]))})"
 
 
@@ -142,7 +142,7 @@ class Frozen:
                     f"the session's Python uses {size >> 20} MiB, more than is kept twice ({self._ceiling >> 20} MiB)"
                 )
             still = self._foreign & threads() if self._foreign else None
-            return python_threads() or devices() or (native_threads(still) if still else None)
+            return python_threads() or devices(descriptors()) or (native_threads(still) if still else None)
         except (OSError, ValueError, IndexError) as problem:
             return f"the session's Python cannot be looked at: {problem}"
 

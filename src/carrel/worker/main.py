@@ -16,7 +16,7 @@ from . import files, values
 from .cells import Cell
 from .commands import Commands
 from .families import begun_since, end_since, now, since
-from .freezing import Frozen, channels, devices, native_threads, python_threads, quiet_fork, threads
+from .freezing import Frozen, channels, descriptors, devices, native_threads, python_threads, quiet_fork, threads
 from .host import Host
 from .host_errors import error_class
 from .interrupts import Interrupts
@@ -328,7 +328,8 @@ class Worker:
             return "the request brought no line, stdout and stderr of the fork"
         own = {self._line.fileno(), self._init, *fds, *(self._bell or ())}
         own |= self._running.streams.descriptors() | self._running.loop.descriptors() | self._commands.descriptors()
-        why = python_threads() or devices() or channels(own)
+        opened = descriptors()
+        why = python_threads() or devices(opened) or channels(opened, own)
         if why is None and threads():
             # Some libraries end their threads before a fork: a child that ends at once shows which are left.
             self._forking = True
