@@ -1,12 +1,14 @@
 """How fast code runs: carrel's executors beside jupyter_client + ipykernel and, where an engine runs, docker.
 
-All sides are measured in one run, by turns, and shown as medians and ratios: a busy machine slows all of them down.
+All sides are measured in one run, by turns and in several rounds, and shown as medians and ratios: a busy machine slows
+all of them down, and what it does in one minute it may not do in the next.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import importlib.util
 import json
 import os
 import shutil
@@ -24,6 +26,8 @@ from carrel.execution.settings import SubprocessConfig
 from carrel.execution.subprocess_executor import SubprocessExecutor
 
 Measure = Callable[[], Awaitable[float]]
+Rows = dict[str, float]
+ROUNDS = 3
 SANDBOXED = SubprocessConfig(sandbox="required", default_timeout=120)
 IMAGE = "carrel-bench:python"
 
@@ -76,9 +80,9 @@ async def cold_start() -> float:
         return seconds
 
 
-async def carrel_rows(quick: bool) -> dict[str, float]:
-    rows: dict[str, float] = {}
-    few, many = (3, 200) if quick else (15, 2000)
+async def carrel_rows(quick: bool) -> Rows:
+    rows: Rows = {}
+    few, many = (3, 200) if quick else (7, 1000)
     await start_to_first_result()
     rows["start to first result"] = await median(start_to_first_result, few * 2)
     rows["cold start, new virtualenv"] = await median(cold_start, 3)
@@ -168,7 +172,7 @@ async def jupyter_kernel() -> tuple[Any, Any]:
     from jupyter_client.manager import AsyncKernelManager  # noqa: PLC0415 -- not everybody who measures has it
 
     manager = AsyncKernelManager(kernel_name="python3")
-    await manager.start_kernel()
+    await manager.start_kernel(stderr=subprocess.DEVNULL)
     client = manager.client()
     client.start_channels()
     await client.wait_for_ready(timeout=60)
@@ -184,8 +188,8 @@ async def jupyter_close(manager: Any, client: Any) -> None:
     await manager.shutdown_kernel(now=True)
 
 
-async def jupyter_rows(quick: bool) -> dict[str, float]:
-    rows: dict[str, float] = {}
+async def jupyter_rows(quick: bool) -> Rows:
+    rows: Rows = {}
 
     async def start() -> float:
         began = time.perf_counter()
@@ -218,7 +222,7 @@ async def jupyter_rows(quick: bool) -> dict[str, float]:
         await jupyter_close(manager, client)
 
     began = time.perf_counter()
-    kernels = [await jupyter_kernel() for _ in range(2 if quick else 20)]
+    kernels = [await jupyter_kernel() for _ in range(2 if quick else 7)]
     for _, one in kernels:
         await jupyter_run(one, "import numpy, pandas; pandas.DataFrame({'a': numpy.arange(3)})")
     scale = 20 / len(kernels)
@@ -246,7 +250,7 @@ async def docker(*words: str) -> None:
         raise RuntimeError(f"docker {' '.join(words)} failed")
 
 
-async def docker_rows() -> dict[str, float]:
+async def docker_rows() -> Rows:
     """A container for each run, without a network (which costs an engine more), and commands in one that runs."""
     # Of this very Python, packed from here: nothing is fetched, and both sides run the same.
     await asyncio.to_thread(pack_image, IMAGE)
@@ -292,7 +296,7 @@ def amount(name: str, value: float | None) -> str:
     return f"{value * 1e3:,.2f} ms" if value < 10 else f"{value:,.1f} s"
 
 
-def print_table(ours: dict[str, float], others: dict[str, dict[str, float]]) -> None:
+def print_table(ours: Rows, others: dict[str, Rows]) -> None:
     names = list(others)
     print(f"{'':46}{'carrel':>12}{'wanted':>12}" + "".join(f"{name:>13}{'ratio':>8}" for name in names))
     for row, wanted in WANTED.items():
@@ -306,25 +310,39 @@ def print_table(ours: dict[str, float], others: dict[str, dict[str, float]]) -> 
         print(line + ("" if ours[row] <= wanted else "   over"))
 
 
+async def carrel_side(quick: bool) -> Rows:
+    rows = await carrel_rows(quick)
+    rows["private memory of an idle session"] = await carrel_memory()
+    rows["20 sessions with numpy and pandas"], rows["memory of those 20"] = await carrel_twenty()
+    return rows
+
+
+def in_the_middle(rounds: list[Rows]) -> Rows:
+    return {row: statistics.median(rows[row] for rows in rounds) for row in rounds[0]}
+
+
 async def main() -> None:
     reader = argparse.ArgumentParser(description=__doc__)
     reader.add_argument("--quick", action="store_true", help="fewer repetitions")
     reader.add_argument("--alone", action="store_true", help="carrel only")
     reader.add_argument("--json", action="store_true", help="print the numbers as JSON")
     asked = reader.parse_args()
-    ours = await carrel_rows(asked.quick)
-    ours["private memory of an idle session"] = await carrel_memory()
-    ours["20 sessions with numpy and pandas"], ours["memory of those 20"] = await carrel_twenty()
-    others: dict[str, dict[str, float]] = {}
+    sides: dict[str, Callable[[], Awaitable[Rows]]] = {"carrel": lambda: carrel_side(asked.quick)}
     if not asked.alone:
-        try:
-            others["ipykernel"] = await jupyter_rows(asked.quick)
-        except ImportError as missing:
-            print(f"ipykernel is not measured: {missing}", file=sys.stderr)
+        if importlib.util.find_spec("ipykernel") and importlib.util.find_spec("jupyter_client"):
+            sides["ipykernel"] = lambda: jupyter_rows(asked.quick)
+        else:
+            print("ipykernel is not measured: it and jupyter_client are not installed", file=sys.stderr)
         if docker_answers():
-            others["docker"] = await docker_rows()
+            sides["docker"] = docker_rows
         else:
             print("docker is not measured: no engine answers here (DOCKER_HOST names one)", file=sys.stderr)
+    rounds: dict[str, list[Rows]] = {name: [] for name in sides}
+    for _ in range(1 if asked.quick else ROUNDS):
+        for name, side in sides.items():
+            rounds[name].append(await side())
+    others = {name: in_the_middle(rows) for name, rows in rounds.items()}
+    ours = others.pop("carrel")
     if asked.json:
         print(json.dumps({"carrel": ours, **others}, indent=2))
     else:
