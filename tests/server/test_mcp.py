@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 mcp = Late("mcp")
 types = Late("mcp.types")
+stdio = Late("mcp.client.stdio")
 
 NAMES = {
     "run_code",
@@ -53,9 +54,11 @@ def base(tmp_path: Path) -> Path:
     return folder
 
 
-def parameters(base: Path, *more: str, python: Sequence[str] | None = None) -> Any:
+def front(base: Path, *more: str, python: Sequence[str] | None = None) -> Any:
     command, *arguments = [*(python or warm().python), "-m", "carrel", "mcp", "--base", str(base), *more]
-    return mcp.StdioServerParameters(command=command, args=arguments, env=dict(os.environ))
+    given = mcp.StdioServerParameters(command=command, args=arguments, env=dict(os.environ))
+    # By itself it would write to what sys.stderr was when it was imported: perhaps in a test that is over.
+    return mcp.Client(stdio.stdio_client(given, errlog=sys.__stderr__))
 
 
 def text_of(result: CallToolResult) -> str:
@@ -63,13 +66,13 @@ def text_of(result: CallToolResult) -> str:
 
 
 async def test_the_whole_table_of_tools(base: Path) -> None:
-    async with mcp.Client(parameters(base)) as client:
+    async with front(base) as client:
         assert {tool.name for tool in (await client.list_tools()).tools} == NAMES
         assert all(tool.description for tool in (await client.list_tools()).tools)
 
 
 async def test_runtime_deps_can_be_left_out(base: Path) -> None:
-    async with mcp.Client(parameters(base, "--no-runtime-deps")) as client:
+    async with front(base, "--no-runtime-deps") as client:
         assert {tool.name for tool in (await client.list_tools()).tools} == NAMES - {"add_dep", "remove_dep"}
         refused = await client.call_tool("run_code", {"code": "deps.add('numpy')"})
         assert refused.is_error
@@ -77,7 +80,7 @@ async def test_runtime_deps_can_be_left_out(base: Path) -> None:
 
 
 async def test_code_keeps_its_state_and_calls_tools(base: Path) -> None:
-    async with mcp.Client(parameters(base)) as client:
+    async with front(base) as client:
         await client.call_tool("run_code", {"code": "x = 20"})
         result = await client.call_tool("run_code", {"code": "print('hello')\nx + len(tools.echo(words='a'))"})
         assert not result.is_error
@@ -87,7 +90,7 @@ async def test_code_keeps_its_state_and_calls_tools(base: Path) -> None:
 
 
 async def test_an_error_is_an_error_and_the_session_goes_on(base: Path) -> None:
-    async with mcp.Client(parameters(base)) as client:
+    async with front(base) as client:
         failed = await client.call_tool("run_code", {"code": "y = 1\n1/0"})
         assert failed.is_error
         assert "ZeroDivisionError" in text_of(failed)
@@ -105,7 +108,7 @@ async def test_a_client_hears_that_code_runs(base: Path) -> None:
         heard.append((progress, message))
 
     code = "import time\nfor i in range(4):\n    print('step', i, flush=True)\n    time.sleep(0.5)"
-    async with mcp.Client(parameters(base)) as client:
+    async with front(base) as client:
         await client.call_tool("run_code", {"code": code}, progress_callback=hear)
     assert heard
     assert [progress for progress, _ in heard] == sorted(progress for progress, _ in heard)
@@ -121,14 +124,14 @@ class Picture:
         return base64.b64decode({picture!r})
 Picture()
 """
-    async with mcp.Client(parameters(base)) as client:
+    async with front(base) as client:
         result = await client.call_tool("run_code", {"code": code})
         images = [block for block in result.content if isinstance(block, types.ImageContent)]
         assert [(image.mime_type, image.data) for image in images] == [("image/png", picture)]
 
 
 async def test_workflows_and_artifacts(base: Path) -> None:
-    async with mcp.Client(parameters(base)) as client:
+    async with front(base) as client:
         source = "def run(n: int) -> int:\n    return n + 1\n"
         made = await client.call_tool(
             "create_workflow", {"name": "next_one", "source": source, "description": "The number after"}
@@ -151,7 +154,7 @@ async def test_workflows_and_artifacts(base: Path) -> None:
 
 
 async def test_lists_are_a_line_each_for_a_model_and_data_for_a_program(base: Path) -> None:
-    async with mcp.Client(parameters(base)) as client:
+    async with front(base) as client:
         assert text_of(await client.call_tool("list_workflows", {})) == "(no workflows)"
         source = "def run(n: int, by: int = 1) -> int:\n    return n + by\n"
         await client.call_tool("create_workflow", {"name": "add", "source": source, "description": "Add up"})
@@ -180,7 +183,7 @@ async def test_a_mistake_is_told_with_its_reason(base: Path, capfd: pytest.Captu
         ("add_dep", {"package": "-r x"}, "-r x"),
         ("add_dep", {"package": "carrel-not-there-at-all"}, "carrel-not-there-at-all could not be installed"),
     ]
-    async with mcp.Client(parameters(base)) as client:
+    async with front(base) as client:
         for tool, arguments, reason in mistakes:
             result = await client.call_tool(tool, arguments)
             assert result.is_error
@@ -189,7 +192,7 @@ async def test_a_mistake_is_told_with_its_reason(base: Path, capfd: pytest.Captu
 
 
 async def test_a_command(base: Path) -> None:
-    async with mcp.Client(parameters(base)) as client:
+    async with front(base) as client:
         assert text_of(await client.call_tool("execute_command", {"command": "echo hi"})) == "hi\n"
         failed = await client.call_tool("execute_command", {"command": "exit 3"})
         assert failed.is_error
@@ -209,7 +212,7 @@ async def test_tools_of_an_mcp_server_work_through_ours(base: Path, tmp_path: Pa
     (base / "tools" / "broken.yaml").write_text(
         f"name: broken\ntype: mcp\ntransport: stdio\ncommand: {sys.executable}\nargs: [-c, 'raise SystemExit(3)']\n"
     )
-    async with mcp.Client(parameters(base)) as client:
+    async with front(base) as client:
         result = await client.call_tool("run_code", {"code": "tools.adding.add(a=2, b=3)"})
         assert result.structured_content is not None
         assert "5" in text_of(result), text_of(result)
@@ -244,7 +247,7 @@ async def test_over_http(base: Path) -> None:
 
 
 async def test_nothing_is_left_when_the_client_goes(base: Path) -> None:
-    async with mcp.Client(parameters(base, python=[sys.executable])) as client:
+    async with front(base, python=[sys.executable]) as client:
         told: dict[str, Any] = (await client.call_tool("run_code", {"code": "1"})).structured_content or {}
         assert told["value"] == 1
     for _ in range(1200):
