@@ -50,6 +50,29 @@ async def test_a_fork_outlives_its_parent_and_survives_a_crash(executor: Executo
 
 
 @pytest.mark.promise("forks")
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import resource as r\nr.setrlimit(r.RLIMIT_NOFILE, (r.getrlimit(r.RLIMIT_NOFILE)[1],) * 2)\n"
+        "files = [open('/dev/null') for _ in range(1100)]",
+        "import select\nselect.select = select.poll = None",
+        "import os\n"
+        "os.register_at_fork(before=lambda: 1 / 0, after_in_parent=lambda: 1 / 0, after_in_child=lambda: 1 / 0)",
+    ],
+    ids=["many files", "select is patched", "hooks that raise"],
+)
+async def test_whatever_code_has_done_its_variables_are_there_after_a_fork(executor: Executor, code: str) -> None:
+    await executor.run(f"x = 7\n{code}")
+    for _ in range(3):
+        fork = await executor.fork()
+        try:
+            assert (await fork.run("x")).value == 7
+        finally:
+            await fork.close()
+        assert (await executor.run("x")).value == 7
+
+
+@pytest.mark.promise("forks")
 async def test_forks_of_forks_and_many_of_one(executor: Executor) -> None:
     await executor.run("x = 0")
     line = [executor]
