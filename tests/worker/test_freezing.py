@@ -138,6 +138,20 @@ def test_with_threads_none_is_kept_and_the_reason_is_said(everywhere: Session) -
     assert everywhere.value("x") == 6
 
 
+@pytest.mark.parametrize("left", [0, 1, 2, 3])
+def test_where_nearly_all_descriptors_are_taken_the_worker_lives_on(session: Session, left: int) -> None:
+    assert (
+        session.value(
+            "import os, resource\nresource.setrlimit(resource.RLIMIT_NOFILE, (400, 400))\ntaken = []\n"
+            "try:\n    while True: taken.append(os.open('/dev/null', os.O_RDONLY))\nexcept OSError: pass\n"
+            f"for _ in range({left}): os.close(taken.pop())\nx = 5"
+        )
+        is None
+    )
+    session.wait_frozen()
+    assert session.value("x") == 5
+
+
 def test_with_native_threads_none_is_kept(session: Session) -> None:
     session.value(
         "import ctypes, time\n"

@@ -151,7 +151,10 @@ class Frozen:
 
         In the fork: its own line, once it is woken.
         """
-        here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        except OSError as problem:
+            return f"no line to it could be made: {problem}"
         try:
             pid = fork_asleep(there.fileno(), (here.fileno(), line.fileno()))
         except OSError as problem:
