@@ -39,7 +39,13 @@ class Entrance:
         self.left = []
         cwd = os.getcwd()
         heard, said = os.pipe2(os.O_CLOEXEC)
-        between = syscalls.fork_as_it_is()
+        try:
+            between = syscalls.fork_as_it_is()
+        except OSError:
+            # Left open they would be pipes that no fork can share.
+            os.close(heard)
+            os.close(said)
+            raise
         if between == 0:
             os.close(heard)
             return self._cross(said, cwd)

@@ -9,6 +9,7 @@ import pytest
 
 from carrel.errors import ForkRefused
 from carrel.execution.executor import Executor
+from carrel.execution.settings import Limits
 from tests.execution.conftest import Start
 
 
@@ -70,6 +71,23 @@ async def test_whatever_code_has_done_its_variables_are_there_after_a_fork(execu
         finally:
             await fork.close()
         assert (await executor.run("x")).value == 7
+
+
+@pytest.mark.promise("forks")
+async def test_a_fork_refused_for_want_of_processes_can_be_made_when_there_are_some(start: Start) -> None:
+    executor = start(limits=Limits(processes=12))
+    await executor.run(
+        "import subprocess\nx, started = 7, []\n"
+        "try:\n    while True: started.append(subprocess.Popen(['sleep', '1000']))\nexcept OSError: pass"
+    )
+    with pytest.raises(ForkRefused):
+        await executor.fork()
+    await executor.run("for process in started:\n    process.kill(); process.wait()")
+    fork = await executor.fork()
+    try:
+        assert (await fork.run("x")).value == 7
+    finally:
+        await fork.close()
 
 
 @pytest.mark.promise("forks")
