@@ -151,6 +151,8 @@ class Frozen:
 
         In the fork: its own line, once it is woken.
         """
+        # Where one run follows the other nothing else does: they would count as processes of the session.
+        self.bury()
         try:
             here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         except OSError as problem:
