@@ -105,6 +105,19 @@ async def test_only_one_at_a_time_is_looked_for() -> None:
     other.awake.came()
 
 
+async def test_where_the_clock_stands_still_the_loop_goes_on_and_sleeps(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(awake, "perf_counter", lambda: 1.0)
+    looked = Looked(comes_at=100_000)
+    looked.was_quick()
+    looked.awake.expect()
+    so_far = -1
+    async with asyncio.timeout(10):
+        while so_far != looked.times:
+            so_far = looked.times
+            await asyncio.sleep(0.1)
+    assert 0 < so_far < 100_000
+
+
 async def test_on_one_processor_nobody_stays_awake(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(awake, "_HAS_ROOM", False)
     looked = Looked()

@@ -16,7 +16,8 @@ from typing import Any
 
 import pytest
 
-from carrel.errors import CarrelError, ForkRefused, PlaceLost, WorkerLost
+from carrel.errors import CarrelError, ExecutorClosed, ForkRefused, PlaceLost, WorkerLost
+from carrel.execution import live_session
 from carrel.execution.init_control import InitControl
 from carrel.execution.settings import SubprocessConfig
 from carrel.execution.subprocess_executor import SubprocessExecutor
@@ -138,6 +139,47 @@ async def test_the_worker_is_killed_before_what_a_run_did_was_kept(executor: Sub
     raise AssertionError("the fork was always made in time")
 
 
+async def test_what_is_gone_is_told_by_the_next_run_also_where_a_command_or_a_fork_met_the_end(
+    executor: SubprocessExecutor,
+) -> None:
+    requests = [lambda: executor.exec("sleep 60")]
+    if executor.config.sandbox == "required":
+        requests.append(executor.fork)
+    for ask in requests:
+        told = set()
+        for _ in range(20):
+            await run_and_freeze(executor, "x = 1\ny = len([x])")
+            await executor.run("x = 2\ny = len([x])")
+            asked = asyncio.ensure_future(ask())
+            await asyncio.sleep(0)
+            session_of(executor)._signal(signal.SIGKILL)
+            with contextlib.suppress(WorkerLost, ForkRefused):
+                await (await asked).close()  # type: ignore[attr-defined]
+            result = await executor.run("x")
+            assert (result.state, result.value) in (("restored", 1), ("kept", 2))
+            told.add(result.state)
+            assert (await executor.run("x")).state == "kept"
+            if "restored" in told:
+                break
+        assert "restored" in told, "the fork was always made in time"
+
+
+@pytest.mark.slow
+async def test_a_frozen_fork_that_does_not_go_on_costs_the_variables_and_not_the_files(
+    executor: SubprocessExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await executor.start()
+    monkeypatch.setattr(live_session, "READY", 10.0)
+    await run_and_freeze(
+        executor,
+        "import os, time\nos.register_at_fork(after_in_child=lambda: time.sleep(1000))\nopen('f', 'w').write('kept')",
+    )
+    result = await executor.run("os.kill(os.getpid(), 9)")
+    assert (result.error_type, result.state) == ("Crashed", "lost")
+    assert "did not go on" in result.state_reason
+    assert (await executor.run("open('f').read()")).value == "kept"
+
+
 async def test_there_is_one_frozen_fork_at_every_moment(executor: SubprocessExecutor) -> None:
     """The next is handed over before the last one goes: a kill in between would cost both."""
     for n in range(60):
@@ -211,6 +253,21 @@ async def test_the_worker_is_killed_while_it_is_closed(executor: SubprocessExecu
     session_of(executor).kill() if session_of(executor) else None
     await closing
     assert alive(processes) == []
+
+
+async def test_closed_while_it_is_forked() -> None:
+    for number in range(10):
+        executor = SubprocessExecutor(SubprocessConfig(sandbox="required"))
+        await executor.run("x = 5")
+        forking = asyncio.ensure_future(executor.fork())
+        await asyncio.sleep(number * 0.001)
+        await executor.close()
+        try:
+            fork = await forking
+        except (ExecutorClosed, ForkRefused):
+            continue
+        assert (await fork.run("x")).value == 5
+        await fork.close()
 
 
 async def test_the_frozen_fork_is_killed_too(executor: SubprocessExecutor) -> None:

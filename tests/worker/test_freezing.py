@@ -138,6 +138,30 @@ def test_with_threads_none_is_kept_and_the_reason_is_said(everywhere: Session) -
     assert everywhere.value("x") == 6
 
 
+def test_those_before_are_buried_also_where_nothing_pauses(session: Session) -> None:
+    asked = [session.ask(op="run", code="print(1)") for _ in range(200)]
+    last = session.ask(
+        op="run", code="len(open(f'/proc/self/task/{__import__(\"os\").getpid()}/children').read().split())"
+    )
+    for number in asked:
+        session.result(number)
+    assert session.ran(last).value < 100
+
+
+@pytest.mark.parametrize("left", [0, 1, 2, 3])
+def test_where_nearly_all_descriptors_are_taken_the_worker_lives_on(session: Session, left: int) -> None:
+    assert (
+        session.value(
+            "import os, resource\nresource.setrlimit(resource.RLIMIT_NOFILE, (400, 400))\ntaken = []\n"
+            "try:\n    while True: taken.append(os.open('/dev/null', os.O_RDONLY))\nexcept OSError: pass\n"
+            f"for _ in range({left}): os.close(taken.pop())\nx = 5"
+        )
+        is None
+    )
+    session.wait_frozen()
+    assert session.value("x") == 5
+
+
 def test_with_native_threads_none_is_kept(session: Session) -> None:
     session.value(
         "import ctypes, time\n"

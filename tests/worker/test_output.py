@@ -57,6 +57,30 @@ def test_streams_that_code_closed_are_there_again(everywhere: Session, code: str
     assert everywhere.value("import asyncio\nawait asyncio.sleep(0, 'awake')") == "awake"
 
 
+@pytest.mark.parametrize(
+    "code",
+    [
+        "sys.stdout = io.StringIO()",
+        "sys.stdout = None",
+        "kept = sys.stdout\nsys.stdout = None",
+        "sys.stdout = sys.__stdout__ = io.StringIO()",
+        "left = contextlib.redirect_stdout(io.StringIO())\nleft.__enter__()",
+        "sys.stdout = Late(sys.stdout)\nprint('ed', end='')",
+    ],
+)
+def test_what_was_printed_before_a_stream_was_replaced_is_in_its_own_result(everywhere: Session, code: str) -> None:
+    everywhere.run(
+        "import contextlib, io, sys\nclass Late(io.StringIO):\n"
+        "    def __init__(self, to): super().__init__(); self.to = to\n"
+        "    def __del__(self): self.to.write(self.getvalue())"
+    )
+    # The answer and what comes too late race with each other.
+    for _ in range(20):
+        outcome = everywhere.run(f"print('print', end='')\n{code}")
+        assert outcome.stdout == ("printed" if "Late" in code else "print")
+        assert everywhere.run("print('next')").stdout == "next\n"
+
+
 def test_surrogates_and_bytes_that_are_no_text(everywhere: Session) -> None:
     assert everywhere.run("print('a\\ud800b', 'ü')").stdout == "a\\ud800b ü\n"
     assert everywhere.value("'\\ud800'") == "\ud800"

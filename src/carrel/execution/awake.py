@@ -12,6 +12,9 @@ from carrel.worker.quick import QUICK
 
 _ROUND = 0.00003
 """Seconds after which everything else in the loop has its turn."""
+_MOST_LOOKS = 50
+_MOST_ROUNDS = 100
+"""More than there is time for: where a test has stopped the clock, the loop goes on, and to sleep, all the same."""
 _HAS_ROOM = len(os.sched_getaffinity(0)) > 1
 """On one processor the worker would have to wait for whoever does not sleep."""
 
@@ -33,12 +36,14 @@ class Awake:
         self._until = 0.0
         self._quick = False
         self._goes_round = False
+        self._rounds = 0
 
     def expect(self) -> None:
         """Something was asked. Where the last answer came quickly, so may this one."""
         self._since = perf_counter()
         if self._quick and _HAS_ROOM and self._since >= Awake._taken_until:
             self._until = Awake._taken_until = self._since + QUICK
+            self._rounds = _MOST_ROUNDS
             if not self._goes_round:
                 self._goes_round = True
                 self._loop.call_soon(self._round, context=self._context)
@@ -52,10 +57,13 @@ class Awake:
     def _round(self) -> None:
         now = perf_counter()
         over = now + _ROUND
-        while now < self._until:
-            if now > over:
+        looks = _MOST_LOOKS
+        while now < self._until and self._rounds:
+            if now > over or not looks:
+                self._rounds -= 1
                 self._loop.call_soon(self._round, context=self._context)
                 return
+            looks -= 1
             os.sched_yield()
             self._look()
             now = perf_counter()

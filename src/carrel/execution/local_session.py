@@ -182,6 +182,7 @@ class LocalSession(LiveSession):
             self._loop.remove_reader(self._worker_fd)
             os.close(self._worker_fd)
             self._worker_fd = -1
+        self._worker_dead.set()
         self._named.clear()
 
     def _line_ended(self, reason: str) -> None:
@@ -237,6 +238,9 @@ class LocalSession(LiveSession):
             await self._get_ready("wake the frozen fork")
         except SpawnFailed as problem:
             self.unfrozen = f"the frozen fork did not go on: {problem}"
+            # Its line is not heard any more: to see it end later would be to see the place end.
+            self._line.close()
+            self._signal(signal.SIGKILL)
             return False
         return True
 
@@ -248,6 +252,8 @@ class LocalSession(LiveSession):
             with suppress(TimeoutError):
                 async with asyncio.timeout(READY):
                     await self._worker_dead.wait()
+            if not self.init.alive:
+                return False
         line, theirs = socket.socketpair()
         for pipe in (self.stdout, self.stderr):
             pipe.close()

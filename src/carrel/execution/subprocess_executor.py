@@ -171,25 +171,28 @@ class SubprocessExecutor(WorkerExecutor):
             session = self._session
             assert session is not None
             assert self._confinement is not None
-            assert self._zygote is not None
+            zygote = self._zygote
+            assert zygote is not None
             why = self._confinement.why_no_fork(self.config)
             if why is not None:
                 raise ForkRefused(f"a live fork is not possible here: {why}")
             fork = self._twin()
-            if not self._zygote.take():
+            if not zygote.take():
                 raise ForkRefused("the process that the session came from is gone")
             try:
                 fork._session = await session.fork(fork.handlers)
             except WorkerDied as problem:
-                self._zygote.give_back()
+                zygote.give_back()
+                if self._closed:
+                    raise ExecutorClosed("this executor was closed while it was forked") from None
                 result = await self._after_death(session, problem)
                 raise ForkRefused(
                     f"the session's Python ended: {result.error}; its variables are {result.state}"
                 ) from None
             except BaseException:
-                self._zygote.give_back()
+                zygote.give_back()
                 raise
-            fork._zygote = self._zygote
+            fork._zygote = zygote
             fork._packages = self._packages.take() if self._packages is not None else None
             fork._confinement = self._confinement
             fork._before = self._before

@@ -216,14 +216,20 @@ class WorkerExecutor(WorkspaceFiles):
             session.kill(f"it sent a value that cannot be read ({problem})")
         ending = await session.how_it_ended()
         result = failed_result(ending.error_type, ending.text)
+        # Where it was no run that ended it, the next one tells what is gone.
+        unkept, session.unkept = session.unkept, False
         if await session.wake():
-            result.state, result.state_reason = "restored", "the variables are as they were before this run"
+            self._went_back = unkept
+            reason = WENT_BACK if unkept else "the variables are as they were before this run"
+            result.state, result.state_reason = "restored", reason
             return result
         if self._closed:
             return closed_result()
         result.state, result.state_reason = "lost", session.unfrozen
         try:
             if not await session.begin_again():
+                if self._closed:
+                    return closed_result()
                 self._files_gone(result)
                 await self._drop_session()
                 await self._started()

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import os
-import select
 import socket
 import sys
-from typing import Any
+from select import poll  # by name: what code sets on the module select does not matter here
+from typing import Any, NoReturn
 
 from . import syscalls
 from .records import Records
 
-_MOMENT = 0.05
-"""Seconds that who stood between waits at most for the child to have begun."""
+_MOMENT = 50
+"""Milliseconds that who stood between waits at most for the child to have begun."""
 
 
 class ForkRefusedHere(OSError):
@@ -39,7 +39,13 @@ class Entrance:
         self.left = []
         cwd = os.getcwd()
         heard, said = os.pipe2(os.O_CLOEXEC)
-        between = syscalls.fork_as_it_is()
+        try:
+            between = syscalls.fork_as_it_is()
+        except OSError:
+            # Left open they would be pipes that no fork can share.
+            os.close(heard)
+            os.close(said)
+            raise
         if between == 0:
             os.close(heard)
             return self._cross(said, cwd)
@@ -80,10 +86,8 @@ class Entrance:
             if pid:
                 link.send({"op": "crossed", "pid": pid})
                 os.write(said, f"pid {pid}".encode())
-                # To take down memory as large as the session's takes a while, in which the child would be slow.
                 os.close(self._behind)
-                select.select([waits], [], [], _MOMENT)
-                os._exit(0)
+                _go_after(waits)
         except BaseException as error:  # noqa: BLE001 -- whatever it is, this process must not go on as a second worker
             text = error.strerror if isinstance(error, ForkRefusedHere) else str(error)
             os.write(said, f"error {text or type(error).__name__}"[:4000].encode())
@@ -96,6 +100,17 @@ class Entrance:
         os.close(own_init)
         syscalls.prctl(syscalls.PR_SET_DUMPABLE, 1)
         return 0
+
+
+def _go_after(waits: int) -> NoReturn:
+    """End when the child has arrived: to take down memory as large as the session's takes a while, in which it would
+    be slow. The parent has the child's number, and hears nothing more."""
+    try:
+        child = poll()
+        child.register(waits)
+        child.poll(_MOMENT)
+    finally:
+        os._exit(0)
 
 
 def _begin_random_numbers_anew() -> None:

@@ -151,7 +151,12 @@ class Frozen:
 
         In the fork: its own line, once it is woken.
         """
-        here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        # Where one run follows the other nothing else does: they would count as processes of the session.
+        self.bury()
+        try:
+            here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        except OSError as problem:
+            return f"no line to it could be made: {problem}"
         try:
             pid = fork_asleep(there.fileno(), (here.fileno(), line.fileno()))
         except OSError as problem:

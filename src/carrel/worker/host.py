@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import os
-import select
 import threading
 from collections import deque
+from select import POLLIN, poll  # by name: what code sets on the module select does not matter here
 from typing import Any, NoReturn
 
 from . import asking, values
@@ -65,8 +65,8 @@ class Host:
         self._changed = threading.Condition(self._lock)
         self._threads_waiting = 0
         self._reading = False
-        self._readable_line = select.poll()
-        self._readable_line.register(self.line.fileno(), select.POLLIN)
+        self._readable_line = poll()
+        self._readable_line.register(self.line.fileno(), POLLIN)
         self._turns = Turns()
 
     def begin_run(self) -> None:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-import select
 import selectors
 import socket
 import sys
 import time
 import traceback
 from collections.abc import Callable
+from select import POLLIN, poll  # by name: what code sets on the module select does not matter here
 from typing import Any
 
 from . import files, values
@@ -61,7 +61,7 @@ class Worker:
         self._interrupts = Interrupts()
         self._host = Host(line, self._interrupts, self._home)
         self._selector = selectors.PollSelector()
-        self._poll = select.poll()
+        self._poll = poll()
         self._bell: tuple[int, int] | None = None
         self._begin(line)
         self._commands = Commands(self._selector, self._home, self._send_fds)
@@ -92,9 +92,9 @@ class Worker:
         self._selector = selectors.PollSelector()
         self._selector.register(line.socket, selectors.EVENT_READ, None)
         self._selector.register(self._bell[0], selectors.EVENT_READ, self._rung)
-        self._poll = select.poll()
+        self._poll = poll()
         for own in (line.fileno(), self._bell[0]):
-            self._poll.register(own, select.POLLIN)
+            self._poll.register(own, POLLIN)
         self._host.move(line, self._bell[1])
         self._interrupts.end()
         self._interrupts.install()

@@ -52,6 +52,7 @@ class _Stream:
         self.name, self.fd = name, fd
         self.spare = out_of_the_way(fd)
         self.pipe = _identity(self.spare)
+        self._own: Any = None
 
     def take(self, fd: int) -> None:
         os.dup2(fd, self.spare, inheritable=False)
@@ -60,20 +61,18 @@ class _Stream:
         self.pipe = _identity(self.spare)
 
     def flushed(self) -> bool:
-        """Write out what is waiting; whether that could be done."""
-        try:
-            getattr(sys, self.name).flush()
-        except BaseException:  # noqa: BLE001 - closed, replaced or broken by the cell, whose own code this may be
-            return False
-        return True
+        """Write out what is waiting; whether that could be done, and nothing stands in the stream's place."""
+        now = getattr(sys, self.name, None)
+        # Also what was printed before it was replaced; the new one may be written out into the old one.
+        written = [_flushed(stream) for stream in ([now] if now is self._own else [now, self._own])]
+        return all(written) and now is self._own is getattr(sys, f"__{self.name}__", None)
 
-    def whole(self) -> bool:
-        """Whether it leads where it should."""
-        stream = getattr(sys, self.name, None)
-        return stream is getattr(sys, f"__{self.name}__", None) and _identity(self.fd) == self.pipe
+    def leads_here(self) -> bool:
+        """Whether its number is still that of its pipe."""
+        return _identity(self.fd) == self.pipe
 
     def renew(self, late: frozenset[threading.Thread]) -> None:
-        if _identity(self.fd) != self.pipe:
+        if not self.leads_here():
             os.dup2(self.spare, self.fd)
         raw: Any = open(self.fd, "wb", buffering=0, closefd=False)  # noqa: SIM115 - it lives as long as the process
         # A line at a time: it streams, and lines of several threads or processes stay whole.
@@ -81,6 +80,7 @@ class _Stream:
         fresh = kind(raw, encoding="utf-8", errors="backslashreplace", line_buffering=True)
         if isinstance(fresh, _WithoutLate):
             fresh.late = late
+        self._own = fresh
         setattr(sys, self.name, fresh)
         setattr(sys, f"__{self.name}__", fresh)
 
@@ -91,7 +91,6 @@ class StandardStreams:
     def __init__(self) -> None:
         self._streams = [_Stream("stdout", 1), _Stream("stderr", 2)]
         self._late = _NONE
-        self._broken = False
         self.children_made = False
         """Whether a process was made since this was last set back: it may write long after."""
         self._c_library = ctypes.CDLL(None)
@@ -142,16 +141,23 @@ class StandardStreams:
         return self.children_made or bool(late_threads())
 
     def settle(self) -> None:
-        """After a cell: what it printed is out."""
+        """After a cell: what it printed is out, also what only the end of a stream that it has put there lets out."""
         self._c_library.fflush(None)
-        for stream in self._streams:
-            self._broken = not stream.flushed() or self._broken
+        if not all([stream.flushed() for stream in self._streams]):  # noqa: C419 - both, also when the first is broken
+            self.renew()
 
     def mend(self) -> None:
-        """Before the next one: the streams are whole again. Nobody need wait for this."""
-        if self._broken or not all(stream.whole() for stream in self._streams):
-            self._broken = False
+        """Before the next one: 1 and 2 lead to the pipes again. Nobody need wait for this."""
+        if not all(stream.leads_here() for stream in self._streams):
             self.renew()
+
+
+def _flushed(stream: Any) -> bool:
+    try:
+        stream.flush()
+    except BaseException:  # noqa: BLE001 - closed, replaced or broken by the cell, whose own code this may be
+        return False
+    return True
 
 
 def _identity(fd: int) -> tuple[int, int] | None:

@@ -9,6 +9,7 @@ import pytest
 
 from carrel.errors import ForkRefused
 from carrel.execution.executor import Executor
+from carrel.execution.settings import Limits
 from tests.execution.conftest import Start
 
 
@@ -44,6 +45,46 @@ async def test_a_fork_outlives_its_parent_and_survives_a_crash(executor: Executo
         assert (await fork.run("x")).value == 7
         result = await fork.run("import os; os._exit(1)")
         assert (result.error_type, result.state) == ("Crashed", "restored")
+        assert (await fork.run("x")).value == 7
+    finally:
+        await fork.close()
+
+
+@pytest.mark.promise("forks")
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import resource as r\nr.setrlimit(r.RLIMIT_NOFILE, (r.getrlimit(r.RLIMIT_NOFILE)[1],) * 2)\n"
+        "files = [open('/dev/null') for _ in range(1100)]",
+        "import select\nselect.select = select.poll = None",
+        "import os\n"
+        "os.register_at_fork(before=lambda: 1 / 0, after_in_parent=lambda: 1 / 0, after_in_child=lambda: 1 / 0)",
+    ],
+    ids=["many files", "select is patched", "hooks that raise"],
+)
+async def test_whatever_code_has_done_its_variables_are_there_after_a_fork(executor: Executor, code: str) -> None:
+    await executor.run(f"x = 7\n{code}")
+    for _ in range(3):
+        fork = await executor.fork()
+        try:
+            assert (await fork.run("x")).value == 7
+        finally:
+            await fork.close()
+        assert (await executor.run("x")).value == 7
+
+
+@pytest.mark.promise("forks")
+async def test_a_fork_refused_for_want_of_processes_can_be_made_when_there_are_some(start: Start) -> None:
+    executor = start(limits=Limits(processes=12))
+    await executor.run(
+        "import subprocess\nx, started = 7, []\n"
+        "try:\n    while True: started.append(subprocess.Popen(['sleep', '1000']))\nexcept OSError: pass"
+    )
+    with pytest.raises(ForkRefused):
+        await executor.fork()
+    await executor.run("for process in started:\n    process.kill(); process.wait()")
+    fork = await executor.fork()
+    try:
         assert (await fork.run("x")).value == 7
     finally:
         await fork.close()
