@@ -77,6 +77,37 @@ async def test_the_worker_is_killed_while_it_starts(executor: SubprocessExecutor
     assert (await executor.run("1 + 1")).value == 2
 
 
+async def test_an_interrupt_that_came_right_before_a_system_call_ends_it(
+    executor: SubprocessExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Python sees it only when the call ends, however long that takes; so another signal follows."""
+    await executor.run("import signal, time")
+    session, sent = session_of(executor), []
+    plain = session._signal
+
+    def signalled(number: int) -> None:
+        sent.append(number)
+        if number != signal.SIGINT:
+            plain(number)
+
+    monkeypatch.setattr(session, "_signal", signalled)
+    # As one that Python has been told of and has not looked at: it is seen when the sleep is disturbed.
+    code = "signal.signal(signal.SIGWINCH, signal.default_int_handler)\ntime.sleep(60)"
+    running = asyncio.create_task(executor.run(code))
+    await asyncio.sleep(0.3)
+    assert await executor.interrupt()
+    assert (await running).error_type == "KeyboardInterrupt"
+    assert sent[:2] == [signal.SIGINT, signal.SIGWINCH]
+
+
+async def test_the_signal_that_follows_an_interrupt_means_nothing_by_itself(executor: SubprocessExecutor) -> None:
+    result = await executor.run("import os, signal\nos.kill(os.getpid(), signal.SIGWINCH)\n'still here'")
+    assert result.value == "still here"
+    result = await executor.run("seen = []\n_ = signal.signal(signal.SIGWINCH, lambda *_: seen.append(1))")
+    assert result.error is None
+    assert (await executor.run("os.kill(os.getpid(), signal.SIGWINCH)\nlen(seen)")).value == 1
+
+
 async def test_an_interrupt_right_after_the_start_is_not_lost(
     executor: SubprocessExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:

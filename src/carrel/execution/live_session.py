@@ -18,6 +18,8 @@ from carrel.worker.line import LineBroken
 
 READY = 30.0
 """Seconds in which a worker that was started, or woken, must say so."""
+_NUDGES = (0.005, 0.05, 0.5)
+"""Seconds after an interrupt, and from one to the next, in which code that stops has stopped."""
 Piece = Callable[[Record], None]
 _MOST_UNREAD = 256 * 1024 * 1024
 """Bytes of answers that wait to be read by the worker: one more is an error, which is short."""
@@ -206,6 +208,18 @@ class LiveSession(ABC):
         # The signal may come before the worker has begun with the code; then it looks for which run it was meant.
         self._send({"op": "interrupt", "id": self.last_request})
         self._signal(signal.SIGINT)
+        self._nudge_later(self.last_request, _NUDGES)
+
+    def _nudge_later(self, number: int, after: Sequence[float]) -> None:
+        if after:
+            self._loop.call_later(after[0], self._nudge, number, after[1:])
+
+    def _nudge(self, number: int, after: Sequence[float]) -> None:
+        """Python looks for signals before a system call and after it: one that comes right in between waits for the
+        call to end, which may be long. Another signal, which means nothing, ends it."""
+        if number in self._pending:
+            self._signal(signal.SIGWINCH)
+            self._nudge_later(number, after)
 
     def kill(self, why: str = "") -> None:
         """End the worker; whoever waits for an answer gets WorkerDied."""

@@ -16,6 +16,7 @@ from typing import Any
 
 # Without the module `signal` around them, which makes enum members of what it gives back: this is done for every cell.
 _SIGINT, _SIG_UNBLOCK = int(signal.SIGINT), int(signal.SIG_UNBLOCK)
+_SIGWINCH, _SIG_DFL = int(signal.SIGWINCH), int(signal.SIG_DFL)
 _ONLY_SIGINT = frozenset((_SIGINT,))
 _AGAIN = 0.01
 """Seconds after one interrupt in which another is taken for the same: the first must have time to leave the code."""
@@ -40,6 +41,9 @@ class Interrupts:
         """Asked when one came before the cell began: True when it was meant for this cell and not for the last."""
         self.stop: Callable[[str], bool] | None = None
         """Asked first, with the file in which the interrupt found the code: True when it will see to it."""
+        if _signal.getsignal(_SIGWINCH) == _SIG_DFL:
+            # Sent after an interrupt: what code waits in ends, and the interrupt is seen.
+            _signal.signal(_SIGWINCH, _nothing)
 
     def install(self) -> None:
         """Take SIGINT, also when it came ignored (as in the background of a shell) or the last cell took it."""
@@ -132,3 +136,7 @@ class Interrupts:
                 poll.poll(longest)
         finally:
             self._held = True
+
+
+def _nothing(number: int, frame: types.FrameType | None) -> None:
+    """A signal that means nothing."""
