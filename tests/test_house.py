@@ -66,11 +66,14 @@ def test_our_own_code_is_imported_at_the_top_of_a_file() -> None:
 
 
 def modules_imported_by(*paths: Path) -> set[str]:
-    nodes = [node for path in paths for node in ast.walk(ast.parse(path.read_bytes()))]
-    named = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
-    return named | {
-        node.module for node in nodes if isinstance(node, ast.ImportFrom) and node.module and not node.level
-    }
+    found: set[str] = set()
+    for path in paths:
+        for node in ast.walk(ast.parse(path.read_bytes())):
+            if isinstance(node, ast.Import):
+                found |= {alias.name for alias in node.names}
+            elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+                found.add(node.module)
+    return found
 
 
 def test_a_file_that_says_it_is_pure_has_no_clock_disk_or_loop() -> None:

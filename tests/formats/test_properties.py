@@ -15,7 +15,7 @@ from provider_shapes import check_request
 from carrel.conversation.formats import Converted, from_provider, to_provider
 from carrel.conversation.messages import ConversationMessage, meta_of, text_block, tool_result_text
 
-settings.register_profile("formats", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("formats", max_examples=50, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("formats")
 OWN = {
     "anthropic": {"anthropic"},
