@@ -42,8 +42,6 @@ if child == 0:
     serve(socket.socket(fileno=ends[0]), names)
 for end in ends:
     os.close(end)
-while settings["enter_fork"].left:
-    os.waitpid(settings["enter_fork"].left.pop(), 0)
 answer = child
 """
 

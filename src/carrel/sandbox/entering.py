@@ -5,14 +5,10 @@ from __future__ import annotations
 import os
 import socket
 import sys
-from select import poll  # by name: what code sets on the module select does not matter here
-from typing import Any, NoReturn
+from typing import Any
 
-from . import syscalls
+from . import between, syscalls
 from .records import Records
-
-_MOMENT = 50
-"""Milliseconds that who stood between waits at most for the child to have begun."""
 
 
 class ForkRefusedHere(OSError):
@@ -24,9 +20,6 @@ class Entrance:
 
     def __init__(self, init: int) -> None:
         self.init = init
-        self._behind = -1
-        self.left: list[int] = []
-        """Processes that stood between and are ending: for the caller to bury, or for the next call."""
 
     def __call__(self) -> int:
         """Like os.fork: the child's process number in the parent, 0 in the child. Raises ForkRefusedHere.
@@ -34,83 +27,57 @@ class Entrance:
         The child is in its own namespaces, without capabilities, with its own init behind the same descriptor.
         Its open files are still the parent's: what is to be written must be opened again by its path.
         """
-        for pid in self.left:
-            os.waitpid(pid, 0)
-        self.left = []
-        cwd = os.getcwd()
-        heard, said = os.pipe2(os.O_CLOEXEC)
-        try:
-            between = syscalls.fork_as_it_is()
-        except OSError:
-            # Left open they would be pipes that no fork can share.
-            os.close(heard)
-            os.close(said)
-            raise
-        if between == 0:
-            os.close(heard)
-            return self._cross(said, cwd)
-        self.left.append(between)
-        os.close(said)
-        try:
-            kind, _, rest = os.read(heard, 4096).decode().partition(" ")
-        finally:
-            os.close(heard)
-        if kind != "pid":
-            raise ForkRefusedHere(1, rest or "the child between ended without a word")
-        return int(rest)
+        crossing = _Crossing(self.init)
+        if between.way().fork(crossing) == 0:
+            return 0
+        if crossing.child is None:
+            raise ForkRefusedHere(1, crossing.refusal)
+        return crossing.child
 
     def arrived(self) -> None:
-        """In the child, when its host has heard of it: what it needs before any code runs, and who stood between may
-        go."""
+        """In the child, when its host has heard of it: what it needs before any code runs."""
         _begin_random_numbers_anew()
-        if self._behind >= 0:
-            os.close(self._behind)
-            self._behind = -1
 
-    def _cross(self, said: int, cwd: str) -> int:
-        """In the child between: into the namespaces, then another fork, as only a child is in the new pid namespace."""
+
+class _Crossing:
+    """Called by who stands between: into the namespaces, then a fork, as only a child is in the new pid namespace."""
+
+    def __init__(self, init: int) -> None:
+        self.init = init
+        self.cwd = os.getcwd()
+        self.child: int | None = None
+        self.refusal = "the process between ended without a word"
+
+    def __call__(self) -> bool:
         try:
-            link = Records(socket.socket(fileno=os.dup(self.init)))
-            # Answered when the place is ready, which is built while we were made.
-            record, descriptors = link.ask({"op": "enter", "pid": os.getpid()})
+            with socket.socket(fileno=os.dup(self.init)) as line:
+                return self._cross(Records(line))
+        except BaseException as error:  # noqa: BLE001 -- told by the parent, whose memory this is
+            text = error.strerror if isinstance(error, ForkRefusedHere) else str(error)
+            self.refusal = text or type(error).__name__
+            return False
+
+    def _cross(self, link: Records) -> bool:
+        # Answered when the place is ready, which is being built.
+        record, descriptors = link.ask({"op": "enter", "pid": os.getpid()})
+        try:
             if record.get("op") != "entering" or len(descriptors) < 2:
                 raise ForkRefusedHere(1, str(record.get("message", "init has no place ready for a fork")))
             own_init, *place = descriptors
             for number, descriptor in enumerate(place):
                 syscalls.setns(descriptor, record["flags"][number])
-                os.close(descriptor)
             syscalls.drop_capabilities()
-            os.chdir(cwd)
-            waits, self._behind = os.pipe2(os.O_CLOEXEC)
-            pid = os.fork()
-            if pid:
-                link.send({"op": "crossed", "pid": pid})
-                os.write(said, f"pid {pid}".encode())
-                os.close(self._behind)
-                _go_after(waits)
-        except BaseException as error:  # noqa: BLE001 -- whatever it is, this process must not go on as a second worker
-            text = error.strerror if isinstance(error, ForkRefusedHere) else str(error)
-            os.write(said, f"error {text or type(error).__name__}"[:4000].encode())
-            os._exit(1)
-        link.close()
-        os.close(said)
-        os.close(waits)
-        self.left = []
-        os.dup2(own_init, self.init, inheritable=False)
-        os.close(own_init)
-        syscalls.prctl(syscalls.PR_SET_DUMPABLE, 1)
-        return 0
-
-
-def _go_after(waits: int) -> NoReturn:
-    """End when the child has arrived: to take down memory as large as the session's takes a while, in which it would
-    be slow. The parent has the child's number, and hears nothing more."""
-    try:
-        child = poll()
-        child.register(waits)
-        child.poll(_MOMENT)
-    finally:
-        os._exit(0)
+            os.chdir(self.cwd)
+            child = os.fork()
+            if child == 0:
+                os.dup2(own_init, self.init, inheritable=False)
+                return True
+            self.child = child
+            link.send({"op": "crossed", "pid": child})
+            return False
+        finally:
+            for descriptor in descriptors:
+                os.close(descriptor)
 
 
 def _begin_random_numbers_anew() -> None:

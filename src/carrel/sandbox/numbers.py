@@ -38,6 +38,7 @@ EVERYWHERE = {
 }
 
 X86_64 = {
+    "mprotect": 10,
     "open": 2,
     "creat": 85,
     "chmod": 90,
@@ -108,6 +109,7 @@ X86_64 = {
     "bpf": 321,
     "userfaultfd": 323,
     "capset": 126,
+    "rseq": 334,
 }
 
 AARCH64 = {
@@ -166,6 +168,8 @@ AARCH64 = {
     "bpf": 280,
     "userfaultfd": 282,
     "kexec_file_load": 294,
+    "mprotect": 226,
+    "rseq": 293,
 }
 
 TABLES = {"x86_64": {**X86_64, **EVERYWHERE}, "aarch64": {**AARCH64, **EVERYWHERE}}

@@ -18,7 +18,7 @@ import sys
 import time
 from typing import Any
 
-from . import cgroups, etc_files, filter, namespaces, starting, syscalls
+from . import between, cgroups, etc_files, filter, namespaces, starting, syscalls
 from .claiming import Child, MountChanges
 from .mounts import Tree
 from .place import MACHINE_FACTS, Place, host_files, present
@@ -74,6 +74,8 @@ class Zygote:
         for fork in (True, False):
             for setuid in (True, False):
                 filter.program(fork=fork, setuid=setuid)
+        with contextlib.suppress(OSError):
+            between.way()  # Where it cannot be had, a live fork will say so.
         ssl = sys.modules.get("_ssl")
         if ssl is not None:
             # Two milliseconds once, and not in every fork: see `entering`. A session, whose process has another number,

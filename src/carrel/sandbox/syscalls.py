@@ -151,15 +151,6 @@ def fork_with(flags: int) -> int:
     return pid
 
 
-def fork_as_it_is() -> int:
-    """fork() with the hooks of C libraries and without Python's own, for a child that will fork again or end."""
-    pid: int = _holding_lock.fork()
-    if pid < 0:
-        number = ctypes.get_errno()
-        raise OSError(number, f"fork: {os.strerror(number)}")
-    return pid
-
-
 def drop_capabilities() -> None:
     """Give up every capability for good, also those a set-user-ID program would bring."""
     prctl(PR_SET_SECUREBITS, SECUREBITS_LOCKED)

@@ -213,11 +213,6 @@ class Frozen:
         """All of its own that live."""
         return {self._pid, *self._dying}
 
-    def bury_later(self, ending: list[int]) -> None:
-        """Take over other children that are about to end."""
-        self._dying += ending
-        ending.clear()
-
     def bury(self) -> bool:
         """Bury those that have ended; whether there are others that will soon."""
         self._dying = [pid for pid in self._dying if not _buried(pid)]

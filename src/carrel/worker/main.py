@@ -319,7 +319,6 @@ class Worker:
             raise Woken
         for fd in fds:
             os.close(fd)
-        self._frozen.bury_later(getattr(self._fork_process, "left", []))
         answer = {"pid": pid} if why is None else {"refused": why}
         self._send({"op": "done", "id": record.get("id"), **answer})
 

@@ -74,6 +74,30 @@ async def test_whatever_code_has_done_its_variables_are_there_after_a_fork(execu
 
 
 @pytest.mark.promise("forks")
+@pytest.mark.parametrize("hook", ["before", "after_in_parent"])
+@pytest.mark.parametrize("end", ["os._exit(3)", "os.kill(os.getpid(), 9)"])
+async def test_where_code_ends_the_process_that_forks_the_variables_are_restored(
+    executor: Executor, hook: str, end: str
+) -> None:
+    """Who forks does it in the memory of the session's Python, which cannot go on from the middle of that."""
+    await executor.write_file("end", "now")
+    await executor.run(
+        f"import os\nx, worker, end = 7, os.getpid(), os.path.abspath('end')\n"
+        f"os.register_at_fork({hook}=lambda: os.getpid() == worker or open(end).read() and {end})"
+    )
+    await asyncio.sleep(0.5)  # for a frozen fork
+    with pytest.raises(ForkRefused, match="restored"):
+        await executor.fork()
+    await executor.write_file("end", "")
+    assert (await executor.run("x")).value == 7
+    fork = await executor.fork()
+    try:
+        assert (await fork.run("x")).value == 7
+    finally:
+        await fork.close()
+
+
+@pytest.mark.promise("forks")
 async def test_a_fork_refused_for_want_of_processes_can_be_made_when_there_are_some(start: Start) -> None:
     executor = start(limits=Limits(processes=12))
     await executor.run(
