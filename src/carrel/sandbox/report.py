@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import traceback
@@ -25,14 +26,22 @@ class Report:
             if isinstance(error, OSError)
             else "".join(traceback.format_exception(None, error, error.__traceback__))
         )
-        self._tell({"step": self.now, "errno": number, "message": text})
+        # Where nobody listens any more there is nothing to say; who calls this has only to end.
+        with contextlib.suppress(OSError):
+            self._tell({"step": self.now, "errno": number, "message": text})
 
     def succeeded(self) -> None:
         self._tell({"ok": True})
 
     def _tell(self, what: dict[str, Any]) -> None:
-        os.write(self.descriptor, json.dumps(what)[:60_000].encode() + b"\n")
+        if self.descriptor >= 0:
+            os.write(self.descriptor, json.dumps(what)[:60_000].encode() + b"\n")
+            self.close()
+
+    def close(self) -> None:
+        """Leave it to the other process that has it: from here on its number may be that of something else."""
         os.close(self.descriptor)
+        self.descriptor = -1
 
 
 def heard(descriptor: int) -> dict[str, Any]:

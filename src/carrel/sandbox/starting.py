@@ -61,12 +61,14 @@ def live(plan: Plan, ends: Ends, entry: Entry, group: cgroups.Group | None) -> N
                 place.take_given(_unmapped)
             place.finish()
         pid, link = start([claim.line, claim.stdout, claim.stderr], report, ahead)
-        for descriptor in (claim.line, claim.stdout, claim.stderr, ends.report):
+        for descriptor in (claim.line, claim.stdout, claim.stderr):
             os.close(descriptor)
+        report.close()
         Init(claim.plan, claim.control, ends.go, start).serve(pid, link)
     except BaseException as error:  # noqa: BLE001 -- whatever it is, the zygote is told, and the session ends
         report.failed(error)
-    os._exit(1)
+    finally:
+        os._exit(1)
 
 
 def _read_settings(control: int) -> bytes:

@@ -83,7 +83,7 @@ async def test_where_code_ends_the_process_that_forks_the_variables_are_restored
     await executor.write_file("end", "now")
     await executor.run(
         f"import os\nx, worker, end = 7, os.getpid(), os.path.abspath('end')\n"
-        f"os.register_at_fork({hook}=lambda: os.getpid() == worker or open(end).read() and {end})"
+        f"os.register_at_fork({hook}=lambda: os.getppid() == worker and open(end).read() and {end})"
     )
     await asyncio.sleep(0.5)  # for a frozen fork
     with pytest.raises(ForkRefused, match="restored"):
