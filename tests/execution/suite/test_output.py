@@ -59,6 +59,8 @@ async def test_a_slow_reader_gets_everything(executor: Executor) -> None:
     assert got == 30_000_000
 
 
+# In a thread the first interrupt may come while Python clears up, where it is reported and has no effect; the next has.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 async def test_leaving_the_stream_stops_the_code(executor: Executor) -> None:
     await executor.run("n = 0")
     stream = executor.stream("while True:\n    n += 1\n    print(n)")
