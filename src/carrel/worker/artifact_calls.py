@@ -285,3 +285,5 @@ def _copy_to(name: str, path: Any) -> Steps:
 
 
 _STEPS: dict[str, Callable[..., Steps]] = {"save": _save, "load": _load, "copy_to": _copy_to}
+for _verb, _steps in _STEPS.items():
+    _steps.__qualname__ = f"artifacts.{_verb}"  # what Python calls it when its arguments do not fit
