@@ -236,3 +236,19 @@ async def test_arguments_that_do_not_fit_are_told_in_the_callers_words(session: 
     result = await session.run(code)
     assert result.error_type == "TypeError"
     assert told in (result.error or "").splitlines()[-1]
+
+
+@pytest.mark.parametrize("name", ["{'a': 1}", "__import__('re').compile('a')", "None", "5"])
+async def test_a_name_and_data_the_wrong_way_round_are_not_saved(session: Session, name: str) -> None:
+    result = await session.run(f"artifacts.save({name}, 'report.json')")
+    assert result.error_type == "ArtifactNameRefused"
+    assert "artifacts.save(name, data): the name is a text" in (result.error or "")
+    code = f"try:\n    artifacts.save({name}, 'report.json')\nexcept ArtifactWriteError as e:\n    said = str(e)\nsaid"
+    assert "the name is a text" in (await session.run(code)).value
+    assert await session.list_artifacts() == []
+
+
+async def test_whatever_is_looked_for_is_looked_for_as_text(session: Session, caplog: pytest.LogCaptureFixture) -> None:
+    for namespace in ("tools", "workflows", "artifacts"):
+        assert (await session.run(f"{namespace}.search(b'echo')")).is_ok
+    assert caplog.text == ""

@@ -166,7 +166,7 @@ class Tools:
 
     async def _best(self, found: Mapping[str, Tool], query: str, limit: int) -> Found:
         self._index.update([known.entry async for known in self._all(found)])
-        hits = await self._index.search(query, limit)
+        hits = await self._index.search(str(query), int(limit))
         return [{**self._of(found[hit.key]).told(), "score": hit.score} for hit in hits if hit.key in found]
 
     async def describe(self, task: str | None = None, limit: int = 8000, docs: Docs = "all") -> str:
