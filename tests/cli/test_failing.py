@@ -166,3 +166,17 @@ def test_the_installed_command_is_the_same() -> None:
     program = Path(sys.executable).parent / "carrel"
     done = subprocess.run([program, "--version"], capture_output=True, text=True, check=True, timeout=60)
     assert done.stdout.startswith("carrel ")
+
+
+def test_standard_output_that_is_closed_is_no_bug(environment: dict[str, str], tmp_path: Path) -> None:
+    words = [sys.executable, "-m", "carrel", "sessions", "list"]
+    done = subprocess.run(
+        ["sh", "-c", '"$@" >&-', "sh", *words],
+        env=environment,
+        cwd=tmp_path,
+        stderr=subprocess.PIPE,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")

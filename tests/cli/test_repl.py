@@ -84,6 +84,18 @@ def test_several_lines_are_one_input(prompt: Prompt) -> None:
     assert "21" in prompt.type("f(7)")
 
 
+def test_what_is_pasted_is_one_input_with_its_blank_lines(prompt: Prompt) -> None:
+    pasted = "def f(n):\n    n = n * 3\n\n    return n\n\nprint('pas' + 'ted', f(7))"
+    prompt.terminal.press(f"\x1b[200~{pasted}\x1b[201~")
+    assert "pasted 21" in prompt.type("")
+
+
+def test_exit_leaves(prompt: Prompt) -> None:
+    prompt.terminal.press("exit()\n")
+    assert prompt.terminal.end() == 0
+    assert "SystemExit" not in prompt.terminal.shown
+
+
 def command_of(pid: int) -> str:
     try:
         return Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ").strip()

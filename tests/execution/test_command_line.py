@@ -36,6 +36,13 @@ def test_code_that_raises_has_its_traceback_on_stderr_and_exit_code_1() -> None:
     assert "1 / 0" in done.stderr
 
 
+@pytest.mark.parametrize(("code", "ends"), [("0", 0), ("", 0), ("None", 0), ("3", 1), ("'no'", 1)])
+def test_a_script_that_ends_by_sys_exit_has_failed_only_when_it_says_so(code: str, ends: int) -> None:
+    done = carrel("run", f"import sys\nprint('done')\nsys.exit({code})")
+    assert (done.returncode, done.stdout) == (ends, "done\n")
+    assert ("SystemExit" in done.stderr) == bool(ends)
+
+
 def test_a_timeout_is_exit_code_1() -> None:
     done = carrel("run", "while True: pass", "--timeout", "0.3")
     assert done.returncode == 1

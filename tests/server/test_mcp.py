@@ -54,11 +54,12 @@ def base(tmp_path: Path) -> Path:
     return folder
 
 
-def front(base: Path, *more: str, python: Sequence[str] | None = None) -> Any:
+def front(base: Path, *more: str, python: Sequence[str] | None = None, name: str = "mcp") -> Any:
     command, *arguments = [*(python or warm().python), "-m", "carrel", "mcp", "--base", str(base), *more]
     given = mcp.StdioServerParameters(command=command, args=arguments, env=dict(os.environ))
     # By itself it would write to what sys.stderr was when it was imported: perhaps in a test that is over.
-    return mcp.Client(stdio.stdio_client(given, errlog=sys.__stderr__))
+    info = types.Implementation(name=name, version="1")
+    return mcp.Client(stdio.stdio_client(given, errlog=sys.__stderr__), client_info=info)
 
 
 def text_of(result: CallToolResult) -> str:
@@ -189,6 +190,60 @@ async def test_a_mistake_is_told_with_its_reason(base: Path, capfd: pytest.Captu
             assert result.is_error
             assert reason in text_of(result).removeprefix(f"Error executing tool {tool}")
     assert "Traceback" not in capfd.readouterr().err
+
+
+async def test_arguments_that_a_tool_does_not_have_are_told_in_a_line(base: Path) -> None:
+    mistakes: list[tuple[str, dict[str, Any], str]] = [
+        (
+            "execute_command",
+            {"cmd": "ls"},
+            "execute_command: it has no argument cmd; command is missing. It takes command, timeout, cwd",
+        ),
+        (
+            "execute_command",
+            {"command": "touch made", "workdir": "/"},
+            "execute_command: it has no argument workdir. It takes command, timeout, cwd",
+        ),
+        ("list_tools", {"limit": 3}, "list_tools: it has no argument limit. It takes none"),
+        ("run_code", {"code": "1", "timeout": -1}, "run_code: timeout: Input should be greater than 0"),
+    ]
+    async with front(base) as client:
+        for tool, arguments, reason in mistakes:
+            result = await client.call_tool(tool, arguments)
+            assert result.is_error
+            assert text_of(result) == reason
+        assert text_of(await client.call_tool("run_code", {"code": "import os; os.path.exists('made')"})) == "False"
+        for told in (await client.list_tools()).tools:
+            assert told.input_schema["additionalProperties"] is False
+
+
+async def test_a_client_that_shows_its_model_data_alone_gets_text_and_pictures_alone(base: Path) -> None:
+    code = "class P:\n    def _repr_png_(self): return b'picture'\nprint('seen')\nP()"
+    async with front(base, name="claude-code") as client:
+        result = await client.call_tool("run_code", {"code": code})
+        assert result.structured_content is None
+        assert [block.type for block in result.content] == ["text", "text", "image"]
+        assert (await client.call_tool("list_tools", {})).structured_content is None
+        # These have said what data they give.
+        assert (await client.call_tool("list_deps", {})).structured_content == {"result": []}
+
+
+async def test_no_answer_is_a_flood(base: Path) -> None:
+    async with front(base) as client:
+        await client.call_tool(
+            "run_code", {"code": "artifacts.save('t', 'x' * 10**6); artifacts.save('b', bytes(10**6))"}
+        )
+        for tool, arguments in (
+            ("run_code", {"code": "print('x' * 10**6)"}),
+            ("run_code", {"code": "'x' * 10**6"}),
+            ("execute_command", {"command": "yes | head -c 1000000"}),
+            ("load_artifact", {"name": "t"}),
+            ("load_artifact", {"name": "b"}),
+        ):
+            result = await client.call_tool(tool, arguments)
+            assert not result.is_error
+            assert len(text_of(result)) < 41_000
+            assert "left out" in text_of(result) or "artifacts.load('b')" in text_of(result)
 
 
 async def test_a_command(base: Path) -> None:

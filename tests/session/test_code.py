@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from carrel import ExecutionResult, Output, Session
+from tests.wheels import build_wheel
 
 from .conftest import Open
 
@@ -205,3 +206,49 @@ async def test_what_a_model_is_told(session: Session) -> None:
     for word in ("echo", "say", "double", "number: int", "report.txt", "The report"):
         assert word in page
     assert len(await session.describe(limit=1000)) < 1600
+
+
+async def test_a_traceback_leaves_out_the_lines_of_added_packages(open_session: Open, tmp_path: Path) -> None:
+    source = "def deep(call):\n    return call() if call else {}['inside of it']\n"
+    build_wheel(tmp_path / "wheels", "carrel_deep", source=source)
+    session = await open_session(wheelhouse=tmp_path / "wheels")
+    result = await session.run("deps.add('carrel_deep')\nimport carrel_deep\ncarrel_deep.deep(None)")
+    assert result.error_type == "KeyError", result.error
+    assert "carrel_deep.py" not in (result.error or "")
+    assert "carrel_deep.deep(None)" in (result.error or "")
+    result = await session.run("def mine():\n    return 1 / 0\ncarrel_deep.deep(mine)")
+    assert "carrel_deep.py" not in (result.error or "")
+    assert "in mine" in (result.error or "")
+
+
+@pytest.mark.parametrize(
+    ("code", "told"),
+    [
+        ("deps.add('one', 'two')", "deps.add(package): too many positional arguments"),
+        ("artifacts.save({'a': 1})", "artifacts.save() missing 1 required positional argument: 'data'"),
+        ("artifacts.delete()", "artifacts.delete(name): missing a required argument: 'name'"),
+        ("workflows.create('x')", "workflows.create(name, source, description=''): missing a required argument"),
+        ("skills.get()", "workflows.get(name): missing a required argument: 'name'"),
+        ("tools.search('x', top=3)", "tools.search(query, limit=10): got an unexpected keyword argument 'top'"),
+    ],
+)
+async def test_arguments_that_do_not_fit_are_told_in_the_callers_words(session: Session, code: str, told: str) -> None:
+    result = await session.run(code)
+    assert result.error_type == "TypeError"
+    assert told in (result.error or "").splitlines()[-1]
+
+
+@pytest.mark.parametrize("name", ["{'a': 1}", "__import__('re').compile('a')", "None", "5"])
+async def test_a_name_and_data_the_wrong_way_round_are_not_saved(session: Session, name: str) -> None:
+    result = await session.run(f"artifacts.save({name}, 'report.json')")
+    assert result.error_type == "ArtifactNameRefused"
+    assert "artifacts.save(name, data): the name is a text" in (result.error or "")
+    code = f"try:\n    artifacts.save({name}, 'report.json')\nexcept ArtifactWriteError as e:\n    said = str(e)\nsaid"
+    assert "the name is a text" in (await session.run(code)).value
+    assert await session.list_artifacts() == []
+
+
+async def test_whatever_is_looked_for_is_looked_for_as_text(session: Session, caplog: pytest.LogCaptureFixture) -> None:
+    for namespace in ("tools", "workflows", "artifacts"):
+        assert (await session.run(f"{namespace}.search(b'echo')")).is_ok
+    assert caplog.text == ""

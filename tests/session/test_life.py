@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from carrel import Session
+from carrel import ExecutorClosed, Session
 
 from .conftest import Open
 
@@ -132,3 +132,46 @@ async def test_who_closes_waits_until_nothing_is_left_also_when_another_gave_up(
     first.cancel()
     await session.close()
     assert ended == ["slow"]
+
+
+async def test_closing_ends_what_the_program_has_asked_of_tools(base: Path) -> None:
+    begun, ended = asyncio.Event(), asyncio.Event()
+
+    async def endless() -> None:
+        begun.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.set()
+
+    (base / "tools" / "nap.yaml").write_text("name: nap\ncommand: sh -c 'echo begun; exec sleep 600'\nstream: true\n")
+    session = Session.inprocess(base)
+    session.register_tool(endless, timeout=None)
+    calls = [asyncio.create_task(session.call_tool(name)) for name in ("endless", "nap")]
+    await begun.wait()
+    await session.close()
+    assert ended.is_set()
+    for call in calls:
+        with pytest.raises(ExecutorClosed, match="Session is closed"):
+            await call
+    assert [step["outcome"] for step in await session.trace()] == ["cancelled", "cancelled"]
+
+
+async def test_a_caller_that_gives_up_ends_its_call_of_a_tool(base: Path) -> None:
+    begun, ended = asyncio.Event(), asyncio.Event()
+
+    async def endless() -> None:
+        begun.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.set()
+
+    async with Session.inprocess(base) as session:
+        session.register_tool(endless, timeout=None)
+        call = asyncio.create_task(session.call_tool("endless"))
+        await begun.wait()
+        call.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await call
+        assert ended.is_set()

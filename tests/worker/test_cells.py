@@ -72,6 +72,37 @@ def test_a_traceback_of_code_that_awaits(everywhere: Session) -> None:
     assert "cells.py" not in error
 
 
+@pytest.mark.parametrize("code", ["1/0", "1/0\n", "a = '\u2028 \x0c'\n1/0"])
+def test_a_traceback_points_at_what_it_means(everywhere: Session, code: str) -> None:
+    lines = (everywhere.run(code).error or "").splitlines()
+    assert lines[2] == "    1/0"
+    # Python 3.9 and 3.10 do not point.
+    assert lines[3] in ("    ~^~", "ZeroDivisionError: division by zero")
+
+
+@pytest.mark.parametrize(
+    ("code", "instead"),
+    [
+        ("```python\nx = 1\n```", "leave out the ```"),
+        ("x = 1\n!pip install pandas", "deps.add("),
+        ("%pip install pandas", "deps.add("),
+        ("?print", "help("),
+        ("breakpoint()", "print what you want to see"),
+    ],
+)
+def test_what_stands_in_notebooks_and_is_no_python_has_a_word_beside(session: Session, code: str, instead: str) -> None:
+    assert instead in (session.run(code).error or "").splitlines()[-1]
+
+
+def test_a_thread_that_ends_by_an_exception_tells_its_own_lines(everywhere: Session) -> None:
+    code = "import threading\ndef f():\n    int('x')\nt = threading.Thread(target=f)\nt.start()\nt.join()"
+    said = everywhere.run(code).stderr
+    assert "Exception in thread" in said
+    assert "    int('x')\n" in said
+    assert "threading.py" not in said
+    assert everywhere.run(code.replace("int('x')", "raise SystemExit")).stderr == ""
+
+
 def test_causes_and_groups_are_told(session: Session) -> None:
     error = session.run("try:\n    1/0\nexcept ZeroDivisionError as e:\n    raise KeyError('k') from e").error or ""
     assert "ZeroDivisionError" in error
@@ -224,11 +255,11 @@ def test_the_oldest_sources_go_and_no_newer_one_of_the_same_name() -> None:
     for _ in range(600):
         cells.Cell("1", "<cell of many>")
         cells.Cell("2", "<cell of another>")
-    assert linecache.getline("<cell of many>", 1) == "1"
+    assert linecache.getline("<cell of many>", 1) == "1\n"
     for number in range(600):
         cells.Cell("3", f"<cell {number} of a third>")
     assert linecache.getline("<cell of many>", 1) == ""
-    assert linecache.getline("<cell 599 of a third>", 1) == "3"
+    assert linecache.getline("<cell 599 of a third>", 1) == "3\n"
 
 
 @pytest.mark.parametrize(

@@ -57,6 +57,9 @@ def waits(function: Callable[Parameters, Coroutine[Any, Any, None]]) -> Callable
 
 def run_to_its_end(app: typer.Typer) -> int:
     """Run the command that was typed; whatever happens, the code to exit with."""
+    for name in ("stdin", "stdout", "stderr"):
+        if getattr(sys, name) is None:  # closed by whoever started this: nothing else may take its number
+            setattr(sys, name, open(os.devnull, "r" if name == "stdin" else "w"))  # noqa: SIM115
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             # A terminal that cannot show a letter shows its number; that is no reason to stop.

@@ -73,6 +73,7 @@ class Keyboard:
         self._compile = codeop.CommandCompiler()
         self._compile.compiler.flags |= ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
         self._found: list[str] = []
+        self._left = False
 
     def serve(self) -> None:
         at_terminal = sys.stdin.isatty()
@@ -91,6 +92,8 @@ class Keyboard:
                     return
                 if text.strip():
                     self._answer(text)
+                if self._left:
+                    return
 
     def _read(self, at_terminal: bool) -> str | None:
         """One whole input, of as many lines as it takes; None at the end."""
@@ -131,7 +134,9 @@ class Keyboard:
             waiting.cancel()
 
     async def _code(self, text: str) -> None:
-        print_result(await shown(self._session, text))
+        result = await shown(self._session, text)
+        print_result(result)
+        self._left = result.error_type == "SystemExit"
 
     async def _command(self, command: str) -> None:
         result = await self._session.execute_command(command, timeout=None)
@@ -152,6 +157,8 @@ class Keyboard:
         readline.set_completer(self._complete)
         readline.set_completer_delims(" \t\n`~!@#$%^&*()-=+[{]}\\|;:'\",<>/?")
         readline.parse_and_bind("tab: complete")
+        # What is pasted is one input: line by line, a blank line inside a function would end it.
+        readline.parse_and_bind("set enable-bracketed-paste on")
         try:
             yield
         finally:

@@ -9,7 +9,7 @@ import typer
 import carrel
 from carrel.cli.bases import Base, Json, chosen
 from carrel.cli.ending import FAILED, WrongUsage, waits
-from carrel.cli.running import print_result, shown
+from carrel.cli.running import failed, print_result, shown
 from carrel.execution.settings import Limits
 from carrel.execution.sizes import size_in_bytes
 
@@ -51,7 +51,7 @@ async def run(
     async with session:
         result = await session.run(text) if as_json else await shown(session, text)
     print_result(result, as_json)
-    if result.error is not None:
+    if failed(result):
         raise typer.Exit(FAILED)
 
 

@@ -22,11 +22,20 @@ async def shown(session: "carrel.Session", code: str, timeout: float | None = No
     return result
 
 
+_LEFT = ("SystemExit", "SystemExit: None", "SystemExit: 0")
+
+
+def failed(result: ExecutionResult) -> bool:
+    """Whether the code did not come to its end; one that ends with `sys.exit(0)`, as scripts do, has."""
+    left = result.error_type == "SystemExit" and (result.error or "").endswith(tuple(f"\n{word}" for word in _LEFT))
+    return result.error is not None and not left
+
+
 def print_result(result: ExecutionResult, as_json: bool = False) -> None:
     if as_json:
         show.print_json(as_data(result))
-    elif result.error is not None:
-        write(sys.stderr, result.error + "\n")
+    elif failed(result):
+        write(sys.stderr, f"{result.error}\n")
     elif result.value is not None:
         write(sys.stdout, f"{result.value!r}\n")
 

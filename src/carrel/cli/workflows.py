@@ -9,7 +9,7 @@ import typer
 from carrel.cli import show
 from carrel.cli.bases import Base, Json, Limit, arguments_in, group, opened, takes_by_hints
 from carrel.cli.ending import FAILED, TaskFailed, WrongUsage, waits
-from carrel.cli.running import print_result, shown, write
+from carrel.cli.running import failed, print_result, shown, write
 from carrel.errors import WorkflowNotFoundError
 from carrel.library.describing import signature
 
@@ -114,7 +114,7 @@ async def run(
         code = f"workflows.invoke({name!r}, **{given!r})"
         result = await session.run(code) if as_json else await shown(session, code)
     print_result(result, as_json)
-    if result.error is not None:
+    if failed(result):
         raise typer.Exit(FAILED)
 
 

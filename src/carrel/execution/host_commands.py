@@ -53,8 +53,8 @@ class HostCommands:
         """A command, until it ends; `keep`: what it leaves in the background goes on until it is ended."""
         pipes, mark = (OutputPipe(), OutputPipe()), uuid4().hex
         pipes[0].sink, pipes[1].sink = out, err
-        try:
-            process = await asyncio.create_subprocess_exec(
+        starting = asyncio.get_running_loop().create_task(
+            asyncio.create_subprocess_exec(
                 *words,
                 cwd=folder,
                 env={**env, MARK: mark},
@@ -63,6 +63,18 @@ class HostCommands:
                 stderr=pipes[1].write_end,
                 start_new_session=True,
             )
+        )
+        try:
+            process = await asyncio.shield(starting)
+        except asyncio.CancelledError:
+            # It may have begun: then it goes with all that came of it.
+            await asyncio.wait([starting])
+            for pipe in pipes:
+                pipe.close()
+            if not starting.cancelled() and starting.exception() is None:
+                await asyncio.to_thread(Family(starting.result().pid, mark).kill)
+                await starting.result().wait()
+            raise
         except (OSError, ValueError) as problem:
             for pipe in pipes:
                 pipe.close()
@@ -74,18 +86,17 @@ class HostCommands:
         text = words[2] if words[:2] == SHELL else shlex.join(words)
         command = _Command(text, datetime.now(UTC), Family(process.pid, mark), pipes)
         self._known[process.pid] = command
-        timed_out = False
+        timed_out = ended = False
         try:
             async with asyncio.timeout(timeout):
                 await process.communicate(stdin)
-        except TimeoutError:
-            timed_out = True
+        except (TimeoutError, asyncio.CancelledError) as problem:
+            timed_out = isinstance(problem, TimeoutError)
             await asyncio.to_thread(command.family.kill)
+            ended = True
             await process.wait()
-        except asyncio.CancelledError:
-            await asyncio.to_thread(command.family.kill)
-            await process.wait()
-            raise
+            if not timed_out:
+                raise
         finally:
             command.family.over = process.returncode is not None
             for pipe in pipes:
@@ -93,7 +104,11 @@ class HostCommands:
                 pipe.sink = None
             if not keep:
                 await asyncio.to_thread(command.family.kill)
-            if not keep or (all(pipe.has_ended() for pipe in pipes) and not command.family.left_in_group()):
+            # What was ended may still hold its pipes for a moment; what goes on in the background does for long.
+            ended = (
+                ended or not keep or (all(pipe.has_ended() for pipe in pipes) and not command.family.left_in_group())
+            )
+            if ended:
                 self._known.pop(process.pid, None)
                 command.close()
         code = 0 if process.returncode is None else process.returncode

@@ -6,6 +6,8 @@ import importlib
 import sys
 import threading
 
+from carrel.worker import telling
+
 _lock = threading.Lock()
 _users: dict[str, int] = {}
 
@@ -16,6 +18,7 @@ def use(folder: str) -> None:
         _users[folder] = _users.get(folder, 0) + 1
         if folder not in sys.path:
             sys.path.append(folder)
+            telling.leave_out(folder)
         importlib.invalidate_caches()
 
 

@@ -1,4 +1,4 @@
-"""Standard output and error of code that runs in a thread of this process, told apart by the context it runs in."""
+"""The standard streams of code that runs in a thread of this process, told apart by the context it runs in."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ import io
 import sys
 import threading
 from contextvars import ContextVar
-from typing import TextIO
+from typing import Any, TextIO
 
 from carrel.execution.bounded_output import BoundedOutput
+from carrel.worker.output import NoInput
 
 _LONGEST = 8192
 """Bytes of a line that are kept back until it is whole."""
@@ -44,6 +45,8 @@ _current: ContextVar[Sinks | None] = ContextVar("carrel_output", default=None)
 _lock = threading.Lock()
 _users = 0
 _replaced: tuple[TextIO, TextIO] | None = None
+_input: TextIO | None = None
+_NOBODY = NoInput()
 
 
 class Routed(io.TextIOBase):
@@ -108,6 +111,53 @@ class RoutedBytes(io.RawIOBase):
         return len(content)
 
 
+class RoutedInput(io.TextIOBase):
+    """Has nothing for code that runs in a run: what is typed is for the program, which reads what it always did."""
+
+    def __init__(self, original: TextIO) -> None:
+        self._original = original
+
+    def __del__(self) -> None:
+        """Not closed when it is forgotten: the stream it stands for lives on."""
+
+    @property
+    def _whose(self) -> Any:
+        return self._original if _current.get() is None else _NOBODY
+
+    @property
+    def encoding(self) -> str:  # type: ignore[override]
+        return self._original.encoding
+
+    @property
+    def errors(self) -> str | None:  # type: ignore[override]
+        return self._original.errors
+
+    @property
+    def buffer(self) -> Any:
+        return self._whose.buffer
+
+    def readable(self) -> bool:
+        return bool(self._whose.readable())
+
+    def read(self, size: int | None = -1) -> str:
+        return str(self._whose.read(-1 if size is None else size))
+
+    def readline(self, size: int | None = -1) -> str:  # type: ignore[override]
+        return str(self._whose.readline(-1 if size is None else size))
+
+    def isatty(self) -> bool:
+        return bool(self._whose.isatty())
+
+    def fileno(self) -> int:
+        if _current.get() is not None:
+            raise io.UnsupportedOperation("code here has no standard input")
+        return self._original.fileno()
+
+    def close(self) -> None:
+        if _current.get() is None:
+            self._original.close()
+
+
 def begin(sinks: Sinks) -> None:
     """In the context of a run: from here on its output goes there."""
     _current.set(sinks)
@@ -121,6 +171,7 @@ def use() -> None:
         if _users == 1:
             _replaced = sys.stdout, sys.stderr
             sys.stdout, sys.stderr = Routed(0, sys.stdout), Routed(1, sys.stderr)
+            _take_input()
 
 
 def renew() -> None:
@@ -137,6 +188,7 @@ def renew() -> None:
                 sys.stdout = Routed(0, out)
             if not isinstance(err, Routed):
                 sys.stderr = Routed(1, err)
+            _take_input()
 
 
 def mend() -> None:
@@ -147,11 +199,19 @@ def mend() -> None:
                 sys.stdout = Routed(0, _replaced[0])
             if not isinstance(sys.stderr, Routed) or sys.stderr.closed:
                 sys.stderr = Routed(1, _replaced[1])
+            if not isinstance(sys.stdin, RoutedInput) and _input is not None:
+                sys.stdin = RoutedInput(_input)
+
+
+def _take_input() -> None:
+    global _input
+    if sys.stdin is not None and not isinstance(sys.stdin, RoutedInput):
+        _input, sys.stdin = sys.stdin, RoutedInput(sys.stdin)
 
 
 def leave() -> None:
     """The last one to go puts back what was there, unless somebody has put something else there meanwhile."""
-    global _users, _replaced
+    global _users, _replaced, _input
     with _lock:
         _users -= 1
         if _users == 0 and _replaced is not None:
@@ -159,4 +219,6 @@ def leave() -> None:
                 sys.stdout = _replaced[0]
             if isinstance(sys.stderr, Routed):
                 sys.stderr = _replaced[1]
-            _replaced = None
+            if isinstance(sys.stdin, RoutedInput) and _input is not None:
+                sys.stdin = _input
+            _replaced = _input = None

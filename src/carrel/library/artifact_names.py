@@ -13,7 +13,9 @@ _LONGEST = 240
 def checked_name(name: object) -> str:
     """The name itself when it is a plain relative path, else `ArtifactNameRefused`."""
     if not isinstance(name, str) or not name:
-        raise ArtifactNameRefused(f"an artifact's name is a text like 'report.md' or 'plots/a.png', not {name!r}")
+        raise ArtifactNameRefused(
+            f"an artifact's name is a text like 'report.md' or 'plots/a.png', not {repr(name)[:100]}"
+        )
     parts = name.split("/")
     if any(part in ("", ".", "..") for part in parts) or _BAD.search(name):
         raise ArtifactNameRefused(

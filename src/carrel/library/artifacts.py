@@ -23,6 +23,7 @@ from carrel.errors import (
 from carrel.library.artifact_data import KINDS, Kind, check_json, decoded, encoded, guessed, guessed_kind
 from carrel.library.artifact_names import checked_name, is_name, key_of, name_of, note_of
 from carrel.library.artifact_uploads import Uploads
+from carrel.library.fitting import refuse_misfit
 from carrel.library.search import Entry, Index
 from carrel.library.tools.names import near
 from carrel.storage.seam import Lock, Stamp, Store
@@ -265,6 +266,7 @@ class ArtifactStore:
         }
         if verb not in answers:
             raise ArtifactNotFoundError(f"artifacts can do no {verb!r}{near(verb, list(answers)[:7])}")
+        refuse_misfit(name, answers[verb], args, kwargs)
         return await answers[verb](*args, **kwargs)
 
     async def _keep_sent(self, name: str, data: bytes, kind: Kind, **about: Any) -> dict[str, Any]:

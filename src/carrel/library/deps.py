@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
-from inspect import signature
 from typing import Any, Protocol
 
 from carrel.errors import DependencyError, RequirementRefused, RuntimeDepsDisabledError
+from carrel.library.fitting import refuse_misfit
 from carrel.library.requirements_text import checked, is_bare, name_of, read, with_requirement, without_requirement
 from carrel.storage.seam import Store
 
@@ -139,7 +139,7 @@ class Deps:
         verb = name.partition(".")[2]
         if verb not in verbs:
             raise AttributeError(f"deps has no {verb or 'call of its own'}; it has {', '.join(verbs)}")
-        signature(verbs[verb]).bind(*args, **kwargs)
+        refuse_misfit(name, verbs[verb], args, kwargs)
         if verb in ("add", "sync") and self._allow_runtime and self._cut_off():
             raise DependencyError(
                 f"deps.{verb} is closed to code in this session: it has no network, and the name of a package would go "

@@ -11,7 +11,8 @@ from carrel.library.workflows import WorkflowLibrary
 _OPENING = """\
 Python code runs in a session that keeps its variables between runs; the value of the last expression comes back.
 Four names are there: `tools` calls what is outside, `workflows` holds Python that worked, `artifacts` keeps data,
-`deps` installs packages. A plain call waits and returns its value; `await NAME.call_async(...)` lets many run at once.
+`deps` installs packages: `deps.add("pandas")`, not pip. A plain call waits and returns its value;
+`await NAME.call_async(...)` lets many run at once.
 """
 _LEAST = 200
 """Characters that a part has at least, where there is anything to say."""

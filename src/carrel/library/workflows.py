@@ -15,6 +15,7 @@ from carrel.errors import (
     WorkflowNotFoundError,
     WorkflowValidationError,
 )
+from carrel.library.fitting import refuse_misfit
 from carrel.library.search import Index
 from carrel.library.skill_folders import FILE, read_skill
 from carrel.library.tools.names import near
@@ -252,6 +253,7 @@ class WorkflowLibrary:
         }
         if verb not in answers:
             raise WorkflowNotFoundError(f"{name} is called where code runs, not on the host{near(verb, answers)}")
+        refuse_misfit(name, answers[verb], args, kwargs)
         return await answers[verb](*args, **kwargs)
 
     async def _delete(self, name: str) -> bool:

@@ -11,8 +11,16 @@ from typing import Annotated, Any
 
 from mcp.server.mcpserver import Context, MCPServer
 from mcp.server.mcpserver.exceptions import ToolError
-from mcp.types import CallToolResult, ContentBlock, ImageContent, TextContent, ToolAnnotations
-from pydantic import Field
+from mcp.types import (
+    CallToolResult,
+    ContentBlock,
+    ImageContent,
+    InputRequiredResult,
+    TextContent,
+    Tool,
+    ToolAnnotations,
+)
+from pydantic import Field, ValidationError
 
 from carrel.errors import CarrelError, DependencyError, WorkflowNotFoundError
 from carrel.execution.executor import ExecutionResult, Output
@@ -24,8 +32,10 @@ from carrel.worker.tool_calls import in_a_line, in_full
 _READS = ToolAnnotations(read_only_hint=True, open_world_hint=False)
 _TELL_EVERY = 0.5
 """Seconds between two notifications while code runs."""
-_LONGEST = 100_000
-"""Characters of one text in an answer; the rest is of no use to a model."""
+_LONGEST = 40_000
+"""Characters of one text in an answer; clients refuse what has many more."""
+_SHOW_DATA_ALONE = frozenset({"claude-code"})
+"""Clients that give their model the structured content in place of the text and the pictures, where there is any."""
 _DESCRIBED = 8_000
 
 Code = Annotated[str, Field(description="Python code; the value of its last expression comes back")]
@@ -147,13 +157,15 @@ class Front:
         """What was saved under a name: text and JSON data as they are, an image as an image, bytes as base64."""
         data = await self._session.load_artifact(name)
         if not isinstance(data, bytes):
-            text = data if isinstance(data, str) else _as_text(data)
+            text = _cut(data if isinstance(data, str) else _as_text(data))
             return _answer([TextContent(type="text", text=text)], {"data": values.encode(data)})
         encoded = base64.b64encode(data).decode()
         kind = _image_kind(data)
         if kind is not None:
             return _answer([ImageContent(type="image", data=encoded, mime_type=kind)], None)
-        return _answer([TextContent(type="text", text=encoded)], {"data": encoded, "encoding": "base64"})
+        whole = len(encoded) <= _LONGEST
+        text = encoded if whole else f"({len(data)} bytes; in code, artifacts.load({name!r}) has them)"
+        return _answer([TextContent(type="text", text=text)], {"data": encoded, "encoding": "base64"})
 
     async def list_deps(self) -> list[str]:
         """The packages that the session's Python is set up with."""
@@ -171,10 +183,55 @@ class Front:
         return await self._session.remove_dep(package)
 
 
+class _Server(MCPServer[Any]):
+    """Takes only what a tool knows, and says in a line what was wrong."""
+
+    async def list_tools(self) -> list[Tool]:
+        told = await super().list_tools()
+        for tool in told:
+            tool.input_schema["additionalProperties"] = False
+        return told
+
+    async def call_tool(
+        self, name: str, arguments: dict[str, Any], context: Context[Any, Any] | None = None
+    ) -> CallToolResult | InputRequiredResult:
+        tool = next((tool for tool in await super().list_tools() if tool.name == name), None)
+        if tool is not None:
+            takes = list(tool.input_schema.get("properties", {}))
+            unknown = [given for given in arguments if given not in takes]
+            missing = [wanted for wanted in tool.input_schema.get("required", ()) if wanted not in arguments]
+            if unknown or missing:
+                faults = [f"it has no argument {given[:100]}" for given in unknown]
+                faults += [f"{wanted} is missing" for wanted in missing]
+                raise ToolError(f"{name}: {'; '.join(faults)}. It takes {', '.join(takes) or 'none'}")
+        try:
+            answer = await super().call_tool(name, arguments, context)
+        except ToolError as problem:
+            if isinstance(problem.__cause__, ValidationError):
+                raise ToolError(f"{name}: {_misfits(problem.__cause__)}") from problem.__cause__
+            raise
+        if isinstance(answer, CallToolResult) and _client(context) in _SHOW_DATA_ALONE:
+            # One that has promised data keeps it, which is its text as well.
+            answer.structured_content = answer.structured_content if tool and tool.output_schema else None
+        return answer
+
+
+def _misfits(problem: ValidationError) -> str:
+    return "; ".join(
+        f"{'.'.join(map(str, fault['loc']))}: {fault['msg']}"
+        for fault in problem.errors(include_url=False, include_input=False, include_context=False)
+    )
+
+
+def _client(context: Context[Any, Any] | None) -> str:
+    told = context.session.client_params if context is not None else None
+    return told.client_info.name if told is not None else ""
+
+
 def mcp_server(session: Session, *, runtime_deps: bool = True, about: str = "") -> MCPServer[Any]:
     """A server for one session. `about` is what the client's model is told of it."""
     front = Front(session)
-    server: MCPServer[Any] = MCPServer(
+    server = _Server(
         "carrel", title="carrel", instructions=about or None, version=version("carrel"), log_level="WARNING"
     )
     reading: list[Callable[..., Awaitable[Any]]] = [
@@ -268,6 +325,7 @@ def _answer_of(result: ExecutionResult) -> CallToolResult:
         "error": result.error,
         "error_type": result.error_type,
         "state": result.state,
+        "state_reason": result.state_reason,
         "duration": result.duration,
     }
     return _answer(content or [TextContent(type="text", text="(done)")], data, is_error=not result.is_ok)

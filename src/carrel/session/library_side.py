@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Literal
 
 from carrel.library.describing import described
@@ -24,6 +24,10 @@ class LibrarySide(ABC):
     async def _have(self) -> Library:
         """The library, read on first use."""
 
+    @abstractmethod
+    async def _while_open(self, doing: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
+        """What it gives; ExecutorClosed where the session is closed before, and it is ended then."""
+
     # --- tools ------------------------------------------------------------------------------------------------------
 
     async def list_tools(self) -> list[dict[str, Any]]:
@@ -43,8 +47,12 @@ class LibrarySide(ABC):
     async def call_tool(self, name: str, /, **arguments: Any) -> Any:
         """One call without any code: `await session.call_tool("curl.get", url=…)`."""
         tools = (await self._have()).tools
-        with self._steps.step("tool", name) as step:
-            return sized(step, arguments, await tools.call(name, arguments))
+
+        async def called() -> Any:
+            with self._steps.step("tool", name) as step:
+                return sized(step, arguments, await tools.call(name, arguments))
+
+        return await self._while_open(called)
 
     def register_tool(
         self,

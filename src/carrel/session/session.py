@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import shlex
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import AsyncExitStack, aclosing
 from types import TracebackType
 from typing import Any, NoReturn, Self
@@ -35,6 +35,10 @@ from carrel.session.library_side import LibrarySide
 from carrel.session.seam import Library, StorageBackend
 from carrel.session.steps import Steps, note_result
 from carrel.trace import Trace, TraceLog, Watcher
+
+_CLOSED = "Session is closed; make another one"
+_ENDING = 5.0
+"""Seconds that a tool's call has to end in when the session is closed."""
 
 
 class Session(LibrarySide):
@@ -74,6 +78,8 @@ class Session(LibrarySide):
         self._starting = asyncio.Lock()
         self._started = False
         self._registered: list[ToolProvider] = []
+        self._calls: set[asyncio.Task[Any]] = set()
+        """What the program has asked of tools, and is not answered."""
         self._closed = False
         self._closing: asyncio.Task[None] | None = None
 
@@ -97,7 +103,7 @@ class Session(LibrarySide):
 
     def _open(self) -> None:
         if self._closed:
-            raise ExecutorClosed("Session is closed; make another one")
+            raise ExecutorClosed(_CLOSED)
 
     async def _have(self) -> Library:
         """The library; reading it needs no running executor."""
@@ -131,7 +137,25 @@ class Session(LibrarySide):
             last.push_async_callback(self._close_tools)
             await self.executor.close()
 
+    async def _while_open(self, doing: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
+        self._open()
+        call = asyncio.get_running_loop().create_task(doing())
+        self._calls.add(call)
+        try:
+            return await call
+        except asyncio.CancelledError:
+            caller = asyncio.current_task()
+            if self._closed and caller is not None and not caller.cancelling():
+                raise ExecutorClosed(_CLOSED) from None
+            raise
+        finally:
+            self._calls.discard(call)
+
     async def _close_tools(self) -> None:
+        for call in self._calls:
+            call.cancel()
+        if self._calls:
+            await asyncio.wait(self._calls, timeout=_ENDING)
         # A start that was under way has the library's programs; it ends first.
         async with self._starting:
             if self._library is not None:

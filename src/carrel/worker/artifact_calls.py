@@ -87,6 +87,11 @@ def _throwing(steps: Steps, problem: BaseException) -> Callable[[], tuple[str, l
 
 
 def _save(name: str, data: Any, description: str = "", metadata: Any = None) -> Steps:
+    if not isinstance(name, str):
+        _refused("")  # the class that this one is too
+        raise error_class("ArtifactNameRefused", ["ArtifactWriteError", "ValueError"])(
+            f"artifacts.save(name, data): the name is a text like 'report.md' or 'plots/a.png', not a {_kind_of(name)}"
+        )
     kind, form, pieces = _prepared(name, data)
     about = {"kind": kind, "form": form, "description": description, "metadata": metadata}
     first = next(pieces, b"")
@@ -285,3 +290,5 @@ def _copy_to(name: str, path: Any) -> Steps:
 
 
 _STEPS: dict[str, Callable[..., Steps]] = {"save": _save, "load": _load, "copy_to": _copy_to}
+for _verb, _steps in _STEPS.items():
+    _steps.__qualname__ = f"artifacts.{_verb}"  # what Python calls it when its arguments do not fit

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import builtins
 import inspect
+import io
 import linecache
 import opcode
 import re
@@ -136,7 +137,7 @@ class _Sources:
         self._size = 0
 
     def keep(self, code: str, filename: str) -> None:
-        source = (len(code), None, code.splitlines(keepends=True), filename)
+        source = (len(code), None, source_lines(code), filename)
         _cache[filename] = source
         self._kept.append((filename, source))
         self._size += len(code)
@@ -149,6 +150,12 @@ class _Sources:
 
 
 _sources = _Sources()
+
+
+def source_lines(code: str) -> list[str]:
+    """The lines as Python counts them, for tracebacks. The last one ends too, or Python 3.11 points beside what it
+    means."""
+    return io.StringIO(code if code.endswith("\n") else code + "\n", newline=None).readlines()
 
 
 def _pieces(code: str, filename: str) -> Iterator[tuple[types.CodeType, str]]:

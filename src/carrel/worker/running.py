@@ -8,6 +8,7 @@ import os
 import resource
 import site
 import sys
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -42,6 +43,7 @@ class Running:
         self._names: dict[str, Any] = {}
         self._shown = display.Shown()
         add_builtin("input", no_input)
+        threading.excepthook = telling.told_of_thread
         add_builtin("display", self._display)
         for name, also in (settings.get("errors") or {}).items():
             add_builtin(str(name), error_class(str(name), [str(other) for other in also]))
@@ -143,6 +145,8 @@ _INHERITED = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 def _add_packages(folder: object) -> None:
     """A folder of packages in front of the interpreter's own, and behind the standard library."""
+    if isinstance(folder, str):
+        telling.leave_out(folder)
     if isinstance(folder, str) and folder not in sys.path:
         own = [number for number, path in enumerate(sys.path) if path.endswith(("site-packages", "dist-packages"))]
         sys.path.insert(own[0] if own else len(sys.path), folder)

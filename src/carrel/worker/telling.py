@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 import sysconfig
+import threading
 from traceback import StackSummary, TracebackException
 
 _HERE = os.path.dirname(os.path.abspath(__file__))
@@ -15,7 +17,24 @@ _CELL = re.compile(r"(<cell \d+) of \d+>")
 _AWAITED = re.compile(r"can't be (used in 'await' expression|awaited)|a coroutine or an awaitable is required")
 _ON_THE_HOST = re.compile(r"\b(tools|workflows|skills|artifacts|deps)\.")
 _PLAIN = "A plain call waits by itself and returns its value: leave out `await`, or write `await NAME.call_async(…)`."
-_LIBRARIES = ("<frozen ", *(path + os.sep for path in (*_FOLDERS, *map(os.path.realpath, _FOLDERS))))
+_NO_PYTHON = (
+    ("```", "Code is plain Python: leave out the ``` around it."),
+    ("!", "There is no `!` here: deps.add('NAME') installs a package, subprocess.run(…) runs a command."),
+    ("%", "There are no % commands here, only Python: deps.add('NAME') installs a package."),
+    ("?", "There is no `?` here: help(NAME) tells of a name."),
+)
+"""What stands in chats and notebooks, at the beginning of a line, and is no Python."""
+_NO_DEBUGGER = "A debugger has nobody to ask here: print what you want to see."
+_LIBRARIES = ["<frozen ", *(path + os.sep for path in (*_FOLDERS, *map(os.path.realpath, _FOLDERS)))]
+_COMPILED = (".pyx", ".pxi", ".pxd")
+"""Sources of packages that were compiled from them: their frames name files that are not there."""
+
+
+def leave_out(folder: str) -> None:
+    """Tell nothing of the frames of files in this folder of packages."""
+    for path in (folder, os.path.realpath(folder)):
+        if path + os.sep not in _LIBRARIES:
+            _LIBRARIES.append(path + os.sep)
 
 
 def told(problem: BaseException, besides: tuple[str, ...] = ()) -> str:
@@ -24,16 +43,34 @@ def told(problem: BaseException, besides: tuple[str, ...] = ()) -> str:
     try:
         trace = TracebackException(type(problem), problem, problem.__traceback__, limit=-2000)
         _strip(trace, set(), (*_LIBRARIES, *besides))
-        text = "".join(trace.format()).rstrip("\n")
-        if type(problem) is TypeError and _AWAITED.search(str(problem)) and trace.stack:
-            # Whoever comes from a place where every call is awaited does so here too.
-            text += f"\n{_PLAIN}" if _ON_THE_HOST.search(trace.stack[-1].line or "") else ""
+        hint = _hint(problem, trace)
+        text = "".join(trace.format()).rstrip("\n") + (f"\n{hint}" if hint else "")
     except Exception as worse:  # noqa: BLE001 - the exception's own __str__ may raise anything
         text = f"{type(problem).__name__} (and telling of it raised {type(worse).__name__})"
     if len(text) > _LONGEST:
         cut = len(text) - _LONGEST
         text = f"{text[: _LONGEST // 2]}\n… {cut} characters left out …\n{text[-_LONGEST // 2 :]}"
     return text
+
+
+def _hint(problem: BaseException, trace: TracebackException) -> str:
+    """What to do instead, where the code was written for another place."""
+    if isinstance(problem, SyntaxError):
+        line = (problem.text or "").strip()
+        return next((instead for mark, instead in _NO_PYTHON if line.startswith(mark)), "")
+    if kind(problem) == "BdbQuit":
+        return _NO_DEBUGGER
+    if type(problem) is TypeError and _AWAITED.search(str(problem)) and trace.stack:
+        # Whoever comes from a place where every call is awaited does so here too.
+        return _PLAIN if _ON_THE_HOST.search(trace.stack[-1].line or "") else ""
+    return ""
+
+
+def told_of_thread(ended: threading.ExceptHookArgs) -> None:
+    """What Python writes when a thread ends by an exception, in the same form."""
+    if ended.exc_value is not None and not isinstance(ended.exc_value, SystemExit) and sys.stderr is not None:
+        name = ended.thread.name if ended.thread is not None else "unknown"
+        sys.stderr.write(f"Exception in thread {name}:\n{told(ended.exc_value)}\n")
 
 
 def is_plain_interrupt(problem: BaseException | None) -> bool:
@@ -67,7 +104,7 @@ def _strip(trace: TracebackException, seen: set[int], hidden: tuple[str, ...]) -
     if id(trace) in seen:
         return
     seen.add(id(trace))
-    mine = [frame for frame in trace.stack if not frame.filename.startswith(hidden)]
+    mine = [frame for frame in trace.stack if not frame.filename.startswith(hidden) and not _compiled(frame.filename)]
     for frame in mine:
         frame.filename = _CELL.sub(r"\1>", frame.filename)
     if isinstance(getattr(trace, "filename", None), str):
@@ -76,3 +113,7 @@ def _strip(trace: TracebackException, seen: set[int], hidden: tuple[str, ...]) -
     for inner in (trace.__cause__, trace.__context__, *(getattr(trace, "exceptions", None) or ())):
         if inner is not None:
             _strip(inner, seen, hidden)
+
+
+def _compiled(filename: str) -> bool:
+    return filename.endswith(_COMPILED) and not os.path.isabs(filename)

@@ -16,6 +16,7 @@ import types
 from collections.abc import Callable, Coroutine
 from typing import Any
 
+from .cells import source_lines
 from .host import Host, Remote
 from .host_errors import error_class
 
@@ -195,7 +196,7 @@ class Here:
         filename = f"<workflow {name}>"
         if isinstance(source, str):
             code = compile(source, filename, "exec", dont_inherit=True)
-            self._compiled[name] = digest, code, source.splitlines(keepends=True)
+            self._compiled[name] = digest, code, source_lines(source)
         _, code, lines = self._compiled[name]
         # For tracebacks; said again each time, because code may have emptied the cache.
         linecache.cache[filename] = (sum(map(len, lines)), None, lines, filename)

@@ -255,3 +255,20 @@ async def test_a_coroutine_that_nobody_awaits_is_told_with_a_line_of_the_code(
         told = (await executor.run(code)).stderr.splitlines()
         assert re.match(rf"<cell \d+( of \d+)?>:{line}: RuntimeWarning: coroutine 'f' was never awaited", told[0])
         assert told[1].strip() == code.splitlines()[line - 1]
+
+
+@pytest.mark.parametrize(
+    "code",
+    ["input('? ')", "import sys; sys.stdin.readline()", "import sys; sys.stdin.read()", "import sys; list(sys.stdin)"],
+)
+async def test_nobody_types_for_code(executor: Executor, code: str) -> None:
+    result = await executor.run(code)
+    assert result.error_type == "EOFError", result
+    assert "no standard input" in (result.error or "")
+
+
+async def test_a_debugger_has_nobody_to_ask(executor: Executor) -> None:
+    result = await executor.run("kept = 1\nbreakpoint()\n2")
+    assert result.error_type == "BdbQuit", result
+    assert "print what you want to see" in (result.error or "")
+    assert (await executor.run("kept")).value == 1

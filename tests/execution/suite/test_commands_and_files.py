@@ -75,6 +75,27 @@ async def test_killed_by_a_signal(executor: Executor) -> None:
     assert (await executor.exec("kill -9 $$")).exit_code == 137
 
 
+async def test_commands_that_nobody_waits_for_leave_nothing_open(executor: Executor) -> None:
+    async def given_up(turns: int) -> None:
+        command = asyncio.create_task(executor.exec("sleep 600 & sleep 600"))
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        command.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await command
+
+    await executor.exec("true")
+    await given_up(50)
+    before = len(os.listdir("/proc/self/fd"))
+    for turns in range(20):
+        await given_up(turns)
+    for _ in range(2):
+        assert (await executor.exec("sleep 600 & sleep 600", timeout=0.1)).timed_out
+    async with asyncio.timeout(60):
+        while len(os.listdir("/proc/self/fd")) > before + 2:  # noqa: ASYNC110 -- nobody tells when one is closed
+            await asyncio.sleep(0.01)
+
+
 async def test_what_stays_in_the_background_does_not_hold_up_the_answer(executor: Executor) -> None:
     began = time.monotonic()
     assert (await executor.exec("sleep 47 & echo done")).stdout == "done\n"

@@ -3,11 +3,12 @@
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from itertools import chain
 from typing import Any
 
 from carrel.errors import CarrelError, ToolCallError, ToolNotFoundError, ToolTimeoutError
+from carrel.library.fitting import refuse_misfit
 from carrel.library.search import Entry, Index
 from carrel.library.tools.approval import Approval, Approver
 from carrel.library.tools.arguments import bound
@@ -165,7 +166,7 @@ class Tools:
 
     async def _best(self, found: Mapping[str, Tool], query: str, limit: int) -> Found:
         self._index.update([known.entry async for known in self._all(found)])
-        hits = await self._index.search(query, limit)
+        hits = await self._index.search(str(query), int(limit))
         return [{**self._of(found[hit.key]).told(), "score": hit.score} for hit in hits if hit.key in found]
 
     async def describe(self, task: str | None = None, limit: int = 8000, docs: Docs = "all") -> str:
@@ -262,15 +263,18 @@ class Tools:
         words = name.split(".", 5)[1:]
         if words[1:] == ["list"]:
             await self._look_if_changed(words[0])
+        own: dict[str, Callable[..., Awaitable[Any]]] = {
+            "list": self.list,
+            "search": self.search,
+            "describe": self.describe,
+        }
+        verb = own.get(".".join(words))
+        if verb is not None:
+            refuse_misfit(name, verb, args, kwargs)
+            return await verb(*args, **kwargs)
         match words:
             case []:
                 raise ToolCallError("tools itself cannot be called; tools.list() shows what is there")
-            case ["list"]:
-                return await self.list(*args, **kwargs)
-            case ["search"]:
-                return await self.search(*args, **kwargs)
-            case ["describe"]:
-                return await self.describe(*args, **kwargs)
             case [word, "list"] if word in self._sources and f"{word}.list" not in await self._seen([word], None):
                 return await self.list(word)
         called = ".".join(words)
