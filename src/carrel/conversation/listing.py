@@ -81,6 +81,14 @@ class Listing:
             found[id_] = meta, stamp.size if stamp else 0
         return found
 
+    async def is_as_listed(self, meta: SessionMeta) -> bool:
+        """Whether nothing was said or done in a session since it was listed."""
+        id_ = meta["id"]
+        now, _ = (await self._read([id_]))[id_]
+        if now is None:
+            return [meta] == await self.traces([id_])
+        return all(now.get(name) == meta.get(name) for name in ("updated_at", "labels"))
+
     async def counted(self, meta: SessionMeta) -> SessionMeta:
         """The metadata with counts that are true: the log is read where it is ahead of what is noted."""
         stamp = await self._store.stamp(self._logs.log_key(meta["id"]))

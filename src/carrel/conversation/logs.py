@@ -104,8 +104,8 @@ class SessionLogs:
         return there
 
     async def close(self) -> None:
-        for session_id in list(self.writers):
-            await self.writers.pop(session_id).close()
+        while self.writers:
+            await self.writers.popitem()[1].close()
 
     # --- writing ----------------------------------------------------------------------------------------------------
 
@@ -120,8 +120,26 @@ class SessionLogs:
     ) -> int:
         """Write messages in the order of the calls; with a draft the session is made when missing.
 
-        `SessionNotFound` when it is missing, or was deleted after this call or this store knew it. With `after`, 0 and
-        nothing written unless that is the last entry."""
+        Returns the number of the last entry. `SessionNotFound` when the session is missing, or was deleted after this
+        call or this store knew it. With `after`, 0 and nothing written unless that is the last entry."""
+        return (await self.written(session_id, messages, draft, shown=shown, after=after))[0]
+
+    async def tell(self, session_id: str, aside: ConversationMessage) -> SessionMeta:
+        """Write an aside, and the metadata that it changes."""
+        _, writer = await self.written(session_id, [aside])
+        await writer.flush()
+        return writer.told()
+
+    async def written(
+        self,
+        session_id: str,
+        messages: Sequence[ConversationMessage],
+        draft: Callable[[], SessionMeta] | None = None,
+        *,
+        shown: int | None = None,
+        after: int | None = None,
+    ) -> tuple[int, Writer]:
+        """`append`, and who wrote it: by now the session may be deleted, or the store closed."""
         deletions = self._deletions.get(session_id, 0)
         messages = [self._redacted(message) for message in messages] if self._redact is not None else messages
         lines, files = _lines(messages)
@@ -133,7 +151,7 @@ class SessionLogs:
                     await self.store.put(f"{writer.folder}/{path}", data, only_new=True)
         try:
             # Whoever waits for this turn runs only after the first step of this append, so the order stays.
-            return await writer.append(messages, lines, self._now(), shown=shown, after=after)
+            return await writer.append(messages, lines, self._now(), shown=shown, after=after), writer
         except KeyError:
             self.writers.pop(session_id, None)
             if self._deletions.get(session_id, 0) == deletions:
