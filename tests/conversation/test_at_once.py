@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from carrel.conversation import writer
 from carrel.conversation.entries import build_rewind_event, encode
 from carrel.conversation.messages import ConversationMessage
 from carrel.conversation.store import SessionStore
@@ -397,3 +398,17 @@ async def test_a_session_that_is_gone_on_with_is_not_pruned(reopened: Reopen):
     left = {meta["id"] for meta in await reopened().list_sessions()}
     assert "b" in left
     assert left.isdisjoint(meta["id"] for meta in gone)
+
+
+async def test_metadata_that_waits_to_be_written_waits_once(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(writer, "FLUSH_SECONDS", 0)
+    store = SessionStore(store=(hooked := Hooked()), embedder=None)
+    await store.append_message("s", user("hello"))
+    held = await hooked.lock("s/meta")
+    for _ in range(50):
+        await store.append_message("s", user("again"))
+        await asyncio.sleep(0)
+    assert len(asyncio.all_tasks()) < 10
+    await held.release()
+    await store.close()
+    assert (await SessionStore(store=hooked, embedder=None).read_meta("s"))["message_count"] == 51

@@ -249,9 +249,10 @@ def read_notes(path: Path) -> list[dict[str, Any]]:
 def tear(folder: Path, dice: random.Random) -> None:
     """What a writer leaves that is killed in the middle of a line."""
     path = folder / dice.choice(KEPT) / "messages.jsonl"
-    with contextlib.suppress(FileNotFoundError), path.open("r+b") as log:
+    with contextlib.suppress(OSError), path.open("r+b", buffering=0) as log:
         fcntl.flock(log, fcntl.LOCK_EX)
-        os.write(os.open(path, os.O_WRONLY | os.O_APPEND), b'{"role":"user","content":[{"type":"te')
+        log.seek(0, os.SEEK_END)
+        log.write(b'{"role":"user","content":[{"type":"te')
 
 
 def disturb(crowd: Crowd, seconds: float, *others: Callable[[], None]) -> None:

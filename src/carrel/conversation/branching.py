@@ -53,19 +53,14 @@ async def _jump(reading: LogReading, view: View, to_seq: int, now: str) -> tuple
 
 
 async def fork(logs: SessionLogs, source_id: str, id_: str, place: int, *, title: str | None, now: str) -> SessionMeta:
-    """Make session `id_` from what `source_id` was after entry `place`; returns its metadata.
-
-    Under the lock that making and deleting take too, so that nobody else makes a session of that name meanwhile."""
-    held = await logs.store.lock(logs.life_key(id_))
-    assert held is not None
-    try:
+    """Make session `id_` from what `source_id` was after entry `place`; returns its metadata."""
+    async with logs.alone(id_):
         if await logs.meta(id_) is not None:
             raise SessionExists(f"session {id_} is there already; give the fork another id")
-        return await _fork(logs, source_id, id_, place, title, now)
-    except KeyMissing:
-        raise not_found(source_id) from None  # deleted meanwhile
-    finally:
-        await held.release()
+        try:
+            return await _fork(logs, source_id, id_, place, title, now)
+        except KeyMissing:
+            raise not_found(source_id) from None  # deleted meanwhile
 
 
 async def _fork(logs: SessionLogs, source_id: str, id_: str, place: int, title: str | None, now: str) -> SessionMeta:

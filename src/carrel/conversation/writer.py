@@ -11,9 +11,13 @@ from carrel.conversation.messages import ConversationMessage, SessionMeta, meta_
 from carrel.conversation.metadata import COUNTS, DEFAULT_TITLE, apply_aside, decode_meta, encode_meta, title_from
 from carrel.conversation.usage import tokens_of
 from carrel.errors import SessionTooNew, StorageError
+from carrel.storage.call_order import FewAtOnce
 from carrel.storage.seam import Lock, Store
 
 logger = logging.getLogger(__name__)
+
+few_at_once = FewAtOnce(32)
+"""For those who hold a short lock on their session: thousands of sessions may be begun at the same moment."""
 
 FLUSH_SECONDS = 1.0
 """How long `meta.json` may lag behind the log while a session is busy."""
@@ -36,6 +40,8 @@ class Writer:
         self._later: asyncio.TimerHandle | None = None
         self._later_in: asyncio.AbstractEventLoop | None = None
         self._flushing: set[asyncio.Task[None]] = set()
+        self._in_line: asyncio.AbstractEventLoop | None = None
+        """The loop in which a flush has not begun yet: it will write what is said meanwhile too."""
         self._open_calls: set[str] = set()
         self._hold: Lock | None = None
 
@@ -121,6 +127,8 @@ class Writer:
             await self.let_go()
 
     def _flush_later(self) -> None:
+        if self._in_line is asyncio.get_running_loop():
+            return
         if time.monotonic() - self._flushed_at >= FLUSH_SECONDS:
             self._flushed_at = time.monotonic()
             self._flush_soon()
@@ -131,6 +139,7 @@ class Writer:
 
     def _flush_soon(self) -> None:
         self._later = None
+        self._in_line = asyncio.get_running_loop()
         self._begin(self._flush_quietly())
 
     def _begin(self, flushing: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
@@ -150,6 +159,8 @@ class Writer:
         except (StorageError, RuntimeError) as problem:
             # RuntimeError: the loop is being shut down. The log has all that matters.
             logger.warning("the metadata of session %s lags behind its log: %s", self.meta["id"], problem)
+        finally:
+            self._in_line = None
 
     def told(self) -> SessionMeta:
         """The metadata, without counts that are not known to be right."""
@@ -165,13 +176,14 @@ class Writer:
         await asyncio.shield(self._begin(self._flush_alone()))
 
     async def _flush_alone(self) -> None:
-        self._flushed_at = time.monotonic()
-        held = await self._store.lock(f"{self.folder}/meta")
-        assert held is not None
-        try:
-            await self._flush()
-        finally:
-            await held.release()
+        async with few_at_once.turn():
+            held = await self._store.lock(f"{self.folder}/meta")
+            assert held is not None
+            self._in_line, self._flushed_at = None, time.monotonic()
+            try:
+                await self._flush()
+            finally:
+                await held.release()
 
     async def _flush(self) -> None:
         key = f"{self.folder}/meta.json"
