@@ -4,7 +4,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Coroutine, Sequence
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 from carrel.conversation.entries import aside_of, decode_all
 from carrel.conversation.messages import ConversationMessage, SessionMeta, meta_of, tool_calls_of, tool_results_of
@@ -15,6 +15,8 @@ from carrel.storage.call_order import FewAtOnce
 from carrel.storage.seam import Lock, Store
 
 logger = logging.getLogger(__name__)
+
+_Result = TypeVar("_Result")
 
 few_at_once = FewAtOnce(32)
 """For those who hold a short lock on their session: thousands of sessions may be begun at the same moment."""
@@ -39,7 +41,7 @@ class Writer:
         self._flushed_at = time.monotonic()
         self._later: asyncio.TimerHandle | None = None
         self._later_in: asyncio.AbstractEventLoop | None = None
-        self._flushing: set[asyncio.Task[None]] = set()
+        self._flushing: set[asyncio.Task[Any]] = set()
         self._in_line: asyncio.AbstractEventLoop | None = None
         """The loop in which a flush has not begun yet: it will write what is said meanwhile too."""
         self._open_calls: set[str] = set()
@@ -142,16 +144,11 @@ class Writer:
         self._in_line = asyncio.get_running_loop()
         self._begin(self._flush_quietly())
 
-    def _begin(self, flushing: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
+    def _begin(self, flushing: Coroutine[Any, Any, _Result]) -> "asyncio.Task[_Result]":
         task = asyncio.ensure_future(flushing)
         self._flushing.add(task)
-        task.add_done_callback(self._ended)
+        task.add_done_callback(self._flushing.discard)
         return task
-
-    def _ended(self, task: "asyncio.Task[None]") -> None:
-        self._flushing.discard(task)
-        if not task.cancelled():
-            task.exception()  # it was cancelled who would have heard of it; the next flush writes the same
 
     async def _flush_quietly(self) -> None:
         try:
@@ -173,17 +170,24 @@ class Writer:
 
         Under a lock: what two of them set at the same moment is there afterwards. Who is cancelled does not wait for
         it, and it goes on: the thread that writes cannot be stopped, and must not write when the lock is another's."""
-        await asyncio.shield(self._begin(self._flush_alone()))
+        problem = await asyncio.shield(self._begin(self._flush_alone()))
+        if problem is not None:
+            raise problem
 
-    async def _flush_alone(self) -> None:
-        async with few_at_once.turn():
-            held = await self._store.lock(f"{self.folder}/meta")
-            assert held is not None
-            self._in_line, self._flushed_at = None, time.monotonic()
-            try:
-                await self._flush()
-            finally:
-                await held.release()
+    async def _flush_alone(self) -> Exception | None:
+        """What went wrong is returned: who would hear of it may be cancelled, and the next flush does it again."""
+        try:
+            async with few_at_once.turn():
+                held = await self._store.lock(f"{self.folder}/meta")
+                assert held is not None
+                self._in_line, self._flushed_at = None, time.monotonic()
+                try:
+                    await self._flush()
+                finally:
+                    await held.release()
+        except (StorageError, RuntimeError) as problem:
+            return problem
+        return None
 
     async def _flush(self) -> None:
         key = f"{self.folder}/meta.json"
