@@ -129,7 +129,7 @@ class Writer:
             await self.let_go()
 
     def _flush_later(self) -> None:
-        if self._in_line is asyncio.get_running_loop():
+        if self._in_line is not None and self._in_line is asyncio.get_running_loop():
             return
         if time.monotonic() - self._flushed_at >= FLUSH_SECONDS:
             self._flushed_at = time.monotonic()
