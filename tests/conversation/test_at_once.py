@@ -1,19 +1,21 @@
 """Several at once on one session: who looks at a log and then writes does not pass over what came in between."""
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from carrel.conversation import writer
 from carrel.conversation.entries import build_rewind_event, encode
 from carrel.conversation.messages import ConversationMessage
 from carrel.conversation.store import SessionStore
 from carrel.errors import CompactRefused, RewindRefused, SessionExists, SessionNotFound, StorageWriteError
 from carrel.storage.memory_store import MemoryStore
 from tests.conversation.conftest import Reopen
-from tests.conversation.words import assistant, compact, outline, user
+from tests.conversation.words import assistant, call, compact, outline, result, user
 
 
 class Crowded(MemoryStore):
@@ -209,3 +211,204 @@ async def test_what_could_not_be_written_to_the_metadata_is_written_with_the_nex
     await store.rename("s", "Named")
     again = SessionStore(store=disk, embedder=None)
     assert [label["text"] for label in await again.labels("s")] == ["first", "kept"]
+
+
+class Hooked(MemoryStore):
+    """A store where something happens right after an append to a log was carried out, or with a write of metadata."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.after_append: list[Callable[[], Awaitable[Any]]] = []
+        self.slow_put = 0.0
+        self.full = False
+
+    async def append(self, key: str, records: Sequence[bytes], **how: Any) -> int:
+        if self.full:
+            raise StorageWriteError("the disk is full")
+        seq = await super().append(key, records, **how)
+        if key.endswith("messages.jsonl") and self.after_append:
+            await self.after_append.pop()()
+        return seq
+
+    async def put(self, key: str, data: bytes, **how: Any) -> bool:
+        done = await super().put(key, data, **how)
+        await asyncio.sleep(self.slow_put)
+        return done
+
+    async def lock(self, key: str, *, wait: bool = True) -> Any:
+        """Who does not get it hears of that last, as over a line of its own."""
+        held = await super().lock(key, wait=wait)
+        await asyncio.sleep(0.05 if held is None else 0)
+        return held
+
+
+@pytest.mark.parametrize("what", ["rename", "label", "rewind", "archive"])
+@pytest.mark.parametrize("meanwhile", ["close", "delete"])
+async def test_a_store_that_is_closed_or_a_session_deleted_meanwhile_costs_no_answer(what: str, meanwhile: str):
+    store = SessionStore(store=(hooked := Hooked()), embedder=None)
+    await store.append_many("s", [user("one"), user("two")])
+    hooked.after_append = [store.close if meanwhile == "close" else lambda: store.delete_session("s")]
+    do = {
+        "rename": lambda: store.rename("s", "Named"),
+        "label": lambda: store.label("s", "here"),
+        "rewind": lambda: store.append_rewind("s", 1),
+        "archive": lambda: store.archive("s"),
+    }
+    await do[what]()
+    assert not hooked.after_append
+    again = SessionStore(store=hooked, embedder=None)
+    if meanwhile == "delete":
+        assert await again.load_session("s") is None
+    elif what == "rename":
+        assert (await again.read_meta("s"))["title"] == "Named"
+
+
+async def test_closing_while_sessions_are_deleted(reopened: Reopen):
+    store = reopened()
+    for number in range(10):
+        await store.append_message(f"s{number}", user("hello"))
+        await store.append_message(f"s{number}", user("again"))
+    await asyncio.gather(store.close(), *(store.delete_session(f"s{number}") for number in range(10)))
+    assert await reopened().list_sessions() == []
+
+
+async def test_a_label_given_up_while_it_is_written_is_there_once():
+    store = SessionStore(store=(hooked := Hooked()), embedder=None)
+    await store.append_message("s", user("hello"))
+    hooked.slow_put = 0.2
+    giving_up = asyncio.ensure_future(store.label("s", "here"))
+    while b"here" not in (await hooked.get("s/meta.json") or b""):  # noqa: ASYNC110
+        await asyncio.sleep(0.001)
+    giving_up.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await giving_up
+    await store.rename("s", "Named")
+    await store.close()
+    meta = await SessionStore(store=hooked, embedder=None).read_meta("s")
+    assert ([label["text"] for label in meta["labels"]], meta["title"]) == (["here"], "Named")
+
+
+async def test_the_metadata_has_the_title_that_the_log_has_last():
+    store, other = (SessionStore(store=hooked, embedder=None) for hooked in [Hooked()] * 2)
+    hooked = store._logs.store
+    assert isinstance(hooked, Hooked)
+    await store.append_message("s", user("hello"))
+    hooked.after_append = [lambda: other.rename("s", "Second")]
+    await store.rename("s", "First")
+    meta = await SessionStore(store=hooked, embedder=None).read_meta("s")
+    await hooked.delete("s/meta.json")
+    made_again = await SessionStore(store=hooked, embedder=None).read_meta("s")
+    assert meta["title"] == made_again["title"] == "Second"
+
+
+async def test_a_message_is_acknowledged_though_the_metadata_with_its_title_cannot_be_written():
+    class NoRoom(Hooked):
+        async def put(self, key: str, data: bytes, **how: Any) -> bool:
+            if self.full:
+                raise StorageWriteError("the disk is full")
+            return await super().put(key, data, **how)
+
+        async def append(self, key: str, records: Sequence[bytes], **how: Any) -> int:
+            return await MemoryStore.append(self, key, records, **how)
+
+    store = SessionStore(store=(disk := NoRoom()), embedder=None)
+    await store.create_session(session_id="s")
+    disk.full = True
+    assert await store.append_message("s", user("hello")) == 1
+    disk.full = False
+    await store.append_message("s", user("again"))
+    await store.close()
+    assert (await SessionStore(store=disk, embedder=None).read_meta("s"))["title"] == "hello"
+
+
+async def test_two_tool_calls_at_once_leave_no_hold_behind():
+    store = SessionStore(store=(hooked := Hooked()), embedder=None)
+    await store.append_message("s", user("hello"))
+    await asyncio.gather(*(store.append_message("s", call(name)) for name in "ab"))
+    assert await hooked.holder("s/tool-loop") is not None
+    await store.append_message("s", result("a"))
+    await store.append_message("s", result("b"))
+    assert await hooked.holder("s/tool-loop") is None
+
+
+async def test_a_tool_call_that_could_not_be_written_leaves_no_hold_behind():
+    store = SessionStore(store=(hooked := Hooked()), embedder=None)
+    await store.append_message("s", user("hello"))
+    hooked.full = True
+    with pytest.raises(StorageWriteError):
+        await store.append_message("s", call("a"))
+    assert await hooked.holder("s/tool-loop") is None
+
+
+def test_the_metadata_follows_in_the_next_loop_too(tmp_path: Path):
+    store = SessionStore(tmp_path, embedder=None)
+
+    async def say(*words: str) -> None:
+        for word in words:
+            await store.append_message("s", user(word))
+
+    async def until_counted() -> None:
+        await say("three")
+        async with asyncio.timeout(30):
+            while b'"message_count": 3' not in (tmp_path / "s/meta.json").read_bytes():  # noqa: ASYNC110
+                await asyncio.sleep(0.05)
+
+    asyncio.run(say("one", "two"))
+    asyncio.run(until_counted())
+
+
+@pytest.mark.parametrize("said", ["long", "short"])
+async def test_a_session_that_is_deleted_while_it_is_forked_leaves_nothing(reopened: Reopen, said: str):
+    store, other = reopened(), reopened()
+    length = 60_000 if said == "long" else 10
+    await store.append_many("s", [user("one"), call("a"), result("a", text="x" * length)])
+    listing = store._logs.store.list
+
+    async def and_then(prefix: str = "") -> list[str]:
+        found = await listing(prefix)
+        await other.delete_session("s")
+        return found
+
+    store._logs.store.list = and_then  # type: ignore[method-assign]
+    with pytest.raises(SessionNotFound):
+        await store.fork_session("s", new_id="fork")
+    assert await reopened()._logs.store.list() == []
+
+
+async def test_a_session_that_is_gone_on_with_is_not_pruned(reopened: Reopen):
+    now = "2026-01-01T00:00:00+00:00"
+    store = reopened(now=lambda: now)
+    for name in ("a", "b", "c"):
+        await store.append_message(name, user("hello"))
+    await store.close()
+    now = "2026-03-01T00:00:00+00:00"
+    other = reopened(now=lambda: now)
+    deleting = store._logs.store.delete
+
+    async def and_then(key: str) -> bool:
+        if not (await other.read_meta("b")).get("labels"):
+            await other.append_message("b", user("again"))
+            await other.label("b", "mine")
+        return await deleting(key)
+
+    store._logs.store.delete = and_then  # type: ignore[method-assign]
+    metas = await store.prune(timedelta(days=30), keep_labelled=False)
+    assert {meta["id"] for meta in metas} == {"a", "b", "c"}
+    gone = await store.prune(timedelta(days=30), keep_labelled=False, dry_run=False)
+    left = {meta["id"] for meta in await reopened().list_sessions()}
+    assert "b" in left
+    assert left.isdisjoint(meta["id"] for meta in gone)
+
+
+async def test_metadata_that_waits_to_be_written_waits_once(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(writer, "FLUSH_SECONDS", 0)
+    store = SessionStore(store=(hooked := Hooked()), embedder=None)
+    await store.append_message("s", user("hello"))
+    held = await hooked.lock("s/meta")
+    for _ in range(50):
+        await store.append_message("s", user("again"))
+        await asyncio.sleep(0)
+    assert len(asyncio.all_tasks()) < 10
+    await held.release()
+    await store.close()
+    assert (await SessionStore(store=hooked, embedder=None).read_meta("s"))["message_count"] == 51

@@ -329,3 +329,11 @@ async def test_what_others_write_we_read(store: SessionStore):
     [listed] = await store.list_sessions()
     assert listed == meta
     assert await store.append_message(folder.name, user("ours")) == 7
+
+
+def test_more_sessions_at_once_than_files_may_be_open(tmp_path: Path):
+    program = str(Path(__file__).with_name("many_program.py"))
+    command = [sys.executable, program, str(tmp_path / "sessions"), "400", "200"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert len([path for path in (tmp_path / "sessions").iterdir() if path.name.endswith("-fork")]) == 400

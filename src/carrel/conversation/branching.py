@@ -3,12 +3,12 @@
 import asyncio
 
 from carrel.conversation.entries import build_aside, build_rewind_event, encode
-from carrel.conversation.logs import SessionLogs
+from carrel.conversation.logs import SessionLogs, not_found
 from carrel.conversation.messages import ConversationMessage, SessionMeta
 from carrel.conversation.metadata import encode_meta
 from carrel.conversation.reading import LogReading, View
 from carrel.conversation.repair import mend
-from carrel.errors import RewindRefused, SessionExists, StorageError
+from carrel.errors import KeyMissing, RewindRefused, SessionExists, StorageError
 from carrel.storage.seam import Store
 
 AT_ONCE = 64 * 1024 * 1024
@@ -53,17 +53,14 @@ async def _jump(reading: LogReading, view: View, to_seq: int, now: str) -> tuple
 
 
 async def fork(logs: SessionLogs, source_id: str, id_: str, place: int, *, title: str | None, now: str) -> SessionMeta:
-    """Make session `id_` from what `source_id` was after entry `place`; returns its metadata.
-
-    Under the lock that making and deleting take too, so that nobody else makes a session of that name meanwhile."""
-    held = await logs.store.lock(logs.life_key(id_))
-    assert held is not None
-    try:
+    """Make session `id_` from what `source_id` was after entry `place`; returns its metadata."""
+    async with logs.alone(id_):
         if await logs.meta(id_) is not None:
             raise SessionExists(f"session {id_} is there already; give the fork another id")
-        return await _fork(logs, source_id, id_, place, title, now)
-    finally:
-        await held.release()
+        try:
+            return await _fork(logs, source_id, id_, place, title, now)
+        except KeyMissing:
+            raise not_found(source_id) from None  # deleted meanwhile
 
 
 async def _fork(logs: SessionLogs, source_id: str, id_: str, place: int, title: str | None, now: str) -> SessionMeta:
@@ -106,7 +103,7 @@ async def _copy_files(store: Store, source: str, target: str) -> None:
 
 async def _copy_lines(store: Store, source: str, target: str, through: int, asides: list[bytes]) -> None:
     lines: list[bytes] = []
-    size = 0
+    size = copied = 0
     if through:
         async for block in store.read(f"{source}/messages.jsonl"):
             taken = block.records[: through - block.first_seq + 1]
@@ -115,6 +112,8 @@ async def _copy_lines(store: Store, source: str, target: str, through: int, asid
             if size > AT_ONCE:
                 await store.append(f"{target}/messages.jsonl", lines)
                 lines, size = [], 0
-            if block.first_seq + len(block.records) > through:
+            if (copied := block.last_seq) >= through:
                 break
+    if copied < through:
+        raise KeyMissing(f"{source} was deleted while it was copied")
     await store.append(f"{target}/messages.jsonl", [*lines, *asides], sync=True)

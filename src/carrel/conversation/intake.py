@@ -50,8 +50,8 @@ class Intake:
             **stored_meta(imported, self._ids),
         )
         id_ = imported.report.session_id = self._ids[imported.source_id] = data["session"]["id"]
-        await self._logs.append(id_, stored_entries(imported, data["session"].get("parent_session_id"), self._now()))
-        writer = self._logs.writers[id_]
+        entries = stored_entries(imported, data["session"].get("parent_session_id"), self._now())
+        _, writer = await self._logs.written(id_, entries)
         writer.meta["updated_at"] = data["session"]["updated_at"]
         await writer.flush()
 
@@ -72,9 +72,9 @@ class Intake:
         """Append what the source has got since, unless somebody has written to the session here."""
         id_, seq = meta["id"], meta["imported_from"]["seq"]
         entries = stored_entries(imported, meta.get("parent_session_id"), self._now())[seq:]
-        if not await self._logs.append(id_, entries, after=seq):
+        written, writer = await self._logs.written(id_, entries, after=seq)
+        if not written:
             return False
-        writer = self._logs.writers[id_]
         dates = stored_meta(imported, self._ids)
         writer.meta["updated_at"] = dates.get("updated_at", writer.meta["updated_at"])
         writer.set("imported_from", dates["imported_from"])

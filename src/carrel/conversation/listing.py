@@ -34,15 +34,19 @@ class Listing:
             self._sorted = sorted(self._metas.values(), key=lambda meta: meta["updated_at"], reverse=True)
         metas = [meta.copy() for meta in self._sorted]
         for index, meta in enumerate(metas):
-            writer = self._logs.writers.get(meta["id"])
-            if writer is None:
-                continue
-            if writer.meta.get("log_bytes") == self._log_sizes[meta["id"]]:
-                metas[index] = writer.told()
-            else:
-                meta["updated_at"] = max(meta["updated_at"], writer.meta["updated_at"])
+            if meta["id"] in self._logs.writers:
+                metas[index] = self._as_written(meta, self._log_sizes[meta["id"]])
         metas.sort(key=lambda meta: meta["updated_at"], reverse=True)
         return metas
+
+    def _as_written(self, meta: SessionMeta, log_size: int) -> SessionMeta:
+        """The metadata with what our own writer knows and has not written yet."""
+        writer = self._logs.writers.get(meta["id"])
+        if writer is not None and writer.meta.get("log_bytes") == log_size:
+            return writer.told()
+        if writer is not None:
+            meta["updated_at"] = max(meta["updated_at"], writer.meta["updated_at"])
+        return meta
 
     async def _catch_up(self) -> None:
         """Read what changed. It is taken over at the end and at once: this may be cancelled, or not be alone."""
@@ -80,6 +84,15 @@ class Listing:
                 meta = listed_meta(id_, raw, stamp) or await self._logs.rebuilt_meta(id_)
             found[id_] = meta, stamp.size if stamp else 0
         return found
+
+    async def is_as_listed(self, meta: SessionMeta) -> bool:
+        """Whether nothing was said or done in a session since it was listed."""
+        id_ = meta["id"]
+        found, log_size = (await self._read([id_]))[id_]
+        if found is None:
+            return [meta] == await self.traces([id_])
+        now = self._as_written(found, log_size)
+        return all(now.get(name) == meta.get(name) for name in ("updated_at", "labels"))
 
     async def counted(self, meta: SessionMeta) -> SessionMeta:
         """The metadata with counts that are true: the log is read where it is ahead of what is noted."""

@@ -1,7 +1,8 @@
 """The sessions of one store: made, opened, appended to, read and removed, each rule in one place."""
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 from typing import Any
 
 from carrel.conversation.entries import UNREADABLE, aside_of, encode
@@ -19,7 +20,7 @@ from carrel.conversation.metadata import (
 from carrel.conversation.reading import LogReading, View
 from carrel.conversation.repair import interrupted_message, unanswered
 from carrel.conversation.spill import may_spill, spill
-from carrel.conversation.writer import Writer, tool_loop_key
+from carrel.conversation.writer import Writer, few_at_once, tool_loop_key
 from carrel.errors import SessionNotFound, SessionTooNew, StorageError
 from carrel.storage.call_order import CallOrder
 from carrel.storage.seam import Store, process_name
@@ -55,23 +56,26 @@ class SessionLogs:
     def given_key(self, session_id: str) -> str:
         return f"{self.folder(session_id)}/created.jsonl"
 
-    def life_key(self, session_id: str) -> str:
-        """The lock under which a session is made and deleted."""
-        return f"{self.folder(session_id)}/life"
-
     def reading(self, session_id: str) -> LogReading:
         return LogReading(self.store, self.folder(session_id))
 
     # --- making and removing ----------------------------------------------------------------------------------------
 
-    async def make(self, meta: SessionMeta) -> bool:
-        """Put the session there; False when it is already.
+    @asynccontextmanager
+    async def alone(self, session_id: str) -> AsyncIterator[None]:
+        """The lock under which a session is made, forked and deleted, so that none undoes half of the other."""
+        async with few_at_once.turn():
+            held = await self.store.lock(f"{self.folder(session_id)}/life")
+            assert held is not None
+            try:
+                yield
+            finally:
+                await held.release()
 
-        Under a lock that deleting takes too, so that neither undoes half of the other."""
+    async def make(self, meta: SessionMeta) -> bool:
+        """Put the session there; False when it is already."""
         session_id = meta["id"]
-        held = await self.store.lock(self.life_key(session_id))
-        assert held is not None
-        try:
+        async with self.alone(session_id):
             if await self.store.stamp(self.log_key(session_id)) is not None:
                 return False
             meta |= {"message_count": 0, "total_tokens": 0, "log_seq": 0, "log_bytes": 0}
@@ -82,8 +86,6 @@ class SessionLogs:
             await self.store.append(self.log_key(session_id), [], sync=self._sync)
             # A line and not an object: it is written once, and that takes a fifth of the time.
             await self.store.append(self.given_key(session_id), [as_given(meta)], sync=self._sync)
-        finally:
-            await held.release()
         self._gone.discard(session_id)
         self.writers[session_id] = Writer(self.store, self.folder(session_id), meta, log_bytes=0, sync=self._sync)
         return True
@@ -92,20 +94,18 @@ class SessionLogs:
         folder = self.folder(checked_id(session_id))
         self._deletions[session_id] = self._deletions.get(session_id, 0) + 1
         writer = self.writers.pop(session_id, None)
-        held = await self.store.lock(self.life_key(session_id))
-        assert held is not None
         try:
-            there = await self.store.delete(folder)
+            async with self.alone(session_id):
+                there = await self.store.delete(folder)
         finally:
-            await held.release()
             if writer is not None:
                 await writer.close()
         self._gone.discard(session_id)
         return there
 
     async def close(self) -> None:
-        for session_id in list(self.writers):
-            await self.writers.pop(session_id).close()
+        while self.writers:
+            await self.writers.popitem()[1].close()
 
     # --- writing ----------------------------------------------------------------------------------------------------
 
@@ -120,8 +120,26 @@ class SessionLogs:
     ) -> int:
         """Write messages in the order of the calls; with a draft the session is made when missing.
 
-        `SessionNotFound` when it is missing, or was deleted after this call or this store knew it. With `after`, 0 and
-        nothing written unless that is the last entry."""
+        Returns the number of the last entry. `SessionNotFound` when the session is missing, or was deleted after this
+        call or this store knew it. With `after`, 0 and nothing written unless that is the last entry."""
+        return (await self.written(session_id, messages, draft, shown=shown, after=after))[0]
+
+    async def tell(self, session_id: str, aside: ConversationMessage) -> SessionMeta:
+        """Write an aside, and the metadata that it changes."""
+        _, writer = await self.written(session_id, [aside])
+        await writer.flush()
+        return writer.told()
+
+    async def written(
+        self,
+        session_id: str,
+        messages: Sequence[ConversationMessage],
+        draft: Callable[[], SessionMeta] | None = None,
+        *,
+        shown: int | None = None,
+        after: int | None = None,
+    ) -> tuple[int, Writer]:
+        """`append`, and who wrote it: by now the session may be deleted, or the store closed."""
         deletions = self._deletions.get(session_id, 0)
         messages = [self._redacted(message) for message in messages] if self._redact is not None else messages
         lines, files = _lines(messages)
@@ -133,7 +151,7 @@ class SessionLogs:
                     await self.store.put(f"{writer.folder}/{path}", data, only_new=True)
         try:
             # Whoever waits for this turn runs only after the first step of this append, so the order stays.
-            return await writer.append(messages, lines, self._now(), shown=shown, after=after)
+            return await writer.append(messages, lines, self._now(), shown=shown, after=after), writer
         except KeyError:
             self.writers.pop(session_id, None)
             if self._deletions.get(session_id, 0) == deletions:

@@ -219,7 +219,8 @@ def apply_aside(meta: dict[str, Any], seq: int, entry: ConversationMessage) -> N
         if _is_count(told.get("total_tokens")):
             told["total_tokens"] = max(told["total_tokens"], meta.get("total_tokens", 0))
     elif kind == "label":
-        told["labels"] = [*meta.get("labels", []), {k: said.get(k) for k in ("text", "at_seq", "created_at")}]
+        label = {k: said.get(k) for k in ("text", "at_seq", "created_at")}
+        told["labels"] = [*(other for other in meta.get("labels", []) if other != label), label]
     elif kind == "pin" and _is_count(said.get("at_seq")):
         told["pins"] = sorted({*meta.get("pins", []), said["at_seq"]})
     elif kind == "fork":

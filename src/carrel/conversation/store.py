@@ -233,7 +233,7 @@ class SessionStore:
             drafted = remembered or new_meta(session_id, now=self._now(), **self._logs.redacted_fields(given))
             return drafted
 
-        seq = await self._logs.append(session_id, messages, draft)
+        seq, _ = await self._logs.written(session_id, messages, draft)
         if bus.is_heard:
             self._tell_appended(session_id, messages, seq, drafted)
         return seq
@@ -254,7 +254,8 @@ class SessionStore:
 
         `RewindRefused` (a ValueError) when there is no such place; nothing is written then."""
         seq = await branching.rewind(self._logs, session_id, rewind_to, to_seq, self._now())
-        await self._logs.writers[session_id].let_go()
+        if (writer := self._logs.writers.get(session_id)) is not None:
+            await writer.let_go()
         self._tell(EventType.SESSION_REWOUND, session_id, seq=seq)
         return seq
 
@@ -358,9 +359,7 @@ class SessionStore:
     async def _set_meta(self, session_id: str, fields: dict[str, Any]) -> SessionMeta:
         await self.read_meta(session_id)
         fields = checked_fields(self._logs.redacted_fields(fields))
-        await self._logs.append(session_id, [build_aside("meta", created_at=self._now(), set=fields)])
-        await self._logs.writers[session_id].flush()
-        return self._logs.writers[session_id].told()
+        return await self._logs.tell(session_id, build_aside("meta", created_at=self._now(), set=fields))
 
     async def rename(self, session_id: str, title: str) -> SessionMeta:
         if not isinstance(title, str) or not title.strip():
@@ -403,8 +402,7 @@ class SessionStore:
         last = await self.last_seq(session_id)
         place = last if at is None else at
         checked_place("at", place, last, "is the last entry", lowest=1)
-        await self._logs.append(session_id, [build_aside(kind, created_at=self._now(), at_seq=place, **fields)])
-        await self._logs.writers[session_id].flush()
+        await self._logs.tell(session_id, build_aside(kind, created_at=self._now(), at_seq=place, **fields))
         return place
 
     async def usage(self, session_id: str, prices: Mapping[str, Price | Mapping[str, float]] | None = None) -> Usage:
@@ -507,10 +505,14 @@ class SessionStore:
         if newer:
             logger.warning("not pruned, because a newer carrel wrote them: %s", ", ".join(newer))
         chosen = [meta for meta in old if not is_too_new(meta) and not (keep_labelled and meta.get("labels"))]
-        if not dry_run:
-            for meta in chosen:
-                await self.delete_session(meta["id"])
-        return chosen
+        if dry_run:
+            return chosen
+        # Deleting many takes its time, and somebody may have gone on with one of them meanwhile.
+        deleted = []
+        for meta in chosen:
+            if await self._listing.is_as_listed(meta) and await self.delete_session(meta["id"]):
+                deleted.append(meta)
+        return deleted
 
     async def import_file(
         self, path: Path | str, *, all_branches: bool = False, again: bool = False

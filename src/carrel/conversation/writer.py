@@ -3,17 +3,23 @@
 import asyncio
 import logging
 import time
-from collections.abc import Sequence
-from typing import Any, cast
+from collections.abc import Coroutine, Sequence
+from typing import Any, TypeVar, cast
 
-from carrel.conversation.entries import aside_of
+from carrel.conversation.entries import aside_of, decode_all
 from carrel.conversation.messages import ConversationMessage, SessionMeta, meta_of, tool_calls_of, tool_results_of
 from carrel.conversation.metadata import COUNTS, DEFAULT_TITLE, apply_aside, decode_meta, encode_meta, title_from
 from carrel.conversation.usage import tokens_of
 from carrel.errors import SessionTooNew, StorageError
+from carrel.storage.call_order import FewAtOnce
 from carrel.storage.seam import Lock, Store
 
 logger = logging.getLogger(__name__)
+
+_Result = TypeVar("_Result")
+
+few_at_once = FewAtOnce(32)
+"""For those who hold a short lock on their session: thousands of sessions may be begun at the same moment."""
 
 FLUSH_SECONDS = 1.0
 """How long `meta.json` may lag behind the log while a session is busy."""
@@ -34,7 +40,10 @@ class Writer:
         """What was set here since the metadata was last written, and the asides that say something about it."""
         self._flushed_at = time.monotonic()
         self._later: asyncio.TimerHandle | None = None
-        self._flushing: set[asyncio.Task[None]] = set()
+        self._later_in: asyncio.AbstractEventLoop | None = None
+        self._flushing: set[asyncio.Task[Any]] = set()
+        self._in_line: asyncio.AbstractEventLoop | None = None
+        """The loop in which a flush has not begun yet: it will write what is said meanwhile too."""
         self._open_calls: set[str] = set()
         self._hold: Lock | None = None
 
@@ -54,14 +63,20 @@ class Writer:
         calls = [id_ for entry in entries for id_ in tool_calls_of(entry)]
         if calls and self._hold is None:
             # Held from before the call is written, so that no other process takes it for interrupted.
-            self._hold = await self._store.lock(tool_loop_key(self.folder), wait=False)
-        seq = await self._store.append(self._log, lines, sync=self._sync, create=False, after=after)
+            hold = await self._store.lock(tool_loop_key(self.folder), wait=False)
+            self._hold = self._hold or hold  # another task of ours may have got it meanwhile, and then we have not
+        try:
+            seq = await self._store.append(self._log, lines, sync=self._sync, create=False, after=after)
+        except BaseException:
+            if not self._open_calls:
+                await self.let_go()
+            raise
         if after is not None and not seq:
             return 0
         titled = self._note(entries, lines, seq, now, shown)
         await self._follow_calls(calls, entries)
         if titled:
-            await self.flush()
+            await self._flush_quietly()  # the message is written, whatever becomes of this
         else:
             self._flush_later()
         return seq
@@ -114,18 +129,26 @@ class Writer:
             await self.let_go()
 
     def _flush_later(self) -> None:
+        if self._in_line is not None and self._in_line is asyncio.get_running_loop():
+            return
         if time.monotonic() - self._flushed_at >= FLUSH_SECONDS:
             self._flushed_at = time.monotonic()
             self._flush_soon()
-        elif self._later is None:
+        elif self._later is None or self._later_in is not asyncio.get_running_loop():
             # A loop that ends before then takes the timer with it; the log has all that matters.
-            self._later = asyncio.get_running_loop().call_later(FLUSH_SECONDS, self._flush_soon)
+            self._later_in = asyncio.get_running_loop()
+            self._later = self._later_in.call_later(FLUSH_SECONDS, self._flush_soon)
 
     def _flush_soon(self) -> None:
         self._later = None
-        task = asyncio.ensure_future(self._flush_quietly())
+        self._in_line = asyncio.get_running_loop()
+        self._begin(self._flush_quietly())
+
+    def _begin(self, flushing: Coroutine[Any, Any, _Result]) -> "asyncio.Task[_Result]":
+        task = asyncio.ensure_future(flushing)
         self._flushing.add(task)
         task.add_done_callback(self._flushing.discard)
+        return task
 
     async def _flush_quietly(self) -> None:
         try:
@@ -133,6 +156,8 @@ class Writer:
         except (StorageError, RuntimeError) as problem:
             # RuntimeError: the loop is being shut down. The log has all that matters.
             logger.warning("the metadata of session %s lags behind its log: %s", self.meta["id"], problem)
+        finally:
+            self._in_line = None
 
     def told(self) -> SessionMeta:
         """The metadata, without counts that are not known to be right."""
@@ -143,14 +168,26 @@ class Writer:
     async def flush(self) -> None:
         """Write the metadata, unless the session was deleted meanwhile. What another process set there stays.
 
-        Under a lock: what two of them set at the same moment is there afterwards."""
-        self._flushed_at = time.monotonic()
-        held = await self._store.lock(f"{self.folder}/meta")
-        assert held is not None
+        Under a lock: what two of them set at the same moment is there afterwards. Who is cancelled does not wait for
+        it, and it goes on: the thread that writes cannot be stopped, and must not write when the lock is another's."""
+        problem = await asyncio.shield(self._begin(self._flush_alone()))
+        if problem is not None:
+            raise problem
+
+    async def _flush_alone(self) -> Exception | None:
+        """What went wrong is returned: who would hear of it may be cancelled, and the next flush does it again."""
         try:
-            await self._flush()
-        finally:
-            await held.release()
+            async with few_at_once.turn():
+                held = await self._store.lock(f"{self.folder}/meta")
+                assert held is not None
+                self._in_line, self._flushed_at = None, time.monotonic()
+                try:
+                    await self._flush()
+                finally:
+                    await held.release()
+        except (StorageError, RuntimeError) as problem:
+            return problem
+        return None
 
     async def _flush(self) -> None:
         key = f"{self.folder}/meta.json"
@@ -165,13 +202,19 @@ class Writer:
             for name in ("labels", "pins"):
                 meta.pop(name, None)  # what asides add to: begun from what is there, or it would be added twice
             meta.update({name: value for name, value in there.items() if name not in (*own, *COUNTS, "updated_at")})
-            for number, entry in told:
-                apply_aside(meta, number, entry)
+            if told:
+                await self._apply_from(told[0][0], meta)
         try:
             await self._store.put(key, encode_meta(self.told()), only_existing=True)
         except BaseException:
             self._own, self._told = own | self._own, told + self._told
             raise
+
+    async def _apply_from(self, seq: int, meta: dict[str, Any]) -> None:
+        """What the log says of the session from there on, others' words too: the last one written there counts."""
+        async for block in self._store.read(self._log, seq):
+            for number, entry in enumerate(decode_all(block), block.first_seq):
+                apply_aside(meta, number, entry)
 
     async def let_go(self) -> None:
         """Give up the hold on an unfinished tool call."""
@@ -185,8 +228,8 @@ class Writer:
             self._later.cancel()
             self._later = None
             await self._flush_quietly()
-        if self._flushing:
-            await asyncio.gather(*self._flushing, return_exceptions=True)
+        loop = asyncio.get_running_loop()
+        await asyncio.gather(*(task for task in self._flushing if task.get_loop() is loop), return_exceptions=True)
         await self.let_go()
 
 

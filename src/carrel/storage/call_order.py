@@ -1,4 +1,4 @@
-"""One loop's calls about the same key, one after another in the order in which they came."""
+"""One loop's calls in turn: those about the same key in the order in which they came, others a few at once."""
 
 import asyncio
 import weakref
@@ -35,3 +35,15 @@ class CallOrder:
                 del self._waiting[lock]
                 if turns.get(key) is lock:
                     del turns[key]
+
+
+class FewAtOnce:
+    """No more than so many of one loop's calls at a time: a lock is a file that is open, and those are numbered."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._loops: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore]
+        self._loops = weakref.WeakKeyDictionary()
+
+    def turn(self) -> asyncio.Semaphore:
+        return self._loops.setdefault(asyncio.get_running_loop(), asyncio.Semaphore(self._most))

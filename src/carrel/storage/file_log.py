@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import fcntl
 import os
+import resource
 import stat
 import threading
 from collections import OrderedDict, deque
@@ -339,6 +340,8 @@ class OpenLogs:
     """The logs that were written last, kept open; a file is closed when the last append that uses it is done."""
 
     _MOST = 128
+    _SHARE = 4
+    """And no more than this part of the files that the process may have open."""
 
     def __init__(self, tree: FileTree) -> None:
         self._tree = tree
@@ -357,9 +360,11 @@ class OpenLogs:
 
     def _add(self, key: str) -> OpenLog:
         fresh = OpenLog(self._tree, key)
+        allowed, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        most = self._MOST if allowed == resource.RLIM_INFINITY else min(self._MOST, allowed // self._SHARE)
         with self._gate:
             log = self._logs.setdefault(key, fresh)
-            for oldest in list(self._logs)[: max(len(self._logs) - self._MOST, 0)]:
+            for oldest in list(self._logs)[: max(len(self._logs) - most, 0)]:
                 if self._logs[oldest].retire():
                     del self._logs[oldest]
         return log
