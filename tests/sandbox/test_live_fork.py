@@ -402,6 +402,36 @@ def test_lies_to_init_harm_only_the_liar(start: Start) -> None:
     assert os.path.exists(f"/proc/{session.pid}")
 
 
+def test_an_answer_that_nobody_has_read_is_not_taken_for_the_next(start: Start, fork: ForkIt) -> None:
+    """Who stands between may be killed while it waits, and the worker that goes on has the same line to init."""
+    session = start()
+    session.value(
+        "import os, socket, json, select\ns = socket.socket(fileno=os.dup(init))\n"
+        "record = json.dumps({'op': 'enter', 'pid': 4321}).encode()\n"
+        "s.sendall(len(record).to_bytes(4, 'big') + record)\nselect.select([s], [], [])"
+    )
+    for _ in range(2):
+        assert fork(session).value("answer = 6 * 7") == 42
+
+
+def test_a_fork_for_which_there_are_too_few_descriptors_leaves_none(start: Start, fork: ForkIt) -> None:
+    session = start()
+    count = "len(os.listdir('/proc/self/fd'))"
+    session.value(f"import os, resource; resource.setrlimit(resource.RLIMIT_NOFILE, (50, 50)); before = {count}")
+    for free in range(8, 12):
+        session.value(
+            "held = []\ntry:\n  while True: held.append(os.open('/dev/null', os.O_RDONLY))\nexcept OSError: pass\n"
+            f"for _ in range({free}): os.close(held.pop())"
+        )
+        try:
+            fork(session).close()
+        except Refused:
+            session.value("for one in ends: os.close(one)")
+        session.value("for one in held: os.close(one)")
+        assert session.value(f"answer = {count} - before") == 0
+    fork(session)
+
+
 def test_a_family_leaves_nothing(start: Start, host: Host) -> None:
     session = start()
     forks = [session.fork() for _ in range(3)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import sys
+from contextlib import closing
 from typing import Any
 
 from . import between, syscalls
@@ -50,16 +51,15 @@ class _Crossing:
 
     def __call__(self) -> bool:
         try:
-            with socket.socket(fileno=os.dup(self.init)) as line:
-                return self._cross(Records(line))
+            with closing(Records(socket.socket(fileno=os.dup(self.init)))) as link:
+                return self._cross(link)
         except BaseException as error:  # noqa: BLE001 -- told by the parent, whose memory this is
             text = error.strerror if isinstance(error, ForkRefusedHere) else str(error)
             self.refusal = text or type(error).__name__
             return False
 
     def _cross(self, link: Records) -> bool:
-        # Answered when the place is ready, which is being built.
-        record, descriptors = link.ask({"op": "enter", "pid": os.getpid()})
+        record, descriptors = _ask(link)
         try:
             if record.get("op") != "entering" or len(descriptors) < 2:
                 raise ForkRefusedHere(1, str(record.get("message", "init has no place ready for a fork")))
@@ -78,6 +78,21 @@ class _Crossing:
         finally:
             for descriptor in descriptors:
                 os.close(descriptor)
+
+
+def _ask(link: Records) -> tuple[dict[str, Any], list[int]]:
+    """Answered when the place is ready, which is being built. Who was killed while it waited has left its own answer
+    on the line."""
+    me = os.getpid()
+    record, descriptors = link.ask({"op": "enter", "pid": me})
+    while record.get("pid") != me:
+        for descriptor in descriptors:
+            os.close(descriptor)
+        found = link.receive()
+        if found is None:
+            raise ConnectionError("the other end is gone")
+        record, descriptors = found
+    return record, descriptors
 
 
 def _begin_random_numbers_anew() -> None:
