@@ -115,6 +115,26 @@ async def test_a_fork_refused_for_want_of_processes_can_be_made_when_there_are_s
 
 
 @pytest.mark.promise("forks")
+@pytest.mark.parametrize("free", [3, 4, 6])
+async def test_a_fork_refused_for_want_of_descriptors_can_be_made_when_there_are_some(start: Start, free: int) -> None:
+    """The request brings three: none is left then to look at what is open, or too few for the way."""
+    executor = start(frozen=False)
+    await executor.run(
+        "import os, resource\nx, held = 7, []\nresource.setrlimit(resource.RLIMIT_NOFILE, (400, 400))\n"
+        "try:\n    while True: held.append(os.open('/dev/null', os.O_RDONLY))\nexcept OSError: pass\n"
+        f"for _ in range({free}): os.close(held.pop())"
+    )
+    with pytest.raises(ForkRefused, match="a live fork was refused"):
+        await executor.fork()
+    assert (await executor.run("for one in held: os.close(one)\nx")).value == 7
+    fork = await executor.fork()
+    try:
+        assert (await fork.run("x")).value == 7
+    finally:
+        await fork.close()
+
+
+@pytest.mark.promise("forks")
 async def test_forks_of_forks_and_many_of_one(executor: Executor) -> None:
     await executor.run("x = 0")
     line = [executor]
