@@ -414,6 +414,17 @@ def test_an_answer_that_nobody_has_read_is_not_taken_for_the_next(start: Start, 
         assert fork(session).value("answer = 6 * 7") == 42
 
 
+def test_a_child_that_cannot_go_on_ends_and_says_nothing_in_its_parent_s_name(start: Start) -> None:
+    session = start()
+    session.value(
+        "import sys\nway = next(module for name, module in sys.modules.items() if name.endswith('sandbox.between'))\n"
+        "way.Between._register_sequences = lambda self: 1 / 0"
+    )
+    with pytest.raises(json.JSONDecodeError):  # Its line ends without a word.
+        session.fork()
+    assert [session.value(f"answer = {number}") for number in range(3)] == [0, 1, 2]
+
+
 def test_a_fork_for_which_there_are_too_few_descriptors_leaves_none(start: Start, fork: ForkIt) -> None:
     session = start()
     count = "len(os.listdir('/proc/self/fd'))"

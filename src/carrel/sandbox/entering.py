@@ -29,8 +29,13 @@ class Entrance:
         Its open files are still the parent's: what is to be written must be opened again by its path.
         """
         crossing = _Crossing(self.init)
-        if between.way().fork(crossing) == 0:
-            return 0
+        try:
+            if between.way().fork(crossing) == 0:
+                return 0
+        except BaseException:
+            if crossing.arrived:
+                os._exit(1)  # Who catches it goes on as the parent does, on the parent's line.
+            raise
         if crossing.child is None:
             raise ForkRefusedHere(1, crossing.refusal)
         return crossing.child
@@ -45,7 +50,8 @@ class _Crossing:
 
     def __init__(self, init: int) -> None:
         self.init = init
-        self.cwd = os.getcwd()
+        self.arrived = False
+        """Whether this is the child."""
         self.child: int | None = None
         self.refusal = "the process between ended without a word"
 
@@ -59,6 +65,7 @@ class _Crossing:
             return False
 
     def _cross(self, link: Records) -> bool:
+        cwd = os.getcwd()
         record, descriptors = _ask(link)
         try:
             if record.get("op") != "entering" or len(descriptors) < 2:
@@ -67,9 +74,10 @@ class _Crossing:
             for number, descriptor in enumerate(place):
                 syscalls.setns(descriptor, record["flags"][number])
             syscalls.drop_capabilities()
-            os.chdir(self.cwd)
-            child = os.fork()
+            os.chdir(cwd)
+            child = syscalls.fork_as_it_is()
             if child == 0:
+                self.arrived = True
                 os.dup2(own_init, self.init, inheritable=False)
                 return True
             self.child = child
