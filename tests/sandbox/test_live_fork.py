@@ -402,6 +402,36 @@ def test_lies_to_init_harm_only_the_liar(start: Start) -> None:
     assert os.path.exists(f"/proc/{session.pid}")
 
 
+KEEPS = """
+import os, sys
+calls = next(module for name, module in sys.modules.items() if name.endswith('sandbox.syscalls'))
+enter, doors = calls.setns, []
+def setns(descriptor, flags):
+    doors.append((os.dup(descriptor), flags))
+    enter(descriptor, flags)
+calls.setns, calls.drop_capabilities = setns, lambda: None
+"""
+CAPABLE = "answer = next(line.split()[1] for line in open('/proc/self/status') if line.startswith('CapEff'))"
+
+
+def test_code_that_keeps_the_capabilities_of_who_enters_gains_nothing(start: Start, fork: ForkIt) -> None:
+    """They are those of the code's own fork: the filter and the fence are around it all the same."""
+    session = start()
+    session.value(KEEPS)
+    other = fork(session)
+    assert int(other.value(CAPABLE), 16) != 0
+    for name in ("root", "cwd", "fd", "ns"):
+        assert other.run(f"os.listdir('/proc/1/{name}')")["errno"] in (EACCES, EPERM)
+    for call in ("open('/proc/1/mem', 'rb')", "os.kill(1, 9)", "os.chroot('/')"):
+        assert other.run(call)["errno"] in (EACCES, EPERM)
+    for name in ("mount", "umount2", "unshare", "open_tree", "open_by_handle_at", "ptrace", "bpf"):
+        assert other.run(RAW + f"raw({NUMBERS[name]}, 0, 0, 0, 0, 0)")["errno"] == EPERM
+    assert int(session.value(CAPABLE), 16) == 0
+    assert session.value("answer = len(doors)") == 6
+    for number in range(6):
+        assert session.run(f"enter(*doors[{number}])")["errno"] == EPERM
+
+
 def test_an_answer_that_nobody_has_read_is_not_taken_for_the_next(start: Start, fork: ForkIt) -> None:
     """Who stands between may be killed while it waits, and the worker that goes on has the same line to init."""
     session = start()
