@@ -211,8 +211,11 @@ class Forks:
         except BaseException as error:  # noqa: BLE001 -- told to the init above, which tells the host
             number = error.errno if isinstance(error, OSError) else None
             said = {"step": step[0], "errno": number, "message": str(error) or type(error).__name__}
-            os.write(ends.report_write, json.dumps(said).encode() + b"\n")
-        os._exit(1)
+            # Once it serves nobody listens any more.
+            with contextlib.suppress(OSError):
+                os.write(ends.report_write, json.dumps(said).encode() + b"\n")
+        finally:
+            os._exit(1)  # Who gets out of here is a second init.
 
     def heard(self, source: int) -> None:
         """A fork's init reports, or asks on behalf of one further down."""

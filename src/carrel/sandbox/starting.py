@@ -65,8 +65,11 @@ def live(plan: Plan, ends: Ends, entry: Entry, group: cgroups.Group | None) -> N
             os.close(descriptor)
         Init(claim.plan, claim.control, ends.go, start).serve(pid, link)
     except BaseException as error:  # noqa: BLE001 -- whatever it is, the zygote is told, and the session ends
-        report.failed(error)
-    os._exit(1)
+        # Once it serves nobody listens any more.
+        with contextlib.suppress(OSError):
+            report.failed(error)
+    finally:
+        os._exit(1)  # Who gets out of here is a second zygote.
 
 
 def _read_settings(control: int) -> bytes:
