@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from tests.sandbox.attempts import EPERM
-from tests.sandbox.host import Session
+from tests.sandbox.host import Session, wait_gone
 
 Start = Callable[..., Session]
 
@@ -76,3 +76,17 @@ def test_init_rests_when_no_worker_is_left(start: Start) -> None:
     before = used()
     time.sleep(0.4)
     assert used() - before <= os.sysconf("SC_CLK_TCK") * 0.1
+
+
+def test_an_init_that_fails_ends_with_its_session_and_is_no_second_zygote(start: Start) -> None:
+    sessions = []
+    for _ in range(4):  # The place of the last ones was built ahead.
+        sessions.append(start())
+        time.sleep(0.2)
+    for session in sessions:
+        # What no host sends: a number where a list should be.
+        wrong = {"op": "again", "id": 9, "session": session.ready["ready"], "since": 0, "besides": 5}
+        session.control.send(wrong)
+        session.control.line.settimeout(60)
+        assert session.control.receive() is None
+        wait_gone(session.pid)

@@ -46,7 +46,7 @@ FORK = """
     def cross():
         global child, told
         told = os.getpid()
-        child = os.fork()
+        child = syscalls.fork_as_it_is()
         return child == 0
 """
 
@@ -95,6 +95,22 @@ def test_where_between_raises_the_parent_goes_on() -> None:
     assert "RuntimeError: between" in done.stderr
 
 
+def test_where_between_cannot_even_be_called_the_parent_goes_on() -> None:
+    """Too deep a recursion, for example. What ctypes then returns for it is whatever was there."""
+    code = """
+        way, me = between.way(), os.getpid()
+        way._crossing = type(way._crossing)(lambda needs: None)
+        def fork(depth):
+            return way.fork(bool) if depth == 0 else fork(depth - 1)
+        for depth in range(100):
+            if fork(depth) <= 0 or os.getpid() != me:
+                print('went on as the child')
+                os._exit(1)
+        print('done')
+    """
+    assert run(code).stdout == "done\n"
+
+
 @pytest.mark.parametrize("end", ["os._exit(0)", "os.kill(os.getpid(), 9)", "os.abort()"])
 def test_where_between_ends_in_the_middle_so_does_the_parent(end: str) -> None:
     """Python in this memory is in the middle of a call that nobody will end."""
@@ -116,7 +132,7 @@ def test_a_signal_that_comes_meanwhile_is_the_parent_s() -> None:
         def cross():
             os.kill(me, signal.SIGUSR1)
             os.kill(os.getpid(), signal.SIGUSR1)
-            return os.fork() == 0
+            return syscalls.fork_as_it_is() == 0
         if between.way().fork(cross) == 0:
             os._exit(len(seen))
         print(seen == [me], sorted(signal.pthread_sigmask(signal.SIG_BLOCK, [])))
@@ -175,3 +191,86 @@ def test_the_kernel_knows_the_child_s_restartable_sequences() -> None:
         print(os.read(read, 10).decode() == repr(registered()))
     """
     assert answer(textwrap.dedent(FORK) + textwrap.dedent(code)) == "True"
+
+
+def test_hooks_are_called_by_the_parent_and_in_the_child_as_after_any_fork() -> None:
+    code = """
+        import gc, signal, threading
+        me, said = os.getpid(), []
+        def hook(name):
+            # Of the two that matter only the parent has a number that is known here.
+            thread = threading.Thread(target=lambda: said.append((name, os.getpid() == me)))
+            thread.start()
+            thread.join()
+            said.append(len(signal.pthread_sigmask(signal.SIG_BLOCK, [])))
+        for name in ('before', 'after_in_parent', 'after_in_child'):
+            os.register_at_fork(**{name: lambda name=name: hook(name)})
+        read, write = os.pipe()
+        if between.way().fork(cross) == 0:
+            os.write(write, repr((said, gc.isenabled())).encode())
+            os._exit(0)
+        print((said, gc.isenabled()))
+        print(os.read(read, 1000).decode())
+    """
+    assert answer(textwrap.dedent(FORK) + textwrap.dedent(code)).splitlines() == [
+        "([('before', True), 0, ('after_in_parent', True), 0], True)",
+        "([('before', True), 0, ('after_in_child', False), 0], True)",
+    ]
+
+
+def test_nothing_is_collected_by_who_stands_between() -> None:
+    code = """
+        import gc
+        me, said = os.getpid(), []
+        class Thing:
+            def __init__(self):
+                self.own = self
+            def __del__(self):
+                said.append(os.getpid())
+        def cross():
+            for _ in range(5000):
+                Thing()
+            return False
+        between.way().fork(cross)
+        gc.collect()
+        print(len(said), set(said) == {me})
+    """
+    assert answer(code) == "5000 True"
+
+
+@pytest.mark.parametrize("number", ["signal.SIG_IGN", "lambda *_: seen.append(1)"])
+def test_no_signal_tells_of_who_stood_between(number: str) -> None:
+    """It is no child that code has made: where code does not want to hear of its own, this one is waited for too."""
+    code = f"""
+        import signal
+        seen = []
+        signal.signal(signal.SIGCHLD, {number})
+        print(between.way().fork(lambda: False) > 0, seen)
+        try:
+            os.waitpid(-1, 0x40000000)
+        except ChildProcessError as error:
+            print(error)
+    """
+    assert answer(code).splitlines() == ["True []", "[Errno 10] No child processes"]
+
+
+@pytest.mark.parametrize("dumpable", [0, 1])
+def test_who_can_look_into_the_memory_stays_as_it_was(dumpable: int) -> None:
+    code = f"""
+        syscalls.prctl(syscalls.PR_SET_DUMPABLE, {dumpable})
+        def change():
+            syscalls.prctl(syscalls.PR_SET_DUMPABLE, {1 - dumpable})
+        between.way().fork(change)
+        print(syscalls.prctl(syscalls.PR_GET_DUMPABLE))
+    """
+    assert answer(code) == str(dumpable)
+
+
+def test_it_takes_no_memory_that_a_session_may_not_have() -> None:
+    code = """
+        import resource
+        way = between.way()
+        resource.setrlimit(resource.RLIMIT_DATA, (0, 0))
+        print(way.fork(lambda: False) > 0)
+    """
+    assert answer(code) == "True"

@@ -402,6 +402,77 @@ def test_lies_to_init_harm_only_the_liar(start: Start) -> None:
     assert os.path.exists(f"/proc/{session.pid}")
 
 
+KEEPS = """
+import os, sys
+calls = next(module for name, module in sys.modules.items() if name.endswith('sandbox.syscalls'))
+enter, doors = calls.setns, []
+def setns(descriptor, flags):
+    doors.append((os.dup(descriptor), flags))
+    enter(descriptor, flags)
+calls.setns, calls.drop_capabilities = setns, lambda: None
+"""
+CAPABLE = "answer = next(line.split()[1] for line in open('/proc/self/status') if line.startswith('CapEff'))"
+
+
+def test_code_that_keeps_the_capabilities_of_who_enters_gains_nothing(start: Start, fork: ForkIt) -> None:
+    """They are those of the code's own fork: the filter and the fence are around it all the same."""
+    session = start()
+    session.value(KEEPS)
+    other = fork(session)
+    assert int(other.value(CAPABLE), 16) != 0
+    for name in ("root", "cwd", "fd", "ns"):
+        assert other.run(f"os.listdir('/proc/1/{name}')")["errno"] in (EACCES, EPERM)
+    for call in ("open('/proc/1/mem', 'rb')", "os.kill(1, 9)", "os.chroot('/')"):
+        assert other.run(call)["errno"] in (EACCES, EPERM)
+    for name in ("mount", "umount2", "unshare", "open_tree", "open_by_handle_at", "ptrace", "bpf"):
+        assert other.run(RAW + f"raw({NUMBERS[name]}, 0, 0, 0, 0, 0)")["errno"] == EPERM
+    assert int(session.value(CAPABLE), 16) == 0
+    assert session.value("answer = len(doors)") == 6
+    for number in range(6):
+        assert session.run(f"enter(*doors[{number}])")["errno"] == EPERM
+
+
+def test_an_answer_that_nobody_has_read_is_not_taken_for_the_next(start: Start, fork: ForkIt) -> None:
+    """Who stands between may be killed while it waits, and the worker that goes on has the same line to init."""
+    session = start()
+    session.value(
+        "import os, socket, json, select\ns = socket.socket(fileno=os.dup(init))\n"
+        "record = json.dumps({'op': 'enter', 'pid': 4321}).encode()\n"
+        "s.sendall(len(record).to_bytes(4, 'big') + record)\nselect.select([s], [], [])"
+    )
+    for _ in range(2):
+        assert fork(session).value("answer = 6 * 7") == 42
+
+
+def test_a_child_that_cannot_go_on_ends_and_says_nothing_in_its_parent_s_name(start: Start) -> None:
+    session = start()
+    session.value(
+        "import sys\nway = next(module for name, module in sys.modules.items() if name.endswith('sandbox.between'))\n"
+        "way.Between._register_sequences = lambda self: 1 / 0"
+    )
+    with pytest.raises(json.JSONDecodeError):  # Its line ends without a word.
+        session.fork()
+    assert [session.value(f"answer = {number}") for number in range(3)] == [0, 1, 2]
+
+
+def test_a_fork_for_which_there_are_too_few_descriptors_leaves_none(start: Start, fork: ForkIt) -> None:
+    session = start()
+    count = "len(os.listdir('/proc/self/fd'))"
+    session.value(f"import os, resource; resource.setrlimit(resource.RLIMIT_NOFILE, (50, 50)); before = {count}")
+    for free in range(8, 12):
+        session.value(
+            "held = []\ntry:\n  while True: held.append(os.open('/dev/null', os.O_RDONLY))\nexcept OSError: pass\n"
+            f"for _ in range({free}): os.close(held.pop())"
+        )
+        try:
+            fork(session).close()
+        except Refused:
+            session.value("for one in ends: os.close(one)")
+        session.value("for one in held: os.close(one)")
+        assert session.value(f"answer = {count} - before") == 0
+    fork(session)
+
+
 def test_a_family_leaves_nothing(start: Start, host: Host) -> None:
     session = start()
     forks = [session.fork() for _ in range(3)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import sys
+from contextlib import closing
 from typing import Any
 
 from . import between, syscalls
@@ -28,8 +29,13 @@ class Entrance:
         Its open files are still the parent's: what is to be written must be opened again by its path.
         """
         crossing = _Crossing(self.init)
-        if between.way().fork(crossing) == 0:
-            return 0
+        try:
+            if between.way().fork(crossing) == 0:
+                return 0
+        except BaseException:
+            if crossing.arrived:
+                os._exit(1)  # Who catches it goes on as the parent does, on the parent's line.
+            raise
         if crossing.child is None:
             raise ForkRefusedHere(1, crossing.refusal)
         return crossing.child
@@ -44,22 +50,23 @@ class _Crossing:
 
     def __init__(self, init: int) -> None:
         self.init = init
-        self.cwd = os.getcwd()
+        self.arrived = False
+        """Whether this is the child."""
         self.child: int | None = None
         self.refusal = "the process between ended without a word"
 
     def __call__(self) -> bool:
         try:
-            with socket.socket(fileno=os.dup(self.init)) as line:
-                return self._cross(Records(line))
+            with closing(Records(socket.socket(fileno=os.dup(self.init)))) as link:
+                return self._cross(link)
         except BaseException as error:  # noqa: BLE001 -- told by the parent, whose memory this is
             text = error.strerror if isinstance(error, ForkRefusedHere) else str(error)
             self.refusal = text or type(error).__name__
             return False
 
     def _cross(self, link: Records) -> bool:
-        # Answered when the place is ready, which is being built.
-        record, descriptors = link.ask({"op": "enter", "pid": os.getpid()})
+        cwd = os.getcwd()
+        record, descriptors = _ask(link)
         try:
             if record.get("op") != "entering" or len(descriptors) < 2:
                 raise ForkRefusedHere(1, str(record.get("message", "init has no place ready for a fork")))
@@ -67,9 +74,10 @@ class _Crossing:
             for number, descriptor in enumerate(place):
                 syscalls.setns(descriptor, record["flags"][number])
             syscalls.drop_capabilities()
-            os.chdir(self.cwd)
-            child = os.fork()
+            os.chdir(cwd)
+            child = syscalls.fork_as_it_is()
             if child == 0:
+                self.arrived = True
                 os.dup2(own_init, self.init, inheritable=False)
                 return True
             self.child = child
@@ -78,6 +86,21 @@ class _Crossing:
         finally:
             for descriptor in descriptors:
                 os.close(descriptor)
+
+
+def _ask(link: Records) -> tuple[dict[str, Any], list[int]]:
+    """Answered when the place is ready, which is being built. Who was killed while it waited has left its own answer
+    on the line."""
+    me = os.getpid()
+    record, descriptors = link.ask({"op": "enter", "pid": me})
+    while record.get("pid") != me:
+        for descriptor in descriptors:
+            os.close(descriptor)
+        found = link.receive()
+        if found is None:
+            raise ConnectionError("the other end is gone")
+        record, descriptors = found
+    return record, descriptors
 
 
 def _begin_random_numbers_anew() -> None:

@@ -272,9 +272,9 @@ class Forks:
 
     def _settled(self) -> None:
         if self.waiting is not None:
-            (link, _), self.waiting = self.waiting, None
+            (link, pid), self.waiting = self.waiting, None
             with contextlib.suppress(OSError):
-                link.records.send({"op": "refused", "message": "no place for the fork could be made"})
+                _refuse(link, pid, "no place for the fork could be made")
         fork, self.pending = self.pending, None
         if fork is not None:
             self._shut(fork)
@@ -293,7 +293,7 @@ class Forks:
             if self.pending is not None:
                 self._crossed(self.pending, pid)
         elif self.pending is None:
-            worker.records.send({"op": "refused", "message": "no place for a fork is ready"})
+            _refuse(worker, pid, "no place for a fork is ready")
         elif self.pending.report < 0:
             self._let_in(self.pending, worker, pid)
         else:
@@ -303,14 +303,14 @@ class Forks:
         try:
             descriptor = syscalls.pidfd_open(pid)
         except OSError:
-            worker.records.send({"op": "refused", "message": "the child is gone"})
+            _refuse(worker, pid, "the child is gone")
             return
         fork.filter_is_ours = worker.filter_is_ours
         self.init.permit(descriptor, here=worker.filter_is_ours)
         os.close(descriptor)
         flags = [permits.NAMES[name] for name in fork.namespaces]
         entrance = fork.entrance.fileno()
-        worker.records.send({"op": "entering", "flags": flags}, [entrance, *fork.namespaces.values()])
+        worker.records.send({"op": "entering", "pid": pid, "flags": flags}, [entrance, *fork.namespaces.values()])
 
     def _crossed(self, fork: Fork, pid: int) -> None:
         try:
@@ -350,6 +350,10 @@ class Forks:
         gone.close()
         if not self.living and self.init.control is None:
             os._exit(0)
+
+
+def _refuse(worker: Link, pid: int, message: str) -> None:
+    worker.records.send({"op": "refused", "pid": pid, "message": message})
 
 
 def _doors(pid: int, wanted: int) -> dict[str, int]:

@@ -68,7 +68,7 @@ def live(plan: Plan, ends: Ends, entry: Entry, group: cgroups.Group | None) -> N
     except BaseException as error:  # noqa: BLE001 -- whatever it is, the zygote is told, and the session ends
         report.failed(error)
     finally:
-        os._exit(1)
+        os._exit(1)  # Who gets out of here is a second zygote.
 
 
 def _read_settings(control: int) -> bytes:

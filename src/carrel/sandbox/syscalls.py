@@ -30,6 +30,7 @@ MOUNT_ATTR_RDONLY, MOUNT_ATTR_NOSUID, MOUNT_ATTR_NODEV, MOUNT_ATTR_NOEXEC = 1, 2
 MOUNT_ATTR_IDMAP = 0x00100000
 
 PR_SET_PDEATHSIG = 1
+PR_GET_DUMPABLE = 3
 PR_SET_DUMPABLE = 4
 PR_SET_NAME = 15
 PR_CAPBSET_DROP = 24
@@ -108,9 +109,9 @@ def mount_setattr(tree: int, attributes: int, *, recursive: bool = True, idmap: 
     call("mount_setattr", tree, b"", flags, ctypes.byref(wanted), ctypes.sizeof(wanted))
 
 
-def prctl(option: int, *arguments: int) -> None:
+def prctl(option: int, *arguments: int) -> int:
     padded = [*arguments, 0, 0, 0, 0][:4]
-    call("prctl", option, *padded)
+    return call("prctl", option, *padded)
 
 
 def unshare(flags: int) -> None:
@@ -148,6 +149,15 @@ def fork_with(flags: int) -> int:
     if pid < 0:
         number = ctypes.get_errno()
         raise OSError(number, f"clone: {os.strerror(number)}")
+    return pid
+
+
+def fork_as_it_is() -> int:
+    """fork() with the hooks of C libraries and without Python's own, which the caller sees to."""
+    pid: int = _holding_lock.fork()
+    if pid < 0:
+        number = ctypes.get_errno()
+        raise OSError(number, f"fork: {os.strerror(number)}")
     return pid
 
 

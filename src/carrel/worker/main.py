@@ -9,6 +9,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
+from contextlib import suppress
 from select import POLLIN, poll  # by name: what code sets on the module select does not matter here
 from typing import Any
 
@@ -293,16 +294,18 @@ class Worker:
 
     def _fork(self, record: Record, fds: list[int]) -> None:
         """Another worker with the same variables, on its own line; or the reason why not, and nothing has changed."""
-        why = self._why_no_fork(fds)
         pid = -1
-        if why is None:
-            self._forking = True
-            try:
+        try:
+            why = self._why_no_fork(fds)
+            if why is None:
+                self._forking = True
                 pid = quiet_fork(self._fork_process)
-            except OSError as problem:
-                why = str(problem.strerror or problem)
-            finally:
-                self._forking = False
+        except OSError as problem:
+            why = str(problem.strerror or problem)
+        except MemoryError:
+            why = "there is no memory left for it"
+        finally:
+            self._forking = False
         if pid == 0:
             self._line.socket.close()
             line = out_of_the_way(fds[0])
@@ -335,8 +338,8 @@ class Worker:
             pid = quiet_fork()
             if pid == 0:
                 os._exit(0)
-            self._forking = False
-            os.waitpid(pid, 0)
+            with suppress(ChildProcessError):  # where code ignores SIGCHLD
+                os.waitpid(pid, 0)
             left = threads()
             why = native_threads(left) if left else None
         return why

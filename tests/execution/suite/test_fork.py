@@ -59,8 +59,11 @@ async def test_a_fork_outlives_its_parent_and_survives_a_crash(executor: Executo
         "import select\nselect.select = select.poll = None",
         "import os\n"
         "os.register_at_fork(before=lambda: 1 / 0, after_in_parent=lambda: 1 / 0, after_in_child=lambda: 1 / 0)",
+        "import os\nos.fork = None",
+        "import signal\nsignal.signal(signal.SIGCHLD, signal.SIG_IGN)",
+        "import resource as r\nr.setrlimit(r.RLIMIT_DATA, (0, 0))",
     ],
-    ids=["many files", "select is patched", "hooks that raise"],
+    ids=["many files", "select is patched", "hooks that raise", "fork is patched", "SIGCHLD is ignored", "no memory"],
 )
 async def test_whatever_code_has_done_its_variables_are_there_after_a_fork(executor: Executor, code: str) -> None:
     await executor.run(f"x = 7\n{code}")
@@ -74,16 +77,15 @@ async def test_whatever_code_has_done_its_variables_are_there_after_a_fork(execu
 
 
 @pytest.mark.promise("forks")
-@pytest.mark.parametrize("hook", ["before", "after_in_parent"])
 @pytest.mark.parametrize("end", ["os._exit(3)", "os.kill(os.getpid(), 9)"])
-async def test_where_code_ends_the_process_that_forks_the_variables_are_restored(
-    executor: Executor, hook: str, end: str
-) -> None:
+async def test_where_the_process_that_forks_is_ended_the_variables_are_restored(executor: Executor, end: str) -> None:
     """Who forks does it in the memory of the session's Python, which cannot go on from the middle of that."""
     await executor.write_file("end", "now")
     await executor.run(
-        f"import os\nx, worker, end = 7, os.getpid(), os.path.abspath('end')\n"
-        f"os.register_at_fork({hook}=lambda: os.getppid() == worker and open(end).read() and {end})"
+        "import ctypes, os\nx, end = 7, os.path.abspath('end')\n"
+        # The hooks of C libraries are called by whoever calls fork(); who stands between is in no /proc that it sees.
+        f"hook = ctypes.CFUNCTYPE(None)(lambda: os.path.exists('/proc/self') or open(end).read() and {end})\n"
+        "ctypes.CDLL(None).__register_atfork(hook, None, None, None)"
     )
     await asyncio.sleep(0.5)  # for a frozen fork
     with pytest.raises(ForkRefused, match="restored"):
@@ -98,6 +100,25 @@ async def test_where_code_ends_the_process_that_forks_the_variables_are_restored
 
 
 @pytest.mark.promise("forks")
+async def test_hooks_of_code_run_in_the_session_s_python(executor: Executor) -> None:
+    await executor.run(
+        "import os, threading\nsaid, threads, worker = [], [], os.getpid()\n"
+        "def hook(name):\n"
+        "    said.append((name, os.getpid() == worker, len(os.listdir('/proc/self/fd')) > 0))\n"
+        "    threads.append(threading.Thread(target=said.append, args=('thread',)))\n"
+        "    threads[-1].start(); threads[-1].join()\n"
+        "for name in ('before', 'after_in_parent'):\n"
+        "    os.register_at_fork(**{name: lambda name=name: hook(name)})"
+    )
+    fork = await executor.fork()
+    await fork.close()
+    ends = "[one for one in said if one != 'thread'], said.count('thread') == len(said) / 2"
+    said, each = (await executor.run(ends)).value
+    assert set(said) == {("before", True, True), ("after_in_parent", True, True)}
+    assert each
+
+
+@pytest.mark.promise("forks")
 async def test_a_fork_refused_for_want_of_processes_can_be_made_when_there_are_some(start: Start) -> None:
     executor = start(limits=Limits(processes=12))
     await executor.run(
@@ -107,6 +128,26 @@ async def test_a_fork_refused_for_want_of_processes_can_be_made_when_there_are_s
     with pytest.raises(ForkRefused):
         await executor.fork()
     await executor.run("for process in started:\n    process.kill(); process.wait()")
+    fork = await executor.fork()
+    try:
+        assert (await fork.run("x")).value == 7
+    finally:
+        await fork.close()
+
+
+@pytest.mark.promise("forks")
+@pytest.mark.parametrize("free", [3, 4, 6])
+async def test_a_fork_refused_for_want_of_descriptors_can_be_made_when_there_are_some(start: Start, free: int) -> None:
+    """The request brings three: none is left then to look at what is open, or too few for the way."""
+    executor = start(frozen=False)
+    await executor.run(
+        "import os, resource\nx, held = 7, []\nresource.setrlimit(resource.RLIMIT_NOFILE, (400, 400))\n"
+        "try:\n    while True: held.append(os.open('/dev/null', os.O_RDONLY))\nexcept OSError: pass\n"
+        f"for _ in range({free}): os.close(held.pop())"
+    )
+    with pytest.raises(ForkRefused, match="a live fork was refused"):
+        await executor.fork()
+    assert (await executor.run("for one in held: os.close(one)\nx")).value == 7
     fork = await executor.fork()
     try:
         assert (await fork.run("x")).value == 7
