@@ -10,7 +10,7 @@ export PYTHONDONTWRITEBYTECODE =
 PYTEST = .venv/bin/python -m pytest
 DOCS = tests/test_docs.py tests/cli/test_documented.py
 # Half of the time a test waits for a process or a server: twice as many as there are processors keep them busy.
-PARALLEL = -n $(shell expr 2 \* $$(nproc))
+PARALLEL = -n $(shell expr 2 \* $$(nproc)) --dist worksteal
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)

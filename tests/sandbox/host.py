@@ -46,6 +46,10 @@ answer = child
 """
 
 
+class InitGone(AssertionError):
+    """Nothing more comes from init."""
+
+
 class Session:
     """One session, seen from outside."""
 
@@ -78,7 +82,8 @@ class Session:
         """The next record of init."""
         self.control.line.settimeout(60)
         found = self.control.receive()
-        assert found is not None, "init is gone"
+        if found is None:
+            raise InitGone
         return found
 
     def again(self) -> None:

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from tests.sandbox.conftest import Host, waiting_place
-from tests.sandbox.host import Refused, Session, wait_gone
+from tests.sandbox.host import InitGone, Refused, Session, wait_gone
 
 
 @pytest.fixture
@@ -99,7 +99,7 @@ def test_whenever_it_is_killed_the_next_session_starts(host: Host, start: Callab
         threading.Timer(number / 20_000, kill_if_there, (victim,)).start()
         try:
             session = start_as_host_does(host.session, mounts=many)
-        except json.JSONDecodeError:
+        except (json.JSONDecodeError, InitGone):
             continue  # It was killed when it had just begun.
         session.run("answer = 1")
         session.close()
