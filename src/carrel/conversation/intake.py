@@ -51,7 +51,7 @@ class Intake:
         )
         id_ = imported.report.session_id = self._ids[imported.source_id] = data["session"]["id"]
         entries = stored_entries(imported, data["session"].get("parent_session_id"), self._now())
-        _, writer = await self._logs.written(id_, entries)
+        _, writer = await self._logs.append(id_, entries)
         writer.meta["updated_at"] = data["session"]["updated_at"]
         await writer.flush()
 
@@ -72,7 +72,7 @@ class Intake:
         """Append what the source has got since, unless somebody has written to the session here."""
         id_, seq = meta["id"], meta["imported_from"]["seq"]
         entries = stored_entries(imported, meta.get("parent_session_id"), self._now())[seq:]
-        written, writer = await self._logs.written(id_, entries, after=seq)
+        written, writer = await self._logs.append(id_, entries, after=seq)
         if not written:
             return False
         dates = stored_meta(imported, self._ids)

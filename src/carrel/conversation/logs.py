@@ -117,29 +117,12 @@ class SessionLogs:
         *,
         shown: int | None = None,
         after: int | None = None,
-    ) -> int:
+    ) -> tuple[int, Writer]:
         """Write messages in the order of the calls; with a draft the session is made when missing.
 
-        Returns the number of the last entry. `SessionNotFound` when the session is missing, or was deleted after this
-        call or this store knew it. With `after`, 0 and nothing written unless that is the last entry."""
-        return (await self.written(session_id, messages, draft, shown=shown, after=after))[0]
-
-    async def tell(self, session_id: str, aside: ConversationMessage) -> SessionMeta:
-        """Write an aside, and the metadata that it changes."""
-        _, writer = await self.written(session_id, [aside])
-        await writer.flush()
-        return writer.told()
-
-    async def written(
-        self,
-        session_id: str,
-        messages: Sequence[ConversationMessage],
-        draft: Callable[[], SessionMeta] | None = None,
-        *,
-        shown: int | None = None,
-        after: int | None = None,
-    ) -> tuple[int, Writer]:
-        """`append`, and who wrote it: by now the session may be deleted, or the store closed."""
+        Returns the number of the last entry, and who wrote it: by now the session may be deleted, or the store closed.
+        `SessionNotFound` when the session is missing, or was deleted after this call or this store knew it. With
+        `after`, 0 and nothing written unless that is the last entry."""
         deletions = self._deletions.get(session_id, 0)
         messages = [self._redacted(message) for message in messages] if self._redact is not None else messages
         lines, files = _lines(messages)
@@ -157,6 +140,12 @@ class SessionLogs:
             if self._deletions.get(session_id, 0) == deletions:
                 self._gone.add(session_id)
             raise _deleted(session_id) from None
+
+    async def tell(self, session_id: str, aside: ConversationMessage) -> SessionMeta:
+        """Write an aside, and the metadata that it changes."""
+        _, writer = await self.append(session_id, [aside])
+        await writer.flush()
+        return writer.told()
 
     async def append_event(
         self, session_id: str, event: ConversationMessage, *, since: int, shown: int, keeps: bool = False
@@ -176,7 +165,8 @@ class SessionLogs:
                     return 0
             if refused and since == looked_at:
                 return 0  # nothing came, and yet that is not the last entry: it is another log by now
-            if written := await self.append(session_id, [event], shown=shown + said * keeps, after=since):
+            written, _ = await self.append(session_id, [event], shown=shown + said * keeps, after=since)
+            if written:
                 return written
             refused = True
 

@@ -203,7 +203,9 @@ async def _carry_out(
     """Append what the plan says, all of it or nothing; returns the number of the last entry."""
     cut = [build_rewind_event(plan.cut)] if plan.cut is not None else []
     entries = [*cut, *plan.lines, *asides]
-    return await logs.append(session_id, entries, shown=plan.cut) if entries else last_seq
+    if entries:
+        last_seq, _ = await logs.append(session_id, entries, shown=plan.cut)
+    return last_seq
 
 
 def _tokens_in(lines: list[ConversationMessage]) -> int:

@@ -233,7 +233,7 @@ class SessionStore:
             drafted = remembered or new_meta(session_id, now=self._now(), **self._logs.redacted_fields(given))
             return drafted
 
-        seq, _ = await self._logs.written(session_id, messages, draft)
+        seq, _ = await self._logs.append(session_id, messages, draft)
         if bus.is_heard:
             self._tell_appended(session_id, messages, seq, drafted)
         return seq
