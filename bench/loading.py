@@ -89,14 +89,17 @@ async def measure(scale: Scale) -> list[Line]:
     lines = []
     for what, (log, target) in logs.items():
 
-        async def ours(id_: str = log.parent.name) -> None:
+        async def ours(id_: str = log.parent.name) -> object:
             async with SessionStore(folder, embedder=None) as store:
                 data = await store.load_session(id_)
             assert data is not None
             assert data["messages"]
+            return data
 
-        async def plain(log: Path = log) -> None:
-            assert plain_load(log)
+        async def plain(log: Path = log) -> object:
+            messages = plain_load(log)
+            assert messages
+            return messages
 
         samples = await in_turn(5, ours=ours, plain=plain)
         how = f"{count} messages, {log.stat().st_size / 1e6:.0f} MB; plain: json.loads of every line"

@@ -42,17 +42,20 @@ class Scale:
 
 
 async def in_turn(repeats: int, **works: Work) -> dict[str, list[float]]:
-    """Seconds of each work, one after the other and again, after one round that does not count.
+    """Seconds of each work, one after the other and again, after one round that does not count. What a work gives
+    back is let go after the clock has stopped.
 
     Under `NAME cpu`, the time that this process had the processor for it, all its threads together."""
     taken: dict[str, list[float]] = {name: [] for work in works for name in (work, f"{work} cpu")}
     for turn in range(repeats + 1):
         for name, work in works.items():
             start, start_cpu = time.perf_counter(), time.process_time()
-            await work()
+            given = await work()
+            seconds, cpu = time.perf_counter() - start, time.process_time() - start_cpu
+            del given
             if turn:
-                taken[name].append(time.perf_counter() - start)
-                taken[f"{name} cpu"].append(time.process_time() - start_cpu)
+                taken[name].append(seconds)
+                taken[f"{name} cpu"].append(cpu)
     return taken
 
 

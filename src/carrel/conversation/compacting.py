@@ -30,7 +30,7 @@ async def compact(
     view = await logs.view(session_id)
     reading = logs.reading(session_id)
     # Measured as the model sees them, with what was spilled.
-    whole = await reading.whole(view.messages, view.problems)
+    whole = await reading.whole(view)
     shown = list(zip(view.shown.seqs(), whole, strict=True))
     cut = choose_cut(shown, keep_tokens=keep_tokens, keep_turns=keep_turns)
     leaving = [message for _, message in cut.summarized]

@@ -3,7 +3,7 @@
 import bisect
 import gc
 import threading
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Iterable, Sequence
 from dataclasses import dataclass
 
 from carrel.conversation.entries import UNREADABLE, decode, decode_all
@@ -52,8 +52,8 @@ class View:
     messages: list[ConversationMessage]
     problems: list[str]
     last_seq: int = 0
-    spilled: bool = False
-    """Whether any of the messages refers to files beside the log."""
+    spilled: Sequence[int] = ()
+    """The places of those messages that refer to files beside the log."""
     whole: bool = False
     """Whether every tool call is known to have its result right after it: there is nothing to mend."""
 
@@ -75,13 +75,14 @@ class LogReading:
         walk = Backwards(until)
         blocks: list[tuple[int, list[ConversationMessage]]] = []
         order, plain = ToolOrder(), True
-        last_seq, spilled = 0, False
+        last_seq, spilled = 0, list[int]()
         with collector_paused:
             async for block in self._store.read_back(self._key):
                 last_seq = max(last_seq, block.last_seq)
                 entries = decode_all(block)
                 # All that must be known of each entry is looked at now, while it is in the processor's cache.
-                spilled = spilled or MARK in set().union(*entries)
+                if MARK in set().union(*entries):
+                    spilled += [seq for seq, entry in enumerate(entries, block.first_seq) if MARK in entry]
                 events = events_among(block.first_seq, entries)
                 plain = plain and not events
                 if plain:
@@ -92,7 +93,8 @@ class LogReading:
                     break
             shown = walk.shown()
             whole = plain and until is None and order.whole()
-            view = View(shown, _materialize(shown, blocks[::-1]), walk.problems[::-1], last_seq, spilled, whole)
+            messages, places = _materialize(shown, blocks[::-1]), _places(shown, sorted(spilled))
+            view = View(shown, messages, walk.problems[::-1], last_seq, places, whole)
             if len(view.messages) > _MANY and not gc.get_freeze_count():
                 # Straight to the oldest generation: these live on, and looking through them as young ones is dear.
                 gc.freeze()
@@ -156,7 +158,7 @@ class LogReading:
         """The visible messages, one at a time."""
         for piece in (await self.shown()).pieces:
             if not isinstance(piece, range):
-                yield (await self.whole([piece], []))[0]
+                yield await self._restored(piece, [])
                 continue
             async for seq, entry in self.entries(piece.start):
                 if seq >= piece.stop:
@@ -167,9 +169,7 @@ class LogReading:
         entry = decode(record)
         if entry.get("role") == UNREADABLE:
             return {"role": UNREADABLE, "meta": {"line": seq, **meta_of(entry)}}
-        if MARK in entry:
-            return (await self.whole([entry], []))[0]
-        return entry
+        return await self._restored(entry, []) if MARK in entry else entry
 
     async def with_outputs(self, entry: ConversationMessage) -> ConversationMessage:
         """The entry with its long outputs put back, and its pictures not; what is gone stays as the line has it."""
@@ -179,20 +179,36 @@ class LogReading:
         found = await self._store.get_many([f"{self._folder}/{path}" for path in paths])
         return restore(entry, {path: data for path, data in zip(paths, found, strict=True) if data is not None})
 
-    async def whole(self, messages: Iterable[ConversationMessage], problems: list[str]) -> list[ConversationMessage]:
-        """The messages with what was spilled put back; a file that is gone is reported."""
-        restored = list(messages)
-        for index in [index for index, message in enumerate(restored) if MARK in message]:
-            message = restored[index]
-            paths = list(dict.fromkeys(paths_of(message)))
-            found = await self._store.get_many([f"{self._folder}/{path}" for path in paths]) if paths else []
-            files = {path: data for path, data in zip(paths, found, strict=True) if data is not None}
-            problems += [
-                f"{path} is gone; the message shows what the log has of it" for path in paths if path not in files
-            ]
-            if paths:
-                restored[index] = restore(message, files)
-        return restored
+    async def whole(self, view: View) -> list[ConversationMessage]:
+        """The messages with what was spilled put back; a file that is gone is added to the view's problems."""
+        messages = list(view.messages) if view.spilled else view.messages
+        for place in view.spilled:
+            messages[place] = await self._restored(messages[place], view.problems)
+        return messages
+
+    async def _restored(self, message: ConversationMessage, problems: list[str]) -> ConversationMessage:
+        paths = list(dict.fromkeys(paths_of(message)))
+        if not paths:
+            return message
+        found = await self._store.get_many([f"{self._folder}/{path}" for path in paths])
+        files = {path: data for path, data in zip(paths, found, strict=True) if data is not None}
+        problems += [f"{path} is gone; the message shows what the log has of it" for path in paths if path not in files]
+        return restore(message, files)
+
+
+def _places(shown: Shown, spilled: Sequence[int]) -> list[int]:
+    """Where the messages that refer to files stand among the visible ones, given the numbers of all such entries."""
+    places: list[int] = []
+    start = 0
+    for piece in shown.pieces:
+        if isinstance(piece, range):
+            inside = spilled[bisect.bisect_left(spilled, piece.start) : bisect.bisect_left(spilled, piece.stop)]
+            places += [start + seq - piece.start for seq in inside]
+            start += len(piece)
+        else:
+            places += [start] if MARK in piece else []
+            start += 1
+    return places
 
 
 def _materialize(shown: Shown, blocks: list[tuple[int, list[ConversationMessage]]]) -> list[ConversationMessage]:

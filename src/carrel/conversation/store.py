@@ -286,9 +286,7 @@ class SessionStore:
         if await self._logs.meta(session_id) is None:
             return None
         view = await self._logs.repaired_view(session_id)
-        messages = view.messages
-        if view.spilled:
-            messages = await self._logs.reading(session_id).whole(messages, view.problems)
+        messages = await self._logs.reading(session_id).whole(view)
         if not view.whole:
             messages = mend(messages).messages
         meta = await self._logs.known_meta(session_id)

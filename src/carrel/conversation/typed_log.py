@@ -26,10 +26,9 @@ class Look(NamedTuple):
 async def look_at(logs: SessionLogs, session_id: str, until: int | None = None) -> Look:
     """Look at a session as it is, or was after entry `until`, without writing into it; `SessionNotFound`."""
     await logs.known_meta(session_id)
-    view = await logs.reading(session_id).view(until)
-    lines = view.messages
-    if view.spilled:
-        lines = await logs.reading(session_id).whole(lines, view.problems)
+    reading = logs.reading(session_id)
+    view = await reading.view(until)
+    lines = await reading.whole(view)
     if view.problems:
         logger.warning("session %s: %s", session_id, "; ".join(view.problems))
     raw = list(zip(view.shown.seqs(), lines, strict=True))
