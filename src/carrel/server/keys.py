@@ -71,8 +71,16 @@ class Keys:
 
     async def user_of(self, key: str) -> str | None:
         """Whose key this is, or None; takes as long for a nearly right one as for any other."""
+        digest = _digest(key)
         await self._look()
-        digest, found = _digest(key), None
+        found = self._user(digest)
+        if found is None:
+            await self._look(trusted=0.0)  # it may have been added a moment ago
+            found = self._user(digest)
+        return found
+
+    def _user(self, digest: str) -> str | None:
+        found = None
         for known in self._known.values():
             if hmac.compare_digest(known.digest, digest):
                 found = known.name
@@ -82,8 +90,8 @@ class Keys:
         await self._store.append(LOG, [orjson.dumps(entry)], sync=True)
         await self._look(now=True)
 
-    async def _look(self, now: bool = False) -> None:
-        if not now and time.monotonic() - self._looked < _SECONDS_TRUSTED:
+    async def _look(self, now: bool = False, trusted: float = _SECONDS_TRUSTED) -> None:
+        if not now and time.monotonic() - self._looked < trusted:
             return
         stamp = await self._store.stamp(LOG)
         if stamp != self._stamp or now:
