@@ -116,7 +116,7 @@ def _described(
     return Described(
         name=name,
         description=cut(f"Deprecated. {told}".strip() if given.get("deprecated") is True else told),
-        operation=Operation(method.upper(), path, tuple(parts), content_type),
+        operation=Operation(method.upper(), path, tuple(parts), content_type, gathered.written),
         parameters=document.with_definitions(schema, "readOnly"),
         returns=_returns(document, given.get("responses")),
         tags=tuple(words(given.get("tags"))),
@@ -140,6 +140,8 @@ class _Gathered:
     fixed: frozenset[str]
     found: list[tuple[Part, dict[str, Any], bool]] = field(default_factory=list)
     """Where each goes (its Python name is not known yet), its schema, and whether it is required."""
+    written: dict[str, Part] = field(default_factory=dict)
+    """How fields of a form are written, where the document says so."""
 
     def add(self, parameter: Mapping[str, Any]) -> None:
         wire, place = str(parameter.get("name")), str(parameter.get("in"))
@@ -187,6 +189,8 @@ class _Gathered:
         kind = next((kind for kind in _BODIES if kind in by_kind), chosen)
         schema = self._whole(an_object(content[by_kind[kind]]).get("schema"))
         required = body.get("required") is True
+        for wire, encoding in an_object(an_object(content[by_kind[kind]]).get("encoding")).items():
+            self.written[str(wire)] = _written(str(wire), an_object(encoding))
         fields = self._fields(schema) if kind in _BODIES else None
         if fields is None:
             if body.get("description") and "description" not in schema:
@@ -236,6 +240,24 @@ class _Gathered:
         }
 
 
+def _written(wire: str, encoding: Mapping[str, Any]) -> Part:
+    """How a field of a form is written."""
+    styled = "style" in encoding or "explode" in encoding
+    style, explode = str(encoding.get("style") or "form"), encoding.get("explode")
+    # Several that would do, or a pattern of them, say nothing.
+    kind = str(encoding.get("contentType") or "").strip().lower()
+    kind = kind if re.fullmatch(r"[a-z0-9.+-]+/[a-z0-9.+-]+", kind) else ""
+    return Part(
+        name=wire,
+        wire=wire,
+        place="body",
+        style=style,
+        explode=explode if isinstance(explode, bool) else style in ("form", "deepObject"),
+        as_json=not styled and (kind == "application/json" or kind.endswith("+json")),
+        kind=kind,
+    )
+
+
 def _is_plain(schema: Mapping[str, Any]) -> bool:
     """Whether it is an object whose fields are all named."""
     properties = schema.get("properties")
@@ -276,8 +298,11 @@ def _server(content: Mapping[str, Any], item: Mapping[str, Any], given: Mapping[
     for name, variable in an_object(first.get("variables")).items():
         url = url.replace(f"{{{name}}}", str(an_object(variable).get("default", "")))
     try:
-        url = urljoin(spec_url, url) if spec_url is not None else url
-        known = urlsplit(url).scheme in ("http", "https") and bool(urlsplit(url).hostname)
+        if spec_url is not None:
+            url = urljoin(spec_url, url)
+        elif url.startswith("//"):
+            url = f"https:{url}"
+        known = urlsplit(url).scheme in ("http", "https") and bool(urlsplit(url).hostname) and "{" not in url
     except ValueError:
         known = False
     if not known:
