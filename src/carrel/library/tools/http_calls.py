@@ -56,7 +56,7 @@ class HttpCaller:
         what = f"{request.method} {request.path}"
         try:
             async with asyncio.timeout(tool.timeout):
-                fixed = self._secrets.fill_all({**self._headers, **(headers or {})})
+                fixed = self._secrets.fill_headers({**self._headers, **(headers or {})})
                 with hidden_in_logs(self._secrets):
                     return await self._call(f"{tool.name}: {what}", base_url, request, fixed, stream)
         except TimeoutError:
