@@ -197,6 +197,22 @@ async def test_a_server_that_ended_between_two_calls_is_found_again(start_offici
     assert await server.call(hello, {"name": "Bob"}) == "hello Bob"
 
 
+@pytest.mark.parametrize("transport", ["http", "sse"])
+async def test_a_server_that_was_started_anew_between_two_calls_is_no_failure(
+    start_official: Any, far: Any, transport: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    port = free_port()
+    process = await start_official(transport, port)
+    server = far(f"http://127.0.0.1:{port}/{'sse' if transport == 'sse' else 'mcp'}", transport=transport)
+    hello = Tool(name="far.say-hello", timeout=60)
+    assert await server.call(hello, {"name": "Ada"}) == "hello Ada"
+    process.kill()
+    await process.wait()
+    await start_official(transport, port)
+    assert await server.call(hello, {"name": "Bob"}) == "hello Bob"
+    assert [record.message for record in caplog.records if record.levelname in ("WARNING", "ERROR")] == []
+
+
 def endless(piece: bytes) -> Iterator[bytes]:
     while True:
         yield piece

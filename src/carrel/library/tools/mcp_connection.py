@@ -157,7 +157,9 @@ class Connection:
 
         try:
             me = types.Implementation(name="carrel", version=version("carrel"))
-            async with Client(mending(self._transport()), message_handler=heard, client_info=me) as client:
+            async with Client(
+                mending(self._transport(), self._leave.set), message_handler=heard, client_info=me
+            ) as client:
                 if not self._client.done():
                     self._client.set_result(client)
                 watching = asyncio.create_task(self._watch(client))
