@@ -70,6 +70,14 @@ def test_a_value_cannot_leave_its_place_in_the_path() -> None:
             path_of(word)
 
 
+def test_a_value_that_is_a_whole_path_keeps_its_slashes_and_leads_nowhere_else() -> None:
+    part = Part("p", "p", "path", style="simple", explode=False, whole_path=True)
+    assert made(part, "/subscriptions/7/a b?", "/{p}/x").path == "/subscriptions/7/a%20b%3F/x"
+    for text in ("a/../b", "a//b", "/", ".."):
+        with pytest.raises(ToolCallError, match="p cannot be"):
+            made(part, text, "/{p}/x")
+
+
 def test_a_value_cannot_begin_a_header_of_its_own() -> None:
     assert made(Part("p", "X-P", "header"), ["a", 1]).headers == {"X-P": "a,1"}
     for text in ("a\r\nX-Other: 1", "a\x00", "ä"):

@@ -147,6 +147,13 @@ async def test_a_server_without_a_scheme_or_with_variables(shop: Any, server: An
         await shop(content).definitions()
 
 
+async def test_a_header_that_nobody_can_send_is_no_parameter(shop: Any) -> None:
+    named = [{"name": name, "in": "header", "schema": {"type": "string"}} for name in ("", "X Y", "X-Y")]
+    content = {"openapi": "3.0.0", "paths": {"/a": {"get": {"parameters": named, "responses": {}}}}}
+    tools = await tools_of(shop(content, base_url="http://127.0.0.1:9"))
+    assert list(tools["get_a"].parameters["properties"]) == ["X_Y"]
+
+
 async def test_a_form_is_written_as_the_description_says(web: Serve, shop: Any) -> None:
     fields = {"properties": {"card": {"type": "object"}, "expand": {"type": "array", "items": {"type": "string"}}}}
     deep = {"style": "deepObject", "explode": True}

@@ -5,7 +5,7 @@ import hashlib
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 from urllib.parse import parse_qsl, quote, urlencode
 
@@ -32,6 +32,8 @@ class Part:
     """As OpenAPI names them: form, simple, label, matrix, spaceDelimited, pipeDelimited, deepObject."""
     explode: bool = True
     as_json: bool = False
+    whole_path: bool = False
+    """Its slashes are slashes of the path: `subscriptions/7/groups/a`."""
     kind: str = ""
     """Its type of content, where it is a part of a body that has a type of its own."""
 
@@ -118,6 +120,9 @@ def _in_path(part: Part, value: Any) -> str:
     def safe(text: str) -> str:
         return quote(text, safe="")
 
+    if part.whole_path and isinstance(value, str):
+        steps = value.strip("/").split("/")
+        return "/".join(_in_path(replace(part, whole_path=False), step) for step in steps)
     if part.as_json:
         texts = [safe(_text(value))]
     elif isinstance(value, Mapping):

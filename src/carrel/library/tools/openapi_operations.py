@@ -15,6 +15,8 @@ from carrel.library.tools.openapi_schema import Document, a_list, an_object, wor
 METHODS = ("get", "head", "post", "put", "patch", "delete", "options")
 _NEVER = frozenset(("accept", "content-type", "authorization"))
 """Header parameters that OpenAPI itself says to ignore."""
+_TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+"""What a header may be called; nobody can be sent another."""
 _BODIES = ("application/json", "application/x-www-form-urlencoded", "multipart/form-data")
 _PLAIN_OBJECT = frozenset(("type", "properties", "required", "title", "description", "additionalProperties"))
 _STYLES: Mapping[str, str] = {"path": "simple", "query": "form", "header": "simple", "cookie": "form"}
@@ -147,7 +149,9 @@ class _Gathered:
         wire, place = str(parameter.get("name")), str(parameter.get("in"))
         if place not in _STYLES:
             raise ConfigurationError(f"parameter {wire}, in: path, query, header or cookie is expected, not {place!r}")
-        if (place == "header" and wire.lower() in _NEVER) or f"{place} {wire.lower()}" in self.fixed:
+        if place == "header" and (wire.lower() in _NEVER or not _TOKEN.fullmatch(wire)):
+            return
+        if f"{place} {wire.lower()}" in self.fixed:
             return
         style = str(parameter.get("style") or _STYLES[place])
         content = an_object(parameter.get("content"))
@@ -165,6 +169,8 @@ class _Gathered:
             style=style,
             explode=explode if isinstance(explode, bool) else style in ("form", "deepObject"),
             as_json=bool(content),
+            # Azure's word for it, in hundreds of descriptions; OpenAPI itself has none.
+            whole_path=place == "path" and parameter.get("x-ms-skip-url-encoding") is True,
         )
         self.found.append((part, schema, place == "path" or parameter.get("required") is True))
 
