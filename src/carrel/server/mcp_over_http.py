@@ -21,6 +21,8 @@ PATH = "/mcp"
 LARGEST_ANSWER = 1_000_000
 """Bytes. The official client refuses an event of more than 1 MiB, and then has no answer at all."""
 _LARGEST_REQUEST = 64 * 1024 * 1024
+_FORGOTTEN_AFTER = 24 * 3600
+"""Seconds without a request after which a client is not known any more: few can cope with that."""
 _LAST_ANSWERS = 5
 """Seconds that answers under way have when the server is stopped."""
 _ON_THIS_MACHINE = ("127.0.0.1", "localhost", "[::1]")
@@ -37,7 +39,10 @@ async def serve_over_http(
     """Serve until a signal ends it. `listening` is told the address; `ending` ends what is under way."""
     with bound(host, port) as line:
         app = server.streamable_http_app(
-            streamable_http_path=PATH, max_request_body_size=_LARGEST_REQUEST, transport_security=_checks(host)
+            streamable_http_path=PATH,
+            max_request_body_size=_LARGEST_REQUEST,
+            session_idle_timeout=_FORGOTTEN_AFTER,
+            transport_security=_checks(host),
         )
         door = Door(app, host)
 

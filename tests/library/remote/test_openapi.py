@@ -154,6 +154,18 @@ async def test_a_header_that_nobody_can_send_is_no_parameter(shop: Any) -> None:
     assert list(tools["get_a"].parameters["properties"]) == ["X_Y"]
 
 
+async def test_3_2_asks_with_a_body(web: Serve, shop: Any) -> None:
+    fields = {"type": "object", "properties": {"words": {"type": "string"}}}
+    find = {"requestBody": {"content": {"application/json": {"schema": fields}}}, "responses": {}}
+    odd = {"operationId": "odd", "parameters": [{"name": "q", "in": "querystring"}], "responses": {}}
+    content = {"openapi": "3.2.0", "paths": {"/books": {"query": find, "get": odd}}}
+    served = web(lambda asked: Answer(asked.json))
+    tools = await tools_of(provider := shop(content, base_url=served.url))
+    assert list(tools) == ["query_books"]
+    assert await provider.call(tools["query_books"], {"words": "white whale"}) == {"words": "white whale"}
+    assert served.asked[0].method == "QUERY"
+
+
 async def test_a_form_is_written_as_the_description_says(web: Serve, shop: Any) -> None:
     fields = {"properties": {"card": {"type": "object"}, "expand": {"type": "array", "items": {"type": "string"}}}}
     deep = {"style": "deepObject", "explode": True}
@@ -235,8 +247,8 @@ async def test_two_operations_of_one_name_are_both_there(shop: Any) -> None:
     ("content", "complaint"),
     [
         ({"swagger": "2.0", "paths": {}}, "it is Swagger 2.0; convert it to OpenAPI 3"),
-        ({"openapi": "4.0", "paths": {}}, r"openapi: 3\.0 or 3\.1 is expected, not '4\.0'"),
-        ({}, "3.1 is expected, not 'nothing'"),
+        ({"openapi": "4.0", "paths": {}}, r"openapi: 3\.0, 3\.1 or 3\.2 is expected, not '4\.0'"),
+        ({}, "3.2 is expected, not 'nothing'"),
         ("{broken", "it is no JSON"),
         ("a: [b", "it is neither JSON nor YAML"),
         ("just text", "it is no OpenAPI document"),

@@ -58,7 +58,7 @@ class Web:
                 web.asked.append(asked)
                 web.respond(self, answer(asked))
 
-            do_GET = do_POST = do_PUT = do_PATCH = do_DELETE = do_HEAD = do_OPTIONS = handle_any
+            do_GET = do_POST = do_PUT = do_PATCH = do_DELETE = do_HEAD = do_OPTIONS = do_QUERY = handle_any
 
             def log_message(self, *_: object) -> None:
                 """Nothing: the test looks at `asked`."""

@@ -24,7 +24,7 @@ LONGEST_COMPLAINT = 2000
 LONGEST_READ = 64 * 1024
 """Bytes of a complaint that are read at all."""
 
-_HARMLESS_TWICE = frozenset(("GET", "HEAD", "OPTIONS", "PUT", "DELETE"))
+_HARMLESS_TWICE = frozenset(("GET", "HEAD", "OPTIONS", "PUT", "DELETE", "QUERY"))
 
 
 class HttpCaller:

@@ -12,7 +12,7 @@ from carrel.library.tools.http_request import Operation, Part, Place
 from carrel.library.tools.names import python_names
 from carrel.library.tools.openapi_schema import Document, a_list, an_object, words
 
-METHODS = ("get", "head", "post", "put", "patch", "delete", "options")
+METHODS = ("get", "head", "post", "put", "patch", "delete", "options", "query")
 _NEVER = frozenset(("accept", "content-type", "authorization"))
 """Header parameters that OpenAPI itself says to ignore."""
 _TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
@@ -62,8 +62,8 @@ def read(
     version = str(content.get("openapi", ""))
     if "swagger" in content:
         raise ConfigurationError(f"it is Swagger {content['swagger']}; convert it to OpenAPI 3")
-    if not re.match(r"3\.[01](\.|$)", version):
-        raise ConfigurationError(f"openapi: 3.0 or 3.1 is expected, not {version or 'nothing'!r}")
+    if not re.match(r"3\.[012](\.|$)", version):
+        raise ConfigurationError(f"openapi: 3.0, 3.1 or 3.2 is expected, not {version or 'nothing'!r}")
     document, found, own = Document(content), Read(), spec_url
     for path, method, item, given in _operations(document, found.problems):
         name = str(given.get("operationId") or f"{method}_{path.strip('/') or 'root'}")
