@@ -24,6 +24,8 @@ LONGEST_COMPLAINT = 2000
 LONGEST_READ = 64 * 1024
 """Bytes of a complaint that are read at all."""
 
+_LEADS_ELSEWHERE = frozenset((301, 302, 303, 307, 308))
+"""What is left of these says not where."""
 _HARMLESS_TWICE = frozenset(("GET", "HEAD", "OPTIONS", "PUT", "DELETE", "QUERY"))
 
 
@@ -115,7 +117,7 @@ class HttpCaller:
         except _failures() as problem:
             raise ToolCallError(self._secrets.hide(f"{what} {_words(problem)}")) from None
         kind = response.headers.get("content-type", "")
-        if response.status_code >= 400:
+        if response.status_code >= 400 or response.status_code in _LEADS_ELSEWHERE:
             raise self._refused(what, response, body)
         if request.method == "HEAD":
             return {"status": response.status_code, "headers": dict(response.headers)}
