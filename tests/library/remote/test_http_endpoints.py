@@ -113,9 +113,11 @@ async def test_answers_are_data(web: Serve, service: Any) -> None:
     assert served.asked[-1].headers["x-own"] == "mellon-mellon"
 
 
-@pytest.mark.parametrize("kind", ["application/x-ndjson", "application/x-www-form-urlencoded", "application/csv"])
-async def test_text_by_another_name_is_text(web: Serve, service: Any, kind: str) -> None:
-    served = web(lambda _: Answer(b'{"a": 1}\n{"a": 2}\n', headers={"content-type": kind}))
+@pytest.mark.parametrize(
+    "content_type", ["application/x-ndjson", "application/x-www-form-urlencoded", "application/csv"]
+)
+async def test_text_by_another_name_is_text(web: Serve, service: Any, content_type: str) -> None:
+    served = web(lambda _: Answer(b'{"a": 1}\n{"a": 2}\n', headers={"content-type": content_type}))
     assert await call(service(served.url), "get_repo", owner="a", repo="b") == '{"a": 1}\n{"a": 2}\n'
 
 
