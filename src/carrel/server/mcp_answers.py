@@ -1,11 +1,11 @@
 """Pure: what the session gave, as an answer of MCP that a client can take and a model can read."""
 
+import json
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 import orjson
 from mcp.types import CallToolResult, ContentBlock, ImageContent, TextContent
-from pydantic_core import to_json
 
 from carrel.execution.executor import ExecutionResult
 from carrel.worker import values
@@ -67,13 +67,13 @@ def fitted(answer: CallToolResult, largest: int, *, promised: bool = False) -> C
         if isinstance(block, TextContent):
             block.text = written(block.text)
     data = answer.structured_content = _written_in(answer.structured_content)
-    if _size(answer) <= largest:
+    if _size(answer.model_dump()) <= largest:
         return answer
     for name, value in data.items() if data and not promised else ():
         if (size := _size(value)) > LONGEST * 4:
             why = f"it has {size:,} bytes, too many for an answer"
             data[name] = {values.TAG: "repr", "text": safe_repr(value, 1000), "why": why}
-    over = _size(answer) - largest
+    over = _size(answer.model_dump()) - largest
     images = [(len(block.data), at) for at, block in enumerate(answer.content) if isinstance(block, ImageContent)]
     for size, at in sorted(images, reverse=True):
         if over <= 0:
@@ -102,7 +102,7 @@ def _written_in(data: Any) -> Any:
 
 
 def _size(data: Any) -> int:
-    return len(to_json(data))
+    return len(json.dumps(data, ensure_ascii=False, default=str).encode())
 
 
 def image_kind(data: bytes) -> str | None:
