@@ -305,7 +305,7 @@ def test_the_front_ends_with_its_client(carrel: Carrel, base: Path) -> None:
     assert carrel("mcp").stdout == ""
 
 
-@pytest.mark.parametrize("address", ["x", "99999", "0", "host:port", "-1"])
+@pytest.mark.parametrize("address", ["x", "99999", "²", "host:port", "-1", "http://127.0.0.1:80"])
 def test_an_address_that_is_none(carrel: Carrel, base: Path, address: str) -> None:
     assert "is no address" in carrel("mcp", f"--http={address}", code=2).stderr
 

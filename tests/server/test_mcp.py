@@ -228,6 +228,16 @@ async def test_a_client_that_shows_its_model_data_alone_gets_text_and_pictures_a
         assert (await client.call_tool("list_deps", {})).structured_content == {"result": []}
 
 
+async def test_a_value_that_no_text_can_have_does_not_end_the_server(base: Path) -> None:
+    async with front(base) as client:
+        result = await client.call_tool("run_code", {"code": "'half a \\ud83d pair'"})
+        assert text_of(result) == "half a \\ud83d pair"
+        result = await client.call_tool("run_code", {"code": "10 ** 5000"})
+        assert not result.is_error
+        assert (await client.call_tool("get_workflow", {"name": "no \u2028 such"})).is_error
+        assert text_of(await client.call_tool("list_deps", {})) == "(none)"
+
+
 async def test_no_answer_is_a_flood(base: Path) -> None:
     async with front(base) as client:
         await client.call_tool(

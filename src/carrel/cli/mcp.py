@@ -1,10 +1,12 @@
 """`carrel mcp`: a session for an agent that speaks the Model Context Protocol."""
 
+import re
 from typing import Annotated
 
 import typer
 
 from carrel import server
+from carrel.cli import show
 from carrel.cli.bases import Base, opened
 from carrel.cli.ending import WrongUsage, waits
 
@@ -26,17 +28,23 @@ async def mcp(
 ) -> None:
     """Serve one session to an MCP client.
 
-    It ends when the client does. Over HTTP all clients share it, and only this machine is answered unless HOST says
-    otherwise."""
+    It ends when the client does. Over HTTP all clients share it, it ends with Ctrl-C, and only this machine is answered
+    unless HOST says otherwise."""
     place = address(http) if http is not None else None
     settings = {"timeout": timeout or None, "allow_runtime_deps": runtime_deps, "network": network}
     async with opened(base, **settings) as session:
-        await server.serve_mcp(session, runtime_deps=runtime_deps, http=place)
+        await server.serve_mcp(session, runtime_deps=runtime_deps, http=place, listening=_listening)
+
+
+def _listening(url: str) -> None:
+    show.say(f"Listening on {url}")
+    show.say("Ctrl-C ends it, with its session.", "dim")
+    show.flush()
 
 
 def address(text: str) -> tuple[str, int]:
-    """`8765`, `127.0.0.1:8765`, `[::1]:8765`."""
+    """`8765`, `127.0.0.1:8765`, `[::1]:8765`; 0 is a port that is free."""
     host, _, port = text.rpartition(":")
-    if not port.isdigit() or not 0 < int(port) < 65536:
+    if not re.fullmatch("[0-9]{1,5}", port) or int(port) > 65535 or "/" in host:
         raise WrongUsage(f"{text!r} is no address; write a port, or HOST:PORT")
     return host.strip("[]") or "127.0.0.1", int(port)

@@ -5,7 +5,7 @@ import base64
 import contextlib
 import functools
 import time
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable
 from importlib.metadata import version
 from typing import Annotated, Any
 
@@ -13,7 +13,6 @@ from mcp.server.mcpserver import Context, MCPServer
 from mcp.server.mcpserver.exceptions import ToolError
 from mcp.types import (
     CallToolResult,
-    ContentBlock,
     ImageContent,
     InputRequiredResult,
     TextContent,
@@ -25,6 +24,8 @@ from pydantic import Field, ValidationError
 from carrel.errors import CarrelError, DependencyError, WorkflowNotFoundError
 from carrel.execution.executor import ExecutionResult, Output
 from carrel.library.describing import artifact_line, workflow_line
+from carrel.server.mcp_answers import LONGEST, answer_of, answered, as_text, cut, fitted, image_kind, listed, written
+from carrel.server.mcp_over_http import LARGEST_ANSWER, serve_over_http
 from carrel.session import Session
 from carrel.worker import values
 from carrel.worker.tool_calls import in_a_line, in_full
@@ -32,8 +33,6 @@ from carrel.worker.tool_calls import in_a_line, in_full
 _READS = ToolAnnotations(read_only_hint=True, open_world_hint=False)
 _TELL_EVERY = 0.5
 """Seconds between two notifications while code runs."""
-_LONGEST = 40_000
-"""Characters of one text in an answer; clients refuse what has many more."""
 _SHOW_DATA_ALONE = frozenset({"claude-code"})
 """Clients that give their model the structured content in place of the text and the pictures, where there is any."""
 _DESCRIBED = 8_000
@@ -68,7 +67,7 @@ class Front:
                         result = piece
             finally:
                 telling.cancel()
-        return _answer_of(result)
+        return answer_of(result)
 
     async def execute_command(
         self,
@@ -78,7 +77,7 @@ class Front:
     ) -> CallToolResult:
         """Run a shell command in the session's workspace."""
         result = await self._session.execute_command(command, timeout=timeout, cwd=cwd)
-        stdout, stderr = _cut(result.stdout), _cut(result.stderr)
+        stdout, stderr = cut(result.stdout), cut(result.stderr)
         data = {
             "stdout": stdout,
             "stderr": stderr,
@@ -88,29 +87,29 @@ class Front:
         said = [text for text in (stdout, stderr) if text]
         ending = "(time was up)" if result.timed_out else f"(exit code {result.exit_code})"
         text = "\n".join(said if result.success and said else [*said, ending])
-        return _answer([TextContent(type="text", text=text)], data, is_error=not result.success)
+        return answered([TextContent(type="text", text=text)], data, is_error=not result.success)
 
     async def list_tools(self) -> CallToolResult:
         """What code can call as tools.NAME(...), a line each; search_tools tells more."""
         tools = await self._session.list_tools()
         # What a call takes is in its signature: whole, hundreds of them would be a book.
         brief = [{name: value for name, value in tool.items() if name != "parameters"} for tool in tools]
-        return _listed(map(in_a_line, tools), brief, "(no tools)")
+        return listed(map(in_a_line, tools), brief, "(no tools)")
 
     async def search_tools(self, query: Query, limit: Limit = 10) -> CallToolResult:
         """The tools that fit best, with what their parameters mean."""
         tools = await self._session.search_tools(query, limit)
-        return _listed((f"{in_full(tool)}\n" for tool in tools), tools, "(no tool fits)")
+        return listed((f"{in_full(tool)}\n" for tool in tools), tools, "(no tool fits)")
 
     async def list_workflows(self) -> CallToolResult:
         """The saved workflows, with their parameters."""
         kept = await self._session.list_workflows()
-        return _listed(map(workflow_line, kept), kept, "(no workflows)")
+        return listed(map(workflow_line, kept), kept, "(no workflows)")
 
     async def search_workflows(self, query: Query, limit: Limit = 5) -> CallToolResult:
         """The saved workflows that fit best."""
         kept = await self._session.search_workflows(query, limit)
-        return _listed(map(workflow_line, kept), kept, "(no workflow fits)")
+        return listed(map(workflow_line, kept), kept, "(no workflow fits)")
 
     async def get_workflow(self, name: WorkflowName) -> dict[str, Any]:
         """One workflow, with its source."""
@@ -135,7 +134,7 @@ class Front:
     async def list_artifacts(self) -> CallToolResult:
         """What was saved to keep."""
         kept = await self._session.list_artifacts()
-        return _listed(map(artifact_line, kept), kept, "(no artifacts)")
+        return listed(map(artifact_line, kept), kept, "(no artifacts)")
 
     async def save_artifact(
         self,
@@ -157,15 +156,15 @@ class Front:
         """What was saved under a name: text and JSON data as they are, an image as an image, bytes as base64."""
         data = await self._session.load_artifact(name)
         if not isinstance(data, bytes):
-            text = _cut(data if isinstance(data, str) else _as_text(data))
-            return _answer([TextContent(type="text", text=text)], {"data": values.encode(data)})
+            text = cut(data if isinstance(data, str) else as_text(data))
+            return answered([TextContent(type="text", text=text)], {"data": values.encode(data)})
         encoded = base64.b64encode(data).decode()
-        kind = _image_kind(data)
+        kind = image_kind(data)
         if kind is not None:
-            return _answer([ImageContent(type="image", data=encoded, mime_type=kind)], None)
-        whole = len(encoded) <= _LONGEST
+            return answered([ImageContent(type="image", data=encoded, mime_type=kind)], None)
+        whole = len(encoded) <= LONGEST
         text = encoded if whole else f"({len(data)} bytes; in code, artifacts.load({name!r}) has them)"
-        return _answer([TextContent(type="text", text=text)], {"data": encoded, "encoding": "base64"})
+        return answered([TextContent(type="text", text=text)], {"data": encoded, "encoding": "base64"})
 
     async def list_deps(self) -> list[str]:
         """The packages that the session's Python is set up with."""
@@ -184,7 +183,10 @@ class Front:
 
 
 class _Server(MCPServer[Any]):
-    """Takes only what a tool knows, and says in a line what was wrong."""
+    """Takes only what a tool knows, says in a line what was wrong, and answers with what its clients can take."""
+
+    largest = 32 * 1024 * 1024
+    """Bytes of one answer."""
 
     async def list_tools(self) -> list[Tool]:
         told = await super().list_tools()
@@ -201,19 +203,22 @@ class _Server(MCPServer[Any]):
             unknown = [given for given in arguments if given not in takes]
             missing = [wanted for wanted in tool.input_schema.get("required", ()) if wanted not in arguments]
             if unknown or missing:
-                faults = [f"it has no argument {given[:100]}" for given in unknown]
+                faults = [f"it has no argument {written(given[:100])}" for given in unknown]
                 faults += [f"{wanted} is missing" for wanted in missing]
                 raise ToolError(f"{name}: {'; '.join(faults)}. It takes {', '.join(takes) or 'none'}")
         try:
             answer = await super().call_tool(name, arguments, context)
         except ToolError as problem:
             if isinstance(problem.__cause__, ValidationError):
-                raise ToolError(f"{name}: {_misfits(problem.__cause__)}") from problem.__cause__
+                raise ToolError(written(f"{name}: {_misfits(problem.__cause__)}")) from problem.__cause__
             raise
-        if isinstance(answer, CallToolResult) and _client(context) in _SHOW_DATA_ALONE:
+        if not isinstance(answer, CallToolResult):
+            return answer
+        promised = tool is not None and tool.output_schema is not None
+        if _client(context) in _SHOW_DATA_ALONE and not promised:
             # One that has promised data keeps it, which is its text as well.
-            answer.structured_content = answer.structured_content if tool and tool.output_schema else None
-        return answer
+            answer.structured_content = None
+        return fitted(answer, self.largest, promised=promised)
 
 
 def _misfits(problem: ValidationError) -> str:
@@ -228,7 +233,7 @@ def _client(context: Context[Any, Any] | None) -> str:
     return told.client_info.name if told is not None else ""
 
 
-def mcp_server(session: Session, *, runtime_deps: bool = True, about: str = "") -> MCPServer[Any]:
+def mcp_server(session: Session, *, runtime_deps: bool = True, about: str = "") -> "_Server":
     """A server for one session. `about` is what the client's model is told of it."""
     front = Front(session)
     server = _Server(
@@ -270,20 +275,28 @@ def _telling(tool: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any
             # A KeyError shows the repr of its message.
             plain = isinstance(problem, KeyError) and not isinstance(problem, CarrelError) and problem.args
             text = str(problem.args[0]) if plain else str(problem)
-            raise ToolError(_cut(text) or type(problem).__name__) from problem
+            raise ToolError(written(cut(text)) or type(problem).__name__) from problem
 
     return told
 
 
-async def serve(session: Session, *, runtime_deps: bool = True, http: tuple[str, int] | None = None) -> None:
-    """Answer one client on standard input and output, or any number over HTTP, until they are gone."""
+async def serve(
+    session: Session,
+    *,
+    runtime_deps: bool = True,
+    http: tuple[str, int] | None = None,
+    listening: Callable[[str], None] = lambda url: None,
+) -> None:
+    """Answer one client on standard input and output, until it is gone; or any number over HTTP, until a signal.
+
+    `listening` is told the address then."""
     about = await session.describe(limit=_DESCRIBED)
-    server = mcp_server(session, runtime_deps=runtime_deps, about=about)
+    server = mcp_server(session, runtime_deps=runtime_deps, about=written(about))
     if http is None:
         await server.run_stdio_async()
     else:
-        host, port = http
-        await server.run_streamable_http_async(host=host, port=port)
+        server.largest = LARGEST_ANSWER
+        await serve_over_http(server, *http, listening=listening, ending=session.close)
 
 
 class _Told:
@@ -297,83 +310,13 @@ class _Told:
     def add(self, text: str) -> None:
         lines = text.strip().splitlines()
         if lines:
-            self._last = lines[-1][-200:]
+            self._last = written(lines[-1][-200:])
 
     async def go_on(self) -> None:
         while True:
             await asyncio.sleep(_TELL_EVERY)
             seconds = time.monotonic() - self._began
             await self._ctx.report_progress(seconds, message=self._last or f"running for {seconds:.0f} s")
-
-
-def _answer_of(result: ExecutionResult) -> CallToolResult:
-    value = values.encode(result.value)
-    texts = [_cut(result.stdout), _cut(result.stderr)]
-    if result.error is not None:
-        texts.append(_cut(result.error))
-    elif result.value is not None:
-        texts.append(_cut(result.value if isinstance(result.value, str) else repr(result.value)))
-    if result.state != "kept":
-        texts.append(f"The variables are {result.state}: {result.state_reason}.")
-    content: list[ContentBlock] = [TextContent(type="text", text=text) for text in texts if text]
-    for bundle in result.display:
-        content += _pictures(bundle)
-    data = {
-        "value": value,
-        "stdout": _cut(result.stdout),
-        "stderr": _cut(result.stderr),
-        "error": result.error,
-        "error_type": result.error_type,
-        "state": result.state,
-        "state_reason": result.state_reason,
-        "duration": result.duration,
-    }
-    return _answer(content or [TextContent(type="text", text="(done)")], data, is_error=not result.is_ok)
-
-
-def _pictures(bundle: Mapping[str, Any]) -> list[ContentBlock]:
-    return [
-        ImageContent(type="image", data=data, mime_type=kind)
-        for kind, data in bundle.items()
-        if kind.startswith("image/") and kind != "image/svg+xml" and isinstance(data, str)
-    ]
-
-
-def _listed(lines: Iterable[str], data: list[dict[str, Any]], none: str) -> CallToolResult:
-    """A line each for the model, and the data for a program."""
-    text = _cut("\n".join(lines)) or none
-    return _answer([TextContent(type="text", text=text)], {"result": values.encode(data)})
-
-
-def _answer(content: list[ContentBlock], data: Any, *, is_error: bool = False) -> CallToolResult:
-    return CallToolResult(content=content, structured_content=data, is_error=is_error)
-
-
-_BEGINNINGS = {
-    b"\x89PNG\r\n\x1a\n": "image/png",
-    b"\xff\xd8\xff": "image/jpeg",
-    b"GIF8": "image/gif",
-}
-
-
-def _image_kind(data: bytes) -> str | None:
-    return next((kind for beginning, kind in _BEGINNINGS.items() if data.startswith(beginning)), None)
-
-
-def _as_text(data: Any) -> str:
-    import orjson  # noqa: PLC0415
-
-    try:
-        return orjson.dumps(data, option=orjson.OPT_INDENT_2).decode()
-    except (TypeError, ValueError):
-        return repr(data)
-
-
-def _cut(text: str) -> str:
-    if len(text) <= _LONGEST:
-        return text
-    half = _LONGEST // 2
-    return f"{text[:half]}\n… {len(text) - _LONGEST} characters left out …\n{text[-half:]}"
 
 
 def _prose(text: str | None) -> str:

@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-import asyncio
-import ipaddress
-import signal
-import socket
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import uvicorn
 
 from carrel.assembly import FileStorage
-from carrel.errors import ConfigurationError, ExecutionError
+from carrel.errors import ConfigurationError
 from carrel.home import resolve_carrel_home
 from carrel.server.app import make_app
 from carrel.server.edge import PREFIX, Bounds
 from carrel.server.front_desk import FrontDesk, Rules
 from carrel.server.keys import Keys, data_folder
+from carrel.server.listening import Listener, bound, is_loopback, url_of
 from carrel.tasks.dataset import Datasets
 
 _LAST_ANSWERS = 5
@@ -57,20 +53,19 @@ async def serve(settings: ServerSettings, listening: Callable[[str, str | None],
     try:
         keys = Keys(kept_keys.store)
         first = not await keys.list()
-        if first and not _is_loopback(settings.host):
+        if first and not is_loopback(settings.host):
             raise ConfigurationError(
                 f"there is no key yet, so {settings.host} is not listened on: `carrel keys add NAME` makes one"
             )
         cache = settings.cache or resolve_carrel_home() / "cache"
         desk = FrontDesk(storage, Datasets(settings.datasets), cache.expanduser().absolute(), settings.rules)
-        server = _Server(_config(desk, keys, settings), desk)
-        with _bound(settings.host, settings.port) as line:
-            port = line.getsockname()[1]
-            host = f"[{settings.host}]" if ":" in settings.host else settings.host
+        with bound(settings.host, settings.port) as line:
+            url = url_of(line, settings.host) + PREFIX
             await desk.open()
             # Not before nothing else can fail: who is not told it has no other way to it.
             made = await keys.add("local") if first else None
-            server.listening = lambda: listening(f"http://{host}:{port}{PREFIX}", made)
+            config = _config(desk, keys, settings)
+            server = Listener(config, listening=lambda: listening(url, made), ending=desk.close)
             await server.serve(sockets=[line])
     finally:
         await kept_keys.close()
@@ -88,62 +83,3 @@ def _config(desk: FrontDesk, keys: Keys, settings: ServerSettings) -> uvicorn.Co
         timeout_keep_alive=75,
         lifespan="on",
     )
-
-
-class _Server(uvicorn.Server):
-    """One that says when it listens, and that ends its sessions first: who waits for them gets an answer."""
-
-    def __init__(self, config: uvicorn.Config, desk: FrontDesk) -> None:
-        super().__init__(config)
-        self._desk = desk
-        self.listening: Callable[[], None] = lambda: None
-
-    @contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        """Ctrl-C and SIGTERM are how a server ends, and no failure; a second one does not wait for the last answers."""
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, self.handle_exit, number, None)
-        try:
-            yield
-        finally:
-            for number in (signal.SIGINT, signal.SIGTERM):
-                loop.remove_signal_handler(number)
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
-        if self.started:
-            self.listening()
-
-    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        await self._desk.close()
-        await super().shutdown(sockets)
-        if self.force_exit:
-            # Left out after a second signal, and then told as an error when the loop is closed.
-            await self.lifespan.shutdown()
-
-
-def _is_loopback(host: str) -> bool:
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
-
-
-def _bound(host: str, port: int) -> socket.socket:
-    try:
-        family, kind, proto, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        line = socket.socket(family, kind, proto)
-    except OSError as problem:
-        raise ConfigurationError(f"{host} is no address to listen on: {problem}") from None
-    try:
-        line.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        line.bind(address)
-        # Answers go out at once; waiting for more to send would cost a small one 40 ms.
-        line.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    except OSError as problem:
-        line.close()
-        raise ExecutionError(f"{host}:{port} cannot be listened on: {problem}") from None
-    return line

@@ -113,6 +113,19 @@ async def test_answers_are_data(web: Serve, service: Any) -> None:
     assert served.asked[-1].headers["x-own"] == "mellon-mellon"
 
 
+@pytest.mark.parametrize(
+    "content_type", ["application/x-ndjson", "application/x-www-form-urlencoded", "application/csv"]
+)
+async def test_text_by_another_name_is_text(web: Serve, service: Any, content_type: str) -> None:
+    served = web(lambda _: Answer(b'{"a": 1}\n{"a": 2}\n', headers={"content-type": content_type}))
+    assert await call(service(served.url), "get_repo", owner="a", repo="b") == '{"a": 1}\n{"a": 2}\n'
+
+
+async def test_a_redirect_that_leads_nowhere_is_an_error(web: Serve, service: Any) -> None:
+    with pytest.raises(ToolCallError, match="GET /repos/a/b answered 302 Found"):
+        await call(service(web(lambda _: Answer(status=302)).url), "get_repo", owner="a", repo="b")
+
+
 async def test_an_error_has_its_status_and_what_the_service_said_but_no_secret(web: Serve, service: Any) -> None:
     def answer(asked: Asked) -> Answer:
         return Answer(f"no such thing for {asked.headers['authorization']}", 404)

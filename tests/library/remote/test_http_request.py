@@ -2,6 +2,7 @@
 
 import json
 from typing import Any
+from urllib.parse import parse_qsl
 
 import pytest
 
@@ -49,6 +50,8 @@ def test_path_styles(style: str, explode: bool, of_list: str, of_object: str) ->
         ("pipeDelimited", False, COLORS, [("p", "blue|black|brown")]),
         ("deepObject", True, RGB, [("p[R]", "100"), ("p[G]", "200"), ("p[B]", "150")]),
         ("deepObject", True, {"a": {"b": [1, 2]}}, [("p[a][b]", "1"), ("p[a][b]", "2")]),
+        ("deepObject", True, {"a": [{"b": 1}, None]}, [("p[a][0][b]", "1")]),
+        ("deepObject", True, ["x", {"y": [2]}], [("p[0]", "x"), ("p[1][y][0]", "2")]),
         ("form", True, True, [("p", "true")]),
         ("form", True, 1.5, [("p", "1.5")]),
         ("form", True, "a b&c", [("p", "a b&c")]),
@@ -65,6 +68,14 @@ def test_a_value_cannot_leave_its_place_in_the_path() -> None:
     for word in ("", ".", ".."):
         with pytest.raises(ToolCallError, match="p cannot be"):
             path_of(word)
+
+
+def test_a_value_that_is_a_whole_path_keeps_its_slashes_and_leads_nowhere_else() -> None:
+    part = Part("p", "p", "path", style="simple", explode=False, whole_path=True)
+    assert made(part, "/subscriptions/7/a b?", "/{p}/x").path == "/subscriptions/7/a%20b%3F/x"
+    for text in ("a/../b", "a//b", "/", ".."):
+        with pytest.raises(ToolCallError, match="p cannot be"):
+            made(part, text, "/{p}/x")
 
 
 def test_a_value_cannot_begin_a_header_of_its_own() -> None:
@@ -102,6 +113,37 @@ def test_multipart_bodies_hold_files_and_fields() -> None:
     assert pieces[1] == b'\r\nContent-Disposition: form-data; name="title"\r\n\r\nx\r\n'
     assert pieces[2].endswith(b'filename="file"\r\nContent-Type: application/octet-stream\r\n\r\n\x00--boundary\r\n')
     assert pieces[3] == b"--\r\n"
+
+
+def test_fields_of_a_form_are_written_as_the_service_wants_them() -> None:
+    given = {"card": {"number": 4, "tags": ["a", "b"]}, "to": {"name": "x"}, "ids": [1, 2], "expand": ["y"]}
+    parts = tuple(Part(name, name, "body") for name in given)
+    deep = {name: Part(name, name, "body", style="deepObject") for name in ("card", "expand")}
+    fields = {**deep, "ids": Part("ids", "ids", "body", explode=False)}
+    form = Operation("POST", "/", parts, "application/x-www-form-urlencoded", fields)
+    assert parse_qsl((prepared(form, given).content or b"").decode()) == [
+        ("card[number]", "4"),
+        ("card[tags][0]", "a"),
+        ("card[tags][1]", "b"),
+        ("to", '{"name": "x"}'),
+        ("ids", "1,2"),
+        ("expand[0]", "y"),
+    ]
+    kinds = {"card": Part("card", "card", "body", kind="application/vnd.card+json"), "expand": deep["expand"]}
+    sent = prepared(Operation("POST", "/", parts, "multipart/form-data", kinds), given).content or b""
+    for piece in (
+        b'name="card"\r\nContent-Type: application/vnd.card+json\r\n\r\n{"number"',
+        b'name="to"\r\nContent-Type: application/json\r\n\r\n{"name": "x"}',
+        b'name="ids"\r\n\r\n2\r\n',
+        b'name="expand[0]"\r\n\r\ny\r\n',
+    ):
+        assert piece in sent
+
+
+def test_a_query_that_stands_in_the_path_is_sent() -> None:
+    parts = (Part("city", "city", "path", style="simple"), Part("days", "days", "query"))
+    request = prepared(Operation("GET", "/now?op=all&city={city}#more", parts), {"city": "a&b=c", "days": 2})
+    assert (request.path, request.query) == ("/now", [("op", "all"), ("city", "a&b=c"), ("days", "2")])
 
 
 def test_what_is_not_given_is_sent_only_when_it_has_a_default() -> None:

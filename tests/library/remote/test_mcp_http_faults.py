@@ -1,6 +1,7 @@
 """MCP servers behind HTTP that are away, refuse, forget, hang or speak nonsense."""
 
 import asyncio
+import json
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -24,9 +25,9 @@ async def far() -> Any:
     """A provider of whatever is at a URL."""
     made: list[McpServer] = []
 
-    def make(url: str, **fields: Any) -> McpServer:
+    def make(url: str, environment: dict[str, str] | None = None, **fields: Any) -> McpServer:
         fields = {"transport": "http", "startup_timeout": 60} | fields
-        secrets = Secrets({"KEY": "mellon-mellon"})
+        secrets = Secrets({"KEY": "mellon-mellon"} if environment is None else environment)
         made.append(McpServer(McpDefinition(name="far", type="mcp", url=url, **fields), secrets, patience=1))
         return made[-1]
 
@@ -196,6 +197,76 @@ async def test_a_server_that_ended_between_two_calls_is_found_again(start_offici
     assert await server.call(hello, {"name": "Bob"}) == "hello Bob"
 
 
+@pytest.mark.parametrize("transport", ["http", "sse"])
+async def test_a_server_that_was_started_anew_between_two_calls_is_no_failure(
+    start_official: Any, far: Any, transport: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    port = free_port()
+    process = await start_official(transport, port)
+    server = far(f"http://127.0.0.1:{port}/{'sse' if transport == 'sse' else 'mcp'}", transport=transport)
+    hello = Tool(name="far.say-hello", timeout=60)
+    assert await server.call(hello, {"name": "Ada"}) == "hello Ada"
+    process.kill()
+    await process.wait()
+    await start_official(transport, port)
+    assert await server.call(hello, {"name": "Bob"}) == "hello Bob"
+    assert [record.message for record in caplog.records if record.levelname in ("WARNING", "ERROR")] == []
+
+
 def endless(piece: bytes) -> Iterator[bytes]:
     while True:
         yield piece
+
+
+async def test_a_secret_that_changed_is_used_where_the_old_one_is_refused(web: Serve, far: Any) -> None:
+    session, environment = Session(), {"KEY": "mellon-mellon"}
+    wanted = "mellon-mellon"
+
+    def let_in(asked: Asked) -> Answer:
+        return session(asked) if asked.headers.get("authorization") == f"Bearer {wanted}" else Answer(status=401)
+
+    server = far(web(let_in).url, environment, headers={"Authorization": "Bearer ${KEY}"})
+    assert await server.call(ECHO, {}) == "hello"
+    wanted = "annon-edhellen"
+    with pytest.raises(ToolCallError, match="it answered 401 Unauthorized"):
+        await server.call(ECHO, {})
+    # With the line break of the file that it was read from.
+    environment["KEY"] = f"{wanted}\n"
+    assert await server.call(ECHO, {}) == "hello"
+    wanted = environment["KEY"] = "edro-hi-ammen"
+    assert [tool.name for tool in await server.definitions()] == ["far.echo"]
+
+
+@pytest.mark.parametrize("secret", ["mellon\r\nX-Other: 1", "m\u00e9llon-mellon"])
+async def test_a_header_that_cannot_be_sent_is_named_and_its_secret_is_not(
+    web: Serve, far: Any, caplog: pytest.LogCaptureFixture, secret: str
+) -> None:
+    caplog.set_level("DEBUG")
+    served = web(Session())
+    server = far(served.url, {"KEY": secret}, headers={"Authorization": "Bearer ${KEY}"})
+    with pytest.raises(
+        ToolCallError, match=r"the header Authorization cannot be sent: with 'Bearer \$\{KEY\}'"
+    ) as told:
+        await server.call(ECHO, {})
+    assert "llon" not in caplog.text + str(told.value)
+    assert served.asked == []
+
+
+async def test_a_connection_that_broke_is_made_anew(web: Serve, far: Any) -> None:
+    session = Session()
+    asks = {"jsonrpc": "2.0", "id": "s", "method": "sampling/createMessage", "params": {"messages": [], "maxTokens": 5}}
+
+    def served(asked: Asked) -> Answer:
+        if asked.method == "POST" and "method" not in asked.json:
+            raise ConnectionResetError("it does not want to be answered")
+        return session(asked)
+
+    def ask(asked: Asked) -> Answer:
+        return Answer(f"data: {json.dumps(asks)}\n\n", headers={"content-type": "text/event-stream"})
+
+    server = far(web(served).url)
+    session.calls = ask
+    with pytest.raises(ToolCallError, match="It is started again with the next call"):
+        await server.call(ECHO, {})
+    session.calls = lambda asked: session.result(asked, "hello again")
+    assert await server.call(ECHO, {}) == "hello again"

@@ -27,8 +27,8 @@ async def pid_of(server: McpServer) -> int:
 async def test_names_that_python_cannot_write_are_written_otherwise(unruly: Make) -> None:
     server = unruly()
     tools = {tool.name: tool for tool in await server.definitions()}
-    assert list(tools) == ["odd.echo", "odd.do", "odd.odd_names", "odd.odd_names_2"]
-    odd = tools["odd.odd_names"]
+    assert list(tools) == ["odd.echo", "odd.do", "odd.odd_names_2", "odd.odd_names"]
+    odd = tools["odd.odd_names_2"]
     assert odd.parameters == {"type": "object", "properties": {"user_id": {}, "from_": {}}, "required": ["user_id"]}
     assert await server.call(odd, {"user_id": 1, "from_": "x"}) == {"user-id": 1, "from": "x"}
 

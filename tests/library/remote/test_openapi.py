@@ -131,6 +131,58 @@ async def test_the_service_is_where_its_description_says(shop: Any) -> None:
     assert provider._operations["shop.removePet"].base_url == "http://127.0.0.1:9/admin"
 
 
+@pytest.mark.parametrize(
+    ("server", "address"),
+    [
+        ({"url": "//api.example.com/v1"}, "https://api.example.com/v1"),
+        ({"url": "{way}://{at}.example.com", "variables": {"way": {"default": "http"}, "at": {"default": "eu"}}}, None),
+    ],
+)
+async def test_a_server_without_a_scheme_or_with_variables(shop: Any, server: Any, address: str | None) -> None:
+    content = {"openapi": "3.0.0", "servers": [server], "paths": {"/a": {"get": {"operationId": "a", "responses": {}}}}}
+    await (provider := shop(content)).definitions()
+    assert provider._operations["shop.a"].base_url == (address or "http://eu.example.com")
+    server["url"] = server["url"].replace("api.", "{region}.").replace("{at}", "{region}")
+    with pytest.raises(ConfigurationError, match=r"\{region\}\.example\.com.* does not say where the service is"):
+        await shop(content).definitions()
+
+
+async def test_a_header_that_nobody_can_send_is_no_parameter(shop: Any) -> None:
+    named = [{"name": name, "in": "header", "schema": {"type": "string"}} for name in ("", "X Y", "X-Y")]
+    content = {"openapi": "3.0.0", "paths": {"/a": {"get": {"parameters": named, "responses": {}}}}}
+    tools = await tools_of(shop(content, base_url="http://127.0.0.1:9"))
+    assert list(tools["get_a"].parameters["properties"]) == ["X_Y"]
+
+
+async def test_3_2_asks_with_a_body(web: Serve, shop: Any) -> None:
+    fields = {"type": "object", "properties": {"words": {"type": "string"}}}
+    find = {"requestBody": {"content": {"application/json": {"schema": fields}}}, "responses": {}}
+    odd = {"operationId": "odd", "parameters": [{"name": "q", "in": "querystring"}], "responses": {}}
+    content = {"openapi": "3.2.0", "paths": {"/books": {"query": find, "get": odd}}}
+    served = web(lambda asked: Answer(asked.json))
+    tools = await tools_of(provider := shop(content, base_url=served.url))
+    assert list(tools) == ["query_books"]
+    assert await provider.call(tools["query_books"], {"words": "white whale"}) == {"words": "white whale"}
+    assert served.asked[0].method == "QUERY"
+
+
+async def test_a_form_is_written_as_the_description_says(web: Serve, shop: Any) -> None:
+    fields = {"properties": {"card": {"type": "object"}, "expand": {"type": "array", "items": {"type": "string"}}}}
+    deep = {"style": "deepObject", "explode": True}
+    form = {"schema": fields | {"type": "object"}, "encoding": {"card": deep, "expand": deep}}
+    post = {
+        "operationId": "pay",
+        "requestBody": {"content": {"application/x-www-form-urlencoded": form}},
+        "responses": {},
+    }
+    content = {"openapi": "3.0.0", "paths": {"/pay?by=form": {"post": post}}}
+    served = web(lambda _: Answer({}))
+    tools = await tools_of(provider := shop(content, base_url=f"{served.url}/v1?key=k"))
+    await provider.call(tools["pay"], {"card": {"number": 4}, "expand": ["a", "b"]})
+    assert (served.asked[0].path, served.asked[0].query) == ("/v1/pay", [("key", "k"), ("by", "form")])
+    assert served.asked[0].body == b"card%5Bnumber%5D=4&expand%5B0%5D=a&expand%5B1%5D=b"
+
+
 async def test_a_description_at_a_url_tells_where_the_service_is(web: Serve, shop: Any) -> None:
     content = yaml.safe_load(SHOP) | {"openapi": "3.1.0", "servers": [{"url": "/v2"}]}
 
@@ -195,8 +247,8 @@ async def test_two_operations_of_one_name_are_both_there(shop: Any) -> None:
     ("content", "complaint"),
     [
         ({"swagger": "2.0", "paths": {}}, "it is Swagger 2.0; convert it to OpenAPI 3"),
-        ({"openapi": "4.0", "paths": {}}, r"openapi: 3\.0 or 3\.1 is expected, not '4\.0'"),
-        ({}, "3.1 is expected, not 'nothing'"),
+        ({"openapi": "4.0", "paths": {}}, r"openapi: 3\.0, 3\.1 or 3\.2 is expected, not '4\.0'"),
+        ({}, "3.2 is expected, not 'nothing'"),
         ("{broken", "it is no JSON"),
         ("a: [b", "it is neither JSON nor YAML"),
         ("just text", "it is no OpenAPI document"),

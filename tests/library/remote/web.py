@@ -56,9 +56,13 @@ class Web:
                 headers = {name.lower(): value for name, value in self.headers.items()}
                 asked = Asked(self.command, parts.path, parse_qsl(parts.query, True), headers, body)
                 web.asked.append(asked)
-                web.respond(self, answer(asked))
+                try:
+                    web.respond(self, answer(asked))
+                except ConnectionResetError:
+                    # How an answer says that there is none.
+                    self.close_connection = True
 
-            do_GET = do_POST = do_PUT = do_PATCH = do_DELETE = do_HEAD = do_OPTIONS = handle_any
+            do_GET = do_POST = do_PUT = do_PATCH = do_DELETE = do_HEAD = do_OPTIONS = do_QUERY = handle_any
 
             def log_message(self, *_: object) -> None:
                 """Nothing: the test looks at `asked`."""

@@ -50,8 +50,9 @@ def test_a_type_costs_no_more_than_it_may(level: Any) -> None:
     work = Work(1000)
     schema = doubling(level).parameters
     python_type(schema, schema, work=work)
-    assert work.left >= 0
-    for _ in range(10):
+    # Of what is too deep to be shown, no more is looked at than would fit.
+    assert work.left >= 300
+    for _ in range(100):
         python_type(schema, schema, work=work)
     assert python_type(schema, schema, work=work) == "Any"
 

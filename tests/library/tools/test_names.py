@@ -18,6 +18,16 @@ def test_names_as_code_writes_them() -> None:
     ]
 
 
+def test_a_name_that_can_be_written_keeps_it() -> None:
+    assert python_names(["a-b", "a_b", "a.b", "a_b_2", "a_b"]) == {
+        "a_b_3": "a-b",
+        "a_b": "a_b",
+        "a_b_4": "a.b",
+        "a_b_2": "a_b_2",
+        "a_b_5": "a_b",
+    }
+
+
 @given(st.lists(st.text(min_size=1)))
 def test_every_name_can_be_written_and_none_is_lost(names: list[str]) -> None:
     called = python_names(names)

@@ -146,7 +146,7 @@ class OpenApiDefinition(Definition):
 
     type: Literal["openapi"]
     spec: str
-    """The description, OpenAPI 3.0 or 3.1, JSON or YAML: a file beside this one, or a URL."""
+    """The description, OpenAPI 3.0 to 3.2, JSON or YAML: a file beside this one, or a URL."""
     base_url: Url | None = None
     """In place of the first of the description's `servers`."""
     headers: Headers = Field(default_factory=dict)

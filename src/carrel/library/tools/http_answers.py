@@ -3,7 +3,20 @@
 import json
 from typing import Any
 
-_TEXT = ("text/", "application/xml", "application/yaml", "application/x-yaml", "application/javascript")
+_TEXT = (
+    "text/",
+    "application/csv",
+    "application/graphql",
+    "application/javascript",
+    "application/jsonl",
+    "application/ndjson",
+    "application/toml",
+    "application/x-ndjson",
+    "application/x-www-form-urlencoded",
+    "application/x-yaml",
+    "application/xml",
+    "application/yaml",
+)
 _TEXT_ENDS = ("+xml", "+yaml")
 
 

@@ -24,7 +24,9 @@ LONGEST_COMPLAINT = 2000
 LONGEST_READ = 64 * 1024
 """Bytes of a complaint that are read at all."""
 
-_HARMLESS_TWICE = frozenset(("GET", "HEAD", "OPTIONS", "PUT", "DELETE"))
+_LEADS_ELSEWHERE = frozenset((301, 302, 303, 307, 308))
+"""What is left of these says not where."""
+_HARMLESS_TWICE = frozenset(("GET", "HEAD", "OPTIONS", "PUT", "DELETE", "QUERY"))
 
 
 class HttpCaller:
@@ -56,7 +58,7 @@ class HttpCaller:
         what = f"{request.method} {request.path}"
         try:
             async with asyncio.timeout(tool.timeout):
-                fixed = self._secrets.fill_all({**self._headers, **(headers or {})})
+                fixed = self._secrets.fill_headers({**self._headers, **(headers or {})})
                 with hidden_in_logs(self._secrets):
                     return await self._call(f"{tool.name}: {what}", base_url, request, fixed, stream)
         except TimeoutError:
@@ -115,7 +117,7 @@ class HttpCaller:
         except _failures() as problem:
             raise ToolCallError(self._secrets.hide(f"{what} {_words(problem)}")) from None
         kind = response.headers.get("content-type", "")
-        if response.status_code >= 400:
+        if response.status_code >= 400 or response.status_code in _LEADS_ELSEWHERE:
             raise self._refused(what, response, body)
         if request.method == "HEAD":
             return {"status": response.status_code, "headers": dict(response.headers)}

@@ -4,10 +4,10 @@ import base64
 import hashlib
 import json
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
-from urllib.parse import quote, urlencode
+from urllib.parse import parse_qsl, quote, urlencode
 
 from carrel.errors import ToolCallError
 
@@ -32,6 +32,10 @@ class Part:
     """As OpenAPI names them: form, simple, label, matrix, spaceDelimited, pipeDelimited, deepObject."""
     explode: bool = True
     as_json: bool = False
+    whole_path: bool = False
+    """Its slashes are slashes of the path: `subscriptions/7/groups/a`."""
+    kind: str = ""
+    """Its type of content, where it is a part of a body that has a type of its own."""
 
 
 @dataclass(frozen=True)
@@ -43,6 +47,8 @@ class Operation:
     parts: tuple[Part, ...] = ()
     content_type: str = "application/json"
     """Of the body, when there is one."""
+    fields: Mapping[str, Part] = field(default_factory=dict)
+    """How fields of a form are written that are not written as usual, by their names on the wire."""
 
 
 @dataclass
@@ -58,7 +64,8 @@ class Prepared:
 
 def prepared(operation: Operation, arguments: Mapping[str, Any]) -> Prepared:
     """The request for these arguments; `ToolCallError` for a value that cannot stand where it is to go."""
-    request = Prepared(operation.method, operation.path)
+    path, _, in_path = operation.path.partition("?")
+    request = Prepared(operation.method, path)
     fields: dict[str, Any] = {}
     payload: Any = NOTHING
     cookies: list[str] = []
@@ -68,7 +75,9 @@ def prepared(operation: Operation, arguments: Mapping[str, Any]) -> Prepared:
             continue
         match part.place:
             case "path":
-                request.path = request.path.replace(f"{{{part.wire}}}", _in_path(part, value))
+                written = _in_path(part, value)
+                request.path = request.path.replace(f"{{{part.wire}}}", written)
+                in_path = in_path.replace(f"{{{part.wire}}}", written)
             case "query":
                 request.query += _in_query(part, value)
             case "header":
@@ -79,11 +88,12 @@ def prepared(operation: Operation, arguments: Mapping[str, Any]) -> Prepared:
                 fields[part.wire] = value
             case "payload":
                 payload = value
+    request.query = [*parse_qsl(in_path.partition("#")[0], keep_blank_values=True), *request.query]
     if cookies:
         request.headers["Cookie"] = "; ".join(cookies)
     body = fields if payload is NOTHING and fields else payload
     if body is not NOTHING:
-        request.headers["Content-Type"], request.content = _body(operation.content_type, body)
+        request.headers["Content-Type"], request.content = _body(operation.content_type, body, operation.fields)
     return request
 
 
@@ -110,6 +120,9 @@ def _in_path(part: Part, value: Any) -> str:
     def safe(text: str) -> str:
         return quote(text, safe="")
 
+    if part.whole_path and isinstance(value, str):
+        steps = value.strip("/").split("/")
+        return "/".join(_in_path(replace(part, whole_path=False), step) for step in steps)
     if part.as_json:
         texts = [safe(_text(value))]
     elif isinstance(value, Mapping):
@@ -137,9 +150,10 @@ def _in_path(part: Part, value: Any) -> str:
 def _in_query(part: Part, value: Any) -> list[tuple[str, str]]:
     if part.as_json:
         return [(part.wire, _text(value))]
+    if part.style == "deepObject":
+        # OpenAPI says nothing of lists in it; services that count do so in their forms, and where all of it is a list.
+        return _deep(part.wire, value, counted=part.place == "body" or not isinstance(value, Mapping))
     if isinstance(value, Mapping):
-        if part.style == "deepObject":
-            return _deep(part.wire, value)
         pairs = _pairs(value)
         return pairs if part.explode else [(part.wire, ",".join(word for pair in pairs for word in pair))]
     if isinstance(value, Sequence) and not isinstance(value, str | bytes):
@@ -150,11 +164,15 @@ def _in_query(part: Part, value: Any) -> list[tuple[str, str]]:
     return [(part.wire, _text(value))]
 
 
-def _deep(name: str, value: Any) -> list[tuple[str, str]]:
-    if not isinstance(value, Mapping):
-        items = value if isinstance(value, list | tuple) else [value]
-        return [(name, _text(item)) for item in items if item is not None]
-    return [pair for key, item in value.items() for pair in _deep(f"{name}[{key}]", item)]
+def _deep(name: str, value: Any, *, counted: bool) -> list[tuple[str, str]]:
+    """`name[key]=…`, and `name[0]=…` where lists are `counted` or have more in them than texts."""
+    if isinstance(value, Mapping):
+        return [pair for key, item in value.items() for pair in _deep(f"{name}[{key}]", item, counted=counted)]
+    if isinstance(value, list | tuple):
+        counted = counted or any(isinstance(item, Mapping | list | tuple) for item in value)
+        names = [f"{name}[{place}]" if counted else name for place in range(len(value))]
+        return [pair for one, item in zip(names, value, strict=True) for pair in _deep(one, item, counted=counted)]
+    return [] if value is None else [(name, _text(value))]
 
 
 def _in_header(part: Part, value: Any) -> str:
@@ -173,14 +191,14 @@ def _in_header(part: Part, value: Any) -> str:
 # --- bodies -----------------------------------------------------------------------------------------------------------
 
 
-def _body(content_type: str, value: Any) -> tuple[str, bytes]:
+def _body(content_type: str, value: Any, fields: Mapping[str, Part]) -> tuple[str, bytes]:
     """The body and what it is called."""
     kind = content_type.partition(";")[0].strip().lower()
     if kind == "application/x-www-form-urlencoded" and isinstance(value, Mapping):
-        pairs = [pair for name, item in value.items() for pair in _in_query(Part(name, name, "query"), item)]
-        return content_type, urlencode(pairs).encode()
+        parts = [(fields.get(name) or _field(name, item), item) for name, item in value.items()]
+        return content_type, urlencode([pair for part, item in parts for pair in _in_query(part, item)]).encode()
     if kind == "multipart/form-data" and isinstance(value, Mapping):
-        return _multipart(value)
+        return _multipart(value, fields)
     if isinstance(value, bytes):
         return content_type if kind != "application/json" else "application/octet-stream", value
     if kind == "application/json" or kind.endswith("+json") or not isinstance(value, str):
@@ -197,16 +215,34 @@ def _in_json(value: Any) -> str:
     raise TypeError(f"{type(value).__name__} is no data")
 
 
-def _multipart(fields: Mapping[str, Any]) -> tuple[str, bytes]:
+def _field(name: str, value: Any) -> Part:
+    """A field of a form as usual: an object is JSON, which keeps its name and all that lies in it."""
+    return Part(name, name, "body", as_json=isinstance(value, Mapping))
+
+
+def _multipart(values: Mapping[str, Any], fields: Mapping[str, Part]) -> tuple[str, bytes]:
     pieces = []
-    for name, value in fields.items():
+    for name, kind, item in _items(values, fields):
         quoted = re.sub(r'["\r\n]', lambda found: quote(found[0]), name)
-        for item in value if isinstance(value, list | tuple) else [value]:
-            file = f'; filename="{quoted}"\r\nContent-Type: application/octet-stream' if isinstance(item, bytes) else ""
-            content = item if isinstance(item, bytes) else _text(item).encode()
-            pieces.append(f'Content-Disposition: form-data; name="{quoted}"{file}\r\n\r\n'.encode() + content + b"\r\n")
+        kind = kind or ("application/json" if isinstance(item, Mapping) else "")
+        head = f'Content-Disposition: form-data; name="{quoted}"'
+        if isinstance(item, bytes):
+            head, kind = f'{head}; filename="{quoted}"', kind or "application/octet-stream"
+        content = item if isinstance(item, bytes) else _text(item).encode()
+        pieces.append((f"{head}\r\nContent-Type: {kind}" if kind else head).encode() + b"\r\n\r\n" + content + b"\r\n")
     # Made of the content, so it does not stand in it.
     boundary = hashlib.blake2b(b"".join(pieces), digest_size=20).hexdigest()
     mark = f"--{boundary}".encode()
     whole = b"".join(mark + b"\r\n" + piece for piece in pieces) + mark + b"--\r\n"
     return f"multipart/form-data; boundary={boundary}", whole
+
+
+def _items(values: Mapping[str, Any], fields: Mapping[str, Part]) -> Iterator[tuple[str, str, Any]]:
+    """Each part of a form with its name and the type of content that it is said to have."""
+    for name, value in values.items():
+        part = fields.get(name) or Part(name, name, "body")
+        if part.style == "deepObject" and not isinstance(value, bytes):
+            yield from ((one, "", text) for one, text in _in_query(part, value))
+        else:
+            for item in value if isinstance(value, list | tuple) and not part.as_json else [value]:
+                yield name, part.kind, item

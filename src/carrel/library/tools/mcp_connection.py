@@ -8,7 +8,7 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from carrel.errors import ToolCallError
+from carrel.errors import ConfigurationError, ToolCallError
 from carrel.library.tools.aside import in_a_thread
 from carrel.library.tools.bounded import last_lines
 from carrel.library.tools.definition_remote import McpDefinition
@@ -24,6 +24,10 @@ if TYPE_CHECKING:
 LONGEST_COMPLAINTS = 4000
 GOODBYE = 2.0
 """Seconds for a server that is elsewhere to take note that we go."""
+
+_UNSAID = frozenset(("Server returned an error response", "Not Found", "Session terminated"))
+"""What the SDK says of an answer that is an error, whatever it was."""
+_NOT_LET_IN = ("it answered 401", "it answered 403")
 
 logger = logging.getLogger(__name__)
 
@@ -42,11 +46,20 @@ class Connection:
         self._client: asyncio.Future[Client] = asyncio.get_running_loop().create_future()
         self._why = ""
         self._refusal = ""
+        self._headers: dict[str, str] = {}
 
     @property
     def ended(self) -> bool:
         """Whether nothing can be asked of it any more."""
         return self._leave.is_set() or (self._keeping is not None and self._keeping.done())
+
+    @property
+    def is_outdated(self) -> bool:
+        """Whether it was refused, and what it names itself with has changed since it was opened."""
+        try:
+            return self._refusal.startswith(_NOT_LET_IN) and self._headers != self._named()
+        except ConfigurationError:
+            return False
 
     @property
     def how(self) -> str:
@@ -78,9 +91,7 @@ class Connection:
         if said.startswith("Failed to parse") and "validation error" in said:
             # What follows is a page of pydantic's, with the answer cut in pieces that nothing can be hidden in.
             return "its answer is no MCP result, or no JSON"
-        unsaid = (
-            said in ("Server returned an error response", "Not Found") or type(problem).__name__ == "HTTPStatusError"
-        )
+        unsaid = said in _UNSAID or type(problem).__name__ == "HTTPStatusError"
         return self._refusal if unsaid and self._refusal else said
 
     async def open(self) -> "Client":
@@ -125,6 +136,8 @@ class Connection:
 
     async def over(self) -> None:
         """Wait for the end of a connection that is known to be gone, so that it can be told."""
+        # One that is elsewhere does not end by itself; why it is gone shows when it is left.
+        self._leave.set()
         if self._keeping is not None:
             await asyncio.wait([self._keeping], timeout=5)
 
@@ -144,7 +157,9 @@ class Connection:
 
         try:
             me = types.Implementation(name="carrel", version=version("carrel"))
-            async with Client(mending(self._transport()), message_handler=heard, client_info=me) as client:
+            async with Client(
+                mending(self._transport(), self._leave.set), message_handler=heard, client_info=me
+            ) as client:
                 if not self._client.done():
                     self._client.set_result(client)
                 watching = asyncio.create_task(self._watch(client))
@@ -184,4 +199,8 @@ class Connection:
             return over_process(self._process, self._gone, self._secrets.hide_cut)
         assert given.url is not None
         over = over_sse if given.transport == "sse" else over_http
-        return over(given.url, self._secrets.fill_all(given.headers), self._refused)
+        self._headers = self._named()
+        return over(given.url, self._headers, self._refused)
+
+    def _named(self) -> dict[str, str]:
+        return self._secrets.fill_headers(self._definition.headers)

@@ -1,7 +1,7 @@
 """What servers write that the SDK would refuse, mended before it sees it: one sloppy tool costs no other."""
 
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any, Self
 
 
@@ -23,23 +23,30 @@ _OBJECT = {"type": "object"}
 
 
 @contextlib.asynccontextmanager
-async def mending(transport: contextlib.AbstractAsyncContextManager[Any]) -> AsyncIterator[Any]:
-    """The transport's streams, with what comes mended."""
+async def mending(
+    transport: contextlib.AbstractAsyncContextManager[Any], over: Callable[[], None]
+) -> AsyncIterator[Any]:
+    """The transport's streams, with what comes mended; `over` is called when no more will come."""
     async with transport as (heard, said):
-        yield _Mending(heard), said
+        yield _Mending(heard, over), said
 
 
 class _Mending:
     """A stream of messages as the SDK reads it."""
 
-    def __init__(self, stream: Any) -> None:
+    def __init__(self, stream: Any, over: Callable[[], None]) -> None:
         self._stream = stream
+        self._over = over
 
     async def receive(self) -> Any:
         return _message(await self._stream.receive())
 
     async def __anext__(self) -> Any:
-        return _message(await self._stream.__anext__())
+        try:
+            return _message(await self._stream.__anext__())
+        except StopAsyncIteration:
+            self._over()
+            raise
 
     def __aiter__(self) -> Self:
         return self

@@ -29,6 +29,8 @@ LONGEST_COMPLAINT = 4000
 CLOSED, FORGOTTEN = -32000, "Session terminated"
 """How the SDK says that the connection is gone, and that the server does not know it any more."""
 
+OUTDATED = "its secrets have changed"
+
 logger = logging.getLogger(__name__)
 
 
@@ -67,7 +69,7 @@ class McpServer:
     async def definitions(self) -> Sequence[Tool]:
         """The same list as long as the server says nothing else."""
         if self._stale:
-            _, client = await self._connected()
+            connection, client = await self._connected()
             self._stale = False
             try:
                 async with asyncio.timeout(self._definition.startup_timeout):
@@ -82,6 +84,9 @@ class McpServer:
                     raise ToolCallError(
                         f"the MCP server {self.name} did not say what it has within {wait:g} s"
                     ) from None
+                if isinstance(problem, Exception) and connection.is_outdated:
+                    await connection.close(OUTDATED)
+                    return await self.definitions()
                 if isinstance(problem, Exception):
                     raise await self._explained(problem, "did not say what it has") from None
                 raise
@@ -142,9 +147,9 @@ class McpServer:
             try:
                 result = await self._asked(client.call_tool(known.name, wire, progress_callback=_progress(stream)))
             except Exception as problem:  # noqa: BLE001 -- the SDK raises of many kinds; all are failed calls
-                if again and _forgotten(problem):
+                if again and (_forgotten(problem) or connection.is_outdated):
                     # It has done nothing, for it did not know who asked.
-                    await connection.close("it forgot this connection")
+                    await connection.close(OUTDATED if connection.is_outdated else "it forgot this connection")
                     continue
                 raise await self._explained(problem, f"failed in {tool.name}", connection) from None
             answer = result.model_dump(mode="json", by_alias=True, exclude_unset=True)

@@ -24,12 +24,17 @@ def python_name(name: str) -> str:
 
 
 def python_names(names: Iterable[str]) -> dict[str, str]:
-    """Each name under what it is called in Python; where two would be called the same, the later gets a number."""
+    """Each name under what it is called in Python; where two would be called the same, the later gets a number.
+
+    One that Python can write as it is keeps to that, whatever others come before it."""
+    names = list(names)
+    itself = {name for name in names if python_name(name) == name}
     called: dict[str, str] = {}
     for name in names:
-        word, number = python_name(name), 2
-        while word in called:
-            word, number = f"{python_name(name)}_{number}", number + 1
+        first = word = python_name(name)
+        number = 2
+        while word in called or (word in itself and word != name):
+            word, number = f"{first}_{number}", number + 1
         called[word] = name
     return called
 

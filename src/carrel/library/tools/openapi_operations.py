@@ -12,9 +12,11 @@ from carrel.library.tools.http_request import Operation, Part, Place
 from carrel.library.tools.names import python_names
 from carrel.library.tools.openapi_schema import Document, a_list, an_object, words
 
-METHODS = ("get", "head", "post", "put", "patch", "delete", "options")
+METHODS = ("get", "head", "post", "put", "patch", "delete", "options", "query")
 _NEVER = frozenset(("accept", "content-type", "authorization"))
 """Header parameters that OpenAPI itself says to ignore."""
+_TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+"""What a header may be called; nobody can be sent another."""
 _BODIES = ("application/json", "application/x-www-form-urlencoded", "multipart/form-data")
 _PLAIN_OBJECT = frozenset(("type", "properties", "required", "title", "description", "additionalProperties"))
 _STYLES: Mapping[str, str] = {"path": "simple", "query": "form", "header": "simple", "cookie": "form"}
@@ -60,8 +62,8 @@ def read(
     version = str(content.get("openapi", ""))
     if "swagger" in content:
         raise ConfigurationError(f"it is Swagger {content['swagger']}; convert it to OpenAPI 3")
-    if not re.match(r"3\.[01](\.|$)", version):
-        raise ConfigurationError(f"openapi: 3.0 or 3.1 is expected, not {version or 'nothing'!r}")
+    if not re.match(r"3\.[012](\.|$)", version):
+        raise ConfigurationError(f"openapi: 3.0, 3.1 or 3.2 is expected, not {version or 'nothing'!r}")
     document, found, own = Document(content), Read(), spec_url
     for path, method, item, given in _operations(document, found.problems):
         name = str(given.get("operationId") or f"{method}_{path.strip('/') or 'root'}")
@@ -116,7 +118,7 @@ def _described(
     return Described(
         name=name,
         description=cut(f"Deprecated. {told}".strip() if given.get("deprecated") is True else told),
-        operation=Operation(method.upper(), path, tuple(parts), content_type),
+        operation=Operation(method.upper(), path, tuple(parts), content_type, gathered.written),
         parameters=document.with_definitions(schema, "readOnly"),
         returns=_returns(document, given.get("responses")),
         tags=tuple(words(given.get("tags"))),
@@ -140,12 +142,16 @@ class _Gathered:
     fixed: frozenset[str]
     found: list[tuple[Part, dict[str, Any], bool]] = field(default_factory=list)
     """Where each goes (its Python name is not known yet), its schema, and whether it is required."""
+    written: dict[str, Part] = field(default_factory=dict)
+    """How fields of a form are written, where the document says so."""
 
     def add(self, parameter: Mapping[str, Any]) -> None:
         wire, place = str(parameter.get("name")), str(parameter.get("in"))
         if place not in _STYLES:
             raise ConfigurationError(f"parameter {wire}, in: path, query, header or cookie is expected, not {place!r}")
-        if (place == "header" and wire.lower() in _NEVER) or f"{place} {wire.lower()}" in self.fixed:
+        if place == "header" and (wire.lower() in _NEVER or not _TOKEN.fullmatch(wire)):
+            return
+        if f"{place} {wire.lower()}" in self.fixed:
             return
         style = str(parameter.get("style") or _STYLES[place])
         content = an_object(parameter.get("content"))
@@ -163,6 +169,8 @@ class _Gathered:
             style=style,
             explode=explode if isinstance(explode, bool) else style in ("form", "deepObject"),
             as_json=bool(content),
+            # Azure's word for it, in hundreds of descriptions; OpenAPI itself has none.
+            whole_path=place == "path" and parameter.get("x-ms-skip-url-encoding") is True,
         )
         self.found.append((part, schema, place == "path" or parameter.get("required") is True))
 
@@ -187,6 +195,8 @@ class _Gathered:
         kind = next((kind for kind in _BODIES if kind in by_kind), chosen)
         schema = self._whole(an_object(content[by_kind[kind]]).get("schema"))
         required = body.get("required") is True
+        for wire, encoding in an_object(an_object(content[by_kind[kind]]).get("encoding")).items():
+            self.written[str(wire)] = _written(str(wire), an_object(encoding))
         fields = self._fields(schema) if kind in _BODIES else None
         if fields is None:
             if body.get("description") and "description" not in schema:
@@ -236,6 +246,24 @@ class _Gathered:
         }
 
 
+def _written(wire: str, encoding: Mapping[str, Any]) -> Part:
+    """How a field of a form is written."""
+    styled = "style" in encoding or "explode" in encoding
+    style, explode = str(encoding.get("style") or "form"), encoding.get("explode")
+    # Several that would do, or a pattern of them, say nothing.
+    kind = str(encoding.get("contentType") or "").strip().lower()
+    kind = kind if re.fullmatch(r"[a-z0-9.+-]+/[a-z0-9.+-]+", kind) else ""
+    return Part(
+        name=wire,
+        wire=wire,
+        place="body",
+        style=style,
+        explode=explode if isinstance(explode, bool) else style in ("form", "deepObject"),
+        as_json=not styled and (kind == "application/json" or kind.endswith("+json")),
+        kind=kind,
+    )
+
+
 def _is_plain(schema: Mapping[str, Any]) -> bool:
     """Whether it is an object whose fields are all named."""
     properties = schema.get("properties")
@@ -276,8 +304,11 @@ def _server(content: Mapping[str, Any], item: Mapping[str, Any], given: Mapping[
     for name, variable in an_object(first.get("variables")).items():
         url = url.replace(f"{{{name}}}", str(an_object(variable).get("default", "")))
     try:
-        url = urljoin(spec_url, url) if spec_url is not None else url
-        known = urlsplit(url).scheme in ("http", "https") and bool(urlsplit(url).hostname)
+        if spec_url is not None:
+            url = urljoin(spec_url, url)
+        elif url.startswith("//"):
+            url = f"https:{url}"
+        known = urlsplit(url).scheme in ("http", "https") and bool(urlsplit(url).hostname) and "{" not in url
     except ValueError:
         known = False
     if not known:

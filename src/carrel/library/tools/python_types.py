@@ -16,6 +16,8 @@ class Work:
 
     def __init__(self, left: int = 30_000) -> None:
         self.left = left
+        self.hidden = False
+        """Whether something lay too deep to be told."""
 
     def spend(self, parts: int = 1) -> bool:
         """False when there is nothing left to spend."""
@@ -35,15 +37,22 @@ def type_and_depth(
 ) -> tuple[str, int]:
     """The same, and how many objects deep it tells the names of what lies in them."""
     work = work or Work()
-    for depth in range(_DEEPEST, -1, -1):
+    told = ANY, 0
+    # From the top down: most of what is too long is so within a level or two.
+    for depth in range(_DEEPEST + 1):
         # Hardly a part takes fewer than two characters.
         part = Work(min(2 * room, work.left))
         before = part.left
         written = _type(schema, whole or {}, depth, (), part)
         work.left -= before - max(part.left, 0)
-        if not depth or (len(written) <= room and part.left >= 0):
-            return (written, depth) if len(written) <= 4 * room else (ANY, 0)
-    raise AssertionError("the last depth always returns")
+        if depth and (len(written) > room or part.left < 0):
+            break
+        if len(written) > 4 * room:
+            return ANY, 0
+        told = written, depth if part.hidden else _DEEPEST
+        if not part.hidden:
+            break
+    return told
 
 
 def _type(schema: Any, whole: Mapping[str, Any], depth: int, seen: tuple[str, ...], work: Work) -> str:
@@ -113,6 +122,7 @@ def _object(schema: Mapping[str, Any], whole: Mapping[str, Any], depth: int, see
     properties = schema.get("properties")
     if isinstance(properties, Mapping) and properties:
         if not depth:
+            work.hidden = True
             return "dict"
         required = schema.get("required") if isinstance(schema.get("required"), list) else []
         # {'id': str, 'note?': str}: what need not be there has the question mark that TypeScript gives it.

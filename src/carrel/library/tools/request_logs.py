@@ -33,4 +33,7 @@ def _cleared(record: logging.LogRecord) -> bool:
     secrets = _OURS.get()
     if secrets is not None:
         record.msg, record.args = secrets.hide(record.getMessage()), ()
+        # Whoever called is told what went wrong; tracebacks of the SDK, and what is in them, are of use to nobody else.
+        record.exc_info = record.exc_text = None
+        record.levelno, record.levelname = logging.DEBUG, "DEBUG"
     return True

@@ -37,6 +37,16 @@ class Secrets:
         """The same for the values of a mapping, such as an environment or headers."""
         return {name: self.fill(text) for name, text in texts.items()}
 
+    def fill_headers(self, headers: Mapping[str, str]) -> dict[str, str]:
+        """The same for headers, without white space at their ends, such as the line break of a file that a secret was
+        read from; `ConfigurationError` for one that cannot be sent, which does not tell what is in it."""
+        filled = {name: text.strip() for name, text in self.fill_all(headers).items()}
+        for name, text in filled.items():
+            if not (text.isascii() and text.isprintable()):
+                told = f"with {headers[name]!r} filled in it is not plain ASCII on one line"
+                raise ConfigurationError(f"the header {name} cannot be sent: {told}")
+        return filled
+
     def _value(self, place: re.Match[str]) -> str:
         name = place[1]
         if not _NAME.fullmatch(name):

@@ -1,0 +1,204 @@
+"""The MCP front over HTTP: what clients of several kinds can take, who is answered, and how it ends."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import os
+import signal
+import tempfile
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.late import Late
+from tests.warm import Started, warm
+
+mcp = Late("mcp")
+types = Late("mcp.types")
+
+ACCEPTED = {"Accept": "application/json, text/event-stream"}
+SECONDS = str(1_000_000 + os.getpid())
+"""No other program sleeps as long."""
+ASLEEP = "name: asleep\ncommand: sleep\nschema: {positional: [{name: seconds, type: integer, required: true}]}\n"
+
+
+@pytest.fixture
+def base(tmp_path: Path) -> Path:
+    folder = tmp_path / "base"
+    (folder / "tools").mkdir(parents=True)
+    (folder / "tools" / "asleep.yaml").write_text(ASLEEP)
+    return folder
+
+
+class Front:
+    """A running `carrel mcp --http`."""
+
+    def __init__(self, process: Started, url: str, said: Any) -> None:
+        self.process = process
+        self.url = url
+        self._said = said
+
+    def complaints(self) -> str:
+        self._said.seek(0)
+        return self._said.read().decode()  # type: ignore[no-any-return]
+
+    async def ended(self) -> int:
+        return await asyncio.to_thread(self.process.wait, 120)
+
+
+@asynccontextmanager
+async def served(base: Path, where: str = "0") -> AsyncIterator[Front]:
+    with tempfile.TemporaryFile() as said:
+        words = ["-m", "carrel", "mcp", "--base", base, "--http", where]
+        process = warm().start(words, os.environ, stderr=said)
+        assert process.stdout is not None
+        with process.stdout:
+            try:
+                line = await asyncio.to_thread(process.stdout.readline)
+                assert line.startswith("Listening on http://"), line
+                yield Front(process, line.split()[-1].replace("0.0.0.0", "127.0.0.1"), said)
+            finally:
+                process.send_signal(signal.SIGTERM)
+                await asyncio.to_thread(process.wait, 120)
+
+
+def text_of(result: Any) -> str:
+    return "\n".join(block.text for block in result.content if isinstance(block, types.TextContent))
+
+
+def asked(url: str, headers: Mapping[str, str] | None = None) -> httpx.Response:
+    """The first question of a client, as it stands in the older protocol."""
+    who = {"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": {"name": "raw", "version": "1"}}
+    question = {"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": who}
+    return httpx.post(url, headers={**ACCEPTED, **(headers or {})}, json=question, timeout=60)
+
+
+# --- what clients can take --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mode", ["legacy", "auto"])
+async def test_whatever_code_gives_the_client_gets_an_answer(base: Path, mode: str) -> None:
+    picture = "class P:\n    def _repr_png_(self): return b'x' * 700_000\n"
+    async with served(base) as front, mcp.Client(front.url, mode=mode) as client:
+        for code, begins in (
+            ("'half a \\ud83d pair'", "half a \\ud83d pair"),
+            ("list(range(1_000_000))", "[0, 1, 2,"),
+            ("{str(i): 'x' * 100 for i in range(100_000)}", "{'0': 'xxx"),
+            ("'y' * 30_000_000", "yyy"),
+            ("10 ** 5000", ""),
+            (picture + "for _ in range(3): display(P())\n'seen'", "seen"),
+        ):
+            result = await client.call_tool("run_code", {"code": code})
+            assert not result.is_error
+            assert text_of(result).startswith(begins)
+        images = [block for block in result.content if isinstance(block, types.ImageContent)]
+        assert len(images) == 1
+        assert "a picture of 700 kB was left out" in text_of(result)
+        assert isinstance(result.structured_content["duration"], float)
+        many = await client.call_tool("run_code", {"code": "list(range(1_000_000))"})
+        assert "too many for an answer" in many.structured_content["value"]["why"]
+        assert many.structured_content["state"] == "kept"
+
+
+async def test_what_is_sent_may_be_large(base: Path) -> None:
+    data = base64.b64encode(bytes(10_000_000)).decode()
+    async with served(base) as front, mcp.Client(front.url) as client:
+        saved = await client.call_tool("save_artifact", {"name": "zeros", "data": data, "encoding": "base64"})
+        assert not saved.is_error, text_of(saved)
+        assert text_of(await client.call_tool("run_code", {"code": "len(artifacts.load('zeros'))"})) == "10000000"
+
+
+async def test_one_who_comes_back_for_more_gets_a_stream(base: Path) -> None:
+    async with served(base) as front:
+        session = asked(front.url).headers["mcp-session-id"]
+        headers = {**ACCEPTED, "mcp-session-id": session, "Last-Event-ID": "7"}
+        async with httpx.AsyncClient(timeout=60) as http, http.stream("GET", front.url, headers=headers) as stream:
+            assert stream.status_code == 200
+
+
+# --- who is answered --------------------------------------------------------------------------------------------------
+
+
+async def test_no_page_of_another_site_is_answered(base: Path) -> None:
+    async with served(base, "0.0.0.0:0") as front:
+        port = front.url.split(":")[2].removesuffix("/mcp")
+        here, elsewhere = f"127.0.0.1:{port}", f"pages.example:{port}"
+        assert asked(front.url).status_code == 200
+        # A program behind a proxy; a browser would have named an origin.
+        assert asked(front.url, {"Host": "carrel.example"}).status_code == 200
+        assert asked(front.url, {"Origin": f"http://{here}"}).status_code == 200
+        for origin, host in (
+            ("http://pages.example", here),
+            # Its name leads here by now.
+            (f"http://{elsewhere}", elsewhere),
+            ("http://localhost:3000", here),
+            ("null", here),
+            ("http://[", here),
+        ):
+            refused = asked(front.url, {"Origin": origin, "Host": host})
+            assert (origin, refused.status_code) == (origin, 403)
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.0.0.2", "[::1]"])
+async def test_on_this_machine_alone_the_name_has_to_be_its_own(base: Path, host: str) -> None:
+    async with served(base, f"{host}:0") as front:
+        assert asked(front.url).status_code == 200
+        assert asked(front.url, {"Host": "pages.example"}).status_code == 421
+        assert asked(front.url, {"Origin": "http://pages.example"}).status_code == 403
+
+
+# --- how it ends ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("mode", ["legacy", "auto"])
+async def test_when_it_is_ended_code_under_way_is_too_and_its_caller_is_told(
+    base: Path, mode: str, number: signal.Signals
+) -> None:
+    async with served(base) as front:
+        async with mcp.Client(front.url, mode=mode) as client:
+            running = asyncio.create_task(client.call_tool("run_code", {"code": f"tools.asleep(seconds={SECONDS})"}))
+            while not _runs("sleep", SECONDS):  # noqa: ASYNC110 -- another program's doing
+                await asyncio.sleep(0.05)
+            front.process.send_signal(number)
+            result = await running
+            assert result.is_error
+            assert "Session is closed" in text_of(result)
+            assert await front.ended() == 0
+        assert not _runs("sleep", SECONDS)
+        assert front.complaints() == ""
+
+
+async def test_an_open_stream_does_not_hold_up_the_end(base: Path) -> None:
+    async with served(base) as front:
+        headers = {**ACCEPTED, "mcp-session-id": asked(front.url).headers["mcp-session-id"]}
+        async with httpx.AsyncClient(timeout=None) as http, http.stream("GET", front.url, headers=headers) as stream:
+            front.process.send_signal(signal.SIGTERM)
+            assert [piece async for piece in stream.aiter_bytes()] == []
+        assert await front.ended() == 0
+        assert front.complaints() == ""
+
+
+async def test_a_port_that_is_taken_is_told_in_a_line(base: Path) -> None:
+    async with served(base) as front:
+        port = front.url.split(":")[2].removesuffix("/mcp")
+        words = ["-m", "carrel", "mcp", "--base", base, "--http", port]
+        second = await asyncio.to_thread(warm().run, words, os.environ)
+        assert second.returncode == 3
+        assert second.stderr.startswith(f"error: 127.0.0.1:{port} cannot be listened on")
+        assert len(second.stderr.splitlines()) == 1
+
+
+def _runs(*words: str) -> bool:
+    for entry in Path("/proc").iterdir():
+        try:
+            if entry.name.isdigit() and "\0".join(words).encode() in (entry / "cmdline").read_bytes():
+                return True
+        except OSError:
+            continue
+    return False
