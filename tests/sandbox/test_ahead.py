@@ -109,7 +109,7 @@ def test_whenever_it_is_killed_the_next_session_starts(host: Host, start: Callab
     assert host.session().value("answer = 6 * 7") == 42
 
 
-def test_it_goes_with_the_zygote(ahead: int) -> None:
+def test_it_goes_with_the_zygote() -> None:
     other = Host(None if os.geteuid() else 65534)
     place = waiting_place(other)
     os.kill(other.zygote.pid, signal.SIGKILL)
@@ -119,7 +119,6 @@ def test_it_goes_with_the_zygote(ahead: int) -> None:
     while Path(f"/proc/{place}").exists():
         assert time.monotonic() < end
         time.sleep(0.01)
-    assert Path(f"/proc/{ahead}").exists()
 
 
 @pytest.fixture

@@ -81,7 +81,7 @@ def test_for_samples_that_are_asked_for_once_no_place_is_kept(new_server: NewSer
     with server.client() as client:
 
         def left_after(sample: str, least: int, most: int = 1000) -> int:
-            """How many processes there are, once there have been as many for a while, and no more or fewer than that."""
+            """How many processes there are, once there have been as many for a while, within these bounds."""
             client.delete(f"/sessions/{ready(client, dataset='demo', sample_id=sample)}")
             seen = [0]
             until = time.monotonic() + 60
