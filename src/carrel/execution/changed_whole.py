@@ -23,8 +23,9 @@ _NO_LINKS = (errno.EPERM, errno.EXDEV, errno.EMLINK, errno.EOPNOTSUPP, errno.ENO
 async def changing(folder: Path, *, makes_room: bool = False) -> AsyncIterator[Path]:
     """The copy to work on, for whoever holds the folder's lock; EnvironmentFailed when there is no room for it.
 
-    What `makes_room` gets the folder itself where there is none: else nothing could be removed from a full disk. Files are replaced in it and never written to: it shares them with the folder. When this fails, or its process is
-    killed at any moment, the folder is as it was; what is left of a copy goes with the next one."""
+    What `makes_room` gets the folder itself where there is none: else nothing could be removed from a full disk.
+    Files are replaced and never written to: the two share them. When this fails, or its process is killed at any
+    moment, the folder is as it was; what is left of a copy goes with the next one."""
     copy = folder.with_name(f"{folder.name}.new-{uuid.uuid4().hex}")
     try:
         try:

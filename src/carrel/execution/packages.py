@@ -20,6 +20,7 @@ from typing import Any, TypeVar
 
 from carrel.errors import DependencyError, EnvironmentFailed
 from carrel.execution import scratch
+from carrel.execution.changed_whole import changing
 from carrel.execution.environments import (
     Environment,
     environment_at,
@@ -29,7 +30,6 @@ from carrel.execution.environments import (
     own_environment,
     shared_environment,
 )
-from carrel.execution.changed_whole import changing
 from carrel.execution.settings import InProcessConfig, SubprocessConfig, path_of
 from carrel.execution.uv_program import NEUTRAL, has_uv, uv
 from carrel.home import resolve_carrel_home

@@ -69,6 +69,17 @@ def is_bare(requirement: str) -> bool:
     return re.fullmatch(r"[\w.-]+", requirement.strip()) is not None
 
 
+def merged(written: str, requirement: str) -> str:
+    """The requirement, with what only the line that is there says: extras, and versions where none are given."""
+    from packaging.requirements import Requirement  # noqa: PLC0415 -- as above
+
+    old, new = Requirement(written), Requirement(requirement)
+    if old.extras <= new.extras and (new.specifier or not old.specifier):
+        return requirement
+    extras = ",".join(sorted(old.extras | new.extras))
+    return f"{new.name}{f'[{extras}]' if extras else ''}{new.specifier or old.specifier}"
+
+
 def read(text: str) -> list[Written]:
     """What the file lists, in its order; a line that cannot be installed has its problem."""
     lines = text.splitlines()
@@ -98,13 +109,15 @@ def _written(first: int, after: int, words: str) -> Written:
 def with_requirement(text: str, requirement: str) -> str:
     """The file with this requirement in it: in the place of the package's line, or after all others.
 
-    A bare name says nothing that the package's own line does not say, and leaves it alone."""
+    A bare name says nothing that the package's own line does not say, and leaves it alone; extras in that line stay."""
     requirement = checked(requirement)
     name, end = name_of(requirement), _line_end(text)
     lines = text.splitlines(keepends=True)
     there = [entry for entry in read(text) if entry.name == name]
     if there and (is_bare(requirement) or there[0].text == requirement):
         return text
+    if there:
+        requirement = merged(there[-1].text, requirement)
     if not there:
         if lines and not lines[-1].endswith(("\n", "\r")):
             lines[-1] += end

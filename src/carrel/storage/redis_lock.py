@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import logging
+import time
 import uuid
 
 from carrel.errors import StorageError
@@ -11,13 +12,23 @@ from carrel.storage.seam import process_name
 
 _LIFE_MS = 6000
 _RENEW_SECONDS = 1.5
+_KNOWN_MS = 15 * 60 * 1000
+"""How long the server knows who took a lock last."""
+_LATELY = 10 * 60
+"""Seconds: whoever took the lock since its holder last spoke is surely still known."""
 _log = logging.getLogger("carrel.storage")
+
+
+def _clock() -> float:
+    """Seconds that go on while the machine sleeps."""
+    return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
 
 
 class RedisLock:
     """One lock, held or not. The server forgets it `_LIFE_MS` after its holder last spoke, so it dies with its process.
 
-    A holder whose event loop stands still for longer than that has lost it too; this is logged when it is noticed."""
+    A holder whose event loop stands still for longer than that loses it to whoever takes it meanwhile. That is logged
+    when it is noticed; and a write that comes with its `claim` is refused then."""
 
     def __init__(self, connections: RedisConnections, key: str) -> None:
         self._connections = connections
@@ -25,6 +36,14 @@ class RedisLock:
         self._token = f"{process_name()} {uuid.uuid4().hex}"
         self._loop = asyncio.get_running_loop()
         self._renewing: asyncio.Task[None] | None = None
+        self._spoke = _clock()
+
+    def claim(self) -> tuple[str, str, str]:
+        """What the server needs to tell whether it is still held."""
+        return self._key, self._token, self._lately()
+
+    def _lately(self) -> str:
+        return "1" if _clock() - self._spoke < _LATELY else "0"
 
     @property
     def held(self) -> bool:
@@ -44,17 +63,22 @@ class RedisLock:
 
     async def _try(self) -> bool:
         # Cancelled while this is under way, nobody renews it, and it is gone after its short life.
-        name = f"{self._connections.prefix}:lock:{self._key}"
-        what = f"the lock {self._key!r}"
-        return bool(await self._connections.write(what, "SET", name, self._token, "NX", "PX", _LIFE_MS))
+        return await self._ask("take")
+
+    async def _ask(self, script: str, *more: str) -> bool:
+        spoke, what = _clock(), f"the lock {self._key!r}"
+        arguments = (self._token, _LIFE_MS, _KNOWN_MS, *more)
+        if not await self._connections.run(script, what, self._key, *arguments):
+            return False
+        self._spoke = spoke
+        return True
 
     async def _renew(self) -> None:
         held = True
         while held:
             await asyncio.sleep(_RENEW_SECONDS)
             try:
-                what = f"the lock {self._key!r}"
-                held = bool(await self._connections.run("renew", what, self._key, self._token, _LIFE_MS))
+                held = await self._ask("renew", self._lately())
             except StorageError as error:
                 _log.warning("the lock %s could not be renewed, trying again: %s", self._key, error)
         _log.error("the lock %s was lost: it was not renewed for too long and somebody else took it", self._key)

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterable, AsyncIterator, Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple
 
-from carrel.errors import KeyMissing, StorageReadError, StorageUnavailable, StorageWriteError
+from carrel.errors import KeyMissing, LockLost, StorageReadError, StorageUnavailable, StorageWriteError
 from carrel.storage import redis_pieces
 from carrel.storage.call_order import CallOrder
 from carrel.storage.redis_connection import RedisConnections
@@ -92,17 +92,29 @@ class RedisStore:
             found += await self._connections.read(f"{len(page)} objects", "MGET", *page)
         return found
 
-    async def put(self, key: str, data: bytes, *, only_new: bool = False, only_existing: bool = False) -> bool:
+    async def put(
+        self,
+        key: str,
+        data: bytes,
+        *,
+        only_new: bool = False,
+        only_existing: bool = False,
+        held: Sequence[Lock] = (),
+    ) -> bool:
         checked_key(key)
         if len(data) > _MAX_OBJECT:
             raise StorageWriteError(
                 f"{key!r} is {len(data)} bytes long; Redis takes {_MAX_OBJECT}. Nothing was written"
             )
-        answer = await self._connections.run("put", repr(key), key, int(only_new), int(only_existing), data)
+        answer = await self._connections.run(
+            "put", repr(key), key, int(only_new), int(only_existing), data, *_claims(held)
+        )
         return self._done(answer, key, unwanted=False)
 
-    async def put_pieces(self, key: str, pieces: AsyncIterable[bytes]) -> int:
-        answer, size = await redis_pieces.placed(self._connections, checked_key(key), pieces, _MAX_OBJECT)
+    async def put_pieces(self, key: str, pieces: AsyncIterable[bytes], *, held: Sequence[Lock] = ()) -> int:
+        answer, size = await redis_pieces.placed(
+            self._connections, checked_key(key), pieces, _MAX_OBJECT, lambda: _claims(held)
+        )
         self._done(answer, key)
         return size
 
@@ -129,6 +141,11 @@ class RedisStore:
             return values[said]
         if said == "log":
             raise StorageWriteError(f"{key!r} is a log and cannot be replaced by an object; delete it first")
+        if said == "taken":
+            raise LockLost(
+                f"{key!r} was not written: this process stood still for so long that its lock went to somebody else;"
+                " look at what is there now, and write it again"
+            )
         if said == "lost":
             raise StorageWriteError(f"the pieces of {key!r} took too long and are gone; nothing was written")
         raise KeyMissing(f"there is no object {source!r} to copy to {key!r}")
@@ -352,6 +369,11 @@ class _Known:
     def heard(self, version: int) -> None:
         with self._guard:
             self.version = max(self.version, version)
+
+
+def _claims(held: Sequence[Lock]) -> list[str]:
+    """What a script asks for before it writes: see `lost_lock` in its prelude."""
+    return [part for lock in held if isinstance(lock, RedisLock) for part in lock.claim()]
 
 
 def _parsed(line: bytes) -> _Kept:

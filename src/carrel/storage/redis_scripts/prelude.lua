@@ -34,6 +34,18 @@ local function stamp_of(name)
   return { kind = kind, size = tonumber(size), life = tonumber(life), last = tonumber(last) }
 end
 
+-- Whether a lock is no longer its holder's. From ARGV[first] on: key of the lock, token, "1" if the holder spoke so
+-- lately that whoever took it since is still known; for each. One that ran out and that nobody took is as good as held.
+local function lost_lock(first)
+  for i = first, #ARGV, 3 do
+    local holder, last = redis.call('GET', at('lock', ARGV[i])), redis.call('GET', at('taken', ARGV[i]))
+    if (holder and holder ~= ARGV[i + 1]) or (last and last ~= ARGV[i + 1]) or (not last and ARGV[i + 2] ~= '1') then
+      return true
+    end
+  end
+  return false
+end
+
 local function note(name, version, stamp)
   redis.call('ZADD', INDEX, 0, name)
   redis.call('ZADD', CHANGES, version, name)
