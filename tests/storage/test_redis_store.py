@@ -300,6 +300,36 @@ async def test_a_log_whose_key_vanished_from_the_server_is_reported_and_not_begu
     assert await store.append("log", [b"1"]) == 1
 
 
+@pytest.mark.parametrize("how", ["another database", "a restart"])
+async def test_numbers_that_say_nothing_about_this_data_bring_no_deleted_log_back(
+    start_redis: Start, open_redis: Open, how: str
+) -> None:
+    server = start_redis()
+    store = open_redis(server.url)
+    for _ in range(20):
+        await store.put("o", b"x")
+    if how == "a restart":
+        server.kill()
+        server.start()
+        await until(lambda: store.list(), [])
+    else:
+        store = open_redis(server.url.replace("/0", "/1"))
+    await store.append("log", [b"1"])
+    elsewhere = open_redis(store_url(server, how).replace("127.0.0.1", "localhost"))  # knows nothing of what we know
+    async with store._order.turn("log"):
+        appending = asyncio.create_task(store.append("log", [b"2"]))
+        await asyncio.sleep(0.1)
+        assert await elsewhere.delete("log")
+    with pytest.raises(KeyError, match="was deleted while"):
+        await appending
+    assert await store.list() == []
+    assert await store.append("log", [b"anew"]) == 1
+
+
+def store_url(server: RealRedis, how: str) -> str:
+    return server.url if how == "a restart" else server.url.replace("/0", "/1")
+
+
 async def test_stores_of_different_prefixes_do_not_see_each_other(start_redis: Start, open_redis: Open) -> None:
     server = start_redis()
     one, other = open_redis(server.url, "one"), open_redis(server.url, "other")

@@ -55,6 +55,8 @@ class RedisConnections:
             ) from None
         self._password = str(settings.get("password") or "")
         self.address = str(settings.get("path") or f"{settings.get('host', 'localhost')}:{settings.get('port', 6379)}")
+        self.place = f"{self.address}/{settings.get('db') or 0}"
+        """Where the data is; without user and password, which may change."""
         self._guard = threading.Lock()
         self._clients: dict[asyncio.AbstractEventLoop, tuple[Any, AsyncGenerator[None]]] = {}
         self._server: dict[str, str] | None = None

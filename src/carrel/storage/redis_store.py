@@ -69,7 +69,9 @@ class RedisStore:
     def __init__(self, url: str, prefix: str = "carrel") -> None:
         self._connections = RedisConnections(url, prefix)
         self._prefix = prefix
-        self._known = _Known.of(self._connections.address, prefix)
+        self.place = self._connections.place
+        """Which server and database, without the password."""
+        self._known = _Known.of(self.place, prefix)
         self._locks: set[RedisLock] = set()
         self._order = CallOrder()
         self._warned = False
