@@ -94,4 +94,5 @@ class RedisLock:
     @staticmethod
     async def holder(connections: RedisConnections, key: str) -> str | None:
         token = await connections.read(f"the lock {key!r}", "GET", f"{connections.prefix}:lock:{key}")
-        return token.decode().rpartition(" ")[0] if token else None
+        said = token.decode("utf-8", "replace") if token else ""
+        return said.rpartition(" ")[0] or said or None

@@ -154,7 +154,7 @@ class RedisStore:
 
     async def folders(self, prefix: str = "") -> list[str]:
         start = f"{checked_key(prefix)}/" if prefix else ""
-        return sorted(name.decode() for name in await self._connections.run("folders", repr(prefix), start))
+        return sorted(_names(await self._connections.run("folders", repr(prefix), start)))
 
     async def stamp(self, key: str) -> Stamp | None:
         return (await self.stamps([key]))[0]
@@ -337,7 +337,7 @@ class RedisStore:
         self._known.heard(version)
         # A server that was restarted may have lost its newest writes, and then uses their numbers again.
         exact = known and run == run_id
-        return Changes(f"{run_id}/{born_now.decode()}/{version}", {key.decode() for key in keys} if exact else None)
+        return Changes(f"{run_id}/{born_now.decode()}/{version}", set(_names(keys)) if exact else None)
 
     async def close(self) -> None:
         locks, self._locks = self._locks, set()
@@ -350,7 +350,7 @@ class RedisStore:
     async def list(self, prefix: str = "") -> list[str]:
         span = (f"[{checked_key(prefix)}", f"({prefix}0") if prefix else ("-", "+")  # "0" is what follows "/"
         found = await self._connections.read(f"the keys of {prefix!r}", "ZRANGEBYLEX", f"{self._prefix}:index", *span)
-        keys = [key.decode() for key in found]
+        keys = _names(found)
         return [key for key in keys if not prefix or key == prefix or key.startswith(f"{prefix}/")]
 
 
@@ -378,16 +378,33 @@ def _claims(held: Sequence[Lock]) -> list[str]:
     return [part for lock in held if isinstance(lock, RedisLock) for part in lock.claim()]
 
 
+def _names(found: Sequence[bytes]) -> list[str]:
+    """Without those that cannot be ours: another program's."""
+    try:
+        return [name.decode() for name in found]
+    except UnicodeDecodeError:
+        names = [name.decode("utf-8", "replace") for name in found]
+        return [name for name, raw in zip(names, found, strict=True) if name.encode() == raw]
+
+
 def _parsed(line: bytes) -> _Kept:
-    _, size, microseconds, version, life, _ = line.split(b" ")
-    return _Kept(Stamp(int(size), int(microseconds) / 1e6, int(version)), int(life))
+    try:
+        _, size, microseconds, version, life, _ = line.split(b" ")
+        return _Kept(Stamp(int(size), int(microseconds) / 1e6, int(version)), int(life))
+    except ValueError:
+        raise StorageReadError(
+            f"what Redis has noted down about a key was not written by carrel: {line!r:.80}"
+        ) from None
 
 
 def _entry(raw: Any) -> _Entry:
-    (life, _, seq), (field, value) = raw[0].partition(b"-"), raw[1]
-    if field == b"b":
-        return _Entry(int(life), int(seq), None, int(value))
-    return _Entry(int(life), int(seq), value, len(value))
+    try:
+        (life, _, seq), (field, value) = raw[0].partition(b"-"), raw[1]
+        if field == b"b":
+            return _Entry(int(life), int(seq), None, int(value))
+        return _Entry(int(life), int(seq), value, len(value))
+    except ValueError:
+        raise StorageReadError(f"an entry of a log in Redis was not written by carrel: {raw!r:.80}") from None
 
 
 def _split(page: list[_Entry]) -> list[list[_Entry]]:

@@ -6,6 +6,7 @@ local held, last = redis.call('GET', lock), redis.call('GET', taken)
 if (held and held ~= ARGV[3]) or (last and last ~= ARGV[3]) or (not last and ARGV[6] ~= '1') then
   return 0
 end
+even_when_full()
 redis.call('SET', lock, ARGV[3], 'PX', ARGV[4])
 redis.call('SET', taken, ARGV[3], 'PX', ARGV[5])
 return 1
