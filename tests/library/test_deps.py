@@ -91,6 +91,24 @@ async def test_one_that_cannot_be_had_changes_nothing_and_says_why(place: Place,
         assert (await text_in(store), await deps.installed()) == before
 
 
+async def test_one_that_does_not_go_with_the_needs_of_another_is_refused(place: Place, python: Packages) -> None:
+    deps = Deps(place.open(), python)
+    await deps.add("blue")
+    report = await deps.add("green")
+    assert report["failed"] == ["green"]
+    assert "blue" in report["message"]
+    assert (await deps.list(), await deps.installed()) == (["blue"], {"blue": "1.0", "red": "1.0"})
+    assert (await deps.sync())["failed"] == []
+
+
+async def test_one_on_the_list_that_cannot_be_had_here_keeps_no_other_out(place: Place, python: Packages) -> None:
+    store = place.open()
+    await store.put(KEY, b"broken\nred<2\n")
+    deps = Deps(store, python)
+    assert (await deps.add("more"))["installed"] == ["more"]
+    assert (await deps.add("red"))["installed"] == ["red"]
+
+
 async def test_another_version_takes_the_place_of_the_first(place: Place, python: Packages) -> None:
     deps = Deps(place.open(), python)
     await deps.add("red<2")

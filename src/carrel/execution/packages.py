@@ -175,7 +175,9 @@ class Packages:
                             await self._uv_install(["--target", str(copy), *options, "--", *missing])
                 after = self._found_added()
         except EnvironmentFailed as problem:
-            raise DependencyError(f"{', '.join(requirements)} could not be installed: {problem}") from None
+            first, *others = requirements
+            beside = f" (with {', '.join(others)})" if others else ""
+            raise DependencyError(f"{first}{beside} could not be installed: {problem}") from None
         return {name: version for name, version in after.items() if before.get(name) != version}
 
     async def uninstall(self, names: Sequence[str]) -> list[str]:

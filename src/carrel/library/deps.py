@@ -71,9 +71,13 @@ class Deps:
             same = [entry.text for entry in others if entry.name == name]
             # The file says which version; a bare name is content with that.
             wanted = same if same and is_bare(requirement) else [merged(same[-1], requirement) if same else requirement]
+            there = await self._installer.installed()
+            # What is there has needs of its own, which a constraint does not speak of.
+            beside = [entry for entry in others if entry.name != name and entry.name in there]
+            absent = [entry for entry in others if entry.name != name and entry.name not in there]
             try:
                 changed = await self._installer.install(
-                    wanted, [_constraint(entry.text) for entry in others if entry.name != name]
+                    [*wanted, *(entry.text for entry in beside)], [_constraint(entry.text) for entry in absent]
                 )
             except DependencyError as problem:
                 return _report(failed=[requirement], message=str(problem))
