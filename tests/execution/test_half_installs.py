@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from carrel.errors import DependencyError
+from carrel.errors import DependencyError, EnvironmentFailed
 from carrel.execution import changed_whole
 from carrel.execution.packages import HALF, Packages, subprocess_packages
 from carrel.execution.settings import SubprocessConfig
@@ -110,6 +110,28 @@ async def test_what_is_half_there_by_its_mark_is_put_in_anew(tmp_path: Path, whe
     packages = await subprocess_packages(SubprocessConfig(base=tmp_path, wheelhouse=wheels, deps=["blue", "red==1.0"]))
     assert in_pieces([place]) == []
     assert not (packages.environment.venv / HALF).exists()
+
+
+async def test_settings_that_cannot_be_had_cost_those_before_nothing(tmp_path: Path, wheels: Path) -> None:
+    config = SubprocessConfig(base=tmp_path, wheelhouse=wheels, deps=["red==1.0"])
+    await subprocess_packages(config)
+    with pytest.raises(EnvironmentFailed, match="nowhere"):
+        await subprocess_packages(SubprocessConfig(base=tmp_path, wheelhouse=wheels, deps=["nowhere"]))
+    (empty := tmp_path / "empty").mkdir()
+    await subprocess_packages(SubprocessConfig(base=tmp_path, wheelhouse=empty, deps=["red==1.0"]))
+
+
+async def test_settings_that_go_to_another_version_and_back_have_the_one_they_name(
+    tmp_path: Path, wheels: Path
+) -> None:
+    for version in ("1.0", "2.0", "1.0"):
+        deps = [f"red=={version}"]
+        packages = await subprocess_packages(SubprocessConfig(base=tmp_path, wheelhouse=wheels, deps=deps))
+        assert await packages.installed() == {"red": version}
+    await subprocess_packages(SubprocessConfig(base=tmp_path, wheelhouse=wheels, deps=["blue==1.0"]))
+    (empty := tmp_path / "empty").mkdir()
+    # Nothing of what was there became another: none of it has to be looked for again.
+    await subprocess_packages(SubprocessConfig(base=tmp_path, wheelhouse=empty, deps=["red==1.0"]))
 
 
 @pytest.fixture

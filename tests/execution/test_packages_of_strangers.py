@@ -40,6 +40,36 @@ async def test_what_it_wants_run_when_python_starts_runs_inside_only(tmp_path: P
         assert trace.exists()
 
 
+@pytest.mark.parametrize("mode", ["off", "required"])
+async def test_modules_that_are_called_like_pythons_own_hide_none_of_them(tmp_path: Path, mode: str) -> None:
+    broken = "raise ImportError('not the one you want')\n"
+    names = ("enum.py", "pathlib.py", "asyncio/__init__.py", "encodings/__init__.py", "site.py", "carrel/__init__.py")
+    build_wheel(tmp_path / "wheels", "pathlib", files=dict.fromkeys(names, broken))
+    build_wheel(tmp_path / "wheels", "customizing", files={"sitecustomize.py": "import builtins; builtins.word = 5\n"})
+    settings = {"base": tmp_path / "base", "wheelhouse": tmp_path / "wheels", "sandbox": mode}
+    async with SubprocessExecutor(SubprocessConfig(**settings)) as executor:
+        await executor.install(["pathlib", "customizing"])
+        command = "import asyncio, enum, pathlib, customizing; print(customizing.VERSION, word)"
+        for _ in range(2):
+            assert (await executor.run("import asyncio, enum, pathlib; pathlib.Path('/').name")).value == ""
+            said = await executor.exec(f"python -c '{command}'")
+            assert (said.stdout, said.stderr) == ("1.0 5\n", "")
+            await executor.reset()
+        assert "carrel" in (await executor.exec("python -c 'import carrel'")).stderr, "only what is Python's own"
+
+
+async def test_one_that_wants_to_end_python_when_it_starts_does_not_cost_the_session(tmp_path: Path) -> None:
+    build_wheel(tmp_path / "wheels", "ending", files={"ending.pth": "import sys; sys.exit(3)\n"})
+    config = SubprocessConfig(base=tmp_path / "base", wheelhouse=tmp_path / "wheels")
+    async with SubprocessExecutor(config) as executor:
+        await executor.install(["ending"])
+    async with SubprocessExecutor(config) as executor:
+        assert (await executor.run("import ending; ending.VERSION")).value == "1.0"
+        said = await executor.exec("python -c 'import ending; print(ending.VERSION)'")
+        assert said.stdout == "1.0\n"
+        assert "wanted to end Python" in said.stderr
+
+
 async def test_it_is_not_built_from_source_unless_that_is_allowed(tmp_path: Path, trace: Path) -> None:
     (tmp_path / "wheels").mkdir()
     files = {

@@ -13,11 +13,13 @@ import os
 import re
 import sys
 import tempfile
+import uuid
 from collections.abc import Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
+from carrel import worker
 from carrel.errors import DependencyError, EnvironmentFailed
 from carrel.execution import scratch
 from carrel.execution.changed_whole import changing
@@ -39,6 +41,7 @@ MARK = "carrel-deps.json"
 LOCK = "carrel.lock"
 HALF = "carrel-installing"
 """Is in a virtualenv while the settings' packages are put into it, and stays there when that ended half way."""
+FOR_COMMANDS = Path(worker.__file__).parent / "for_commands" / "sitecustomize.py"
 _PATIENCE = 5.0
 """Seconds that an install under way has, when the session is closed, before it is ended."""
 
@@ -127,19 +130,24 @@ class Packages:
         if not words or set(names) <= _ensured(folder):
             return
         async with locked(self._lock if venv is None else venv / LOCK):
-            if set(names) <= _ensured(folder):
+            known = _ensured(folder)
+            if set(names) <= known:
                 return
+            before = self._found_beside() if venv else self._found_added()
             # Paths that the author names are those of the program.
             if venv is None:
                 async with changing(self.added) as copy:
-                    before = self._found_added()
                     await self._uv_install(["--target", str(copy), *words], folder=os.getcwd())
-                    _mark(copy, _still_true(copy, before, _found_in([str(copy)])) | set(names))
+                    _mark(copy, _still_true(known, before, _found_in([str(copy)])) | set(names))
                 return
-            before = self._found_beside()
             again = await asyncio.to_thread(self._begin_again, venv / HALF)
-            await self._uv_install([*again, *words], folder=os.getcwd())
-            _mark(venv, _still_true(venv, before, self._found_beside()) | set(names))
+            try:
+                await self._uv_install([*again, *words], folder=os.getcwd())
+            except EnvironmentFailed:
+                if not again and self._found_beside() == before:
+                    (venv / HALF).unlink()  # it did not come so far as to change anything
+                raise
+            _mark(venv, _still_true(known, before, self._found_beside()) | set(names))
             (venv / HALF).unlink(missing_ok=True)
 
     def _begin_again(self, mark: Path) -> list[str]:
@@ -152,6 +160,20 @@ class Packages:
                 if not (about / "RECORD").exists() or not (about / "METADATA").exists():
                     scratch.remove(about)
         return ["--reinstall"]
+
+    def path_of_commands(self) -> str:
+        """What Python programs that are run as commands must have as their PYTHONPATH."""
+        folder = self.added.with_name(f"{self.added.name}.path")
+        file = folder / FOR_COMMANDS.name
+        try:
+            if not file.exists() or file.read_bytes() != FOR_COMMANDS.read_bytes():
+                folder.mkdir(exist_ok=True)
+                new = folder / f"{uuid.uuid4().hex}.new"
+                new.write_bytes(FOR_COMMANDS.read_bytes())
+                new.replace(file)
+        except OSError:
+            return str(self.added)  # a base that cannot be written: in front of the standard library, then
+        return str(folder)
 
     @property
     def _lock(self) -> Path:
@@ -338,15 +360,18 @@ def _written(constraints: Sequence[str]) -> Iterator[str]:
 
 
 def _ensured(folder: Path) -> set[str]:
+    """Nothing where somebody was stopped half way."""
+    if (folder / HALF).exists():
+        return set()
     try:
         return set(json.loads((folder / MARK).read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError):
         return set()
 
 
-def _still_true(folder: Path, before: dict[str, str], after: dict[str, str]) -> set[str]:
+def _still_true(ensured: set[str], before: dict[str, str], after: dict[str, str]) -> set[str]:
     """Of what was ensured before; nothing where a package is another now, which may be one of those."""
-    return _ensured(folder) if before.items() <= after.items() else set()
+    return ensured if before.items() <= after.items() else set()
 
 
 def _mark(folder: Path, names: set[str]) -> None:

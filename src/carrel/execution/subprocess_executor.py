@@ -133,7 +133,7 @@ class SubprocessExecutor(WorkerExecutor):
         path = f"{packages.environment.path}:{added}/bin:{own}{SYSTEM_PATH}"
         return {
             "packages": added,
-            "env": {"PATH": path, "PYTHONPATH": added, **config.env},
+            "env": {"PATH": path, "PYTHONPATH": packages.path_of_commands(), **config.env},
             "names": sorted({name.partition(".")[0] for name in self.handlers}),
             "errors": known_errors(),
             "frozen": config.frozen,
