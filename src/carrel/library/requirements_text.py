@@ -10,6 +10,8 @@ from carrel.errors import RequirementRefused
 _COMMENT = re.compile(r"(?:^|\s+)#.*$")
 _ARCHIVE = re.compile(r"\.(whl|zip|egg|tgz|tbz|txz|tar(\.\w+)?)$", re.IGNORECASE)
 """What an installer takes for a file, though a package may be called so."""
+_CREDENTIALS = re.compile(r"://[^/@\s]+@")
+"""In an address: code inside may read the list, and has no business with them."""
 _EXAMPLES = "a name with versions, as in pandas, pandas>=2 or requests[socks]==2.32.3"
 _LONGEST = 500
 
@@ -50,6 +52,8 @@ def checked(requirement: str) -> str:
     except InvalidRequirement as problem:
         said = str(problem).splitlines()[0]
         raise RequirementRefused(f"{shown} is no requirement ({said}): write {_EXAMPLES}") from None
+    if not found.name[-1].isalnum():
+        raise RequirementRefused(f"{shown} is no requirement (a name ends with a letter or a digit): write {_EXAMPLES}")
     if found.url is not None:
         raise RequirementRefused(f"{shown} names an address, and packages come by name only: write {_EXAMPLES}")
     if found.marker is not None:
@@ -100,6 +104,7 @@ def read(text: str) -> list[Written]:
 
 
 def _written(first: int, after: int, words: str) -> Written:
+    words = _CREDENTIALS.sub("://***@", words)
     try:
         return Written(first, after, words, name_of(words))
     except RequirementRefused as problem:
