@@ -118,6 +118,7 @@ if TYPE_CHECKING:
         KeyMissing,
         KeyNotAccepted,
         KeyRefused,
+        LockLost,
         MessageRefused,
         MetadataRefused,
         NotFoundThere,
@@ -287,6 +288,7 @@ __all__ = [
     "KeyNotAccepted",
     "KeyRefused",
     "Limits",
+    "LockLost",
     "MemoryStorage",
     "Message",
     "MessageRefused",
@@ -416,8 +418,8 @@ _ROOMS = {
         CarrelError CatalogueBusy CatalogueLost CommandNotRun CompactRefused ConfigurationError DatasetExists
         DatasetInvalid DatasetNotFound DependencyError EnvironmentFailed ExecutionError ExecutorClosed
         FilesRefused ForkRefused FormatRefused ImportRefused InteractionNotFound JobNotFound KeyMissing KeyNotAccepted
-        KeyRefused MessageRefused MetadataRefused NotFoundThere NotNow PatchRefused PlaceLost ProgramMissing RemoteError
-        ReportUnreadable RequestRefused RequirementRefused ResultsRefused RewindRefused RuntimeDepsDisabledError
+        KeyRefused LockLost MessageRefused MetadataRefused NotFoundThere NotNow PatchRefused PlaceLost ProgramMissing
+        RemoteError ReportUnreadable RequestRefused RequirementRefused ResultsRefused RewindRefused RuntimeDepsDisabledError
         SampleNotFound SandboxUnavailable ServerBusy ServerFailed ServerUnreachable SessionBusy SessionError
         SessionExists SessionIdRefused SessionNotFound SessionNotReady SessionTooNew SetupFailed StorageError
         StorageReadError StorageUnavailable StorageWriteError TooMany TooManySessions ToolCallError
