@@ -419,9 +419,9 @@ _ROOMS = {
         DatasetInvalid DatasetNotFound DependencyError EnvironmentFailed ExecutionError ExecutorClosed
         FilesRefused ForkRefused FormatRefused ImportRefused InteractionNotFound JobNotFound KeyMissing KeyNotAccepted
         KeyRefused LockLost MessageRefused MetadataRefused NotFoundThere NotNow PatchRefused PlaceLost ProgramMissing
-        RemoteError ReportUnreadable RequestRefused RequirementRefused ResultsRefused RewindRefused RuntimeDepsDisabledError
-        SampleNotFound SandboxUnavailable ServerBusy ServerFailed ServerUnreachable SessionBusy SessionError
-        SessionExists SessionIdRefused SessionNotFound SessionNotReady SessionTooNew SetupFailed StorageError
+        RemoteError ReportUnreadable RequestRefused RequirementRefused ResultsRefused RewindRefused
+        RuntimeDepsDisabledError SampleNotFound SandboxUnavailable ServerBusy ServerFailed ServerUnreachable
+        SessionBusy SessionError SessionExists SessionIdRefused SessionNotFound SessionNotReady SessionTooNew SetupFailed StorageError
         StorageReadError StorageUnavailable StorageWriteError TooMany TooManySessions ToolCallError
         ToolNotFoundError ToolRefusedError ToolTimeoutError WaitedTooLong WorkerLost WorkflowExecutionError
         WorkflowNotFoundError WorkflowRecursionError WorkflowSyntaxError WorkflowValidationError""",

@@ -54,6 +54,11 @@ def _store(context: typer.Context) -> None:
 async def opened(address: str | Path, prefix: str, *, there: bool = False) -> AsyncIterator[Store]:
     """The store at an address; with `there` a folder must exist already."""
     text = str(address)
+    if isinstance(address, Path) and text.startswith(("redis:/", "rediss:/", "unix:/")):
+        # As a folder it would be made, and its name holds the password.
+        raise WrongUsage(
+            "the address of a store stands where a folder is wanted: bootstrap FOLDER STORE, pull STORE FOLDER"
+        )
     if text.startswith(("redis://", "rediss://", "unix://")):
         storage: carrel.FileStorage | carrel.RedisStorage = carrel.RedisStorage(text, prefix)
     elif "://" in text:
