@@ -74,10 +74,10 @@ def _link(folder: str, copy: str) -> None:
 def _put_in_place(copy: Path, folder: Path) -> None:
     try:
         exchange(str(copy), str(folder))
-    except OSError as problem:
-        if problem.errno not in (errno.EINVAL, errno.ENOSYS):
+    except (OSError, AttributeError) as problem:
+        if isinstance(problem, OSError) and problem.errno not in (errno.EINVAL, errno.ENOSYS):
             raise
-        # A file system that cannot exchange two folders.
+        # A file system, or a C library, that cannot exchange two folders.
         old = folder.with_name(f"{folder.name}.old-{copy.name[-32:]}")
         folder.rename(old)
         copy.rename(folder)
