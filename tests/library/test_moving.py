@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import os
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -204,6 +205,14 @@ async def test_two_who_copy_at_once_copy_once(folder: FileStore, place: Place) -
     assert {one.state for one in await differences(folder, targets[0])} == {"same"}
 
 
+async def test_a_torn_last_line_is_no_difference(folder: FileStore, place: Place) -> None:
+    target = place.open()
+    with (folder.root / "sessions/stars/messages.jsonl").open("ab") as log:
+        log.write(b'{"role": "us')
+    await copy(folder, target)
+    assert {one.state for one in await differences(folder, target)} == {"same"}
+
+
 async def test_a_session_in_which_nothing_was_said_comes_too(tmp_path: Path, place: Place) -> None:
     here, target = FileStore(tmp_path / "here"), place.open()
     sessions = SessionStore(store=here, prefix="sessions")
@@ -222,6 +231,19 @@ async def test_one_that_the_target_does_not_take_costs_no_other(tmp_path: Path) 
     assert named(moved.copied) == ["new artifacts/a", "new artifacts/c"]
     assert sorted(failure.name for failure in moved.failed) == ["a/b", long]
     assert await target.get("artifacts/c") == b"artifacts/c"
+
+
+async def test_files_with_names_that_no_key_can_have_are_told_and_cost_no_other(
+    folder: FileStore, place: Place
+) -> None:
+    for name in ("back\\slash", "new\nline"):
+        (folder.root / "artifacts" / name).write_text("x")
+    (folder.root / "artifacts" / "away").symlink_to("/etc/passwd")
+    os.mkfifo(folder.root / "artifacts" / "pipe")
+    assert [f"{thing.kind}/{thing.name}" for thing in await contents(folder)] == EVERYTHING
+    moved = await copy(folder, place.open())
+    assert len(moved.copied) == len(EVERYTHING)
+    assert sorted(failure.name for failure in moved.failed) == ["back\\slash", "new\nline"]
 
 
 async def said(store: Store) -> list[str]:
