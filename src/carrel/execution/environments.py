@@ -148,6 +148,11 @@ async def locked(file: Path) -> AsyncIterator[None]:
 
 
 async def _make(folder: Path, version: str | None, words: Sequence[str] = ()) -> Environment:
+    if os.pathsep in str(folder):
+        raise EnvironmentFailed(
+            f"no virtualenv can be kept in {folder}: its programs would not be found, as a list of folders (PATH) is"
+            f" divided by {os.pathsep!r}; use another folder"
+        )
     scratch.remove(folder)  # What is there without its mark was left half made.
     await uv("venv", "--quiet", "--no-project", "--python", version or sys.executable, str(folder))
     if words:

@@ -73,6 +73,8 @@ async def output(command: list[str], folder: str | None = None, longest: float =
 def _environment() -> dict[str, str]:
     """The host's own, without the virtualenv that the host happens to be in; its paths hold in any folder."""
     kept = {name: value for name, value in os.environ.items() if name not in ("VIRTUAL_ENV", "CONDA_PREFIX")}
+    if kept.get("UV_LINK_MODE") == "symlink":
+        del kept["UV_LINK_MODE"]  # the links would lead to its cache, which is not there where code runs
     for name in ("UV_CONFIG_FILE", "UV_CACHE_DIR"):
         if kept.get(name):
             kept[name] = os.path.abspath(kept[name])
