@@ -184,6 +184,28 @@ async def test_one_who_lost_his_lock_meanwhile_writes_nothing_under_it(start_red
         await theirs.release()
 
 
+async def test_what_was_decided_before_a_restart_that_forgot_everything_is_not_written_after_it(
+    start_redis: Start, open_redis: Open
+) -> None:
+    server = start_redis()
+    store = open_redis(server.url)
+    lock = await store.lock("s")
+    assert lock
+    server.kill()
+    server.start()
+    await until(lambda: store.list(), [])
+    with pytest.raises(LockLost, match="restarted"):
+        await store.put("o", b"x", held=[lock])
+    await until(lambda: store.holder("s"), process_name())
+    with pytest.raises(LockLost, match="restarted"):
+        await store.put("o", b"x", held=[lock])
+    await lock.release()
+    again = await store.lock("s")
+    assert again
+    assert await store.put("o", b"x", held=[again])
+    await again.release()
+
+
 @pytest.mark.slow
 async def test_a_process_that_is_frozen_for_longer_than_its_lock_lives_does_not_win_when_it_wakes(
     start_redis: Start, open_redis: Open

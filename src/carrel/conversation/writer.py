@@ -195,8 +195,11 @@ class Writer:
 
     async def _flush(self, held: Lock) -> None:
         key = f"{self.folder}/meta.json"
+        written = await self._store.get(key)
+        if written is None:
+            return  # deleted; and who makes one of this name anew in this moment knows nothing of ours
         try:
-            there = decode_meta(await self._store.get(key), self.meta["id"])
+            there = decode_meta(written, self.meta["id"])
         except SessionTooNew:
             return  # a newer carrel has taken it over; what it wrote is left alone
         own, told = self._own, self._told

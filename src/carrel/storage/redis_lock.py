@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import logging
-import time
 import uuid
 
 from carrel.errors import StorageError
@@ -14,14 +13,7 @@ _LIFE_MS = 6000
 _RENEW_SECONDS = 1.5
 _KNOWN_MS = 15 * 60 * 1000
 """How long the server knows who took a lock last."""
-_LATELY = 10 * 60
-"""Seconds: whoever took the lock since its holder last spoke is surely still known."""
 _log = logging.getLogger("carrel.storage")
-
-
-def _clock() -> float:
-    """Seconds that go on while the machine sleeps."""
-    return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
 
 
 class RedisLock:
@@ -36,14 +28,10 @@ class RedisLock:
         self._token = f"{process_name()} {uuid.uuid4().hex}"
         self._loop = asyncio.get_running_loop()
         self._renewing: asyncio.Task[None] | None = None
-        self._spoke = _clock()
 
-    def claim(self) -> tuple[str, str, str]:
+    def claim(self) -> tuple[str, str]:
         """What the server needs to tell whether it is still held."""
-        return self._key, self._token, self._lately()
-
-    def _lately(self) -> str:
-        return "1" if _clock() - self._spoke < _LATELY else "0"
+        return self._key, self._token
 
     @property
     def held(self) -> bool:
@@ -65,20 +53,16 @@ class RedisLock:
         # Cancelled while this is under way, nobody renews it, and it is gone after its short life.
         return await self._ask("take")
 
-    async def _ask(self, script: str, *more: str) -> bool:
-        spoke, what = _clock(), f"the lock {self._key!r}"
-        arguments = (self._token, _LIFE_MS, _KNOWN_MS, *more)
-        if not await self._connections.run(script, what, self._key, *arguments):
-            return False
-        self._spoke = spoke
-        return True
+    async def _ask(self, script: str) -> bool:
+        what = f"the lock {self._key!r}"
+        return bool(await self._connections.run(script, what, self._key, self._token, _LIFE_MS, _KNOWN_MS))
 
     async def _renew(self) -> None:
         held = True
         while held:
             await asyncio.sleep(_RENEW_SECONDS)
             try:
-                held = await self._ask("renew", self._lately())
+                held = await self._ask("renew")
             except StorageError as error:
                 _log.warning("the lock %s could not be renewed, trying again: %s", self._key, error)
         _log.error("the lock %s was lost: it was not renewed for too long and somebody else took it", self._key)

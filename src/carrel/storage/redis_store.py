@@ -145,8 +145,8 @@ class RedisStore:
             raise StorageWriteError(f"{key!r} is a log and cannot be replaced by an object; delete it first")
         if said == "taken":
             raise LockLost(
-                f"{key!r} was not written: this process stood still for so long that its lock went to somebody else;"
-                " look at what is there now, and write it again"
+                f"{key!r} was not written: its lock was lost, as this process stood still for so long that it went to"
+                " somebody else, or the server was restarted; look at what is there now, and write it again"
             )
         if said == "lost":
             raise StorageWriteError(f"the pieces of {key!r} took too long and are gone; nothing was written")

@@ -39,12 +39,12 @@ local function stamp_of(name)
   return { kind = kind, size = tonumber(size), life = tonumber(life), last = tonumber(last) }
 end
 
--- Whether a lock is no longer its holder's. From ARGV[first] on: key of the lock, token, "1" if the holder spoke so
--- lately that whoever took it since is still known; for each. One that ran out and that nobody took is as good as held.
+-- Whether a lock is no longer its holder's. From ARGV[first] on: key of the lock and token, for each. One that ran out
+-- and that nobody took is as good as held; not so where nobody is known to have taken it: the server lost what it knew.
 local function lost_lock(first)
-  for i = first, #ARGV, 3 do
-    local holder, last = redis.call('GET', at('lock', ARGV[i])), redis.call('GET', at('taken', ARGV[i]))
-    if (holder and holder ~= ARGV[i + 1]) or (last and last ~= ARGV[i + 1]) or (not last and ARGV[i + 2] ~= '1') then
+  for i = first, #ARGV, 2 do
+    local holder = redis.call('GET', at('lock', ARGV[i])) or ARGV[i + 1]
+    if holder ~= ARGV[i + 1] or redis.call('GET', at('taken', ARGV[i])) ~= ARGV[i + 1] then
       return true
     end
   end
