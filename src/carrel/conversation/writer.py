@@ -197,7 +197,9 @@ class Writer:
         key = f"{self.folder}/meta.json"
         written = await self._store.get(key)
         if written is None:
-            return  # deleted; and who makes one of this name anew in this moment knows nothing of ours
+            # Deleted; and who makes one of this name anew in this moment knows nothing of ours.
+            self._own, self._told = set(), []
+            return
         try:
             there = decode_meta(written, self.meta["id"])
         except SessionTooNew:
@@ -210,7 +212,8 @@ class Writer:
                 meta.pop(name, None)  # what asides add to: begun from what is there, or it would be added twice
             meta.update({name: value for name, value in there.items() if name not in (*own, *COUNTS, "updated_at")})
             if told:
-                await self._apply_from(told[0][0], meta)
+                # Not always the first: a server that was restarted may have lost what came before the second.
+                await self._apply_from(min(seq for seq, *_ in told), meta)
         try:
             await self._store.put(key, encode_meta(self.told()), only_existing=True, held=[held])
         except BaseException:

@@ -199,8 +199,8 @@ class RedisStore:
             said = answer[0].decode()
             if said != "deleted":
                 break
-            known, microseconds_ago = answer[1:]
-            self._known.heard(known)
+            known, microseconds_ago, again = answer[1:]
+            self._known.heard(known, again=bool(again))
             if microseconds_ago / 1e6 <= time.monotonic() - began:
                 raise KeyMissing(f"the log {key!r} was deleted while this was appended to it; nothing was written")
         if said == "missing":
@@ -368,9 +368,10 @@ class _Known:
         with cls._guard:
             return cls._all.setdefault((address, prefix), cls())
 
-    def heard(self, version: int) -> None:
+    def heard(self, version: int, *, again: bool = False) -> None:
+        """`again`: the server has begun to use numbers a second time."""
         with self._guard:
-            self.version = max(self.version, version)
+            self.version = version if again else max(self.version, version)
 
 
 def _claims(held: Sequence[Lock]) -> list[str]:
