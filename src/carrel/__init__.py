@@ -118,6 +118,7 @@ if TYPE_CHECKING:
         KeyMissing,
         KeyNotAccepted,
         KeyRefused,
+        LockLost,
         MessageRefused,
         MetadataRefused,
         NotFoundThere,
@@ -287,6 +288,7 @@ __all__ = [
     "KeyNotAccepted",
     "KeyRefused",
     "Limits",
+    "LockLost",
     "MemoryStorage",
     "Message",
     "MessageRefused",
@@ -412,17 +414,17 @@ _ROOMS = {
     "carrel.conversation.typed_parts": "ImagePart TextPart ToolCallPart ToolResultPart",
     "carrel.conversation.usage": "Price Usage",
     "carrel.errors": """
-        ApiKeyNotFound ArtifactNameRefused ArtifactNotFoundError ArtifactReadError ArtifactWriteError
-        CarrelError CatalogueBusy CatalogueLost CommandNotRun CompactRefused ConfigurationError DatasetExists
-        DatasetInvalid DatasetNotFound DependencyError EnvironmentFailed ExecutionError ExecutorClosed
-        FilesRefused ForkRefused FormatRefused ImportRefused InteractionNotFound JobNotFound KeyMissing KeyNotAccepted
-        KeyRefused MessageRefused MetadataRefused NotFoundThere NotNow PatchRefused PlaceLost ProgramMissing RemoteError
+        ApiKeyNotFound ArtifactNameRefused ArtifactNotFoundError ArtifactReadError ArtifactWriteError CarrelError
+        CatalogueBusy CatalogueLost CommandNotRun CompactRefused ConfigurationError DatasetExists DatasetInvalid
+        DatasetNotFound DependencyError EnvironmentFailed ExecutionError ExecutorClosed FilesRefused ForkRefused
+        FormatRefused ImportRefused InteractionNotFound JobNotFound KeyMissing KeyNotAccepted KeyRefused LockLost
+        MessageRefused MetadataRefused NotFoundThere NotNow PatchRefused PlaceLost ProgramMissing RemoteError
         ReportUnreadable RequestRefused RequirementRefused ResultsRefused RewindRefused RuntimeDepsDisabledError
         SampleNotFound SandboxUnavailable ServerBusy ServerFailed ServerUnreachable SessionBusy SessionError
         SessionExists SessionIdRefused SessionNotFound SessionNotReady SessionTooNew SetupFailed StorageError
-        StorageReadError StorageUnavailable StorageWriteError TooMany TooManySessions ToolCallError
-        ToolNotFoundError ToolRefusedError ToolTimeoutError WaitedTooLong WorkerLost WorkflowExecutionError
-        WorkflowNotFoundError WorkflowRecursionError WorkflowSyntaxError WorkflowValidationError""",
+        StorageReadError StorageUnavailable StorageWriteError TooMany TooManySessions ToolCallError ToolNotFoundError
+        ToolRefusedError ToolTimeoutError WaitedTooLong WorkerLost WorkflowExecutionError WorkflowNotFoundError
+        WorkflowRecursionError WorkflowSyntaxError WorkflowValidationError""",
     "carrel.events": "Event EventType bus",
     "carrel.execution.container_executor": "ContainerExecutor",
     "carrel.execution.executor": "CommandResult ExecutionResult Executor FileChange FileEntry Output RunningCommand",

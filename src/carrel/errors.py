@@ -25,6 +25,10 @@ class StorageWriteError(StorageError, OSError):
     """Nothing was written: the disk is full, read-only, or the connection is gone. What was there before is whole."""
 
 
+class LockLost(StorageWriteError):
+    """Nothing was written: the lock under which it was to be written was somebody else's meanwhile."""
+
+
 class StorageUnavailable(StorageError, ConnectionError):
     """The server that keeps the data does not answer."""
 

@@ -74,11 +74,32 @@ def test_what_differs_is_shown_and_kept_until_told_otherwise(carrel: Carrel, bas
         (["list", "https://example.com"], "https:// is no address of a store"),
         (["list", "base", "--only", "recipes"], "no kind 'recipes'"),
         (["pull", "base", "base/requirements.txt"], "is a file"),
+        (["pull", "base", "redis://:s3cret@127.0.0.1:1/0"], "bootstrap FOLDER STORE, pull STORE FOLDER"),
+        (["bootstrap", "redis://:s3cret@127.0.0.1:1/0", "base"], "bootstrap FOLDER STORE, pull STORE FOLDER"),
+        (["diff", "rediss://:s3cret@127.0.0.1:1/0", "base"], "stands where a folder is wanted"),
+        (["list", "redis://:a@s3cret/b@127.0.0.1:1/0"], "percent-encoded"),
     ],
 )
 def test_what_cannot_be_done_is_said_in_a_line(carrel: Carrel, base: Path, words: list[str], said: str) -> None:
-    assert said in carrel("store", *words, code=2).stderr
-    assert not (base.parent / "nowhere").exists()
+    error = carrel("store", *words, code=2).stderr
+    assert said in error
+    assert "s3cret" not in error
+    assert (
+        sorted(found.name for found in base.parent.iterdir() if "redis" in found.name or found.name == "nowhere") == []
+    )
+
+
+def test_one_that_cannot_be_copied_is_named_and_the_rest_is_copied(
+    carrel: Carrel, base: Path, redis_url: str, tmp_path: Path
+) -> None:
+    words = [redis_url, "--prefix", tmp_path.name]
+    carrel("store", "bootstrap", base, *words)
+    (tmp_path / "copy" / "tools").mkdir(parents=True)
+    (tmp_path / "copy" / "artifacts").write_text("in the way")
+    done = carrel("store", "pull", redis_url, tmp_path / "copy", *words[1:], code=1)
+    assert "failed artifacts note.txt" in done.stdout
+    assert "3 copied, 0 the same already, 0 kept, 1 failed." in done.stdout
+    assert "could not be copied" in done.stderr
 
 
 def test_a_redis_that_does_not_answer_is_the_machines_fault(carrel: Carrel) -> None:

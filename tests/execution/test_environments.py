@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from carrel.errors import ConfigurationError, DependencyError, EnvironmentFailed
+from carrel.execution import environments
 from carrel.execution.environments import environment_of_base, host_environment
 from carrel.execution.packages import subprocess_packages
 from carrel.execution.settings import SubprocessConfig
@@ -187,3 +188,35 @@ async def test_modules_are_preloaded() -> None:
         assert (await executor.run("import sys; 'wave' in sys.modules")).value is True
     async with SubprocessExecutor() as executor:
         assert (await executor.run("import sys; 'wave' in sys.modules")).value is False
+
+
+async def test_a_folder_whose_programs_could_not_be_found_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(EnvironmentFailed, match="divided by ':'"):
+        await subprocess_packages(SubprocessConfig(base=tmp_path / "a:b"))
+    assert not (tmp_path / "a:b" / "environments" / "bin").exists()
+
+
+async def test_packages_are_there_and_no_links_to_what_uv_keeps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    build_wheel(tmp_path / "wheels", "tiny-thing")
+    monkeypatch.setenv("UV_LINK_MODE", "symlink")
+    config = SubprocessConfig(base=tmp_path / "base", wheelhouse=tmp_path / "wheels", sandbox="required")
+    async with SubprocessExecutor(config) as executor:
+        await executor.install(["tiny-thing"])
+        assert (await executor.run("import tiny_thing; tiny_thing.VERSION")).value == "1.0"
+
+
+async def test_a_python_that_is_too_old_is_named(tmp_path: Path) -> None:
+    """A program that says it is an old one, which few machines still have."""
+    with pytest.raises(EnvironmentFailed, match=r"has Python 3\.8\.1; 3\.9 is the oldest"):
+        await environments._marked(old_python(tmp_path))
+
+
+def old_python(folder: Path) -> Path:
+    (folder / "bin").mkdir()
+    python = folder / "bin" / "python"
+    facts = '{"folders": [], "packages": [], "version": [3, 8, 1]}'
+    python.write_text(f"#!/bin/sh\necho '{facts}'\n")
+    python.chmod(0o755)
+    return folder

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 import tarfile
 from pathlib import Path
 
 import pytest
 
-from carrel.errors import DependencyError
+from carrel.errors import DependencyError, EnvironmentFailed
 from carrel.execution.settings import SubprocessConfig
 from carrel.execution.subprocess_executor import SubprocessExecutor
+from carrel.execution.uv_program import output
 from tests.library.remote.web import Answer, Web
+from tests.storage.suite import until
 from tests.wheels import build_wheel
 
 
@@ -19,6 +22,27 @@ from tests.wheels import build_wheel
 def trace(tmp_path: Path) -> Path:
     """Where a package would leave a word, if it ran where this folder is seen."""
     return tmp_path / "it-ran-on-the-host"
+
+
+def lives(process: int) -> bool:
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def write_source(folder: Path, setup: str) -> None:
+    """A package that must be built, and what runs then."""
+    files = {
+        "setup.py": setup,
+        "PKG-INFO": "Metadata-Version: 2.1\nName: from-source\nVersion: 1.0\n",
+        "pyproject.toml": "[build-system]\nrequires = []\nbuild-backend = 'setup'\nbackend-path = ['.']\n",
+    }
+    with tarfile.open(folder / "from_source-1.0.tar.gz", "w:gz") as archive:
+        for name, text in files.items():
+            entry = tarfile.TarInfo(f"from_source-1.0/{name}")
+            entry.size = len(text)
+            archive.addfile(entry, io.BytesIO(text.encode()))
 
 
 async def test_what_it_wants_run_when_python_starts_runs_inside_only(tmp_path: Path, trace: Path) -> None:
@@ -40,18 +64,39 @@ async def test_what_it_wants_run_when_python_starts_runs_inside_only(tmp_path: P
         assert trace.exists()
 
 
+@pytest.mark.parametrize("mode", ["off", "required"])
+async def test_modules_that_are_called_like_pythons_own_hide_none_of_them(tmp_path: Path, mode: str) -> None:
+    broken = "raise ImportError('not the one you want')\n"
+    names = ("enum.py", "pathlib.py", "asyncio/__init__.py", "encodings/__init__.py", "site.py", "carrel/__init__.py")
+    build_wheel(tmp_path / "wheels", "pathlib", files=dict.fromkeys(names, broken))
+    build_wheel(tmp_path / "wheels", "customizing", files={"sitecustomize.py": "import builtins; builtins.word = 5\n"})
+    settings = {"base": tmp_path / "base", "wheelhouse": tmp_path / "wheels", "sandbox": mode}
+    async with SubprocessExecutor(SubprocessConfig(**settings)) as executor:
+        await executor.install(["pathlib", "customizing"])
+        command = "import asyncio, enum, pathlib, customizing; print(customizing.VERSION, word)"
+        for _ in range(2):
+            assert (await executor.run("import asyncio, enum, pathlib; pathlib.Path('/').name")).value == ""
+            said = await executor.exec(f"python -c '{command}'")
+            assert (said.stdout, said.stderr) == ("1.0 5\n", "")
+            await executor.reset()
+        assert "carrel" in (await executor.exec("python -c 'import carrel'")).stderr, "only what is Python's own"
+
+
+async def test_one_that_wants_to_end_python_when_it_starts_does_not_cost_the_session(tmp_path: Path) -> None:
+    build_wheel(tmp_path / "wheels", "ending", files={"ending.pth": "import sys; sys.exit(3)\n"})
+    config = SubprocessConfig(base=tmp_path / "base", wheelhouse=tmp_path / "wheels")
+    async with SubprocessExecutor(config) as executor:
+        await executor.install(["ending"])
+    async with SubprocessExecutor(config) as executor:
+        assert (await executor.run("import ending; ending.VERSION")).value == "1.0"
+        said = await executor.exec("python -c 'import ending; print(ending.VERSION)'")
+        assert said.stdout == "1.0\n"
+        assert "wanted to end Python" in said.stderr
+
+
 async def test_it_is_not_built_from_source_unless_that_is_allowed(tmp_path: Path, trace: Path) -> None:
     (tmp_path / "wheels").mkdir()
-    files = {
-        "setup.py": f"open({str(trace)!r}, 'w').write('here')\nraise SystemExit('built')",
-        "PKG-INFO": "Metadata-Version: 2.1\nName: from-source\nVersion: 1.0\n",
-        "pyproject.toml": "[build-system]\nrequires = []\nbuild-backend = 'setup'\nbackend-path = ['.']\n",
-    }
-    with tarfile.open(tmp_path / "wheels" / "from_source-1.0.tar.gz", "w:gz") as archive:
-        for name, text in files.items():
-            entry = tarfile.TarInfo(f"from_source-1.0/{name}")
-            entry.size = len(text)
-            archive.addfile(entry, io.BytesIO(text.encode()))
+    write_source(tmp_path / "wheels", f"open({str(trace)!r}, 'w').write('here')\nraise SystemExit('built')")
     settings = {"base": tmp_path / "base", "wheelhouse": tmp_path / "wheels"}
     executor = SubprocessExecutor(SubprocessConfig(**settings))
     with pytest.raises(DependencyError, match="from-source"):
@@ -63,6 +108,28 @@ async def test_it_is_not_built_from_source_unless_that_is_allowed(tmp_path: Path
         await executor.install(["from-source"])
     assert trace.exists()
     await executor.close()
+
+
+async def test_a_build_that_hangs_ends_with_the_session_and_leaves_nothing(tmp_path: Path) -> None:
+    (tmp_path / "wheels").mkdir()
+    began = tmp_path / "began"
+    backend = f"import os, time\nopen({str(began)!r}, 'w').write(str(os.getpid()))\ntime.sleep(1000)\n"
+    write_source(tmp_path / "wheels", backend)
+    executor = SubprocessExecutor(
+        SubprocessConfig(base=tmp_path / "base", wheelhouse=tmp_path / "wheels", allow_builds=True, sandbox="off")
+    )
+    installing = asyncio.create_task(executor.install(["from-source"]))
+    await until(lambda: asyncio.to_thread(lambda: began.exists() and began.read_text() != ""), True)
+    installing.cancel()
+    await executor.close()
+    await asyncio.wait([installing])
+    await until(lambda: asyncio.to_thread(lives, int(began.read_text())), False)
+    assert [left.name for left in (tmp_path / "base").glob("environments/*/added.new-*")] == []
+
+
+async def test_one_that_takes_too_long_is_given_up() -> None:
+    with pytest.raises(EnvironmentFailed, match=r"sleep did not end within 0\.01 minutes"):
+        await output(["sleep", "1000"], longest=0.6)
 
 
 async def test_where_it_comes_from_is_said_by_the_hosts_environment_alone(

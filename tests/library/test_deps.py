@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+import uuid
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -13,9 +14,13 @@ from carrel.execution.packages import Packages, subprocess_packages
 from carrel.execution.settings import SubprocessConfig
 from carrel.execution.subprocess_executor import SubprocessExecutor
 from carrel.library.deps import Deps
+from carrel.storage.redis_store import RedisStore
 from carrel.storage.seam import Store
+from tests.late import Late
 from tests.storage.suite import Place
 from tests.wheels import build_wheel
+
+redis = Late("redis")
 
 KEY = "requirements.txt"
 
@@ -86,6 +91,24 @@ async def test_one_that_cannot_be_had_changes_nothing_and_says_why(place: Place,
         assert (await text_in(store), await deps.installed()) == before
 
 
+async def test_one_that_does_not_go_with_the_needs_of_another_is_refused(place: Place, python: Packages) -> None:
+    deps = Deps(place.open(), python)
+    await deps.add("blue")
+    report = await deps.add("green")
+    assert report["failed"] == ["green"]
+    assert "blue" in report["message"]
+    assert (await deps.list(), await deps.installed()) == (["blue"], {"blue": "1.0", "red": "1.0"})
+    assert (await deps.sync())["failed"] == []
+
+
+async def test_one_on_the_list_that_cannot_be_had_here_keeps_no_other_out(place: Place, python: Packages) -> None:
+    store = place.open()
+    await store.put(KEY, b"broken\nred<2\n")
+    deps = Deps(store, python)
+    assert (await deps.add("more"))["installed"] == ["more"]
+    assert (await deps.add("red"))["installed"] == ["red"]
+
+
 async def test_another_version_takes_the_place_of_the_first(place: Place, python: Packages) -> None:
     deps = Deps(place.open(), python)
     await deps.add("red<2")
@@ -141,6 +164,68 @@ async def test_many_at_once_lose_nobodys_line(place: Place, python: Packages) ->
     assert sorted(name for report in reports for name in report["installed"]).count("blue") == 1
     assert sorted(await lists[0].list()) == ["blue", "more", "red<2"]
     assert await text_in(place.open()) == "".join(f"{line}\n" for line in await lists[0].list())
+
+
+class Meanwhile:
+    """A Python in which something happens while it installs."""
+
+    def __init__(self, happens: Callable[[], Awaitable[object]]) -> None:
+        self._happens = happens
+        self.asked: list[Sequence[str]] = []
+
+    async def install(self, requirements: Sequence[str], constraints: Sequence[str] = ()) -> dict[str, str]:
+        self.asked.append(requirements)
+        await self._happens()
+        return dict.fromkeys(requirements, "1.0")
+
+    async def uninstall(self, names: Sequence[str]) -> list[str]:
+        await self._happens()
+        return list(names)
+
+    async def installed(self) -> dict[str, str]:
+        return {}
+
+
+async def test_what_a_person_writes_while_a_package_is_installed_stays(place: Place) -> None:
+    store = place.open()
+    deps = Deps(store, Meanwhile(lambda: store.put(KEY, b"# mine\nblue\n")))
+    await deps.add("red")
+    assert await text_in(store) == "# mine\nblue\nred\n"
+    assert (await deps.remove("blue"))["removed_from_config"] is True
+    assert await text_in(store) == "# mine\n"
+
+
+async def test_all_lines_of_a_package_say_which_version_a_bare_name_gets(place: Place) -> None:
+    store, python = place.open(), Meanwhile(lambda: asyncio.sleep(0))
+    await store.put(KEY, b"red>=1\nRed<2\n")
+    await Deps(store, python).add("red")
+    assert python.asked == [["red>=1", "Red<2"]]
+
+
+async def test_what_a_line_says_besides_stays_with_it(place: Place) -> None:
+    store, python = place.open(), Meanwhile(lambda: asyncio.sleep(0))
+    await store.put(KEY, b"more==1.0 # pinned\n")
+    deps = Deps(store, python)
+    await deps.add("more[red]")
+    assert await text_in(store) == "more[red]==1.0 # pinned\n"
+    await deps.add("more==2.0")
+    assert await text_in(store) == "more[red]==2.0 # pinned\n"
+    assert python.asked == [["more[red]==1.0"], ["more[red]==2.0"]]
+
+
+async def test_who_stands_still_while_another_adds_takes_nothing_away(redis_url: str) -> None:
+    one, two = RedisStore(redis_url, prefix := f"t-{uuid.uuid4().hex}"), RedisStore(redis_url, prefix)
+
+    async def another_adds() -> None:
+        with redis.Redis.from_url(redis_url) as client:
+            client.delete(f"{prefix}:lock:{KEY}")  # as if this process had been stopped for longer than it lives
+        await Deps(two, Meanwhile(lambda: asyncio.sleep(0))).add("blue")
+
+    await Deps(one, Meanwhile(another_adds)).add("red")
+    assert sorted(await Deps(two, Meanwhile(another_adds)).list()) == ["blue", "red"]
+    await one.delete(KEY)
+    await one.close()
+    await two.close()
 
 
 @pytest.mark.promise("between processes")

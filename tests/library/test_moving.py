@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
+import itertools
+import os
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from carrel import SessionStore, user_text_message
-from carrel.errors import ConfigurationError
+from carrel.errors import ConfigurationError, StorageUnavailable
 from carrel.library.artifacts import ArtifactStore
 from carrel.library.moving import KINDS, Difference, contents, copy, differences, kinds_named
 from carrel.library.workflows import WorkflowLibrary
 from carrel.storage.file_store import FileStore
+from carrel.storage.memory_store import MemoryStore
 from carrel.storage.seam import Store
 from tests.storage.suite import Place, everything
 
@@ -145,6 +150,100 @@ async def test_a_session_goes_on_where_it_ended_and_is_never_overwritten(folder:
     assert (await said(target))[-1] == "five, there"
     await there.close()
     await sessions.close()
+
+
+class Stopping:
+    """A store that somebody stops using at one of its writes, before or after it is done."""
+
+    def __init__(self, store: Store, writes: int) -> None:
+        self._store, self._left = store, writes
+
+    def __getattr__(self, name: str) -> Any:
+        verb = getattr(self._store, name)
+        if name not in ("put", "put_pieces", "append"):
+            return verb
+
+        async def counted(*words: Any, **more: Any) -> Any:
+            self._left -= 1
+            if self._left == 0:
+                raise StorageUnavailable("stopped")
+            return await verb(*words, **more)
+
+        return counted
+
+
+async def test_who_is_stopped_half_way_goes_on_there_the_next_time(folder: FileStore, place: Place) -> None:
+    target = place.open()
+    workflows = WorkflowLibrary(folder)
+    for number in range(3):
+        await workflows.add("add", f"def run(a):\n    return {number}\n")
+    await workflows.close()
+    await folder.append("sessions/stars/trace.jsonl", [b"{}", b"{}"])
+    for writes in itertools.count(1):
+        for kind in ("artifacts", "library", "workflows", "sessions", "tools", "skills", "requirements.txt"):
+            await target.delete(kind)
+        try:
+            await copy(folder, Stopping(target, writes))  # type: ignore[arg-type]
+            break
+        except StorageUnavailable:
+            pass
+        again = await copy(folder, target)
+        assert (again.kept, again.failed) == ([], [])
+        assert {one.state for one in await differences(folder, target)} == {"same"}
+        for key in ("library/workflows/history.jsonl", "sessions/stars/trace.jsonl", "sessions/stars/messages.jsonl"):
+            assert await everything(target, key) == await everything(folder, key)
+    assert writes > len(EVERYTHING)
+
+
+async def test_two_who_copy_at_once_copy_once(folder: FileStore, place: Place) -> None:
+    key = "sessions/stars/messages.jsonl"
+    await folder.append(key, [b'{"role":"user","content":[],"meta":{"n":%d}}' % number for number in range(3000)])
+    targets = [place.open() for _ in range(4)]
+    moved = await asyncio.gather(*(copy(folder, target) for target in targets))
+    assert [one.failed for one in moved] == [[]] * 4
+    assert await everything(targets[0], key) == await everything(folder, key)
+    assert {one.state for one in await differences(folder, targets[0])} == {"same"}
+
+
+async def test_a_torn_last_line_is_no_difference(folder: FileStore, place: Place) -> None:
+    target = place.open()
+    with (folder.root / "sessions/stars/messages.jsonl").open("ab") as log:
+        log.write(b'{"role": "us')
+    await copy(folder, target)
+    assert {one.state for one in await differences(folder, target)} == {"same"}
+
+
+async def test_a_session_in_which_nothing_was_said_comes_too(tmp_path: Path, place: Place) -> None:
+    here, target = FileStore(tmp_path / "here"), place.open()
+    sessions = SessionStore(store=here, prefix="sessions")
+    await sessions.create_session("Quiet", session_id="quiet")
+    assert named((await copy(here, target)).copied) == ["new sessions/quiet"]
+    assert (await copy(here, target)).same == 1
+    await sessions.close()
+
+
+async def test_one_that_the_target_does_not_take_costs_no_other(tmp_path: Path) -> None:
+    source, target = MemoryStore(), FileStore(tmp_path)
+    long = "x" * 300
+    for key in ("artifacts/a", "artifacts/a/b", f"artifacts/{long}", "artifacts/c"):
+        await source.put(key, key.encode())
+    moved = await copy(source, target)
+    assert named(moved.copied) == ["new artifacts/a", "new artifacts/c"]
+    assert sorted(failure.name for failure in moved.failed) == ["a/b", long]
+    assert await target.get("artifacts/c") == b"artifacts/c"
+
+
+async def test_files_with_names_that_no_key_can_have_are_told_and_cost_no_other(
+    folder: FileStore, place: Place
+) -> None:
+    for name in ("back\\slash", "new\nline"):
+        (folder.root / "artifacts" / name).write_text("x")
+    (folder.root / "artifacts" / "away").symlink_to("/etc/passwd")
+    os.mkfifo(folder.root / "artifacts" / "pipe")
+    assert [f"{thing.kind}/{thing.name}" for thing in await contents(folder)] == EVERYTHING
+    moved = await copy(folder, place.open())
+    assert len(moved.copied) == len(EVERYTHING)
+    assert sorted(failure.name for failure in moved.failed) == ["back\\slash", "new\nline"]
 
 
 async def said(store: Store) -> list[str]:

@@ -44,6 +44,15 @@ def test_lines_that_are_no_requirement_have_their_problem_and_stay() -> None:
     assert without_requirement(text, "numpy") == "-r other.txt\nthing @ https://example.com/thing.whl\n"
 
 
+def test_who_may_read_the_list_does_not_learn_the_password_of_an_index() -> None:
+    text = "--index-url https://me:s3cret@example.com/simple\nthing @ git+https://t0ken-s3cret@example.com/thing\nred\n"
+    found = read(text)
+    assert "s3cret" not in str(found)
+    assert found[0].text == "--index-url https://***@example.com/simple"
+    assert with_requirement(text, "blue") == text + "blue\n"
+    assert without_requirement(text, "red") == text.removesuffix("red\n")
+
+
 @pytest.mark.parametrize(
     ("requirement", "complaint"),
     [
@@ -67,6 +76,8 @@ def test_lines_that_are_no_requirement_have_their_problem_and_stay() -> None:
         ("pandas\x00", "control characters"),
         ("pandas numpy", "is no requirement"),
         ("pandas>=", "is no requirement"),
+        ("pandas_ >= 1", "ends with a letter or a digit"),
+        ("pandas-", "is no requirement"),
         ("pandas $(reboot)", "is no requirement"),
         ("a" * 501, "longer than 500"),
         (5, "is a text, not int"),

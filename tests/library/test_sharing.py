@@ -4,18 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import pytest
 
 from carrel.assembly import RedisStorage
+from carrel.conversation.messages import user_text_message
+from carrel.errors import ArtifactWriteError
 from carrel.execution.packages import Packages, subprocess_packages
 from carrel.execution.settings import SubprocessConfig
 from carrel.library.artifacts import ArtifactStore
 from carrel.library.deps import Deps
 from carrel.library.workflows import WorkflowLibrary
+from tests.late import Late
+from tests.real_redis import RealRedis
 from tests.wheels import build_wheel
+
+redis = Late("redis")
 
 
 class Machine:
@@ -62,6 +68,30 @@ async def test_workflows_artifacts_and_packages_are_shared_at_once(machines: lis
     await one.deps.add("red")
     assert await two.deps.list() == ["red"]
     assert (await two.deps.sync())["installed"] == ["red"]
+
+
+async def test_on_a_full_server_what_fills_it_can_be_deleted(start_redis: Callable[..., RealRedis]) -> None:
+    server = start_redis(maxmemory="10mb", maxmemory_policy="noeviction")
+    async with RedisStorage(server.url) as storage:
+        artifacts, sessions = storage.get_artifact_store(), storage.get_session_store()
+        await sessions.create_session("Stars", session_id="stars")
+        await sessions.append_message("stars", user_text_message("hello"))
+        saved: list[str] = []
+
+        async def fill() -> None:
+            while True:
+                await artifacts.save(f"a{len(saved)}", b"x" * 200_000)
+                saved.append(f"a{len(saved)}")
+
+        with pytest.raises(ArtifactWriteError, match="is full"):
+            await fill()
+        with redis.Redis.from_url(server.url) as client:
+            client.config_set("maxmemory", "1mb")
+        assert saved
+        await artifacts.delete(saved[0])
+        assert not await artifacts.exists(saved[0])
+        await sessions.delete_session("stars")
+        assert await sessions.list_sessions() == []
 
 
 async def test_the_same_at_once_has_one_winner_and_nothing_torn(machines: list[Machine]) -> None:

@@ -32,6 +32,7 @@ def run(verb: str, root: Path, *words: str, before: str = "") -> list[str]:
         line = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c", f'{before} && exec "$@"', "sh", *line]
     ended = subprocess.run(line, cwd=_ROOT, capture_output=True, text=True, timeout=100, check=False)
     assert ended.returncode == 0, ended.stderr
+    assert "Exception ignored" not in ended.stderr, ended.stderr
     return ended.stdout.splitlines()
 
 

@@ -82,12 +82,56 @@ async def test_a_server_that_quotes_the_password_is_not_passed_on(start_redis: S
 
 
 @pytest.mark.parametrize(
-    "url", ["", "localhost:6379", "http://localhost", "redis://:s3cret/word@host:1", "redis://h:x"]
+    "url",
+    [
+        "",
+        "localhost:6379",
+        "http://localhost",
+        "redis://:s3cret/word@host:1",
+        "redis://h:x",
+        "redis://h/abc",
+        "redis://h/1/2",
+        "redis://:a@s3cret/b#c@host:1",
+        "redis://:a@s3cret/b@host:1",
+        "redis://:a@s3cret#b@host:1",
+        "redis://:a@s3cret?b@host:1",
+    ],
 )
 def test_a_url_that_cannot_be_read_is_a_configuration_error(url: str) -> None:
     with pytest.raises(ConfigurationError, match="redis://") as caught:
         RedisStore(url)
     assert "s3cret" not in told(caught.value)
+
+
+async def test_an_option_in_the_url_that_there_is_not_is_named() -> None:
+    with pytest.raises(ConfigurationError, match="an option that there is not: colour"):
+        await RedisStore("redis://:s3cret@127.0.0.1:1?colour=red").get("o")
+
+
+async def test_a_server_that_speaks_no_tls_is_asked_about(start_redis: Start, open_redis: Open) -> None:
+    server = start_redis()
+    with pytest.raises(StorageUnavailable, match="speaks TLS: does the server"):
+        await open_redis(f"rediss://127.0.0.1:{server.port}?socket_connect_timeout=1").get("o")
+
+
+async def test_what_other_programs_wrote_under_the_prefix_hides_nothing_and_is_named(
+    start_redis: Start, open_redis: Open
+) -> None:
+    server = start_redis()
+    store = open_redis(server.url)
+    await store.put("sessions/a/o", b"x")
+    await store.append("sessions/a/log", [b"1"])
+    with redis.Redis.from_url(server.url) as client:
+        client.zadd("carrel:index", {b"sessions/\xff\xfe/o": 0})
+        client.hset("carrel:stamps", "theirs", "something else")
+        client.xadd("carrel:log:sessions/a/log", {"theirs": "1", "too": "2"})
+        client.set("carrel:lock:s", "theirs")
+    assert await store.list("sessions") == ["sessions/a/log", "sessions/a/o"]
+    assert await store.folders("sessions") == ["a"]
+    for verb in (store.stamp("theirs"), everything(store, "sessions/a/log")):
+        with pytest.raises(StorageReadError, match="not written by carrel"):
+            await verb
+    assert await store.holder("s") == "theirs"
 
 
 async def test_a_store_goes_on_when_its_server_was_restarted(start_redis: Start, open_redis: Open) -> None:
@@ -205,9 +249,14 @@ async def test_a_full_server_takes_all_of_an_append_or_nothing_and_works_again_w
     assert kept > 1
     with redis.Redis.from_url(server.url) as client:
         client.config_set("maxmemory", "1mb")
-        for verb in ("put", "append", "copy", "lock"):
+        for verb in ("put", "append", "copy"):
             with pytest.raises(StorageWriteError, match="is full"):
                 await WRITES[verb](store)  # type: ignore[misc]
+        lock = await store.lock("s")
+        assert lock, "who wants to delete something takes a lock first"
+        await asyncio.sleep(2)
+        assert await store.holder("s"), "and it is renewed"
+        await lock.release()
     assert len(await everything(store, "s/log")) == kept
     assert await store.get("s/o") == b"old"
     assert await store.list() == ["o", "s/log", "s/o"]
@@ -298,6 +347,36 @@ async def test_a_log_whose_key_vanished_from_the_server_is_reported_and_not_begu
         await store.append("log", [b"2"])
     await store.delete("log")
     assert await store.append("log", [b"1"]) == 1
+
+
+@pytest.mark.parametrize("how", ["another database", "a restart"])
+async def test_numbers_that_say_nothing_about_this_data_bring_no_deleted_log_back(
+    start_redis: Start, open_redis: Open, how: str
+) -> None:
+    server = start_redis()
+    store = open_redis(server.url)
+    for _ in range(20):
+        await store.put("o", b"x")
+    if how == "a restart":
+        server.kill()
+        server.start()
+        await until(lambda: store.list(), [])
+    else:
+        store = open_redis(server.url.replace("/0", "/1"))
+    await store.append("log", [b"1"])
+    elsewhere = open_redis(store_url(server, how).replace("127.0.0.1", "localhost"))  # knows nothing of what we know
+    async with store._order.turn("log"):
+        appending = asyncio.create_task(store.append("log", [b"2"]))
+        await asyncio.sleep(0.1)
+        assert await elsewhere.delete("log")
+    with pytest.raises(KeyError, match="was deleted while"):
+        await appending
+    assert await store.list() == []
+    assert await store.append("log", [b"anew"]) == 1
+
+
+def store_url(server: RealRedis, how: str) -> str:
+    return server.url if how == "a restart" else server.url.replace("/0", "/1")
 
 
 async def test_stores_of_different_prefixes_do_not_see_each_other(start_redis: Start, open_redis: Open) -> None:

@@ -2,13 +2,15 @@
 
 import asyncio
 import logging
+import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 
 import pytest
 
+from carrel.errors import LockLost
 from carrel.storage.redis_store import RedisStore
 from carrel.storage.seam import process_name
 from tests.late import Late
@@ -147,6 +149,84 @@ async def test_a_lock_that_another_took_is_reported_and_not_taken_back(
     assert await store.holder("s") == "elsewhere:1"
 
 
+async def test_one_who_lost_his_lock_meanwhile_writes_nothing_under_it(start_redis: Start, open_redis: Open) -> None:
+    server = start_redis()
+    store, other = open_redis(server.url), open_redis(server.url)
+    await store.put("o", b"old")
+
+    async def pieces() -> AsyncIterator[bytes]:
+        yield b"late"
+
+    for released in (False, True):
+        lock = await store.lock("s")
+        assert lock
+        with redis.Redis.from_url(server.url) as client:
+            client.delete("carrel:lock:s")  # as if its time had run out
+        assert await store.put("o", b"nobody took it", held=[lock])
+        assert await store.put_pieces("o", pieces(), held=[lock]) == 4
+        with redis.Redis.from_url(server.url) as client:
+            client.delete("carrel:lock:s")
+        theirs = await other.lock("s")
+        assert theirs
+        assert await other.put("o", b"theirs", held=[theirs])
+        if released:
+            await theirs.release()
+        with pytest.raises(LockLost, match="stood still"):
+            await store.put("o", b"late", held=[lock])
+        with pytest.raises(LockLost, match="stood still"):
+            await store.put_pieces("o", pieces(), held=[lock])
+        assert await store.get("o") == b"theirs"
+        await asyncio.sleep(2)  # it is renewed meanwhile, which must not bring it back
+        assert await store.holder("s") == (None if released else process_name())
+        with pytest.raises(LockLost):
+            await store.put("o", b"late", held=[lock])
+        await lock.release()
+        await theirs.release()
+
+
+async def test_what_was_decided_before_a_restart_that_forgot_everything_is_not_written_after_it(
+    start_redis: Start, open_redis: Open
+) -> None:
+    server = start_redis()
+    store = open_redis(server.url)
+    lock = await store.lock("s")
+    assert lock
+    server.kill()
+    server.start()
+    await until(lambda: store.list(), [])
+    with pytest.raises(LockLost, match="restarted"):
+        await store.put("o", b"x", held=[lock])
+    await until(lambda: store.holder("s"), process_name())
+    with pytest.raises(LockLost, match="restarted"):
+        await store.put("o", b"x", held=[lock])
+    await lock.release()
+    again = await store.lock("s")
+    assert again
+    assert await store.put("o", b"x", held=[again])
+    await again.release()
+
+
+@pytest.mark.slow
+async def test_a_process_that_is_frozen_for_longer_than_its_lock_lives_does_not_win_when_it_wakes(
+    start_redis: Start, open_redis: Open
+) -> None:
+    server = start_redis()
+    store = open_redis(server.url)
+    command = [sys.executable, "-m", "tests.storage.slow_writer", server.url]
+    program = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert program.stdout is not None
+    assert await asyncio.to_thread(program.stdout.readline) == "holds\n"
+    program.send_signal(signal.SIGSTOP)
+    theirs = await store.lock("s")
+    assert theirs
+    await store.put("o", b"ours", held=[theirs])
+    await theirs.release()
+    program.send_signal(signal.SIGCONT)
+    out, _ = await asyncio.to_thread(program.communicate, "go on\n")
+    assert out == "LockLost\n"
+    assert await store.get("o") == b"ours"
+
+
 async def test_sync_waits_for_the_file_where_the_server_can_tell_and_warns_where_not(
     start_redis: Start, open_redis: Open, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -178,6 +258,7 @@ def test_without_the_redis_package_carrel_works_and_a_redis_store_says_what_to_i
 import sys
 sys.modules["redis"] = None  # as if it were not installed
 import carrel
+from carrel.errors import LockLost
 from carrel.storage.redis_store import RedisStore
 try:
     RedisStore("redis://localhost")

@@ -76,9 +76,10 @@ class RedisStorage(_Storage):
     """A Redis server, shared by any number of machines; all keys begin with `prefix`."""
 
     def __init__(self, url: str, prefix: str = "carrel") -> None:
+        store = RedisStore(url, prefix)
         # Packages lie on this machine's disk; which ones is in the store.
-        name = hashlib.sha256(f"{url}\0{prefix}".encode()).hexdigest()[:16]
-        super().__init__(RedisStore(url, prefix), resolve_carrel_home() / "shared" / name)
+        name = hashlib.sha256(f"{store.place}\0{prefix}".encode()).hexdigest()[:16]
+        super().__init__(store, resolve_carrel_home() / "shared" / name)
 
 
 class MemoryStorage(_Storage):

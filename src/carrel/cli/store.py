@@ -11,7 +11,7 @@ import typer
 
 import carrel
 from carrel.cli import show
-from carrel.cli.ending import WrongUsage, waits
+from carrel.cli.ending import TaskFailed, WrongUsage, waits
 from carrel.conversation.telling import size_of
 from carrel.library.moving import Difference, Moved, contents, copy, differences, kinds_named
 from carrel.storage.seam import Store
@@ -54,6 +54,11 @@ def _store(context: typer.Context) -> None:
 async def opened(address: str | Path, prefix: str, *, there: bool = False) -> AsyncIterator[Store]:
     """The store at an address; with `there` a folder must exist already."""
     text = str(address)
+    if isinstance(address, Path) and text.startswith(("redis:/", "rediss:/", "unix:/")):
+        # As a folder it would be made, and its name holds the password.
+        raise WrongUsage(
+            "the address of a store stands where a folder is wanted: bootstrap FOLDER STORE, pull STORE FOLDER"
+        )
     if text.startswith(("redis://", "rediss://", "unix://")):
         storage: carrel.FileStorage | carrel.RedisStorage = carrel.RedisStorage(text, prefix)
     elif "://" in text:
@@ -160,10 +165,20 @@ def _print_moved(moved: Moved, as_json: bool) -> None:
     if as_json:
         data: dict[str, Any] = asdict(moved)
         show.print_json(data)
+        _end(moved)
         return
     for one in moved.copied:
         show.say(f"copied {one.kind} {one.name}")
+    for failure in moved.failed:
+        show.say(f"failed {failure.kind} {failure.name}: {failure.why}", "red")
     for one in moved.kept:
         why = "a session that went on there" if one.kind == "sessions" else "it differs; --overwrite replaces it"
         show.say(f"kept {one.kind} {one.name} ({why})")
-    show.say(f"{len(moved.copied)} copied, {moved.same} the same already, {len(moved.kept)} kept.")
+    failed = f", {len(moved.failed)} failed" if moved.failed else ""
+    show.say(f"{len(moved.copied)} copied, {moved.same} the same already, {len(moved.kept)} kept{failed}.")
+    _end(moved)
+
+
+def _end(moved: Moved) -> None:
+    if moved.failed:
+        raise TaskFailed(f"{len(moved.failed)} could not be copied, the first: {moved.failed[0].why}")

@@ -21,9 +21,9 @@ from carrel.conversation.reading import LogReading, View
 from carrel.conversation.repair import interrupted_message, unanswered
 from carrel.conversation.spill import may_spill, spill
 from carrel.conversation.writer import Writer, few_at_once, tool_loop_key
-from carrel.errors import SessionNotFound, SessionTooNew, StorageError
+from carrel.errors import LockLost, SessionNotFound, SessionTooNew, StorageError
 from carrel.storage.call_order import CallOrder
-from carrel.storage.seam import Store, process_name
+from carrel.storage.seam import Lock, Store, process_name
 
 logger = logging.getLogger(__name__)
 
@@ -62,26 +62,33 @@ class SessionLogs:
     # --- making and removing ----------------------------------------------------------------------------------------
 
     @asynccontextmanager
-    async def alone(self, session_id: str) -> AsyncIterator[None]:
+    async def alone(self, session_id: str) -> AsyncIterator[Lock]:
         """The lock under which a session is made, forked and deleted, so that none undoes half of the other."""
         async with few_at_once.turn():
             held = await self.store.lock(f"{self.folder(session_id)}/life")
             assert held is not None
             try:
-                yield
+                yield held
             finally:
                 await held.release()
 
     async def make(self, meta: SessionMeta) -> bool:
         """Put the session there; False when it is already."""
+        try:
+            return await self._make(meta)
+        except LockLost:
+            return await self._make(meta)
+
+    async def _make(self, meta: SessionMeta) -> bool:
         session_id = meta["id"]
-        async with self.alone(session_id):
+        async with self.alone(session_id) as held:
             if await self.store.stamp(self.log_key(session_id)) is not None:
                 return False
             meta |= {"message_count": 0, "total_tokens": 0, "log_seq": 0, "log_bytes": 0}
             there = decode_meta(await self.store.get(self.meta_key(session_id)), session_id)
             # Metadata that nobody can read, and no log: there is nothing of a session.
-            if not await self.store.put(self.meta_key(session_id), encode_meta(meta), only_new=there is not None):
+            new = encode_meta(meta)
+            if not await self.store.put(self.meta_key(session_id), new, only_new=there is not None, held=[held]):
                 return False
             await self.store.append(self.log_key(session_id), [], sync=self._sync)
             # A line and not an object: it is written once, and that takes a fifth of the time.
@@ -272,14 +279,19 @@ class SessionLogs:
         held = await self.store.lock(key, wait=False)
         if held is None and await self.store.holder(key) != process_name():
             return view
+        looked_at = 0
         try:
             # Looked at again now that nobody else may do the same.
-            view = await self.reading(session_id).view()
-            missing = unanswered(view.messages)
-            if not missing:
-                return view
-            await self.append(session_id, [interrupted_message(missing)])
-            return await self.reading(session_id).view()
+            while True:
+                view = await self.reading(session_id).view()
+                missing = unanswered(view.messages)
+                if not missing or view.last_seq == looked_at:
+                    return view
+                looked_at = view.last_seq
+                # What is said is right only for what was looked at: the lock may be another's by now.
+                written, _ = await self.append(session_id, [interrupted_message(missing)], after=looked_at)
+                if written:
+                    return await self.reading(session_id).view()
         except (StorageError, SessionNotFound) as problem:
             logger.warning("session %s: the interrupted tool call is repaired in memory only: %s", session_id, problem)
             return view

@@ -10,7 +10,7 @@ from carrel.conversation.entries import aside_of, decode_all
 from carrel.conversation.messages import ConversationMessage, SessionMeta, meta_of, tool_calls_of, tool_results_of
 from carrel.conversation.metadata import COUNTS, DEFAULT_TITLE, apply_aside, decode_meta, encode_meta, title_from
 from carrel.conversation.usage import tokens_of
-from carrel.errors import SessionTooNew, StorageError
+from carrel.errors import LockLost, SessionTooNew, StorageError
 from carrel.storage.call_order import FewAtOnce
 from carrel.storage.seam import Lock, Store
 
@@ -178,21 +178,30 @@ class Writer:
         """What went wrong is returned: who would hear of it may be cancelled, and the next flush does it again."""
         try:
             async with few_at_once.turn():
-                held = await self._store.lock(f"{self.folder}/meta")
-                assert held is not None
-                self._in_line, self._flushed_at = None, time.monotonic()
-                try:
-                    await self._flush()
-                finally:
-                    await held.release()
+                while True:
+                    held = await self._store.lock(f"{self.folder}/meta")
+                    assert held is not None
+                    self._in_line, self._flushed_at = None, time.monotonic()
+                    try:
+                        await self._flush(held)
+                        break
+                    except LockLost:
+                        continue  # what somebody else wrote meanwhile is looked at first
+                    finally:
+                        await held.release()
         except (StorageError, RuntimeError) as problem:
             return problem
         return None
 
-    async def _flush(self) -> None:
+    async def _flush(self, held: Lock) -> None:
         key = f"{self.folder}/meta.json"
+        written = await self._store.get(key)
+        if written is None:
+            # Deleted; and who makes one of this name anew in this moment knows nothing of ours.
+            self._own, self._told = set(), []
+            return
         try:
-            there = decode_meta(await self._store.get(key), self.meta["id"])
+            there = decode_meta(written, self.meta["id"])
         except SessionTooNew:
             return  # a newer carrel has taken it over; what it wrote is left alone
         own, told = self._own, self._told
@@ -203,9 +212,10 @@ class Writer:
                 meta.pop(name, None)  # what asides add to: begun from what is there, or it would be added twice
             meta.update({name: value for name, value in there.items() if name not in (*own, *COUNTS, "updated_at")})
             if told:
-                await self._apply_from(told[0][0], meta)
+                # Not always the first: a server that was restarted may have lost what came before the second.
+                await self._apply_from(min(seq for seq, *_ in told), meta)
         try:
-            await self._store.put(key, encode_meta(self.told()), only_existing=True)
+            await self._store.put(key, encode_meta(self.told()), only_existing=True, held=[held])
         except BaseException:
             self._own, self._told = own | self._own, told + self._told
             raise

@@ -10,6 +10,7 @@ import os
 import sys
 import tarfile
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from carrel.execution import scratch
 from carrel.execution.container_plan import platform_of
 from carrel.execution.environments import Environment
 from carrel.execution.file_changes import Tree, seen_below
-from carrel.execution.packages import LOCK, MARK, Packages, found_in_names, made_ready
+from carrel.execution.packages import MARK, Packages, found_in_names, made_ready
 from carrel.execution.settings import ContainerConfig, path_of
 from carrel.execution.uv_program import NEUTRAL
 
@@ -58,7 +59,9 @@ class ContainerPackages(Packages):
         return self._now() != self._brought
 
     def _now(self) -> Tree:
-        return {name: seen for name, seen in seen_below(self.added).items() if name not in (LOCK, MARK)}
+        # When the kernel last saw a file change says nothing: it is linked from copy to copy.
+        seen = seen_below(self.added).items()
+        return {name: replace(one, changed=0) for name, one in seen if name != MARK}
 
     def _add(self, archive: tarfile.TarFile, name: str, user: tuple[int, int]) -> None:
         path = self.added / name

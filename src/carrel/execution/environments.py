@@ -27,6 +27,7 @@ packages = [sysconfig.get_path("purelib"), sysconfig.get_path("platlib")]
 print(json.dumps({"folders": folders, "packages": packages, "version": list(sys.version_info[:3])}))
 """
 _LOCK_PAUSE = 0.02
+_OLDEST = [3, 9]
 
 
 @dataclass(frozen=True)
@@ -147,6 +148,11 @@ async def locked(file: Path) -> AsyncIterator[None]:
 
 
 async def _make(folder: Path, version: str | None, words: Sequence[str] = ()) -> Environment:
+    if os.pathsep in str(folder):
+        raise EnvironmentFailed(
+            f"no virtualenv can be kept in {folder}: its programs would not be found, as a list of folders (PATH) is"
+            f" divided by {os.pathsep!r}; use another folder"
+        )
     scratch.remove(folder)  # What is there without its mark was left half made.
     await uv("venv", "--quiet", "--no-project", "--python", version or sys.executable, str(folder))
     if words:
@@ -159,6 +165,9 @@ async def _make(folder: Path, version: str | None, words: Sequence[str] = ()) ->
 async def _marked(folder: Path) -> Environment:
     python = str(folder / "bin" / "python")
     facts = json.loads(await output([python, "-I", "-c", _FACTS]))
+    if facts["version"] < _OLDEST:
+        has, wanted = (".".join(map(str, version)) for version in (facts["version"], _OLDEST))
+        raise EnvironmentFailed(f"{folder} has Python {has}; {wanted} is the oldest that code can run in")
     facts["folders"] = _folders([str(folder), *facts["folders"]], python)
     facts["packages"] = list(dict.fromkeys(facts["packages"]))
     mark = folder / f"{READY}.new"

@@ -13,13 +13,16 @@ import os
 import re
 import sys
 import tempfile
+import uuid
 from collections.abc import Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
+from carrel import worker
 from carrel.errors import DependencyError, EnvironmentFailed
 from carrel.execution import scratch
+from carrel.execution.changed_whole import changing
 from carrel.execution.environments import (
     Environment,
     environment_at,
@@ -36,6 +39,9 @@ from carrel.home import resolve_carrel_home
 MARK = "carrel-deps.json"
 """Which requirements of the settings have been installed already, so that the next start need not ask."""
 LOCK = "carrel.lock"
+HALF = "carrel-installing"
+"""Is in a virtualenv while the settings' packages are put into it, and stays there when that ended half way."""
+FOR_COMMANDS = Path(worker.__file__).parent / "for_commands" / "sitecustomize.py"
 _PATIENCE = 5.0
 """Seconds that an install under way has, when the session is closed, before it is ended."""
 
@@ -105,7 +111,12 @@ class Packages:
         return _found_in([str(self.added)])
 
     def can_install(self) -> bool:
-        return has_uv() and os.access(self.added, os.W_OK)
+        return has_uv() and os.access(self.added, os.W_OK) and os.access(self.added.parent, os.W_OK)
+
+    @property
+    def shown(self) -> Path:
+        """The folder that must be seen where code runs: `added` itself is another after each change."""
+        return self.added.parent
 
     # --- changing it ------------------------------------------------------------------------------------------------
 
@@ -114,22 +125,66 @@ class Packages:
 
         The program's author chose it, so it goes into the virtualenv itself where there is one."""
         words, names = wanted_words(deps, deps_file)
-        folder = self.environment.venv or self.added
+        venv = self.environment.venv
+        folder = venv or self.added
         if not words or set(names) <= _ensured(folder):
             return
-        async with locked(folder / LOCK):
-            if not set(names) <= _ensured(folder):
-                beside = [] if self.environment.venv else ["--target", str(self.added)]
-                # Paths that the author names are those of the program.
-                await self._uv_install([*beside, *words], folder=os.getcwd())
-                _mark(folder, _ensured(folder) | set(names))
+        async with locked(self._lock if venv is None else venv / LOCK):
+            known = _ensured(folder)
+            if set(names) <= known:
+                return
+            before = self._found_beside() if venv else self._found_added()
+            # Paths that the author names are those of the program.
+            if venv is None:
+                async with changing(self.added) as copy:
+                    await self._uv_install(["--target", str(copy), *words], folder=os.getcwd())
+                    _mark(copy, _still_true(known, before, _found_in([str(copy)])) | set(names))
+                return
+            again = await asyncio.to_thread(self._begin_again, venv / HALF)
+            try:
+                await self._uv_install([*again, *words], folder=os.getcwd())
+            except EnvironmentFailed:
+                if not again and self._found_beside() == before:
+                    (venv / HALF).unlink()  # it did not come so far as to change anything
+                raise
+            _mark(venv, _still_true(known, before, self._found_beside()) | set(names))
+            (venv / HALF).unlink(missing_ok=True)
+
+    def _begin_again(self, mark: Path) -> list[str]:
+        """What uv is to be told besides: where an install ended half way, it takes for whole what is in pieces."""
+        if not mark.exists():
+            mark.touch()
+            return []
+        for folder in map(Path, self.environment.packages):
+            for about in folder.glob("*.dist-info"):
+                if not (about / "RECORD").exists() or not (about / "METADATA").exists():
+                    scratch.remove(about)
+        return ["--reinstall"]
+
+    def path_of_commands(self) -> str:
+        """What Python programs that are run as commands must have as their PYTHONPATH."""
+        folder = self.added.with_name(f"{self.added.name}.path")
+        file = folder / FOR_COMMANDS.name
+        try:
+            if not file.exists() or file.read_bytes() != FOR_COMMANDS.read_bytes():
+                folder.mkdir(exist_ok=True)
+                new = folder / f"{uuid.uuid4().hex}.new"
+                new.write_bytes(FOR_COMMANDS.read_bytes())
+                new.replace(file)
+        except OSError:
+            return str(self.added)  # a base that cannot be written: in front of the standard library, then
+        return str(folder)
+
+    @property
+    def _lock(self) -> Path:
+        return self.added.with_name(f"{self.added.name}.lock")
 
     async def install(self, requirements: Sequence[str], constraints: Sequence[str] = ()) -> dict[str, str]:
         return await self._to_its_end(self._install(requirements, constraints))
 
     async def _install(self, requirements: Sequence[str], constraints: Sequence[str]) -> dict[str, str]:
         try:
-            async with locked(self.added / LOCK):
+            async with locked(self._lock):
                 before = self._found_added()
                 missing = [text for text in requirements if not self._beside(text)]
                 if missing:
@@ -138,10 +193,13 @@ class Packages:
                             *(["--constraints", file] if file else []),
                             *([] if self._builds else ["--no-build"]),
                         ]
-                        await self._uv_install(["--target", str(self.added), *options, "--", *missing])
+                        async with changing(self.added) as copy:
+                            await self._uv_install(["--target", str(copy), *options, "--", *missing])
                 after = self._found_added()
         except EnvironmentFailed as problem:
-            raise DependencyError(f"{', '.join(requirements)} could not be installed: {problem}") from None
+            first, *others = requirements
+            beside = f" (with {', '.join(others)})" if others else ""
+            raise DependencyError(f"{first}{beside} could not be installed: {problem}") from None
         return {name: version for name, version in after.items() if before.get(name) != version}
 
     async def uninstall(self, names: Sequence[str]) -> list[str]:
@@ -150,7 +208,7 @@ class Packages:
     async def _uninstall(self, names: Sequence[str]) -> list[str]:
         wanted = [_normal(name) for name in names]
         try:
-            async with locked(self.added / LOCK):
+            async with locked(self._lock):
                 here = self._found_added()
                 present = [name for name in wanted if name in here]
                 fixed = set(wanted).difference(present).intersection(self._installed())
@@ -160,9 +218,10 @@ class Packages:
                         f"{words} was not added here: it comes with the Python or the settings, and stays"
                     )
                 if present:
-                    _mark(self.added, set())
-                    where = ["--python", self.environment.python, "--target", str(self.added)]
-                    await uv("pip", "uninstall", "--quiet", *where, "--", *present)
+                    async with changing(self.added, makes_room=True) as copy:
+                        (copy / MARK).unlink(missing_ok=True)
+                        where = ["--python", self.environment.python, "--target", str(copy)]
+                        await uv("pip", "uninstall", "--quiet", *where, "--", *present)
         except EnvironmentFailed as problem:
             raise DependencyError(f"{', '.join(names)} could not be removed: {problem}") from None
         return present
@@ -227,7 +286,7 @@ async def subprocess_packages(config: SubprocessConfig) -> Packages:
 async def _shared_packages(config: SubprocessConfig, wheelhouse: Path | None, deps_file: Path | None) -> Packages:
     found = await environment_for_all(config, wheelhouse, deps_file)
     folder = scratch.new_folder("packages")
-    packages = Packages(found, folder / "site", wheelhouse, builds=config.allow_builds)
+    packages = Packages(found, folder / "added" / "site", wheelhouse, builds=config.allow_builds)
     packages.goes_with_the_session(folder)
     return await made_ready(packages)
 
@@ -301,10 +360,18 @@ def _written(constraints: Sequence[str]) -> Iterator[str]:
 
 
 def _ensured(folder: Path) -> set[str]:
+    """Nothing where somebody was stopped half way."""
+    if (folder / HALF).exists():
+        return set()
     try:
         return set(json.loads((folder / MARK).read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError):
         return set()
+
+
+def _still_true(ensured: set[str], before: dict[str, str], after: dict[str, str]) -> set[str]:
+    """Of what was ensured before; nothing where a package is another now, which may be one of those."""
+    return ensured if before.items() <= after.items() else set()
 
 
 def _mark(folder: Path, names: set[str]) -> None:

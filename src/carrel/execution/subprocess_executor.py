@@ -106,7 +106,7 @@ class SubprocessExecutor(WorkerExecutor):
             self._before = file_changes.Copied(given, file_changes.seen_below(self._scratch))
 
     def _settings(self, packages: Packages, confinement: Confinement) -> dict[str, Any]:
-        config, environment, added = self.config, packages.environment, str(packages.added)
+        config, environment = self.config, packages.environment
         source = self._scratch or path_of(config.workspace)
         mode = config.workspace_mode if self._scratch is None else "rw"
         home = path_of(config.home)
@@ -122,7 +122,7 @@ class SubprocessExecutor(WorkerExecutor):
             },
             "mounts": [{"source": str(Path(m.source).absolute()), "at": m.at, "mode": m.mode} for m in config.mounts],
             "home_source": str(home.absolute()) if home is not None else None,
-            "readonly": [*environment.folders, added],
+            "readonly": [*environment.folders, str(packages.shown)],
             "limits": {name: getattr(config.limits, name) for name in config.limits.__dataclass_fields__},
         }
 
@@ -133,7 +133,7 @@ class SubprocessExecutor(WorkerExecutor):
         path = f"{packages.environment.path}:{added}/bin:{own}{SYSTEM_PATH}"
         return {
             "packages": added,
-            "env": {"PATH": path, "PYTHONPATH": added, **config.env},
+            "env": {"PATH": path, "PYTHONPATH": packages.path_of_commands(), **config.env},
             "names": sorted({name.partition(".")[0] for name in self.handlers}),
             "errors": known_errors(),
             "frozen": config.frozen,

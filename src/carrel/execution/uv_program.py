@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import importlib.util
 import os
+import signal
 
 from carrel.errors import EnvironmentFailed
 
 _MOST_SAID = 2000
+_LONGEST = 30 * 60.0
+"""Seconds. It gives up by itself where a network does not answer; what it builds from source may never end."""
 NEUTRAL = "/"
 """Where it runs: no folder that code inside may write to, from which uv would take settings."""
 
@@ -36,8 +40,8 @@ def _program() -> str:
     return str(package.find_uv_bin())
 
 
-async def output(command: list[str], folder: str | None = None) -> bytes:
-    """What a program prints; a caller that is cancelled takes it with him."""
+async def output(command: list[str], folder: str | None = None, longest: float = _LONGEST) -> bytes:
+    """What a program prints; a caller that is cancelled takes it with him, and what it has started."""
     process = await asyncio.create_subprocess_exec(
         *command,
         stdin=asyncio.subprocess.DEVNULL,
@@ -45,12 +49,19 @@ async def output(command: list[str], folder: str | None = None) -> bytes:
         stderr=asyncio.subprocess.PIPE,
         cwd=folder,
         env=_environment(),
+        start_new_session=True,
     )
     try:
-        out, errors = await process.communicate()
-    except BaseException:
-        process.kill()
+        async with asyncio.timeout(longest):
+            out, errors = await process.communicate()
+    except BaseException as problem:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)  # what is built from source may hang, and not uv itself
         await process.wait()
+        if isinstance(problem, TimeoutError):
+            raise EnvironmentFailed(
+                f"{os.path.basename(command[0])} did not end within {longest / 60:g} minutes and was given up"
+            ) from None
         raise
     if process.returncode != 0:
         said = errors.decode("utf-8", "replace").strip() or out.decode("utf-8", "replace").strip()
@@ -62,6 +73,8 @@ async def output(command: list[str], folder: str | None = None) -> bytes:
 def _environment() -> dict[str, str]:
     """The host's own, without the virtualenv that the host happens to be in; its paths hold in any folder."""
     kept = {name: value for name, value in os.environ.items() if name not in ("VIRTUAL_ENV", "CONDA_PREFIX")}
+    if kept.get("UV_LINK_MODE") == "symlink":
+        del kept["UV_LINK_MODE"]  # the links would lead to its cache, which is not there where code runs
     for name in ("UV_CONFIG_FILE", "UV_CACHE_DIR"):
         if kept.get(name):
             kept[name] = os.path.abspath(kept[name])

@@ -4,7 +4,7 @@ import asyncio
 import hashlib
 import json
 import logging
-from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
@@ -94,8 +94,8 @@ class ArtifactStore:
         with _saying(name):
             lock = await self._alone(name)
             try:
-                await self._store.put(key, data)
-                return await self._note(name, note, len(data), hashlib.sha256(data).hexdigest())
+                await self._store.put(key, data, held=[lock])
+                return await self._note(name, note, len(data), hashlib.sha256(data).hexdigest(), [lock])
             finally:
                 await lock.release()
 
@@ -110,7 +110,8 @@ class ArtifactStore:
     ) -> dict[str, Any]:
         key = self._key(name)
         note = _new_note(name, kind, form, description, metadata)
-        digest, locks = hashlib.sha256(), []
+        locks: list[Lock] = []
+        digest = hashlib.sha256()
 
         async def counted() -> AsyncIterator[bytes]:
             async for piece in pieces:
@@ -121,8 +122,8 @@ class ArtifactStore:
 
         with _saying(name):
             try:
-                size = await self._store.put_pieces(key, counted())
-                return await self._note(name, note, size, digest.hexdigest())
+                size = await self._store.put_pieces(key, counted(), held=locks)
+                return await self._note(name, note, size, digest.hexdigest(), locks)
             finally:
                 for lock in locks:
                     await lock.release()
@@ -146,11 +147,11 @@ class ArtifactStore:
             raise
         return lock
 
-    async def _note(self, name: str, note: Note, size: int, digest: str) -> dict[str, Any]:
+    async def _note(self, name: str, note: Note, size: int, digest: str, held: Sequence[Lock]) -> dict[str, Any]:
         at = self._now().isoformat(timespec="milliseconds")
         before = await self._noted(name) or {}
         note = {**note, "size": size, "sha256": digest, "created_at": before.get("created_at") or at, "updated_at": at}
-        await self._store.put(self._note_key(name), json.dumps(note, indent=1).encode())
+        await self._store.put(self._note_key(name), json.dumps(note, indent=1).encode(), held=held)
         return self._shown(name, note, None)
 
     async def delete(self, name: str) -> None:
@@ -158,7 +159,7 @@ class ArtifactStore:
         key = self._key(name)
         if await self._store.stamp(key) is None and await self._store.stamp(self._note_key(name)) is None:
             return
-        with _saying(name):
+        with _saying(name, "deleted"):
             lock = await self._store.lock(self._note_key(name))
             try:
                 # A folder of artifacts is none, and stays.
@@ -380,13 +381,13 @@ def _reading(name: str) -> Iterator[None]:
 
 
 @contextmanager
-def _saying(name: str) -> Iterator[None]:
+def _saying(name: str, what: str = "saved") -> Iterator[None]:
     try:
         yield
     except KeyRefused as problem:
-        raise ArtifactNameRefused(f"{name} was not saved: {problem}") from problem
+        raise ArtifactNameRefused(f"{name} was not {what}: {problem}") from problem
     except StorageWriteError as problem:
-        raise ArtifactWriteError(f"{name} was not saved: {problem}") from problem
+        raise ArtifactWriteError(f"{name} was not {what}: {problem}") from problem
 
 
 async def _of_file(name: str, path: Path) -> AsyncIterator[bytes]:

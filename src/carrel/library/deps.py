@@ -6,10 +6,18 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, Protocol
 
-from carrel.errors import DependencyError, RequirementRefused, RuntimeDepsDisabledError
+from carrel.errors import DependencyError, LockLost, RequirementRefused, RuntimeDepsDisabledError
 from carrel.library.fitting import refuse_misfit
-from carrel.library.requirements_text import checked, is_bare, name_of, read, with_requirement, without_requirement
-from carrel.storage.seam import Store
+from carrel.library.requirements_text import (
+    checked,
+    is_bare,
+    merged,
+    name_of,
+    read,
+    with_requirement,
+    without_requirement,
+)
+from carrel.storage.seam import Lock, Store
 
 
 class Installer(Protocol):
@@ -57,19 +65,23 @@ class Deps:
         nothing has changed. Raises RequirementRefused and RuntimeDepsDisabledError."""
         self._refuse_if_fixed("added")
         requirement, name = checked(package), name_of(package)
-        async with self._alone():
+        async with self._turn() as turn:
             text = await self._text()
             others = [entry for entry in read(text) if entry.name]
             same = [entry.text for entry in others if entry.name == name]
             # The file says which version; a bare name is content with that.
-            wanted = same[0] if same and is_bare(requirement) else requirement
+            wanted = same if same and is_bare(requirement) else [merged(same[-1], requirement) if same else requirement]
+            there = await self._installer.installed()
+            # What is there has needs of its own, which a constraint does not speak of.
+            beside = [entry for entry in others if entry.name != name and entry.name in there]
+            absent = [entry for entry in others if entry.name != name and entry.name not in there]
             try:
                 changed = await self._installer.install(
-                    [wanted], [_constraint(entry.text) for entry in others if entry.name != name]
+                    [*wanted, *(entry.text for entry in beside)], [_constraint(entry.text) for entry in absent]
                 )
             except DependencyError as problem:
                 return _report(failed=[requirement], message=str(problem))
-            await self._keep(text, with_requirement(text, requirement))
+            await turn.edit(lambda text: with_requirement(text, requirement))
         return _report(installed=[requirement]) if changed else _report(already_present=[requirement])
 
     async def remove(self, package: str) -> dict[str, Any]:
@@ -79,16 +91,13 @@ class Deps:
         self._refuse_if_fixed("removed")
         name = name_of(package)
         report: dict[str, Any] = {"removed": [], "not_found": [], "failed": [], "message": ""}
-        async with self._alone():
+        async with self._turn() as turn:
             try:
                 gone = await self._installer.uninstall([name])
                 report["removed" if gone else "not_found"] = [name]
             except DependencyError as problem:
                 report["failed"], report["message"] = [name], str(problem)
-            text = await self._text()
-            left = without_requirement(text, name)
-            await self._keep(text, left)
-            return {**report, "removed_from_config": left != text}
+            return {**report, "removed_from_config": await turn.edit(lambda text: without_requirement(text, name))}
 
     async def sync(self) -> dict[str, Any]:
         """Install what the list names and is not there; returns the same as `add`.
@@ -166,19 +175,42 @@ class Deps:
                 f"{self._key} is no text in UTF-8 (byte {problem.start}); mend it by hand"
             ) from None
 
-    async def _keep(self, before: str, after: str) -> None:
-        if after != before:
-            await self._store.put(self._key, after.encode("utf-8"))
-
     @asynccontextmanager
-    async def _alone(self) -> AsyncIterator[None]:
-        """Among all that share the store: nobody's line is lost to somebody else's edit."""
-        lock = await self._store.lock(self._key)
-        assert lock is not None, "a lock that is waited for comes"
+    async def _turn(self) -> AsyncIterator[_Turn]:
+        turn = _Turn(self._store, self._key, self._text)
+        await turn.begin()
         try:
-            yield
+            yield turn
         finally:
-            await lock.release()
+            await turn.end()
+
+
+class _Turn:
+    """The list for one alone, among all that share the store: nobody's line is lost to somebody else's edit."""
+
+    def __init__(self, store: Store, key: str, text: Callable[[], Awaitable[str]]) -> None:
+        self._store, self._key, self._text = store, key, text
+        self._lock: Lock | None = None
+
+    async def begin(self) -> None:
+        self._lock = await self._store.lock(self._key)
+
+    async def end(self) -> None:
+        if self._lock is not None:
+            await self._lock.release()
+
+    async def edit(self, change: Callable[[str], str]) -> bool:
+        """Whether it changed. Edited is what is there now: an install takes long, and a person may write meanwhile."""
+        while True:
+            before = await self._text()
+            after = change(before)
+            if after == before:
+                return False
+            try:
+                await self._store.put(self._key, after.encode("utf-8"), held=[self._lock] if self._lock else [])
+                return True
+            except LockLost:
+                await self.begin()
 
 
 def _constraint(requirement: str) -> str:

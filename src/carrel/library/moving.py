@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from carrel.errors import ConfigurationError
+from carrel.errors import ConfigurationError, KeyRefused, StorageError, StorageUnavailable
 from carrel.library.artifact_names import name_of, note_of
-from carrel.storage.seam import Store
+from carrel.storage.seam import Store, checked_key
 
 Kind = Literal["tools", "workflows", "skills", "artifacts", "deps", "sessions"]
 KINDS: tuple[Kind, ...] = ("tools", "workflows", "skills", "artifacts", "deps", "sessions")
 State = Literal["new", "same", "changed", "longer", "shorter", "apart", "missing"]
-"""Of the source, as the target sees it. A session is `longer` when it goes on where the target's ends, and `apart` when
-both went on; what is `missing` is in the target alone."""
+"""Of the source, as the target sees it. What is there in part, as one leaves it who is stopped half way, is `new`. A
+session is `longer` when it goes on where the target's ends, and `apart` when both went on; what is `missing` is in the
+target alone."""
 MOVED: tuple[State, ...] = ("new", "longer")
 """What is copied without being told to overwrite."""
 
 _HISTORY = "library/workflows/history.jsonl"
 _RECORDS = 500
+_BATCH_BYTES = 16 * 1024 * 1024
 
 
 @dataclass(frozen=True)
@@ -44,6 +46,15 @@ class Difference:
     state: State
 
 
+@dataclass(frozen=True)
+class Failure:
+    """One thing that the target did not take, or that could not be read."""
+
+    kind: Kind
+    name: str
+    why: str
+
+
 @dataclass
 class Moved:
     """What came of copying."""
@@ -52,6 +63,7 @@ class Moved:
     same: int = 0
     kept: list[Difference] = field(default_factory=list)
     """What differs in the target and was left as it is there."""
+    failed: list[Failure] = field(default_factory=list)
 
 
 def kinds_named(names: Iterable[str] | None) -> tuple[Kind, ...]:
@@ -75,12 +87,28 @@ async def contents(store: Store, kinds: Sequence[Kind] = KINDS) -> list[Thing]:
             found += [_artifact(key, notes) for key in keys]
         else:
             found += [Thing(kind, key.removeprefix(f"{kind}/"), (key,)) for key in keys]
-    return [await _weighed(store, thing) for thing in found]
+    keys = [key for thing in found for key in (*thing.objects, *thing.logs)]
+    sizes = iter([stamp.size if stamp is not None else 0 for stamp in await store.stamps(keys)])
+    return [replace(thing, size=sum(next(sizes) for _ in (*thing.objects, *thing.logs))) for thing in found]
 
 
 def _plain(keys: Iterable[str]) -> list[str]:
-    """Without what Python leaves beside the files that it has read."""
-    return [key for key in keys if "__pycache__" not in key.split("/")]
+    """Without what Python leaves beside the files that it has read, and files called as no key can be."""
+    return [key for key in keys if "__pycache__" not in key.split("/") and not _refusal(key)]
+
+
+def _refusal(key: str) -> str:
+    try:
+        checked_key(key)
+    except KeyRefused as problem:
+        return str(problem)
+    return ""
+
+
+async def _called_oddly(store: Store, kinds: Sequence[Kind]) -> list[Failure]:
+    keys = [(kind, key) for kind in kinds if kind != "deps" for key in await store.list(kind)]
+    found = [(kind, key.removeprefix(f"{kind}/"), _refusal(key)) for kind, key in keys]
+    return [Failure(kind, name, why) for kind, name, why in found if why]
 
 
 def _artifact(key: str, notes: set[str]) -> Thing:
@@ -92,19 +120,15 @@ def _artifact(key: str, notes: set[str]) -> Thing:
 def _sessions(keys: Sequence[str]) -> list[Thing]:
     """What a log refers to comes before it, and what is made from it after it."""
     found = []
-    for name in sorted({key.split("/")[1] for key in keys}):
-        own = [key for key in keys if key.startswith(f"sessions/{name}/")]
+    named: dict[str, list[str]] = {}
+    for key in keys:
+        named.setdefault(key.split("/")[1], []).append(key)
+    for name, own in sorted(named.items()):
         logs = tuple(key for key in own if key.count("/") == 2 and key.endswith(".jsonl"))
         if f"sessions/{name}/messages.jsonl" in logs:
             objects = sorted((key for key in own if key not in logs), key=lambda key: (key.count("/") < 3, key))
             found.append(Thing("sessions", name, tuple(objects), logs))
     return found
-
-
-async def _weighed(store: Store, thing: Thing) -> Thing:
-    stamps = await store.stamps([*thing.objects, *thing.logs])
-    size = sum(stamp.size for stamp in stamps if stamp is not None)
-    return Thing(thing.kind, thing.name, thing.objects, thing.logs, size)
 
 
 async def differences(source: Store, target: Store, kinds: Sequence[Kind] = KINDS) -> list[Difference]:
@@ -121,20 +145,32 @@ async def copy(source: Store, target: Store, kinds: Sequence[Kind] = KINDS, *, o
     """Bring the source's things to the target; nothing is deleted there.
 
     A thing that the target has otherwise stays as it is, or with `overwrite` becomes the source's. Sessions are never
-    overwritten: one that goes on here is continued there, and one that went on in both is left alone."""
-    moved = Moved()
+    overwritten: one that goes on here is continued there, and one that went on in both is left alone. One thing that
+    cannot be copied is told, and costs no other. Whoever is stopped half way begins again, and it goes on there."""
+    moved = Moved(failed=await _called_oddly(source, kinds))
     for thing in await contents(source, kinds):
-        state = await _state(source, target, thing)
-        if state == "same":
-            moved.same += 1
-        elif state in MOVED or (overwrite and state == "changed"):
-            await _bring(source, target, thing)
-            moved.copied.append(Difference(thing.kind, thing.name, state))
-        else:
-            moved.kept.append(Difference(thing.kind, thing.name, state))
-    if "workflows" in kinds and await target.stamp(_HISTORY) is None:
+        try:
+            await _moved(source, target, thing, moved, overwrite=overwrite)
+        except StorageUnavailable:
+            raise
+        except StorageError as problem:
+            moved.failed.append(Failure(thing.kind, thing.name, str(problem)))
+    if "workflows" in kinds:
         await _continue_log(source, target, _HISTORY)
     return moved
+
+
+async def _moved(source: Store, target: Store, thing: Thing, moved: Moved, *, overwrite: bool) -> None:
+    state = await _state(source, target, thing)
+    if state == "same":
+        moved.same += 1
+    elif state in MOVED or (overwrite and state == "changed"):
+        if await _bring(source, target, thing):
+            moved.copied.append(Difference(thing.kind, thing.name, state))
+        else:
+            moved.kept.append(Difference(thing.kind, thing.name, "apart"))
+    else:
+        moved.kept.append(Difference(thing.kind, thing.name, state))
 
 
 async def carry_over(source: Store, target: Store) -> None:
@@ -148,16 +184,17 @@ async def carry_over(source: Store, target: Store) -> None:
 async def _state(source: Store, target: Store, thing: Thing) -> State:
     if thing.logs:
         return await _state_of_logs(source, target, thing)
-    if await target.stamp(thing.objects[0]) is None:
+    there = await target.stamps(thing.objects)
+    if there[0] is None:
         return "new"
-    for key in thing.objects:
-        if not await _equal(source, target, key):
+    for key, stamp in zip(thing.objects, there, strict=True):
+        if stamp is not None and not await _equal(source, target, key):
             return "changed"
-    return "same"
+    return "new" if None in there else "same"
 
 
 async def _state_of_logs(source: Store, target: Store, thing: Thing) -> State:
-    """The conversation decides; a trace beside it is continued or left."""
+    """The conversation decides, and where it is the same what is missing beside it; a trace is continued or left."""
     (main,) = (key for key in thing.logs if key.endswith("/messages.jsonl"))
     if await target.stamp(main) is None:
         return "new"
@@ -168,7 +205,24 @@ async def _state_of_logs(source: Store, target: Store, thing: Thing) -> State:
             return "longer"
         if other != record:
             return "apart"
-    return "same" if await anext(theirs, None) is None else "shorter"
+    if await anext(theirs, None) is not None:
+        return "shorter"
+    if None in await target.stamps(thing.objects):
+        return "longer"
+    here, there = await source.stamps(thing.logs), await target.stamps(thing.logs)
+    for key, ours, its in zip(thing.logs, here, there, strict=True):
+        if ours is not None and (its is None or its.size < ours.size) and await _goes_on(source, target, key):
+            return "longer"
+    return "same"
+
+
+async def _goes_on(source: Store, target: Store, key: str) -> bool:
+    """Whether the source's log goes on where the target's ends."""
+    ours = _records(source, key)
+    async for record in _records(target, key):
+        if await anext(ours, None) != record:
+            return False
+    return await anext(ours, None) is not None
 
 
 async def _records(store: Store, key: str) -> AsyncIterator[bytes]:
@@ -191,28 +245,52 @@ async def _equal(source: Store, target: Store, key: str) -> bool:
     return not held
 
 
-async def _bring(source: Store, target: Store, thing: Thing) -> None:
-    referred = [key for key in thing.objects if not thing.logs or key.count("/") > 2]
-    for key in referred:
-        await target.put_pieces(key, source.pieces(key))
-    for key in thing.logs:
+async def _bring(source: Store, target: Store, thing: Thing) -> bool:
+    """False when a session went on in the target meanwhile, and was left."""
+    if not thing.logs:
+        for key in thing.objects:
+            await target.put_pieces(key, source.pieces(key))
+        return True
+    referred = [key for key in thing.objects if key.count("/") > 2]
+    ours, theirs = await source.stamps(referred), await target.stamps(referred)
+    for key, one, other in zip(referred, ours, theirs, strict=True):
+        # They are written once, and named by what they hold or whose they are.
+        if one is None or other is None or one.size != other.size:
+            await target.put_pieces(key, source.pieces(key))
+    main, *others = sorted(thing.logs, key=lambda key: not key.endswith("/messages.jsonl"))
+    if not await _continue_log(source, target, main):
+        return False
+    await target.append(main, [])  # one in which nothing was said is there as well
+    for key in others:
         await _continue_log(source, target, key)
     for key in thing.objects:
         if key not in referred:
             await target.put_pieces(key, source.pieces(key))
+    return True
 
 
-async def _continue_log(source: Store, target: Store, key: str) -> None:
-    """Append what the target has not; a log that went on in both is left as it is."""
-    ours = _records(source, key)
-    async for record in _records(target, key):
-        if await anext(ours, None) != record:
-            return
+async def _continue_log(source: Store, target: Store, key: str) -> bool:
+    """Append what the target has not; False when it went on in both, and nothing more is appended then."""
+    while True:
+        ours, count = _records(source, key), 0
+        async for record in _records(target, key):
+            if await anext(ours, None) != record:
+                return False
+            count += 1
+        if await _appended(target, key, ours, count):
+            return True
+
+
+async def _appended(target: Store, key: str, records: AsyncIterator[bytes], count: int) -> bool:
+    """Put them after the `count` that are there; False when somebody else did so meanwhile."""
     batch: list[bytes] = []
-    async for record in ours:
+    weight = 0
+    async for record in records:
         batch.append(record)
-        if len(batch) == _RECORDS:
-            await target.append(key, batch)
-            batch = []
-    if batch:
-        await target.append(key, batch)
+        weight += len(record)
+        if len(batch) == _RECORDS or weight > _BATCH_BYTES:
+            if not await target.append(key, batch, after=count):
+                return False
+            count += len(batch)
+            batch, weight = [], 0
+    return not batch or bool(await target.append(key, batch, after=count))

@@ -10,6 +10,8 @@ from carrel.errors import RequirementRefused
 _COMMENT = re.compile(r"(?:^|\s+)#.*$")
 _ARCHIVE = re.compile(r"\.(whl|zip|egg|tgz|tbz|txz|tar(\.\w+)?)$", re.IGNORECASE)
 """What an installer takes for a file, though a package may be called so."""
+_CREDENTIALS = re.compile(r"://[^/@\s]+@")
+"""In an address: code inside may read the list, and has no business with them."""
 _EXAMPLES = "a name with versions, as in pandas, pandas>=2 or requests[socks]==2.32.3"
 _LONGEST = 500
 
@@ -50,6 +52,8 @@ def checked(requirement: str) -> str:
     except InvalidRequirement as problem:
         said = str(problem).splitlines()[0]
         raise RequirementRefused(f"{shown} is no requirement ({said}): write {_EXAMPLES}") from None
+    if not found.name[-1].isalnum():
+        raise RequirementRefused(f"{shown} is no requirement (a name ends with a letter or a digit): write {_EXAMPLES}")
     if found.url is not None:
         raise RequirementRefused(f"{shown} names an address, and packages come by name only: write {_EXAMPLES}")
     if found.marker is not None:
@@ -67,6 +71,17 @@ def name_of(requirement: str) -> str:
 def is_bare(requirement: str) -> bool:
     """Whether it is a name and nothing else."""
     return re.fullmatch(r"[\w.-]+", requirement.strip()) is not None
+
+
+def merged(written: str, requirement: str) -> str:
+    """The requirement, with what only the line that is there says: extras, and versions where none are given."""
+    from packaging.requirements import Requirement  # noqa: PLC0415 -- as above
+
+    old, new = Requirement(written), Requirement(requirement)
+    if old.extras <= new.extras and (new.specifier or not old.specifier):
+        return requirement
+    extras = ",".join(sorted(old.extras | new.extras))
+    return f"{new.name}{f'[{extras}]' if extras else ''}{new.specifier or old.specifier}"
 
 
 def read(text: str) -> list[Written]:
@@ -89,6 +104,7 @@ def read(text: str) -> list[Written]:
 
 
 def _written(first: int, after: int, words: str) -> Written:
+    words = _CREDENTIALS.sub("://***@", words)
     try:
         return Written(first, after, words, name_of(words))
     except RequirementRefused as problem:
@@ -98,13 +114,15 @@ def _written(first: int, after: int, words: str) -> Written:
 def with_requirement(text: str, requirement: str) -> str:
     """The file with this requirement in it: in the place of the package's line, or after all others.
 
-    A bare name says nothing that the package's own line does not say, and leaves it alone."""
+    A bare name says nothing that the package's own line does not say, and leaves it alone; extras in that line stay."""
     requirement = checked(requirement)
     name, end = name_of(requirement), _line_end(text)
     lines = text.splitlines(keepends=True)
     there = [entry for entry in read(text) if entry.name == name]
     if there and (is_bare(requirement) or there[0].text == requirement):
         return text
+    if there:
+        requirement = merged(there[-1].text, requirement)
     if not there:
         if lines and not lines[-1].endswith(("\n", "\r")):
             lines[-1] += end

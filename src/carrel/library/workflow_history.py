@@ -8,6 +8,7 @@ from typing import Any, Literal, NamedTuple
 
 import orjson
 
+from carrel.errors import KeyMissing
 from carrel.library.workflow_source import without_description
 from carrel.storage.seam import Store
 
@@ -43,18 +44,28 @@ class History:
     async def note(self, versions: Sequence[Version]) -> None:
         """Write down those that are not the newest of their workflow already.
 
-        Only for whoever holds the library's lock: two would note the same version twice."""
-        await self._catch_up()
+        For whoever holds the library's lock. One who lost it notes nothing twice, and nothing out of its turn."""
         at = self._now().isoformat(timespec="milliseconds")
-        records = []
-        for version in versions:
-            before = self._newest.get(version.name, "")
-            if before != version.digest:
-                change: Change = "edited" if before else "added"
-                records.append(_record(version, "removed" if not version.digest else change, at))
-                self._newest[version.name] = version.digest
-        if records:
-            await self._store.append(self._key, records)
+        while True:
+            await self._catch_up()
+            records, newest = [], dict[str, str]()
+            for version in versions:
+                before = newest.get(version.name, self._newest.get(version.name, ""))
+                if before != version.digest:
+                    change: Change = "edited" if before else "added"
+                    records.append(_record(version, "removed" if not version.digest else change, at))
+                    newest[version.name] = version.digest
+            if not records or await self._appended(records):
+                self._newest |= newest
+                return
+            self._newest, self._read_to = {}, 0
+
+    async def _appended(self, records: Sequence[bytes]) -> bool:
+        """False when somebody noted something since it was looked at, or it is another log by now."""
+        try:
+            return bool(await self._store.append(self._key, records, after=self._read_to))
+        except KeyMissing:
+            return False
 
     async def of(self, name: str) -> list[dict[str, Any]]:
         """The versions of one workflow, oldest first."""

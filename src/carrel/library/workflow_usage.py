@@ -8,7 +8,7 @@ from typing import Any
 
 import orjson
 
-from carrel.errors import StorageError
+from carrel.errors import LockLost, StorageError
 from carrel.storage.seam import Store
 
 _LONGEST = 2000
@@ -68,10 +68,14 @@ class Usage:
                     kept = await self._kept()
                     for name, counts in new.items():
                         kept[name] = _sum(kept.get(name) or no_use(), counts)
-                    await self._store.put(self._key, orjson.dumps(kept, option=orjson.OPT_INDENT_2))
+                    data = orjson.dumps(kept, option=orjson.OPT_INDENT_2)
+                    await self._store.put(self._key, data, held=[lock] if lock is not None else [])
                 finally:
                     if lock is not None:
                         await lock.release()
+            except LockLost:
+                for name, counts in new.items():
+                    self._new[name] = _sum(counts, self._new[name]) if name in self._new else counts
             except StorageError as problem:
                 _log.warning("the use of %s was not counted: %s", ", ".join(sorted(new)), problem)
 

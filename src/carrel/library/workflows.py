@@ -31,7 +31,7 @@ from carrel.library.workflow_source import (
     without_description,
 )
 from carrel.library.workflow_usage import Usage
-from carrel.storage.seam import Store
+from carrel.storage.seam import Lock, Store
 
 LONGEST_DESCRIPTION = 4000
 _LONGEST_QUERY = 2000
@@ -145,7 +145,7 @@ class WorkflowLibrary:
             raise WorkflowValidationError(
                 f"the source of {name} has half a surrogate pair, which no file can hold"
             ) from None
-        async with _Held(self._store, self._notes):
+        async with _Held(self._store, self._notes) as held:
             found = await self._found(name, note=False)
             if found is not None and found[0].kind == "workflow" and "." not in found[0].name:
                 key = found[0].key
@@ -153,7 +153,7 @@ class WorkflowLibrary:
                 await self._history.note([_version(found[0], await self._bytes(*found))])
             else:
                 key = f"{self._prefix}/{name}.py"
-            await self._store.put(key, data)
+            await self._store.put(key, data, held=held)
             added = await self._shelf.look(name)
             if added is None:
                 raise StorageWriteError(f"{key} was removed while it was written; nothing was kept")
@@ -348,8 +348,9 @@ class _Held:
     def __init__(self, store: Store, key: str) -> None:
         self._store, self._key = store, key
 
-    async def __aenter__(self) -> None:
+    async def __aenter__(self) -> Sequence[Lock]:
         self._lock = await self._store.lock(self._key)
+        return [self._lock] if self._lock is not None else []
 
     async def __aexit__(self, *problem: object) -> None:
         if self._lock is not None:

@@ -46,7 +46,7 @@ class FolderChanges:
             self._starts, self._changed = {}, {}
             self._process = os.getpid()
             try:
-                self._inotify = Inotify()
+                self._inotify = Inotify.new()
                 self._watch_all(self._inotify)
             except OSError:
                 # The machine gives no more instances or watches: then changes stay unknown.

@@ -67,12 +67,20 @@ class FileStore:
             return [await self.get(key) for key in keys]
         return await asyncio.to_thread(self._tree.get_many, keys)
 
-    async def put(self, key: str, data: bytes, *, only_new: bool = False, only_existing: bool = False) -> bool:
+    async def put(
+        self,
+        key: str,
+        data: bytes,
+        *,
+        only_new: bool = False,
+        only_existing: bool = False,
+        held: Sequence[Lock] = (),  # the kernel takes none away from who lives
+    ) -> bool:
         return await asyncio.to_thread(
             file_objects.put, self._tree, key, data, only_new=only_new, only_existing=only_existing
         )
 
-    async def put_pieces(self, key: str, pieces: AsyncIterable[bytes]) -> int:
+    async def put_pieces(self, key: str, pieces: AsyncIterable[bytes], *, held: Sequence[Lock] = ()) -> int:
         arriving, size = await asyncio.to_thread(Arriving, self._tree, key), 0
         try:
             async for piece in pieces:

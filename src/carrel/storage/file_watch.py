@@ -45,7 +45,7 @@ class _Bells:
     """The bells of one event loop, on one inotify instance."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._inotify = Inotify()
+        self._inotify = Inotify.new()
         self._bells: dict[int, set[_Bell]] = {}
         loop.add_reader(self._inotify.fd, self._ring)
 

@@ -4,7 +4,7 @@ import errno
 import os
 import struct
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 from carrel.storage import libc
 from carrel.storage.file_tree import OpenFile
@@ -38,8 +38,9 @@ class Happening(NamedTuple):
 class Inotify(OpenFile):
     """One inotify instance: OSError when the machine gives no more of them. Never blocks."""
 
-    def __init__(self) -> None:
-        super().__init__(libc.inotify_init())
+    @classmethod
+    def new(cls) -> Self:
+        return cls(libc.inotify_init())
 
     def add(self, folder: str, *, follow: bool = True) -> int | None:
         """The number of the watch on a folder, or None when it is not there; OSError when there are too many."""

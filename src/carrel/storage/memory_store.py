@@ -80,7 +80,15 @@ class MemoryStore:
     async def get_many(self, keys: Sequence[str]) -> list[bytes | None]:
         return [await self.get(key) for key in keys]
 
-    async def put(self, key: str, data: bytes, *, only_new: bool = False, only_existing: bool = False) -> bool:
+    async def put(
+        self,
+        key: str,
+        data: bytes,
+        *,
+        only_new: bool = False,
+        only_existing: bool = False,
+        held: Sequence[Lock] = (),  # a lock here is never lost
+    ) -> bool:
         checked_key(key)
         with self._guard:
             if (only_new and key in self._kept) or (only_existing and key not in self._kept):
@@ -88,7 +96,7 @@ class MemoryStore:
             self._put(key, bytes(data))
         return True
 
-    async def put_pieces(self, key: str, pieces: AsyncIterable[bytes]) -> int:
+    async def put_pieces(self, key: str, pieces: AsyncIterable[bytes], *, held: Sequence[Lock] = ()) -> int:
         checked_key(key)
         data = b"".join([bytes(piece) async for piece in pieces])
         with self._guard:

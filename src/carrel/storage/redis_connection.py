@@ -3,11 +3,13 @@
 import asyncio
 import contextlib
 import hashlib
+import re
 import threading
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator
 from functools import lru_cache
 from importlib.resources import files
 from typing import Any
+from urllib.parse import urlsplit
 
 from carrel.errors import (
     ConfigurationError,
@@ -46,15 +48,18 @@ class RedisConnections:
         self._redis: Any = redis  # its own annotations are too patchy for the type checker
         self.prefix = prefix
         try:
-            self._settings = settings = redis.asyncio.connection.parse_url(url)
+            self._settings = settings = redis.asyncio.connection.parse_url(_unambiguous(url))
         except ValueError:
             # Its text may hold a piece of the password, so it is not passed on.
             raise ConfigurationError(
                 "the Redis URL cannot be read; expected redis://[user:password@]host:port/db, rediss:// for TLS or"
                 " unix:///path, and a password with special characters percent-encoded"
             ) from None
+        self._tls = url.startswith("rediss://")
         self._password = str(settings.get("password") or "")
         self.address = str(settings.get("path") or f"{settings.get('host', 'localhost')}:{settings.get('port', 6379)}")
+        self.place = f"{self.address}/{settings.get('db') or 0}"
+        """Where the data is; without user and password, which may change."""
         self._guard = threading.Lock()
         self._clients: dict[asyncio.AbstractEventLoop, tuple[Any, AsyncGenerator[None]]] = {}
         self._server: dict[str, str] | None = None
@@ -65,7 +70,15 @@ class RedisConnections:
         ours = {"retry": retry, "protocol": 2, "decode_responses": False, "timeout": None}
         patience = {"socket_connect_timeout": _CONNECT_SECONDS, "socket_timeout": _ANSWER_SECONDS}
         sized = {"max_connections": _POOL_SIZE}
-        pool = self._redis.asyncio.BlockingConnectionPool(**(patience | sized | self._settings | ours | settings))
+        known = patience | sized | self._settings | ours | settings
+        pool = self._redis.asyncio.BlockingConnectionPool(**known)
+        try:
+            pool.make_connection()
+        except TypeError as problem:
+            named = [name for name in self._settings if f"'{name}'" in str(problem)]
+            raise ConfigurationError(
+                f"the Redis URL has an option that there is not: {named[0] if named else 'after the ?'}"
+            ) from None
         client = self._redis.asyncio.Redis(connection_pool=pool)
         client.response_callbacks.clear()  # answers as the server gives them, in every version of the package
         return client
@@ -229,17 +242,28 @@ class RedisConnections:
         if isinstance(error, known.BusyLoadingError) or said.startswith("MASTERDOWN"):
             return StorageUnavailable(f"{server} is not ready yet ({said}); try again in a while")
         if isinstance(error, (known.ConnectionError, known.TimeoutError, OSError)):
+            hint = "; rediss:// speaks TLS: does the server?" if self._tls else ""
             unsure = "; if it was sent already, it may have been written: look before you send it again"
             return StorageUnavailable(
-                f"{server} does not answer while {doing} {what} ({said}){unsure if doing == 'writing' else ''}"
+                f"{server} does not answer while {doing} {what} ({said}){hint}{unsure if doing == 'writing' else ''}"
             )
         if isinstance(error, known.ReadOnlyError) or "READONLY" in said:
             return failed(f"{server} is a read-only replica, so {what} was not written; give the URL of the primary")
         if isinstance(error, known.OutOfMemoryError) or "OOM " in said:
             return failed(f"{server} is full, so {what} was not written; delete something or raise its maxmemory")
-        if isinstance(error, known.NoPermissionError):
+        if isinstance(error, known.NoPermissionError) or "can't run this command" in said:
             return failed(f"{server} does not allow {doing} {what} to this user: {said}")
         return failed(f"{server} refused {doing} {what}: {said}")
+
+
+def _unambiguous(url: str) -> str:
+    """The URL itself; ValueError where a part of it would be taken for another, and a password for a host."""
+    parts = urlsplit(url)
+    if parts.fragment or "#" in url or any("@" in part for part in (parts.path, parts.query)):
+        raise ValueError("a password that is not percent-encoded")
+    if parts.scheme in ("redis", "rediss") and not re.fullmatch(r"/?\d*", parts.path):
+        raise ValueError("a database is a number")
+    return url
 
 
 async def _disconnecting(pool: Any) -> AsyncGenerator[None]:

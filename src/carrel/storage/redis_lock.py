@@ -11,13 +11,16 @@ from carrel.storage.seam import process_name
 
 _LIFE_MS = 6000
 _RENEW_SECONDS = 1.5
+_KNOWN_MS = 15 * 60 * 1000
+"""How long the server knows who took a lock last."""
 _log = logging.getLogger("carrel.storage")
 
 
 class RedisLock:
     """One lock, held or not. The server forgets it `_LIFE_MS` after its holder last spoke, so it dies with its process.
 
-    A holder whose event loop stands still for longer than that has lost it too; this is logged when it is noticed."""
+    A holder whose event loop stands still for longer than that loses it to whoever takes it meanwhile. That is logged
+    when it is noticed; and a write that comes with its `claim` is refused then."""
 
     def __init__(self, connections: RedisConnections, key: str) -> None:
         self._connections = connections
@@ -25,6 +28,10 @@ class RedisLock:
         self._token = f"{process_name()} {uuid.uuid4().hex}"
         self._loop = asyncio.get_running_loop()
         self._renewing: asyncio.Task[None] | None = None
+
+    def claim(self) -> tuple[str, str]:
+        """What the server needs to tell whether it is still held."""
+        return self._key, self._token
 
     @property
     def held(self) -> bool:
@@ -44,17 +51,18 @@ class RedisLock:
 
     async def _try(self) -> bool:
         # Cancelled while this is under way, nobody renews it, and it is gone after its short life.
-        name = f"{self._connections.prefix}:lock:{self._key}"
+        return await self._ask("take")
+
+    async def _ask(self, script: str) -> bool:
         what = f"the lock {self._key!r}"
-        return bool(await self._connections.write(what, "SET", name, self._token, "NX", "PX", _LIFE_MS))
+        return bool(await self._connections.run(script, what, self._key, self._token, _LIFE_MS, _KNOWN_MS))
 
     async def _renew(self) -> None:
         held = True
         while held:
             await asyncio.sleep(_RENEW_SECONDS)
             try:
-                what = f"the lock {self._key!r}"
-                held = bool(await self._connections.run("renew", what, self._key, self._token, _LIFE_MS))
+                held = await self._ask("renew")
             except StorageError as error:
                 _log.warning("the lock %s could not be renewed, trying again: %s", self._key, error)
         _log.error("the lock %s was lost: it was not renewed for too long and somebody else took it", self._key)
@@ -70,4 +78,5 @@ class RedisLock:
     @staticmethod
     async def holder(connections: RedisConnections, key: str) -> str | None:
         token = await connections.read(f"the lock {key!r}", "GET", f"{connections.prefix}:lock:{key}")
-        return token.decode().rpartition(" ")[0] if token else None
+        said = token.decode("utf-8", "replace") if token else ""
+        return said.rpartition(" ")[0] or said or None

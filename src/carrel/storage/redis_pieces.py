@@ -2,7 +2,7 @@
 
 import contextlib
 import uuid
-from collections.abc import AsyncIterable, AsyncIterator
+from collections.abc import AsyncIterable, AsyncIterator, Callable
 from typing import Any
 
 from carrel.errors import KeyMissing, StorageError, StorageReadError, StorageWriteError
@@ -15,7 +15,11 @@ _LIFE_MS = 15 * 60 * 1000
 
 
 async def placed(
-    connections: RedisConnections, key: str, pieces: AsyncIterable[bytes], longest: int
+    connections: RedisConnections,
+    key: str,
+    pieces: AsyncIterable[bytes],
+    longest: int,
+    claims: Callable[[], list[str]],
 ) -> tuple[list[Any], int]:
     """What the server answered when all pieces were there and became the object, and its size."""
     name, size, what = uuid.uuid4().hex, 0, repr(key)
@@ -29,7 +33,7 @@ async def placed(
             for start in range(0, len(piece), _PIECE):
                 await connections.write(what, "APPEND", coming, piece[start : start + _PIECE])
             await connections.write(what, "PEXPIRE", coming, _LIFE_MS)
-        return await connections.run("place", what, key, name, size), size
+        return await connections.run("place", what, key, name, size, *claims()), size
     except BaseException:
         # If this cannot be sent either, its short life ends by itself.
         with contextlib.suppress(StorageError):

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterable, AsyncIterator, Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple
 
-from carrel.errors import KeyMissing, StorageReadError, StorageUnavailable, StorageWriteError
+from carrel.errors import KeyMissing, LockLost, StorageReadError, StorageUnavailable, StorageWriteError
 from carrel.storage import redis_pieces
 from carrel.storage.call_order import CallOrder
 from carrel.storage.redis_connection import RedisConnections
@@ -69,7 +69,9 @@ class RedisStore:
     def __init__(self, url: str, prefix: str = "carrel") -> None:
         self._connections = RedisConnections(url, prefix)
         self._prefix = prefix
-        self._known = _Known.of(self._connections.address, prefix)
+        self.place = self._connections.place
+        """Which server and database, without the password."""
+        self._known = _Known.of(self.place, prefix)
         self._locks: set[RedisLock] = set()
         self._order = CallOrder()
         self._warned = False
@@ -92,17 +94,29 @@ class RedisStore:
             found += await self._connections.read(f"{len(page)} objects", "MGET", *page)
         return found
 
-    async def put(self, key: str, data: bytes, *, only_new: bool = False, only_existing: bool = False) -> bool:
+    async def put(
+        self,
+        key: str,
+        data: bytes,
+        *,
+        only_new: bool = False,
+        only_existing: bool = False,
+        held: Sequence[Lock] = (),
+    ) -> bool:
         checked_key(key)
         if len(data) > _MAX_OBJECT:
             raise StorageWriteError(
                 f"{key!r} is {len(data)} bytes long; Redis takes {_MAX_OBJECT}. Nothing was written"
             )
-        answer = await self._connections.run("put", repr(key), key, int(only_new), int(only_existing), data)
+        answer = await self._connections.run(
+            "put", repr(key), key, int(only_new), int(only_existing), data, *_claims(held)
+        )
         return self._done(answer, key, unwanted=False)
 
-    async def put_pieces(self, key: str, pieces: AsyncIterable[bytes]) -> int:
-        answer, size = await redis_pieces.placed(self._connections, checked_key(key), pieces, _MAX_OBJECT)
+    async def put_pieces(self, key: str, pieces: AsyncIterable[bytes], *, held: Sequence[Lock] = ()) -> int:
+        answer, size = await redis_pieces.placed(
+            self._connections, checked_key(key), pieces, _MAX_OBJECT, lambda: _claims(held)
+        )
         self._done(answer, key)
         return size
 
@@ -129,13 +143,18 @@ class RedisStore:
             return values[said]
         if said == "log":
             raise StorageWriteError(f"{key!r} is a log and cannot be replaced by an object; delete it first")
+        if said == "taken":
+            raise LockLost(
+                f"{key!r} was not written: its lock was lost, as this process stood still for so long that it went to"
+                " somebody else, or the server was restarted; look at what is there now, and write it again"
+            )
         if said == "lost":
             raise StorageWriteError(f"the pieces of {key!r} took too long and are gone; nothing was written")
         raise KeyMissing(f"there is no object {source!r} to copy to {key!r}")
 
     async def folders(self, prefix: str = "") -> list[str]:
         start = f"{checked_key(prefix)}/" if prefix else ""
-        return sorted(name.decode() for name in await self._connections.run("folders", repr(prefix), start))
+        return sorted(_names(await self._connections.run("folders", repr(prefix), start)))
 
     async def stamp(self, key: str) -> Stamp | None:
         return (await self.stamps([key]))[0]
@@ -180,8 +199,8 @@ class RedisStore:
             said = answer[0].decode()
             if said != "deleted":
                 break
-            known, microseconds_ago = answer[1:]
-            self._known.heard(known)
+            known, microseconds_ago, again = answer[1:]
+            self._known.heard(known, again=bool(again))
             if microseconds_ago / 1e6 <= time.monotonic() - began:
                 raise KeyMissing(f"the log {key!r} was deleted while this was appended to it; nothing was written")
         if said == "missing":
@@ -318,7 +337,7 @@ class RedisStore:
         self._known.heard(version)
         # A server that was restarted may have lost its newest writes, and then uses their numbers again.
         exact = known and run == run_id
-        return Changes(f"{run_id}/{born_now.decode()}/{version}", {key.decode() for key in keys} if exact else None)
+        return Changes(f"{run_id}/{born_now.decode()}/{version}", set(_names(keys)) if exact else None)
 
     async def close(self) -> None:
         locks, self._locks = self._locks, set()
@@ -331,7 +350,7 @@ class RedisStore:
     async def list(self, prefix: str = "") -> list[str]:
         span = (f"[{checked_key(prefix)}", f"({prefix}0") if prefix else ("-", "+")  # "0" is what follows "/"
         found = await self._connections.read(f"the keys of {prefix!r}", "ZRANGEBYLEX", f"{self._prefix}:index", *span)
-        keys = [key.decode() for key in found]
+        keys = _names(found)
         return [key for key in keys if not prefix or key == prefix or key.startswith(f"{prefix}/")]
 
 
@@ -349,21 +368,44 @@ class _Known:
         with cls._guard:
             return cls._all.setdefault((address, prefix), cls())
 
-    def heard(self, version: int) -> None:
+    def heard(self, version: int, *, again: bool = False) -> None:
+        """`again`: the server has begun to use numbers a second time."""
         with self._guard:
-            self.version = max(self.version, version)
+            self.version = version if again else max(self.version, version)
+
+
+def _claims(held: Sequence[Lock]) -> list[str]:
+    """What a script asks for before it writes: see `lost_lock` in its prelude."""
+    return [part for lock in held if isinstance(lock, RedisLock) for part in lock.claim()]
+
+
+def _names(found: Sequence[bytes]) -> list[str]:
+    """Without those that cannot be ours: another program's."""
+    try:
+        return [name.decode() for name in found]
+    except UnicodeDecodeError:
+        names = [name.decode("utf-8", "replace") for name in found]
+        return [name for name, raw in zip(names, found, strict=True) if name.encode() == raw]
 
 
 def _parsed(line: bytes) -> _Kept:
-    _, size, microseconds, version, life, _ = line.split(b" ")
-    return _Kept(Stamp(int(size), int(microseconds) / 1e6, int(version)), int(life))
+    try:
+        _, size, microseconds, version, life, _ = line.split(b" ")
+        return _Kept(Stamp(int(size), int(microseconds) / 1e6, int(version)), int(life))
+    except ValueError:
+        raise StorageReadError(
+            f"what Redis has noted down about a key was not written by carrel: {line!r:.80}"
+        ) from None
 
 
 def _entry(raw: Any) -> _Entry:
-    (life, _, seq), (field, value) = raw[0].partition(b"-"), raw[1]
-    if field == b"b":
-        return _Entry(int(life), int(seq), None, int(value))
-    return _Entry(int(life), int(seq), value, len(value))
+    try:
+        (life, _, seq), (field, value) = raw[0].partition(b"-"), raw[1]
+        if field == b"b":
+            return _Entry(int(life), int(seq), None, int(value))
+        return _Entry(int(life), int(seq), value, len(value))
+    except ValueError:
+        raise StorageReadError(f"an entry of a log in Redis was not written by carrel: {raw!r:.80}") from None
 
 
 def _split(page: list[_Entry]) -> list[list[_Entry]]:

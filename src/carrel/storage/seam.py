@@ -92,17 +92,28 @@ class Store(Protocol):
     async def get_many(self, keys: Sequence[str]) -> list[bytes | None]:
         """The same for many small objects, at the cost of few round trips or threads."""
 
-    async def put(self, key: str, data: bytes, *, only_new: bool = False, only_existing: bool = False) -> bool:
+    async def put(
+        self,
+        key: str,
+        data: bytes,
+        *,
+        only_new: bool = False,
+        only_existing: bool = False,
+        held: "Sequence[Lock]" = (),
+    ) -> bool:
         """Replace the object atomically; a reader sees the old bytes or the new, also after a power cut.
 
         With `only_new`, False and nothing written when the key is there already. With `only_existing`, False and
-        nothing written when it is not there: a put in flight never brings back what a delete removed meanwhile."""
+        nothing written when it is not there: a put in flight never brings back what a delete removed meanwhile.
 
-    async def put_pieces(self, key: str, pieces: AsyncIterable[bytes]) -> int:
+        `held` are locks of this store under which it was decided what to write. Where one can be lost to somebody
+        else, by a holder who stood still for too long, that is `LockLost` and nothing written."""
+
+    async def put_pieces(self, key: str, pieces: AsyncIterable[bytes], *, held: "Sequence[Lock]" = ()) -> int:
         """`put` for an object that is too large to hold; returns its size in bytes.
 
-        Nothing is to be seen of it before its last piece is there. When the pieces raise, or this is cancelled,
-        nothing was written."""
+        Nothing is to be seen of it before its last piece is there; `held` is looked at then. When the pieces raise,
+        or this is cancelled, nothing was written."""
 
     def pieces(self, key: str, start: int = 0) -> AsyncIterator[bytes]:
         """The object's bytes from `start` on, piece by piece; `KeyMissing` when there is none.

@@ -150,7 +150,10 @@ def _add_packages(folder: object) -> None:
     if isinstance(folder, str) and folder not in sys.path:
         own = [number for number, path in enumerate(sys.path) if path.endswith(("site-packages", "dist-packages"))]
         sys.path.insert(own[0] if own else len(sys.path), folder)
-        site.addsitedir(folder)  # It is on the path already: this reads the `.pth` files of its packages.
+        try:
+            site.addsitedir(folder)  # It is on the path already: this reads the `.pth` files of its packages.
+        except SystemExit as wanted:
+            print(f"a .pth file in {folder} wanted to end Python: {wanted.code!r}", file=sys.stderr)
 
 
 def _usage() -> tuple[float, int]:

@@ -3,12 +3,17 @@
 local create, known, inline, after = ARGV[3] == '1', tonumber(ARGV[4]), tonumber(ARGV[5]), tonumber(ARGV[6])
 local FIRST = 7
 
+-- A server that lost its newest writes uses their numbers again: what the caller knows of then says nothing.
+local again = known > tonumber(redis.call('HGET', STATE, 'version') or 0) and 1 or 0
+if again == 1 then
+  known = 0
+end
 -- A delete that the caller may not know of: it decides, by how long ago that was, whether its append came before.
 local grave = redis.call('XREVRANGE', at('gone', key), '+', '-', 'COUNT', 1)[1]
 if grave then
   local version = tonumber(string.match(grave[1], '^%d+'))
   if version > known then
-    return { 'deleted', version, micros - tonumber(grave[2][2]) }
+    return { 'deleted', version, micros - tonumber(grave[2][2]), again }
   end
 end
 

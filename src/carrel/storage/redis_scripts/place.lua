@@ -1,5 +1,9 @@
--- Makes what was gathered piece by piece an object. ARGV: prefix, key, name of what was gathered, its size.
+-- Makes what was gathered piece by piece an object. ARGV: prefix, key, name of what was gathered, its size,
+-- locks held….
 local gathered = at('coming', ARGV[3])
+if lost_lock(5) then
+  return { 'taken' }
+end
 local stamp = stamp_of(key)
 if stamp and stamp.kind == 'log' then
   return { 'log' }

@@ -25,6 +25,11 @@ local function next_version()
   return version
 end
 
+-- For scripts that must go through when memory has run out: after a write that takes none, the others are let pass.
+local function even_when_full()
+  redis.call('DEL', at('none', key))
+end
+
 local function stamp_of(name)
   local stamp = redis.call('HGET', STAMPS, name)
   if not stamp then
@@ -32,6 +37,18 @@ local function stamp_of(name)
   end
   local kind, size, life, last = string.match(stamp, '^(%a+) (%d+) %d+ %d+ (%d+) (%d+)$')
   return { kind = kind, size = tonumber(size), life = tonumber(life), last = tonumber(last) }
+end
+
+-- Whether a lock is no longer its holder's. From ARGV[first] on: key of the lock and token, for each. One that ran out
+-- and that nobody took is as good as held; not so where nobody is known to have taken it: the server lost what it knew.
+local function lost_lock(first)
+  for i = first, #ARGV, 2 do
+    local holder = redis.call('GET', at('lock', ARGV[i])) or ARGV[i + 1]
+    if holder ~= ARGV[i + 1] or redis.call('GET', at('taken', ARGV[i])) ~= ARGV[i + 1] then
+      return true
+    end
+  end
+  return false
 end
 
 local function note(name, version, stamp)

@@ -1,5 +1,8 @@
--- Replaces an object. ARGV: prefix, key, "1" for only when new, "1" for only when there, bytes.
+-- Replaces an object. ARGV: prefix, key, "1" for only when new, "1" for only when there, bytes, locks held….
 local only_new, only_existing, data = ARGV[3] == '1', ARGV[4] == '1', ARGV[5]
+if lost_lock(6) then
+  return { 'taken' }
+end
 local stamp = stamp_of(key)
 if stamp and only_new or not stamp and only_existing then
   return { 'unwanted' }

@@ -1,0 +1,195 @@
+"""An install that ends half way, by a kill or on a full disk: what was there is there, and nothing is in pieces."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.metadata
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+
+from carrel.errors import DependencyError, EnvironmentFailed
+from carrel.execution import changed_whole
+from carrel.execution.packages import HALF, Packages, subprocess_packages
+from carrel.execution.settings import SubprocessConfig
+from carrel.execution.subprocess_executor import SubprocessExecutor
+from tests.wheels import build_wheel
+
+FILES = 600
+
+
+@pytest.fixture(scope="module")
+def wheels(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two packages of many files, in two versions each; the second needs the first."""
+    folder = tmp_path_factory.mktemp("wheels")
+    for version in ("1.0", "2.0"):
+        for name, needs in (("red", ()), ("blue", ("red",))):
+            parts = {f"{name}_parts/p{number}.py": f"VERSION = {version!r}\n" for number in range(FILES)}
+            build_wheel(folder, name, version, needs=needs, files=parts)
+    return folder
+
+
+def in_pieces(folders: Sequence[str]) -> list[str]:
+    """What is wrong with the packages in these folders."""
+    wrong, known = [], set()
+    for found in importlib.metadata.distributions(path=list(folders)):
+        name = found.metadata["Name"] if found.files is not None else str(found.locate_file(""))
+        known.add(f"{name}_parts")
+        missing = [str(file) for file in found.files or ["RECORD"] if not Path(str(found.locate_file(file))).exists()]
+        wrong += [f"{name} misses {len(missing)} files"] if missing else []
+        some = Path(str(found.locate_file(f"{name}_parts/p{FILES - 1}.py")))
+        if not missing and some.parent.exists() and found.version not in some.read_text():
+            wrong.append(f"{name} is mixed")
+    for folder in folders:
+        wrong += [f"{part.name} is nobody's" for part in Path(folder).glob("*_parts") if part.name not in known]
+    return wrong
+
+
+def killed_half_way(seconds: float, *words: object) -> None:
+    """Start the installer, and kill it and its uv so long after it has begun."""
+    command = [sys.executable, "-m", "tests.execution.installer", *map(str, words)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True)
+    assert process.stdout is not None
+    assert process.stdout.readline() == b"begins\n"
+    time.sleep(seconds)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    process.stdout.close()
+
+
+def moments(times: int) -> list[float]:
+    dice = random.Random(7)
+    return [dice.uniform(0, 0.25) for _ in range(times)]
+
+
+@pytest.mark.parametrize("times", [6, pytest.param(50, marks=pytest.mark.slow)])
+async def test_who_is_killed_while_packages_are_added_leaves_them_whole(
+    tmp_path: Path, wheels: Path, times: int
+) -> None:
+    packages = await subprocess_packages(SubprocessConfig(base=tmp_path, wheelhouse=wheels))
+    await packages.install(["red==1.0"])
+    for number, seconds in enumerate(moments(times)):
+        wanted = ("blue==2.0", "red==2.0") if number % 2 else ("blue==1.0", "red==1.0")
+        await asyncio.to_thread(killed_half_way, seconds, tmp_path, wheels, "add", *wanted)
+        assert in_pieces([str(packages.added)]) == []
+        assert "red" in await packages.installed()
+    assert "blue" in await packages.install(["blue==2.0", "red==2.0"]) or "blue" in await packages.installed()
+    assert in_pieces([str(packages.added)]) == []
+    assert [left.name for left in packages.added.parent.glob("added.*")] == ["added.lock"]
+    await packages.give_back()
+
+
+@pytest.mark.parametrize("times", [4, pytest.param(30, marks=pytest.mark.slow)])
+async def test_who_is_killed_while_the_settings_packages_are_put_in_is_made_good_at_the_next_start(
+    tmp_path: Path, wheels: Path, times: int
+) -> None:
+    for number, seconds in enumerate(moments(times)):
+        version = "2.0" if number % 2 else "1.0"
+        deps = [f"red=={version}", f"blue=={version}"]
+        await asyncio.to_thread(killed_half_way, seconds, tmp_path, wheels, "settings", *deps)
+        packages = await subprocess_packages(SubprocessConfig(base=tmp_path, wheelhouse=wheels, deps=deps))
+        assert in_pieces(packages.environment.packages) == []
+        assert (await packages.installed()) == {"red": version, "blue": version}
+        await packages.give_back()
+
+
+async def test_what_is_half_there_by_its_mark_is_put_in_anew(tmp_path: Path, wheels: Path) -> None:
+    packages = await subprocess_packages(SubprocessConfig(base=tmp_path, wheelhouse=wheels, deps=["red==1.0"]))
+    assert packages.environment.venv is not None
+    (place,) = packages.environment.packages
+    (Path(place) / "red-1.0.dist-info" / "RECORD").unlink()
+    (Path(place) / "red_parts" / "p5.py").unlink()
+    (packages.environment.venv / HALF).touch()
+    packages = await subprocess_packages(SubprocessConfig(base=tmp_path, wheelhouse=wheels, deps=["blue", "red==1.0"]))
+    assert in_pieces([place]) == []
+    assert not (packages.environment.venv / HALF).exists()
+
+
+async def test_settings_that_cannot_be_had_cost_those_before_nothing(tmp_path: Path, wheels: Path) -> None:
+    config = SubprocessConfig(base=tmp_path, wheelhouse=wheels, deps=["red==1.0"])
+    await subprocess_packages(config)
+    with pytest.raises(EnvironmentFailed, match="nowhere"):
+        await subprocess_packages(SubprocessConfig(base=tmp_path, wheelhouse=wheels, deps=["nowhere"]))
+    (empty := tmp_path / "empty").mkdir()
+    await subprocess_packages(SubprocessConfig(base=tmp_path, wheelhouse=empty, deps=["red==1.0"]))
+
+
+async def test_settings_that_go_to_another_version_and_back_have_the_one_they_name(
+    tmp_path: Path, wheels: Path
+) -> None:
+    for version in ("1.0", "2.0", "1.0"):
+        deps = [f"red=={version}"]
+        packages = await subprocess_packages(SubprocessConfig(base=tmp_path, wheelhouse=wheels, deps=deps))
+        assert await packages.installed() == {"red": version}
+    await subprocess_packages(SubprocessConfig(base=tmp_path, wheelhouse=wheels, deps=["blue==1.0"]))
+    (empty := tmp_path / "empty").mkdir()
+    # Nothing of what was there became another: none of it has to be looked for again.
+    await subprocess_packages(SubprocessConfig(base=tmp_path, wheelhouse=empty, deps=["red==1.0"]))
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system with room for one of the packages, and not for two."""
+    if os.geteuid() != 0:
+        pytest.skip("making a file system of its own needs root")
+    (disk := tmp_path / "disk").mkdir()
+    size = f"size=16m,nr_inodes={2 * FILES}"
+    subprocess.run(["mount", "-t", "tmpfs", "-o", size, "carrel-test", str(disk)], check=True)
+    yield disk
+    subprocess.run(["umount", "-l", str(disk)], check=True)
+
+
+async def test_a_full_disk_changes_nothing_and_is_named(small_disk: Path, wheels: Path) -> None:
+    packages = await subprocess_packages(SubprocessConfig(base=small_disk, wheelhouse=wheels))
+    await packages.install(["red==1.0"])
+    for change in (["red==2.0", "blue==2.0"], ["blue==1.0"]):
+        with pytest.raises(DependencyError, match="No space left on device"):
+            await packages.install(change)
+        assert in_pieces([str(packages.added)]) == []
+        assert await packages.installed() == {"red": "1.0"}
+    assert await packages.uninstall(["red"]) == ["red"]
+    assert await packages.installed() == {}
+
+
+async def test_a_live_session_sees_each_change_whole(tmp_path: Path, wheels: Path) -> None:
+    """Where the folder is its own, and where it is one that goes with the session."""
+    for base in (tmp_path, None):
+        async with SubprocessExecutor(SubprocessConfig(base=base, wheelhouse=wheels, sandbox="required")) as executor:
+            assert (await executor.run("import os")).error is None
+            for version in ("1.0", "2.0"):
+                await executor.install([f"red=={version}"])
+                code = "import importlib, red\nimportlib.reload(red).VERSION, len(os.listdir(PARTS))"
+                place = f"PARTS = os.path.join(os.path.dirname(__import__('red').__file__), 'red_parts')\n{code}"
+                assert (await executor.run(place)).value == (version, FILES)
+            await executor.uninstall(["red"])
+            assert (await executor.run("importlib.reload(red)")).error_type == "ModuleNotFoundError"
+
+
+async def test_a_file_system_that_cannot_exchange_folders_or_link_files_does_as_well(
+    tmp_path: Path, wheels: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(22, "Invalid argument")
+
+    def refuse_link(*_: object, **__: object) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(changed_whole, "exchange", refuse)
+    monkeypatch.setattr(changed_whole.os, "link", refuse_link)
+    packages: Packages = await subprocess_packages(SubprocessConfig(base=tmp_path, wheelhouse=wheels))
+    await packages.install(["red==1.0"])
+    await packages.install(["blue==1.0"])
+    assert in_pieces([str(packages.added)]) == []
+    # Killed between the two renames: the folder has gone aside, and its successor is not there yet.
+    packages.added.rename(packages.added.with_name("added.old-1"))
+    again = await subprocess_packages(SubprocessConfig(base=tmp_path, wheelhouse=wheels))
+    await again.install(["blue==1.0"])
+    assert await again.installed() == {"red": "1.0", "blue": "1.0"}
+    assert [left.name for left in again.added.parent.glob("added.*")] == ["added.lock"]
