@@ -180,3 +180,34 @@ def test_standard_output_that_is_closed_is_no_bug(environment: dict[str, str], t
         check=False,
     )
     assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize(
+    "words", ["--help", "--version", "search status", "datasets list", "doctor --json", "sessions"]
+)
+def test_a_reader_that_has_gone_is_no_error(environment: dict[str, str], tmp_path: Path, words: str) -> None:
+    # It reads nothing, and is gone before anything is written.
+    command = f"set -o pipefail; (sleep 0.5; {sys.executable} -m carrel {words}; echo $? >code) | true"
+    done = subprocess.run(
+        ["bash", "-c", command], env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert ((tmp_path / "code").read_text(), done.stderr) == ("0\n", "")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [["run", "print('\udce9')"], ["run", "-"], ["workflows", "add", "x", "-"], ["store", "list", "redis://\udce9"]],
+)
+def test_what_is_no_text_is_wrong_usage(carrel: Any, tmp_path: Path, words: list[str]) -> None:
+    (tmp_path / "latin").write_bytes(b"print('\xe9')\n")
+    with (tmp_path / "latin").open("rb") as stdin:
+        assert "no text in UTF-8" in carrel(*words, code=2, stdin=stdin).stderr
+
+
+def test_python_is_read_in_the_encoding_that_it_names(carrel: Any, tmp_path: Path) -> None:
+    (tmp_path / "latin.py").write_bytes(b"# -*- coding: latin-1 -*-\nprint('caf\xe9')\n")
+    (tmp_path / "mark.py").write_bytes(b"\xef\xbb\xbfprint('caf\xc3\xa9')\r\n")
+    for file in ("latin.py", "mark.py"):
+        assert carrel("run", file, "--sandbox", "off").stdout == "café\n"
+    with (tmp_path / "mark.py").open("rb") as stdin:
+        assert carrel("run", "-", env={"PYTHONUTF8": "0", "LC_ALL": "C"}, stdin=stdin).stdout == "caf\\xe9\n"

@@ -257,6 +257,29 @@ def test_bytes_are_not_thrown_at_a_terminal(at_terminal: Any, carrel: Carrel, ba
     terminal = at_terminal("artifacts", "load", "raw.bin")
     assert terminal.end() == 2
     assert "--out FILE" in terminal.shown
+    (tmp_path / "note").write_text("caf\u00e9 \x1b[2J\n")
+    carrel("artifacts", "save", "note.txt", "note")
+    terminal = at_terminal("artifacts", "load", "note.txt")
+    assert terminal.end() == 0
+    assert "café ␛[2J" in terminal.shown
+
+
+def test_a_file_with_an_odd_name_costs_nobody_else(carrel: Carrel, base: Path) -> None:
+    for folder in ("tools", "workflows", "artifacts"):
+        (base / folder).mkdir(exist_ok=True)
+        (base / folder / "two\nlines.py").write_text("def run(): pass\n")
+    done = carrel("workflows", "list")
+    assert "double" in done.stdout
+    assert "is passed over" in done.stderr
+    assert carrel("run", "workflows.double(21)", "--sandbox", "off").stdout == "42\n"
+
+
+def test_what_may_not_be_written_is_the_machines_fault(carrel: Carrel, base: Path, tmp_path: Path) -> None:
+    (tmp_path / "note.txt").write_text("x")
+    carrel("artifacts", "save", "n", "note.txt")
+    through = ["unshare", "-rm", "sh", "-c", 'mount --bind "$0" "$0" && mount -o remount,ro,bind "$0"; exec "$@"', base]
+    assert "n was not deleted: " in carrel("artifacts", "delete", "n", code=3, through=through).stderr
+    assert "m was not saved: " in carrel("artifacts", "save", "m", "note.txt", code=3, through=through).stderr
 
 
 # --- packages ---------------------------------------------------------------------------------------------------------

@@ -12,6 +12,8 @@ import typer
 
 from carrel.conversation.inert import inert_line
 from carrel.errors import (
+    ArtifactReadError,
+    ArtifactWriteError,
     CarrelError,
     CompactRefused,
     DependencyError,
@@ -55,8 +57,8 @@ def waits(function: Callable[Parameters, Coroutine[Any, Any, None]]) -> Callable
     return command
 
 
-def run_to_its_end(app: typer.Typer) -> int:
-    """Run the command that was typed; whatever happens, the code to exit with."""
+def run_to_its_end(loaded: Callable[[], typer.Typer]) -> int:
+    """Load the command that was typed and run it; whatever happens, the code to exit with."""
     for name in ("stdin", "stdout", "stderr"):
         if getattr(sys, name) is None:  # closed by whoever started this: nothing else may take its number
             setattr(sys, name, open(os.devnull, "r" if name == "stdin" else "w"))  # noqa: SIM115
@@ -68,18 +70,35 @@ def run_to_its_end(app: typer.Typer) -> int:
     notes.setFormatter(_Note())
     logging.getLogger("carrel").addHandler(notes)
     try:
-        code = app(prog_name="carrel", standalone_mode=False)
+        code = loaded()(prog_name="carrel", standalone_mode=False)
         sys.stdout.flush()
         return code if isinstance(code, int) else DONE
     except KeyboardInterrupt:
         return INTERRUPTED
+    except BrokenPipeError:
+        _nobody_reads()
+        return DONE
+    except SystemExit as left:
+        # How typer ends where nobody reads; that is no failure of ours.
+        if not isinstance(left.__context__, BrokenPipeError):
+            raise
+        _nobody_reads()
+        return DONE
     except (typer.TyperException, CarrelError, OSError) as problem:
         return _say(problem)
     except Exception as problem:
         if os.environ.get("CARREL_DEBUG"):
             raise
+        if isinstance(problem, UnicodeEncodeError) and (odd := next(filter(is_no_text, sys.argv), None)):
+            _print_error(f"{odd!r} is no text in UTF-8")
+            return WRONG_USAGE
         _print_error(f"a bug in carrel: {type(problem).__name__}: {problem}; CARREL_DEBUG=1 shows where")
         return BUG
+
+
+def is_no_text(word: str) -> bool:
+    """Whether it was typed with bytes that are no letters here."""
+    return any("\ud800" <= letter <= "\udfff" for letter in word)
 
 
 class _Note(logging.Formatter):
@@ -113,8 +132,10 @@ def _code_of(problem: Exception) -> int:
             return WRONG_USAGE
         case ToolCallError() | WorkflowExecutionError() | DependencyError():
             return FAILED
-        case StorageError() if not isinstance(problem, ValueError):
-            return MACHINE_LACKS
+        case StorageError() | ArtifactWriteError() | ArtifactReadError() if not isinstance(problem, ValueError):
+            # A name that is a folder, or data that nobody can keep, is the user's; what the store refused is not.
+            ours = isinstance(problem, StorageError) or isinstance(problem.__cause__, StorageError)
+            return MACHINE_LACKS if ours else WRONG_USAGE
         case SessionTooNew() | ExecutionError():
             return MACHINE_LACKS
         case CarrelError():

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import orjson
 
-from carrel.conversation.inert import inert, inert_line
+from carrel.conversation.inert import inert, inert_json, inert_line
 from carrel.conversation.messages import (
     ConversationMessage,
     MessageBlock,
@@ -82,9 +82,9 @@ def print_json_line(value: Any) -> None:
 
 
 def json_text(value: Any, option: int = orjson.OPT_INDENT_2) -> str:
-    """Data as JSON."""
+    """Data as JSON; nothing in it can act on a terminal."""
     try:
-        return orjson.dumps(value, option=option).decode()
+        return inert_json(orjson.dumps(value, option=option).decode())
     except TypeError:
         # Integers of any size, lone surrogates: legal in a log, and JSON can say them.
         return json.dumps(value, indent=2 if option else None)

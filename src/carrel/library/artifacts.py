@@ -158,7 +158,7 @@ class ArtifactStore:
         key = self._key(name)
         if await self._store.stamp(key) is None and await self._store.stamp(self._note_key(name)) is None:
             return
-        with _saying(name):
+        with _saying(name, "deleted"):
             lock = await self._store.lock(self._note_key(name))
             try:
                 # A folder of artifacts is none, and stays.
@@ -380,13 +380,13 @@ def _reading(name: str) -> Iterator[None]:
 
 
 @contextmanager
-def _saying(name: str) -> Iterator[None]:
+def _saying(name: str, what: str = "saved") -> Iterator[None]:
     try:
         yield
     except KeyRefused as problem:
-        raise ArtifactNameRefused(f"{name} was not saved: {problem}") from problem
+        raise ArtifactNameRefused(f"{name} was not {what}: {problem}") from problem
     except StorageWriteError as problem:
-        raise ArtifactWriteError(f"{name} was not saved: {problem}") from problem
+        raise ArtifactWriteError(f"{name} was not {what}: {problem}") from problem
 
 
 async def _of_file(name: str, path: Path) -> AsyncIterator[bytes]:
