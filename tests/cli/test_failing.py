@@ -211,3 +211,9 @@ def test_python_is_read_in_the_encoding_that_it_names(carrel: Any, tmp_path: Pat
         assert carrel("run", file, "--sandbox", "off").stdout == "café\n"
     with (tmp_path / "mark.py").open("rb") as stdin:
         assert carrel("run", "-", env={"PYTHONUTF8": "0", "LC_ALL": "C"}, stdin=stdin).stdout == "caf\\xe9\n"
+
+
+def test_no_threads_left_is_the_machines_fault(carrel: Any, stars: str) -> None:
+    # Each wants a stack larger than there is memory: so none can be started, also by root, whom no number limits.
+    none = ["sh", "-c", 'ulimit -s 1000000000 && ulimit -v 8000000 && exec "$@"', "sh"]
+    assert "ulimit -u" in carrel("sessions", "list", code=3, through=none).stderr

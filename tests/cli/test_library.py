@@ -274,6 +274,14 @@ def test_a_file_with_an_odd_name_costs_nobody_else(carrel: Carrel, base: Path) -
     assert carrel("run", "workflows.double(21)", "--sandbox", "off").stdout == "42\n"
 
 
+def test_a_machine_without_inotify_is_no_trouble(carrel: Carrel, base: Path, stars: str) -> None:
+    none = 'echo 0 > /proc/sys/user/max_inotify_instances; exec "$@"'
+    for words in (["workflows", "list"], ["sessions", "search", "twinkle"]):
+        done = carrel(*words, through=["unshare", "-Ur", "sh", "-c", none, "sh"])
+        assert done.stderr == ""
+        assert "double" in done.stdout or "stars" in done.stdout
+
+
 def test_what_may_not_be_written_is_the_machines_fault(carrel: Carrel, base: Path, tmp_path: Path) -> None:
     (tmp_path / "note.txt").write_text("x")
     carrel("artifacts", "save", "n", "note.txt")

@@ -1,6 +1,7 @@
 """How a command ends: with an exit code that says whose turn it is, and one line when it failed."""
 
 import asyncio
+import errno
 import logging
 import os
 import sys
@@ -31,6 +32,11 @@ from carrel.errors import (
 
 DONE, FAILED, WRONG_USAGE, MACHINE_LACKS, BUG, INTERRUPTED = 0, 1, 2, 3, 70, 130
 """What happened, the user's task failed, it was typed wrong, no room or no permission, our fault, Ctrl-C."""
+
+_ADVICE = {
+    errno.EAGAIN: "no more threads or processes may be started here; end some, or raise the limit: ulimit -u",
+    errno.EMFILE: "this process has too many files open; raise the limit: ulimit -n",
+}
 
 Parameters = ParamSpec("Parameters")
 
@@ -89,6 +95,8 @@ def run_to_its_end(loaded: Callable[[], typer.Typer]) -> int:
     except Exception as problem:
         if os.environ.get("CARREL_DEBUG"):
             raise
+        if isinstance(problem, RuntimeError) and str(problem) == "can't start new thread":
+            return _say(OSError(errno.EAGAIN, os.strerror(errno.EAGAIN)))
         if isinstance(problem, UnicodeEncodeError) and (odd := next(filter(is_no_text, sys.argv), None)):
             _print_error(f"{odd!r} is no text in UTF-8")
             return WRONG_USAGE
@@ -120,7 +128,8 @@ def _say(problem: Exception) -> int:
 
 def _one_line(problem: Exception) -> str:
     if isinstance(problem, OSError) and not isinstance(problem, CarrelError) and problem.strerror:
-        return f"{problem.filename}: {problem.strerror}" if problem.filename else problem.strerror
+        said = f"{problem.filename}: {problem.strerror}" if problem.filename else problem.strerror
+        return f"{said} ({_ADVICE[problem.errno]})" if problem.errno in _ADVICE else said
     return str(problem) or type(problem).__name__
 
 
