@@ -3,8 +3,10 @@
 import json
 import os
 import resource
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -217,3 +219,31 @@ def test_no_threads_left_is_the_machines_fault(carrel: Any, stars: str) -> None:
     # Each wants a stack larger than there is memory: so none can be started, also by root, whom no number limits.
     none = ["sh", "-c", 'ulimit -s 1000000000 && ulimit -v 8000000 && exec "$@"', "sh"]
     assert "ulimit -u" in carrel("sessions", "list", code=3, through=none).stderr
+
+
+@pytest.mark.parametrize("after", [0.0, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4])
+def test_ctrl_c_while_it_is_loaded_is_silent(environment: dict[str, str], tmp_path: Path, after: float) -> None:
+    # The first step is there when its file says so; what comes then is interrupted at one moment or another.
+    script = (
+        "import sys\n"
+        "sys.argv = ['carrel', 'sessions', 'list']\n"
+        "def hook(event, given):\n"
+        "    if event == 'import' and given[0] == 'carrel.cli': print('on', flush=True)\n"
+        "sys.addaudithook(hook)\n"
+        "from carrel.__main__ import main\n"
+        "sys.exit(main())\n"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", script],
+        env=environment,
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "on\n"
+    time.sleep(after)
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate(timeout=60)
+    assert (process.returncode in (-signal.SIGINT, 130, 0), said) == (True, "")

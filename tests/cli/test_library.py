@@ -55,6 +55,13 @@ def test_the_folder_here_is_the_base_else_the_home(carrel: Carrel, base: Path, h
     assert "double" in carrel("workflows", "list", "--base", tmp_path / "elsewhere").stdout
 
 
+def test_carrels_own_folder_is_no_base_of_a_project(carrel: Carrel, home: Path, tmp_path: Path) -> None:
+    (tmp_path / ".carrel" / "workflows").mkdir(parents=True)
+    (tmp_path / ".carrel" / "workflows" / "old.py").write_text("def run(): pass\n")
+    assert "old" in carrel("workflows", "list").stdout
+    assert "old" not in carrel("workflows", "list", env={"HOME": str(tmp_path)}).stdout
+
+
 @pytest.mark.parametrize(
     "words", ["tools list", "workflows list", "artifacts list", "deps list", "run 1", "repl", "mcp"]
 )

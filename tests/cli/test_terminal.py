@@ -145,3 +145,15 @@ def test_what_was_spent_fits_a_narrow_terminal(at_terminal: Any, stars: str) -> 
     assert all(len(line.rstrip()) <= 40 for line in lines)
     assert lines[0].endswith("TOTAL")
     assert "CACHE WRITE" not in lines[0]
+
+
+def test_what_was_written_by_a_clock_that_was_ahead_is_not_just_now(at_terminal: Any, keep: Any) -> None:
+    async def write(store: SessionStore) -> None:
+        await store.create_session("Later", session_id="later", model="m")
+        path = store.meta_path("later")
+        path.write_text(path.read_text().replace('"updated_at": "20', '"updated_at": "21'))
+
+    keep(write)
+    terminal = at_terminal("sessions", "list")
+    assert terminal.end() == 0
+    assert re.search(r" 21\d\d, ", terminal.shown)

@@ -4,6 +4,7 @@ import asyncio
 import errno
 import logging
 import os
+import signal
 import sys
 from collections.abc import Callable, Coroutine
 from functools import wraps
@@ -76,7 +77,10 @@ def run_to_its_end(loaded: Callable[[], typer.Typer]) -> int:
     notes.setFormatter(_Note())
     logging.getLogger("carrel").addHandler(notes)
     try:
-        code = loaded()(prog_name="carrel", standalone_mode=False)
+        app = loaded()
+        if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:  # so far; from here on it is heeded
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+        code = app(prog_name="carrel", standalone_mode=False)
         sys.stdout.flush()
         return code if isinstance(code, int) else DONE
     except KeyboardInterrupt:
@@ -95,6 +99,8 @@ def run_to_its_end(loaded: Callable[[], typer.Typer]) -> int:
     except Exception as problem:
         if os.environ.get("CARREL_DEBUG"):
             raise
+        if _came_of_ctrl_c(problem):
+            return INTERRUPTED
         if isinstance(problem, RuntimeError) and str(problem) == "can't start new thread":
             return _say(OSError(errno.EAGAIN, os.strerror(errno.EAGAIN)))
         if isinstance(problem, UnicodeEncodeError) and (odd := next(filter(is_no_text, sys.argv), None)):
@@ -102,6 +108,13 @@ def run_to_its_end(loaded: Callable[[], typer.Typer]) -> int:
             return WRONG_USAGE
         _print_error(f"a bug in carrel: {type(problem).__name__}: {problem}; CARREL_DEBUG=1 shows where")
         return BUG
+
+
+def _came_of_ctrl_c(problem: BaseException | None) -> bool:
+    """What was interrupted may say so in its own words: loading a class makes a RuntimeError of it."""
+    while problem is not None and not isinstance(problem, KeyboardInterrupt):
+        problem = problem.__cause__ or problem.__context__
+    return problem is not None
 
 
 def is_no_text(word: str) -> bool:

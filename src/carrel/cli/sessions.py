@@ -390,6 +390,8 @@ def _written(path: Path, text: str) -> int:
     try:
         beside.write_bytes(raw)
         beside.replace(path)
+    except OSError as problem:
+        raise OSError(problem.errno, problem.strerror, str(path)) from None
     finally:
         beside.unlink(missing_ok=True)
     return len(raw)

@@ -232,6 +232,8 @@ def when(given: object) -> str:
     if moment is None or not is_terminal():
         return str(given or "")
     seconds = (datetime.now(UTC) - moment).total_seconds()
+    if seconds < -60:  # by a clock that was ahead
+        return day_and_time(given)
     for unit, length in (("year", 31_536_000), ("month", 2_592_000), ("day", 86_400), ("hour", 3_600), ("minute", 60)):
         if seconds >= length:
             count = int(seconds // length)
