@@ -289,6 +289,14 @@ def test_a_machine_without_inotify_is_no_trouble(carrel: Carrel, base: Path, sta
         assert "double" in done.stdout or "stars" in done.stdout
 
 
+def test_code_runs_for_a_user_whose_own_folder_cannot_be_written(carrel: Carrel, base: Path, tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    read_only = 'mount --bind "$0" "$0" && mount -o remount,ro,bind "$0"; exec "$@"'
+    through = ["env", "-u", "UV_CACHE_DIR", "unshare", "-rm", "sh", "-c", read_only, tmp_path / "mine"]
+    given = {"HOME": str(tmp_path / "mine"), "XDG_CACHE_HOME": ""}
+    assert carrel("run", "workflows.double(21)", through=through, env=given).stdout == "42\n"
+
+
 def test_what_may_not_be_written_is_the_machines_fault(carrel: Carrel, base: Path, tmp_path: Path) -> None:
     (tmp_path / "note.txt").write_text("x")
     carrel("artifacts", "save", "n", "note.txt")
