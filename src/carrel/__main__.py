@@ -2,6 +2,7 @@
 
 import signal
 import sys
+from importlib import import_module
 
 
 def main() -> int:
@@ -9,9 +10,8 @@ def main() -> int:
     # Nothing has begun yet that would have to be ended in order: Ctrl-C ends the process at once, and without a word.
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
-    from carrel.cli import main as run_typed  # noqa: PLC0415 -- see above
-
-    return run_typed()
+    code: int = import_module("carrel.cli").main()
+    return code
 
 
 if __name__ == "__main__":

@@ -223,12 +223,12 @@ def test_no_threads_left_is_the_machines_fault(carrel: Any, stars: str) -> None:
 
 @pytest.mark.parametrize("after", [0.0, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4])
 def test_ctrl_c_while_it_is_loaded_is_silent(environment: dict[str, str], tmp_path: Path, after: float) -> None:
-    # The first step is there when its file says so; what comes then is interrupted at one moment or another.
+    # The first step was taken when the next one is; what comes then is interrupted at one moment or another.
     script = (
         "import sys\n"
         "sys.argv = ['carrel', 'sessions', 'list']\n"
         "def hook(event, given):\n"
-        "    if event == 'import' and given[0] == 'carrel.cli': print('on', flush=True)\n"
+        "    if event == 'import' and given[0] == 'typer': print('on', flush=True)\n"
         "sys.addaudithook(hook)\n"
         "from carrel.__main__ import main\n"
         "sys.exit(main())\n"
