@@ -1,6 +1,7 @@
 """Exports say what was said, whole and in order, and nothing in a conversation can act on whoever reads it."""
 
 import base64
+import json
 import shutil
 import subprocess
 from base64 import b64encode
@@ -11,12 +12,13 @@ from typing import Any
 
 import orjson
 import pytest
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from markdown_it import MarkdownIt
 
 from carrel.conversation.entries import build_aside, build_compact_event, build_rewind_event
 from carrel.conversation.export import to_html, to_jsonl, to_markdown
-from carrel.conversation.inert import inert, inert_line
+from carrel.conversation.inert import inert, inert_json, inert_line
 from carrel.conversation.messages import (
     SessionData,
     assistant_message,
@@ -454,6 +456,47 @@ def test_markdown_reads_like_the_conversation() -> None:
         assert piece in text
 
 
+MARKS = (
+    "<!-- |--> |``` |~~~ |` |`` |\\\\|<script>|</div>|<div>|<b|![|](http://x/y.png)|[a]: http://x|# |## User|"
+    "---|===|> |- |    |word|<http://a.b>|&#x202e;|<?|<![CDATA[|1. |User\\n---|\\n|\\n\\n| "
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(st.sampled_from(["|", "|---|", *MARKS.replace("\\n", "\n").split("|")]), max_size=14).map("".join))
+@example("User\n---\n---")
+@example("<!--\n\n```\n")
+@example("a ` | <b> ` |\n|---|---|\n")
+def test_markdown_in_a_message_stays_in_it(text: str) -> None:
+    whole = to_markdown(data(user_text_message(f"{text}."), user_text_message("after")))
+    tokens = MarkdownIt("commonmark").enable("table").parse(whole)
+    above = [
+        tokens[number + 1].content
+        for number, token in enumerate(tokens)
+        if token.level == 0 and token.tag in ("h1", "h2")
+    ]
+    assert above[::2] == ["A walk", "User", "User"]
+    inside = [part for token in tokens for part in [token, *(token.children or [])]]
+    assert not {"html_block", "html_inline", "image"} & {part.type for part in inside}
+    written = "".join(part.content for part in inside if part.type == "text")
+    assert "\u202e" not in written
+
+
+def test_markdown_of_an_honest_message_stays_as_it_was() -> None:
+    text = "Use `List<T>`, see <https://example.org/>:\n\n- one *two*\n\n```html\n<b>\n```\n\n### Next\n\n"
+    text += "    <i>\n\n[a](b) 1 < 2"
+    assert text in to_markdown(data(user_text_message(text)))
+    assert "\n### Big\n" in to_markdown(data(user_text_message("# Big\nwords")))
+
+
+def test_what_is_no_markdown_is_none_in_it() -> None:
+    told = data(assistant_message([tool_use_block(tool_id="t", name="read_file", input={})]))
+    told["session"]["title"] = "![x](http://x/y.png) <b> _a_ snake_case"
+    text = to_markdown(told)
+    assert text.startswith("# !\\[x\\](http://x/y.png) \\<b\\> \\_a\\_ snake_case\n")
+    assert "**read_file** `t`" in text
+
+
 def test_markdown_has_pictures_and_documents_whole() -> None:
     def base64(raw: bytes) -> str:
         return b64encode(raw).decode()
@@ -508,7 +551,12 @@ def test_json_lines_are_the_log_again_with_every_line_in_its_place() -> None:
 def test_acting_characters_are_shown_and_all_others_left_alone() -> None:
     assert inert("a\x1b[31mb\x9b\u202e\r\nc\td") == "a␛[31mb⟦U+009B⟧⟦U+202E⟧\nc\td"
     assert inert_line(" a \n\n b\x00 ") == "a b␀"
-    assert inert("grüße 你好 👩‍💻 שלום") == "grüße 你好 👩‍💻 שלום"
+    for left in ("grüße 你好 👩‍💻 שלום", "❤️‍🔥", "می‌خواهم", "葛\U000e0100城", "ខ្ញុំ\u200bទៅ"):
+        assert inert(left) == left
+    assert inert("a\u200b\u200c\u2060b\ufe0f\ufe01\U000e0101") == "a\u200b⟦U+200C⟧⟦U+2060⟧b\ufe0f⟦U+FE01⟧⟦U+E0101⟧"
+    told = json.dumps({"a\x9b": "\u202e\U000e0041 é\n"}, ensure_ascii=False)
+    assert json.loads(inert_json(told)) == json.loads(told)
+    assert inert(inert_json(told)) == inert_json(told)
 
 
 def test_a_day_is_told_where_it_begins_and_not_in_the_midst_of_it() -> None:

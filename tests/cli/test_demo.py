@@ -6,11 +6,13 @@ import re
 import signal
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from carrel.cli.demo_package import write_wheel
 from carrel.cli.demo_story import CUT_SHORT, OTHERS, STORY, STORY_ID
 
 
@@ -88,3 +90,26 @@ def test_ctrl_c_leaves_nothing_behind(environment: dict[str, str], tmp_path: Pat
         assert process.wait(60) == 130
         assert "Traceback" not in process.stderr.read()
     assert list(tmp_path.iterdir()) == []
+
+
+def test_the_tour_does_not_hang_on_the_clock(tmp_path: Path) -> None:
+    wheel = write_wheel(tmp_path, "weather", "x = 1\n")
+    with zipfile.ZipFile(wheel) as archive:
+        assert {entry.date_time for entry in archive.infolist()} == {(1980, 1, 1, 0, 0, 0)}
+
+
+def test_a_full_disk_ends_the_tour_in_a_line_each(environment: dict[str, str], tmp_path: Path) -> None:
+    full = tmp_path / "full"
+    full.mkdir()
+    command = f'mount -t tmpfs -o size=16k tmpfs {full} && exec "$@"'
+    done = subprocess.run(
+        ["unshare", "-rm", "sh", "-c", command, "sh", sys.executable, "-m", "carrel", "demo"],
+        env=environment | {"TMPDIR": str(full)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode in (1, 3)
+    assert "Traceback" not in done.stderr
+    assert "No space left on device" in done.stderr

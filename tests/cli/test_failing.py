@@ -3,8 +3,10 @@
 import json
 import os
 import resource
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -180,3 +182,68 @@ def test_standard_output_that_is_closed_is_no_bug(environment: dict[str, str], t
         check=False,
     )
     assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize(
+    "words", ["--help", "--version", "search status", "datasets list", "doctor --json", "sessions"]
+)
+def test_a_reader_that_has_gone_is_no_error(environment: dict[str, str], tmp_path: Path, words: str) -> None:
+    # It reads nothing, and is gone before anything is written.
+    command = f"set -o pipefail; (sleep 0.5; {sys.executable} -m carrel {words}; echo $? >code) | true"
+    done = subprocess.run(
+        ["bash", "-c", command], env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert ((tmp_path / "code").read_text(), done.stderr) == ("0\n", "")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [["run", "print('\udce9')"], ["run", "-"], ["workflows", "add", "x", "-"], ["store", "list", "redis://\udce9"]],
+)
+def test_what_is_no_text_is_wrong_usage(carrel: Any, tmp_path: Path, words: list[str]) -> None:
+    (tmp_path / "latin").write_bytes(b"print('\xe9')\n")
+    with (tmp_path / "latin").open("rb") as stdin:
+        assert "no text in UTF-8" in carrel(*words, code=2, stdin=stdin).stderr
+
+
+def test_python_is_read_in_the_encoding_that_it_names(carrel: Any, tmp_path: Path) -> None:
+    (tmp_path / "latin.py").write_bytes(b"# -*- coding: latin-1 -*-\nprint('caf\xe9')\n")
+    (tmp_path / "mark.py").write_bytes(b"\xef\xbb\xbfprint('caf\xc3\xa9')\r\n")
+    for file in ("latin.py", "mark.py"):
+        assert carrel("run", file, "--sandbox", "off").stdout == "café\n"
+    with (tmp_path / "mark.py").open("rb") as stdin:
+        assert carrel("run", "-", env={"PYTHONUTF8": "0", "LC_ALL": "C"}, stdin=stdin).stdout == "caf\\xe9\n"
+
+
+def test_no_threads_left_is_the_machines_fault(carrel: Any, stars: str) -> None:
+    # Each wants a stack larger than there is memory: so none can be started, also by root, whom no number limits.
+    none = ["sh", "-c", 'ulimit -s 1000000000 && ulimit -v 8000000 && exec "$@"', "sh"]
+    assert "ulimit -u" in carrel("sessions", "list", code=3, through=none).stderr
+
+
+@pytest.mark.parametrize("after", [0.0, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4])
+def test_ctrl_c_while_it_is_loaded_is_silent(environment: dict[str, str], tmp_path: Path, after: float) -> None:
+    # The first step was taken when the next one is; what comes then is interrupted at one moment or another.
+    script = (
+        "import sys\n"
+        "sys.argv = ['carrel', 'sessions', 'list']\n"
+        "def hook(event, given):\n"
+        "    if event == 'import' and given[0] == 'typer': print('on', flush=True)\n"
+        "sys.addaudithook(hook)\n"
+        "from carrel.__main__ import main\n"
+        "sys.exit(main())\n"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", script],
+        env=environment,
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "on\n"
+    time.sleep(after)
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate(timeout=60)
+    assert (process.returncode in (-signal.SIGINT, 130, 0), said) == (True, "")

@@ -55,6 +55,13 @@ def test_the_folder_here_is_the_base_else_the_home(carrel: Carrel, base: Path, h
     assert "double" in carrel("workflows", "list", "--base", tmp_path / "elsewhere").stdout
 
 
+def test_carrels_own_folder_is_no_base_of_a_project(carrel: Carrel, home: Path, tmp_path: Path) -> None:
+    (tmp_path / ".carrel" / "workflows").mkdir(parents=True)
+    (tmp_path / ".carrel" / "workflows" / "old.py").write_text("def run(): pass\n")
+    assert "old" in carrel("workflows", "list").stdout
+    assert "old" not in carrel("workflows", "list", env={"HOME": str(tmp_path)}).stdout
+
+
 @pytest.mark.parametrize(
     "words", ["tools list", "workflows list", "artifacts list", "deps list", "run 1", "repl", "mcp"]
 )
@@ -257,6 +264,45 @@ def test_bytes_are_not_thrown_at_a_terminal(at_terminal: Any, carrel: Carrel, ba
     terminal = at_terminal("artifacts", "load", "raw.bin")
     assert terminal.end() == 2
     assert "--out FILE" in terminal.shown
+    (tmp_path / "note").write_text("caf\u00e9 \x1b[2J\n")
+    carrel("artifacts", "save", "note.txt", "note")
+    terminal = at_terminal("artifacts", "load", "note.txt")
+    assert terminal.end() == 0
+    assert "café ␛[2J" in terminal.shown
+
+
+def test_a_file_with_an_odd_name_costs_nobody_else(carrel: Carrel, base: Path) -> None:
+    for folder in ("tools", "workflows", "artifacts"):
+        (base / folder).mkdir(exist_ok=True)
+        (base / folder / "two\nlines.py").write_text("def run(): pass\n")
+    done = carrel("workflows", "list")
+    assert "double" in done.stdout
+    assert "is passed over" in done.stderr
+    assert carrel("run", "workflows.double(21)", "--sandbox", "off").stdout == "42\n"
+
+
+def test_a_machine_without_inotify_is_no_trouble(carrel: Carrel, base: Path, stars: str) -> None:
+    none = 'echo 0 > /proc/sys/user/max_inotify_instances; exec "$@"'
+    for words in (["workflows", "list"], ["sessions", "search", "twinkle"]):
+        done = carrel(*words, through=["unshare", "-Ur", "sh", "-c", none, "sh"])
+        assert done.stderr == ""
+        assert "double" in done.stdout or "stars" in done.stdout
+
+
+def test_code_runs_for_a_user_whose_own_folder_cannot_be_written(carrel: Carrel, base: Path, tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    read_only = 'mount --bind "$0" "$0" && mount -o remount,ro,bind "$0"; exec "$@"'
+    through = ["env", "-u", "UV_CACHE_DIR", "unshare", "-rm", "sh", "-c", read_only, tmp_path / "mine"]
+    given = {"HOME": str(tmp_path / "mine"), "XDG_CACHE_HOME": ""}
+    assert carrel("run", "workflows.double(21)", through=through, env=given).stdout == "42\n"
+
+
+def test_what_may_not_be_written_is_the_machines_fault(carrel: Carrel, base: Path, tmp_path: Path) -> None:
+    (tmp_path / "note.txt").write_text("x")
+    carrel("artifacts", "save", "n", "note.txt")
+    through = ["unshare", "-rm", "sh", "-c", 'mount --bind "$0" "$0" && mount -o remount,ro,bind "$0"; exec "$@"', base]
+    assert "n was not deleted: " in carrel("artifacts", "delete", "n", code=3, through=through).stderr
+    assert "m was not saved: " in carrel("artifacts", "save", "m", "note.txt", code=3, through=through).stderr
 
 
 # --- packages ---------------------------------------------------------------------------------------------------------

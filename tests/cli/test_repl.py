@@ -158,6 +158,15 @@ def test_tab_completes(prompt: Prompt) -> None:
     prompt.terminal.press("artifacts.lo" + TAB)
     prompt.until("artifacts.load")
     prompt.give_up()
+    # Python's own names, and the beginning of a line; a variable that no letters can name is none.
+    prompt.type("globals()['enume\\x1b]0;x\\x07'] = 1")
+    prompt.terminal.press("enumer" + TAB)
+    prompt.until("enumerate")
+    assert "class 'enumerate'" in prompt.type("")
+    prompt.type("if True:", "... ")
+    prompt.terminal.press(TAB)
+    prompt.type("print('set' + ' in')", "... ")
+    assert "set in" in prompt.type("")
 
 
 def test_the_history_is_there_the_next_time(at_terminal: Any, base: Path) -> None:

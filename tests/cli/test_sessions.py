@@ -380,3 +380,30 @@ def test_a_trace_without_a_conversation_is_told_as_such_and_deleted(carrel: Any,
     assert "only a trace" in carrel("sessions", "show", "abc1", code=2).stderr
     assert carrel("sessions", "delete", "abc", "--yes").stdout == "Deleted abc1.\n"
     assert not trace.parent.exists()
+
+
+def test_a_trace_without_a_conversation_is_pruned_by_its_age(carrel: Any, home: Path, stars: str) -> None:
+    trace = home / "sessions" / "abc1" / "trace.jsonl"
+    trace.parent.mkdir(parents=True)
+    trace.write_text("{}\n")
+    os.utime(trace, (0, 0))
+    assert "abc1" in carrel("sessions", "prune", "--older-than", "1w").stdout
+    told = json.loads(carrel("sessions", "prune", "--older-than", "1w", "--yes", "--json").stdout)
+    assert [meta["id"] for meta in told["sessions"]] == ["abc1"]
+    assert not trace.parent.exists()
+    assert (home / "sessions" / stars).exists()
+
+
+def test_an_export_goes_where_a_link_or_a_pipe_leads(carrel: Any, stars: str, tmp_path: Path) -> None:
+    (tmp_path / "link.md").symlink_to("real.md")
+    (tmp_path / "real.md").write_text("old")
+    carrel("sessions", "export", stars, "-o", "link.md", "--force")
+    assert (tmp_path / "link.md").is_symlink()
+    assert "twinkle" in (tmp_path / "real.md").read_text()
+    os.mkfifo(tmp_path / "pipe")
+    reading = os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK)
+    carrel("sessions", "export", stars, "-o", "pipe", "--force")
+    assert b"twinkle" in os.read(reading, 65536)
+    os.close(reading)
+    assert (tmp_path / "pipe").is_fifo()
+    carrel("sessions", "export", stars, "-o", "x" * 252 + ".md")

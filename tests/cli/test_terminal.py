@@ -15,6 +15,7 @@ from carrel import (
     tool_use_block,
     user_text_message,
 )
+from carrel.conversation.inert import inert
 
 ATTACK = "\x1b]0;owned\x07\x1b[2J\x9b31m\x08\u202e[bold red]x[/] :smile:\r\n\x00"
 ALLOWED = re.compile(r"\x1b\[[0-9;]*m")
@@ -77,8 +78,19 @@ def test_an_error_about_something_hostile_is_harmless_too(carrel: Any) -> None:
 
 def test_json_says_everything_and_is_harmless(carrel: Any, hostile: str) -> None:
     raw = carrel("sessions", "show", hostile, "--json").stdout
-    assert "\x1b" not in raw
+    assert raw == inert(raw)
     assert json.loads(raw)["messages"][0]["content"][0]["text"] == ATTACK + "needle"
+
+
+def test_the_log_itself_is_harmless_at_a_terminal_and_itself_in_a_pipe(
+    at_terminal: Any, carrel: Any, hostile: str
+) -> None:
+    terminal = at_terminal("sessions", "export", hostile, columns=20_000)
+    assert terminal.end() == 0
+    shown = terminal.shown.replace("\r\n", "\n")
+    assert shown == inert(shown)
+    raw = carrel("sessions", "export", hostile).stdout
+    assert [json.loads(line) for line in shown.splitlines()] == [json.loads(line) for line in raw.split("\n") if line]
 
 
 @pytest.mark.parametrize("columns", [40, 80, 120])
@@ -124,3 +136,24 @@ def test_lone_surrogates_and_huge_numbers_cost_no_output(carrel: Any, home: Any,
     assert json.loads(carrel("sessions", "show", stars, "--json").stdout)["messages"][3]["n"] == int("9" * 40)
     assert "half" in carrel("sessions", "tail", stars, "--no-follow", "--json").stdout
     assert "half" in carrel("sessions", "export", stars, "-f", "html").stdout
+
+
+def test_what_was_spent_fits_a_narrow_terminal(at_terminal: Any, stars: str) -> None:
+    terminal = at_terminal("sessions", "usage", stars, columns=40)
+    assert terminal.end() == 0
+    lines = ALLOWED.sub("", terminal.shown).splitlines()
+    assert all(len(line.rstrip()) <= 40 for line in lines)
+    assert lines[0].endswith("TOTAL")
+    assert "CACHE WRITE" not in lines[0]
+
+
+def test_what_was_written_by_a_clock_that_was_ahead_is_not_just_now(at_terminal: Any, keep: Any) -> None:
+    async def write(store: SessionStore) -> None:
+        await store.create_session("Later", session_id="later", model="m")
+        path = store.meta_path("later")
+        path.write_text(path.read_text().replace('"updated_at": "20', '"updated_at": "21'))
+
+    keep(write)
+    terminal = at_terminal("sessions", "list")
+    assert terminal.end() == 0
+    assert re.search(r" 21\d\d, ", terminal.shown)

@@ -419,3 +419,24 @@ async def test_other_content_of_the_same_size_and_time_has_another_stamp(store: 
     assert after is not None
     assert after[:2] == before[:2]
     assert after != before
+
+
+@pytest.mark.parametrize("name", [b"two\nlines", b"a\\b", b"\x1b[31m", b"caf\xe9", b"/".join([b"deep" * 50] * 6)])
+async def test_a_file_whose_name_is_no_key_hides_no_other(
+    store: FileStore, name: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    await store.put("w/good", b"x")
+    _, cursor = await store.changed("w")
+    odd = Path(os.fsdecode(os.fsencode(store.root) + b"/w/" + name))
+    odd.parent.mkdir(parents=True, exist_ok=True)
+    odd.write_bytes(b"x")
+    odd.with_name(f"{odd.name}.d").mkdir()
+    odd.with_name(f"{odd.name}.d").joinpath("x").write_bytes(b"x")
+    assert await store.list() == await store.list("w") == ["w/good"]
+    assert await store.folders("w") in ([], ["deep" * 50])
+    changes = await store.changed("w", cursor)
+    assert not any(name in os.fsencode(key) for key in changes.keys or ())
+    assert all("is passed over" in line and line.encode() for line in caplog.messages)
+    told = len(caplog.messages)
+    await store.list()
+    assert told == len(caplog.messages) > 0, "it is told once"

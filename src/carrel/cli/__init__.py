@@ -85,4 +85,4 @@ def main() -> int:
     gc.set_threshold(20_000, *gc.get_threshold()[1:])
     # Who types a command waits for that one to load, and not for all the others.
     typed = sys.argv[1:2]
-    return run_to_its_end(app_with(typed if typed and typed[0] in _WORDS else list(_WORDS)))
+    return run_to_its_end(lambda: app_with(typed if typed and typed[0] in _WORDS else list(_WORDS)))

@@ -56,10 +56,15 @@ async def load(
     content = data.encode("utf-8", "surrogateescape") if isinstance(data, str) else data
     if out is not None:
         out.write_bytes(content)
-    elif isinstance(data, bytes):
-        if sys.stdout.isatty():
-            raise WrongUsage(f"{name} is {len(data):,} bytes that are no text; --out FILE writes them to a file")
+    elif isinstance(data, bytes) and not sys.stdout.isatty():
         sys.stdout.buffer.write(content)
+    elif isinstance(data, bytes):
+        try:
+            write(sys.stdout, data.decode("utf-8"))
+        except UnicodeDecodeError:
+            raise WrongUsage(
+                f"{name} is {len(data):,} bytes that are no text; --out FILE writes them to a file"
+            ) from None
     else:
         write(sys.stdout, data if data.endswith("\n") else f"{data}\n")
 
@@ -84,8 +89,11 @@ async def save(
 
 @app.command("delete")
 @waits
-async def delete(name: Name, base: Base = None) -> None:
+async def delete(name: Name, base: Base = None, as_json: Json = False) -> None:
     """Remove an artifact; no harm when there is none."""
     async with opened(base) as session:
         await session.delete_artifact(name)
-    show.say(f"{name} is not there any more.")
+    if as_json:
+        show.print_json({"deleted": name})
+    else:
+        show.say(f"{name} is not there any more.")

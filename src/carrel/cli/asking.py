@@ -1,10 +1,11 @@
-"""Reading what was typed: ages, price tables, and a yes or no."""
+"""Reading what was typed: ages, price tables, files of text, and a yes or no."""
 
 import json
 import re
 import signal
 import sys
 from datetime import timedelta
+from importlib.util import decode_source
 from pathlib import Path
 
 from carrel.cli.ending import TaskFailed, WrongUsage
@@ -22,6 +23,34 @@ def duration(text: str) -> timedelta:
     except OverflowError:
         pass
     raise WrongUsage(f"{text!r} is no age: write a whole number and a unit, as in 45m, 12h, 30d or 8w")
+
+
+def python_in(file: str) -> str:
+    """Python in a file, or from standard input for `-`: in the encoding that it names, else UTF-8."""
+    raw = _content(file)
+    try:
+        return decode_source(raw)
+    except (SyntaxError, ValueError):
+        raise _no_text(file) from None
+
+
+def text_in(file: str) -> str:
+    """Text in a file, or from standard input for `-`."""
+    try:
+        return _content(file).decode("utf-8")
+    except UnicodeDecodeError:
+        raise _no_text(file) from None
+
+
+def _content(file: str) -> bytes:
+    try:
+        return sys.stdin.buffer.read() if file == "-" else Path(file).read_bytes()
+    except (FileNotFoundError, IsADirectoryError) as problem:
+        raise WrongUsage(f"{file}: {problem.strerror}") from None
+
+
+def _no_text(file: str) -> WrongUsage:
+    return WrongUsage(f"{'standard input' if file == '-' else file} is no text in UTF-8")
 
 
 def prices_in(path: Path) -> dict[str, dict[str, float]]:

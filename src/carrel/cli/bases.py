@@ -40,7 +40,9 @@ def chosen(base: Path | None) -> Path:
     """The folder that was named; else `.carrel` here when it is there, else carrel's own."""
     if base is None:
         here = Path(".carrel")
-        base = here if here.is_dir() else carrel.resolve_carrel_home()
+        # The one in a person's own folder is carrel's, and $CARREL_HOME says where that is.
+        own = here.absolute() == Path("~/.carrel").expanduser()
+        base = here if here.is_dir() and not own else carrel.resolve_carrel_home()
     if base.exists() and not base.is_dir():
         raise WrongUsage(f"{base} is a file; --base wants a folder")
     return base

@@ -19,7 +19,7 @@ def write_wheel(folder: Path, name: str, source: str, version: str = "1.0") -> P
     made = folder / f"{name}-{version}-py3-none-any.whl"
     with zipfile.ZipFile(made, "w") as archive:
         for path, text in files.items():
-            archive.writestr(path, text)
+            archive.writestr(zipfile.ZipInfo(path), text)  # with a date that does not hang on the clock
     return made
 
 

@@ -14,6 +14,7 @@ from carrel.cli.demo_story import CUT_SHORT, MODEL, OTHERS, PROVIDER, STORY, STO
 from carrel.conversation.entries import encode
 from carrel.conversation.messages import ConversationMessage
 from carrel.conversation.store import SessionStore
+from carrel.errors import CarrelError
 
 
 def dated(message: ConversationMessage) -> ConversationMessage:
@@ -41,4 +42,7 @@ def die_while_writing(path: Path) -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(write(Path(sys.argv[1])))
+    try:
+        asyncio.run(write(Path(sys.argv[1])))
+    except CarrelError as problem:
+        sys.exit(f"error: {problem}")

@@ -1,8 +1,10 @@
 """How a command ends: with an exit code that says whose turn it is, and one line when it failed."""
 
 import asyncio
+import errno
 import logging
 import os
+import signal
 import sys
 from collections.abc import Callable, Coroutine
 from functools import wraps
@@ -12,6 +14,8 @@ import typer
 
 from carrel.conversation.inert import inert_line
 from carrel.errors import (
+    ArtifactReadError,
+    ArtifactWriteError,
     CarrelError,
     CompactRefused,
     DependencyError,
@@ -29,6 +33,11 @@ from carrel.errors import (
 
 DONE, FAILED, WRONG_USAGE, MACHINE_LACKS, BUG, INTERRUPTED = 0, 1, 2, 3, 70, 130
 """What happened, the user's task failed, it was typed wrong, no room or no permission, our fault, Ctrl-C."""
+
+_ADVICE = {
+    errno.EAGAIN: "no more threads or processes may be started here; end some, or raise the limit: ulimit -u",
+    errno.EMFILE: "this process has too many files open; raise the limit: ulimit -n",
+}
 
 Parameters = ParamSpec("Parameters")
 
@@ -55,8 +64,8 @@ def waits(function: Callable[Parameters, Coroutine[Any, Any, None]]) -> Callable
     return command
 
 
-def run_to_its_end(app: typer.Typer) -> int:
-    """Run the command that was typed; whatever happens, the code to exit with."""
+def run_to_its_end(loaded: Callable[[], typer.Typer]) -> int:
+    """Load the command that was typed and run it; whatever happens, the code to exit with."""
     for name in ("stdin", "stdout", "stderr"):
         if getattr(sys, name) is None:  # closed by whoever started this: nothing else may take its number
             setattr(sys, name, open(os.devnull, "r" if name == "stdin" else "w"))  # noqa: SIM115
@@ -68,18 +77,49 @@ def run_to_its_end(app: typer.Typer) -> int:
     notes.setFormatter(_Note())
     logging.getLogger("carrel").addHandler(notes)
     try:
+        app = loaded()
+        if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:  # so far; from here on it is heeded
+            signal.signal(signal.SIGINT, signal.default_int_handler)
         code = app(prog_name="carrel", standalone_mode=False)
         sys.stdout.flush()
         return code if isinstance(code, int) else DONE
     except KeyboardInterrupt:
         return INTERRUPTED
+    except BrokenPipeError:
+        _nobody_reads()
+        return DONE
+    except SystemExit as left:
+        # How typer ends where nobody reads; that is no failure of ours.
+        if not isinstance(left.__context__, BrokenPipeError):
+            raise
+        _nobody_reads()
+        return DONE
     except (typer.TyperException, CarrelError, OSError) as problem:
         return _say(problem)
     except Exception as problem:
         if os.environ.get("CARREL_DEBUG"):
             raise
+        if _came_of_ctrl_c(problem):
+            return INTERRUPTED
+        if isinstance(problem, RuntimeError) and str(problem) == "can't start new thread":
+            return _say(OSError(errno.EAGAIN, os.strerror(errno.EAGAIN)))
+        if isinstance(problem, UnicodeEncodeError) and (odd := next(filter(is_no_text, sys.argv), None)):
+            _print_error(f"{odd!r} is no text in UTF-8")
+            return WRONG_USAGE
         _print_error(f"a bug in carrel: {type(problem).__name__}: {problem}; CARREL_DEBUG=1 shows where")
         return BUG
+
+
+def _came_of_ctrl_c(problem: BaseException | None) -> bool:
+    """What was interrupted may say so in its own words: loading a class makes a RuntimeError of it."""
+    while problem is not None and not isinstance(problem, KeyboardInterrupt):
+        problem = problem.__cause__ or problem.__context__
+    return problem is not None
+
+
+def is_no_text(word: str) -> bool:
+    """Whether it was typed with bytes that are no letters here."""
+    return any("\ud800" <= letter <= "\udfff" for letter in word)
 
 
 class _Note(logging.Formatter):
@@ -101,7 +141,8 @@ def _say(problem: Exception) -> int:
 
 def _one_line(problem: Exception) -> str:
     if isinstance(problem, OSError) and not isinstance(problem, CarrelError) and problem.strerror:
-        return f"{problem.filename}: {problem.strerror}" if problem.filename else problem.strerror
+        said = f"{problem.filename}: {problem.strerror}" if problem.filename else problem.strerror
+        return f"{said} ({_ADVICE[problem.errno]})" if problem.errno in _ADVICE else said
     return str(problem) or type(problem).__name__
 
 
@@ -113,8 +154,10 @@ def _code_of(problem: Exception) -> int:
             return WRONG_USAGE
         case ToolCallError() | WorkflowExecutionError() | DependencyError():
             return FAILED
-        case StorageError() if not isinstance(problem, ValueError):
-            return MACHINE_LACKS
+        case StorageError() | ArtifactWriteError() | ArtifactReadError() if not isinstance(problem, ValueError):
+            # A name that is a folder, or data that nobody can keep, is the user's; what the store refused is not.
+            ours = isinstance(problem, StorageError) or isinstance(problem.__cause__, StorageError)
+            return MACHINE_LACKS if ours else WRONG_USAGE
         case SessionTooNew() | ExecutionError():
             return MACHINE_LACKS
         case CarrelError():

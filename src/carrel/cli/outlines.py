@@ -123,7 +123,10 @@ def _summed(counts: Iterable[dict[str, int]]) -> Counter[str]:
 
 def print_usage(spent: "carrel.Usage") -> None:
     has_cost = spent.total.cost is not None
-    numbers = [Column(title, justify="right") for title in ("INPUT", "OUTPUT", "CACHE READ", "CACHE WRITE", "TOTAL")]
+    numbers = [
+        Column(title, justify="right", may_go=title.startswith("CACHE"))
+        for title in ("INPUT", "OUTPUT", "CACHE READ", "CACHE WRITE", "TOTAL")
+    ]
     cost = [Column("COST", justify="right")] if has_cost else []
 
     def row(tokens: Any) -> list[str]:

@@ -2,9 +2,11 @@
 
 import ast
 import asyncio
+import builtins
 import codeop
 import concurrent.futures
 import contextlib
+import keyword
 import re
 import sys
 import threading
@@ -171,6 +173,10 @@ class Keyboard:
 
     def _complete(self, text: str, number: int) -> str | None:
         if number == 0:
+            import readline  # noqa: PLC0415 -- see `_line_editing`
+
+            if not readline.get_line_buffer()[: readline.get_endidx()].strip():
+                return "    "  # at the beginning of a line Tab is for setting it in
             try:
                 self._found = self._wait(self._fitting(text))
             except (carrel.CarrelError, OSError):
@@ -184,9 +190,11 @@ class Keyboard:
         known += [f"artifacts.{verb}" for verb in ("save", "load", "list", "delete", "exists", "get")]
         known += [f"deps.{verb}" for verb in ("add", "list", "remove", "sync")]
         if "." not in text:
-            variables = await self._session.executor.run("sorted(globals())", 1.0)
-            known += [name for name in variables.value or () if not name.startswith("_")]
-            known += ["tools.", "workflows.", "artifacts.", "deps.", *(dir(__builtins__))]
-            return sorted({name for name in known if name.startswith(text) and "." not in name[:-1]})
+            variables = await self._session.executor.run("[*globals()]", 1.0)
+            known = [name for name in variables.value or () if not name.startswith("_")]
+            known += ["tools", "workflows", "artifacts", "deps", *dir(builtins), *keyword.kwlist]
+        # A name that cannot be written so is no help, and could hold anything.
+        fitting = [name for name in known if name.startswith(text) and name.replace(".", "").isidentifier()]
         depth = text.count(".")
-        return sorted({".".join(name.split(".")[: depth + 1]) for name in known if name.startswith(text)})
+        found = sorted({".".join(name.split(".")[: depth + 1]) for name in fitting})
+        return [f"{name}." if name in ("tools", "workflows", "artifacts", "deps") else name for name in found]

@@ -1,14 +1,14 @@
 """`carrel run`: code, run once in a session of its own, its output as it comes."""
 
-import sys
 from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
 
 import carrel
+from carrel.cli.asking import python_in
 from carrel.cli.bases import Base, Json, chosen
-from carrel.cli.ending import FAILED, WrongUsage, waits
+from carrel.cli.ending import FAILED, WrongUsage, is_no_text, waits
 from carrel.cli.running import failed, print_result, shown
 from carrel.execution.settings import Limits
 from carrel.execution.sizes import size_in_bytes
@@ -57,13 +57,10 @@ async def run(
 
 def source(code: str) -> str:
     """What was typed, what the file holds, or what comes on standard input."""
-    if code == "-":
-        return sys.stdin.read()
-    if "\n" not in code and len(code) < 4096 and Path(code).is_file():
-        try:
-            return Path(code).read_text(encoding="utf-8")
-        except UnicodeDecodeError:
-            raise WrongUsage(f"{code} is no text in UTF-8") from None
+    if code == "-" or ("\n" not in code and len(code) < 4096 and Path(code).is_file()):
+        return python_in(code)
     if code.endswith(".py") and "\n" not in code and " " not in code:
         raise WrongUsage(f"there is no file {code}")
+    if is_no_text(code):
+        raise WrongUsage(f"{code!r} is no text in UTF-8")
     return code

@@ -12,6 +12,7 @@ from carrel.cli import show
 from carrel.cli.asking import confirmed, duration, prices_in
 from carrel.cli.ending import TaskFailed, WrongUsage, waits
 from carrel.cli.outlines import print_hits, print_imports, print_sessions, print_usage, short_ids
+from carrel.conversation.inert import inert_json
 from carrel.conversation.telling import day_and_time, messages, size_of
 
 app = typer.Typer(
@@ -319,11 +320,12 @@ async def prune(
     Without --yes it only says which. Sessions with a label stay, unless --labelled; those of a newer carrel do."""
     age = duration(older_than)
     async with opened(data) as store:
-        old = await store.prune(age, keep_labelled=not labelled)
         # Counted while they are there.
-        chosen = [await store.read_meta(meta["id"], counts=True) for meta in old]
+        chosen = await store.counted(await store.prune(age, keep_labelled=not labelled))
         if yes:
-            chosen = [meta for meta in chosen if await store.delete_session(meta["id"])]
+            counted = {meta["id"]: meta for meta in chosen}
+            deleted = await store.prune(age, keep_labelled=not labelled, dry_run=False)
+            chosen = [counted.get(meta["id"], meta) for meta in deleted]
         if as_json:
             show.print_json({"deleted": yes, "sessions": chosen})
         elif not chosen:
@@ -364,7 +366,7 @@ async def export(
         id_ = await store.resolve_id(session)
         text = await store.export(id_, chosen)
     if output is None:
-        show.write(text)
+        show.write(inert_json(text) if chosen == "jsonl" and show.is_terminal() else text)
         return
     size = _written(output, text)
     if as_json:
@@ -374,16 +376,22 @@ async def export(
 
 
 def _written(path: Path, text: str) -> int:
-    """Write all of it or leave what was there: first beside it, then in its place."""
+    """Write all of it or leave what was there: first beside it, then in its place. A device or a pipe stays one."""
     if not path.parent.is_dir():
         raise WrongUsage(f"there is no folder {path.parent}")
     if path.is_dir():
         raise WrongUsage(f"{path} is a folder; name a file in it")
     raw = text.encode()
-    beside = path.with_name(f".{path.name}.part")
+    if path.exists() and not path.is_file():
+        path.write_bytes(raw)
+        return len(raw)
+    path = path.resolve()
+    beside = path.with_name(f".{path.name[:40]}.{os.urandom(4).hex()}.part")
     try:
         beside.write_bytes(raw)
         beside.replace(path)
+    except OSError as problem:
+        raise OSError(problem.errno, problem.strerror, str(path)) from None
     finally:
         beside.unlink(missing_ok=True)
     return len(raw)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import orjson
 
-from carrel.conversation.inert import inert, inert_line
+from carrel.conversation.inert import inert, inert_json, inert_line
 from carrel.conversation.messages import (
     ConversationMessage,
     MessageBlock,
@@ -82,9 +82,9 @@ def print_json_line(value: Any) -> None:
 
 
 def json_text(value: Any, option: int = orjson.OPT_INDENT_2) -> str:
-    """Data as JSON."""
+    """Data as JSON; nothing in it can act on a terminal."""
     try:
-        return orjson.dumps(value, option=option).decode()
+        return inert_json(orjson.dumps(value, option=option).decode())
     except TypeError:
         # Integers of any size, lone surrogates: legal in a log, and JSON can say them.
         return json.dumps(value, indent=2 if option else None)
@@ -232,6 +232,8 @@ def when(given: object) -> str:
     if moment is None or not is_terminal():
         return str(given or "")
     seconds = (datetime.now(UTC) - moment).total_seconds()
+    if seconds < -60:  # by a clock that was ahead
+        return day_and_time(given)
     for unit, length in (("year", 31_536_000), ("month", 2_592_000), ("day", 86_400), ("hour", 3_600), ("minute", 60)):
         if seconds >= length:
             count = int(seconds // length)

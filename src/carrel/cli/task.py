@@ -14,6 +14,7 @@ import typer
 
 from carrel import tasks
 from carrel.cli import show
+from carrel.cli.asking import text_in
 from carrel.cli.ending import TaskFailed, WrongUsage, waits
 from carrel.cli.progress import progress
 from carrel.errors import EnvironmentFailed
@@ -137,7 +138,7 @@ async def verify(
     if folder is not None:
         result = await _judge_folder(wanted, folder, cache, keep)
     else:
-        text = wanted.patch if gold else _text(patch or "")
+        text = wanted.patch if gold else text_in(patch or "")
         result = await tasks.grade_patch(wanted, text, cache=cache, keep=keep)
     if as_json:
         show.print_json(result.model_dump())
@@ -177,15 +178,6 @@ def _mount(text: str) -> Mount:
     if not path.exists():
         raise WrongUsage(f"--mount {text}: there is no {path}")
     return Mount(source=path, at=at or str(path))
-
-
-def _text(path: str) -> str:
-    try:
-        return sys.stdin.read() if path == "-" else Path(path).read_text(encoding="utf-8")
-    except FileNotFoundError:
-        raise WrongUsage(f"there is no patch file {path}") from None
-    except UnicodeDecodeError:
-        raise WrongUsage(f"{path} is no text in UTF-8") from None
 
 
 def _reason(result: VerificationResult) -> str:

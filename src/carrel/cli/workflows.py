@@ -1,12 +1,12 @@
 """`carrel workflows …`: Python that worked and was kept, looked at, edited and run from outside."""
 
 import sys
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from carrel.cli import show
+from carrel.cli.asking import python_in
 from carrel.cli.bases import Base, Json, Limit, arguments_in, group, opened, takes_by_hints
 from carrel.cli.ending import FAILED, TaskFailed, WrongUsage, waits
 from carrel.cli.running import failed, print_result, shown, write
@@ -62,7 +62,7 @@ async def add(
     """Keep a file's Python under a name; what was there before stays in its history."""
     async with opened(base) as session:
         try:
-            made = await session.add_workflow(name, _source(file), description)
+            made = await session.add_workflow(name, python_in(file), description)
         except SyntaxError as problem:
             raise TaskFailed(f"{file}, line {problem.lineno}: {problem.msg}; nothing was kept") from None
     if as_json:
@@ -73,12 +73,15 @@ async def add(
 
 @app.command("remove")
 @waits
-async def remove(name: Name, base: Base = None) -> None:
+async def remove(name: Name, base: Base = None, as_json: Json = False) -> None:
     """Take a workflow out; its history stays."""
     async with opened(base) as session:
         if not await session.remove_workflow(name):
             raise WorkflowNotFoundError(f"there is no workflow {name}; nothing was changed")
-    show.say(f"{name} is removed.")
+    if as_json:
+        show.print_json({"removed": name})
+    else:
+        show.say(f"{name} is removed.")
 
 
 @app.command("history")
@@ -142,17 +145,6 @@ def _checked(name: str, found: dict[str, Any] | None, words: list[str]) -> dict[
 
 def _missing(name: str) -> WorkflowNotFoundError:
     return WorkflowNotFoundError(f"there is no workflow {name}; `carrel workflows list` shows what there is")
-
-
-def _source(file: str) -> str:
-    if file == "-":
-        return sys.stdin.read()
-    try:
-        return Path(file).read_text(encoding="utf-8")
-    except (FileNotFoundError, IsADirectoryError) as problem:
-        raise WrongUsage(f"{file}: {problem.strerror}") from None
-    except UnicodeDecodeError:
-        raise WrongUsage(f"{file} is no text in UTF-8") from None
 
 
 def _print(workflows: list[dict[str, Any]], as_json: bool, none: str) -> None:

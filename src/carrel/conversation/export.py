@@ -8,6 +8,7 @@ from functools import lru_cache
 from importlib.resources import files
 from typing import TYPE_CHECKING
 
+from carrel.conversation.enclosed import enclosed, fenced
 from carrel.conversation.entries import PAST_THE_END, UNREADABLE, encode
 from carrel.conversation.inert import inert, inert_line
 from carrel.conversation.messages import (
@@ -26,8 +27,7 @@ from carrel.conversation.telling import day_and_time
 if TYPE_CHECKING:
     from jinja2 import Template
 
-_BRACKETS = re.compile(r"[\\\[\]<>`*_]")
-_TICKS = re.compile("`+")
+_MARKS = re.compile(r"[\\\[\]<>`*&]|(?<![^\W_])_|_(?![^\W_])")
 _WRITTEN = re.compile(r"application/(?:[\w.-]+\+)?(?:json|xml|yaml|toml|javascript|x-yaml|x-ndjson)")
 """Kinds of documents that are text, though they do not say so."""
 
@@ -74,10 +74,10 @@ def to_markdown(data: SessionData) -> str:
         "Last written": day_and_time(session.get("updated_at")),
         "Tags": ", ".join(map(str, session.get("tags") or [])),
     }
-    pieces = [f"# {inert_line(session.get('title') or 'Untitled')}"]
-    pieces.append("\n".join(f"- {name}: {inert_line(value)}" for name, value in facts.items() if value))
+    pieces = [f"# {_plain(session.get('title') or 'Untitled')}"]
+    pieces.append("\n".join(f"- {name}: {_plain(value)}" for name, value in facts.items() if value))
     for problem in data.get("problems", []):
-        pieces.append(f"> {inert_line(problem)}")
+        pieces.append(f"> {_plain(problem)}")
     for message in data["messages"]:
         pieces += _said(message)
     return "\n\n".join(piece for piece in pieces if piece) + "\n"
@@ -91,39 +91,45 @@ def _said(message: ConversationMessage) -> list[str]:
     if blocks and all(block.get("type") == "tool_result" for block in blocks):
         who = "Tool results" if len(blocks) > 1 else "Tool result"
     when = day_and_time(meta.get("created_at") or meta.get("timestamp"))
-    return [f"## {inert_line(who)}" + (f", {inert_line(when)}" if when else ""), *map(_block, blocks)]
+    return [f"## {_plain(who)}" + (f", {_plain(when)}" if when else ""), *map(_block, blocks)]
 
 
 def _block(block: MessageBlock) -> str:
     match block.get("type"):
         case "text":
-            return inert(block.get("text") or "").strip()
+            return enclosed(inert(block.get("text") or "").strip())
         case "thinking":
-            text = inert(block.get("text") or "").strip()
+            text = enclosed(inert(block.get("text") or "").strip())
             return (
                 "\n".join(["> *Thinking*", ">", *(f"> {line}".rstrip() for line in text.split("\n"))]) if text else ""
             )
         case "tool_use":
-            name = inert_line(block.get("name") or "tool")
-            return f"**{name}** `{_id(block.get('id'))}`\n\n{_fenced(pretty(block.get('input')), 'json')}"
+            name = _plain(block.get("name") or "tool")
+            return f"**{name}** `{_id(block.get('id'))}`\n\n{fenced(pretty(block.get('input')), 'json')}"
         case "tool_result":
             outcome = "error from" if block.get("is_error") else "from"
             shown = block.get("display_text")
             text = shown if isinstance(shown, str) and shown.strip() else tool_result_text(block)
             content = block.get("content")
-            more = [_block(part) for part in content if isinstance(part, dict)] if isinstance(content, list) else []
+            parts = [part for part in content if isinstance(part, dict)] if isinstance(content, list) else []
+            more = [_block(part) for part in parts if not _is_in(part, text)]
             head = f"{outcome} `{_id(block.get('tool_use_id'))}`"
-            return "\n\n".join([head, _fenced(inert(text)), *(piece for piece in more if piece and piece not in text)])
+            return "\n\n".join([head, fenced(inert(text)), *filter(None, more)])
         case "image" | "document":
             return _attached(block)
         case _:
-            return _fenced(pretty(block), "json")
+            return fenced(pretty(block), "json")
+
+
+def _is_in(part: MessageBlock, text: str) -> bool:
+    said = part.get("text")
+    return part.get("type") == "text" and isinstance(said, str) and said.strip() in text
 
 
 def _attached(block: MessageBlock) -> str:
     """An image to see, a document to read where it is text, and else to save: all of it is in the Markdown itself."""
     part = attachment(block)
-    name = _BRACKETS.sub(r"\\\g<0>", part.name)
+    name = _plain(part.name)
     if part.kind == "image":
         return f"![{name}]({part.href})"
     if part.kind == "document":
@@ -131,7 +137,7 @@ def _attached(block: MessageBlock) -> str:
         return (
             f"[{name}]({part.href}) ({part.detail})"
             if text is None
-            else f"**{name}** ({part.detail})\n\n{_fenced(text)}"
+            else f"**{name}** ({part.detail})\n\n{fenced(text)}"
         )
     return f"*[{name}: {part.detail}]*"
 
@@ -147,12 +153,10 @@ def _text_of(block: MessageBlock) -> str | None:
         return None
 
 
+def _plain(text: object) -> str:
+    """A line that is no Markdown: a title, a name."""
+    return _MARKS.sub(r"\\\g<0>", inert_line(text))
+
+
 def _id(given: object) -> str:
     return inert_line(given or "?").replace("`", "'")
-
-
-def _fenced(text: str, language: str = "") -> str:
-    """A code block whose fence is longer than any run of ticks inside, so that nothing inside can end it."""
-    longest = max(map(len, _TICKS.findall(text)), default=0) if "`" in text else 0
-    fence = "`" * max(3, longest + 1)
-    return f"{fence}{language}\n{text.rstrip()}\n{fence}"

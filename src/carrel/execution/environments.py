@@ -134,7 +134,9 @@ async def locked(file: Path) -> AsyncIterator[None]:
     try:
         descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError as problem:
-        raise EnvironmentFailed(f"nothing can be installed in {file.parent}: {problem.strerror}") from None
+        raise EnvironmentFailed(
+            f"the session's Python cannot be kept in {file.parent}: {problem.strerror}; use a base you may write to"
+        ) from None
     try:
         while True:
             try:

@@ -78,4 +78,19 @@ def _environment() -> dict[str, str]:
     for name in ("UV_CONFIG_FILE", "UV_CACHE_DIR"):
         if kept.get(name):
             kept[name] = os.path.abspath(kept[name])
+    if not kept.get("UV_CACHE_DIR") and not _may_make(_cache()):
+        kept.setdefault("UV_NO_CACHE", "1")  # a service has no folder of its own, and uv would give up
     return kept
+
+
+def _cache() -> str:
+    """Where uv keeps what it downloaded, unless it was told where."""
+    above = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return os.path.join(os.path.expanduser(above), "uv")
+
+
+def _may_make(folder: str) -> bool:
+    """Whether a folder can be written, or made where it is not there yet."""
+    while not os.path.lexists(folder) and folder != os.path.dirname(folder):
+        folder = os.path.dirname(folder)
+    return os.access(folder, os.W_OK | os.X_OK)

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from carrel.meaning.seam import speakable
+from carrel.meaning.seam import encoded, speakable
 
 if TYPE_CHECKING:
     from carrel.meaning.seam import Vectors
@@ -76,14 +76,17 @@ class MiniLMEmbedder:
 
     @property
     def installed(self) -> bool:
-        return self._weights.is_file() and self._tokenizer.is_file()
+        try:
+            return self._weights.is_file() and self._tokenizer.is_file()
+        except PermissionError:  # of somebody else
+            return False
 
     def embed(self, texts: Sequence[str]) -> "Vectors":
         import numpy  # noqa: PLC0415 - a tenth of a second, and only searching by meaning needs it
 
         model = self._load()
         vectors = numpy.zeros((len(texts), self.dimensions), dtype=numpy.float32)
-        tokens = [tokens.ids for tokens in model.tokenizer.encode_batch([speakable(text) for text in texts])]
+        tokens = [tokens.ids for tokens in encoded(model.tokenizer, [speakable(text) for text in texts])]
         for rows in _batches([len(ids) if text.strip() else 0 for ids, text in zip(tokens, texts, strict=True)]):
             vectors[rows] = _read(model, [tokens[row] for row in rows])
         return vectors

@@ -1,7 +1,7 @@
 """What whoever turns texts into vectors promises."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Protocol, TypeAlias, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, runtime_checkable
 
 if TYPE_CHECKING:
     from numpy import float32
@@ -39,3 +39,14 @@ class KnowsWords(Protocol):
 def speakable(text: str) -> str:
     """The text without what cannot be written as UTF-8, which tokenizers refuse."""
     return text.encode("utf-8", "replace").decode("utf-8")
+
+
+def encoded(tokenizer: Any, texts: Sequence[str]) -> Sequence[Any]:
+    """The pieces of each text; RuntimeError where the tokenizer gives up, as when it may start no threads."""
+    try:
+        return [tokenizer.encode(texts[0])] if len(texts) == 1 else tokenizer.encode_batch_fast(texts)
+    except BaseException as problem:
+        # A panic in its Rust is no Exception, and would end whoever only wanted to find something.
+        if type(problem).__name__ != "PanicException":
+            raise
+        raise RuntimeError(f"the tokenizer gave up: {problem}") from problem

@@ -6,7 +6,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from carrel.meaning.seam import speakable
+from carrel.meaning.seam import encoded, speakable
 
 if TYPE_CHECKING:
     from carrel.meaning.seam import Vectors
@@ -40,7 +40,7 @@ class StaticEmbedder:
         vectors = numpy.zeros((len(texts), self.dimensions), dtype=numpy.float32)
         for start in range(0, len(texts), _AT_ONCE):
             batch = [speakable(text) for text in texts[start : start + _AT_ONCE]]
-            for row, tokens in enumerate(tokenizer.encode_batch_fast(batch), start):
+            for row, tokens in enumerate(encoded(tokenizer, batch), start):
                 if tokens.ids:
                     vectors[row] = table[tokens.ids].sum(axis=0)
         lengths = numpy.linalg.norm(vectors, axis=1, keepdims=True)

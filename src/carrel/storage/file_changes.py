@@ -8,7 +8,7 @@ from itertools import takewhile
 from typing import NamedTuple
 
 from carrel.storage import inotify
-from carrel.storage.file_tree import FileTree, is_hidden
+from carrel.storage.file_tree import FileTree, is_plain, is_short_enough
 from carrel.storage.inotify import Inotify
 
 _MOST_KEPT = 10_000
@@ -76,7 +76,7 @@ class FolderChanges:
                 keys = None  # no more watches for new folders
             if keys is None:
                 return None
-            if keys:
+            if keys := {key for key in keys if is_short_enough(key)}:
                 self._remember(keys)
             return Cursor(self, self._tick), self._recent(tick) if tick >= self._known_from else None
         finally:
@@ -110,7 +110,7 @@ class FolderChanges:
             elif mask & inotify.IGNORED:
                 del self._starts[watch]
                 leaving.discard(watch)
-            elif not name or is_hidden(name):
+            elif not name or not is_plain(name):
                 continue
             elif not mask & inotify.IS_FOLDER:
                 keys.add(start + name)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from carrel.errors import KeyRefused, StorageReadError, StorageWriteError
-from carrel.storage.seam import Stamp, checked_key
+from carrel.storage.seam import LONGEST_KEY, Stamp, checked_key
 
 _log = logging.getLogger("carrel.storage")
 
@@ -40,12 +40,27 @@ def is_hidden(name: str) -> bool:
     return name[0] == "." and name[1:2] != "."
 
 
+def is_plain(name: str) -> bool:
+    """Whether a file of this name can be one of a key."""
+    if name.isascii() and name.isprintable() and name[0] != "." and "\\" not in name:
+        return True
+    try:
+        return not is_hidden(checked_key(name))
+    except KeyRefused:
+        return False
+
+
 def hidden_beside(path: str, kind: str) -> str:
     """Where our own file of this kind is that belongs to a log."""
     folder, name = os.path.split(path)
     if len(name) > 60:
         name = hashlib.sha256(os.fsencode(name)).hexdigest()
     return f"{folder}/.{name}.{kind}"
+
+
+def is_short_enough(key: str) -> bool:
+    """Folders can lie in each other deeper than a key can tell."""
+    return len(key) < 256 or len(key.encode()) <= LONGEST_KEY
 
 
 class OpenFile:
@@ -57,7 +72,8 @@ class OpenFile:
         self.fd = fd
 
     def __del__(self, close: Callable[[int], None] = os.close) -> None:
-        close(self.fd)
+        if hasattr(self, "fd"):  # else there was none to be had
+            close(self.fd)
 
 
 def write_failed(what: str, error: OSError) -> StorageWriteError:
@@ -85,7 +101,7 @@ class FileTree:
     def __init__(self, root: Path | str) -> None:
         self.root = os.path.abspath(root)
         self._told: set[str] = set()
-        """The links that lead out and were told of."""
+        """The links that lead out, and the names that no key can have, of which was told."""
         self.swept: set[str] = set()
         """The folders that were looked through for what a crash left."""
 
@@ -270,15 +286,22 @@ class FileTree:
                     waiting.append((f"{start}{entry.name}/", entry.path))
                 elif self._is_file(entry):
                     keys.append(start + entry.name)
-        return sorted(keys)
+        for key in keys:
+            if not is_short_enough(key):
+                self._pass_over(f"{self.root}/{key}", f"has a path of more than {LONGEST_KEY} bytes")
+        return sorted(filter(is_short_enough, keys))
 
     def entries(self, folder: str) -> Iterator["os.DirEntry[str]"]:
-        """What is in a folder and not hidden; nothing when it is gone."""
+        """What is in a folder, not hidden and with a name that a key can have; nothing when it is gone."""
         try:
             with os.scandir(folder) as found:
                 for entry in found:
-                    if not is_hidden(entry.name):
+                    if is_plain(entry.name):
                         yield entry
+                    elif not is_hidden(entry.name):
+                        self._pass_over(
+                            entry.path, "has a backslash, a control character or what is no text in its name"
+                        )
         except OSError as error:
             if not self.absent(error):
                 raise read_failed(folder, error) from error
@@ -317,10 +340,14 @@ class FileTree:
             return False  # a link that leads to itself
         if not entry.is_symlink() or self._inside(entry.path) is not None:
             return True
-        if entry.path not in self._told:
-            self._told.add(entry.path)
-            _log.warning("%s is a link that leads out of %s and is passed over", entry.path, self.root)
+        self._pass_over(entry.path, f"is a link that leads out of {self.root}")
         return False
+
+    def _pass_over(self, path: str, why: str) -> None:
+        if path not in self._told:
+            self._told.add(path)
+            # A name may be no text, and a log that cannot write it would fail.
+            _log.warning("%s %s and is passed over", os.fsencode(path).decode("utf-8", "backslashreplace"), why)
 
 
 def _refuse_odd(key: str) -> None:

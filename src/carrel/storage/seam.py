@@ -12,6 +12,8 @@ from carrel.errors import KeyRefused
 MAX_RECORD = 256 * 1024 * 1024
 """The longest record a log takes, in bytes."""
 
+LONGEST_KEY = 1024
+"""Bytes."""
 _PART = re.compile(r"[^\x00-\x1f\x7f/\\]+")
 
 
@@ -189,8 +191,8 @@ def checked_key(key: str) -> str:
         size = len(key.encode())
     except UnicodeEncodeError:
         raise KeyRefused(f"{key!r} has half a surrogate pair in it, which no file can be called") from None
-    if size > 1024:
-        raise KeyRefused(f"the key {key[:40]!r}… is longer than 1024 bytes; use a shorter one")
+    if size > LONGEST_KEY:
+        raise KeyRefused(f"the key {key[:40]!r}… is longer than {LONGEST_KEY} bytes; use a shorter one")
     for part in key.split("/"):
         if part in ("", ".", "..") or not _PART.fullmatch(part):
             raise KeyRefused(

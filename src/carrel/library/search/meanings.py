@@ -17,7 +17,7 @@ _AT_ONCE = 32
 _STEP = 256
 """So many new vectors are made before they can be searched and are kept; a large library is found bit by bit."""
 _QUESTIONS = 256
-_FAILED = "searching %s by words alone: the embedder failed"
+_FAILED = "searching %s by words alone: the embedder failed (%s)"
 
 
 class Meanings:
@@ -73,8 +73,8 @@ class Meanings:
         if vector is None:
             try:
                 vector = (await asyncio.to_thread(embedder.embed, [_as_asked(question, embedder)]))[0]
-            except Exception:
-                logger.warning(_FAILED, self._place, exc_info=True)
+            except Exception as problem:
+                logger.warning(_FAILED, self._place, problem, exc_info=True)
                 self._embedder = self._nearness = None
                 return []
             self._questions[question] = vector
@@ -92,8 +92,8 @@ class Meanings:
                 self._table = await self._kept(self._embedder)
             while not self.up_to_date:
                 await self._make(self._wanted, self._embedder, self._table)
-        except Exception:
-            logger.warning(_FAILED, self._place, exc_info=True)
+        except Exception as problem:
+            logger.warning(_FAILED, self._place, problem, exc_info=True)
             self._embedder = self._nearness = None
 
     async def _make(self, wanted: Mapping[str, str], embedder: Embedder, table: VectorTable) -> None:
