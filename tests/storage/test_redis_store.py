@@ -393,3 +393,14 @@ async def test_stores_of_different_prefixes_do_not_see_each_other(start_redis: S
     await other.delete("log")
     assert await everything(one, "log") == [b"1"]
     await lock.release()
+
+
+async def test_who_waits_for_an_answer_while_it_is_closed_gets_it(start_redis: Start, open_redis: Open) -> None:
+    server = start_redis()
+    store = open_redis(server.url)
+    await store.put("o", b"x")
+    for turns in range(20):
+        puts = [asyncio.ensure_future(store.put(f"o{number}", bytes(100_000))) for number in range(10)]
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        await asyncio.gather(store.close(), *puts)

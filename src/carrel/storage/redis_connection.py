@@ -35,6 +35,44 @@ def _script(name: str) -> tuple[str, str]:
     return text, hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest()
 
 
+class _Line:
+    """The client of one event loop, and whether commands are under way on it."""
+
+    def __init__(self, client: Any) -> None:
+        self.client = client
+        self.closing = _closed_with_its_loop(self)
+        self._commands = 0
+        self._quiet = asyncio.Event()
+        self._quiet.set()
+
+    @contextlib.contextmanager
+    def command(self) -> Iterator[None]:
+        self._commands += 1
+        self._quiet.clear()
+        try:
+            yield
+        finally:
+            self._commands -= 1
+            if not self._commands:
+                self._quiet.set()
+
+    async def end(self) -> None:
+        """Disconnect when what is under way has its answer, or none for long."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_CONNECT_SECONDS):
+                await self._quiet.wait()
+        await self.client.connection_pool.disconnect()
+
+
+async def _closed_with_its_loop(line: _Line) -> AsyncGenerator[None]:
+    """Disconnects when it is closed. A loop closes the generators begun on it before it ends: after that, its
+    connections could be closed by nobody."""
+    try:
+        yield
+    finally:
+        await line.client.connection_pool.disconnect()
+
+
 class RedisConnections:
     """Sends commands from whichever loop or thread; every failure comes out as a `StorageError`."""
 
@@ -61,7 +99,7 @@ class RedisConnections:
         self.place = f"{self.address}/{settings.get('db') or 0}"
         """Where the data is; without user and password, which may change."""
         self._guard = threading.Lock()
-        self._clients: dict[asyncio.AbstractEventLoop, tuple[Any, AsyncGenerator[None]]] = {}
+        self._lines: dict[asyncio.AbstractEventLoop, _Line] = {}
         self._server: dict[str, str] | None = None
 
     def _client(self, **settings: Any) -> Any:
@@ -83,27 +121,26 @@ class RedisConnections:
         client.response_callbacks.clear()  # answers as the server gives them, in every version of the package
         return client
 
-    async def _ready(self) -> Any:
+    async def _ready(self) -> _Line:
         loop = asyncio.get_running_loop()
         with self._guard:
-            new = loop not in self._clients
+            new = loop not in self._lines
             if new:
-                for ended in [other for other in self._clients if other.is_closed()]:
-                    del self._clients[ended]
-                fresh = self._client()
-                self._clients[loop] = fresh, _disconnecting(fresh.connection_pool)
-            client, closing = self._clients[loop]
+                for ended in [other for other in self._lines if other.is_closed()]:
+                    del self._lines[ended]
+                self._lines[loop] = _Line(self._client())
+            line = self._lines[loop]
         if new:
-            await anext(closing)
+            await anext(line.closing)
         if self._server is None:
-            self._server = await self._checked(client)
-        return client
+            self._server = await self._checked(line)
+        return line
 
-    async def _checked(self, client: Any) -> dict[str, str]:
+    async def _checked(self, line: _Line) -> dict[str, str]:
         """What the server says about itself; refused when it is one that throws data away."""
-        with self._in_our_words("reading", "its settings"):
+        with line.command(), self._in_our_words("reading", "its settings"):
             try:
-                server = _facts(await client.execute_command("INFO"))
+                server = _facts(await line.client.execute_command("INFO"))
             except self._redis.exceptions.NoPermissionError:
                 return {}
         policy = server.get("maxmemory_policy", "")
@@ -128,9 +165,9 @@ class RedisConnections:
 
     async def read(self, what: str, *command: Any) -> Any:
         """Send a command that changes nothing; `what` it reads is for the error message."""
-        client = await self._ready()
-        with self._in_our_words("reading", what):
-            return await self._read(client, lambda: client.execute_command(*command))
+        line = await self._ready()
+        with line.command(), self._in_our_words("reading", what):
+            return await self._read(line.client, lambda: line.client.execute_command(*command))
 
     async def _read(self, client: Any, send: Callable[[], Awaitable[Any]]) -> Any:
         """Reading again does no harm, so a line that broke while it lay idle is worth a second try."""
@@ -141,27 +178,27 @@ class RedisConnections:
             return await send()
 
     async def write(self, what: str, *command: Any) -> Any:
-        client = await self._ready()
-        with self._in_our_words("writing", what):
-            return await client.execute_command(*command)
+        line = await self._ready()
+        with line.command(), self._in_our_words("writing", what):
+            return await line.client.execute_command(*command)
 
     async def run(self, name: str, what: str, key: str, *arguments: Any, then: tuple[Any, ...] = ()) -> Any:
         """Run a script; with `then`, also that command on the same connection: both answers, or the error of either."""
         text, sha = _script(name)
         # The one key that all scripts touch is declared; some servers run none without.
         rest = (1, f"{self.prefix}:state", self.prefix, key, *arguments)
-        client = await self._ready()
+        line = await self._ready()
 
         async def send() -> Any:
             try:
-                return await self._sent(client, ("EVALSHA", sha, *rest), then)
+                return await self._sent(line.client, ("EVALSHA", sha, *rest), then)
             except self._redis.exceptions.NoScriptError:
-                return await self._sent(client, ("EVAL", text, *rest), then)
+                return await self._sent(line.client, ("EVAL", text, *rest), then)
 
         if name in ("folders", "changed", "piece"):
-            with self._in_our_words("reading", what):
-                return await self._read(client, send)
-        with self._in_our_words("writing", what):
+            with line.command(), self._in_our_words("reading", what):
+                return await self._read(line.client, send)
+        with line.command(), self._in_our_words("writing", what):
             return await send()
 
     async def _sent(self, client: Any, command: tuple[Any, ...], then: tuple[Any, ...]) -> Any:
@@ -199,18 +236,20 @@ class RedisConnections:
             await client.connection_pool.disconnect()
 
     async def close(self) -> None:
+        """What others still ask gets its answer; who asks later has a connection made anew."""
         with self._guard:
-            clients, self._clients = self._clients, {}
+            lines, self._lines = self._lines, {}
             self._server = None
         here = asyncio.get_running_loop()
-        for loop, (client, closing) in clients.items():
+        for loop, line in lines.items():
             if loop is here:
-                await closing.aclose()
+                await line.end()
+                await line.closing.aclose()
             elif loop.is_running():
-                there = asyncio.run_coroutine_threadsafe(client.connection_pool.disconnect(), loop)
+                there = asyncio.run_coroutine_threadsafe(line.end(), loop)
                 # That loop may be at its end just now: then it answers no more, and closes its connections itself.
                 with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(_CONNECT_SECONDS):
+                    async with asyncio.timeout(2 * _CONNECT_SECONDS):
                         await asyncio.wrap_future(there)
 
     @contextlib.contextmanager
@@ -264,15 +303,6 @@ def _unambiguous(url: str) -> str:
     if parts.scheme in ("redis", "rediss") and not re.fullmatch(r"/?\d*", parts.path):
         raise ValueError("a database is a number")
     return url
-
-
-async def _disconnecting(pool: Any) -> AsyncGenerator[None]:
-    """Disconnects when it is closed. A loop closes the generators begun on it before it ends: after that, its
-    connections could be closed by nobody."""
-    try:
-        yield
-    finally:
-        await pool.disconnect()
 
 
 def _facts(info: bytes) -> dict[str, str]:
