@@ -776,7 +776,7 @@ async def test_a_search_wants_a_text_and_a_number(store: SessionStore):
 async def test_the_three_exports(store: SessionStore):
     await said(store, user("a <b>"), assistant_message([text_block("c")]))
     assert (await store.export("s")).count("\n") == 2
-    assert "a <b>" in await store.export("s", "markdown")
+    assert "a \\<b>" in await store.export("s", "markdown")
     assert "a &lt;b&gt;" in await store.export("s", "html")
     with pytest.raises(ConfigurationError, match="jsonl, markdown or html"):
         await store.export("s", "pdf")  # type: ignore[arg-type]
