@@ -72,8 +72,7 @@ class OpenFile:
         self.fd = fd
 
     def __del__(self, close: Callable[[int], None] = os.close) -> None:
-        if hasattr(self, "fd"):  # else there was none to be had
-            close(self.fd)
+        close(self.fd)
 
 
 def write_failed(what: str, error: OSError) -> StorageWriteError:
