@@ -6,9 +6,9 @@ from collections.abc import AsyncIterator, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from carrel.errors import ConfigurationError, KeyRefused, StorageError, StorageUnavailable
+from carrel.errors import ConfigurationError, StorageError, StorageUnavailable
 from carrel.library.artifact_names import name_of, note_of
-from carrel.storage.seam import Store, checked_key
+from carrel.storage.seam import Store
 
 Kind = Literal["tools", "workflows", "skills", "artifacts", "deps", "sessions"]
 KINDS: tuple[Kind, ...] = ("tools", "workflows", "skills", "artifacts", "deps", "sessions")
@@ -93,22 +93,8 @@ async def contents(store: Store, kinds: Sequence[Kind] = KINDS) -> list[Thing]:
 
 
 def _plain(keys: Iterable[str]) -> list[str]:
-    """Without what Python leaves beside the files that it has read, and files called as no key can be."""
-    return [key for key in keys if "__pycache__" not in key.split("/") and not _refusal(key)]
-
-
-def _refusal(key: str) -> str:
-    try:
-        checked_key(key)
-    except KeyRefused as problem:
-        return str(problem)
-    return ""
-
-
-async def _called_oddly(store: Store, kinds: Sequence[Kind]) -> list[Failure]:
-    keys = [(kind, key) for kind in kinds if kind != "deps" for key in await store.list(kind)]
-    found = [(kind, key.removeprefix(f"{kind}/"), _refusal(key)) for kind, key in keys]
-    return [Failure(kind, name, why) for kind, name, why in found if why]
+    """Without what Python leaves beside the files that it has read."""
+    return [key for key in keys if "__pycache__" not in key.split("/")]
 
 
 def _artifact(key: str, notes: set[str]) -> Thing:
@@ -147,7 +133,7 @@ async def copy(source: Store, target: Store, kinds: Sequence[Kind] = KINDS, *, o
     A thing that the target has otherwise stays as it is, or with `overwrite` becomes the source's. Sessions are never
     overwritten: one that goes on here is continued there, and one that went on in both is left alone. One thing that
     cannot be copied is told, and costs no other. Whoever is stopped half way begins again, and it goes on there."""
-    moved = Moved(failed=await _called_oddly(source, kinds))
+    moved = Moved()
     for thing in await contents(source, kinds):
         try:
             await _moved(source, target, thing, moved, overwrite=overwrite)
