@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from carrel.errors import KeyRefused, StorageReadError, StorageWriteError
+from carrel.storage import file_objects
 from carrel.storage.file_store import FileStore
 from tests.storage.file_places import needs_namespaces, run, start
 from tests.storage.suite import everything
@@ -440,3 +441,19 @@ async def test_a_file_whose_name_is_no_key_hides_no_other(
     told = len(caplog.messages)
     await store.list()
     assert told == len(caplog.messages) > 0, "it is told once"
+
+
+def test_a_file_that_others_make_and_remove_meanwhile_is_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As locks are: between being missing and being made it was there, and then it was not again."""
+    make, tries = file_objects.make_file, 0
+
+    def made(path: str, flags: int) -> int:
+        nonlocal tries
+        tries += 1
+        if tries == 1:
+            raise FileExistsError(path)
+        return make(path, flags)
+
+    monkeypatch.setattr(file_objects, "make_file", made)
+    os.close(file_objects.open_or_make(str(tmp_path / "lock"), os.O_RDWR))
+    assert tries == 2

@@ -37,12 +37,11 @@ def make_file(path: str, flags: int) -> int:
 
 def open_or_make(path: str, flags: int) -> int:
     """Open a file for writing, making it when missing; never through a link."""
-    try:
-        return os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
-    except FileNotFoundError:
+    while True:  # others may make it and remove it between any two of these steps
+        with contextlib.suppress(FileNotFoundError):
+            return os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
         with contextlib.suppress(FileExistsError):
             return make_file(path, flags)
-        return os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
 
 
 def make_folders(folder: str, root: str) -> None:
