@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import tarfile
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any, Self
 from uuid import uuid4
@@ -16,7 +16,7 @@ from carrel.execution.calls import known_errors
 from carrel.execution.container_packages import ContainerPackages, container_packages
 from carrel.execution.container_session import ContainerSession
 from carrel.execution.engine import LABEL, Engine, connect
-from carrel.execution.executor import Handler
+from carrel.execution.executor import Handler, Moment
 from carrel.execution.live_session import SpawnFailed
 from carrel.execution.packages import Packages
 from carrel.execution.packed_image import default_tag
@@ -118,12 +118,21 @@ class ContainerExecutor(WorkerExecutor):
         return found
 
     async def fork(self) -> Self:
+        raise await self._no_fork()
+
+    async def checkpoint(self) -> Moment:
+        raise await self._no_fork()
+
+    async def rewind(self, to: Moment, then: Callable[[], Awaitable[None]] | None = None) -> None:
+        raise await self._no_fork()
+
+    async def _no_fork(self) -> ForkRefused:
         async with self._turn:
             await self._started()
-            raise ForkRefused(
-                "a live fork is not possible here: a container has one file system, and no engine makes a second one "
-                "of it with its processes; use a SubprocessExecutor to be able to fork"
-            )
+        return ForkRefused(
+            "a live fork is not possible here: a container has one file system, and no engine makes a second one "
+            "of it with its processes; use a SubprocessExecutor to be able to fork"
+        )
 
     # --- files ------------------------------------------------------------------------------------------------------
 

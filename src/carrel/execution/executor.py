@@ -166,6 +166,13 @@ class FileChange:
     size: int = 0
 
 
+class Moment(Protocol):
+    """The variables and files of an executor as they were when it was asked to keep them."""
+
+    async def close(self) -> None:
+        """Let go of it; twice is harmless."""
+
+
 @runtime_checkable
 class Executor(Protocol):
     """A Python that keeps its variables, with commands and files in the same place.
@@ -245,6 +252,14 @@ class Executor(Protocol):
 
     async def fork(self) -> Self:
         """Another executor with the same variables and files, from now on apart; ForkRefused changes nothing."""
+
+    async def checkpoint(self) -> Moment:
+        """Keep the variables and files as they are now, to go back to; ForkRefused changes nothing."""
+
+    async def rewind(self, to: Moment, then: Callable[[], Awaitable[None]] | None = None) -> None:
+        """Go back to a moment of this very executor, as often as wanted; what runs in it ends.
+
+        `then` is done once nothing stands in the way any more. What it raises, and ForkRefused, change nothing."""
 
     async def reset(self) -> None:
         """Forget the variables; files stay."""

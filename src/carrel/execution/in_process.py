@@ -6,7 +6,7 @@ import asyncio
 import os
 import threading
 import time
-from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -26,6 +26,7 @@ from carrel.execution.executor import (
     ExecutionResult,
     FilePath,
     Handler,
+    Moment,
     OnOutput,
     Output,
     RunningCommand,
@@ -43,6 +44,7 @@ from carrel.worker.asking import encoded
 from carrel.worker.host_errors import raised
 from carrel.worker.namespaces import namespaces
 
+_ONE_PROCESS = "code that runs in the host's own process cannot be forked apart from it; use a subprocess"
 _LOOK = 0.02
 """Seconds after which code that waits for the host looks whether it was interrupted."""
 
@@ -241,7 +243,13 @@ class InProcessExecutor(WorkspaceFiles):
             (await self._started()).reset()
 
     async def fork(self) -> InProcessExecutor:
-        raise ForkRefused("code that runs in the host's own process cannot be forked apart from it; use a subprocess")
+        raise ForkRefused(_ONE_PROCESS)
+
+    async def checkpoint(self) -> Moment:
+        raise ForkRefused(_ONE_PROCESS)
+
+    async def rewind(self, to: Moment, then: Callable[[], Awaitable[None]] | None = None) -> None:
+        raise ForkRefused(_ONE_PROCESS)
 
     # --- calls to the host, asked in the thread ----------------------------------------------------------------------
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, Self
 
@@ -13,7 +14,7 @@ from carrel.execution import file_changes, scratch
 from carrel.execution.calls import known_errors
 from carrel.execution.confinement import Confinement, confinement
 from carrel.execution.endings import WorkerDied
-from carrel.execution.executor import ExecutionResult, Handler
+from carrel.execution.executor import ExecutionResult, Handler, Moment
 from carrel.execution.live_session import SpawnFailed
 from carrel.execution.local_session import LocalSession
 from carrel.execution.packages import Packages, subprocess_packages
@@ -39,6 +40,7 @@ class SubprocessExecutor(WorkerExecutor):
         self._zygote: Zygote | None = None
         self._confinement: Confinement | None = None
         self._scratch: Path | None = None
+        self._kept: list[_Kept] = []
         self.holds: object = None
         """Something that must be there for as long as this is."""
 
@@ -142,6 +144,8 @@ class SubprocessExecutor(WorkerExecutor):
 
     async def _close(self) -> None:
         await super()._close()
+        for kept in [*self._kept]:
+            await kept.close()
         if self._scratch is not None:
             await asyncio.to_thread(scratch.remove, self._scratch)
         self.holds = None
@@ -165,39 +169,69 @@ class SubprocessExecutor(WorkerExecutor):
             found |= {"deps_install", "deps_uninstall"}
         return found
 
+    # --- branching --------------------------------------------------------------------------------------------------
+
     async def fork(self) -> Self:
         async with self._turn:
             await self._started()
-            session = self._session
-            assert session is not None
-            assert self._confinement is not None
-            zygote = self._zygote
-            assert zygote is not None
-            why = self._confinement.why_no_fork(self.config)
-            if why is not None:
-                raise ForkRefused(f"a live fork is not possible here: {why}")
             fork = self._twin()
-            if not zygote.take():
-                raise ForkRefused("the process that the session came from is gone")
-            try:
-                fork._session = await session.fork(fork.handlers)
-            except WorkerDied as problem:
-                zygote.give_back()
-                if self._closed:
-                    raise ExecutorClosed("this executor was closed while it was forked") from None
-                result = await self._after_death(session, problem)
-                raise ForkRefused(
-                    f"the session's Python ended: {result.error}; its variables are {result.state}"
-                ) from None
-            except BaseException:
-                zygote.give_back()
-                raise
-            fork._zygote = zygote
+            fork._session, fork._zygote = await self._forked(fork.handlers)
             fork._packages = self._packages.take() if self._packages is not None else None
             fork._confinement = self._confinement
             fork._before = self._before
             fork.lost, fork.holds = self.lost, self.holds
             return fork
+
+    async def checkpoint(self) -> Moment:
+        async with self._turn:
+            session, zygote = await self._forked(self.handlers)
+            kept = _Kept(self, session, zygote, self.lost)
+            self._kept.append(kept)
+            return kept
+
+    async def rewind(self, to: Moment, then: Callable[[], Awaitable[None]] | None = None) -> None:
+        if not isinstance(to, _Kept) or to.of is not self:
+            raise ForkRefused("this is no moment of this session, so it cannot be gone back to")
+        async with self._turn:
+            if self._closed:
+                raise ExecutorClosed("this executor is closed; make another")
+            session, zygote = await to.again(self.handlers)
+            try:
+                if then is not None:
+                    await then()
+                if self._closed:
+                    raise ExecutorClosed("this executor was closed while it was rewound")
+            except BaseException:
+                await session.close()
+                zygote.give_back()
+                raise
+            before, used = self._session, self._zygote
+            self._session, self._zygote = session, zygote
+            self.lost, self._went_back = to.lost, False
+            try:
+                if before is not None:
+                    await before.close()
+            finally:
+                if used is not None:
+                    used.give_back()
+
+    async def _forked(self, handlers: dict[str, Handler]) -> tuple[LocalSession, Zygote]:
+        """Another session with the variables and files of this moment, and the zygote taken for it."""
+        await self._started()
+        assert self._session is not None
+        assert self._confinement is not None
+        assert self._zygote is not None
+        why = self._confinement.why_no_fork(self.config)
+        if why is not None:
+            raise ForkRefused(f"a live fork is not possible here: {why}")
+        session, zygote = self._session, self._zygote
+        try:
+            return await _fork(session, zygote, handlers)
+        except WorkerDied as problem:
+            if self._closed:
+                raise ExecutorClosed("this executor was closed while it was forked") from None
+            result = await self._after_death(session, problem)
+            raise ForkRefused(f"the session's Python ended: {result.error}; its variables are {result.state}") from None
 
     def _twin(self) -> Self:
         """Another of this kind, with the same settings and handlers, not started."""
@@ -221,3 +255,42 @@ class SubprocessExecutor(WorkerExecutor):
                 return None
             finally:
                 os.close(folder)
+
+
+async def _fork(session: LocalSession, zygote: Zygote, handlers: dict[str, Handler]) -> tuple[LocalSession, Zygote]:
+    if not zygote.take():
+        raise ForkRefused("the process that the session came from is gone")
+    try:
+        return await session.fork(handlers), zygote
+    except BaseException:
+        zygote.give_back()
+        raise
+
+
+class _Kept:
+    """A fork in which nothing is run: it is forked anew each time the executor goes back to it."""
+
+    def __init__(self, of: SubprocessExecutor, session: LocalSession, zygote: Zygote, lost: str) -> None:
+        self.of, self.lost = of, lost
+        self._session: LocalSession | None = session
+        self._zygote = zygote
+
+    async def again(self, handlers: dict[str, Handler]) -> tuple[LocalSession, Zygote]:
+        """Another session that begins with this moment."""
+        if self._session is None:
+            raise ForkRefused("this moment was let go of")
+        try:
+            return await _fork(self._session, self._zygote, handlers)
+        except WorkerDied as problem:
+            # Nothing is woken in its place: what came then would not be what was kept.
+            raise ForkRefused(f"the process that kept this moment is gone: {problem}") from None
+
+    async def close(self) -> None:
+        session, self._session = self._session, None
+        if session is None:
+            return
+        self.of._kept.remove(self)
+        try:
+            await session.close()
+        finally:
+            self._zygote.give_back()
