@@ -213,6 +213,7 @@ if TYPE_CHECKING:
         WorkflowLibrary,
     )
     from carrel.session import (
+        Checkpoint,
         StorageBackend,
     )
     from carrel.tasks.dataset import (
@@ -248,6 +249,7 @@ __all__ = [
     "CarrelError",
     "CatalogueBusy",
     "CatalogueLost",
+    "Checkpoint",
     "Client",
     "CommandNotRun",
     "CommandResult",
@@ -436,7 +438,7 @@ _ROOMS = {
     "carrel.library.artifacts": "ArtifactStore",
     "carrel.library.tools.approval": "ApprovalRequest Approve Refuse",
     "carrel.library.workflows": "WorkflowLibrary",
-    "carrel.session": "StorageBackend",
+    "carrel.session": "Checkpoint StorageBackend",
     "carrel.tasks.dataset": "Dataset Datasets",
     "carrel.tasks.sample": "Sample",
     "carrel.tasks.unpacking": "Receipt",

@@ -18,7 +18,7 @@ from carrel.worker.reprs import safe_repr
 
 logger = logging.getLogger(__name__)
 
-Kind = Literal["run", "tool", "workflow", "command", "install", "uninstall"]
+Kind = Literal["run", "tool", "workflow", "command", "install", "uninstall", "checkpoint", "rewind"]
 Outcome = Literal["ok", "error", "timeout", "cancelled"]
 _LONGEST = 500
 """Characters kept of a text; the whole of it is where it was said."""

@@ -41,6 +41,8 @@ NAMES = {
     "list_deps",
     "add_dep",
     "remove_dep",
+    "fork",
+    "rewind",
 }
 
 ECHO = "name: echo\ndescription: Say words back\ncommand: echo\nschema:\n  positional: [{name: words, type: string}]\n"
@@ -88,6 +90,32 @@ async def test_code_keeps_its_state_and_calls_tools(base: Path) -> None:
         assert text_of(result) == "hello\n\n22"
         assert result.structured_content is not None
         assert result.structured_content["value"] == 22
+
+
+async def test_one_can_fork_before_what_may_go_wrong_and_go_back(base: Path) -> None:
+    async with front(base) as client:
+        assert "fork was not called yet" in text_of(await client.call_tool("rewind", {}))
+        await client.call_tool("run_code", {"code": "x = 1\nopen('f', 'w').write('good')"})
+        kept = await client.call_tool("fork", {"name": "good"})
+        assert text_of(kept) == "kept as good"
+        await client.call_tool("run_code", {"code": "x = 2\nopen('f', 'w').write('bad')"})
+        await client.call_tool("fork", {})
+        for to in ({"to": "good"}, {}, {"to": "good"}):
+            back = await client.call_tool("rewind", to)
+            assert not back.is_error
+            wanted = "(1, 'good')" if to else "(2, 'bad')"
+            assert text_of(await client.call_tool("run_code", {"code": "x, open('f').read()"})) == wanted
+        refused = await client.call_tool("rewind", {"to": "nowhere"})
+        assert refused.is_error
+        assert "there is no checkpoint nowhere; there are: 'good'" in text_of(refused)
+
+
+async def test_where_sessions_cannot_be_forked_there_is_no_tool_for_it(
+    base: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CARREL_SANDBOX", "off")
+    async with front(base) as client:
+        assert {tool.name for tool in (await client.list_tools()).tools} == NAMES - {"fork", "rewind"}
 
 
 async def test_an_error_is_an_error_and_the_session_goes_on(base: Path) -> None:

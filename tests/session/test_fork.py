@@ -114,12 +114,3 @@ async def test_a_task_session_forks_into_another(tmp_path: Path) -> None:
             await branch.execute_command("git apply -", stdin=branch.sample.patch)
             assert (await branch.verify()).outcome == "solved"
         assert (await task.verify()).outcome == "not_solved"
-
-
-async def test_a_session_does_not_go_back_by_itself_and_says_what_does(sandboxed: Session) -> None:
-    async with sandboxed as session:
-        for asked in (session.checkpoint("before"), session.rewind(1)):
-            with pytest.raises(ForkRefused, match="fork"):
-                await asked
-        assert not session.supports("checkpoint")
-        assert not session.supports("rewind")

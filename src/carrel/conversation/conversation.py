@@ -175,10 +175,7 @@ class ConversationStorage:
         meta = await self._logs.meta(session_id)
         if meta is None:
             return None
-        await up_to_date(self._logs, [meta])
-        if "total_tokens" not in meta:
-            meta["total_tokens"] = await self._logs.reading(session_id).tokens_spent()
-        conversation = Conversation(info=info_of(meta))
+        conversation = Conversation(info=info_of(await self._counted(meta)))
         place = _place_of(conversation)
         place.begin(meta, is_new=False)
         try:
@@ -188,6 +185,27 @@ class ConversationStorage:
             return None
         conversation.messages = place.read(conversation.info, look)
         conversation._storage = self
+        return conversation
+
+    async def _counted(self, meta: SessionMeta) -> SessionMeta:
+        await up_to_date(self._logs, [meta])
+        if "total_tokens" not in meta:
+            meta["total_tokens"] = await self._logs.reading(meta["id"]).tokens_spent()
+        return meta
+
+    async def rewind(self, conversation: Conversation, *, to_seq: int) -> Conversation:
+        """Go back to what was visible right after an entry of the log; what is not yet written is written before.
+
+        `RewindRefused` when there is no such entry, and `SessionNotFound` when it was deleted; nothing has changed."""
+        await self.update(conversation)
+        if await self.store.last_seq(conversation.id) != to_seq:
+            await self.store.append_rewind(conversation.id, to_seq=to_seq)
+        place = _place_of(conversation)
+        async with place.turn:
+            meta = await self._counted(await self._logs.known_meta(conversation.id))
+            place.begin(meta, is_new=False)
+            conversation.info.total_tokens = info_of(meta).total_tokens
+            conversation.messages[:] = place.read(conversation.info, await look_at(self._logs, conversation.id))
         return conversation
 
     async def update(self, conversation: Conversation, *, recheck: bool = False) -> Conversation:

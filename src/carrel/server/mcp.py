@@ -21,12 +21,13 @@ from mcp.types import (
 )
 from pydantic import Field, ValidationError
 
-from carrel.errors import CarrelError, DependencyError, WorkflowNotFoundError
+from carrel.errors import CarrelError, DependencyError, ForkRefused, WorkflowNotFoundError
 from carrel.execution.executor import ExecutionResult, Output
 from carrel.library.describing import artifact_line, workflow_line
 from carrel.server.mcp_answers import LONGEST, answer_of, answered, as_text, cut, fitted, image_kind, listed, written
 from carrel.server.mcp_over_http import LARGEST_ANSWER, serve_over_http
-from carrel.session import Session
+from carrel.session import Checkpoint, Session
+from carrel.session.checkpoints import MOST
 from carrel.worker import values
 from carrel.worker.tool_calls import in_a_line, in_full
 
@@ -88,6 +89,37 @@ class Front:
         ending = "(time was up)" if result.timed_out else f"(exit code {result.exit_code})"
         text = "\n".join(said if result.success and said else [*said, ending])
         return answered([TextContent(type="text", text=text)], data, is_error=not result.success)
+
+    async def fork(
+        self, name: Annotated[str, Field(description="What to call it: before-refactoring")] = ""
+    ) -> CallToolResult:
+        """Keep a live copy of the session as it is now, its variables and its files, and go on; rewind goes back to
+        it. Do it before what may go wrong."""
+        kept = self._session.checkpoints()
+        oldest = kept[0] if len(kept) >= MOST else None
+        if oldest is not None:
+            await self._session.drop_checkpoint(oldest)
+        point = await self._session.checkpoint(name)
+        text = f"kept as {point.label or point.id}"
+        if oldest is not None:
+            text += f"; the oldest one, {oldest.label or oldest.id}, was let go of: there are at most {MOST}"
+        return answered([TextContent(type="text", text=text)], self._kept(point))
+
+    async def rewind(
+        self, to: Annotated[str | None, Field(description="The name that fork gave; left out, the newest")] = None
+    ) -> CallToolResult:
+        """Go back to where fork was called: variables and files are as they were then, and what still runs is ended.
+        Workflows, artifacts and packages stay as they are. It can be gone back to again."""
+        kept = self._session.checkpoints()
+        if not kept:
+            raise ForkRefused("there is nothing to go back to: fork was not called yet")
+        point = await self._session.rewind(kept[-1] if to is None else to)
+        text = f"variables and files are as they were at {point.label or point.id}"
+        return answered([TextContent(type="text", text=text)], self._kept(point))
+
+    def _kept(self, point: Checkpoint) -> dict[str, Any]:
+        names = [each.label or each.id for each in self._session.checkpoints()]
+        return {"fork": point.label or point.id, "id": point.id, "forks": names}
 
     async def list_tools(self) -> CallToolResult:
         """What code can call as tools.NAME(...), a line each; search_tools tells more."""
@@ -233,7 +265,7 @@ def _client(context: Context[Any, Any] | None) -> str:
     return told.client_info.name if told is not None else ""
 
 
-def mcp_server(session: Session, *, runtime_deps: bool = True, about: str = "") -> "_Server":
+def mcp_server(session: Session, *, runtime_deps: bool = True, forks: bool = True, about: str = "") -> "_Server":
     """A server for one session. `about` is what the client's model is told of it."""
     front = Front(session)
     server = _Server(
@@ -252,6 +284,7 @@ def mcp_server(session: Session, *, runtime_deps: bool = True, about: str = "") 
     writing: list[Callable[..., Awaitable[Any]]] = [
         front.run_code,
         front.execute_command,
+        *([front.fork, front.rewind] if forks else []),
         front.create_workflow,
         front.delete_workflow,
         front.save_artifact,
@@ -291,7 +324,8 @@ async def serve(
 
     `listening` is told the address then."""
     about = await session.describe(limit=_DESCRIBED)
-    server = mcp_server(session, runtime_deps=runtime_deps, about=written(about))
+    forks = await asyncio.to_thread(session.supports, "rewind")
+    server = mcp_server(session, runtime_deps=runtime_deps, forks=forks, about=written(about))
     if http is None:
         await server.run_stdio_async()
     else:

@@ -1,7 +1,8 @@
-"""A session: one conversation, one executor, one library, one workspace; forking them together."""
+"""A session: one conversation, one executor, one library, one workspace; forking and rewinding them together."""
 
+from carrel.session.checkpoints import Checkpoint
 from carrel.session.forking import fork_conversation
 from carrel.session.seam import Library, StorageBackend, unanswered
 from carrel.session.session import Session
 
-__all__ = ["Library", "Session", "StorageBackend", "fork_conversation", "unanswered"]
+__all__ = ["Checkpoint", "Library", "Session", "StorageBackend", "fork_conversation", "unanswered"]

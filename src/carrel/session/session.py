@@ -7,7 +7,7 @@ import shlex
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import AsyncExitStack, aclosing
 from types import TracebackType
-from typing import Any, NoReturn, Self
+from typing import Any, Self
 from uuid import uuid4
 
 from carrel.conversation.conversation import Conversation, ConversationStorage
@@ -29,7 +29,8 @@ from carrel.execution.executor import (
 from carrel.execution.outcome import closed_result, failed_result
 from carrel.library.moving import carry_over
 from carrel.library.tools.seam import ToolProvider
-from carrel.session.forking import NO_WAY_BACK, fork_conversation, refusing
+from carrel.session.checkpoints import Checkpoint, Checkpoints
+from carrel.session.forking import Said, refusing
 from carrel.session.inside import WOULD_WAIT, Inside
 from carrel.session.library_side import LibrarySide
 from carrel.session.seam import Library, StorageBackend
@@ -77,6 +78,8 @@ class Session(LibrarySide):
         self._turn = asyncio.Lock()
         self._starting = asyncio.Lock()
         self._started = False
+        self._said = Said(self.id, storage, lambda: self.conversation)
+        self._checkpoints = Checkpoints()
         self._registered: list[ToolProvider] = []
         self._calls: set[asyncio.Task[Any]] = set()
         """What the program has asked of tools, and is not answered."""
@@ -184,7 +187,8 @@ class Session(LibrarySide):
         return name in self.supported_capabilities()
 
     def supported_capabilities(self) -> set[str]:
-        return self.executor.supported_capabilities()
+        found = self.executor.supported_capabilities()
+        return found | {"checkpoint", "rewind"} if "fork" in found else found
 
     async def converse(self, title: str = "New Session", **fields: Any) -> Conversation:
         """The session's conversation; made, or opened again, in its storage when it holds none yet."""
@@ -207,11 +211,11 @@ class Session(LibrarySide):
         async with self._turn:
             self._open()
             id_ = checked_id(session_id) if session_id is not None else uuid4().hex
-            with refusing():
+            with refusing("forked"):
                 executor = await self.executor.fork()
                 async with AsyncExitStack() as undone:
                     undone.push_async_callback(executor.close)
-                    said = await self._fork_conversation(id_, undone, is_needed=storage is not None)
+                    said = await self._said.fork(id_, undone, is_needed=storage is not None)
                     if storage is not None:
                         await carry_over(self.storage.store, storage.store)
                     fork = self._twin(storage or self.storage, executor, id_, said)
@@ -229,25 +233,53 @@ class Session(LibrarySide):
         """Another of this kind with the same settings; who knows the kinds knows how."""
         raise ForkRefused(f"a {type(self).__name__} does not know how to make another of its kind")
 
-    async def _fork_conversation(self, new_id: str, undone: AsyncExitStack, *, is_needed: bool) -> Conversation | None:
-        """Fork what was said, where it is kept; the typed one where this session holds it, or it `is_needed`."""
-        held = self.conversation
-        conversations = (held and held.storage) or ConversationStorage(self.storage.get_session_store())
-        if held is not None:
-            # What was added and not yet written is part of this moment.
-            await conversations.update(held)
-        if not await fork_conversation(conversations.store, held.id if held is not None else self.id, new_id):
-            return None
-        undone.push_async_callback(conversations.store.delete_session, new_id)
-        return await conversations.get(new_id) if held is not None or is_needed else None
+    async def checkpoint(self, label: str = "") -> Checkpoint:
+        """Keep this moment, the conversation, the variables and the files, to go back to while the session is open.
 
-    async def checkpoint(self, label: str = "") -> NoReturn:
-        """A moment to come back to: not possible yet; ForkRefused says what is."""
-        raise ForkRefused(NO_WAY_BACK.format("a checkpoint cannot be made"))
+        `ForkRefused` says what could not be kept and why, and nothing has changed then."""
+        if not isinstance(label, str):
+            raise TypeError(f"a label is a text, not {label!r}")
+        await self._my_turn()
+        async with self._turn:
+            self._open()
+            self._checkpoints.refuse_too_many()
+            with refusing("kept"), self._steps.step("checkpoint", label) as step:
+                moment = await self.executor.checkpoint()
+                try:
+                    point = await self._said.moment(label)
+                except BaseException:
+                    await moment.close()
+                    raise
+                step.facts |= {"checkpoint": point.id, "messages": point.messages}
+            self._checkpoints.add(point, moment)
+        return point
 
-    async def rewind(self, to: Any) -> NoReturn:
-        """Going back in conversation, variables and files: not possible yet; ForkRefused says what is."""
-        raise ForkRefused(NO_WAY_BACK.format("a session cannot be rewound as a whole"))
+    async def rewind(self, to: Checkpoint | str | int) -> Checkpoint:
+        """Go back to a checkpoint, which can be named by its id, its label or its number of messages, in all three.
+
+        The log keeps what happened in between, and every checkpoint stays: one can go forward again too. What still
+        runs in the session ends. Workflows, artifacts and packages belong to the storage and stay as they are.
+        `ForkRefused` says what could not be taken back and why, and nothing has changed then."""
+        await self._my_turn()
+        # A caller that is cancelled leaves it to finish: one of the three alone must not go back.
+        return await asyncio.shield(asyncio.get_running_loop().create_task(self._rewind(to)))
+
+    async def _rewind(self, to: Checkpoint | str | int) -> Checkpoint:
+        async with self._turn:
+            self._open()
+            point, moment = self._checkpoints.find(to)
+            with refusing("rewound"), self._steps.step("rewind", point.label) as step:
+                step.facts |= {"checkpoint": point.id, "messages": point.messages}
+                await self.executor.rewind(moment, lambda: self._said.rewind(point))
+        return point
+
+    def checkpoints(self) -> list[Checkpoint]:
+        """The moments that it can go back to, oldest first."""
+        return self._checkpoints.all()
+
+    async def drop_checkpoint(self, point: Checkpoint | str | int) -> None:
+        """Let go of a checkpoint: its process and its copy of the changed files."""
+        await self._checkpoints.drop(point)
 
     # --- code -------------------------------------------------------------------------------------------------------
 

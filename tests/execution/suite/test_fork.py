@@ -7,7 +7,7 @@ import signal
 
 import pytest
 
-from carrel.errors import ForkRefused
+from carrel.errors import ExecutorClosed, ForkRefused
 from carrel.execution.executor import Executor
 from carrel.execution.settings import Limits
 from tests.execution.conftest import Start
@@ -18,6 +18,8 @@ async def test_where_it_cannot_fork_it_says_so_and_goes_on(executor: Executor) -
     if "fork" not in executor.supported_capabilities():
         with pytest.raises(ForkRefused):
             await executor.fork()
+        with pytest.raises(ForkRefused):
+            await executor.checkpoint()
     assert (await executor.run("x")).value == 1
 
 
@@ -34,6 +36,30 @@ async def test_a_fork_has_the_variables_and_the_files_and_goes_its_own_way(execu
             assert (await one.exec("cat f")).stdout == other
     finally:
         await fork.close()
+
+
+@pytest.mark.promise("forks")
+async def test_it_goes_back_to_a_moment_as_often_as_wanted_and_leaves_nothing(executor: Executor) -> None:
+    await executor.run("x = [1]\nopen('f', 'w').write('then')")
+    moment = await executor.checkpoint()
+    for number in range(3):
+        await executor.run(f"x.append({number})\nopen('f', 'w').write('since')\nopen('g', 'w').close()")
+        await executor.rewind(moment)
+        assert (await executor.run("import os\nx, open('f').read(), os.path.exists('g')")).value == ([1], "then", False)
+    other = await executor.fork()
+    try:
+        with pytest.raises(ForkRefused, match="no moment of this session"):
+            await other.rewind(moment)
+    finally:
+        await other.close()
+    await moment.close()
+    await moment.close()
+    with pytest.raises(ForkRefused, match="let go of"):
+        await executor.rewind(moment)
+    await executor.checkpoint()
+    await executor.close()
+    with pytest.raises(ExecutorClosed):
+        await executor.rewind(moment)
 
 
 @pytest.mark.promise("forks")

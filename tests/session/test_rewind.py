@@ -1,0 +1,267 @@
+"""Going back in a whole session: what was said, what is known and what was made go back together."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from carrel import (
+    Checkpoint,
+    Conversation,
+    ConversationStorage,
+    ForkRefused,
+    Session,
+    StorageWriteError,
+    TaskSession,
+    user_text_message,
+)
+from carrel.execution.executor import Moment
+from carrel.session.checkpoints import MOST
+
+
+@pytest.fixture
+def sandboxed(base: Path) -> Session:
+    return Session.from_base(base, sandbox="required")
+
+
+def said_in(conversation: Conversation | None) -> list[str]:
+    assert conversation is not None
+    return [message.get_text_content() for message in conversation.messages]
+
+
+async def state_of(session: Session) -> object:
+    return (await session.run("x, sorted(os.listdir()), open('notes.txt').read()")).value
+
+
+async def test_all_three_go_back_and_the_log_keeps_what_was_between(sandboxed: Session) -> None:
+    async with sandboxed as session:
+        said = await session.converse("Stars")
+        said.create_user_message("How far is Vega?")
+        await session.run("import os\nx = [1]")
+        await session.write_file("notes.txt", "one")
+        point = await session.checkpoint("before")
+        assert (point.label, point.messages) == ("before", 1)
+
+        said.create_user_message("And the moon?")
+        await session.run("x.append(2)")
+        await session.write_file("notes.txt", "two")
+        await session.write_file("more.txt", "more")
+        await session.execute_command("echo shell >> notes.txt")
+        assert await session.rewind(point) == point
+
+        assert session.conversation is said
+        assert said_in(said) == ["How far is Vega?"]
+        assert await state_of(session) == ([1], ["notes.txt"], "one")
+        store = session.storage.get_session_store()
+        assert len((await store.load_session(session.id) or {})["messages"]) == 1
+        assert "And the moon?" in store.messages_path(session.id).read_text()
+
+        said.create_user_message("And Mars?")
+        await ConversationStorage(store).update(said)
+        kept = await store.load_session(session.id)
+        assert kept is not None
+        assert [message["content"][0]["text"] for message in kept["messages"]] == ["How far is Vega?", "And Mars?"]
+
+
+async def test_one_goes_back_as_often_as_wanted_and_forward_again(sandboxed: Session) -> None:
+    async with sandboxed as session:
+        said = await session.converse()
+        points = []
+        for number in range(3):
+            said.create_user_message(f"message {number}")
+            await session.run(f"x = {number}")
+            points.append(await session.checkpoint())
+        for number in (0, 2, 1, 1, 0):
+            await session.rewind(points[number])
+            assert (await session.run("x")).value == number
+            assert said_in(said) == [f"message {n}" for n in range(number + 1)]
+            await session.run("x = 'spoiled'")
+        assert session.checkpoints() == points
+
+
+async def test_a_checkpoint_is_named_by_its_id_its_label_or_its_messages(sandboxed: Session) -> None:
+    async with sandboxed as session:
+        store = session.storage.get_session_store()
+        await session.run("x = 0")
+        first = await session.checkpoint("start")
+        await store.append_message(session.id, user_text_message("said by somebody else"))
+        await session.run("x = 1")
+        await session.checkpoint("later")
+        await session.run("x = 2")
+        newest = await session.checkpoint("later")
+
+        for name, value in (("start", 0), (1, 2), ("later", 2), (first.id, 0), (0, 0), (newest, 2)):
+            await session.rewind(name)
+            assert (await session.run("x")).value == value
+        await session.rewind("start")
+        assert (await store.load_session(session.id) or {})["messages"] == []
+        for nowhere in ("nowhere", 7, Checkpoint("other", 0, 0, session.id)):
+            with pytest.raises(ForkRefused, match="there are: 'start'"):
+                await session.rewind(nowhere)
+        with pytest.raises(TypeError, match="no place to go back to"):
+            await session.rewind(1.5)  # type: ignore[arg-type]
+
+
+async def test_what_runs_ends_and_functions_tools_and_crashes_work_after_going_back(sandboxed: Session) -> None:
+    sandboxed.register_tool(lambda: "here", name="where", description="Where this is")
+    async with sandboxed as session:
+        await session.run("def double(n):\n    return 2 * n")
+        point = await session.checkpoint()
+        await session.run("del double")
+        await session.execute_command("sleep 600 & echo started")
+        await session.rewind(point)
+        assert await session.processes() == []
+        assert (await session.run("double(4), tools.where(), workflows.double(number=4)")).value == (8, "here", 8)
+        result = await session.run("import os\nos._exit(1)")
+        assert (result.error_type, result.state) == ("Crashed", "restored")
+        assert (await session.run("double(4)")).value == 8
+
+
+async def test_it_can_be_gone_back_to_after_the_variables_were_lost_or_forgotten(sandboxed: Session) -> None:
+    async with sandboxed as session:
+        await session.run("x = 1")
+        await session.checkpoint("good")
+        await session.reset()
+        await session.rewind("good")
+        assert (await session.run("x")).value == 1
+
+
+async def test_one_that_was_dropped_is_gone_and_a_session_keeps_only_so_many(sandboxed: Session) -> None:
+    async with sandboxed as session:
+        points = [await session.checkpoint(str(number)) for number in range(MOST)]
+        with pytest.raises(ForkRefused, match="drop_checkpoint"):
+            await session.checkpoint("one more")
+        await session.drop_checkpoint(points[0])
+        with pytest.raises(ForkRefused, match="there is no checkpoint"):
+            await session.rewind(points[0])
+        await session.checkpoint("one more")
+        await session.rewind("one more")
+
+
+async def test_a_checkpoint_whose_process_was_killed_is_refused_and_nothing_has_changed(sandboxed: Session) -> None:
+    async with sandboxed as session:
+        said = await session.converse()
+        await session.run("x = 1")
+        point = await session.checkpoint()
+        said.create_user_message("more")
+        # A fork's processes can be seen and signalled by whom it was forked from.
+        await session.run(
+            "import os, signal\nx = 2\n"
+            "mine = {os.getpid(), os.getppid(), 1}\n"
+            "others = [int(name) for name in os.listdir('/proc') if name.isdigit() and int(name) not in mine]\n"
+            "for pid in others:\n"
+            "    try:\n        os.kill(pid, signal.SIGKILL)\n    except OSError:\n        pass\n"
+        )
+        for _ in range(2):
+            with pytest.raises(ForkRefused, match="gone"):
+                await session.rewind(point)
+        assert (await session.run("x")).value == 2
+        assert said_in(said) == ["more"]
+
+
+async def test_a_log_that_cannot_be_written_leaves_the_variables_alone(
+    sandboxed: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with sandboxed as session:
+        said = await session.converse()
+        said.create_user_message("one")
+        await session.run("x = 1")
+        point = await session.checkpoint()
+        said.create_user_message("two")
+        await session.run("x = 2")
+
+        async def full(*args: object, **kwargs: object) -> int:
+            raise StorageWriteError("no space left on the disk")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(session.storage.get_session_store(), "append_rewind", full)
+            with pytest.raises(ForkRefused, match="no space left"):
+                await session.rewind(point)
+        assert (await session.run("x")).value == 2
+        assert said_in(said) == ["one", "two"]
+        await session.rewind(point)
+        assert (await session.run("x")).value == 1
+        assert said_in(said) == ["one"]
+
+
+async def test_who_asked_may_be_cancelled_and_all_three_go_back_or_none(
+    sandboxed: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with sandboxed as session:
+        said = await session.converse()
+        said.create_user_message("one")
+        await session.run("x = 1")
+        point = await session.checkpoint()
+        said.create_user_message("two")
+        await session.run("x = 2")
+        going_back = asyncio.Event()
+        rewind = session.executor.rewind
+
+        async def told(to: Moment, then: object = None) -> None:
+            going_back.set()
+            await rewind(to, then)  # type: ignore[arg-type]
+
+        monkeypatch.setattr(session.executor, "rewind", told)
+        task = asyncio.create_task(session.rewind(point))
+        await going_back.wait()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert (await session.run("x")).value == 1
+        assert said_in(said) == ["one"]
+
+
+async def test_another_conversation_than_then_is_refused(sandboxed: Session) -> None:
+    async with sandboxed as session:
+        point = await session.checkpoint()
+        conversations = ConversationStorage(session.storage.get_session_store())
+        session.conversation = await conversations.create(Conversation(info={"id": "another"}))
+        with pytest.raises(ForkRefused, match="another conversation"):
+            await session.rewind(point)
+
+
+async def test_where_it_cannot_be_forked_it_cannot_be_kept(base: Path) -> None:
+    for session in (Session.from_base(base, sandbox="off"), Session.inprocess(base)):
+        async with session:
+            assert not session.supported_capabilities() & {"fork", "checkpoint", "rewind"}
+            with pytest.raises(ForkRefused, match="fork"):
+                await session.checkpoint("before")
+            with pytest.raises(ForkRefused, match="there are: none"):
+                await session.rewind("before")
+            assert (await session.run("1 + 1")).value == 2
+
+
+async def test_it_is_told_in_the_trace_and_ends_with_the_session(sandboxed: Session) -> None:
+    async with sandboxed as session:
+        assert {"checkpoint", "rewind"} <= session.supported_capabilities()
+        point = await session.checkpoint("before")
+        await session.rewind(point)
+        steps = [(step["kind"], step["name"], step["checkpoint"]) for step in await session.trace()]
+        assert steps == [("checkpoint", "before", point.id), ("rewind", "before", point.id)]
+    with pytest.raises(Exception, match="closed"):
+        await session.rewind(point)
+
+
+async def test_a_fork_has_checkpoints_of_its_own(sandboxed: Session) -> None:
+    async with sandboxed as session:
+        await session.run("x = 1")
+        point = await session.checkpoint()
+        async with await session.fork() as branch:
+            assert branch.checkpoints() == []
+            await branch.run("x = 2")
+            await branch.checkpoint("mine")
+            await branch.run("x = 3")
+            await session.rewind(point)
+            await branch.rewind("mine")
+            assert [(await one.run("x")).value for one in (session, branch)] == [1, 2]
+
+
+async def test_a_task_is_judged_by_what_is_there_after_going_back(tmp_path: Path) -> None:
+    async with Session.for_sample("demo", "calc-1", cache=tmp_path / "cache", sandbox="required") as task:
+        assert isinstance(task, TaskSession)
+        point = await task.checkpoint()
+        await task.execute_command("git apply -", stdin=task.sample.patch)
+        assert (await task.verify()).outcome == "solved"
+        await task.rewind(point)
+        assert (await task.verify()).outcome == "not_solved"
+        assert await task.changed_files() == []
