@@ -26,6 +26,7 @@ from carrel.errors import (
     CarrelError,
     CommandNotRun,
     ConfigurationError,
+    ForkRefused,
     KeyNotAccepted,
     RemoteError,
     RequestRefused,
@@ -309,6 +310,23 @@ async def test_a_fork_goes_its_own_way(session: Any) -> None:
     assert await got(session.read_file("f")) == b"one"
     await got(branch.close())
     assert (await got(session.run("x"))).value == 1
+
+
+async def test_it_goes_back_to_where_it_was(session: Any) -> None:
+    await got(session.run("x = 1"))
+    await got(session.write_file("f", "one"))
+    point = await got(session.checkpoint("good"))
+    for to in (point, "good", point.id):
+        await got(session.run("x = 2"))
+        await got(session.write_file("f", "two"))
+        assert await got(session.rewind(to)) == point
+        assert (await got(session.run("x"))).value == 1
+        assert await got(session.read_file("f")) == b"one"
+    assert await got(session.checkpoints()) == [point]
+    await got(session.drop_checkpoint(point))
+    assert await got(session.checkpoints()) == []
+    with pytest.raises(ForkRefused, match="no checkpoint good"):
+        await got(session.rewind("good"))
 
 
 async def test_what_was_said_and_what_happened(session: Any) -> None:

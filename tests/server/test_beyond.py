@@ -276,6 +276,35 @@ def test_what_was_said_is_kept_with_the_session(client: httpx.Client, session: s
     assert client.post(f"/sessions/{session}/conversation", json={"messages": more}).json() == {"count": 4}
 
 
+def test_a_session_goes_back_in_all_three(client: httpx.Client, session: str) -> None:
+    say = {"messages": [{"role": "user", "content": "hello"}]}
+    where = f"/sessions/{session}"
+    client.post(f"{where}/conversation", json=say)
+    client.post(f"{where}/run", json={"code": "x = 1"})
+    executed(client, session, "echo before > file")
+    point = client.post(f"{where}/checkpoints", json={"label": "before"}, headers={"Idempotency-Key": "a" * 24}).json()
+    again = client.post(f"{where}/checkpoints", json={"label": "before"}, headers={"Idempotency-Key": "a" * 24}).json()
+    assert (point["label"], point["messages"], again) == ("before", 1, point)
+    assert client.get(f"{where}/checkpoints").json() == {"checkpoints": [point]}
+
+    for to in (point["id"], "before", 1):
+        client.post(f"{where}/conversation", json=say)
+        client.post(f"{where}/run", json={"code": "x = 2"})
+        executed(client, session, "echo after > file")
+        assert client.post(f"{where}/rewind", json={"to": to}).json() == point
+        assert client.post(f"{where}/run", json={"code": "x"}).json()["value"] == 1
+        assert executed(client, session, "cat file")["stdout"] == "before\n"
+        assert len(client.get(f"{where}/conversation").json()["messages"]) == 1
+    kinds = client.get(f"{where}/events", params={"follow": False}).text
+    assert (kinds.count("event: checkpoint"), kinds.count("event: rewind")) == (1, 3)
+
+    refused = client.post(f"{where}/rewind", json={"to": "nowhere"})
+    assert (refused.status_code, refused.json()["code"]) == (409, "ForkRefused")
+    assert client.post(f"{where}/rewind", json={"to": 1.5}).status_code == 422
+    assert client.delete(f"{where}/checkpoints/{point['id']}").json() == point
+    assert client.delete(f"{where}/checkpoints/{point['id']}").status_code == 409
+
+
 def test_a_fork_has_files_variables_and_what_was_said(client: httpx.Client, session: str) -> None:
     client.post(f"/sessions/{session}/run", json={"code": "x = 1"})
     executed(client, session, "echo before > file")

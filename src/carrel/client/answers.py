@@ -111,6 +111,22 @@ class SessionList(Answer, Generic[S]):
     has_more: bool
 
 
+class Checkpoint(Answer):
+    """A moment that a session can go back to."""
+
+    id: str
+    label: str = ""
+    messages: int = 0
+    """How many were visible."""
+    made_at: datetime
+
+
+class CheckpointList(Answer):
+    """Oldest first."""
+
+    checkpoints: list[Checkpoint]
+
+
 class Closed(Answer):
     """What is said when a session has ended."""
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import builtins
 from collections.abc import Callable, Mapping
 from typing import Any, Generic, Unpack
 
-from carrel.client.answers import Closed, S, SessionList
-from carrel.client.asking import WAIT, Extra, Waiting, session_path, typed
+from carrel.client.answers import Checkpoint, CheckpointList, Closed, S, SessionList
+from carrel.client.asking import WAIT, Extra, Waiting, part, session_path, typed
 from carrel.client.line import Asked, Wire
 from carrel.client.material import Material
 from carrel.client.verification import Verification
@@ -63,6 +64,28 @@ class Sessions(Work, Material, Generic[S]):
         path, words = f"{session_path(session_id)}/fork", f"fork session {session_id}"
         asked = self._asked("POST", path, words, more, body={"ttl_minutes": ttl_minutes}, held=WAIT)
         return await self._ready(asked, more, True, None)
+
+    async def checkpoint(self, session_id: str, *, label: str = "", **more: Unpack[Extra]) -> Checkpoint:
+        """Keep this moment of it, the conversation, the variables and the files, to go back to."""
+        path, words = f"{session_path(session_id)}/checkpoints", f"keep a moment of session {session_id}"
+        return await self._typed(Checkpoint, self._asked("POST", path, words, more, body={"label": label}))
+
+    async def checkpoints(self, session_id: str, **more: Unpack[Extra]) -> builtins.list[Checkpoint]:
+        """The moments that it can go back to, oldest first."""
+        path, words = f"{session_path(session_id)}/checkpoints", f"list the checkpoints of session {session_id}"
+        return (await self._typed(CheckpointList, self._asked("GET", path, words, more))).checkpoints
+
+    async def drop_checkpoint(self, session_id: str, *, point: Checkpoint | str, **more: Unpack[Extra]) -> None:
+        """Let go of one."""
+        id_ = point.id if isinstance(point, Checkpoint) else point
+        path, words = f"{session_path(session_id)}/checkpoints/{part('point', id_)}", f"drop checkpoint {id_}"
+        await self._data(self._asked("DELETE", path, words, more))
+
+    async def rewind(self, session_id: str, *, to: Checkpoint | str | int, **more: Unpack[Extra]) -> Checkpoint:
+        """Go back to a checkpoint, named by itself, its id, its label or its number of messages."""
+        path, words = f"{session_path(session_id)}/rewind", f"rewind session {session_id}"
+        body = {"to": to.id if isinstance(to, Checkpoint) else to}
+        return await self._typed(Checkpoint, self._asked("POST", path, words, more, body=body))
 
     async def _ready(self, asked: Asked, more: Waiting, wait: bool, tell: Callable[[S], object] | None) -> S:
         made = self._kind(self, await self._data(asked), asked)

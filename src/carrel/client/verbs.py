@@ -12,6 +12,7 @@ from pydantic import PrivateAttr
 
 from carrel.client.answers import (
     ChangedFile,
+    Checkpoint,
     Closed,
     FileInfo,
     Interaction,
@@ -152,6 +153,22 @@ class Verbs(Generic[S]):
     async def fork(self) -> S:
         """Another session that starts from this moment of this one."""
         return await self._sessions.fork(self.session_id)
+
+    async def checkpoint(self, label: str = "") -> Checkpoint:
+        """Keep this moment, the conversation, the variables and the files, to go back to."""
+        return await self._sessions.checkpoint(self.session_id, label=label)
+
+    async def checkpoints(self) -> list[Checkpoint]:
+        """The moments that it can go back to, oldest first."""
+        return await self._sessions.checkpoints(self.session_id)
+
+    async def drop_checkpoint(self, point: Checkpoint | str) -> None:
+        """Let go of one."""
+        await self._sessions.drop_checkpoint(self.session_id, point=point)
+
+    async def rewind(self, to: Checkpoint | str | int) -> Checkpoint:
+        """Go back to a checkpoint, named by itself, its id, its label or its number of messages."""
+        return await self._sessions.rewind(self.session_id, to=to)
 
     async def extend(self, ttl_minutes: int) -> S:
         """Let it live for this many minutes from now."""

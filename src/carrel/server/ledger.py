@@ -17,7 +17,7 @@ SESSIONS = "server/sessions.jsonl"
 _REWRITTEN = "server/sessions-rewritten.jsonl"
 _WHOLE = b'{"whole":true}'
 _FORGOTTEN = b'{"forgotten":'
-Kind = Literal["session", "interaction", "job", "run", "file"]
+Kind = Literal["session", "interaction", "job", "run", "file", "checkpoint", "rewind"]
 Kept = TypeVar("Kept", Interaction, Job)
 
 _INDEXED = 200

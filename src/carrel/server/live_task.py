@@ -27,6 +27,7 @@ from carrel.execution import scratch
 from carrel.execution.executor import CommandResult, ExecutionResult, Executor, OnOutput
 from carrel.server.ledger import Ledger
 from carrel.server.wire import NOT_RUN, ErrorInfo, Interaction, Job, NewCommand, Result, Session, SessionStatus
+from carrel.session import Checkpoints, Said, StorageBackend
 from carrel.tasks.grading import SHOWN_OUTPUT, verify
 from carrel.tasks.place import Prepared
 from carrel.tasks.sample import Sample
@@ -72,6 +73,7 @@ class LiveTask:
         self._worded = worded
         self._opened: Opened | None = None
         self._opening: asyncio.Task[None] | None = None
+        self._checkpoints: Checkpoints | None = None
         self._commands: dict[str, asyncio.Task[None]] = {}
         self._jobs: dict[str, asyncio.Task[None]] = {}
         self._last: dict[str, Interaction | Job] = {}
@@ -370,6 +372,13 @@ class LiveTask:
 
     async def note(self, kind: Any, what: dict[str, Any]) -> None:
         await self._ledger.note(self.session.session_id, kind, {"at": _now().isoformat(), **what})
+
+    def checkpoints(self, storage: StorageBackend) -> Checkpoints:
+        """The moments it can go back to; what was said in it is in the storage."""
+        place = self._place_in_time()
+        if self._checkpoints is None:
+            self._checkpoints = Checkpoints(place, Said(self.session.session_id, storage, lambda: None))
+        return self._checkpoints
 
     async def note_run(self, code: str, result: ExecutionResult) -> None:
         first = code.strip().partition("\n")[0][:200]

@@ -1,4 +1,4 @@
-"""Beyond the public wire: code, files, differences, what was said, what happened, forks."""
+"""Beyond the public wire: code, files, differences, what was said, what happened, forks and checkpoints."""
 
 from __future__ import annotations
 
@@ -27,11 +27,15 @@ from carrel.server.run_told import told_run
 from carrel.server.streams import happenings, run_stream
 from carrel.server.wire import (
     ChangeTold,
+    CheckpointList,
+    CheckpointTold,
     ConversationTold,
     Difference,
     EntryTold,
     FolderTold,
+    GoBack,
     Interrupted,
+    NewCheckpoint,
     NewFork,
     NewMessages,
     NewRun,
@@ -41,6 +45,7 @@ from carrel.server.wire import (
     SessionChange,
     Written,
 )
+from carrel.session import Checkpoint
 
 router = APIRouter(dependencies=[Depends(bearer)], responses=PROBLEMS)
 _EVENTS: dict[int | str, dict[str, Any]] = {200: {"content": {EVENTS: {}}}}
@@ -63,6 +68,43 @@ async def fork(
     """Another session with the same variables, files and conversation, from now on apart."""
     session = await desk.fork(user, session_id, asked or NewFork(), once)
     return lasting(await desk.ready(session, LONGEST_WAIT if wait is None else wait))
+
+
+@router.post("/sessions/{session_id}/checkpoints", tags=["sessions"])
+async def keep_moment(desk: Desk, user: User, session_id: str, asked: NewCheckpoint | None = None) -> CheckpointTold:
+    """Keep this moment, the conversation, the variables and the files, to go back to."""
+    task = desk.live(user, session_id)
+    kept = await task.checkpoints(desk.storage).make(asked.label if asked is not None else "")
+    await task.note("checkpoint", {"id": kept.id, "label": kept.label, "messages": kept.messages})
+    return _point(kept)
+
+
+@router.get("/sessions/{session_id}/checkpoints", tags=["sessions"])
+async def get_moments(desk: Desk, user: User, session_id: str) -> CheckpointList:
+    """The moments that it can go back to."""
+    kept = desk.live(user, session_id).checkpoints(desk.storage).all()
+    return CheckpointList(checkpoints=list(map(_point, kept)))
+
+
+@router.delete("/sessions/{session_id}/checkpoints/{checkpoint_id}", tags=["sessions"])
+async def drop_moment(desk: Desk, user: User, session_id: str, checkpoint_id: str) -> CheckpointTold:
+    """Let go of it."""
+    return _point(await desk.live(user, session_id).checkpoints(desk.storage).drop(checkpoint_id))
+
+
+@router.post("/sessions/{session_id}/rewind", tags=["sessions"])
+async def rewind(desk: Desk, user: User, session_id: str, asked: GoBack) -> CheckpointTold:
+    """Go back to a checkpoint, in conversation, variables and files; what still runs there ends."""
+    task = desk.live(user, session_id)
+    checkpoints = task.checkpoints(desk.storage)
+    point = checkpoints.find(asked.to)
+    await checkpoints.rewind(point)
+    await task.note("rewind", {"id": point.id, "label": point.label, "messages": point.messages})
+    return _point(point)
+
+
+def _point(kept: Checkpoint) -> CheckpointTold:
+    return CheckpointTold(id=kept.id, label=kept.label, messages=kept.messages, made_at=kept.made_at)
 
 
 # --- code -----------------------------------------------------------------------------------------------------------

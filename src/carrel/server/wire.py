@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, Field, model_validator
+from pydantic import AfterValidator, BaseModel, Field, StrictInt, StrictStr, model_validator
 
 from carrel.tasks.nearness import refuse_slips
 from carrel.tasks.unpacking import Receipt
@@ -133,6 +133,34 @@ class NewFork(Body):
     """Another session that goes on from this moment."""
 
     ttl_minutes: int | None = Field(default=None, ge=1, le=MOST_MINUTES)
+
+
+class NewCheckpoint(Body):
+    """This moment, to go back to."""
+
+    label: str = Field(default="", max_length=200)
+
+
+class CheckpointTold(BaseModel):
+    """A moment that the session can go back to."""
+
+    id: str
+    label: str
+    messages: int
+    """How many were visible."""
+    made_at: datetime
+
+
+class CheckpointList(BaseModel):
+    """Oldest first."""
+
+    checkpoints: list[CheckpointTold]
+
+
+class GoBack(Body):
+    """Where to: a checkpoint's id or label, or its number of messages."""
+
+    to: StrictStr | StrictInt
 
 
 class ContainerInfo(BaseModel):

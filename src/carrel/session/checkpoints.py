@@ -2,54 +2,58 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from datetime import UTC, datetime
-from uuid import uuid4
+import asyncio
 
 from carrel.errors import ForkRefused
-from carrel.execution.executor import Moment
+from carrel.execution.executor import Executor, Moment
+from carrel.session.forking import refusing
+from carrel.session.said import Checkpoint, Said
 
 MOST = 32
 """Each has a process and a copy of the changed files."""
 
 
-@dataclass(frozen=True, slots=True)
-class Checkpoint:
-    """A moment of a session: what was said, what was known and what was made by then."""
-
-    label: str
-    messages: int
-    """How many messages were visible."""
-    seq: int
-    """The last entry of the conversation's log."""
-    conversation_id: str
-    id: str = field(default_factory=lambda: uuid4().hex[:12])
-    made_at: datetime = field(default_factory=lambda: datetime.now(UTC))
-
-    def __str__(self) -> str:
-        return f"{self.label!r} ({self.id})" if self.label else self.id
-
-
 class Checkpoints:
     """Those of one session, oldest first; they end with its executor."""
 
-    def __init__(self) -> None:
+    def __init__(self, executor: Executor, said: Said) -> None:
+        self._executor = executor
+        self._said = said
         self._kept: dict[str, tuple[Checkpoint, Moment]] = {}
 
     def all(self) -> list[Checkpoint]:
         return [point for point, _ in self._kept.values()]
 
-    def refuse_too_many(self) -> None:
+    async def make(self, label: str) -> Checkpoint:
+        """Keep this moment; ForkRefused changes nothing."""
         if len(self._kept) >= MOST:
             raise ForkRefused(
                 f"a session keeps at most {MOST} checkpoints, and these are there; drop_checkpoint lets go of one"
             )
-
-    def add(self, point: Checkpoint, moment: Moment) -> None:
+        with refusing("kept"):
+            moment = await self._executor.checkpoint()
+            try:
+                point = await self._said.moment(label)
+            except BaseException:
+                await moment.close()
+                raise
         self._kept[point.id] = (point, moment)
+        return point
 
-    def find(self, wanted: Checkpoint | str | int) -> tuple[Checkpoint, Moment]:
+    async def rewind(self, to: Checkpoint) -> None:
+        """Go back to it in all three, or in none.
+
+        A caller that is cancelled leaves it to finish: one of the three alone must not go back."""
+        _, moment = self._found(to)
+        going = self._executor.rewind(moment, lambda: self._said.rewind(to))
+        with refusing("rewound"):
+            await asyncio.shield(asyncio.ensure_future(going))
+
+    def find(self, wanted: Checkpoint | str | int) -> Checkpoint:
         """By itself, by its id, by its label, or by how many messages were visible: the newest that fits."""
+        return self._found(wanted)[0]
+
+    def _found(self, wanted: Checkpoint | str | int) -> tuple[Checkpoint, Moment]:
         for point, moment in reversed(self._kept.values()):
             if isinstance(wanted, Checkpoint):
                 fits = point.id == wanted.id
@@ -67,7 +71,9 @@ class Checkpoints:
         what = f"at {wanted} messages" if isinstance(wanted, int) else str(wanted)
         raise ForkRefused(f"there is no checkpoint {what}; there are: {there}")
 
-    async def drop(self, wanted: Checkpoint | str | int) -> None:
-        point, moment = self.find(wanted)
+    async def drop(self, wanted: Checkpoint | str | int) -> Checkpoint:
+        """Let go of one."""
+        point, moment = self._found(wanted)
         del self._kept[point.id]
         await moment.close()
+        return point

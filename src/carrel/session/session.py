@@ -29,10 +29,11 @@ from carrel.execution.executor import (
 from carrel.execution.outcome import closed_result, failed_result
 from carrel.library.moving import carry_over
 from carrel.library.tools.seam import ToolProvider
-from carrel.session.checkpoints import Checkpoint, Checkpoints
-from carrel.session.forking import Said, refusing
+from carrel.session.checkpoints import Checkpoints
+from carrel.session.forking import refusing
 from carrel.session.inside import WOULD_WAIT, Inside
 from carrel.session.library_side import LibrarySide
+from carrel.session.said import Checkpoint, Said
 from carrel.session.seam import Library, StorageBackend
 from carrel.session.steps import Steps, note_result
 from carrel.trace import Trace, TraceLog, Watcher
@@ -79,7 +80,7 @@ class Session(LibrarySide):
         self._starting = asyncio.Lock()
         self._started = False
         self._said = Said(self.id, storage, lambda: self.conversation)
-        self._checkpoints = Checkpoints()
+        self._checkpoints = Checkpoints(executor, self._said)
         self._registered: list[ToolProvider] = []
         self._calls: set[asyncio.Task[Any]] = set()
         """What the program has asked of tools, and is not answered."""
@@ -242,16 +243,9 @@ class Session(LibrarySide):
         await self._my_turn()
         async with self._turn:
             self._open()
-            self._checkpoints.refuse_too_many()
-            with refusing("kept"), self._steps.step("checkpoint", label) as step:
-                moment = await self.executor.checkpoint()
-                try:
-                    point = await self._said.moment(label)
-                except BaseException:
-                    await moment.close()
-                    raise
+            with self._steps.step("checkpoint", label) as step:
+                point = await self._checkpoints.make(label)
                 step.facts |= {"checkpoint": point.id, "messages": point.messages}
-            self._checkpoints.add(point, moment)
         return point
 
     async def rewind(self, to: Checkpoint | str | int) -> Checkpoint:
@@ -261,16 +255,12 @@ class Session(LibrarySide):
         runs in the session ends. Workflows, artifacts and packages belong to the storage and stay as they are.
         `ForkRefused` says what could not be taken back and why, and nothing has changed then."""
         await self._my_turn()
-        # A caller that is cancelled leaves it to finish: one of the three alone must not go back.
-        return await asyncio.shield(asyncio.get_running_loop().create_task(self._rewind(to)))
-
-    async def _rewind(self, to: Checkpoint | str | int) -> Checkpoint:
         async with self._turn:
             self._open()
-            point, moment = self._checkpoints.find(to)
-            with refusing("rewound"), self._steps.step("rewind", point.label) as step:
+            point = self._checkpoints.find(to)
+            with self._steps.step("rewind", point.label) as step:
                 step.facts |= {"checkpoint": point.id, "messages": point.messages}
-                await self.executor.rewind(moment, lambda: self._said.rewind(point))
+                await self._checkpoints.rewind(point)
         return point
 
     def checkpoints(self) -> list[Checkpoint]:
