@@ -24,4 +24,4 @@ async def test_every_route_is_on_the_page(tmp_path: Path) -> None:
     }
     written = set(re.findall(r"`((?:GET|POST|PUT|PATCH|DELETE) /[^`?]*)", PAGE))
     assert told == written
-    assert len(told) == 27
+    assert len(told) == 31

@@ -1,6 +1,7 @@
 """Going back in a whole session: what was said, what is known and what was made go back together."""
 
 import asyncio
+import random
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from carrel import (
     ConversationStorage,
     ForkRefused,
     Session,
+    SessionStore,
     StorageWriteError,
     TaskSession,
     user_text_message,
@@ -265,3 +267,38 @@ async def test_a_task_is_judged_by_what_is_there_after_going_back(tmp_path: Path
         await task.rewind(point)
         assert (await task.verify()).outcome == "not_solved"
         assert await task.changed_files() == []
+
+
+async def test_any_order_of_going_back_and_on_is_as_a_simple_model_has_it(base: Path) -> None:
+    draw = random.Random(7)
+    for _ in range(3):
+        async with Session.from_base(base, sandbox="required") as session:
+            said = await session.converse()
+            await session.run("x = []")
+            await session.write_file("f", "")
+            texts, numbers, written = list[str](), list[int](), ""
+            kept: list[tuple[Checkpoint, tuple[list[str], list[int], str]]] = []
+            for step in range(25):
+                match draw.choice(["say", "run", "write", "write", "keep", "back", "back", "crash"]):
+                    case "say":
+                        said.create_user_message(f"message {step}")
+                        texts.append(f"message {step}")
+                    case "run":
+                        await session.run(f"x.append({step})")
+                        numbers.append(step)
+                    case "write":
+                        await session.execute_command(f"printf {step}, >> f")
+                        written += f"{step},"
+                    case "keep" if len(kept) < 6:
+                        kept.append((await session.checkpoint(str(step)), (list(texts), list(numbers), written)))
+                    case "back" if kept:
+                        point, (then, known, made) = draw.choice(kept)
+                        await session.rewind(draw.choice([point, point.id, point.label]))
+                        texts, numbers, written = list(then), list(known), made
+                    case "crash":
+                        assert (await session.run("import os\nos._exit(1)")).state == "restored"
+                assert said_in(said) == texts
+                assert (await session.run("x, open('f').read()")).value == (numbers, written)
+            # What another process would read.
+            await ConversationStorage(session.storage.get_session_store()).update(said)
+            assert said_in(await ConversationStorage(SessionStore(base / "sessions")).get(session.id)) == texts
