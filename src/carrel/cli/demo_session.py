@@ -58,6 +58,8 @@ class SessionTour:
             self._tell(f"Ready in {took * 1000:.0f} ms, its virtualenv included; in force: {', '.join(kept)}.")
             await self._code(session)
             await self._library(session)
+            if session.supports("rewind"):
+                await self._branching(session)
             await self._trouble(session)
         self._begin("Another session on the same folder, later")
         async with carrel.Session.from_base(base, wheelhouse=wheels) as session:
@@ -87,6 +89,28 @@ class SessionTour:
             session, "deps.add('carrel-demo-units')\nimport carrel_demo_units as u\nu.fahrenheit(20)"
         )
         self._tell(f"A package, installed and used in one cell, in {perf_counter() - began:.1f} s: 20 °C is {warm} °F.")
+
+    async def _branching(self, session: "carrel.Session") -> None:
+        self._begin("Try something, and go back")
+        await session.write_file("plan.txt", "first Oslo")
+        began = perf_counter()
+        point = await session.checkpoint("before")
+        kept = perf_counter() - began
+        branch = await session.fork()
+        await self._value(branch, "towns.append('Rome')")
+        value = await self._value(branch, "towns")
+        await branch.close()
+        self._tell(f"A fork, a live session of its own, goes to {value}.")
+        await self._value(session, "towns.clear()\nopen('plan.txt', 'w').write('stay at home')")
+        began = perf_counter()
+        await session.rewind(point)
+        back = perf_counter() - began
+        value = await self._value(session, "towns, open('plan.txt').read()")
+        self._tell(
+            f"The session itself lost towns and plan.txt, went back to a checkpoint, and has both: {value}. "
+            f"To keep it took {kept * 1000:.0f} ms, to go back {back * 1000:.0f} ms.",
+            "green",
+        )
 
     async def _trouble(self, session: "carrel.Session") -> None:
         self._begin("Trouble, and the variables are still there")
