@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-
 from carrel.errors import ForkRefused
 from carrel.execution.executor import Executor, Moment
 from carrel.session.forking import refusing
@@ -41,13 +39,10 @@ class Checkpoints:
         return point
 
     async def rewind(self, to: Checkpoint) -> None:
-        """Go back to it in all three, or in none.
-
-        A caller that is cancelled leaves it to finish: one of the three alone must not go back."""
+        """Go back to it in all three, or in none."""
         _, moment = self._found(to)
-        going = self._executor.rewind(moment, lambda: self._said.rewind(to))
         with refusing("rewound"):
-            await asyncio.shield(asyncio.ensure_future(going))
+            await self._executor.rewind(moment, lambda: self._said.rewind(to))
 
     def find(self, wanted: Checkpoint | str | int) -> Checkpoint:
         """By itself, by its id, by its label, or by how many messages were visible: the newest that fits."""
