@@ -10,6 +10,7 @@ from carrel import (
     Checkpoint,
     Conversation,
     ConversationStorage,
+    ExecutorClosed,
     ForkRefused,
     Session,
     SessionStore,
@@ -159,6 +160,83 @@ async def test_a_checkpoint_whose_process_was_killed_is_refused_and_nothing_has_
                 await session.rewind(point)
         assert (await session.run("x")).value == 2
         assert said_in(said) == ["more"]
+
+
+OF_THE_MOMENT = (
+    "import os, signal\n"
+    "def moments():\n"
+    "    found = []\n"
+    "    for pid in filter(str.isdigit, os.listdir('/proc')):\n"
+    "        rows = open(f'/proc/{pid}/status').read().splitlines()\n"
+    "        found += [int(pid) for row in rows if row.startswith('NSpid:') and len(row.split()) > 2]\n"
+    "    return found\n"
+    "def signalled(pid, number):\n"
+    "    try:\n        os.kill(pid, number)\n        return True\n    except OSError:\n        return False\n"
+)
+
+
+async def test_code_can_neither_see_nor_change_what_a_checkpoint_has_and_stops_it_in_vain(sandboxed: Session) -> None:
+    async with sandboxed as session:
+        await session.run("x = 1")
+        point = await session.checkpoint()
+        await session.run(OF_THE_MOMENT)
+        tried = await session.run(
+            "x, opened = 2, []\n"
+            "for pid in moments():\n"
+            "    for name in ('mem', 'environ', 'root/etc/passwd', 'cwd/.'):\n"
+            "        try:\n"
+            "            os.close(os.open(f'/proc/{pid}/{name}', os.O_RDONLY))\n"
+            "            opened.append(name)\n"
+            "        except PermissionError:\n            pass\n"
+            "opened, [signalled(pid, signal.SIGSTOP) for pid in moments()].count(True)"
+        )
+        assert tried.value == ([], 1)
+        await session.rewind(point)
+        assert (await session.run("x")).value == 1
+
+
+async def test_one_that_code_keeps_from_answering_is_given_up_and_the_session_goes_on(
+    sandboxed: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("carrel.execution.subprocess_executor.READY", 1.0)
+    async with sandboxed as session:
+        await session.run("x = 1")
+        point = await session.checkpoint()
+        await session.run(
+            f"{OF_THE_MOMENT}x, kept = 2, moments()\n"
+            "if os.fork() == 0:\n    while True:\n        [signalled(pid, signal.SIGSTOP) for pid in kept]"
+        )
+        for why in ("said nothing", "gone"):
+            with pytest.raises(ForkRefused, match=why):
+                await session.rewind(point)
+        assert (await session.run("x")).value == 2
+
+
+async def test_who_is_cancelled_before_its_turn_has_changed_nothing(sandboxed: Session) -> None:
+    async with sandboxed as session:
+        await session.run("x = 1")
+        point = await session.checkpoint()
+        await session.run("x = 2")
+        command = asyncio.create_task(session.execute_command("until [ -e /tmp/go ]; do sleep 0.01; done", timeout=1))
+        await asyncio.sleep(0)
+        going_back = asyncio.create_task(session.rewind(point))
+        await asyncio.wait([going_back], timeout=0.2)
+        going_back.cancel()
+        await asyncio.wait([going_back])
+        assert going_back.cancelled()
+        await command
+        assert (await session.run("x")).value == 2
+
+
+async def test_closing_ends_a_rewind_that_is_under_way_and_all_that_was_kept(sandboxed: Session) -> None:
+    async with sandboxed as session:
+        await session.run("x = 1")
+        points = [await session.checkpoint() for _ in range(3)]
+        tasks = [asyncio.create_task(session.rewind(point)) for point in points]
+        await asyncio.sleep(0.01)
+        await session.close()
+        for problem in await asyncio.gather(*tasks, return_exceptions=True):
+            assert isinstance(problem, Checkpoint | ForkRefused | ExecutorClosed)
 
 
 async def test_a_log_that_cannot_be_written_leaves_the_variables_alone(
