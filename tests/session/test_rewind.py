@@ -98,7 +98,11 @@ async def test_a_checkpoint_is_named_by_its_id_its_label_or_its_messages(sandbox
             assert (await session.run("x")).value == value
         await session.rewind("start")
         assert (await store.load_session(session.id) or {})["messages"] == []
-        for nowhere in ("nowhere", 7, Checkpoint("other", 0, 0, session.id)):
+        assert (await session.checkpoint(first.id)).id != first.id
+        await session.rewind(first.id)
+        assert (await session.run("x")).value == 0
+        await session.checkpoint()
+        for nowhere in ("nowhere", "", 7, Checkpoint("other", 0, 0, session.id)):
             with pytest.raises(ForkRefused, match="there are: 'start'"):
                 await session.rewind(nowhere)
         with pytest.raises(TypeError, match="no place to go back to"):
@@ -289,6 +293,72 @@ async def test_who_asked_may_be_cancelled_and_all_three_go_back_or_none(
             await task
         assert (await session.run("x")).value == 1
         assert said_in(said) == ["one"]
+
+
+async def test_who_has_a_message_goes_on_with_it_and_an_open_call_can_be_answered(sandboxed: Session) -> None:
+    async with sandboxed as session:
+        said = await session.converse()
+        await said.create_user_message("Keep this")
+        call = said.create_assistant_message()
+        call.add_tool_call("c1", "checkpoint", {})
+        said.create_assistant_message()  # says nothing yet
+        point = await session.checkpoint()
+        assert point.messages == 2
+        call.add_text("spoiled")
+        gone = said.create_user_message("more")
+        question = said.messages[0]
+        await session.rewind(point)
+        assert [message.role for message in said.messages] == ["user", "assistant"]
+        assert said.messages[0] is question
+        assert not said.messages[1].get_tool_results()
+
+        gone.add_text("nobody sees it")
+        await gone
+        question.add_text("please")
+        await question
+        said.messages[1].add_tool_result("c1", "kept")
+        await said.messages[1]
+        read = await ConversationStorage(session.storage.get_session_store()).get(session.id)
+        assert read is not None
+        assert [message.get_text_content() for message in read.messages] == ["Keep this\nplease", ""]
+        assert len(read.messages[1].get_tool_results()) == 1
+
+
+async def test_what_is_said_while_it_goes_back_is_not_lost(sandboxed: Session) -> None:
+    async with sandboxed as session:
+        said = await session.converse()
+        await said.create_user_message("one")
+        point = await session.checkpoint()
+        await said.create_user_message("two")
+        going_back = asyncio.create_task(session.rewind(point))
+        number = 0
+        while not going_back.done():
+            said.create_user_message(f"meanwhile {number}")
+            number += 1
+            await asyncio.sleep(0.001)
+        await going_back
+        added = [text for text in said_in(said) if text.startswith("meanwhile")]
+        store = ConversationStorage(session.storage.get_session_store())
+        await store.update(said)
+        assert said_in(said) == ["one", *added] == said_in(await store.get(session.id))
+        log = session.storage.get_session_store().messages_path(session.id).read_text()
+        assert all(f"meanwhile {n}" in log for n in range(number))
+
+
+async def test_where_what_was_said_is_deleted_nothing_goes_back(sandboxed: Session) -> None:
+    async with sandboxed as session:
+        store = session.storage.get_session_store()
+        await store.append_message(session.id, user_text_message("one"))
+        await session.run("x = 1")
+        point = await session.checkpoint()
+        await session.run("x = 2")
+        await store.delete_session(session.id)
+        with pytest.raises(ForkRefused, match="deleted"):
+            await session.rewind(point)
+        await store.append_message(session.id, user_text_message("another of this name"))
+        with pytest.raises(ForkRefused, match="deleted"):
+            await session.rewind(point)
+        assert (await session.run("x")).value == 2
 
 
 async def test_another_conversation_than_then_is_refused(sandboxed: Session) -> None:
