@@ -19,6 +19,8 @@ from carrel import (
     user_text_message,
 )
 from carrel.execution.executor import Moment
+from carrel.execution.settings import Limits
+from carrel.sandbox.cgroups import trees
 from carrel.session.checkpoints import MOST
 
 
@@ -214,6 +216,25 @@ async def test_one_that_code_keeps_from_answering_is_given_up_and_the_session_go
             with pytest.raises(ForkRefused, match=why):
                 await session.rewind(point)
         assert (await session.run("x")).value == 2
+
+
+async def test_one_that_memory_ran_out_for_says_so(base: Path) -> None:
+    if "memory" not in trees():
+        pytest.skip("no memory cgroup can be made here")
+    async with Session.from_base(base, sandbox="required", limits=Limits(memory=200 << 20)) as session:
+        await session.run("x = bytearray(b'x' * (80 << 20))")
+        for number in range(4):
+            await session.checkpoint(str(number))
+            await session.run(f"for at in range(0, len(x), 4096):\n    x[at] = {number}")
+        refused = []
+        for number in range(4):
+            try:
+                await session.rewind(str(number))
+            except ForkRefused as problem:
+                refused.append(str(problem))
+        assert refused
+        assert all("more memory than it may" in why for why in refused)
+        assert (await session.run("1 + 1")).value == 2
 
 
 async def test_who_is_cancelled_before_its_turn_has_changed_nothing(sandboxed: Session) -> None:

@@ -88,8 +88,12 @@ class LocalSession(LiveSession):
         if self._line is not None:
             self._line.read_now()
 
-    def request(self, record: Record, piece: Piece | None = None, fds: Sequence[int] = ()) -> asyncio.Future[Record]:
+    def count_memory_kills(self) -> None:
+        """From now on, for `how_it_ended`."""
         self._memory_kills.begin()
+
+    def request(self, record: Record, piece: Piece | None = None, fds: Sequence[int] = ()) -> asyncio.Future[Record]:
+        self.count_memory_kills()
         return super().request(record, piece, fds)
 
     def run(self, code: str, stdout: Sink, stderr: Sink, clock: RunClock | None = None) -> asyncio.Future[Record]:

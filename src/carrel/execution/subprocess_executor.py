@@ -6,6 +6,7 @@ import asyncio
 import os
 import shutil
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Self
 
@@ -298,18 +299,20 @@ class _Kept:
         self.of, self.lost = of, lost
         self._session: LocalSession | None = session
         self._zygote = zygote
+        session.count_memory_kills()
 
     async def again(self, handlers: dict[str, Handler]) -> tuple[LocalSession, Zygote]:
         """Another session that begins with this moment."""
-        if self._session is None:
+        session = self._session
+        if session is None:
             raise ForkRefused("this moment was let go of")
-        # Code of the session may have stopped it.
-        self._session.wake_up()
-        try:
-            return await _fork(self._session, self._zygote, handlers)
-        except WorkerDied as problem:
-            # Nothing is woken in its place: what came then would not be what was kept.
-            raise ForkRefused(f"the process that kept this moment is gone: {problem}") from None
+        if session.worker_alive:
+            session.wake_up()  # code of the session may have stopped it
+            with suppress(WorkerDied):
+                return await _fork(session, self._zygote, handlers)
+        # Nothing is woken in its place: what came then would not be what was kept.
+        ending = await session.how_it_ended()
+        raise ForkRefused(f"the process that kept this moment is gone: {ending.text}")
 
     async def close(self) -> None:
         session, self._session = self._session, None
