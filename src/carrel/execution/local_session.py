@@ -22,6 +22,10 @@ from carrel.execution.zygotes import Zygote
 from carrel.worker.line import LineBroken
 
 
+_SETTLES = 2.0
+"""Seconds that a worker has to end a fork in that nobody wants any more."""
+
+
 class LocalSession(LiveSession):
     """Opened by `open`."""
 
@@ -291,6 +295,7 @@ class LocalSession(LiveSession):
         control, init = socket.socketpair()
         line, theirs = socket.socketpair()
         child = LocalSession(handlers)
+        asked: asyncio.Future[Record] | None = None
         child._memory_kills = self._memory_kills.shared()
         try:
             child._line = child._new_line(line)
@@ -298,7 +303,8 @@ class LocalSession(LiveSession):
             # Init makes the place while the worker forks; who is first waits for the other.
             preparing = self.init.ask({"op": "fork"}, [init.fileno()])
             ends = [theirs.fileno(), child.stdout.write_end, child.stderr.write_end]
-            answer = await asyncio.shield(self.request({"op": "fork", "asleep": asleep}, fds=ends))
+            asked = self.request({"op": "fork", "asleep": asleep}, fds=ends)
+            answer = await asyncio.shield(asked)
             prepared = await preparing
             if prepared.get("op") != "fork_ready":
                 raise ForkRefused(f"a live fork was refused: {prepared.get('message')}")
@@ -314,6 +320,9 @@ class LocalSession(LiveSession):
             init.close()
             theirs.close()
             await child.close()
+            if asked is not None and not asked.done():
+                # Who was cancelled leaves a worker that is still at it: it would take the next fork's place.
+                await asyncio.wait([asked], timeout=_SETTLES)
             if isinstance(problem, SpawnFailed):
                 raise ForkRefused(f"a live fork failed: {problem}") from None
             raise

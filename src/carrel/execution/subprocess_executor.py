@@ -310,6 +310,8 @@ class _Kept:
             session.wake_up()  # code of the session may have stopped it
             with suppress(WorkerDied):
                 return await _fork(session, self._zygote, handlers)
+        if self._session is None:
+            raise ForkRefused("this moment was let go of meanwhile")
         # Nothing is woken in its place: what came then would not be what was kept.
         ending = await session.how_it_ended()
         raise ForkRefused(f"the process that kept this moment is gone: {ending.text}")
