@@ -73,10 +73,12 @@ class Said:
         return Checkpoint(label, count, seq, id_)
 
     async def rewind(self, to: Checkpoint) -> None:
+        """Show what was visible then."""
         held, id_, conversations = await self._written()
+        store = conversations.store
         if id_ != to.conversation_id:
             raise ForkRefused(f"the session holds another conversation now ({id_}) than at checkpoint {to}")
         if held is not None:
             await conversations.rewind(held, to_seq=to.seq)
-        elif await conversations.store.find_meta(id_) is not None:
-            await conversations.store.append_rewind(id_, to_seq=to.seq)
+        elif await store.find_meta(id_) is not None and await store.last_seq(id_) != to.seq:
+            await store.append_rewind(id_, to_seq=to.seq)
