@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from carrel import ForkRefused, Session
 from tests.late import Late
 from tests.ports import free_port
 from tests.warm import warm
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 mcp = Late("mcp")
 types = Late("mcp.types")
 stdio = Late("mcp.client.stdio")
+mcp_server = Late("carrel.server.mcp")
 
 NAMES = {
     "run_code",
@@ -108,6 +110,26 @@ async def test_one_can_fork_before_what_may_go_wrong_and_go_back(base: Path) -> 
         refused = await client.call_tool("rewind", {"to": "nowhere"})
         assert refused.is_error
         assert "there is no checkpoint nowhere; there are: 'good'" in text_of(refused)
+
+
+async def test_the_oldest_fork_makes_room_for_the_newest_and_is_there_while_that_is_refused(
+    base: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for room in ("server.mcp", "session.checkpoints"):
+        monkeypatch.setattr(f"carrel.{room}.MOST", 3)
+    async with Session.from_base(base) as session:
+        tools = mcp_server.Front(session)
+        for name in ("a", "b"):
+            await tools.fork(name)
+        await session.run("import os\nends = os.pipe()")
+        with pytest.raises(ForkRefused):
+            await tools.fork("refused")
+        assert "at a" in text_of(await tools.rewind("a"))
+        kept = await tools.fork("c")
+        assert text_of(kept) == "kept as c; the oldest one, a, was let go of: there are at most 2"
+        assert kept.structured_content is not None
+        assert kept.structured_content["forks"] == ["b", "c"]
+        assert "at c" in text_of(await tools.rewind(""))
 
 
 async def test_where_sessions_cannot_be_forked_there_is_no_tool_for_it(

@@ -10,6 +10,7 @@ from carrel import (
     Checkpoint,
     Conversation,
     ConversationStorage,
+    ExecutorClosed,
     ForkRefused,
     Session,
     SessionStore,
@@ -18,6 +19,8 @@ from carrel import (
     user_text_message,
 )
 from carrel.execution.executor import Moment
+from carrel.execution.settings import Limits
+from carrel.sandbox.cgroups import trees
 from carrel.session.checkpoints import MOST
 
 
@@ -97,7 +100,11 @@ async def test_a_checkpoint_is_named_by_its_id_its_label_or_its_messages(sandbox
             assert (await session.run("x")).value == value
         await session.rewind("start")
         assert (await store.load_session(session.id) or {})["messages"] == []
-        for nowhere in ("nowhere", 7, Checkpoint("other", 0, 0, session.id)):
+        assert (await session.checkpoint(first.id)).id != first.id
+        await session.rewind(first.id)
+        assert (await session.run("x")).value == 0
+        await session.checkpoint()
+        for nowhere in ("nowhere", "", 7, Checkpoint("other", 0, 0, session.id)):
             with pytest.raises(ForkRefused, match="there are: 'start'"):
                 await session.rewind(nowhere)
         with pytest.raises(TypeError, match="no place to go back to"):
@@ -161,6 +168,102 @@ async def test_a_checkpoint_whose_process_was_killed_is_refused_and_nothing_has_
         assert said_in(said) == ["more"]
 
 
+OF_THE_MOMENT = (
+    "import os, signal\n"
+    "def moments():\n"
+    "    found = []\n"
+    "    for pid in filter(str.isdigit, os.listdir('/proc')):\n"
+    "        rows = open(f'/proc/{pid}/status').read().splitlines()\n"
+    "        found += [int(pid) for row in rows if row.startswith('NSpid:') and len(row.split()) > 2]\n"
+    "    return found\n"
+    "def signalled(pid, number):\n"
+    "    try:\n        os.kill(pid, number)\n        return True\n    except OSError:\n        return False\n"
+)
+
+
+async def test_code_can_neither_see_nor_change_what_a_checkpoint_has_and_stops_it_in_vain(sandboxed: Session) -> None:
+    async with sandboxed as session:
+        await session.run("x = 1")
+        point = await session.checkpoint()
+        await session.run(OF_THE_MOMENT)
+        tried = await session.run(
+            "x, opened = 2, []\n"
+            "for pid in moments():\n"
+            "    for name in ('mem', 'environ', 'root/etc/passwd', 'cwd/.'):\n"
+            "        try:\n"
+            "            os.close(os.open(f'/proc/{pid}/{name}', os.O_RDONLY))\n"
+            "            opened.append(name)\n"
+            "        except PermissionError:\n            pass\n"
+            "opened, [signalled(pid, signal.SIGSTOP) for pid in moments()].count(True)"
+        )
+        assert tried.value == ([], 1)
+        await session.rewind(point)
+        assert (await session.run("x")).value == 1
+
+
+async def test_one_that_code_keeps_from_answering_is_given_up_and_the_session_goes_on(
+    sandboxed: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("carrel.execution.subprocess_executor.READY", 1.0)
+    async with sandboxed as session:
+        await session.run("x = 1")
+        point = await session.checkpoint()
+        await session.run(
+            f"{OF_THE_MOMENT}x, kept = 2, moments()\n"
+            "if os.fork() == 0:\n    while True:\n        [signalled(pid, signal.SIGSTOP) for pid in kept]"
+        )
+        for why in ("said nothing", "gone"):
+            with pytest.raises(ForkRefused, match=why):
+                await session.rewind(point)
+        assert (await session.run("x")).value == 2
+
+
+async def test_one_that_memory_ran_out_for_says_so(base: Path) -> None:
+    if "memory" not in trees():
+        pytest.skip("no memory cgroup can be made here")
+    async with Session.from_base(base, sandbox="required", limits=Limits(memory=200 << 20)) as session:
+        await session.run("x = bytearray(b'x' * (80 << 20))")
+        for number in range(4):
+            await session.checkpoint(str(number))
+            await session.run(f"for at in range(0, len(x), 4096):\n    x[at] = {number}")
+        refused = []
+        for number in range(4):
+            try:
+                await session.rewind(str(number))
+            except ForkRefused as problem:
+                refused.append(str(problem))
+        assert refused
+        assert all("more memory than it may" in why for why in refused)
+        assert (await session.run("1 + 1")).value == 2
+
+
+async def test_who_is_cancelled_before_its_turn_has_changed_nothing(sandboxed: Session) -> None:
+    async with sandboxed as session:
+        await session.run("x = 1")
+        point = await session.checkpoint()
+        await session.run("x = 2")
+        command = asyncio.create_task(session.execute_command("until [ -e /tmp/go ]; do sleep 0.01; done", timeout=1))
+        await asyncio.sleep(0)
+        going_back = asyncio.create_task(session.rewind(point))
+        await asyncio.wait([going_back], timeout=0.2)
+        going_back.cancel()
+        await asyncio.wait([going_back])
+        assert going_back.cancelled()
+        await command
+        assert (await session.run("x")).value == 2
+
+
+async def test_closing_ends_a_rewind_that_is_under_way_and_all_that_was_kept(sandboxed: Session) -> None:
+    async with sandboxed as session:
+        await session.run("x = 1")
+        points = [await session.checkpoint() for _ in range(3)]
+        tasks = [asyncio.create_task(session.rewind(point)) for point in points]
+        await asyncio.sleep(0.01)
+        await session.close()
+        for problem in await asyncio.gather(*tasks, return_exceptions=True):
+            assert isinstance(problem, Checkpoint | ForkRefused | ExecutorClosed)
+
+
 async def test_a_log_that_cannot_be_written_leaves_the_variables_alone(
     sandboxed: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -211,6 +314,72 @@ async def test_who_asked_may_be_cancelled_and_all_three_go_back_or_none(
             await task
         assert (await session.run("x")).value == 1
         assert said_in(said) == ["one"]
+
+
+async def test_who_has_a_message_goes_on_with_it_and_an_open_call_can_be_answered(sandboxed: Session) -> None:
+    async with sandboxed as session:
+        said = await session.converse()
+        await said.create_user_message("Keep this")
+        call = said.create_assistant_message()
+        call.add_tool_call("c1", "checkpoint", {})
+        said.create_assistant_message()  # says nothing yet
+        point = await session.checkpoint()
+        assert point.messages == 2
+        call.add_text("spoiled")
+        gone = said.create_user_message("more")
+        question = said.messages[0]
+        await session.rewind(point)
+        assert [message.role for message in said.messages] == ["user", "assistant"]
+        assert said.messages[0] is question
+        assert not said.messages[1].get_tool_results()
+
+        gone.add_text("nobody sees it")
+        await gone
+        question.add_text("please")
+        await question
+        said.messages[1].add_tool_result("c1", "kept")
+        await said.messages[1]
+        read = await ConversationStorage(session.storage.get_session_store()).get(session.id)
+        assert read is not None
+        assert [message.get_text_content() for message in read.messages] == ["Keep this\nplease", ""]
+        assert len(read.messages[1].get_tool_results()) == 1
+
+
+async def test_what_is_said_while_it_goes_back_is_not_lost(sandboxed: Session) -> None:
+    async with sandboxed as session:
+        said = await session.converse()
+        await said.create_user_message("one")
+        point = await session.checkpoint()
+        await said.create_user_message("two")
+        going_back = asyncio.create_task(session.rewind(point))
+        number = 0
+        while not going_back.done():
+            said.create_user_message(f"meanwhile {number}")
+            number += 1
+            await asyncio.sleep(0.001)
+        await going_back
+        added = [text for text in said_in(said) if text.startswith("meanwhile")]
+        store = ConversationStorage(session.storage.get_session_store())
+        await store.update(said)
+        assert said_in(said) == ["one", *added] == said_in(await store.get(session.id))
+        log = session.storage.get_session_store().messages_path(session.id).read_text()
+        assert all(f"meanwhile {n}" in log for n in range(number))
+
+
+async def test_where_what_was_said_is_deleted_nothing_goes_back(sandboxed: Session) -> None:
+    async with sandboxed as session:
+        store = session.storage.get_session_store()
+        await store.append_message(session.id, user_text_message("one"))
+        await session.run("x = 1")
+        point = await session.checkpoint()
+        await session.run("x = 2")
+        await store.delete_session(session.id)
+        with pytest.raises(ForkRefused, match="deleted"):
+            await session.rewind(point)
+        await store.append_message(session.id, user_text_message("another of this name"))
+        with pytest.raises(ForkRefused, match="deleted"):
+            await session.rewind(point)
+        assert (await session.run("x")).value == 2
 
 
 async def test_another_conversation_than_then_is_refused(sandboxed: Session) -> None:

@@ -196,7 +196,10 @@ class ConversationStorage:
     async def rewind(self, conversation: Conversation, *, to_seq: int) -> Conversation:
         """Go back to what was visible right after an entry of the log; what is not yet written is written before.
 
-        `RewindRefused` when there is no such entry, and `SessionNotFound` when it was deleted; nothing has changed."""
+        Messages that are visible then as they are now stay the same objects, a call that was not answered then is not
+        answered, and what is added meanwhile comes after it. `RewindRefused` when there is no such
+        entry, and `SessionNotFound` when it was deleted; nothing has changed."""
+        before = list(conversation.messages)
         await self.update(conversation)
         if await self.store.last_seq(conversation.id) != to_seq:
             await self.store.append_rewind(conversation.id, to_seq=to_seq)
@@ -205,7 +208,12 @@ class ConversationStorage:
             meta = await self._counted(await self._logs.known_meta(conversation.id))
             place.begin(meta, is_new=False)
             conversation.info.total_tokens = info_of(meta).total_tokens
-            conversation.messages[:] = place.read(conversation.info, await look_at(self._logs, conversation.id))
+            look = await look_at(self._logs, conversation.id, waits=True)
+            there = set(map(id, before))
+            added = [message for message in conversation.messages if id(message) not in there]
+            conversation.messages[:] = [*place.read(conversation.info, look, before), *added]
+            for message in conversation.messages:
+                message._save = conversation._save
         return conversation
 
     async def update(self, conversation: Conversation, *, recheck: bool = False) -> Conversation:

@@ -1,6 +1,7 @@
 """Where one conversation is kept: what of it is there, and how the rest comes there too."""
 
 import asyncio
+from collections.abc import Iterable
 from operator import is_
 from typing import Any
 
@@ -53,10 +54,10 @@ class Place:
         """Whether the usage that this message has now is in the log."""
         return bool(self._written.counted(message) == message.usage)
 
-    def read(self, info: SessionInfo, look: Look) -> list[Message]:
-        """The messages that are visible in the session."""
+    def read(self, info: SessionInfo, look: Look, known: Iterable[Message] = ()) -> list[Message]:
+        """The messages that are visible in the session; those of them that are `known` as the same objects."""
         with collector_paused:
-            messages = _messages_in(look, info)
+            messages = _the_same(_messages_in(look, info), known)
             self._written.read(messages, look.last_seq)
         # What was put in for an interrupted call, or is out of its place, is put right with the next write.
         lines = [line for message in messages for line in message._source]
@@ -210,6 +211,17 @@ async def _carry_out(
 
 def _tokens_in(lines: list[ConversationMessage]) -> int:
     return sum(tokens_of(meta_of(line).get("usage")).total_tokens for line in lines if "meta" in line)
+
+
+def _the_same(messages: list[Message], known: Iterable[Message]) -> list[Message]:
+    """The known ones in the place of their equals: whoever has one goes on with it."""
+    mine = {message.id: message for message in known}
+    for place, message in enumerate(messages):
+        before = mine.get(message.id)
+        if before is not None and before == message:
+            before._source = message._source
+            messages[place] = before
+    return messages
 
 
 def _messages_in(look: Look, info: SessionInfo) -> list[Message]:

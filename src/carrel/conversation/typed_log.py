@@ -23,8 +23,10 @@ class Look(NamedTuple):
     last_seq: int
 
 
-async def look_at(logs: SessionLogs, session_id: str, until: int | None = None) -> Look:
-    """Look at a session as it is, or was after entry `until`, without writing into it; `SessionNotFound`."""
+async def look_at(logs: SessionLogs, session_id: str, until: int | None = None, *, waits: bool = False) -> Look:
+    """Look at a session as it is, or was after entry `until`, without writing into it; `SessionNotFound`.
+
+    `waits`: who looks may still answer the last call."""
     await logs.known_meta(session_id)
     reading = logs.reading(session_id)
     view = await reading.view(until)
@@ -38,8 +40,8 @@ async def look_at(logs: SessionLogs, session_id: str, until: int | None = None) 
         for line, origin in zip(mended.messages, mended.origins, strict=True)
     ]
     if shown and mended.origins[-1] is None and unanswered(lines):
-        waiting = await logs.store.holder(tool_loop_key(logs.folder(session_id)))
-        shown = shown[:-1] if waiting is not None else shown
+        waits = waits or await logs.store.holder(tool_loop_key(logs.folder(session_id))) is not None
+        shown = shown[:-1] if waits else shown
     return Look(raw, shown, view.last_seq)
 
 

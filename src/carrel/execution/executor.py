@@ -259,7 +259,8 @@ class Executor(Protocol):
     async def rewind(self, to: Moment, then: Callable[[], Awaitable[None]] | None = None) -> None:
         """Go back to a moment of this very executor, as often as wanted; what runs in it ends.
 
-        `then` is done once nothing stands in the way any more. What it raises, and ForkRefused, change nothing."""
+        `then` is done once nothing stands in the way any more. What it raises, and ForkRefused, change nothing. Who
+        is cancelled before its turn has changed nothing either; after that, all of it is done."""
 
     async def reset(self) -> None:
         """Forget the variables; files stay."""

@@ -141,6 +141,8 @@ class LiveSession(ABC):
             raise SpawnFailed(step, None, f"the worker said nothing for {READY:.0f} seconds") from None
         except WorkerDied as problem:
             raise SpawnFailed(step, None, f"the worker ended before it was ready: {problem}") from None
+        if hello.get("refused"):
+            raise SpawnFailed(step, None, str(hello["refused"])[:1000])
         if hello.get("protocol") != 1:
             raise SpawnFailed(step, None, f"the worker speaks protocol {hello.get('protocol')!r}, not 1")
         self.python = str(hello.get("python", ""))

@@ -88,8 +88,12 @@ class LocalSession(LiveSession):
         if self._line is not None:
             self._line.read_now()
 
-    def request(self, record: Record, piece: Piece | None = None, fds: Sequence[int] = ()) -> asyncio.Future[Record]:
+    def count_memory_kills(self) -> None:
+        """From now on, for `how_it_ended`."""
         self._memory_kills.begin()
+
+    def request(self, record: Record, piece: Piece | None = None, fds: Sequence[int] = ()) -> asyncio.Future[Record]:
+        self.count_memory_kills()
         return super().request(record, piece, fds)
 
     def run(self, code: str, stdout: Sink, stderr: Sink, clock: RunClock | None = None) -> asyncio.Future[Record]:
@@ -274,8 +278,14 @@ class LocalSession(LiveSession):
 
     # --- forking ----------------------------------------------------------------------------------------------------
 
-    async def fork(self, handlers: dict[str, Handler]) -> LocalSession:
-        """Another session with the same variables and files; ForkRefused, and nothing has changed."""
+    def wake_up(self) -> None:
+        """Let the worker go on, if it was stopped."""
+        self._signal(signal.SIGCONT)
+
+    async def fork(self, handlers: dict[str, Handler], *, asleep: bool = False) -> LocalSession:
+        """Another session with the same variables and files; ForkRefused, and nothing has changed.
+
+        One that is `asleep` is there to be forked: it keeps no frozen fork, and nobody sees into it."""
         if self.init is None:
             raise ForkRefused("the session has not begun")
         control, init = socket.socketpair()
@@ -288,7 +298,7 @@ class LocalSession(LiveSession):
             # Init makes the place while the worker forks; who is first waits for the other.
             preparing = self.init.ask({"op": "fork"}, [init.fileno()])
             ends = [theirs.fileno(), child.stdout.write_end, child.stderr.write_end]
-            answer = await asyncio.shield(self.request({"op": "fork"}, fds=ends))
+            answer = await asyncio.shield(self.request({"op": "fork", "asleep": asleep}, fds=ends))
             prepared = await preparing
             if prepared.get("op") != "fork_ready":
                 raise ForkRefused(f"a live fork was refused: {prepared.get('message')}")

@@ -6,6 +6,7 @@ import asyncio
 import os
 import shutil
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Self
 
@@ -15,7 +16,7 @@ from carrel.execution.calls import known_errors
 from carrel.execution.confinement import Confinement, confinement
 from carrel.execution.endings import WorkerDied
 from carrel.execution.executor import ExecutionResult, Handler, Moment
-from carrel.execution.live_session import SpawnFailed
+from carrel.execution.live_session import READY, SpawnFailed
 from carrel.execution.local_session import LocalSession
 from carrel.execution.packages import Packages, subprocess_packages
 from carrel.execution.settings import SubprocessConfig, path_of, sandbox_mode, settings_of
@@ -143,12 +144,16 @@ class SubprocessExecutor(WorkerExecutor):
         }
 
     async def _close(self) -> None:
+        # First: who is on the way back to one of them has the turn.
+        await self._let_go()
         await super()._close()
-        for kept in [*self._kept]:
-            await kept.close()
+        await self._let_go()
         if self._scratch is not None:
             await asyncio.to_thread(scratch.remove, self._scratch)
         self.holds = None
+
+    async def _let_go(self) -> None:
+        await asyncio.gather(*(kept.close() for kept in self._kept))
 
     async def _drop_session(self) -> None:
         zygote, self._zygote = self._zygote, None
@@ -184,7 +189,7 @@ class SubprocessExecutor(WorkerExecutor):
 
     async def checkpoint(self) -> Moment:
         async with self._turn:
-            session, zygote = await self._forked(self.handlers)
+            session, zygote = await self._forked(self.handlers, asleep=True)
             kept = _Kept(self, session, zygote, self.lost)
             self._kept.append(kept)
             return kept
@@ -192,30 +197,41 @@ class SubprocessExecutor(WorkerExecutor):
     async def rewind(self, to: Moment, then: Callable[[], Awaitable[None]] | None = None) -> None:
         if not isinstance(to, _Kept) or to.of is not self:
             raise ForkRefused("this is no moment of this session, so it cannot be gone back to")
-        async with self._turn:
-            if self._closed:
-                raise ExecutorClosed("this executor is closed; make another")
-            session, zygote = await to.again(self.handlers)
-            try:
-                if then is not None:
-                    await then()
-                if self._closed:
-                    raise ExecutorClosed("this executor was closed while it was rewound")
-            except BaseException:
-                await session.close()
-                zygote.give_back()
-                raise
-            before, used = self._session, self._zygote
-            self._session, self._zygote = session, zygote
-            self.lost, self._went_back = to.lost, False
-            try:
-                if before is not None:
-                    await before.close()
-            finally:
-                if used is not None:
-                    used.give_back()
+        await self._turn.acquire()
+        # Begun, it is finished in its turn also when whoever asked is cancelled: one part alone must not go back.
+        going = asyncio.ensure_future(self._rewind(to, then))
+        going.add_done_callback(self._rewound)
+        await asyncio.shield(going)
 
-    async def _forked(self, handlers: dict[str, Handler]) -> tuple[LocalSession, Zygote]:
+    def _rewound(self, going: asyncio.Task[None]) -> None:
+        self._turn.release()
+        if not going.cancelled():
+            going.exception()  # who asked is told, unless it is gone
+
+    async def _rewind(self, to: _Kept, then: Callable[[], Awaitable[None]] | None) -> None:
+        if self._closed:
+            raise ExecutorClosed("this executor is closed; make another")
+        session, zygote = await to.again(self.handlers)
+        try:
+            if self._closed:
+                raise ExecutorClosed("this executor was closed while it was rewound")
+            if then is not None:
+                await then()
+        except BaseException:
+            await session.close()
+            zygote.give_back()
+            raise
+        before, used = self._session, self._zygote
+        self._session, self._zygote = session, zygote
+        self.lost, self._went_back = to.lost, False
+        try:
+            if before is not None:
+                await before.close()
+        finally:
+            if used is not None:
+                used.give_back()
+
+    async def _forked(self, handlers: dict[str, Handler], *, asleep: bool = False) -> tuple[LocalSession, Zygote]:
         """Another session with the variables and files of this moment, and the zygote taken for it."""
         await self._started()
         assert self._session is not None
@@ -226,7 +242,7 @@ class SubprocessExecutor(WorkerExecutor):
             raise ForkRefused(f"a live fork is not possible here: {why}")
         session, zygote = self._session, self._zygote
         try:
-            return await _fork(session, zygote, handlers)
+            return await _fork(session, zygote, handlers, asleep=asleep)
         except WorkerDied as problem:
             if self._closed:
                 raise ExecutorClosed("this executor was closed while it was forked") from None
@@ -257,11 +273,20 @@ class SubprocessExecutor(WorkerExecutor):
                 os.close(folder)
 
 
-async def _fork(session: LocalSession, zygote: Zygote, handlers: dict[str, Handler]) -> tuple[LocalSession, Zygote]:
+async def _fork(
+    session: LocalSession, zygote: Zygote, handlers: dict[str, Handler], *, asleep: bool = False
+) -> tuple[LocalSession, Zygote]:
     if not zygote.take():
         raise ForkRefused("the process that the session came from is gone")
     try:
-        return await session.fork(handlers), zygote
+        async with asyncio.timeout(READY):
+            return await session.fork(handlers, asleep=asleep), zygote
+    except TimeoutError:
+        zygote.give_back()
+        why = f"it said nothing for {READY:.0f} seconds"
+        # Else it would fork when it is asked for something else.
+        session.kill(why)
+        raise WorkerDied(why) from None
     except BaseException:
         zygote.give_back()
         raise
@@ -274,16 +299,20 @@ class _Kept:
         self.of, self.lost = of, lost
         self._session: LocalSession | None = session
         self._zygote = zygote
+        session.count_memory_kills()
 
     async def again(self, handlers: dict[str, Handler]) -> tuple[LocalSession, Zygote]:
         """Another session that begins with this moment."""
-        if self._session is None:
+        session = self._session
+        if session is None:
             raise ForkRefused("this moment was let go of")
-        try:
-            return await _fork(self._session, self._zygote, handlers)
-        except WorkerDied as problem:
-            # Nothing is woken in its place: what came then would not be what was kept.
-            raise ForkRefused(f"the process that kept this moment is gone: {problem}") from None
+        if session.worker_alive:
+            session.wake_up()  # code of the session may have stopped it
+            with suppress(WorkerDied):
+                return await _fork(session, self._zygote, handlers)
+        # Nothing is woken in its place: what came then would not be what was kept.
+        ending = await session.how_it_ended()
+        raise ForkRefused(f"the process that kept this moment is gone: {ending.text}")
 
     async def close(self) -> None:
         session, self._session = self._session, None

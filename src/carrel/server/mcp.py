@@ -91,18 +91,17 @@ class Front:
         return answered([TextContent(type="text", text=text)], data, is_error=not result.success)
 
     async def fork(
-        self, name: Annotated[str, Field(description="What to call it: before-refactoring")] = ""
+        self, name: Annotated[str, Field(description="What to call it: before-refactoring", max_length=200)] = ""
     ) -> CallToolResult:
         """Keep a live copy of the session as it is now, its variables and its files, and go on; rewind goes back to
         it. Do it before what may go wrong."""
-        kept = self._session.checkpoints()
-        oldest = kept[0] if len(kept) >= MOST else None
-        if oldest is not None:
-            await self._session.drop_checkpoint(oldest)
         point = await self._session.checkpoint(name)
         text = f"kept as {point.label or point.id}"
-        if oldest is not None:
-            text += f"; the oldest one, {oldest.label or oldest.id}, was let go of: there are at most {MOST}"
+        kept = self._session.checkpoints()
+        if len(kept) == MOST:
+            # Room for the next: one that is refused must not cost the oldest.
+            await self._session.drop_checkpoint(kept[0])
+            text += f"; the oldest one, {kept[0].label or kept[0].id}, was let go of: there are at most {MOST - 1}"
         return answered([TextContent(type="text", text=text)], self._kept(point))
 
     async def rewind(
@@ -113,7 +112,7 @@ class Front:
         kept = self._session.checkpoints()
         if not kept:
             raise ForkRefused("there is nothing to go back to: fork was not called yet")
-        point = await self._session.rewind(kept[-1] if to is None else to)
+        point = await self._session.rewind(to or kept[-1])
         text = f"variables and files are as they were at {point.label or point.id}"
         return answered([TextContent(type="text", text=text)], self._kept(point))
 

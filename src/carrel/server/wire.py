@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, Field, StrictInt, StrictStr, model_validator
+from pydantic import AfterValidator, BaseModel, Field, StrictInt, model_validator
 
 from carrel.tasks.nearness import refuse_slips
 from carrel.tasks.unpacking import Receipt
@@ -160,7 +160,7 @@ class CheckpointList(BaseModel):
 class GoBack(Body):
     """Where to: a checkpoint's id or label, or its number of messages."""
 
-    to: StrictStr | StrictInt
+    to: Annotated[str, Field(max_length=200)] | StrictInt
 
 
 class ContainerInfo(BaseModel):

@@ -20,55 +20,51 @@ class Checkpoints:
         self._executor = executor
         self._said = said
         self._kept: dict[str, tuple[Checkpoint, Moment]] = {}
+        self._making = asyncio.Lock()
 
     def all(self) -> list[Checkpoint]:
         return [point for point, _ in self._kept.values()]
 
     async def make(self, label: str) -> Checkpoint:
         """Keep this moment; ForkRefused changes nothing."""
-        if len(self._kept) >= MOST:
-            raise ForkRefused(
-                f"a session keeps at most {MOST} checkpoints, and these are there; drop_checkpoint lets go of one"
-            )
-        with refusing("kept"):
-            moment = await self._executor.checkpoint()
-            try:
-                point = await self._said.moment(label)
-            except BaseException:
-                await moment.close()
-                raise
-        self._kept[point.id] = (point, moment)
-        return point
+        async with self._making:
+            if len(self._kept) >= MOST:
+                raise ForkRefused(
+                    f"a session keeps at most {MOST} checkpoints, and these are there; drop_checkpoint lets go of one"
+                )
+            with refusing("kept"):
+                moment = await self._executor.checkpoint()
+                try:
+                    point = await self._said.moment(label)
+                except BaseException:
+                    await moment.close()
+                    raise
+            self._kept[point.id] = (point, moment)
+            return point
 
     async def rewind(self, to: Checkpoint) -> None:
-        """Go back to it in all three, or in none.
-
-        A caller that is cancelled leaves it to finish: one of the three alone must not go back."""
+        """Go back to it in all three, or in none."""
         _, moment = self._found(to)
-        going = self._executor.rewind(moment, lambda: self._said.rewind(to))
         with refusing("rewound"):
-            await asyncio.shield(asyncio.ensure_future(going))
+            await self._executor.rewind(moment, lambda: self._said.rewind(to))
 
     def find(self, wanted: Checkpoint | str | int) -> Checkpoint:
-        """By itself, by its id, by its label, or by how many messages were visible: the newest that fits."""
+        """By itself, by its id, else by its label or by how many messages were visible: the newest that fits."""
         return self._found(wanted)[0]
 
     def _found(self, wanted: Checkpoint | str | int) -> tuple[Checkpoint, Moment]:
+        if isinstance(wanted, bool) or not isinstance(wanted, Checkpoint | str | int):
+            raise TypeError(
+                f"{wanted!r} is no place to go back to; give a checkpoint, its id or label, or a number of messages"
+            )
+        id_ = wanted.id if isinstance(wanted, Checkpoint) else wanted
+        if isinstance(id_, str) and id_ in self._kept:
+            return self._kept[id_]
         for point, moment in reversed(self._kept.values()):
-            if isinstance(wanted, Checkpoint):
-                fits = point.id == wanted.id
-            elif isinstance(wanted, str):
-                fits = wanted in (point.id, point.label)
-            elif isinstance(wanted, int) and not isinstance(wanted, bool):
-                fits = point.messages == wanted
-            else:
-                raise TypeError(
-                    f"{wanted!r} is no place to go back to; give a checkpoint, its id or label, or a number of messages"
-                )
-            if fits:
+            if wanted != "" and wanted == (point.messages if isinstance(wanted, int) else point.label):
                 return point, moment
         there = ", ".join(f"{point} at {point.messages} messages" for point in self.all()) or "none"
-        what = f"at {wanted} messages" if isinstance(wanted, int) else str(wanted)
+        what = f"at {wanted} messages" if isinstance(wanted, int) else f"{wanted}" or "without a name"
         raise ForkRefused(f"there is no checkpoint {what}; there are: {there}")
 
     async def drop(self, wanted: Checkpoint | str | int) -> Checkpoint:

@@ -26,9 +26,11 @@ class Checkpoint:
     conversation_id: str
     id: str = field(default_factory=lambda: uuid4().hex[:12])
     made_at: datetime = field(default_factory=lambda: datetime.now(UTC))
+    begun: str = ""
+    """When the conversation began: another of its name is not the same."""
 
     def __str__(self) -> str:
-        return f"{self.label!r} ({self.id})" if self.label else self.id
+        return f"{self.label[:60]!r} ({self.id})" if self.label else self.id
 
 
 class Said:
@@ -65,12 +67,13 @@ class Said:
         if meta is not None:
             seq = await store.last_seq(id_)
             if held is not None:
-                count = len(held.messages)
+                # Without those that say nothing yet, which are not written.
+                count = sum(1 for message in held.messages if message.parts)
             elif meta.get("log_seq") == seq:
                 count = meta["message_count"]
             else:
                 count = len([None async for _ in store.iter_messages(id_)])
-        return Checkpoint(label, count, seq, id_)
+        return Checkpoint(label, count, seq, id_, begun=meta["created_at"] if meta is not None else "")
 
     async def rewind(self, to: Checkpoint) -> None:
         """Show what was visible then."""
@@ -78,7 +81,10 @@ class Said:
         store = conversations.store
         if id_ != to.conversation_id:
             raise ForkRefused(f"the session holds another conversation now ({id_}) than at checkpoint {to}")
+        meta = await store.find_meta(id_)
+        if to.begun and (meta is None or meta["created_at"] != to.begun):
+            raise ForkRefused(f"the conversation {id_} was deleted since checkpoint {to}")
         if held is not None:
             await conversations.rewind(held, to_seq=to.seq)
-        elif await store.find_meta(id_) is not None and await store.last_seq(id_) != to.seq:
+        elif meta is not None and await store.last_seq(id_) != to.seq:
             await store.append_rewind(id_, to_seq=to.seq)

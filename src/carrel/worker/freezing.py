@@ -13,12 +13,14 @@ import threading
 import warnings
 from collections.abc import Callable
 
+from .apart import connections
 from .line import Line, LineBroken, TooManySent
 
 _NEVER_SHARED = ("/dev/nvidia", "/dev/kfd", "/dev/dri/")
 _BEAR_A_FORK = ("jemalloc_bg_thd",)
 """Housekeeping of memory (pyarrow brings it, and so does pandas), which ends and begins again around a fork."""
 _CHANNELS = ("socket:", "pipe:", "anon_inode:")
+_GET_DUMPABLE, _SET_DUMPABLE = 3, 4
 
 
 def quiet_fork(fork: Callable[[], int] = os.fork) -> int:
@@ -64,6 +66,19 @@ def fork_asleep(until: int, without: tuple[int, ...]) -> int:
     return pid
 
 
+def hide() -> int:
+    """Nobody of the session may look into this process, or write to its memory; returns what was before."""
+    before: int = _library.prctl(_GET_DUMPABLE, 0, 0, 0, 0)
+    _library.prctl(_SET_DUMPABLE, 0, 0, 0, 0)
+    return before
+
+
+def show(before: int | None) -> None:
+    """As it was before it was hidden; None where it was not."""
+    if before is not None:
+        _library.prctl(_SET_DUMPABLE, before, 0, 0, 0)
+
+
 def threads() -> set[int]:
     """The threads of this process that are not this one, Python's and others', but for those that bear a fork."""
     tasks = {int(task) for task in os.listdir("/proc/self/task")} - {threading.get_native_id()}
@@ -102,6 +117,7 @@ def devices(opened: dict[int, str]) -> str | None:
 def channels(opened: dict[int, str], own: set[int]) -> str | None:
     """Why two processes cannot both have what is open here, or None: both would read and write one connection."""
     found = [fd for fd, target in opened.items() if fd > 2 and fd not in own and target.startswith(_CHANNELS)]
+    found += connections(opened, own)
     if not found:
         return None
     kinds = sorted({opened[fd].partition(":")[0] for fd in found})

@@ -13,11 +13,22 @@ from contextlib import suppress
 from select import POLLIN, poll  # by name: what code sets on the module select does not matter here
 from typing import Any
 
-from . import files, values
+from . import apart, files, values
 from .cells import Cell
 from .commands import Commands
 from .families import begun_since, end_since, now, since
-from .freezing import Frozen, channels, descriptors, devices, native_threads, python_threads, quiet_fork, threads
+from .freezing import (
+    Frozen,
+    channels,
+    descriptors,
+    devices,
+    hide,
+    native_threads,
+    python_threads,
+    quiet_fork,
+    show,
+    threads,
+)
 from .host import Host
 from .host_errors import error_class
 from .interrupts import Interrupts
@@ -46,6 +57,10 @@ class Worker:
         self._home = str(settings.get("home") or os.getcwd())
         self._frozen = Frozen(int(settings.get("frozen_ceiling") or CEILING))
         self._keeps_frozen = bool(settings.get("frozen", True))
+        self._opened: dict[int, str | None] = {}
+        self._shares_memory = False
+        self._asleep: int | None = None
+        """In a fork that is there only to be forked: whether others could look into its process before."""
         self._fork_process: Callable[[], int] = settings.get("enter_fork") or os.fork
         self._why_not = "no frozen fork was made yet" if self._keeps_frozen else "frozen forks are switched off"
         self._changed = True
@@ -137,7 +152,7 @@ class Worker:
 
     def _wait(self) -> None:
         """For something to happen; a frozen fork is made when nothing does."""
-        freezes = self._changed and self._keeps_frozen
+        freezes = self._changed and self._keeps_frozen and self._asleep is None
         soon = IDLE if freezes else BURIAL if self._frozen.bury() else None
         if len(self._selector.get_map()) > _OWN:
             events = self._wait_with_commands(soon)
@@ -307,10 +322,14 @@ class Worker:
         finally:
             self._forking = False
         if pid == 0:
+            unshared = self._unshare(record.get("asleep") is True)
             self._line.socket.close()
             line = out_of_the_way(fds[0])
             os.close(fds[0])
             self._line = Line(socket.socket(fileno=line))
+            if unshared is not None:
+                self._send({"op": "ready", "protocol": PROTOCOL, "refused": unshared})
+                os._exit(1)
             # Said at once: what is left to do is done while the host hears of it, and before it can ask for anything.
             self._interrupts.install()
             self._ready()
@@ -325,6 +344,17 @@ class Worker:
         answer = {"pid": pid} if why is None else {"refused": why}
         self._send({"op": "done", "id": record.get("id"), **answer})
 
+    def _unshare(self, asleep: bool) -> str | None:
+        """In a fork: part from what it has together with whom it came from; why that could not be, or None."""
+        show(self._asleep)
+        why = None
+        try:
+            apart.make_own(self._opened, memory=self._shares_memory)
+        except OSError as problem:
+            why = problem.strerror or str(problem)
+        self._asleep = hide() if asleep else None
+        return why
+
     def _why_no_fork(self, fds: list[int]) -> str | None:
         if len(fds) != 3:
             return "the request brought no line, stdout and stderr of the fork"
@@ -332,6 +362,8 @@ class Worker:
         own |= self._running.streams.descriptors() | self._running.loop.descriptors() | self._commands.descriptors()
         opened = descriptors()
         why = python_threads() or devices(opened) or channels(opened, own)
+        if why is None:
+            self._opened, self._shares_memory = apart.files_of(opened, own), bool(apart.shared_memory())
         if why is None and threads():
             # Some libraries end their threads before a fork: a child that ends at once shows which are left.
             self._forking = True

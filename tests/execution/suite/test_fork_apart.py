@@ -1,0 +1,103 @@
+"""What code has open when it is forked, or its moment is kept: each has its own from then on."""
+
+from __future__ import annotations
+
+import pytest
+
+from carrel.errors import ForkRefused
+from carrel.execution.executor import Executor
+
+SETUP = """
+import mmap, multiprocessing, os, sqlite3, tempfile
+
+open('read', 'w').write('0123456789')
+reading = open('read'); reading.read(3)
+writing = open('written', 'w'); writing.write('begun '); writing.flush()
+adding = open('added', 'a'); adding.write('begun '); adding.flush()
+buffered = open('buffered', 'w'); buffered.write('begun ')
+nameless = tempfile.TemporaryFile(); nameless.write(b'begun '); nameless.flush()
+twin = os.dup(nameless.fileno())
+written_only = os.open('gone', os.O_WRONLY | os.O_CREAT); os.write(written_only, b'begun '); os.unlink('gone')
+os.mkdir('folder'); folder = os.open('folder', os.O_RDONLY)
+memory = os.memfd_create('memory'); os.truncate(memory, 4096); os.write(memory, b'begun ')
+view = mmap.mmap(memory, 4096)
+anonymous = mmap.mmap(-1, 3 << 20); anonymous[:5] = anonymous[-5:] = b'begun'
+open('mapped', 'wb').write(b'begun'.ljust(100)); mapped = mmap.mmap(os.open('mapped', os.O_RDWR), 100)
+number = multiprocessing.RawValue('i', 1)
+open('/dev/shm/block', 'wb').write(b'begun'); block = mmap.mmap(os.open('/dev/shm/block', os.O_RDWR), 5)
+plain = sqlite3.connect('plain.db'); plain.execute('create table t (x)'); plain.execute('insert into t values (1)')
+wal = sqlite3.connect('wal.db', isolation_level=None); wal.execute('pragma journal_mode=wal')
+wal.execute('create table t (x)'); wal.execute('insert into t values (1)')
+
+def change(word):
+    reading.read(2)
+    for file in (writing, adding, buffered):
+        file.write(word); file.flush()
+    nameless.write(word.encode()); nameless.flush(); os.write(written_only, word.encode())
+    os.close(os.open(word, os.O_WRONLY | os.O_CREAT, dir_fd=folder))
+    os.write(memory, word.encode()); view[100:101] = anonymous[:1] = mapped[:1] = block[:1] = word[:1].encode()
+    anonymous[-1:] = word[:1].encode(); number.value += 1
+    plain.execute('insert into t values (?)', [word]); plain.commit(); wal.execute('insert into t values (?)', [word])
+
+def look():
+    there = [open(name).read() for name in ('written', 'added', 'buffered')]
+    there += [os.pread(twin, 99, 0), os.path.getsize(f'/proc/self/fd/{written_only}'), os.listdir(folder)]
+    there += [os.listdir('folder'), os.pread(memory, 99, 0)[:20].strip(b'\\0'), view[100]]
+    there += [anonymous[:5], anonymous[-5:], mapped[:5], open('mapped').read(5), number.value, block[:5]]
+    there += [open('/dev/shm/block').read(5), reading.tell()]
+    for name, database in (('plain.db', plain), ('wal.db', wal)):
+        for one in (database, sqlite3.connect(name)):
+            there.append([row[0] for row in one.execute('select x from t')])
+    return there
+"""
+
+
+@pytest.mark.promise("forks")
+async def test_open_files_and_shared_memory_are_each_one_s_own(executor: Executor) -> None:
+    assert (await executor.run(SETUP)).error is None
+
+    async def look(at: Executor) -> object:
+        result = await at.run("look()")
+        assert result.error is None
+        return result.value
+
+    before = await look(executor)
+    moment = await executor.checkpoint()
+    fork = await executor.fork()
+    try:
+        assert await look(fork) == before
+        assert (await fork.run("change('fork')")).error is None
+        changed = await look(fork)
+        assert changed != before
+        assert await look(executor) == before
+        assert (await executor.run("change('parent')")).error is None
+        assert await look(fork) == changed
+    finally:
+        await fork.close()
+    for _ in range(2):
+        await executor.rewind(moment)
+        assert await look(executor) == before
+        assert (await executor.run("change('fork')")).error is None
+        assert await look(executor) == changed
+
+
+@pytest.mark.promise("forks")
+@pytest.mark.parametrize(
+    ("code", "why"),
+    [
+        ("os.mkfifo('pipe'); kept = os.open('pipe', os.O_RDWR)", "open connections"),
+        ("kept = os.openpty()", "open connections"),
+        ("kept = open('secret', 'w'); os.chmod('secret', 0)", "secret cannot be opened again"),
+    ],
+    ids=["named pipe", "terminal", "may not be opened"],
+)
+async def test_what_cannot_be_had_twice_is_named_and_nothing_has_changed(
+    executor: Executor, code: str, why: str
+) -> None:
+    await executor.run(f"import os\nx = 7\n{code}")
+    for _ in range(2):
+        with pytest.raises(ForkRefused, match=why):
+            await executor.checkpoint()
+    assert (await executor.run("x")).value == 7
+    await executor.run("os.closerange(4, 100)\ndel kept")
+    await (await executor.checkpoint()).close()
