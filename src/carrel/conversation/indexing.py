@@ -16,7 +16,7 @@ from carrel.conversation.reading import LogReading
 from carrel.conversation.searchable import Known, Reading, digest, own_parts
 from carrel.errors import CatalogueBusy, CatalogueLost, SessionTooNew, StorageReadError
 from carrel.meaning import Embedder
-from carrel.storage.catalogue import Catalogue, Update
+from carrel.storage.catalogue import Catalogue, Found, Update
 from carrel.storage.seam import Stamp, Store
 
 logger = logging.getLogger(__name__)
@@ -129,24 +129,23 @@ class SessionIndex:
 
     async def _reload(self) -> None:
         before = self.known.keys()
-        self._edition = await asyncio.to_thread(self._catalogue.edition)
-        sources = await asyncio.to_thread(self._catalogue.sources)
+        held = await asyncio.to_thread(self._catalogue.held, vectors=self.nearest is not None)
+        self._edition = held.edition
         try:
-            self.known = {name: Known.decoded(source.state) for name, source in sources.items()}
+            self.known = {name: Known.decoded(source.state) for name, source in held.sources.items()}
         except (TypeError, ValueError) as problem:
             await asyncio.to_thread(self._catalogue.file.remake)
             raise CatalogueLost(f"the search catalogue remembers what cannot be read: {problem}") from None
-        self._versions = {name: source.version for name, source in sources.items()}
+        self._versions = {name: source.version for name, source in held.sources.items()}
         if self.nearest is not None:
-            await asyncio.to_thread(self._load_vectors, self.nearest)
+            await asyncio.to_thread(self._load_vectors, self.nearest, held.vectors)
         if not before <= self.known.keys():
             # Somebody began the catalogue anew: what did not change since our last look is missing there too.
             self._cursor = None
         self._refused = set()
 
-    def _load_vectors(self, nearest: Nearest) -> None:
+    def _load_vectors(self, nearest: Nearest, stored: list[tuple[Found, bytes]]) -> None:
         name = self._embedder.name if self._embedder is not None else ""
-        stored = self._catalogue.vectors()
         nearest.load([item for item in stored if self.known[item[0].source].embedded_by == name])
 
     def _misplaced(self) -> set[str]:
