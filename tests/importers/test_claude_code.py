@@ -266,3 +266,16 @@ def test_a_fork_knows_its_parent_and_how_much_is_the_parents(tmp_path: Path) -> 
     assert (second.source_id, second.parent, second.forked_at) == (fork, parent, 2)
     assert texts(second) == ["user: one", "assistant: 1", "user: two"]
     assert second.report.lines == second.report.accounted == second.report.imported == 3
+
+
+def test_what_the_program_streamed_out_has_its_agents_apart(imported_from: Reader) -> None:
+    call = {"type": "tool_use", "id": "toolu_1", "name": "Agent", "input": {}}
+    lines = [answered("a1", None, call), asked("u1", None, "job"), answered("a2", None, says("done"))]
+    lines += [result("u2", "", "toolu_1"), answered("a3", None, says("good"))]
+    for each in lines:
+        del each["parentUuid"], each["sessionId"]
+        each |= {"session_id": "s1", "parent_tool_use_id": "toolu_1" if each["uuid"] in ("u1", "a2") else None}
+    main, agent = imported_from(*lines)
+    assert [message["role"] for message in main.messages] == ["assistant", "user", "assistant"]
+    assert texts(agent) == ["user: job", "assistant: done"]
+    assert (main.source_id, agent.parent) == ("s1", "s1")

@@ -85,12 +85,13 @@ class _Survey:
 
     def _lane(self, number: int, record: dict[str, Any]) -> str:
         if record.get("isSidechain") is not True:
-            return ""
+            # What the program streams out names the call that started an agent instead.
+            return text_of(record.get("parent_tool_use_id"))
         agent = text_of(record.get("agentId"))
         return agent or self.lane_of.get(text_of(record.get("parentUuid"))) or f"side-{number}"
 
     def _note(self, kind: str, record: dict[str, Any]) -> None:
-        self.session_id = text_of(record.get("sessionId")) or self.session_id
+        self.session_id = text_of(record.get("sessionId") or record.get("session_id")) or self.session_id
         self.cwd = self.cwd or text_of(record.get("cwd"))
         if kind in _TITLES:
             self.titles[kind] = text_of(record.get(_TITLES[kind]) or record.get("title"))
