@@ -189,8 +189,8 @@ def test_what_was_written_is_there_after_reopening(opened: Opened, path: Path) -
     catalogue.write([Update("a", 0, b"state", documents=[said(1, "cat")], vectors={1: b"\x01\x02"})])
     catalogue.close()
     again = opened()
-    assert again.sources()["a"] == (1, b"state")
-    assert again.vectors() == [(Found("a", 1), b"\x01\x02")]
+    assert again.held().sources["a"] == (1, b"state")
+    assert again.held().vectors == [(Found("a", 1), b"\x01\x02")]
     assert found(again, "cat") == [("a", 1)]
     assert path.stat().st_mode & 0o777 == 0o600
 
@@ -201,14 +201,14 @@ def test_a_source_goes_on_is_forgotten_and_goes(opened: Opened) -> None:
     catalogue.write([Update("a", 1, b"2", documents=[said(2, "dog")], vectors={2: None, 3: b"z"})])
     assert found(catalogue, "cat") == [("a", 1)]
     assert found(catalogue, "dog") == [("a", 2)]
-    assert catalogue.vectors() == [(Found("a", 1), b"x"), (Found("a", 3), b"z")]
+    assert catalogue.held().vectors == [(Found("a", 1), b"x"), (Found("a", 3), b"z")]
     catalogue.write([Update("a", 2, b"3", forget=True, documents=[said(1, "bird")])])
     assert found(catalogue, "cat") == found(catalogue, "dog") == []
     assert found(catalogue, "bird") == [("a", 1)]
-    assert catalogue.vectors() == []
+    assert catalogue.held().vectors == []
     catalogue.write([Update("a", 3, None)])
     assert found(catalogue, "bird") == []
-    assert catalogue.sources() == {}
+    assert catalogue.held().sources == {}
 
 
 def test_who_comes_second_is_refused_and_nothing_is_there_twice(opened: Opened) -> None:
@@ -226,6 +226,22 @@ def test_others_can_tell_that_something_was_written(opened: Opened) -> None:
     assert one.edition() != before
 
 
+def test_what_it_holds_is_of_one_moment_while_another_writes(opened: Opened) -> None:
+    one, two = opened(), opened()
+    one.held()
+    writing = threading.Thread(
+        target=lambda: [two.write([Update(f"s{n}", 0, b"", vectors={1: b"x" * 64})]) for n in range(300)]
+    )
+    writing.start()
+    before = 0
+    while writing.is_alive():
+        held = one.held()
+        assert {place.source for place, _ in held.vectors} == held.sources.keys()
+        before = len(held.sources)
+    writing.join()
+    assert len(one.held().sources) == 300 >= before
+
+
 def test_it_says_when_most_of_it_is_gone(opened: Opened) -> None:
     catalogue = opened()
     texts = ["word"] * 2_500
@@ -235,7 +251,7 @@ def test_it_says_when_most_of_it_is_gone(opened: Opened) -> None:
     assert catalogue.worn()
     catalogue.file.remake()
     assert not catalogue.worn()
-    assert catalogue.sources() == {}
+    assert catalogue.held().sources == {}
 
 
 # --- trouble --------------------------------------------------------------------------------------------------------
@@ -244,8 +260,8 @@ def test_it_says_when_most_of_it_is_gone(opened: Opened) -> None:
 def lost_then_usable(catalogue: Catalogue) -> None:
     """The first use may say that everything is lost; then it works, empty."""
     with contextlib.suppress(CatalogueLost):
-        catalogue.sources()
-    assert catalogue.sources() == {}
+        catalogue.held()
+    assert catalogue.held().sources == {}
     assert catalogue.write([update("a", "cat")]) == []
     assert found(catalogue, "cat") == [("a", 1)]
 
@@ -275,11 +291,10 @@ def test_a_file_with_damage_inside_never_stops_a_search(opened: Opened, path: Pa
     again = opened()
     for _ in range(3):
         try:
-            again.sources()
-            again.vectors()
+            again.held()
             for number in range(0, 300, 10):
                 again.find(words(f"word{number}"))
-            again.write([update("new", "fish", seen=again.sources().get("new", (0,))[0])])
+            again.write([update("new", "fish", seen=again.held().sources.get("new", (0,))[0])])
             assert found(again, "fish")[0] == ("new", 1)
             return
         except CatalogueLost:
@@ -409,7 +424,11 @@ def test_processes_that_write_at_once_lose_nothing(opened: Opened, path: Path) -
         process.communicate(timeout=60)
         assert process.returncode == 0
     catalogue = opened()
-    assert {name: source.version for name, source in catalogue.sources().items()} == {"ant": 20, "bee": 20, "cow": 20}
+    assert {name: source.version for name, source in catalogue.held().sources.items()} == {
+        "ant": 20,
+        "bee": 20,
+        "cow": 20,
+    }
     for name in ("ant", "bee", "cow"):
         places = catalogue.find([Phrase((name,))], limit=5000, per_source=5000, scan=5000)
         assert sorted(place.number for place in places) == list(range(1, 1001))
@@ -424,7 +443,7 @@ def test_a_process_killed_in_the_middle_leaves_whole_steps(opened: Opened, path:
     acknowledged = max([acknowledged, *map(int, process.stdout.read().split())])
     process.stdout.close()
     catalogue = opened()
-    steps = catalogue.sources()["ant"].version
+    steps = catalogue.held().sources["ant"].version
     assert steps >= acknowledged + 1
     places = catalogue.find([Phrase(("ant",))], limit=10**6, per_source=10**6, scan=10**6)
     assert sorted(place.number for place in places) == list(range(1, steps * 50 + 1))

@@ -28,7 +28,7 @@ from carrel.conversation.session_info import SessionInfo, SessionTime
 from carrel.conversation.store import SessionStore
 from carrel.conversation.typed_message import Message
 from carrel.conversation.typed_parts import TextPart
-from carrel.errors import SessionExists, SessionIdRefused, SessionNotFound
+from carrel.errors import RewindRefused, SessionExists, SessionIdRefused, SessionNotFound
 from carrel.events import Bus, Event, EventType
 from carrel.storage.memory_store import MemoryStore
 
@@ -842,6 +842,28 @@ async def test_a_conversation_can_be_kept_in_another_storage_too(storage: Conver
         assert said(await other.get(conversation.id)) == ["hi", "there"]
     await storage.update(conversation)
     assert said(await again(storage, conversation)) == ["hi", "there"]
+
+
+async def test_it_goes_back_to_an_entry_and_on_from_there(storage: ConversationStorage) -> None:
+    conversation = await storage.create(begun())
+    conversation.create_user_message("one").usage = {"input_tokens": 5}
+    await storage.update(conversation)
+    then = await storage.store.last_seq(conversation.id)
+    held = conversation.messages
+    conversation.create_user_message("two, not yet written")
+    conversation.update_title("Two")
+    assert await storage.rewind(conversation, to_seq=then) is conversation
+    assert conversation.messages is held
+    assert (said(conversation), conversation.info.message_count, conversation.title) == (["one"], 1, "Two")
+    assert any("two, not yet written" in str(line) for line in log(storage, conversation))
+    before = len(log(storage, conversation))
+    conversation.create_user_message("three")
+    await storage.update(conversation)
+    assert len(log(storage, conversation)) == before + 1
+    assert said(await again(storage, conversation)) == ["one", "three"]
+    with pytest.raises(RewindRefused):
+        await storage.rewind(conversation, to_seq=99)
+    assert said(conversation) == ["one", "three"]
 
 
 async def test_what_may_not_be_written_is_not(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from carrel import FileStorage, MemoryStorage, Session, SessionStore
-from examples import agent_loop
+from examples import agent_loop, attempts
 from tests.late import Late
 
 agents = Late("agents")
@@ -46,6 +46,16 @@ async def test_the_agent_loop(
     assert ["NameError" in result["model_text"] for result in results] == [False, True, False]
     assert [result["is_error"] for result in results] == [False, True, False]
     assert results[-1]["model_text"] == "4"
+
+
+async def test_the_attempts(capsys: pytest.CaptureFixture[str]) -> None:
+    await attempts.main()
+    assert capsys.readouterr().out.splitlines() == [
+        "attempt 1: exit code 0, not_solved",
+        "attempt 2: exit code 0, not_solved",
+        "attempt 3: exit code 0, solved",
+        "what is said now: 2 messages",
+    ]
 
 
 def test_the_agent_loop_is_a_page_long() -> None:

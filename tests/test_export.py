@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 
 from carrel.conversation.entries import build_aside, build_compact_event, build_rewind_event
-from carrel.conversation.export import to_html, to_jsonl, to_markdown
+from carrel.conversation.export import to_html, to_line, to_markdown
 from carrel.conversation.inert import inert, inert_json, inert_line
 from carrel.conversation.messages import (
     SessionData,
@@ -538,14 +538,13 @@ def test_json_lines_are_the_log_again_with_every_line_in_its_place() -> None:
         {"role": "unreadable", "meta": {"line": 2, "reason": "no JSON"}},
         {"role": "other", "big": 10**30},
     ]
-    lines = to_jsonl(entries).split("\n")
+    lines = "".join(map(to_line, entries)).split("\n")
     assert len(lines) == 4
     assert lines[3] == ""
     kept = orjson.loads(lines[1])
     assert kept["role"] == "rewind"
     assert kept["meta"] == {"rewind_to": 2**53 - 1, "aside": "unreadable", "line": 2, "reason": "no JSON"}
     assert '"big":1000000000000000000000000000000' in lines[2]
-    assert to_jsonl([]) == ""
 
 
 def test_acting_characters_are_shown_and_all_others_left_alone() -> None:

@@ -30,8 +30,9 @@ from carrel.conversation.messages import (
 )
 from carrel.conversation.query import judge, parse, snippet
 from carrel.conversation.search import SearchHit
-from carrel.conversation.searchable import Known, kept_meanings, own_parts
+from carrel.conversation.searchable import FIELDS, OWNER, Known, kept_meanings, own_parts
 from carrel.conversation.store import SessionStore
+from carrel.storage.catalogue import Catalogue
 from carrel.storage.memory_store import MemoryStore
 from tests.storage.suite import Place
 
@@ -652,6 +653,22 @@ async def test_while_another_process_keeps_the_catalogue_what_it_has_is_found(
         other.execute("ROLLBACK")
         other.close()
         assert len(await store.search("apples")) == 2
+
+
+async def test_while_another_process_fills_the_catalogue_nobody_does_its_work_again(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with SessionStore(tmp_path, embedder=None) as store:
+        await say(store, "a", "about ships")
+        assert places(await store.search("ships")) == [("a", 1)]
+        other = Catalogue(tmp_path / ".catalogue.sqlite3", FIELDS, OWNER)
+        with other.file.filling():
+            await say(store, "b", "about ships too")
+            assert places(await store.search("ships")) == [("a", 1)]
+            assert "is being filled by another" in caplog.text
+            assert other.held(vectors=False).sources.keys() == {"a"}
+        assert sorted(places(await store.search("ships"))) == [("a", 1), ("b", 1)]
+        other.close()
 
 
 async def test_where_nothing_can_be_written_search_works_from_memory(tmp_path: Path) -> None:

@@ -412,3 +412,22 @@ async def test_metadata_that_waits_to_be_written_waits_once(monkeypatch: pytest.
     await held.release()
     await store.close()
     assert (await SessionStore(store=hooked, embedder=None).read_meta("s"))["message_count"] == 51
+
+
+async def test_no_metadata_is_written_when_the_store_is_closed(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(writer, "FLUSH_SECONDS", 0.1)
+    store = SessionStore(store=MemoryStore(), embedder=None)
+    await store.append_message("s", user("hello"))
+    await asyncio.sleep(0.05)
+    await store.append_message("s", user("written a moment later"))
+    monkeypatch.setattr(writer, "FLUSH_SECONDS", 0)
+    await store.append_message("s", user("written at once"))
+    flushed: list[str] = []
+
+    async def flush(self: writer.Writer) -> None:
+        flushed.append(self.folder)
+
+    await store.close()
+    monkeypatch.setattr(writer.Writer, "flush", flush)
+    await asyncio.sleep(0.3)
+    assert flushed == []

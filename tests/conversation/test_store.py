@@ -3,7 +3,9 @@
 import asyncio
 import base64
 import json
+import tracemalloc
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -859,3 +861,23 @@ async def test_one_who_is_made_is_told_once(store: SessionStore):
         ("message.created", "Drafted"),
         ("session.updated", "Drafted"),
     ]
+
+
+async def test_going_back_and_exporting_do_not_hold_a_long_log(tmp_path: Path) -> None:
+    async with SessionStore(tmp_path, embedder=None) as store:
+        long = [user_text_message(f"{number} " + "x" * 30_000) for number in range(1_500)]
+        await store.append_many("a", long)
+        del long
+        tracemalloc.start()
+        try:
+            assert await store.append_rewind("a", 1_400) == 1_501
+            assert await store.append_rewind("a", to_seq=1_300) == 1_502
+            assert sum([len(line) async for line in store.export_lines("a")]) > 45_000_000
+            peak = tracemalloc.get_traced_memory()[1]
+        finally:
+            tracemalloc.stop()
+        fork = await store.fork_session("a", 1_200, load=False)
+        assert fork["messages"] == []
+        assert fork["session"]["message_count"] == 1_200
+        assert len([message async for message in store.iter_messages("a")]) == 1_300
+        assert peak < 30_000_000

@@ -95,6 +95,38 @@ def test_more_sessions_than_the_soft_limit_of_descriptors_has_room_for() -> None
     assert (done.stdout, done.stderr) == ("50\n", "")
 
 
+NO_MORE_THAN_ALLOWED = """
+import asyncio, os, resource
+from carrel.execution.settings import SubprocessConfig
+from carrel.execution.subprocess_executor import SubprocessExecutor
+resource.setrlimit(resource.RLIMIT_NOFILE, (200, 200))
+def made(): return SubprocessExecutor(SubprocessConfig(sandbox="required"))
+async def main():
+    async with made() as first:
+        await first.run("1")
+        before = len(os.listdir("/proc/self/fd"))
+        executors = [made() for _ in range(30)]
+        told = []
+        for start in range(0, 30, 5):
+            told += await asyncio.gather(*(one.run("x = 7") for one in executors[start : start + 5]))
+        kept = [one for one, result in zip(executors, told) if result.is_ok]
+        refused = [result for result in told if not result.is_ok]
+        print(len(kept) > 5, {(r.error_type, "ulimit -n" in r.error, r.state) for r in refused})
+        print({(await one.run("x")).value for one in kept})
+        await asyncio.gather(*(one.close() for one in executors))
+        print(len(os.listdir("/proc/self/fd")) < before + 8)
+    async with made() as again:
+        print((await again.run("8")).value)
+asyncio.run(main())
+"""
+
+
+def test_a_session_more_than_descriptors_allow_is_refused_and_costs_no_other() -> None:
+    done = subprocess.run([sys.executable, "-c", NO_MORE_THAN_ALLOWED], capture_output=True, text=True, check=False)
+    assert done.stderr == ""
+    assert done.stdout.splitlines() == ["True {('OSError', True, 'kept')}", "{7}", "True", "8"]
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 async def test_two_hundred_live_sessions_each_answer() -> None:

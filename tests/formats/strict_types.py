@@ -18,8 +18,9 @@ def strict(kind: Any) -> TypeAdapter[Any]:
 @cache
 def _model(kind: Any) -> type[BaseModel]:
     hints = get_type_hints(kind, include_extras=True)
+    # The SDKs' annotations are strings, in which `__required_keys__` sees nothing.
     fields: dict[str, Any] = {
-        name: (_strict(hint), ... if name in kind.__required_keys__ else None) for name, hint in hints.items()
+        name: (_strict(hint), ... if get_origin(hint) is Required else None) for name, hint in hints.items()
     }
     with warnings.catch_warnings():
         # A field named `schema` hides a method of the model that nobody calls.

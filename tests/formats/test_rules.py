@@ -280,6 +280,39 @@ def test_a_system_prompt_given_apart_comes_first(provider: str) -> None:
     assert "the first" in json.dumps(alone.payload)
 
 
+# --- images and documents --------------------------------------------------------------------------------------------
+
+
+def test_an_image_of_a_kind_that_a_provider_refuses_stays_behind() -> None:
+    refused = {"image/gif": {"gemini"}, "image/svg+xml": set(PROVIDERS), "image/heic": set(PROVIDERS) - {"gemini"}}
+    for kind, by in refused.items():
+        messages = [build_message("user", [text_block("see"), image_block("aGk=", mime_type=kind)])]
+        for provider in PROVIDERS:
+            sent(messages, provider)
+            dropped = [note.what for note in to_provider(messages, provider).dropped]
+            assert dropped == (["image"] if provider in by else [])
+
+
+@pytest.mark.parametrize("provider", PROVIDERS)
+def test_data_in_other_letters_is_mended_and_what_is_no_base64_stays_behind(provider: str) -> None:
+    wrapped = image_block("-_8\n", mime_type="image/jpg")
+    messages = [build_message("user", [text_block("see"), wrapped])]
+    assert sent(messages, provider) == sent(
+        [build_message("user", [text_block("see"), image_block("+/8=", mime_type="image/jpeg")])], provider
+    )
+    broken = to_provider([build_message("user", [image_block("!", mime_type="image/png"), text_block("x")])], provider)
+    assert [note.what for note in broken.dropped] == ["image"]
+
+
+def test_documents_that_are_text_by_another_name_are_sent_as_text() -> None:
+    document = {"type": "document", "data": "e30=", "mime_type": "application/json"}
+    messages = [build_message("user", [document])]
+    assert sent(messages, "anthropic")[0]["content"][0]["source"]["data"] == "{}"
+    assert sent(messages, "gemini")[0]["parts"][0]["inlineData"]["mimeType"] == "text/plain"
+    assert sent(messages, "openai_responses")[0]["content"][0]["filename"] == "document.txt"
+    assert sent(messages, "openai_chat")[0]["content"][0]["file"]["filename"] == "document.txt"
+
+
 # --- the rest --------------------------------------------------------------------------------------------------------
 
 
@@ -411,3 +444,33 @@ def test_the_formats_need_no_sdk_of_any_provider() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize("provider", PROVIDERS)
+def test_half_a_character_is_replaced_and_reported(provider: str) -> None:
+    messages = [
+        user_text_message("go"),
+        said_by("anthropic", call("a", input={"path\udc80": ["x\ud800"]})),
+        build_message("user", [result("a", "found\udcff")]),
+    ]
+    json.dumps(sent(messages, provider), ensure_ascii=False).encode()
+    changed = {note[:3] for note in to_provider(messages, provider).changed}
+    assert {(1, 0, "text"), (2, 0, "text")} <= changed
+
+
+def test_a_text_that_only_carries_another_providers_signature_is_nothing_to_say() -> None:
+    answer = {"candidates": [{"content": {"role": "model", "parts": [{"text": "", "thoughtSignature": "c2ln"}]}}]}
+    messages = [user_text_message("go"), *from_provider(answer, "gemini"), user_text_message("and?")]
+    assert [message["role"] for message in sent(messages, "openai_chat")] == ["user", "user"]
+    assert sent(messages, "gemini")[1]["parts"] == [{"text": "", "thoughtSignature": "c2ln"}]
+
+
+def test_a_tool_of_openai_that_was_never_run_stays_behind() -> None:
+    asked = {"type": "shell_call", "call_id": "c", "action": {"commands": ["ls"]}}
+    answer = {"type": "shell_call_output", "call_id": "c", "output": []}
+    native = [{"type": "native", "provider": "openai_responses", "value": value} for value in (asked, answer)]
+    head = [user_text_message("go"), said_by("openai_responses", native[0])]
+    assert to_provider(head, "openai_responses").unanswered == ["c"]
+    assert sent([*head, build_message("user", [native[1]])], "openai_responses")[1:] == [asked, answer]
+    assert len(sent([*head, user_text_message("no")], "openai_responses")) == 2
+    assert len(sent([user_text_message("go"), build_message("user", [native[1]])], "openai_responses")) == 1

@@ -4,6 +4,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import orjson
+
 from carrel.conversation.importers import Imported, detect, read_session_file
 from carrel.conversation.messages import flatten_message_text, tool_calls_of, tool_results_of
 from carrel.conversation.replay import visible_after
@@ -250,3 +252,30 @@ def test_lines_without_ids_follow_one_another(imported_from: Reader, tmp_path: P
     [main] = imported_from({"type": "system", "subtype": "init", "tools": []}, bare, reply, {"type": "result"})
     assert texts(main) == ["user: hi", "assistant: hello"]
     assert detect(tmp_path / "session.jsonl") == "claude-code"
+
+
+def test_a_fork_knows_its_parent_and_how_much_is_the_parents(tmp_path: Path) -> None:
+    parent, fork = "ffffffff-0000-4000-8000-000000000001", "00000000-0000-4000-8000-000000000002"
+    lines = [asked("u1", None, "one"), answered("a1", "u1", says("1"), usage={"input_tokens": 5, "output_tokens": 5})]
+    copies = [{**each, "forkedFrom": {"sessionId": parent, "messageUuid": each["uuid"]}} for each in lines]
+    for name, content in ((parent, lines), (fork, [*copies, asked("u2", "a1", "two")])):
+        file = tmp_path / f"{name}.jsonl"
+        file.write_bytes(b"".join(orjson.dumps({**each, "sessionId": name}) + b"\n" for each in content))
+    first, second = read_session_file(tmp_path)
+    assert (first.source_id, first.parent, first.forked_at) == (parent, None, None)
+    assert (second.source_id, second.parent, second.forked_at) == (fork, parent, 2)
+    assert texts(second) == ["user: one", "assistant: 1", "user: two"]
+    assert second.report.lines == second.report.accounted == second.report.imported == 3
+
+
+def test_what_the_program_streamed_out_has_its_agents_apart(imported_from: Reader) -> None:
+    call = {"type": "tool_use", "id": "toolu_1", "name": "Agent", "input": {}}
+    lines = [answered("a1", None, call), asked("u1", None, "job"), answered("a2", None, says("done"))]
+    lines += [result("u2", "", "toolu_1"), answered("a3", None, says("good"))]
+    for each in lines:
+        del each["parentUuid"], each["sessionId"]
+        each |= {"session_id": "s1", "parent_tool_use_id": "toolu_1" if each["uuid"] in ("u1", "a2") else None}
+    main, agent = imported_from(*lines)
+    assert [message["role"] for message in main.messages] == ["assistant", "user", "assistant"]
+    assert texts(agent) == ["user: job", "assistant: done"]
+    assert (main.source_id, agent.parent) == ("s1", "s1")

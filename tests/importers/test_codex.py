@@ -4,6 +4,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import orjson
+
 from carrel.conversation.formats.openai_responses import to_openai_responses
 from carrel.conversation.importers import Imported, detect, read_session_file
 from carrel.conversation.messages import flatten_message_text, tool_calls_of, tool_results_of
@@ -97,8 +99,11 @@ def test_a_rollback_by_more_turns_than_there_are_goes_back_to_the_start(imported
 
 def test_a_compaction_stands_for_all_before_it(samples: Path) -> None:
     summary = "The caption of the picture was corrected; there are no other typos."
-    assert shown(only(samples / CURRENT))[0] == f"user: [Conversation Summary]\n\n{summary}"
-    assert shown(only(samples / CURRENT))[2:] == ["user: Good. Bye."]
+    first, _, *after = shown(only(samples / CURRENT))
+    assert first.startswith(f"user: [Conversation Summary]\n\n{summary}")
+    assert "stayed in view" in first
+    assert first.endswith("The caption was corrected.")
+    assert after == ["user: Good. Bye.", "user: [from /root to /root/helper]\n\nhi"]
 
 
 def test_of_a_summary_that_only_the_provider_can_read_the_kept_messages_are_shown(samples: Path) -> None:
@@ -117,13 +122,12 @@ def test_an_agent_names_the_session_that_started_it_and_its_own_header_counts(sa
 def test_what_the_program_told_the_model_is_marked_or_left_out(samples: Path) -> None:
     session = only(samples / CURRENT)
     injected = [entry for entry in session.messages if entry["meta"]["source"].get("injected")]
-    assert [flatten_message_text(entry)[:12] for entry in injected] == ["# AGENTS.md ", "<environment"]
+    assert [flatten_message_text(entry)[:12] for entry in injected] == ["# AGENTS.md ", "<environment", "[from /root "]
     assert session.report.ignored["message/developer"] == 1
 
 
 def test_unknown_kinds_of_line_item_and_event_are_reported_by_name(samples: Path) -> None:
     assert only(samples / CURRENT).report.unknown == {
-        "inter_agent_communication": 1,
         "response_item/telepathy": 1,
         "event_msg/confetti": 1,
     }
@@ -165,3 +169,68 @@ def test_an_imported_rollout_can_go_on_with_the_provider_that_made_it(samples: P
         "call_2",
         "call_3",
     ]
+
+
+BASE = "0199f3a1-7b1c-7c52-9d0e-5c1d9b0f2a77"
+FORK = "0199f3a9-0000-7c52-9d0e-00000000000f"
+TURN = {"internal_chat_message_metadata_passthrough": {"turn_id": "t"}}
+
+
+def said(role: str, text: str, ordinal: int) -> dict[str, Any]:
+    part = {"type": "output_text" if role == "assistant" else "input_text", "text": text}
+    return line("response_item", type="message", role=role, content=[part], **TURN) | {"ordinal": ordinal}
+
+
+def forked(end: int, id_: str = FORK) -> dict[str, Any]:
+    base = {"thread_id": BASE, "end_ordinal_exclusive": end}
+    return line("session_meta", id=id_, history_mode="paginated", history_base=base) | {"ordinal": end}
+
+
+def write_base(folder: Path) -> None:
+    lines = [line("session_meta", id=BASE) | {"ordinal": 0}, said("user", "one", 1), said("assistant", "1", 2)]
+    lines += [said("user", "two", 3), said("assistant", "2", 4)]
+    folder.mkdir(parents=True)
+    file = folder / f"rollout-2026-01-01T00-00-00-{BASE}.jsonl"
+    file.write_bytes(b"\n".join(map(orjson.dumps, lines)))
+
+
+def test_a_fork_goes_on_from_the_rollout_that_it_refers_to(tmp_path: Path, imported_from: Reader) -> None:
+    write_base(tmp_path / "sessions/2026/01/01")
+    own = forked(3), said("user", "three", 4)
+    [session] = imported_from(*own, name=f"sessions/2026/02/02/rollout-2026-02-02T00-00-00-{FORK}.jsonl")
+    assert shown(session) == ["user: one", "assistant: 1", "user: three"]
+    assert (session.source_id, session.parent, session.forked_at) == (FORK, None, 2)
+    assert (session.report.lines, session.report.accounted, session.report.problems) == (2, 2, [])
+
+
+def test_a_thread_that_was_turned_back_is_a_branch_of_itself(tmp_path: Path, imported_from: Reader) -> None:
+    write_base(tmp_path / "sessions/2026/01/01")
+    own = forked(3, BASE), said("assistant", "or 1.0", 4)
+    [session] = imported_from(*own, name=f"sessions/2026/01/01/rollout-2026-01-01T00-09-00-{FORK}.jsonl")
+    assert shown(session) == ["user: one", "assistant: 1", "assistant: or 1.0"]
+    assert (session.source_id, session.parent, session.forked_at) == (FORK, BASE, 2)
+
+
+def test_a_rollout_that_is_referred_to_and_is_not_there_is_a_problem(imported_from: Reader) -> None:
+    [session] = imported_from(forked(3), said("user", "three", 4))
+    assert shown(session) == ["user: three"]
+    assert f"goes on from the rollout {BASE}" in session.report.problems[0]
+
+
+def test_what_codex_writes_beside_an_item_is_not_sent_to_the_provider(imported_from: Reader) -> None:
+    call = line("response_item", type="function_call", call_id="c", name="run", arguments="{}", **TURN)
+    output = line("response_item", type="function_call_output", call_id="c", output="ok", **TURN)
+    [session] = imported_from(
+        line("session_meta", id="x", model_provider="openai"), said("user", "go", 1), call, output
+    )
+    assert "passthrough" not in str(to_openai_responses(session.messages).payload)
+
+
+def test_what_agents_write_to_each_other_is_kept_and_what_is_sealed_is_counted(imported_from: Reader) -> None:
+    letter = {"type": "agent_message", "author": "/root", "recipient": "/root/a"}
+    [session] = imported_from(
+        line("response_item", **letter, content=[{"type": "input_text", "text": "look"}]),
+        line("response_item", **letter, content=[{"type": "encrypted_content", "encrypted_content": "x"}]),
+    )
+    assert shown(session) == ["user: [from /root to /root/a]\n\nlook"]
+    assert session.report.ignored == {"message between agents": 1}

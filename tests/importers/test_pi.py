@@ -4,6 +4,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import orjson
+
+from carrel.conversation.formats import to_provider
 from carrel.conversation.importers import Imported, read_session_file
 from carrel.conversation.messages import flatten_message_text, tool_results_of
 from carrel.conversation.replay import visible_after
@@ -134,3 +137,48 @@ def test_one_unreadable_line_does_not_cost_what_was_said_before_it(imported_from
 def test_entries_that_name_each_other_as_parent_do_not_hang(imported_from: Reader) -> None:
     [session] = imported_from(HEADER, asked("a", "b", "one"), asked("b", "a", "two"), asked("c", "c", "three"))
     assert texts(session)[-1] == "user: three"
+
+
+def answered(api: str, provider: str, *content: dict[str, Any]) -> dict[str, Any]:
+    message = {"role": "assistant", "api": api, "provider": provider, "model": "m", "content": list(content)}
+    return {"type": "message", "id": "a", "parentId": "q", "message": message}
+
+
+def resulted(id_: str) -> dict[str, Any]:
+    message = {"role": "toolResult", "toolCallId": id_, "content": [{"type": "text", "text": "ok"}]}
+    return {"type": "message", "id": "r", "parentId": "a", "message": message}
+
+
+def test_reasoning_of_openai_goes_back_whole_with_the_ids_of_its_items(imported_from: Reader) -> None:
+    item = {"type": "reasoning", "id": "rs_1", "summary": [], "encrypted_content": "x"}
+    thought = {"type": "thinking", "thinking": "hm", "thinkingSignature": orjson.dumps(item).decode()}
+    call = {"type": "toolCall", "id": "call_1|fc_1", "name": "run", "arguments": {}}
+    answer = answered("openai-responses", "openai", thought, call)
+    [session] = imported_from(HEADER, asked("q", None, "go"), answer, resulted("call_1|fc_1"))
+    sent = to_provider(session.messages, "openai_responses").payload["input"]
+    asks = {"type": "function_call", "call_id": "call_1", "name": "run", "arguments": "{}", "id": "fc_1"}
+    assert sent[1:] == [item, asks, {"type": "function_call_output", "call_id": "call_1", "output": "ok"}]
+
+
+def test_redacted_thinking_of_anthropic_goes_back_as_such(imported_from: Reader) -> None:
+    thought = {"type": "thinking", "thinking": "[redacted]", "thinkingSignature": "sealed", "redacted": True}
+    answer = answered("anthropic-messages", "anthropic", thought, {"type": "text", "text": "yes"})
+    [session] = imported_from(HEADER, asked("q", None, "go"), answer)
+    sent = to_provider(session.messages, "anthropic").payload["messages"][1]["content"]
+    assert sent[0] == {"type": "redacted_thinking", "data": "sealed"}
+
+
+def test_signatures_of_gemini_stay_on_their_parts(imported_from: Reader) -> None:
+    call = {"type": "toolCall", "id": "c", "name": "run", "arguments": {}, "thoughtSignature": "c2ln"}
+    said = {"type": "text", "text": "yes", "textSignature": "dGV4dA=="}
+    answer = answered("google-generative-ai", "google-vertex", said, call)
+    [session] = imported_from(HEADER, asked("q", None, "go"), answer, resulted("c"))
+    parts = to_provider(session.messages, "gemini").payload["contents"][1]["parts"]
+    assert [part["thoughtSignature"] for part in parts] == ["dGV4dA==", "c2ln"]
+
+
+def test_reasoning_of_other_servers_goes_back_to_its_field(imported_from: Reader) -> None:
+    thought = {"type": "thinking", "thinking": "hm", "thinkingSignature": "reasoning_content"}
+    answer = answered("openai-completions", "kimi", thought, {"type": "text", "text": "yes"})
+    [session] = imported_from(HEADER, asked("q", None, "go"), answer)
+    assert to_provider(session.messages, "openai_chat").payload["messages"][1]["reasoning_content"] == "hm"

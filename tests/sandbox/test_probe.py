@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import subprocess
+import sys
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from carrel.sandbox import probe
@@ -42,6 +44,16 @@ def test_the_parts_are_told_with_a_reason_and_a_remedy() -> None:
         assert part.what
         assert bool(part.why) is bool(part.how_to_get_it) is not part.in_force
     assert probe.probe() is parts
+
+
+def test_of_many_who_ask_at_once_one_tries(tmp_path: Path) -> None:
+    python, tries = tmp_path / "python", tmp_path / "tries"
+    python.write_text(f'#!/bin/sh\necho once >> {tries}\nexec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    with ThreadPoolExecutor(8) as threads:
+        found = list(threads.map(probe.probe, [str(python)] * 8))
+    assert found == [found[0]] * 8
+    assert tries.read_text() == "once\n"
 
 
 def test_every_part_has_a_remedy() -> None:

@@ -23,6 +23,7 @@ BODIES: dict[tuple[str, str], Any] = {
     ("post", "/sessions/{session_id}/conversation"): {
         "messages": [{"role": "user", "content": [{"type": "text", "text": "intruder"}]}]
     },
+    ("post", "/sessions/{session_id}/rewind"): {"to": SECRET},
     ("patch", "/sessions/{session_id}"): {"ttl_minutes": 1},
     ("put", "/sessions/{session_id}/files/{path}"): b"overwritten",
     ("post", "/sessions"): {},
@@ -33,14 +34,16 @@ OF_NOBODY = {"/health", "/datasets", "/samples", "/samples/{dataset}/{sample_id}
 
 @pytest.fixture(scope="module")
 def hers(server: Serving) -> Iterator[dict[str, str]]:
-    """A session with a file, an interaction and a job."""
+    """A session with a file, an interaction, a job and a checkpoint."""
     with server.client() as client:
         session = ready(client, dataset="demo", sample_id="calc-1", files={"secret": SECRET})
         interaction = executed(client, session, "cat secret")["interaction_id"]
         said = [{"role": "user", "content": [{"type": "text", "text": SECRET}]}]
         client.post(f"/sessions/{session}/conversation", json={"messages": said})
         job = client.post(f"/sessions/{session}/verify", headers={"Prefer": "wait=55"}).json()["job_id"]
-        yield {"session_id": session, "interaction_id": interaction, "job_id": job, "path": "secret"}
+        point = client.post(f"/sessions/{session}/checkpoints", json={"label": SECRET}).json()["id"]
+        ids = {"session_id": session, "interaction_id": interaction, "job_id": job, "checkpoint_id": point}
+        yield {**ids, "path": "secret"}
         client.delete(f"/sessions/{session}")
 
 
@@ -81,6 +84,7 @@ def test_somebody_elses_is_as_if_it_were_not_there(server: Serving, hers: dict[s
         assert executed(client, hers["session_id"], "cat secret; ls")["stdout"].startswith(SECRET)
         assert len(client.get(f"/sessions/{hers['session_id']}/conversation").json()["messages"]) == 1
         assert client.get(f"/sessions/{hers['session_id']}").json()["status"] == "ready"
+        assert len(client.get(f"/sessions/{hers['session_id']}/checkpoints").json()["checkpoints"]) == 1
 
 
 def test_without_a_key_nothing_but_health_is_answered(server: Serving, hers: dict[str, str]) -> None:

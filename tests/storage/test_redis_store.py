@@ -2,8 +2,11 @@
 
 import asyncio
 import contextlib
+import subprocess
 import traceback
 from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -112,6 +115,20 @@ async def test_a_server_that_speaks_no_tls_is_asked_about(start_redis: Start, op
     server = start_redis()
     with pytest.raises(StorageUnavailable, match="speaks TLS: does the server"):
         await open_redis(f"rediss://127.0.0.1:{server.port}?socket_connect_timeout=1").get("o")
+
+
+async def test_a_certificate_that_nobody_here_trusts_is_told_with_what_to_do(
+    start_redis: Start, open_redis: Open, tmp_path: Path
+) -> None:
+    key, certificate = tmp_path / "key.pem", tmp_path / "certificate.pem"
+    command = f"openssl req -x509 -newkey rsa:2048 -nodes -keyout {key} -out {certificate} -days 1 -subj /CN=localhost"
+    subprocess.run([*command.split(), "-addext", "subjectAltName=DNS:localhost"], check=True, capture_output=True)
+    port = free_port()
+    files = {"tls_cert_file": str(certificate), "tls_key_file": str(key), "tls_ca_cert_file": str(certificate)}
+    start_redis(tls_port=str(port), tls_auth_clients="no", **files)
+    with pytest.raises(StorageUnavailable, match=r"ssl_ca_certs=FILE at the end of the URL"):
+        await open_redis(f"rediss://localhost:{port}").get("o")
+    assert await open_redis(f"rediss://localhost:{port}?ssl_ca_certs={certificate}").get("o") is None
 
 
 async def test_what_other_programs_wrote_under_the_prefix_hides_nothing_and_is_named(
@@ -325,6 +342,31 @@ async def test_a_server_that_throws_keys_away_when_full_is_refused(start_redis: 
     server = start_redis(maxmemory="50mb", maxmemory_policy="allkeys-lru")
     with pytest.raises(ConfigurationError, match="noeviction"):
         await open_redis(server.url).get("o")
+
+
+async def test_a_server_that_a_script_keeps_busy_is_unavailable_and_nothing_is_written(
+    start_redis: Start, open_redis: Open
+) -> None:
+    server = start_redis(lua_time_limit="50")
+    store = open_redis(server.url)
+    assert await store.append("log", [b"1"]) == 1
+    with redis.Redis.from_url(server.url) as client, redis.Redis.from_url(server.url) as other:
+        endless = asyncio.create_task(asyncio.to_thread(_refused, client, "while true do end"))
+        await until(lambda: asyncio.to_thread(lambda: _refused(other, "return 1")[:4]), "BUSY")
+        with pytest.raises(StorageUnavailable, match="not ready yet"):
+            await store.append("log", [b"2"])
+        with pytest.raises(StorageUnavailable, match="not ready yet"):
+            await store.get("o")
+        other.script_kill()
+        await endless
+    assert await store.append("log", [b"2"]) == 2
+
+
+def _refused(client: Any, script: str) -> str:
+    try:
+        return str(client.eval(script, 0))
+    except redis.exceptions.ResponseError as problem:
+        return str(problem)
 
 
 async def test_a_server_with_no_room_for_another_client_is_unavailable(start_redis: Start, open_redis: Open) -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -175,11 +176,11 @@ async def fork(
     """A new session that begins with what was said here."""
     async with opened(data) as store:
         id_ = await store.resolve_id(session)
-        made = await store.fork_session(id_, at, title=title)
+        made = (await store.fork_session(id_, at, title=title, load=False))["session"]
         if as_json:
-            show.print_json(made["session"])
+            show.print_json(made)
         else:
-            show.say(f"Forked {id_}: {made['session']['id']} has {messages(len(made['messages']))}.")
+            show.say(f"Forked {id_}: {made['id']} has {messages(made['message_count'])}.")
 
 
 @app.command("rewind")
@@ -364,37 +365,51 @@ async def export(
         raise WrongUsage("--json tells what was written; it needs --output")
     async with opened(data) as store:
         id_ = await store.resolve_id(session)
-        text = await store.export(id_, chosen)
-    if output is None:
-        show.write(inert_json(text) if chosen == "jsonl" and show.is_terminal() else text)
-        return
-    size = _written(output, text)
+        pieces = store.export_lines(id_) if chosen == "jsonl" else _alone(await store.export(id_, chosen))
+        if output is None:
+            harmless = inert_json if chosen == "jsonl" and show.is_terminal() else str
+            async for piece in pieces:
+                show.write(harmless(piece))
+            return
+        size = await _written(output, pieces)
     if as_json:
         show.print_json({"session_id": id_, "format": chosen, "path": str(output.absolute()), "bytes": size})
     else:
         show.say(f"Wrote {output} ({size_of(size)}).")
 
 
-def _written(path: Path, text: str) -> int:
+async def _alone(text: str) -> AsyncIterator[str]:
+    yield text
+
+
+async def _written(path: Path, pieces: AsyncIterator[str]) -> int:
     """Write all of it or leave what was there: first beside it, then in its place. A device or a pipe stays one."""
     if not path.parent.is_dir():
         raise WrongUsage(f"there is no folder {path.parent}")
     if path.is_dir():
         raise WrongUsage(f"{path} is a folder; name a file in it")
-    raw = text.encode()
     if path.exists() and not path.is_file():
-        path.write_bytes(raw)
-        return len(raw)
+        return await _written_to(path, pieces)
     path = path.resolve()
     beside = path.with_name(f".{path.name[:40]}.{os.urandom(4).hex()}.part")
     try:
-        beside.write_bytes(raw)
+        size = await _written_to(beside, pieces)
         beside.replace(path)
+    except carrel.StorageError:
+        raise
     except OSError as problem:
         raise OSError(problem.errno, problem.strerror, str(path)) from None
     finally:
         beside.unlink(missing_ok=True)
-    return len(raw)
+    return size
+
+
+async def _written_to(path: Path, pieces: AsyncIterator[str]) -> int:
+    size = 0
+    with path.open("wb") as file:
+        async for piece in pieces:
+            size += file.write(piece.encode())
+    return size
 
 
 @app.command("import")

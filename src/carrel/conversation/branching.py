@@ -6,7 +6,7 @@ from carrel.conversation.entries import build_aside, build_rewind_event, encode
 from carrel.conversation.logs import SessionLogs, not_found
 from carrel.conversation.messages import ConversationMessage, SessionMeta
 from carrel.conversation.metadata import encode_meta
-from carrel.conversation.reading import LogReading, View
+from carrel.conversation.reading import LogReading, Outline
 from carrel.conversation.repair import mend
 from carrel.errors import KeyMissing, RewindRefused, SessionExists, StorageError
 from carrel.storage.seam import Store
@@ -24,32 +24,41 @@ def checked_place(name: str, place: object, last: int, meaning: str, lowest: int
 
 async def rewind(logs: SessionLogs, session_id: str, rewind_to: int | None, to_seq: int | None, now: str) -> int:
     """Write the rewind to one of the two places; returns its number."""
-    view = await logs.view(session_id)
+    await logs.known_meta(session_id)
     if (rewind_to is None) == (to_seq is None):
         raise RewindRefused("say where to rewind to: rewind_to (a number of messages) or to_seq (an entry), not both")
+    reading = logs.reading(session_id)
     while True:
+        outline = await reading.outline()
         if to_seq is None:
-            event, shown = _cut(view, rewind_to, now)
+            event, shown = await _cut(reading, outline, rewind_to, now)
         else:
-            event, shown = await _jump(logs.reading(session_id), view, to_seq, now)
-        if seq := await logs.append_event(session_id, event, since=view.last_seq, shown=shown):
+            event, shown = await _jump(reading, outline, to_seq, now)
+        if seq := await logs.append_event(session_id, event, since=outline.last_seq, shown=shown):
             return seq
         # Somebody else went back, or compacted: the same place is to be found in what is visible now.
-        view = await logs.view(session_id)
+        await logs.known_meta(session_id)
 
 
-def _cut(view: View, rewind_to: int | None, now: str) -> tuple[ConversationMessage, int]:
-    mended = mend(view.messages)
-    checked_place("rewind_to", rewind_to, len(mended.messages), "messages are visible")
-    cut = sum(1 for origin in mended.origins[:rewind_to] if origin is not None)
+async def _cut(
+    reading: LogReading, outline: Outline, rewind_to: int | None, now: str
+) -> tuple[ConversationMessage, int]:
+    if outline.whole:
+        checked_place("rewind_to", rewind_to, len(outline.shown), "messages are visible")
+        cut = rewind_to or 0
+    else:
+        # Whoever counted saw what was mended.
+        mended = mend((await reading.view(outline.last_seq)).messages)
+        checked_place("rewind_to", rewind_to, len(mended.messages), "messages are visible")
+        cut = sum(1 for origin in mended.origins[:rewind_to] if origin is not None)
     return build_rewind_event(cut, created_at=now), cut
 
 
-async def _jump(reading: LogReading, view: View, to_seq: int, now: str) -> tuple[ConversationMessage, int]:
-    checked_place("to_seq", to_seq, view.last_seq, "is the last entry")
-    then = await reading.view(to_seq)
-    common = sum(1 for a, b in zip(then.numbered, view.numbered, strict=False) if a[0] == b[0])
-    return build_rewind_event(common, to_seq=to_seq, created_at=now), len(then.numbered)
+async def _jump(reading: LogReading, outline: Outline, to_seq: int, now: str) -> tuple[ConversationMessage, int]:
+    checked_place("to_seq", to_seq, outline.last_seq, "is the last entry")
+    then = (await reading.outline(to_seq)).shown
+    common = sum(1 for a, b in zip(then.seqs(), outline.shown.seqs(), strict=False) if a == b)
+    return build_rewind_event(common, to_seq=to_seq, created_at=now), len(then)
 
 
 async def fork(logs: SessionLogs, source_id: str, id_: str, place: int, *, title: str | None, now: str) -> SessionMeta:
@@ -76,8 +85,8 @@ async def _fork(logs: SessionLogs, source_id: str, id_: str, place: int, title: 
     ]
     await _copy_log(logs.store, logs.folder(source_id), logs.folder(id_), place, [encode(aside) for aside in asides])
     meta = await logs.rebuilt_meta(id_)
-    view, stamp = await logs.reading(id_).view(), await logs.store.stamp(logs.log_key(id_))
-    meta |= {"message_count": len(view.numbered), "total_tokens": 0, "log_seq": view.last_seq}
+    outline, stamp = await logs.reading(id_).outline(), await logs.store.stamp(logs.log_key(id_))
+    meta |= {"message_count": len(outline.shown), "total_tokens": 0, "log_seq": outline.last_seq}
     meta["log_bytes"] = stamp.size if stamp else 0
     await logs.store.put(logs.meta_key(id_), encode_meta(meta))
     return meta

@@ -3,7 +3,7 @@
 import json
 import re
 from base64 import b64decode
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 from importlib.resources import files
 from typing import TYPE_CHECKING
@@ -32,19 +32,15 @@ _WRITTEN = re.compile(r"application/(?:[\w.-]+\+)?(?:json|xml|yaml|toml|javascri
 """Kinds of documents that are text, though they do not say so."""
 
 
-def to_jsonl(entries: Iterable[ConversationMessage]) -> str:
-    """The log again, a line for each entry, so that sequence numbers and what refers to them stay true.
+def to_line(entry: ConversationMessage) -> str:
+    """The entry as a line of a log again; with all of them, sequence numbers and what refers to them stay true.
 
-    A line that could not be read keeps its place as an aside that says so."""
-    return "".join(f"{_line(entry)}\n" for entry in entries)
-
-
-def _line(entry: ConversationMessage) -> str:
+    One that could not be read keeps its place as an aside that says so."""
     if entry.get("role") == UNREADABLE:
         entry = {"role": "rewind", "meta": {"rewind_to": PAST_THE_END, **meta_of(entry), "aside": UNREADABLE}}
     if not isinstance(entry.get("role"), str) or not entry.get("role"):
-        return json.dumps(entry)
-    return encode(entry).decode()
+        return f"{json.dumps(entry)}\n"
+    return f"{encode(entry).decode()}\n"
 
 
 def to_html(data: SessionData, log: Sequence[Numbered] = ()) -> str:

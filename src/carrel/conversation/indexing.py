@@ -3,9 +3,10 @@
 import asyncio
 import logging
 import threading
+import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -16,7 +17,8 @@ from carrel.conversation.reading import LogReading
 from carrel.conversation.searchable import Known, Reading, digest, own_parts
 from carrel.errors import CatalogueBusy, CatalogueLost, SessionTooNew, StorageReadError
 from carrel.meaning import Embedder
-from carrel.storage.catalogue import Catalogue, Update
+from carrel.storage.catalogue import Catalogue, Found, Update
+from carrel.storage.derived_file import LOCK_WAIT
 from carrel.storage.seam import Stamp, Store
 
 logger = logging.getLogger(__name__)
@@ -26,6 +28,7 @@ BATCH = 12 * 1024 * 1024
 
 _IN_PLACE = 256 * 1024
 _AT_ONCE = 16
+_LOOK_AGAIN = 0.02
 _TRIES = 3
 _PASSES = 10
 
@@ -117,7 +120,24 @@ class SessionIndex:
                 await self._reload()
             if not names:
                 break
+        if self._cursor is None and changes.keys is not None:
+            raise CatalogueLost("the search catalogue was begun anew by another process")
         self._cursor = changes.cursor
+
+    @asynccontextmanager
+    async def _filling(self) -> AsyncIterator[None]:
+        """Alone among all processes; `CatalogueBusy` when another has been at it for longer than one should wait."""
+        end = time.monotonic() + LOCK_WAIT
+        with ExitStack() as filling:
+            while True:
+                try:
+                    filling.enter_context(self._catalogue.file.filling())
+                    break
+                except CatalogueBusy:
+                    if time.monotonic() >= end:
+                        raise
+                await asyncio.sleep(_LOOK_AGAIN)
+            yield
 
     async def _meet_others(self) -> None:
         """Find out what other processes did to the catalogue."""
@@ -129,24 +149,23 @@ class SessionIndex:
 
     async def _reload(self) -> None:
         before = self.known.keys()
-        self._edition = await asyncio.to_thread(self._catalogue.edition)
-        sources = await asyncio.to_thread(self._catalogue.sources)
+        held = await asyncio.to_thread(self._catalogue.held, vectors=self.nearest is not None)
+        self._edition = held.edition
         try:
-            self.known = {name: Known.decoded(source.state) for name, source in sources.items()}
+            self.known = {name: Known.decoded(source.state) for name, source in held.sources.items()}
         except (TypeError, ValueError) as problem:
             await asyncio.to_thread(self._catalogue.file.remake)
             raise CatalogueLost(f"the search catalogue remembers what cannot be read: {problem}") from None
-        self._versions = {name: source.version for name, source in sources.items()}
+        self._versions = {name: source.version for name, source in held.sources.items()}
         if self.nearest is not None:
-            await asyncio.to_thread(self._load_vectors, self.nearest)
+            await asyncio.to_thread(self._load_vectors, self.nearest, held.vectors)
         if not before <= self.known.keys():
             # Somebody began the catalogue anew: what did not change since our last look is missing there too.
             self._cursor = None
         self._refused = set()
 
-    def _load_vectors(self, nearest: Nearest) -> None:
+    def _load_vectors(self, nearest: Nearest, stored: list[tuple[Found, bytes]]) -> None:
         name = self._embedder.name if self._embedder is not None else ""
-        stored = self._catalogue.vectors()
         nearest.load([item for item in stored if self.known[item[0].source].embedded_by == name])
 
     def _misplaced(self) -> set[str]:
@@ -156,6 +175,17 @@ class SessionIndex:
 
     async def _read_all(self, names: Iterable[str]) -> None:
         ids = sorted(names)
+        stale = await self._stale(ids)
+        if not stale:
+            return
+        async with self._filling():
+            if await asyncio.to_thread(self._catalogue.edition) != self._edition:
+                await self._reload()
+                stale = await self._stale(ids)
+            await self._index(stale, own_parts(self.known))
+
+    async def _stale(self, ids: list[str]) -> list[tuple[str, Stamp | None, Stamp | None]]:
+        """The sessions of which the catalogue does not know all, and how their log and metadata are now."""
         logs = await self._store.stamps([self.key(id_) for id_ in ids])
         metas = await self._store.stamps([self.key(id_, "meta.json") for id_ in ids])
         parts = own_parts(self.known)
@@ -168,7 +198,7 @@ class SessionIndex:
                 stale.append((id_, log, meta))
         # The oldest first, so that the newest session is the newest in the catalogue.
         stale.sort(key=lambda item: (item[1].modified if item[1] else 0.0, item[0]))
-        await self._index(stale, parts)
+        return stale
 
     def _is_stale(self, known: Known, log: Stamp | None, meta: Stamp | None) -> bool:
         if known.log != _plain(log) or known.meta != _plain(meta):

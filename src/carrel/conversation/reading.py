@@ -5,6 +5,7 @@ import gc
 import threading
 from collections.abc import AsyncIterator, Iterable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from carrel.conversation.entries import UNREADABLE, decode, decode_all
 from carrel.conversation.messages import ConversationMessage, meta_of
@@ -62,6 +63,15 @@ class View:
         return list(zip(self.shown.seqs(), self.messages, strict=True))
 
 
+class Outline(NamedTuple):
+    """What is visible in a log, without any of its messages."""
+
+    shown: Shown
+    last_seq: int
+    whole: bool
+    """As in a `View`."""
+
+
 class LogReading:
     """One session's log; never writes."""
 
@@ -113,18 +123,29 @@ class LogReading:
 
     async def shown(self) -> Shown:
         """Which entries are visible, without holding any of them."""
-        return (await self._walked(Backwards())).shown()
+        return (await self.outline()).shown
+
+    async def outline(self, until: int | None = None) -> Outline:
+        """The same and more of it, now or as it was right after entry `until`; memory does not grow with the log."""
+        walk, order, last_seq, plain = Backwards(until), ToolOrder(), 0, True
+        async for block in self._store.read_back(self._key):
+            last_seq = max(last_seq, block.last_seq)
+            entries = decode_all(block)
+            events = events_among(block.first_seq, entries)
+            plain = plain and not events
+            if plain:
+                order.take(entries)
+            walk.take(block.first_seq, block.last_seq, events)
+            if walk.enough:
+                break
+        return Outline(walk.shown(), last_seq, plain and until is None and order.whole())
 
     async def stood_for(self) -> Shown:
         """Which entries are visible or summed up in what is; what was rewound is not."""
-        return (await self._walked(Backwards(summed=True))).stood_for()
-
-    async def _walked(self, walk: Backwards) -> Backwards:
+        walk = Backwards(summed=True)
         async for block in self._store.read_back(self._key):
             walk.take(block.first_seq, block.last_seq, events_among(block.first_seq, decode_all(block)))
-            if walk.enough:
-                break
-        return walk
+        return walk.stood_for()
 
     async def some(self, seqs: Iterable[int]) -> list[Numbered]:
         """These entries, whole; one that is not there is left out."""

@@ -14,7 +14,7 @@ from carrel.conversation import branching
 from carrel.conversation.branching import checked_place
 from carrel.conversation.compacting import Summarize, compact
 from carrel.conversation.entries import build_aside, timestamp
-from carrel.conversation.export import to_html, to_jsonl, to_markdown
+from carrel.conversation.export import to_html, to_line, to_markdown
 from carrel.conversation.importers import ImportReport, read_session_file
 from carrel.conversation.intake import Intake
 from carrel.conversation.listing import Listing
@@ -438,19 +438,26 @@ class SessionStore:
         return event
 
     async def fork_session(
-        self, session_id: str, at: int | None = None, *, title: str | None = None, new_id: str | None = None
+        self,
+        session_id: str,
+        at: int | None = None,
+        *,
+        title: str | None = None,
+        new_id: str | None = None,
+        load: bool = True,
     ) -> SessionData:
         """Another session with the log so far (up to entry `at`); from then on neither sees the other's messages.
 
-        Sequence numbers, labels and pins stay true in it, and what was spent before is not counted again."""
+        Sequence numbers, labels and pins stay true in it, and what was spent before is not counted again. Without
+        `load` it comes back with no messages, and memory does not grow with the log."""
         last = await self.last_seq(session_id)
         place = last if at is None else at
         checked_place("at", place, last, "is the last entry")
         id_ = checked_id(new_id) if new_id is not None else self._new_id()
-        await branching.fork(
+        meta = await branching.fork(
             self._logs, session_id, id_, place, title=title and self._logs.redacted_text(title), now=self._now()
         )
-        data = await self._loaded(id_)
+        data = await self._loaded(id_) if load else SessionData(session=meta, messages=[])
         self._tell(EventType.SESSION_FORKED, session_id, fork_id=id_, title=data["session"]["title"], at_seq=place)
         return data
 
@@ -458,12 +465,17 @@ class SessionStore:
         """The session as text: its whole log with what was spilled put back, or the visible conversation as a page."""
         if format == "markdown":
             return to_markdown(await self._loaded(session_id))
-        log = [numbered async for numbered in self.iter_entries(session_id)]
         if format == "jsonl":
-            return to_jsonl(entry for _, entry in log)
+            return "".join([line async for line in self.export_lines(session_id)])
         if format == "html":
+            log = [numbered async for numbered in self.iter_entries(session_id)]
             return to_html(await self._loaded(session_id), log)
         raise ConfigurationError(f"a session is exported as jsonl, markdown or html, not {format!r}")
+
+    async def export_lines(self, session_id: str) -> AsyncIterator[str]:
+        """What `export` gives as jsonl, a line at a time: memory does not grow with the log."""
+        async for _, entry in self.iter_entries(session_id):
+            yield to_line(entry)
 
     async def _loaded(self, session_id: str) -> SessionData:
         data = await self.load_session(session_id)

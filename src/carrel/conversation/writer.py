@@ -140,8 +140,12 @@ class Writer:
             self._later = self._later_in.call_later(FLUSH_SECONDS, self._flush_soon)
 
     def _flush_soon(self) -> None:
-        self._later = None
-        self._in_line = asyncio.get_running_loop()
+        loop = asyncio.get_running_loop()
+        if self._later is not None and self._later_in is loop:
+            # Left alone, it could go off when the store is closed.
+            self._later.cancel()
+            self._later = None
+        self._in_line = loop
         self._begin(self._flush_quietly())
 
     def _begin(self, flushing: Coroutine[Any, Any, _Result]) -> "asyncio.Task[_Result]":

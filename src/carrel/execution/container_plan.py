@@ -12,6 +12,8 @@ from carrel.execution.settings import ContainerConfig, Mount
 PROGRAM = "/opt/carrel"
 """Where the worker's program is, on a volume that goes with the container."""
 PACKAGES = "/opt/packages"
+FOR_COMMANDS = f"{PROGRAM}/packages.path"
+"""What Python programs that are run as commands have as their PYTHONPATH; beside it, `packages` leads to those."""
 HOME = "/home/agent"
 USER = "1000:1000"
 MIB = 1024 * 1024
@@ -81,7 +83,7 @@ def _bind(mount: Mount) -> dict[str, Any]:
 def environment_of(config: ContainerConfig, path: str) -> dict[str, str]:
     """What the code finds, on top of what the image sets; `path` is the image's own."""
     own = {"HOME": HOME, "USER": "agent", "LOGNAME": "agent", "LANG": "C.UTF-8", "TMPDIR": "/tmp"}
-    own |= {"PATH": f"{path}:{PACKAGES}/bin", "PYTHONPATH": PACKAGES}
+    own |= {"PATH": f"{path}:{PACKAGES}/bin", "PYTHONPATH": FOR_COMMANDS}
     return {**own, **config.env}
 
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import carrel.worker
+from carrel.execution.container_plan import PACKAGES
 from carrel.execution.container_stream import ContainerStream
 from carrel.execution.endings import Ending, WorkerDied, told_ending
 from carrel.execution.engine import Engine
@@ -286,6 +287,10 @@ def program() -> bytes:
             )
             name = f"{source.stem}.{sys.implementation.cache_tag}.pyc"
             archive.add(str(made), f"carrel_worker/__pycache__/{name}", filter=_plain)
+        archive.add(WORKER / "for_commands" / "sitecustomize.py", "packages.path/sitecustomize.py", filter=_plain)
+        leading = tarfile.TarInfo("packages")
+        leading.type, leading.linkname = tarfile.SYMTYPE, PACKAGES
+        archive.addfile(leading)
         end = archive.offset + 2 * tarfile.BLOCKSIZE
         archive.close()
         return out.getvalue()[:end]  # Podman does not read what Python fills it up with.

@@ -347,7 +347,7 @@ class InProcessExecutor(WorkspaceFiles):
         """For commands, which know nothing of this process's own path."""
         found = dict(os.environ)
         if self._packages is not None:
-            paths = {"PYTHONPATH": f"{self._packages.added}", "PATH": f"{self._packages.added}/bin"}
+            paths = {"PYTHONPATH": self._packages.path_of_commands(), "PATH": f"{self._packages.added}/bin"}
             found.update(
                 {name: os.pathsep.join(filter(None, (os.environ.get(name), path))) for name, path in paths.items()}
             )

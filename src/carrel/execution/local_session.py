@@ -17,7 +17,7 @@ from carrel.execution.executor import Handler, RunClock
 from carrel.execution.host_line import HostLine, Record
 from carrel.execution.init_control import InitControl
 from carrel.execution.live_session import READY, LiveSession, Piece, SpawnFailed
-from carrel.execution.pipes import Discard, OutputPipe, Sink
+from carrel.execution.pipes import Discard, OutputPipe, Sink, refuse_the_last
 from carrel.execution.zygotes import Zygote
 from carrel.worker.line import LineBroken
 
@@ -31,7 +31,13 @@ class LocalSession(LiveSession):
 
     def __init__(self, handlers: dict[str, Handler]) -> None:
         super().__init__(handlers)
-        self.stdout, self.stderr = OutputPipe(), OutputPipe()
+        self.stdout = OutputPipe()
+        try:
+            refuse_the_last(self.stdout.write_end)
+            self.stderr = OutputPipe()
+        except OSError:
+            self.stdout.close()
+            raise
         self._line: HostLine | None = None
         self.init: InitControl | None = None
         self._worker_fd = -1

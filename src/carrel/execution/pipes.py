@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import array
 import asyncio
+import errno
 import fcntl
 import os
 import resource
@@ -17,6 +18,7 @@ CAPACITY = 1 << 18
 _MOST_AT_ONCE = 1 << 20
 _MOST_DISCARDED = 64
 _SPARE = 256
+_KEPT_FREE = 64
 
 Sink = Callable[[bytes], None]
 
@@ -27,6 +29,17 @@ def make_room_for_more(descriptor: int) -> None:
     if soft != resource.RLIM_INFINITY and descriptor > soft - _SPARE:
         most = soft * 4 if hard == resource.RLIM_INFINITY else min(soft * 4, hard)
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+
+
+def refuse_the_last(descriptor: int) -> None:
+    """OSError where hardly any are left: a session that gets some of its descriptors and not all dies in mid-run."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard != resource.RLIM_INFINITY and descriptor > hard - _KEPT_FREE:
+        raise OSError(
+            errno.EMFILE,
+            f"this process has too many files open for another session, which takes eight; at most {hard} are allowed:"
+            " raise the limit (ulimit -n), or close sessions",
+        )
 
 
 class OutputPipe:

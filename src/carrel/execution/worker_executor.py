@@ -234,7 +234,7 @@ class WorkerExecutor(WorkspaceFiles):
                 await self._drop_session()
                 await self._started()
                 result.state_reason += "; a fresh one was opened"
-        except CarrelError as worse:
+        except (CarrelError, OSError) as worse:
             result.state_reason += f"; and no new one could be started: {worse}"
         return result
 

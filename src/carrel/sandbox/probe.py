@@ -10,7 +10,10 @@ import json
 import os
 import subprocess
 import sys
+import threading
 from dataclasses import dataclass
+
+from carrel.errors import SandboxUnavailable
 
 NEEDED = ("user", "mount", "pid")
 WHAT = {
@@ -48,15 +51,33 @@ class Part:
     how_to_get_it: str
 
 
-@functools.cache
+_PATIENCE = 120
+"""Seconds: a machine on which hundreds of programs start at once is slow, and not lacking anything."""
+
+_one_at_a_time = threading.Lock()
+
+
 def probe(python: str | None = None) -> tuple[Part, ...]:
-    """Every part, in the order of `WHAT`; tried with the given interpreter, or with this one."""
+    """Every part, in the order of `WHAT`; tried with the given interpreter, or with this one.
+
+    Of those who ask at once the first tries, and the others wait for what it finds."""
+    with _one_at_a_time:
+        return _tried(python)
+
+
+@functools.cache
+def _tried(python: str | None) -> tuple[Part, ...]:
     if not sys.platform.startswith("linux"):
         why = f"namespaces are a thing of Linux; this is {sys.platform}"
         return tuple(Part(name, what, False, why, "use a ContainerExecutor") for name, what in WHAT.items())
     program = os.path.join(os.path.dirname(os.path.abspath(__file__)), "zygote.py")
     command = [python or sys.executable, "-I", program, "trying"]
-    tried = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False, env={})
+    try:
+        tried = subprocess.run(command, capture_output=True, text=True, timeout=_PATIENCE, check=False, env={})
+    except subprocess.TimeoutExpired:
+        raise SandboxUnavailable(
+            f"what this machine can do for a sandbox was not found out in {_PATIENCE} s: is it very busy? Try again"
+        ) from None
     if tried.returncode != 0:
         why = f"the attempt itself failed: {tried.stderr.strip().splitlines()[-1:] or tried.returncode}"
         return tuple(Part(name, what, False, why, "report this to the makers of carrel") for name, what in WHAT.items())

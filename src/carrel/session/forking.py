@@ -13,7 +13,7 @@ async def fork_conversation(store: SessionStore, session_id: str, new_id: str) -
     """Let the fork of a session begin with what was said in it; False where nothing was."""
     if await store.find_meta(session_id) is None:
         return False
-    await store.fork_session(session_id, new_id=new_id)
+    await store.fork_session(session_id, new_id=new_id, load=False)
     return True
 
 

@@ -76,13 +76,15 @@ class Said:
         return Checkpoint(label, count, seq, id_, begun=meta["created_at"] if meta is not None else "")
 
     async def rewind(self, to: Checkpoint) -> None:
+        """Show what was visible then."""
         held, id_, conversations = await self._written()
+        store = conversations.store
         if id_ != to.conversation_id:
             raise ForkRefused(f"the session holds another conversation now ({id_}) than at checkpoint {to}")
-        meta = await conversations.store.find_meta(id_)
+        meta = await store.find_meta(id_)
         if to.begun and (meta is None or meta["created_at"] != to.begun):
             raise ForkRefused(f"the conversation {id_} was deleted since checkpoint {to}")
         if held is not None:
             await conversations.rewind(held, to_seq=to.seq)
-        elif meta is not None and await conversations.store.last_seq(id_) != to.seq:
-            await conversations.store.append_rewind(id_, to_seq=to.seq)
+        elif meta is not None and await store.last_seq(id_) != to.seq:
+            await store.append_rewind(id_, to_seq=to.seq)

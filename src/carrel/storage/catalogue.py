@@ -62,6 +62,14 @@ class Source(NamedTuple):
     """Whatever its owner wants to find again."""
 
 
+class Held(NamedTuple):
+    """What the catalogue holds at one moment."""
+
+    edition: tuple[int, int]
+    sources: dict[str, Source]
+    vectors: list[tuple[Found, bytes]]
+
+
 @dataclass
 class Update:
     """What is new of one source."""
@@ -98,19 +106,20 @@ class Catalogue:
     def edition(self) -> tuple[int, int]:
         """Differs when another process has written since, or the file is another one."""
         with self.file.using() as connection:
-            return self.file.openings, int(connection.execute("PRAGMA data_version").fetchone()[0])
+            return self._edition(connection)
 
-    def sources(self) -> dict[str, Source]:
+    def held(self, *, vectors: bool = True) -> Held:
+        """All of it as it was at one moment, whoever writes meanwhile."""
         with self.file.using() as connection:
-            rows = connection.execute("SELECT name, version, state FROM sources")
-            return {name: Source(version, state) for name, version, state in rows}
+            connection.execute("BEGIN")
+            try:
+                return Held(self._edition(connection), _sources(connection), _vectors(connection) if vectors else [])
+            finally:
+                if connection.in_transaction:
+                    connection.execute("ROLLBACK")
 
-    def vectors(self) -> list[tuple[Found, bytes]]:
-        with self.file.using() as connection:
-            rows = connection.execute(
-                "SELECT name, number, vector FROM vectors JOIN sources ON sources.id = source ORDER BY source, number"
-            )
-            return [(Found(name, number), vector) for name, number, vector in rows]
+    def _edition(self, connection: "sqlite3.Connection") -> tuple[int, int]:
+        return self.file.openings, int(connection.execute("PRAGMA data_version").fetchone()[0])
 
     def worn(self) -> bool:
         """A good part of what it holds was forgotten meanwhile, and only making it anew gets rid of that."""
@@ -334,6 +343,18 @@ def _expression(phrases: Sequence[Phrase], fields: Iterable[str] = ()) -> str:
     asked = " AND ".join(f'"{" ".join(phrase.words)}"{" *" if phrase.prefix else ""}' for phrase in phrases)
     limited = " ".join(fields)
     return f"{{{limited}}} : ({asked})" if limited else asked
+
+
+def _sources(connection: "sqlite3.Connection") -> dict[str, Source]:
+    rows = connection.execute("SELECT name, version, state FROM sources")
+    return {name: Source(version, state) for name, version, state in rows}
+
+
+def _vectors(connection: "sqlite3.Connection") -> list[tuple[Found, bytes]]:
+    rows = connection.execute(
+        "SELECT name, number, vector FROM vectors JOIN sources ON sources.id = source ORDER BY source, number"
+    )
+    return [(Found(name, number), vector) for name, number, vector in rows]
 
 
 def _counter(connection: "sqlite3.Connection", name: str) -> int:

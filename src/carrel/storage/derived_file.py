@@ -19,7 +19,7 @@ logger = logging.getLogger(__name__)
 APPLICATION = 0x43415252
 """Written into the file, so that a database of another program is never taken for one of ours."""
 
-_LOCK_WAIT = 2.0
+LOCK_WAIT = 2.0
 
 
 class DerivedFile:
@@ -60,6 +60,35 @@ class DerivedFile:
         """Begin empty."""
         with self._guard:
             self._begin_anew()
+
+    @contextlib.contextmanager
+    def filling(self) -> Iterator[None]:
+        """No two fill it at once, or each would read and write the same; `CatalogueBusy` at once where another does."""
+        handle = self._claim()
+        try:
+            yield
+        finally:
+            if handle is not None:
+                # A process forked meanwhile has the handle too, and closing ours alone would not let go.
+                fcntl.flock(handle, fcntl.LOCK_UN)
+                os.close(handle)
+
+    def _claim(self) -> int | None:
+        if self._path is None:
+            return None
+        try:
+            handle = os.open(self._path.with_name(f"{self._path.name}-filling"), os.O_CREAT | os.O_RDWR, 0o600)
+        except OSError:
+            return None
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(handle)
+            raise CatalogueBusy(f"the search catalogue {self._path} is being filled by another process") from None
+        except BaseException:
+            os.close(handle)
+            raise
+        return handle
 
     @contextlib.contextmanager
     def using(self) -> Iterator["sqlite3.Connection"]:
@@ -117,7 +146,7 @@ class DerivedFile:
     def _connect(self, place: str) -> "sqlite3.Connection":
         import sqlite3  # noqa: PLC0415
 
-        connection = sqlite3.connect(place, timeout=_LOCK_WAIT, isolation_level=None, check_same_thread=False)
+        connection = sqlite3.connect(place, timeout=LOCK_WAIT, isolation_level=None, check_same_thread=False)
         try:
             self._prepare(connection, place)
         except BaseException:

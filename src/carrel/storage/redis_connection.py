@@ -278,10 +278,13 @@ class RedisConnections:
         failed = StorageWriteError if doing == "writing" else StorageReadError
         if isinstance(error, (known.AuthenticationError, known.AuthenticationWrongNumberOfArgsError)):
             return StorageUnavailable(f"{server} does not let us in: {said} Check user and password in the URL")
-        if isinstance(error, known.BusyLoadingError) or said.startswith("MASTERDOWN"):
+        # MASTERDOWN is a replica without its primary, BUSY a server with a script that does not end.
+        if isinstance(error, known.BusyLoadingError) or said.startswith(("MASTERDOWN", "BUSY ")):
             return StorageUnavailable(f"{server} is not ready yet ({said}); try again in a while")
         if isinstance(error, (known.ConnectionError, known.TimeoutError, OSError)):
             hint = "; rediss:// speaks TLS: does the server?" if self._tls else ""
+            if "CERTIFICATE_VERIFY_FAILED" in said:
+                hint = "; ?ssl_ca_certs=FILE at the end of the URL names whom to trust"
             unsure = "; if it was sent already, it may have been written: look before you send it again"
             return StorageUnavailable(
                 f"{server} does not answer while {doing} {what} ({said}){hint}{unsure if doing == 'writing' else ''}"

@@ -65,6 +65,17 @@ async def test_what_a_package_needs_comes_with_it(start: Start, place: dict[str,
     assert await value_of(executor, "import carrel_blue, carrel_red; carrel_red.VERSION") == "1.0"
 
 
+async def test_a_module_that_is_called_like_one_of_pythons_hides_it_from_no_command(
+    start: Start, tmp_path: Path
+) -> None:
+    broken = "raise ImportError('not the one you want')\n"
+    build_wheel(tmp_path / "wheels", "carrel-hiding", files={"enum.py": broken, "pathlib.py": broken})
+    executor = start(base=tmp_path / "base", wheelhouse=tmp_path / "wheels")
+    await executor.install(["carrel-hiding"])
+    said = await executor.exec("python3 -c 'import enum, pathlib, carrel_hiding; print(carrel_hiding.VERSION)'")
+    assert (said.stdout, said.stderr) == ("1.0\n", "")
+
+
 async def test_constraints_bound_what_is_chosen(start: Start, place: dict[str, Path]) -> None:
     executor = start(**place)
     assert await executor.install(["carrel-red"], ["carrel-red<2", "carrel-blue"]) == {"carrel-red": "1.0"}

@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from carrel.conversation.formats import anthropic, gemini, openai_chat, openai_responses
+from carrel.conversation.formats.echoes import plain
 from carrel.conversation.formats.turns import Converted, Note
 from carrel.conversation.messages import ConversationMessage
 from carrel.errors import FormatRefused
@@ -42,8 +43,7 @@ def from_provider(payload: Any, provider: str) -> list[ConversationMessage]:
 
     `FormatRefused` when it has another shape."""
     known = _format(provider)
-    if hasattr(payload, "model_dump"):
-        payload = payload.model_dump(mode="json", by_alias=True, exclude_unset=True)
+    payload = plain(payload)
     if not isinstance(payload, dict | list):
         raise FormatRefused(f"a {provider} payload is a dict or a list, not {type(payload).__name__}")
     if {} in (payload if isinstance(payload, list) else [payload]):

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from carrel.conversation.formats.arguments import arguments_object, unwrapped
-from carrel.conversation.formats.media import media_of
+from carrel.conversation.formats.echoes import anthropic_echo
+from carrel.conversation.formats.media import IMAGES, media_of
 from carrel.conversation.formats.turns import (
     OPENING,
     Converted,
@@ -43,7 +44,6 @@ NAME = "anthropic"
 BREAKPOINTS = 4
 """How many `cache_control` marks a request may have."""
 _THINKING = ("thinking", "redacted_thinking")
-_IMAGES = ("image/jpeg", "image/png", "image/gif", "image/webp")
 
 
 Places = dict[int, tuple[int, int | None]]
@@ -108,16 +108,17 @@ def _block(piece: Piece, report: Converted) -> dict[str, Any] | None:
             if not piece.text.strip():
                 report.drop(piece.at, "text", "Anthropic refuses a text with nothing in it")
                 return None
-            return _marked(piece, {"type": "text", "text": piece.text})
+            return anthropic_echo(_marked(piece, {"type": "text", "text": piece.text}))
         case "thinking":
             return _thinking(piece, report)
         case "tool_use":
             value = arguments_object(piece, report)
-            return _marked(piece, {"type": "tool_use", "id": piece.call_id, "name": piece.name, "input": value})
+            call = {"type": "tool_use", "id": piece.call_id, "name": piece.name, "input": value}
+            return anthropic_echo(_marked(piece, call))
         case "image" | "document":
             return _media(piece, report)
         case _:
-            return dict(piece.block["value"])
+            return anthropic_echo(piece.block["value"])
 
 
 def _marked(piece: Piece, block: dict[str, Any]) -> dict[str, Any]:
@@ -138,16 +139,13 @@ def _thinking(piece: Piece, report: Converted) -> dict[str, Any] | None:
 
 
 def _media(piece: Piece, report: Converted) -> dict[str, Any] | None:
-    media = media_of(piece, report)
+    media = media_of(piece, NAME, report)
     if media is None:
         return None
     source: dict[str, Any] = {"type": "base64", "media_type": media.mime_type, "data": media.data}
     if media.url:
         source = {"type": "url", "url": media.url}
-    elif piece.kind == "image" and media.mime_type not in _IMAGES:
-        report.drop(piece.at, "image", f"Anthropic has no images of the kind {media.mime_type}")
-        return None
-    elif piece.kind == "document" and media.mime_type.startswith("text/"):
+    elif piece.kind == "document" and media.is_text:
         text = _decoded(media.data)
         if text is None:
             report.drop(piece.at, "document", "its data is no base64 of UTF-8 text")
@@ -300,7 +298,7 @@ def _read_media(wire: dict[str, Any]) -> MessageBlock | None:
     if not isinstance(source, dict):
         return None
     name = {"name": wire["title"]} if wire.get("title") and wire["type"] == "document" else {}
-    kinds = _IMAGES if wire["type"] == "image" else ("application/pdf",)
+    kinds = IMAGES[NAME] if wire["type"] == "image" else ("application/pdf",)
     match source.get("type"):
         case "base64" if source.get("data") and source.get("media_type") in kinds:
             return {"type": wire["type"], "data": source["data"], "mime_type": source["media_type"], **name}

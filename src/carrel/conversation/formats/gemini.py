@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from carrel.conversation.formats.arguments import arguments_object, as_json, unwrapped
-from carrel.conversation.formats.media import media_of
+from carrel.conversation.formats.media import guessed_kind, media_of
 from carrel.conversation.formats.turns import (
     OPENING,
     Converted,
@@ -124,10 +124,17 @@ def _inner(piece: Piece, key: str) -> dict[str, Any]:
 
 
 def _media(piece: Piece, report: Converted) -> dict[str, Any] | None:
-    media = media_of(piece, report)
+    media = media_of(piece, NAME, report)
     if media is None:
         return None
-    kind = {"mimeType": media.mime_type} if media.mime_type else {}
+    mime_type = guessed_kind(media)
+    if piece.kind == "document" and media.data and not mime_type.startswith(_DOCUMENTS):
+        if not media.is_text:
+            report.drop(piece.at, "document", f"gemini takes no documents of the kind {mime_type}")
+            return None
+        report.change(piece.at, "document", f"{mime_type} is sent as text/plain")
+        mime_type = "text/plain"
+    kind = {"mimeType": mime_type} if mime_type else {}
     inner = _inner(piece, "inner")
     if media.name and "displayName" not in inner:
         report.drop(piece.at, "name", "Gemini takes the name of a file only beside its own server-side tools")
@@ -198,12 +205,22 @@ def from_gemini(payload: Any) -> list[ConversationMessage]:
 
 
 _SNAKE = re.compile(r"_([a-z])")
-_STRUCTURE = ("inlineData", "fileData", "functionCall", "functionResponse")
+_DATA = ("args", "response", "partMetadata")
+"""What these hold is the model's or the user's, whatever it is named inside."""
 
 
 def _camel(wire: Any) -> dict[str, Any]:
     """The SDK dumps names with underscores; the wire has none."""
     return {_SNAKE.sub(lambda match: match[1].upper(), key): value for key, value in wire.items()}
+
+
+def _wire(part: Any) -> Any:
+    """A part as the wire has it, from any dump of the SDK: no underscores, no nulls."""
+    if isinstance(part, list):
+        return [_wire(inner) for inner in part]
+    if not isinstance(part, dict):
+        return part
+    return {name: value if name in _DATA else _wire(value) for name, value in _camel(part).items() if value is not None}
 
 
 def _messages(contents: list[dict[str, Any]]) -> list[ConversationMessage]:
@@ -224,8 +241,7 @@ def _messages(contents: list[dict[str, Any]]) -> list[ConversationMessage]:
 
 def _read(part: dict[str, Any], new_id: str, open_calls: dict[str, list[str]]) -> MessageBlock:
     """`open_calls` has the ids of the calls not yet answered, by the function's name: a response may have only that."""
-    named: dict[str, Any] = {key: value for key, value in _camel(part).items() if value is not None}
-    wire: dict[str, Any] = {key: _camel(value) if key in _STRUCTURE else value for key, value in named.items()}
+    wire = _wire(part)
     if "functionCall" in wire:
         return _read_call(wire, new_id, open_calls)
     if "functionResponse" in wire:
@@ -245,7 +261,10 @@ def _read_media(wire: dict[str, Any]) -> MessageBlock:
         if kind is None or not inner.get(where):
             continue
         name = {"name": inner["displayName"]} if inner.get("displayName") else {}
-        block = {"type": kind, ours: inner[where], "mime_type": mime_type, **name}
+        # The SDK dumps bytes in the letters for addresses, which nobody else reads.
+        block = {"type": kind, ours: as_text(inner[where]), "mime_type": mime_type, **name}
+        if ours == "data":
+            block["data"] = block["data"].replace("-", "+").replace("_", "/")
         extra = rest(inner, "mimeType", where)
         return keep_native(block, NAME, rest(wire, key) | ({"inner": extra} if extra else {}))
     return native_block(NAME, wire)

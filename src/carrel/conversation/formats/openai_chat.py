@@ -4,6 +4,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from carrel.conversation.formats.arguments import arguments_text, read_arguments
+from carrel.conversation.formats.echoes import chat_echo
 from carrel.conversation.formats.media import media_block, media_of
 from carrel.conversation.formats.turns import (
     Converted,
@@ -33,10 +34,10 @@ from carrel.conversation.messages import (
 )
 
 NAME = "openai_chat"
-UNNAMED = "document.pdf"
-"""The file name of a document that has none; the API wants one."""
 _REASONING = ("reasoning_content", "reasoning")
 """Where servers that speak this format put a model's thinking; OpenAI's own never shows it."""
+_SENT_BACK = ("audio", "reasoning_details")
+"""What a response has beside its words that its server wants to see again."""
 _MESSAGE_HINTS = ("parts", "role", "no_content")
 
 
@@ -100,7 +101,7 @@ def _part(piece: Piece, report: Converted) -> list[dict[str, Any]]:
 
 
 def _image(piece: Piece, report: Converted) -> list[dict[str, Any]]:
-    media = media_of(piece, report)
+    media = media_of(piece, NAME, report)
     if media is None:
         return []
     if media.name:
@@ -111,13 +112,13 @@ def _image(piece: Piece, report: Converted) -> list[dict[str, Any]]:
 
 
 def _document(piece: Piece, report: Converted) -> list[dict[str, Any]]:
-    media = media_of(piece, report)
+    media = media_of(piece, NAME, report)
     if media is None:
         return []
     if media.url:
         report.drop(piece.at, "document", "a chat completion takes a document's data, not its address")
         return []
-    return [{"type": "file", "file": {"filename": media.name or UNNAMED, "file_data": media.address}, **piece.native}]
+    return [{"type": "file", "file": {"filename": media.file_name, "file_data": media.address}, **piece.native}]
 
 
 def _results(turn: Turn, report: Converted) -> list[dict[str, Any]]:
@@ -143,7 +144,7 @@ def _results(turn: Turn, report: Converted) -> list[dict[str, Any]]:
 def _assistant(turn: Turn, report: Converted) -> list[dict[str, Any]]:
     texts: list[dict[str, Any]] = []
     calls: list[dict[str, Any]] = []
-    extra: dict[str, Any] = rest(turn.native, *_MESSAGE_HINTS)
+    extra: dict[str, Any] = chat_echo(rest(turn.native, *_MESSAGE_HINTS))
     for piece in turn.pieces:
         match piece.kind:
             case "tool_use":
@@ -177,7 +178,8 @@ def _reasoning(piece: Piece, extra: dict[str, Any], report: Converted) -> None:
 
 
 def _call(piece: Piece) -> dict[str, Any]:
-    extra, text = piece.native, arguments_text(piece)
+    # A client that puts a stream together numbers the calls.
+    extra, text = rest(piece.native, "index"), arguments_text(piece)
     value = piece.block.get("input")
     if extra.get("type") == "custom" and isinstance(value, dict) and isinstance(value.get("input"), str):
         return {"id": piece.call_id, **extra, "custom": {"name": piece.name, "input": value["input"]}}
@@ -239,9 +241,8 @@ def _response(wire: dict[str, Any]) -> ConversationMessage:
     native = rest(wire, "id", "object", "model", "choices") | rest(choice, "index", "finish_reason", "message")
     # What the message has beside its words: annotations, and what may come.
     native |= rest(message, "role", "content", "tool_calls", "refusal", *_REASONING)
-    audio = message.get("audio")
-    if isinstance(audio, dict) and audio.get("id"):
-        native["message"] = {"audio": {"id": audio["id"]}}
+    if sent_back := {name: message[name] for name in _SENT_BACK if message.get(name)}:
+        native["message"] = chat_echo(sent_back)
     return assistant_message(
         _assistant_blocks(message),
         provider=NAME,
@@ -282,8 +283,7 @@ def _read(part: dict[str, Any]) -> MessageBlock:
                 block["meta"] = {"detail": part["image_url"]["detail"]}
             return keep_native(block, NAME, rest(part, "type", "image_url"))
         case "file" if set(part["file"]) == {"filename", "file_data"}:
-            name = as_text(part["file"]["filename"])
-            block = media_block("document", as_text(part["file"]["file_data"]), None if name == UNNAMED else name)
+            block = media_block("document", as_text(part["file"]["file_data"]), as_text(part["file"]["filename"]))
             if "data" in block:
                 return keep_native(block, NAME, rest(part, "type", "file"))
     return native_block(NAME, part)

@@ -4,6 +4,8 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from carrel.conversation.formats.arguments import arguments_text, read_arguments
+from carrel.conversation.formats.echoes import item_echo
+from carrel.conversation.formats.hosted import settle_hosted
 from carrel.conversation.formats.media import media_block, media_of
 from carrel.conversation.formats.turns import (
     Converted,
@@ -34,8 +36,6 @@ from carrel.conversation.messages import (
 )
 
 NAME = "openai_responses"
-UNNAMED = "document.pdf"
-"""The file name of a document that has none; the API wants one."""
 _OUTPUTS = ("function_call_output", "custom_tool_call_output")
 _TEXT_HINTS = ("item", "continues", "plain", "refusal", "no_annotations", "item_id")
 _KEPT_OF_RESPONSE = ("usage", "incomplete_details", "error", "service_tier", "created_at", "completed_at", "metadata")
@@ -50,8 +50,11 @@ def to_openai_responses(messages: Sequence[ConversationMessage], *, system: str 
         report.payload["instructions"] = system
     elif turns and _is_instructions(turns[0]):
         report.payload["instructions"] = turns.pop(0).pieces[0].text
+    settle_hosted(turns, report)
     stored = _stored_reasoning(messages)
-    items = [stored.get(as_text(item.get("id")), item) for turn in _runs(turns) for item in _items(turn, report)]
+    items = [
+        item_echo(stored.get(as_text(item.get("id")), item)) for turn in _runs(turns) for item in _items(turn, report)
+    ]
     bare = len(turns) == len(items) == 1 and turns[0].native.get("bare")
     report.payload["input"] = items[0]["content"] if bare else items
     return report
@@ -113,7 +116,7 @@ def _part(piece: Piece, report: Converted, *, in_result: bool = False) -> list[d
         case "native":
             return [dict(piece.block["value"])]
         case "image" | "document":
-            media = media_of(piece, report)
+            media = media_of(piece, NAME, report)
             if media is None:
                 return []
         case _:
@@ -123,24 +126,29 @@ def _part(piece: Piece, report: Converted, *, in_result: bool = False) -> list[d
     if piece.kind == "image":
         if media.name:
             report.drop(piece.at, "name", "an image has no name at OpenAI")
-        # A message's image must say its detail, a result's may.
+        # An image must say its detail, but for that of a function's result.
         hint = {"detail": detail or "auto"} if detail or not in_result else {}
         return [{"type": "input_image", "image_url": media.address, **hint, **piece.native}]
     where = {"file_url": media.url} if media.url else {"file_data": media.address}
-    name = {"filename": media.name or UNNAMED} if media.name or not media.url else {}
+    name = {"filename": media.file_name} if media.name or not media.url else {}
     return [{"type": "input_file", **name, **where, **piece.native}]
 
 
 def _result(piece: Piece, report: Converted) -> dict[str, Any]:
     if piece.block.get("is_error"):
         report.drop(piece.at, "is_error", "an output has no such mark; its text is all the model sees")
-    parts = [part for inner in inside(piece, NAME, report) for part in _part(inner, report, in_result=True)]
+    asked = piece.call.native if piece.call is not None else {}
+    custom = asked.get("type") == "custom_tool_call"
+    parts = [part for inner in inside(piece, NAME, report) for part in _part(inner, report, in_result=not custom)]
     listed = isinstance(piece.block.get("content"), list)
-    custom = piece.call is not None and piece.call.native.get("type") == "custom_tool_call"
+    caller = asked.get("caller")
+    # The result of a call that a program of OpenAI's made goes back to that program.
+    to = {"caller": caller} if isinstance(caller, dict) and caller.get("type") == "program" else {}
     return {
         "type": _OUTPUTS[custom],
         "call_id": piece.call_id,
         "output": parts if listed else "".join(as_text(part["text"]) for part in parts),
+        **to,
         **piece.native,
     }
 
@@ -222,11 +230,13 @@ def _call(piece: Piece, *, with_id: bool) -> dict[str, Any]:
 
 
 def from_openai_responses(payload: Any) -> list[ConversationMessage]:
-    """A response, a request, a list of items, or one item."""
+    """A response, a compacted one, a request, a list of items, or one item."""
     if isinstance(payload, list):
         return _messages(payload)
     if "output" in payload and payload.get("object") == "response":
         return [_response(payload)]
+    if payload.get("object") == "response.compaction":
+        return _messages(payload["output"])
     if "input" not in payload:
         return _messages([payload])
     instructions, given = payload.get("instructions"), payload["input"]
@@ -282,8 +292,7 @@ def _read_part(part: dict[str, Any]) -> MessageBlock:
                 block["meta"] = {"detail": part["detail"]}
             return keep_native(block, NAME, rest(part, "type", "image_url", "detail"))
         case "input_file" if part.get("file_data") and part.get("filename"):
-            name = None if part["filename"] == UNNAMED else as_text(part["filename"])
-            block = media_block("document", as_text(part["file_data"]), name)
+            block = media_block("document", as_text(part["file_data"]), as_text(part["filename"]))
             if "data" in block:
                 return keep_native(block, NAME, rest(part, "type", "file_data", "filename"))
         case "input_file" if part.get("file_url"):
@@ -360,8 +369,17 @@ def _read_result(item: dict[str, Any]) -> MessageBlock:
 
 def _response(wire: dict[str, Any]) -> ConversationMessage:
     usage = wire.get("usage")
+    items = wire.get("output") or []
+    # A call that OpenAI has answered itself is no call of ours.
+    done = {item.get("call_id") for item in items if item.get("type") in _OUTPUTS}
     blocks = [
-        block for item in wire.get("output") or [] for block in _read_item(item, as_text(item.get("type") or "message"))
+        block
+        for item in items
+        for block in (
+            [native_block(NAME, item)]
+            if "call_id" in item and item["call_id"] in done
+            else _read_item(item, as_text(item.get("type") or "message"))
+        )
     ]
     return assistant_message(
         blocks,

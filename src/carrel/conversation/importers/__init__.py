@@ -22,6 +22,8 @@ _KINDS: dict[str, ModuleType] = {
 _LINES_LOOKED_AT = 200
 _LINE_LOOKED_AT = 4 * 1024 * 1024
 _AGENT_FILES = "agent-*.jsonl"
+_DASHES = 4
+"""In a name that is a UUID."""
 
 
 def detect(path: Path | str) -> str | None:
@@ -102,12 +104,26 @@ def _read_folder(folder: Path, all_branches: bool) -> Iterator[Imported]:
         raise ImportRefused(f"{folder} has no .jsonl file in it or below; give a session file or a folder of them")
     taken: set[str] = set()
     agents = [file for file in files if file.match(_AGENT_FILES)]
-    for file in [*(file for file in files if file not in set(agents)), *agents]:
+    for file in [*_parents_first([file for file in files if file not in set(agents)]), *agents]:
         if str(file) in taken:
             continue
         for imported in _read_or_report(file, all_branches):
             taken.add(imported.report.path)
             yield imported
+
+
+def _parents_first(files: list[Path]) -> list[Path]:
+    """The files in their order, but a session before those forked from it: Claude Code's names have no date."""
+    named = {file.stem: file for file in files if file.stem.count("-") == _DASHES}
+    ordered: dict[Path, None] = {}
+    for file in files:
+        line: list[Path] = []
+        at: Path | None = file
+        while at is not None and at not in line:
+            line.append(at)
+            at = named.get(claude_code.forked_from(at)) if at.stem in named else None
+        ordered |= dict.fromkeys(reversed(line))
+    return list(ordered)
 
 
 def _session_files(folder: Path) -> Iterator[Path]:

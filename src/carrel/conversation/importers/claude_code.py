@@ -1,5 +1,6 @@
 """Reads Claude Code transcripts: `~/.claude/projects/<project>/<session>.jsonl` and the files of its agents."""
 
+import itertools
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,6 +14,7 @@ from carrel.conversation.importers.draft import text_of
 from carrel.conversation.importers.lines import records, wanted_records
 from carrel.conversation.importers.report import OTHER_BRANCH, SUB_SESSION, Imported, ImportReport
 from carrel.conversation.importers.tree import Node, Tree
+from carrel.errors import ImportRefused
 
 _OWN_TYPES = frozenset(
     {
@@ -30,6 +32,7 @@ _OWN_TYPES = frozenset(
         "summary",
     }
 )
+_LINES_LOOKED_AT = 20
 _TITLES = {"custom-title": "customTitle", "agent-name": "agentName", "ai-title": "aiTitle"}
 
 
@@ -56,10 +59,14 @@ class _Survey:
     cwd: str = ""
     pinned: str | None = None
     """Where the program itself says that the conversation ends."""
+    copied: dict[int, str] = field(default_factory=dict)
+    """The lines that a fork took over, each with the session that it is from."""
 
     def take(self, number: int, record: dict[str, Any]) -> None:
         line = line_of(record)
         self._note(line.kind, record)
+        if origin := _copied_from(record):
+            self.copied[number] = origin
         lane = self._lane(number, record)
         nodes = self.lanes.get(lane, [])
         node = node_of(number, record, line.speaks, nodes[-1].id if nodes else None)
@@ -78,12 +85,13 @@ class _Survey:
 
     def _lane(self, number: int, record: dict[str, Any]) -> str:
         if record.get("isSidechain") is not True:
-            return ""
+            # What the program streams out names the call that started an agent instead.
+            return text_of(record.get("parent_tool_use_id"))
         agent = text_of(record.get("agentId"))
         return agent or self.lane_of.get(text_of(record.get("parentUuid"))) or f"side-{number}"
 
     def _note(self, kind: str, record: dict[str, Any]) -> None:
-        self.session_id = text_of(record.get("sessionId")) or self.session_id
+        self.session_id = text_of(record.get("sessionId") or record.get("session_id")) or self.session_id
         self.cwd = self.cwd or text_of(record.get("cwd"))
         if kind in _TITLES:
             self.titles[kind] = text_of(record.get(_TITLES[kind]) or record.get("title"))
@@ -113,6 +121,9 @@ class _Plan:
     draft: ClaudeDraft
     lines: set[int]
     inherited: set[int] = field(default_factory=set)
+    """Of a branch: the lines that it shares with the conversation, which counts them."""
+    copied: set[int] = field(default_factory=set)
+    """Of a fork: the lines that are its parent's, and stand in this file all the same."""
 
 
 def read(path: Path, *, all_branches: bool = False) -> Iterator[Imported]:
@@ -141,7 +152,11 @@ def _plans(path: Path, survey: _Survey, all_branches: bool) -> Iterator[_Plan]:
     survey.report.source_id = source_id
     title = _agent_title(path) if first else survey.title()
     main = Imported(KIND, source_id, survey.report, title, PROVIDER, cwd=survey.cwd, parent=parent)
-    yield from _lane_plans(main, Tree(lanes.get(first, [])), survey.pinned, all_branches)
+    plans = list(_lane_plans(main, Tree(lanes.get(first, [])), survey.pinned, all_branches))
+    if survey.copied and not first:
+        plans[0].copied = set(survey.copied)
+        main.parent = survey.copied[max(survey.copied)]
+    yield from plans
     for lane, nodes in lanes.items():
         if lane == first:
             continue
@@ -181,6 +196,10 @@ def _feed(plan: _Plan, number: int, record: dict[str, Any]) -> None:
         report = plan.draft.report
         report.imported = report.merged = 0
         report.ignored.clear()
+    if plan.copied and plan.imported.forked_at is None and number not in plan.copied:
+        plan.draft.close()
+        plan.imported.forked_at = len(plan.draft.entries) or None
+        plan.copied = set()
     plan.draft.take(number, record)
 
 
@@ -190,6 +209,20 @@ def _finished(plan: _Plan) -> Imported:
     if plan.inherited:
         plan.imported.report.lines = plan.imported.report.accounted
     return plan.draft.finish(plan.imported)
+
+
+def _copied_from(record: dict[str, Any]) -> str:
+    origin = record.get("forkedFrom")
+    return text_of(origin.get("sessionId")) if isinstance(origin, dict) else ""
+
+
+def forked_from(path: Path) -> str:
+    """The session that a file was forked from, as its first lines say; empty when it was not."""
+    head = itertools.islice(records(path, ImportReport(str(path), KIND)), _LINES_LOOKED_AT)
+    try:
+        return next(filter(None, (_copied_from(record) for _, record in head)), "")
+    except ImportRefused:
+        return ""
 
 
 def _agent_title(path: Path) -> str:

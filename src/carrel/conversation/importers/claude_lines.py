@@ -30,6 +30,7 @@ _NO_CONVERSATION = {
     "observer-ref": _STATE,
     "relocated": _STATE,
     "ended-by-model": _STATE,
+    "speculation-accept": _STATE,
     "worktree-state": _STATE,
     "pr-link": "a link to a pull request",
     "last-prompt": "repeats the last prompt; where it names the end of the conversation, that is followed",
@@ -64,6 +65,24 @@ _NO_CONVERSATION_SYSTEM = {
     "task_started": "a notice of the program",
     "task_progress": "a notice of the program",
     "status": "a notice of the program",
+    **dict.fromkeys(
+        (
+            "model_fallback",
+            "model_refusal_fallback",
+            "model_refusal_no_fallback",
+            "model_consent_fallback",
+            "api_retry",
+        ),
+        "tells that another model answered, or that a request was tried again; each answer says itself which gave it",
+    ),
+    **dict.fromkeys(
+        ("notification", "permission_denied", "plugin_install", "memory_recall", "post_turn_summary", "task_summary"),
+        "a notice of the program",
+    ),
+    **dict.fromkeys(
+        ("task_updated", "thinking_tokens", "turn_starting", "session_state_changed", "background_tasks"),
+        "shown while something was under way",
+    ),
 }
 ADDED_CONTEXT = "context that the program put around a turn"
 SYNTHETIC = "written by the program in the model's place: an error, or a stand-in for no answer"

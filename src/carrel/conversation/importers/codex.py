@@ -40,10 +40,13 @@ def read(path: Path, *, all_branches: bool = False) -> Iterator[Imported]:
         if kind == "session_meta" and not header:
             header = payload
             draft.provider = text_of(payload.get("model_provider")) or PROVIDER
+            _take_base(path, header, draft)
         draft.take(number, kind, payload, iso(time))
     draft.close()
-    name_id = _ID_IN_NAME.search(path.stem)
-    report.source_id = text_of(header.get("id") or header.get("session_id")) or (name_id[0] if name_id else path.stem)
+    thread, rollout = text_of(header.get("id") or header.get("session_id")), _id_of(path)
+    # A thread that was turned back goes on in another file, which refers to the first.
+    turned_back = rollout and thread != rollout and isinstance(header.get("history_base"), dict)
+    report.source_id = rollout if turned_back else thread or rollout or path.stem
     imported = Imported(
         KIND,
         report.source_id,
@@ -53,9 +56,56 @@ def read(path: Path, *, all_branches: bool = False) -> Iterator[Imported]:
         model=draft.model,
         cwd=text_of(header.get("cwd")) or _folder_in(draft.entries),
         created_at=iso(header.get("timestamp")),
-        parent=_parent_of(header),
+        parent=thread if turned_back else _parent_of(header),
+        forked_at=draft.inherited or None,
     )
     yield draft.finish(imported)
+
+
+def _id_of(path: Path) -> str:
+    found = _ID_IN_NAME.search(path.stem)
+    return found[0] if found else ""
+
+
+def _take_base(path: Path, header: dict[str, Any], draft: CodexDraft) -> None:
+    """A fork names the rollout that it goes on from, and how far: that is read first."""
+    report = draft.report
+    bases: list[tuple[Path, int]] = []
+    while isinstance(base := header.get("history_base"), dict):
+        id_, end = text_of(base.get("thread_id")), base.get("end_ordinal_exclusive")
+        file = _rollout(path, id_)
+        if file is None or file == path or file in (seen for seen, _ in bases) or type(end) is not int:
+            report.problems.append(
+                f"it goes on from the rollout {id_}, which is not there: what was said before is missing"
+            )
+            break
+        bases.append((file, end))
+        header = next((record["payload"] for _, record in _lines(file) if record.get("type") == "session_meta"), {})
+    for file, end in reversed(bases):
+        draft.report = ImportReport(str(file), KIND)
+        for number, record in _lines(file):
+            ordinal = record.get("ordinal")
+            if (ordinal if type(ordinal) is int else number - 1) >= end:
+                break
+            kind, payload, time = _unwrapped(record, True)
+            draft.take(number, kind, payload, iso(time))
+    if bases:
+        draft.inherit(report)
+
+
+def _lines(file: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    for number, record in records(file, ImportReport(str(file), KIND)):
+        if isinstance(record.get("payload"), dict):
+            yield number, record
+
+
+def _rollout(path: Path, id_: str) -> Path | None:
+    """The file of a rollout: beside this one, or anywhere in the folder of sessions that this one lies in."""
+    if not _ID_IN_NAME.fullmatch(id_):
+        return None
+    roots = [folder.parent for folder in path.parents if folder.name in ("sessions", "archived_sessions")]
+    folders = [path.parent, *(root / name for root in roots[:1] for name in ("sessions", "archived_sessions"))]
+    return next((file for folder in folders for file in sorted(folder.rglob(f"rollout-*-{id_}.jsonl"))), None)
 
 
 def _unwrapped(record: dict[str, Any], headed: bool) -> tuple[str, dict[str, Any], object]:

@@ -3,7 +3,7 @@
 from typing import Any
 
 from carrel.conversation.formats.openai_responses import from_openai_responses
-from carrel.conversation.formats.turns import native_block
+from carrel.conversation.formats.turns import native_block, rest
 from carrel.conversation.importers.codex_lines import (
     EVENTS,
     INJECTED_STARTS,
@@ -11,6 +11,7 @@ from carrel.conversation.importers.codex_lines import (
     ITEMS,
     LINES,
     REPEATED_COUNT,
+    SEALED_LETTER,
     TURNED_BACK,
 )
 from carrel.conversation.importers.draft import Draft, text_of
@@ -32,6 +33,7 @@ PROVIDER = "openai"
 
 _EMPTY = "says nothing"
 _ENCRYPTED = "(The provider keeps this summary encrypted. These messages stayed in view beside it.)"
+_BESIDE = "(These messages of the user stayed in view beside the summary.)"
 _ECHOES = {"user_message": "user", "agent_message": "assistant"}
 
 
@@ -58,6 +60,8 @@ class CodexDraft(Draft):
                 self._take_event(number, payload, created_at)
             case "compacted":
                 self._take_compaction(number, payload, created_at)
+            case "inter_agent_communication":
+                self._take_letter(number, payload, created_at)
             case _ if kind in LINES:
                 if kind == "turn_context":
                     self.model = text_of(payload.get("model")) or self.model
@@ -65,17 +69,25 @@ class CodexDraft(Draft):
             case _:
                 self.report.not_known(kind or "no type")
 
+    def inherit(self, report: ImportReport) -> None:
+        """What was taken so far is another rollout's; what comes is counted in `report`."""
+        self.close()
+        self.inherited, self.report = len(self.entries), report
+        self._uncounted, self._echoes = None, []
+
     def close(self) -> None:
         """A file without messages among its response items is known from its events."""
         echoes, self._echoes = self._echoes or [], None
-        plain = all(entry["role"] in ("user", "assistant") for entry in self.entries)
+        own = self.entries[self.inherited :]
+        plain = all(entry["role"] in ("user", "assistant") for entry in own)
         for message, event in echoes:
             if plain and message["content"]:
                 self.add(message)
             else:
                 self.report.ignore(f"event_msg/{event}", EVENTS[event])
         if echoes and plain:
-            self.entries.sort(key=lambda entry: int(entry["meta"]["source"]["line"]))
+            own = self.entries[self.inherited :]
+            self.entries[self.inherited :] = sorted(own, key=lambda entry: int(entry["meta"]["source"]["line"]))
 
     def _drop_echoes(self) -> None:
         for _, event in self._echoes or ():
@@ -85,6 +97,7 @@ class CodexDraft(Draft):
     def _take_item(self, number: int, item: dict[str, Any], created_at: str | None) -> None:
         kind = text_of(item.get("type"))
         source = self.source(number, item.get("id"))
+        item = rest(item, "internal_chat_message_metadata_passthrough")
         match kind:
             case "message":
                 self._take_message(number, item, created_at)
@@ -104,6 +117,8 @@ class CodexDraft(Draft):
                 self._answer([native_block("openai_responses", item)], source, created_at)
             case "function_call_output" | "custom_tool_call_output" if _has(item, "call_id"):
                 self.say("user", _result(item), self.source(number, item.get("id")), created_at)
+            case "agent_message":
+                self._take_letter(number, item, created_at)
             case "tool_search_output":
                 self.say("user", [native_block("openai_responses", item)], source, created_at)
             case _ if kind in ITEMS:
@@ -141,13 +156,25 @@ class CodexDraft(Draft):
         else:
             self.report.ignore("empty message", _EMPTY)
 
+    def _take_letter(self, number: int, letter: dict[str, Any], created_at: str | None) -> None:
+        """What one agent wrote to another, which the model reads like something that a user says."""
+        text = flatten_message_text({"content": _parts(letter.get("content"))})
+        if not text:
+            self.report.ignore("message between agents", SEALED_LETTER if letter.get("content") else _EMPTY)
+            return
+        head = (
+            f"[from {text_of(letter.get('author')) or 'an agent'} to {text_of(letter.get('recipient')) or 'an agent'}]"
+        )
+        source = self.source(number, letter.get("id"), injected=True)
+        self.say("user", [text_block(f"{head}\n\n{text}")], source, created_at)
+
     def _note_turn(self, message: ConversationMessage) -> None:
         if message["role"] == "user" and not meta_of(message)["source"].get("injected"):
             self._turns.append(len(self.entries))
 
     def _answer(self, blocks: list[MessageBlock], source: dict[str, Any], created_at: str | None) -> None:
         """Something the model put out; what it puts out in one go is one message."""
-        last = self.entries[-1] if self.entries else None
+        last = self.last()
         if not blocks:
             self.report.ignore("empty message", _EMPTY)
         elif last is not None and last["role"] == "assistant" and not last["meta"].get("usage"):
@@ -205,7 +232,7 @@ class CodexDraft(Draft):
         self.rewind(to_seq, self.source(number), created_at)
 
     def _take_compaction(self, number: int, payload: dict[str, Any], created_at: str | None) -> None:
-        summary = text_of(payload.get("message")) or _kept_in_view(payload.get("replacement_history"))
+        summary = _summary(text_of(payload.get("message")), payload.get("replacement_history"))
         self.compact(summary, self.source(number), created_at, provider=self.provider, model=self.model)
         self._uncounted = None
 
@@ -249,14 +276,17 @@ def _result(item: dict[str, Any]) -> list[MessageBlock]:
     return blocks
 
 
-def _kept_in_view(history: object) -> str:
-    """For a summary that cannot be read: what the user said that stayed in view beside it."""
+def _summary(message: str, history: object) -> str:
+    """The summary, where it can be read, and what the user said that stayed in view beside it."""
     said = []
     for item in _dicts(history):
         text = flatten_message_text({"content": _parts(item.get("content"))})
-        if item.get("role") == "user" and text and not text.startswith(INJECTED_STARTS):
+        repeats = bool(message) and message.strip() in text
+        if item.get("role") == "user" and text and not text.startswith(INJECTED_STARTS) and not repeats:
             said.append(text)
-    return "\n\n".join([_ENCRYPTED, *said])
+    if message and said:
+        said.insert(0, _BESIDE)
+    return "\n\n".join([message or _ENCRYPTED, *said])
 
 
 def _usage(usage: dict[str, Any]) -> dict[str, int]:

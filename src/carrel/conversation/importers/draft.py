@@ -21,6 +21,8 @@ class Draft:
         self.entries: list[ConversationMessage] = []
         self.seq_of: dict[str, int] = {}
         """The entry that each source id went into."""
+        self.inherited = 0
+        """How many entries at the start are another session's; nothing is joined to them."""
 
     def source(self, line: int, id_: object = None, *, injected: bool = False) -> dict[str, Any]:
         """Where an entry comes from; `injected` text was put in by the program and typed by nobody."""
@@ -40,12 +42,16 @@ class Draft:
         meta: dict[str, Any] | None = None,
     ) -> ConversationMessage:
         """A message of its own; results of tools that came together stay together."""
-        last = self.entries[-1] if self.entries else None
+        last = self.last()
         if last is not None and role == "user" and _only_results(blocks) and _is_results(last):
             self.join(last, blocks, source)
             return last
         known = {"created_at": created_at, "source": source, **(meta or {})}
         return self.add(build_message(role, blocks, meta={k: v for k, v in known.items() if v not in (None, "")}))
+
+    def last(self) -> ConversationMessage | None:
+        """The entry that what comes next may belong to."""
+        return self.entries[-1] if len(self.entries) > self.inherited else None
 
     def add(self, entry: ConversationMessage) -> ConversationMessage:
         self.entries.append(entry)

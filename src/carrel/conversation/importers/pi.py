@@ -7,7 +7,8 @@ from typing import Any
 
 from carrel.conversation.importers.draft import iso, text_of
 from carrel.conversation.importers.lines import records, wanted_records
-from carrel.conversation.importers.pi_draft import KIND, PiDraft
+from carrel.conversation.importers.pi_blocks import KIND
+from carrel.conversation.importers.pi_draft import PiDraft
 from carrel.conversation.importers.report import OTHER_BRANCH, Imported, ImportReport
 from carrel.conversation.importers.tree import Node, Tree
 

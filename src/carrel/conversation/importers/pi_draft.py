@@ -2,20 +2,10 @@
 
 from typing import Any
 
-from carrel.conversation.formats.turns import native_block
 from carrel.conversation.importers.draft import Draft, iso, text_of
+from carrel.conversation.importers.pi_blocks import KIND, blocks_of_pi, call_id
 from carrel.conversation.importers.report import ImportReport
-from carrel.conversation.messages import (
-    MessageBlock,
-    assistant_message,
-    image_block,
-    text_block,
-    thinking_block,
-    tool_result_block,
-    tool_use_block,
-)
-
-KIND = "pi"
+from carrel.conversation.messages import assistant_message, tool_result_block
 
 _EMPTY = "says nothing"
 _NOT_FOR_THE_MODEL = "a command the user ran without showing it to the model"
@@ -30,6 +20,8 @@ class PiDraft(Draft):
         super().__init__(KIND, report)
         self.provider = ""
         self.model = ""
+        self._ids: dict[str, str] = {}
+        """The ids of calls as our blocks have them, by pi's."""
         self._indexes = indexes
         self._labels = labels
 
@@ -80,14 +72,17 @@ class PiDraft(Draft):
                 self.report.not_known(f"message/{role}")
 
     def _take_user(self, number: int, record: dict[str, Any], content: object, *, injected: bool = False) -> None:
-        blocks = _blocks(content)
+        blocks = blocks_of_pi(content)
         if not blocks:
             self.report.ignore("empty message", _EMPTY)
             return
         self.say("user", blocks, self._source(number, record, injected=injected), _time(record))
 
     def _take_answer(self, number: int, record: dict[str, Any], answer: dict[str, Any]) -> None:
-        blocks = _blocks(answer.get("content"))
+        api = text_of(answer.get("api"))
+        blocks = blocks_of_pi(answer.get("content"), api)
+        called = [str(part.get("id")) for part in _parts(answer.get("content")) if part.get("type") == "toolCall"]
+        self._ids |= {id_: call_id(id_, api)[0] for id_ in called}
         failure = text_of(answer.get("errorMessage"))
         if not blocks:
             self.report.ignore("empty message", _EMPTY)
@@ -113,10 +108,10 @@ class PiDraft(Draft):
         if not id_:
             self.report.not_known("toolResult without a call")
             return
-        inner = _blocks(result.get("content"))
+        inner = blocks_of_pi(result.get("content"))
         texts = [str(block["text"]) for block in inner if block.get("type") == "text"]
         block = tool_result_block(
-            tool_use_id=id_,
+            tool_use_id=self._ids.get(id_, id_),
             model_text="\n".join(texts),
             is_error=result.get("isError") is True,
             content=inner if len(texts) < len(inner) else None,
@@ -167,30 +162,8 @@ def _time(record: dict[str, Any]) -> str | None:
     return iso(record.get("timestamp")) or (iso(message.get("timestamp")) if isinstance(message, dict) else None)
 
 
-def _blocks(content: object) -> list[MessageBlock]:
-    if isinstance(content, str):
-        return [text_block(content)] if content else []
-    parts = [part for part in content if isinstance(part, dict)] if isinstance(content, list) else []
-    return [block for part in parts if (block := _block(part)) is not None]
-
-
-def _block(part: dict[str, Any]) -> MessageBlock | None:
-    match part.get("type"):
-        case "text":
-            return text_block(text_of(part.get("text"))) if part.get("text") else None
-        case "thinking":
-            return thinking_block(text_of(part.get("thinking")), meta=_signature(part.get("thinkingSignature")))
-        case "toolCall" if part.get("id") and part.get("name"):
-            arguments = part.get("arguments")
-            value = arguments if isinstance(arguments, dict) else {}
-            return tool_use_block(tool_id=str(part["id"]), name=str(part["name"]), input=value)
-        case "image" if isinstance(part.get("data"), str):
-            return image_block(part["data"], mime_type=text_of(part.get("mimeType")))
-    return native_block(KIND, part)
-
-
-def _signature(signature: object) -> dict[str, Any]:
-    return {"signature": signature} if isinstance(signature, str) and signature else {}
+def _parts(content: object) -> list[dict[str, Any]]:
+    return [part for part in content if isinstance(part, dict)] if isinstance(content, list) else []
 
 
 def _command(message: dict[str, Any]) -> str:

@@ -1,0 +1,183 @@
+"""What the clients' own objects say, however they are dumped, can be kept and said again to the same provider."""
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from every_kind import instance, kinds
+from provider_shapes import anthropic, chat, google, responses
+from strict_types import strict
+
+from carrel.conversation.formats import from_provider, to_provider
+from carrel.conversation.messages import build_message, tool_result_block, user_text_message
+
+DUMPS: dict[str, dict[str, Any]] = {
+    "python": {},
+    "json": {"mode": "json"},
+    "unset": {"exclude_unset": True},
+    "alias": {"by_alias": True},
+    "none": {"mode": "json", "exclude_none": True},
+}
+CANNOT_BE_REPEATED = {
+    # The types of the request take fewer values, or fewer fields, than those of the answer.
+    "AdditionalTools",
+    "ResponseComputerToolCallOutputItem",
+    "ResponseCustomToolCallOutputItem",
+    "ResponseToolSearchOutputItem",
+    # An output goes only where its call is.
+    "LocalShellCallOutput",
+    "ResponseApplyPatchToolCallOutput",
+    "ResponseFunctionShellToolCallOutput",
+}
+
+
+def dumps(answer: Any) -> Iterator[Any]:
+    """The object itself, and every dump that people make of it."""
+    yield answer
+    for options in DUMPS.values():
+        yield answer.model_dump(warnings=False, **options)
+
+
+def said_again(answer: Any, provider: str) -> dict[str, Any]:
+    """The request that goes on after an answer; what was kept must be a line of JSON."""
+    kept = json.loads(json.dumps(from_provider(answer, provider)))
+    converted = to_provider([user_text_message("q"), *kept], provider)
+    assert not converted.dropped
+    return converted.payload
+
+
+def shapes(model: Any) -> Iterator[dict[str, Any]]:
+    for choice in range(4):
+        yield instance(model, full=True, choice=choice)
+        yield instance(model, full=False, choice=choice)
+
+
+def test_every_block_of_anthropic_comes_back() -> None:
+    known = list(kinds(anthropic.ContentBlock))
+    assert len(known) >= 12
+    for kind in known:
+        for block in shapes(kind):
+            # Thinking alone is no message.
+            content = [block, {"type": "text", "text": "x"}] if "thinking" in block["type"] else [block]
+            wire = {"id": "m", "type": "message", "role": "assistant", "model": "c", "content": content}
+            wire |= {"stop_reason": None, "stop_sequence": None, "usage": {"input_tokens": 1, "output_tokens": 1}}
+            for answer in dumps(anthropic.Message.model_validate(wire)):
+                [_, said] = said_again(answer, "anthropic")["messages"]
+                strict(list[anthropic.ContentBlockParam]).validate_python(said["content"])  # type: ignore[name-defined]
+                assert [part["type"] for part in said["content"]] == [part["type"] for part in content]
+
+
+def test_every_item_of_openai_comes_back() -> None:
+    known = [kind for kind in kinds(responses.ResponseOutputItem) if kind.__name__ not in CANNOT_BE_REPEATED]
+    assert len(known) >= 20
+    for kind in known:
+        for item in shapes(kind):
+            output = [item, instance(responses.ResponseOutputMessage, full=False)]
+            wire = instance(responses.Response, full=False) | {"output": output}
+            for answer in dumps(responses.Response.model_validate(wire)):
+                said = said_again(answer, "openai_responses")["input"][1:]
+                strict(list[responses.ResponseInputItemParam]).validate_python(said)  # type: ignore[name-defined]
+                assert [each["type"] for each in said] == [item["type"], "message"]
+
+
+def test_every_message_of_a_chat_completion_comes_back() -> None:
+    for wire in shapes(chat.ChatCompletion):
+        completion = chat.ChatCompletion.model_validate(wire)
+        for answer in [*dumps(completion), *dumps(completion.choices[0].message), [completion.choices[0].message]]:
+            said = said_again(answer, "openai_chat")["messages"]
+            strict(list[chat.ChatCompletionMessageParam]).validate_python(said)  # type: ignore[name-defined]
+
+
+@pytest.mark.parametrize("field", ["text", "thought_signature", "inline_data", "file_data", "function_call"])
+def test_every_part_of_gemini_comes_back(field: str) -> None:
+    _part_comes_back(field)
+
+
+def test_parts_of_gemini_that_are_no_block_of_ours_come_back() -> None:
+    ours = ("text", "thought", "thought_signature", "inline_data", "file_data", "function_call", "function_response")
+    others = [name for name in google.Part.model_fields if name not in ours]
+    assert len(others) >= 8
+    for name in others:
+        _part_comes_back(name)
+
+
+def _part_comes_back(field: str) -> None:
+    name = google.Part.model_fields[field].alias or field
+    wire: dict[str, Any] = {name: instance(google.Part, full=True)[name]}
+    if field in ("thought_signature", "video_metadata", "media_resolution", "part_metadata"):
+        wire["text"] = "x"
+    if field == "inline_data":
+        wire["inlineData"] = {"mimeType": "image/png", "data": "-_8="}
+    content = {"role": "model", "parts": [wire, {"text": "after"}]}
+    given = {"candidates": [{"content": content, "finishReason": "STOP"}], "modelVersion": "g", "responseId": "r"}
+    response = google.GenerateContentResponse.model_validate_json(json.dumps(given))
+    expected = response.candidates[0].content
+    for answer in [*dumps(response), *dumps(expected), [expected]]:
+        said = said_again(answer, "gemini")["contents"][1]
+        assert google.Content.model_validate_json(json.dumps(said)) == expected
+        assert "_" not in "".join(said["parts"][0])
+
+
+def test_the_clients_objects_may_stand_in_the_lists_that_people_keep() -> None:
+    """As the providers' own guides do it: what was answered is appended to what is sent next."""
+    block = anthropic.TextBlock(type="text", text="4")
+    call = anthropic.ToolUseBlock(type="tool_use", id="t", name="add", input={})
+    wire = [{"role": "user", "content": "2+2?"}, {"role": "assistant", "content": [block, call]}]
+    assert [part["type"] for part in from_provider(wire, "anthropic")[1]["content"]] == ["text", "tool_use"]
+
+    message = chat.ChatCompletionMessage(role="assistant", content="4")
+    assert from_provider([{"role": "user", "content": "2+2?"}, message], "openai_chat")[1]["content"][0]["text"] == "4"
+
+    item = responses.ResponseFunctionToolCall(type="function_call", call_id="c", name="add", arguments="{}")
+    assert from_provider({"input": [item]}, "openai_responses")[0]["content"][0]["id"] == "c"
+
+    content = google.Content(role="model", parts=[google.Part(text="4")])
+    assert from_provider({"contents": [content]}, "gemini")[0]["content"][0]["text"] == "4"
+
+
+def test_what_a_client_put_together_from_a_stream_is_not_sent_back() -> None:
+    function = {"name": "add", "arguments": "{}", "parsed_arguments": {}}
+    calls = [{"id": "c", "type": "function", "index": 0, "function": function}]
+    message = {"role": "assistant", "content": "{}", "parsed": {"a": 1}, "tool_calls": calls}
+    [_, said] = said_again({"choices": [{"message": message}], "model": "m"}, "openai_chat")["messages"]
+    strict(chat.ChatCompletionAssistantMessageParam).validate_python(said)
+
+    text = {"type": "output_text", "text": "{}", "annotations": [], "parsed": {"a": 1}}
+    output = [{"type": "message", "id": "m", "role": "assistant", "status": "completed", "content": [text]}]
+    [_, item] = said_again({"object": "response", "output": output}, "openai_responses")["input"]
+    strict(responses.ResponseOutputMessageParam).validate_python(item)
+
+
+def test_reasoning_that_a_server_wants_to_see_again_is_sent_again() -> None:
+    details = [{"type": "reasoning.encrypted", "data": "x"}]
+    message = {"role": "assistant", "content": "4", "reasoning_details": details}
+    [_, said] = said_again({"choices": [{"message": message}], "model": "m"}, "openai_chat")["messages"]
+    assert said["reasoning_details"] == details
+
+
+def test_a_call_that_openai_answered_itself_is_no_call_of_ours() -> None:
+    asked = {"type": "function_call", "call_id": "c", "name": "add", "arguments": "{}"}
+    output = [asked, {"type": "function_call_output", "call_id": "c", "output": "4"}]
+    response = {"object": "response", "output": output}
+    [message] = from_provider(response, "openai_responses")
+    assert [block["type"] for block in message["content"]] == ["native", "native"]
+    assert said_again(response, "openai_responses")["input"][1:] == output
+
+
+def test_the_result_of_a_call_that_a_program_made_goes_back_to_the_program() -> None:
+    caller = {"type": "program", "caller_id": "p"}
+    asked = {"type": "function_call", "call_id": "c", "name": "add", "arguments": "{}", "caller": caller}
+    answered = [
+        *from_provider([asked], "openai_responses"),
+        build_message("user", [tool_result_block(tool_use_id="c")]),
+    ]
+    assert to_provider(answered, "openai_responses").payload["input"][1]["caller"] == caller
+
+
+def test_a_compacted_response_is_the_messages_it_keeps() -> None:
+    kept = {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "hi"}]}
+    item = {"type": "compaction", "id": "cmp", "encrypted_content": "x"}
+    messages = from_provider({"object": "response.compaction", "output": [kept, item]}, "openai_responses")
+    assert [message["role"] for message in messages] == ["user", "assistant"]
+    assert to_provider(messages, "openai_responses").payload["input"] == [kept, item]
