@@ -21,7 +21,6 @@ from carrel.execution.pipes import Discard, OutputPipe, Sink, refuse_the_last
 from carrel.execution.zygotes import Zygote
 from carrel.worker.line import LineBroken
 
-
 _SETTLES = 2.0
 """Seconds that a worker has to end a fork in that nobody wants any more."""
 
