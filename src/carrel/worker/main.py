@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import selectors
 import socket
 import sys
@@ -309,11 +310,14 @@ class Worker:
 
     def _fork(self, record: Record, fds: list[int]) -> None:
         """Another worker with the same variables, on its own line; or the reason why not, and nothing has changed."""
-        pid = -1
+        pid, state = -1, None
         try:
             why = self._why_no_fork(fds)
             if why is None:
                 self._forking = True
+                # Python sows its random numbers anew in a child; a moment that is gone back to has those of then.
+                goes_back = record.get("asleep") is True or self._asleep is not None
+                state = random.getstate() if goes_back else None
                 pid = quiet_fork(self._fork_process)
         except OSError as problem:
             why = str(problem.strerror or problem)
@@ -322,6 +326,8 @@ class Worker:
         finally:
             self._forking = False
         if pid == 0:
+            if state is not None:
+                random.setstate(state)
             unshared = self._unshare(record.get("asleep") is True)
             self._line.socket.close()
             line = out_of_the_way(fds[0])

@@ -40,11 +40,13 @@ async def test_a_fork_has_the_variables_and_the_files_and_goes_its_own_way(execu
 
 @pytest.mark.promise("forks")
 async def test_it_goes_back_to_a_moment_as_often_as_wanted_and_leaves_nothing(executor: Executor) -> None:
-    await executor.run("x = [1]\nopen('f', 'w').write('then')")
+    await executor.run("import random\nx = [1]\nopen('f', 'w').write('then')")
     moment = await executor.checkpoint()
+    drawn = (await executor.run("random.random()")).value
     for number in range(3):
         await executor.run(f"x.append({number})\nopen('f', 'w').write('since')\nopen('g', 'w').close()")
         await executor.rewind(moment)
+        assert (await executor.run("random.random()")).value == drawn
         assert (await executor.run("import os\nx, open('f').read(), os.path.exists('g')")).value == ([1], "then", False)
     other = await executor.fork()
     try:
