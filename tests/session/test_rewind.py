@@ -12,6 +12,8 @@ from carrel import (
     ConversationStorage,
     ExecutorClosed,
     ForkRefused,
+    InProcessExecutor,
+    MemoryStorage,
     Session,
     SessionStore,
     StorageWriteError,
@@ -400,6 +402,23 @@ async def test_where_it_cannot_be_forked_it_cannot_be_kept(base: Path) -> None:
             with pytest.raises(ForkRefused, match="there are: none"):
                 await session.rewind("before")
             assert (await session.run("1 + 1")).value == 2
+
+
+class _OfOtherPeople(InProcessExecutor):
+    """An executor that was written before there were checkpoints."""
+
+    checkpoint = rewind = None  # type: ignore[assignment]
+
+    def supported_capabilities(self) -> set[str]:
+        return {"fork"}
+
+
+async def test_an_executor_that_knows_of_no_checkpoints_does_as_well() -> None:
+    async with Session(MemoryStorage(), _OfOtherPeople()) as session:
+        assert session.supported_capabilities() == {"fork"}
+        with pytest.raises(ForkRefused, match="could not be kept"):
+            await session.checkpoint()
+        assert (await session.run("1 + 1")).value == 2
 
 
 async def test_it_is_told_in_the_trace_and_ends_with_the_session(sandboxed: Session) -> None:

@@ -15,7 +15,7 @@ from carrel.conversation.conversation import Conversation
 from carrel.conversation.metadata import checked_id
 from carrel.errors import ConfigurationError
 from carrel.execution.container_executor import ContainerExecutor
-from carrel.execution.executor import Executor
+from carrel.execution.executor import Executor, Place
 from carrel.execution.in_process import InProcessExecutor
 from carrel.execution.settings import (
     ContainerConfig,
@@ -103,7 +103,7 @@ class Session(places.Session):
             )
         if executor is None:
             executor = SubprocessExecutor(SubprocessConfig(base=getattr(storage, "base", None)))
-        if not isinstance(executor, Executor):
+        if not isinstance(executor, Place):  # one of other people's that cannot go back does as well
             raise TypeError(
                 f"executor is {_told(executor)}; give a SubprocessExecutor(SubprocessConfig(...)), a "
                 "ContainerExecutor(ContainerConfig(...)) or an InProcessExecutor(InProcessConfig(...)), or leave it out"

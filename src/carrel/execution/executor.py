@@ -174,8 +174,8 @@ class Moment(Protocol):
 
 
 @runtime_checkable
-class Executor(Protocol):
-    """A Python that keeps its variables, with commands and files in the same place.
+class Place(Protocol):
+    """A Python that keeps its variables, with commands and files in the same place: what a session cannot do without.
 
     Calls queue up in the order in which they were made. Different executors run side by side.
     """
@@ -253,15 +253,6 @@ class Executor(Protocol):
     async def fork(self) -> Self:
         """Another executor with the same variables and files, from now on apart; ForkRefused changes nothing."""
 
-    async def checkpoint(self) -> Moment:
-        """Keep the variables and files as they are now, to go back to; ForkRefused changes nothing."""
-
-    async def rewind(self, to: Moment, then: Callable[[], Awaitable[None]] | None = None) -> None:
-        """Go back to a moment of this very executor, as often as wanted; what runs in it ends.
-
-        `then` is done once nothing stands in the way any more. What it raises, and ForkRefused, change nothing. Who
-        is cancelled before its turn has changed nothing either; after that, all of it is done."""
-
     async def reset(self) -> None:
         """Forget the variables; files stay."""
 
@@ -270,3 +261,17 @@ class Executor(Protocol):
 
     def supported_capabilities(self) -> set[str]:
         """Only what is in force on this machine now."""
+
+
+@runtime_checkable
+class Executor(Place, Protocol):
+    """A place that can go back, too, or says why it cannot."""
+
+    async def checkpoint(self) -> Moment:
+        """Keep the variables and files as they are now, to go back to; ForkRefused changes nothing."""
+
+    async def rewind(self, to: Moment, then: Callable[[], Awaitable[None]] | None = None) -> None:
+        """Go back to a moment of this very executor, as often as wanted; what runs in it ends.
+
+        `then` is done once nothing stands in the way any more. What it raises, and ForkRefused, change nothing. Who
+        is cancelled before its turn has changed nothing either; after that, all of it is done."""

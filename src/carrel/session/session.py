@@ -189,7 +189,7 @@ class Session(LibrarySide):
 
     def supported_capabilities(self) -> set[str]:
         found = self.executor.supported_capabilities()
-        return found | {"checkpoint", "rewind"} if "fork" in found else found
+        return found | {"checkpoint", "rewind"} if "fork" in found and isinstance(self.executor, Executor) else found
 
     async def converse(self, title: str = "New Session", **fields: Any) -> Conversation:
         """The session's conversation; made, or opened again, in its storage when it holds none yet."""
