@@ -6,37 +6,63 @@ import errno
 import os
 import stat
 
+_LOOKS = 10
+_CHANGED = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EINVAL, errno.EISDIR)
+
 
 def copy_tree(source: str, target: str) -> None:
-    """Into a folder that exists. Sockets are left out: nobody listens on a copy."""
+    """Into a folder that exists. Sockets are left out: nobody listens on a copy.
+
+    Others may write there meanwhile: what they have taken away by then is not there."""
     _copy_folder(source, target, {})
 
 
 def _copy_folder(source: str, target: str, links: dict[tuple[int, int], str]) -> None:
-    with os.scandir(source) as entries:
-        for entry in entries:
-            _copy_one(entry, f"{target}/{entry.name}", links)
+    for name in os.listdir(source):
+        _copy_entry(f"{source}/{name}", f"{target}/{name}", links)
     _copy_marks(source, target, os.stat(source))
 
 
-def _copy_one(entry: os.DirEntry[str], target: str, links: dict[tuple[int, int], str]) -> None:
-    found = entry.stat(follow_symlinks=False)
+def _copy_entry(source: str, target: str, links: dict[tuple[int, int], str]) -> None:
+    """Looked at again where it was gone, or something else, in the middle."""
+    for look in range(_LOOKS):
+        try:
+            _copy_one(source, target, os.lstat(source), links)
+        except OSError as problem:
+            if problem.errno not in _CHANGED or look == _LOOKS - 1:
+                raise
+            _remove(target)
+            if not os.path.lexists(source):
+                return
+        else:
+            return
+
+
+def _remove(path: str) -> None:
+    if os.path.isdir(path) and not os.path.islink(path):
+        empty_tree(path)
+        os.rmdir(path)
+    elif os.path.lexists(path):
+        os.remove(path)
+
+
+def _copy_one(source: str, target: str, found: os.stat_result, links: dict[tuple[int, int], str]) -> None:
     kind = stat.S_IFMT(found.st_mode)
     if kind == stat.S_IFDIR:
         os.mkdir(target, 0o700)
-        _copy_folder(entry.path, target, links)
+        _copy_folder(source, target, links)
         return
     if found.st_nlink > 1:
         known = links.setdefault((found.st_dev, found.st_ino), target)
-        if known != target:
+        if known != target and os.path.lexists(known):
             os.link(known, target, follow_symlinks=False)
             return
     if kind == stat.S_IFLNK:
-        os.symlink(os.readlink(entry.path), target)
+        os.symlink(os.readlink(source), target)
         os.utime(target, ns=(found.st_atime_ns, found.st_mtime_ns), follow_symlinks=False)
         return
     if kind == stat.S_IFREG:
-        _copy_content(entry.path, target, found.st_size)
+        _copy_content(source, target, found.st_size)
     elif kind == stat.S_IFIFO:
         os.mkfifo(target)
     elif kind == stat.S_IFCHR and found.st_rdev == 0:
@@ -44,11 +70,12 @@ def _copy_one(entry: os.DirEntry[str], target: str, links: dict[tuple[int, int],
         os.mknod(target, stat.S_IFCHR, 0)
     else:
         return
-    _copy_marks(entry.path, target, found)
+    _copy_marks(source, target, found)
 
 
 def _copy_content(source: str, target: str, size: int) -> None:
-    read = os.open(source, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    # It may have become a pipe, which would be waited for.
+    read = os.open(source, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     try:
         write = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         try:

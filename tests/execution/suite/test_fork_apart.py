@@ -101,3 +101,29 @@ async def test_what_cannot_be_had_twice_is_named_and_nothing_has_changed(
     assert (await executor.run("x")).value == 7
     await executor.run("os.closerange(4, 100)\ndel kept")
     await (await executor.checkpoint()).close()
+
+
+CHURN = """
+import itertools, os, shutil
+for n in itertools.count():
+    try:
+        os.makedirs(f'a{n % 9}/b', exist_ok=True)
+        open(f'a{n % 9}/b/f{n % 7}', 'w').write('x' * 50_000)
+        os.unlink(f'a{n % 9}/b/f{n % 5}')
+        os.rename(f'a{n % 9}', f'c{n % 9}') if n % 4 == 0 else shutil.rmtree(f'c{n % 9}')
+    except OSError:
+        pass
+"""
+
+
+@pytest.mark.promise("forks")
+async def test_files_may_come_and_go_while_they_are_copied(executor: Executor) -> None:
+    await executor.write_file("churn.py", CHURN)
+    await executor.write_file("kept", "kept")
+    await executor.exec("python3 churn.py & echo begun")
+    for _ in range(8):
+        await (await executor.checkpoint()).close()
+    moment = await executor.checkpoint()
+    await executor.rewind(moment)
+    assert await executor.processes() == []
+    assert await executor.read_file("kept") == b"kept"
