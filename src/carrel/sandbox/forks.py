@@ -373,7 +373,7 @@ def _doors(pid: int, wanted: int) -> dict[str, int]:
 def _explained(error: OSError) -> str:
     if error.errno in (28, 87):  # ENOSPC, EUSERS
         return (
-            f"{error}: forks of forks go about 30 deep, and the machine has a limit on namespaces; a checkpoint that was "
-            "made after a rewind lies two deeper, and an older one can still be gone back to"
+            f"{error}: forks of forks go about 30 deep, and the machine has a limit on namespaces; a checkpoint that "
+            "was made after a rewind lies two deeper, and an older one can still be gone back to"
         )
     return str(error)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import fcntl
 import os
 import re
 import stat
+from collections.abc import Iterator
 
 _library = ctypes.PyDLL(None, use_errno=True)
 _library.mmap.restype = _library.mremap.restype = ctypes.c_void_p
@@ -22,6 +24,8 @@ _MADE_ANEW = os.O_CREAT | os.O_EXCL | os.O_TRUNC | (os.O_TMPFILE & ~os.O_DIRECTO
 _TERMINALS = ("/dev/pts/", "/dev/ptmx", "/dev/tty")
 _PIECE = 1 << 20
 _NOTHING = bytes(_PIECE)
+_LARGEST = 1 << 30
+"""Bytes of shared memory without a name: nobody can tell how much of it is in use without using all of it."""
 _GONE = " (deleted)"
 _SHARED_ROWS = re.compile(rb"^[0-9a-f-]+ ...s .*$", re.MULTILINE)
 
@@ -104,10 +108,9 @@ def _copy(fd: int, what: os.stat_result) -> int:
     try:
         new = os.memfd_create("copy")
         os.ftruncate(new, what.st_size)
-        for at in range(0, what.st_size, _PIECE):
-            piece = os.pread(source, _PIECE, at)
-            if piece != _NOTHING[: len(piece)]:  # holes stay holes
-                os.pwrite(new, piece, at)
+        for start, end in _written_in(source):
+            for at in range(start, end, _PIECE):
+                os.pwrite(new, os.pread(source, min(_PIECE, end - at), at), at)
         os.fchmod(new, stat.S_IMODE(what.st_mode))
     except BaseException:
         if new >= 0:
@@ -116,6 +119,16 @@ def _copy(fd: int, what: os.stat_result) -> int:
     finally:
         os.close(source)
     return new
+
+
+def _written_in(source: int) -> Iterator[tuple[int, int]]:
+    """From where to where: a file may have a size that nobody could fill."""
+    end = 0
+    with contextlib.suppress(OSError):  # nothing more
+        while True:
+            start = os.lseek(source, end, os.SEEK_DATA)
+            end = os.lseek(source, start, os.SEEK_HOLE)
+            yield start, end
 
 
 class Mapping:
@@ -146,6 +159,8 @@ class Mapping:
             finally:
                 os.close(fd)
             return
+        if self.size > _LARGEST:
+            raise OSError(errno.EFBIG, f"it is {self.size >> 20} MiB, more than is copied ({_LARGEST >> 20} MiB)")
         new = _checked(_library.mmap(None, self.size, _READ_WRITE, _SHARED | _ANONYMOUS, -1, 0))
         memory = os.open("/proc/self/mem", os.O_RDWR | os.O_CLOEXEC)
         try:

@@ -19,7 +19,7 @@ nameless = tempfile.TemporaryFile(); nameless.write(b'begun '); nameless.flush()
 twin = os.dup(nameless.fileno())
 written_only = os.open('gone', os.O_WRONLY | os.O_CREAT); os.write(written_only, b'begun '); os.unlink('gone')
 os.mkdir('folder'); folder = os.open('folder', os.O_RDONLY)
-memory = os.memfd_create('memory'); os.truncate(memory, 4096); os.write(memory, b'begun ')
+memory = os.memfd_create('memory'); os.truncate(memory, 1 << 29); os.write(memory, b'begun ')
 view = mmap.mmap(memory, 4096)
 anonymous = mmap.mmap(-1, 3 << 20); anonymous[:5] = anonymous[-5:] = b'begun'
 open('mapped', 'wb').write(b'begun'.ljust(100)); mapped = mmap.mmap(os.open('mapped', os.O_RDWR), 100)
@@ -88,8 +88,9 @@ async def test_open_files_and_shared_memory_are_each_one_s_own(executor: Executo
         ("os.mkfifo('pipe'); kept = os.open('pipe', os.O_RDWR)", "open connections"),
         ("kept = os.openpty()", "open connections"),
         ("kept = open('secret', 'w'); os.chmod('secret', 0)", "secret cannot be opened again"),
+        ("import mmap; kept = mmap.mmap(-1, 2 << 30, flags=mmap.MAP_SHARED | 0x4000)", "shared memory .* more than is"),
     ],
-    ids=["named pipe", "terminal", "may not be opened"],
+    ids=["named pipe", "terminal", "may not be opened", "much shared memory"],
 )
 async def test_what_cannot_be_had_twice_is_named_and_nothing_has_changed(
     executor: Executor, code: str, why: str
