@@ -42,6 +42,8 @@ class SubprocessExecutor(WorkerExecutor):
         self._confinement: Confinement | None = None
         self._scratch: Path | None = None
         self._kept: list[_Kept] = []
+        self.still = asyncio.Lock()
+        """Held by whoever looks at the files several times, to see those of one moment: going back waits for it."""
         self.holds: object = None
         """Something that must be there for as long as this is."""
 
@@ -197,7 +199,12 @@ class SubprocessExecutor(WorkerExecutor):
     async def rewind(self, to: Moment, then: Callable[[], Awaitable[None]] | None = None) -> None:
         if not isinstance(to, _Kept) or to.of is not self:
             raise ForkRefused("this is no moment of this session, so it cannot be gone back to")
-        await self._turn.acquire()
+        await self.still.acquire()
+        try:
+            await self._turn.acquire()
+        except BaseException:
+            self.still.release()
+            raise
         # Begun, it is finished in its turn also when whoever asked is cancelled: one part alone must not go back.
         going = asyncio.ensure_future(self._rewind(to, then))
         going.add_done_callback(self._rewound)
@@ -205,13 +212,19 @@ class SubprocessExecutor(WorkerExecutor):
 
     def _rewound(self, going: asyncio.Task[None]) -> None:
         self._turn.release()
+        self.still.release()
         if not going.cancelled():
             going.exception()  # who asked is told, unless it is gone
 
     async def _rewind(self, to: _Kept, then: Callable[[], Awaitable[None]] | None) -> None:
         if self._closed:
             raise ExecutorClosed("this executor is closed; make another")
-        session, zygote = await to.again(self.handlers)
+        try:
+            session, zygote = await to.again(self.handlers)
+        except ForkRefused:
+            if self._closed:
+                raise ExecutorClosed("this executor was closed while it was rewound") from None
+            raise
         try:
             if self._closed:
                 raise ExecutorClosed("this executor was closed while it was rewound")

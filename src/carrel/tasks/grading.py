@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path, PurePosixPath
@@ -45,7 +46,8 @@ async def verify(
         if lost := getattr(place, "lost", ""):
             raise PlaceLost(f"there is nothing to judge: {lost}")
         ready = prepared or await make_ready(sample, cache)
-        work = await changes_in(place, protection_of(ready).why, ready.workspace)
+        async with place.still if isinstance(place, SubprocessExecutor) else nullcontext():
+            work = await changes_in(place, protection_of(ready).why, ready.workspace)
     except (CarrelError, OSError) as problem:
         return failed(sample, problem)
     result = await grade(sample, work, cache=cache, keep=keep, prepared=ready)
