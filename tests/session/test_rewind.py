@@ -206,7 +206,7 @@ async def test_code_can_neither_see_nor_change_what_a_checkpoint_has_and_stops_i
 async def test_one_that_code_keeps_from_answering_is_given_up_and_the_session_goes_on(
     sandboxed: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("carrel.execution.subprocess_executor.READY", 1.0)
+    monkeypatch.setattr("carrel.execution.local_session.READY", 1.0)
     async with sandboxed as session:
         await session.run("x = 1")
         point = await session.checkpoint()

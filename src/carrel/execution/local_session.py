@@ -292,7 +292,8 @@ class LocalSession(LiveSession):
         self._signal(signal.SIGCONT)
 
     async def fork(self, handlers: dict[str, Handler], *, asleep: bool = False) -> LocalSession:
-        """Another session with the same variables and files; ForkRefused, and nothing has changed.
+        """Another session with the same variables and files; ForkRefused, and nothing has changed. TimeoutError
+        where the worker does not answer.
 
         One that is `asleep` is there to be forked: it keeps no frozen fork, and nobody sees into it."""
         if self.init is None:
@@ -309,7 +310,10 @@ class LocalSession(LiveSession):
             preparing = self.init.ask({"op": "fork"}, [init.fileno()])
             ends = [theirs.fileno(), child.stdout.write_end, child.stderr.write_end]
             asked = self.request({"op": "fork", "asleep": asleep}, fds=ends)
-            answer = await asyncio.shield(asked)
+            # To copy many files takes init as long as it does; a worker has nothing to wait for once they are there.
+            await asyncio.wait([asked, preparing], return_when=asyncio.FIRST_COMPLETED)
+            async with asyncio.timeout(None if asked.done() else READY):
+                answer = await asyncio.shield(asked)
             prepared = await preparing
             if prepared.get("op") != "fork_ready":
                 raise ForkRefused(f"a live fork was refused: {prepared.get('message')}")

@@ -292,8 +292,7 @@ async def _fork(
     if not zygote.take():
         raise ForkRefused("the process that the session came from is gone")
     try:
-        async with asyncio.timeout(READY):
-            return await session.fork(handlers, asleep=asleep), zygote
+        return await session.fork(handlers, asleep=asleep), zygote
     except TimeoutError:
         zygote.give_back()
         why = f"it said nothing for {READY:.0f} seconds"
