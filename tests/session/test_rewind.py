@@ -220,6 +220,29 @@ async def test_one_that_code_keeps_from_answering_is_given_up_and_the_session_go
         assert (await session.run("x")).value == 2
 
 
+async def test_where_code_has_stopped_its_own_python_nothing_is_kept_and_the_session_goes_on(
+    sandboxed: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("carrel.execution.local_session.READY", 1.0)
+    async with sandboxed as session:
+        await session.run("x = 1")
+        await session.checkpoint("before")
+        await session.run("x = 2")
+        worker = (await session.run("import os\nos.getpid()")).value
+        await session.execute_command(f"(sleep 0.5; kill -STOP {worker}) & echo begun")
+        watched = Path(f"/proc/self/fdinfo/{session.executor._session._worker_fd}")  # type: ignore[attr-defined]
+        there = next(line.split()[1] for line in watched.read_text().splitlines() if line.startswith("Pid:"))
+        for _ in range(3000):
+            if "\nState:\tT" in Path(f"/proc/{there}/status").read_text():
+                break
+            await asyncio.sleep(0.02)
+        with pytest.raises(ForkRefused, match="said nothing"):
+            await session.checkpoint()
+        assert (await session.run("x")).value == 2
+        await session.rewind("before")
+        assert (await session.run("x")).value == 1
+
+
 async def test_one_that_memory_ran_out_for_says_so(base: Path) -> None:
     if "memory" not in trees():
         pytest.skip("no memory cgroup can be made here")

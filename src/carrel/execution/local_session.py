@@ -292,8 +292,8 @@ class LocalSession(LiveSession):
         self._signal(signal.SIGCONT)
 
     async def fork(self, handlers: dict[str, Handler], *, asleep: bool = False) -> LocalSession:
-        """Another session with the same variables and files; ForkRefused, and nothing has changed. TimeoutError
-        where the worker does not answer.
+        """Another session with the same variables and files; ForkRefused, and nothing has changed. A worker that
+        does not answer is ended, and WorkerDied raised.
 
         One that is `asleep` is there to be forked: it keeps no frozen fork, and nobody sees into it."""
         if self.init is None:
@@ -329,9 +329,14 @@ class LocalSession(LiveSession):
             init.close()
             theirs.close()
             await child.close()
+            if isinstance(problem, TimeoutError):
+                # Else it would fork when it is asked for something else.
+                self.kill(f"it said nothing for {READY:.0f} seconds")
             if asked is not None and not asked.done():
                 # Who was cancelled leaves a worker that is still at it: it would take the next fork's place.
                 await asyncio.wait([asked], timeout=_SETTLES)
+            if isinstance(problem, TimeoutError):
+                raise WorkerDied(self._broke) from None
             if isinstance(problem, SpawnFailed):
                 raise ForkRefused(f"a live fork failed: {problem}") from None
             raise

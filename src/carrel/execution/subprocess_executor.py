@@ -16,7 +16,7 @@ from carrel.execution.calls import known_errors
 from carrel.execution.confinement import Confinement, confinement
 from carrel.execution.endings import WorkerDied
 from carrel.execution.executor import ExecutionResult, Handler, Moment
-from carrel.execution.live_session import READY, SpawnFailed
+from carrel.execution.live_session import SpawnFailed
 from carrel.execution.local_session import LocalSession
 from carrel.execution.packages import Packages, subprocess_packages
 from carrel.execution.settings import SubprocessConfig, path_of, sandbox_mode, settings_of
@@ -293,12 +293,6 @@ async def _fork(
         raise ForkRefused("the process that the session came from is gone")
     try:
         return await session.fork(handlers, asleep=asleep), zygote
-    except TimeoutError:
-        zygote.give_back()
-        why = f"it said nothing for {READY:.0f} seconds"
-        # Else it would fork when it is asked for something else.
-        session.kill(why)
-        raise WorkerDied(why) from None
     except BaseException:
         zygote.give_back()
         raise
