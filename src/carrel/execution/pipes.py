@@ -34,7 +34,7 @@ def make_room_for_more(descriptor: int) -> None:
 def refuse_the_last(descriptor: int) -> None:
     """OSError where hardly any are left: a session that gets some of its descriptors and not all dies in mid-run."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if hard != resource.RLIM_INFINITY and descriptor > hard - _KEPT_FREE:
+    if hard != resource.RLIM_INFINITY and descriptor > hard - min(_KEPT_FREE, hard // 4):
         raise OSError(
             errno.EMFILE,
             f"this process has too many files open for another session, which takes eight; at most {hard} are allowed:"
