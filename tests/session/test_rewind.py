@@ -451,7 +451,8 @@ async def test_it_is_told_in_the_trace_and_ends_with_the_session(sandboxed: Sess
         await session.rewind(point)
         steps = [(step["kind"], step["name"], step["checkpoint"]) for step in await session.trace()]
         assert steps == [("checkpoint", "before", point.id), ("rewind", "before", point.id)]
-    with pytest.raises(Exception, match="closed"):
+    assert session.checkpoints() == []
+    with pytest.raises(ExecutorClosed, match="closed"):
         await session.rewind(point)
 
 

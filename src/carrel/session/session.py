@@ -264,8 +264,8 @@ class Session(LibrarySide):
         return point
 
     def checkpoints(self) -> list[Checkpoint]:
-        """The moments that it can go back to, oldest first."""
-        return self._checkpoints.all()
+        """The moments that it can go back to, oldest first; none when it is closed."""
+        return [] if self._closed else self._checkpoints.all()
 
     async def drop_checkpoint(self, point: Checkpoint | str | int) -> None:
         """Let go of a checkpoint: its process and its copy of the changed files."""
