@@ -20,6 +20,7 @@ from carrel import (
     TaskSession,
     user_text_message,
 )
+from carrel.conversation import conversation
 from carrel.execution.executor import Moment
 from carrel.execution.settings import Limits
 from carrel.sandbox.cgroups import trees
@@ -303,12 +304,14 @@ async def test_a_log_that_cannot_be_written_leaves_the_variables_alone(
         async def full(*args: object, **kwargs: object) -> int:
             raise StorageWriteError("no space left on the disk")
 
-        with monkeypatch.context() as patch:
-            patch.setattr(session.storage.get_session_store(), "append_rewind", full)
-            with pytest.raises(ForkRefused, match="no space left"):
-                await session.rewind(point)
-        assert (await session.run("x")).value == 2
-        assert said_in(said) == ["one", "two"]
+        store = session.storage.get_session_store()
+        for place, name in ((store, "append_rewind"), (conversation, "look_at")):
+            with monkeypatch.context() as patch:
+                patch.setattr(place, name, full)
+                with pytest.raises(ForkRefused, match="no space left"):
+                    await session.rewind(point)
+            assert (await session.run("x")).value == 2
+            assert said_in(said) == ["one", "two"] == said_in(await ConversationStorage(store).get(session.id))
         await session.rewind(point)
         assert (await session.run("x")).value == 1
         assert said_in(said) == ["one"]

@@ -201,8 +201,19 @@ class ConversationStorage:
         entry, and `SessionNotFound` when it was deleted; nothing has changed."""
         before = list(conversation.messages)
         await self.update(conversation)
-        if await self.store.last_seq(conversation.id) != to_seq:
+        last = await self.store.last_seq(conversation.id)
+        if last != to_seq:
             await self.store.append_rewind(conversation.id, to_seq=to_seq)
+        try:
+            await self._show(conversation, before)
+        except BaseException:
+            if last != to_seq:
+                await self.store.append_rewind(conversation.id, to_seq=last)
+            raise
+        return conversation
+
+    async def _show(self, conversation: Conversation, before: builtins.list[Message]) -> None:
+        """What is visible in the log, and after it what was added since there were these messages."""
         place = _place_of(conversation)
         async with place.turn:
             meta = await self._counted(await self._logs.known_meta(conversation.id))
@@ -214,7 +225,6 @@ class ConversationStorage:
             conversation.messages[:] = [*place.read(conversation.info, look, before), *added]
             for message in conversation.messages:
                 message._save = conversation._save
-        return conversation
 
     async def update(self, conversation: Conversation, *, recheck: bool = False) -> Conversation:
         """Write what is new; what it costs depends on what changed, not on the length of the conversation.
