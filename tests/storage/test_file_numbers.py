@@ -1,5 +1,6 @@
 """Sequence numbers and blocks of large log files: known without reading them, right whatever happened to the marks."""
 
+import asyncio
 import os
 import tracemalloc
 from pathlib import Path
@@ -66,6 +67,32 @@ async def test_what_was_appended_all_at_once_is_read_from_its_middle_without_rea
     assert bytes_read() - before < 6 * MIB
     assert await store.append(KEY, [LINE]) == 40_001
     assert await last_number(FileStore(store.root)) == 40_001
+
+
+async def test_a_large_log_that_another_program_made_is_counted_once_to_be_read_from_its_middle(
+    store: FileStore,
+) -> None:
+    (store.root / KEY).write_bytes((LINE + b"\n") * 20_000)
+
+    async def first(seq: int) -> int:
+        async for block in store.read(KEY, seq):
+            return block.first_seq
+        return 0
+
+    before = bytes_read()
+    assert await asyncio.gather(*(first(seq) for seq in range(2_000, 20_001, 1_000))) == list(
+        range(2_000, 20_001, 1_000)
+    )
+    assert bytes_read() - before < 70 * MIB
+    with (store.root / KEY).open("ab") as file:
+        file.write((LINE + b"\n") * 10_000)
+    before = bytes_read()
+    assert [await first(seq) for seq in (3, 15_000, 25_000, 30_000, 30_001)] == [3, 15_000, 25_000, 30_000, 0]
+    assert await last_number(store) == 30_000
+    assert bytes_read() - before < 25 * MIB
+    (store.root / KEY).write_bytes(b"y\n" * 3_000_000)
+    assert [await first(seq) for seq in (3, 15_000, 2_900_000)] == [3, 15_000, 2_900_000]
+    assert not mark_of(store).exists()
 
 
 async def test_a_log_that_another_program_made_gets_its_marks_with_the_first_append(store: FileStore) -> None:

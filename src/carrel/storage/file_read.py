@@ -2,10 +2,12 @@
 
 import asyncio
 import os
+import threading
+from collections.abc import Sequence
 
 from carrel.storage.file_tail import believed_size, lines_end, whole_record
 from carrel.storage.file_tree import FileTree, OpenFile, read_failed
-from carrel.storage.line_marks import START, STEP, LineMarks, Mark, count_lines, pack_mark
+from carrel.storage.line_marks import FAR, START, STEP, LineMarks, Mark, count_lines, pack_mark
 from carrel.storage.seam import MAX_RECORD, Block
 
 READ = 1024 * 1024
@@ -19,6 +21,8 @@ _PROBED = 128 * 1024
 """How far apart the kernel is asked whether it has a byte in memory."""
 
 _FIRST_BLOCK_BACK = 64 * 1024
+_FAR_BEHIND = 4 * STEP
+_APART = STEP // 4
 _EXCERPT = 1024
 """What is given of a line that is longer than any record may be."""
 
@@ -80,8 +84,11 @@ class Forward:
         self._given = 0
 
     @classmethod
-    def from_line(cls, view: LogView, from_seq: int) -> "Forward":
-        mark = view.marks().before_line(from_seq, view.fd, view.inode) if from_seq > 1 else START
+    def from_line(cls, view: LogView, from_seq: int, counted: "Counted | None" = None) -> "Forward":
+        mark = START
+        if from_seq > 1:
+            marks = view.marks() if counted is None else counted.marks(view)
+            mark = marks.before_line(from_seq, view.fd, view.inode)
         return cls(view, from_seq, mark if mark.offset <= view.size else START)
 
     @property
@@ -165,8 +172,8 @@ class Backward:
                 return
         self._end = lines_end(view.fd, view.size)
         start = marks.before_offset(self._end, view.fd, view.inode)
-        self._lines, _ = count_lines(view.fd, start, self._end)
-        counted.keep(view, Mark(self._end, self._lines))
+        self._lines, found = count_lines(view.fd, start, self._end)
+        counted.keep(view, [*found, Mark(self._end, self._lines)])
         record = whole_record(view.fd, self._end, view.size)
         if record is not None and (before_seq is None or before_seq > self._lines + 1):
             self._tail = Block(self._lines + 1, [record])
@@ -238,24 +245,56 @@ def _is_cached(fd: int, start: int, end: int) -> bool:
 
 
 class Counted:
-    """The ends of large logs that were counted here because nobody had marked them."""
+    """Marks of large logs that were counted here, because nobody had written any down."""
 
     _MOST = 256
 
     def __init__(self) -> None:
         self._packed: dict[str, bytes] = {}
+        self._guard = threading.Lock()
+        self._counting = threading.Lock()
 
     def marks(self, view: LogView) -> LineMarks:
-        marks = view.marks()
-        if view.size > STEP and marks.before_offset(view.size, view.fd, view.inode) == START:
-            return LineMarks(self._packed.get(view.path, b""))
-        return marks
+        """Those written down, or where they end far from the log's end those counted here."""
+        written = view.marks()
+        if view.path not in self._packed or _is_marked(view, written):
+            return written
+        return LineMarks(self._packed.get(view.path, b""))
 
-    def keep(self, view: LogView, mark: Mark) -> None:
-        if mark.offset > STEP:
+    def keep(self, view: LogView, marks: Sequence[Mark]) -> None:
+        """Remember what was counted behind the marks that there were."""
+        written = view.marks()
+        if _is_marked(view, written):
+            return
+        with self._guard:
+            for known in (LineMarks(self._packed.pop(view.path, b"")), written, LineMarks(b"")):
+                last = known.before_offset(FAR, view.fd, view.inode)
+                if last != START:
+                    break
+            packed = known.packed
+            for mark in marks:
+                if mark.offset - last.offset >= _APART:
+                    packed, last = packed + pack_mark(mark, view.fd, view.inode), mark
             while len(self._packed) >= self._MOST:
-                self._packed.pop(next(iter(self._packed)), None)
-            self._packed[view.path] = pack_mark(mark, view.fd, view.inode)
+                self._packed.pop(next(iter(self._packed)))
+            self._packed[view.path] = packed
+
+    def is_marked(self, view: LogView) -> bool:
+        """Whether no line lies far behind a mark."""
+        return _is_marked(view, self.marks(view))
+
+    def mark(self, view: LogView) -> None:
+        """Count what nobody has; those who come meanwhile wait for it and need not."""
+        with self._counting:
+            if not self.is_marked(view):
+                start = self.marks(view).before_offset(view.size, view.fd, view.inode)
+                self.keep(view, count_lines(view.fd, start, view.size)[1])
+
+
+def _is_marked(view: LogView, marks: LineMarks) -> bool:
+    if view.size <= _FAR_BEHIND:
+        return True
+    return view.size - marks.before_offset(view.size, view.fd, view.inode).offset <= _FAR_BEHIND
 
 
 def _newline_after(fd: int, offset: int, end: int) -> int | None:

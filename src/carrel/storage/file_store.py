@@ -153,7 +153,12 @@ class FileStore:
         view = self._view(key)
         if view is None:
             return
-        forward = Forward.from_line(view, max(from_seq, 1))
+        try:
+            if from_seq > 1 and not self._counted.is_marked(view):
+                await asyncio.to_thread(self._counted.mark, view)
+            forward = Forward.from_line(view, max(from_seq, 1), self._counted)
+        except OSError as error:
+            raise read_failed(view.path, error) from error
         while block := await next_block(forward):
             yield block
 

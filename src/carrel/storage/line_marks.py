@@ -17,7 +17,8 @@ STEP = 1024 * 1024
 _RECORD = struct.Struct("<QQI")
 _CHECKED_BYTES = 64
 _CHUNK = 256 * 1024
-_FAR = 1 << 63
+FAR = 1 << 63
+"""Behind the end of any log."""
 
 
 class Mark(NamedTuple):
@@ -41,7 +42,7 @@ class LineMarks:
     """The marks of one log, as they were found: derived, perhaps missing or wrong, and never believed unchecked."""
 
     def __init__(self, packed: bytes) -> None:
-        self._packed = packed
+        self.packed = packed
         self._count = len(packed) // _RECORD.size
 
     @classmethod
@@ -54,10 +55,10 @@ class LineMarks:
 
     @property
     def intact(self) -> bool:
-        return len(self._packed) % _RECORD.size == 0
+        return len(self.packed) % _RECORD.size == 0
 
     def _at(self, index: int) -> tuple[int, int, int]:
-        offset, lines, check = _RECORD.unpack_from(self._packed, index * _RECORD.size)
+        offset, lines, check = _RECORD.unpack_from(self.packed, index * _RECORD.size)
         return offset, lines, check
 
     def before_offset(self, offset: int, fd: int, inode: int) -> Mark:
@@ -74,7 +75,7 @@ class LineMarks:
         offset, lines, _ = self._at(index - 1)
         mark = Mark(offset, lines)
         right = _RECORD.size * (index - 1)
-        return mark if pack_mark(mark, fd, inode) == self._packed[right : right + _RECORD.size] else START
+        return mark if pack_mark(mark, fd, inode) == self.packed[right : right + _RECORD.size] else START
 
 
 def keep_marks(path: str, fd: int, inode: int, marks: Sequence[Mark]) -> None:
@@ -83,7 +84,7 @@ def keep_marks(path: str, fd: int, inode: int, marks: Sequence[Mark]) -> None:
         kept = open_or_make(hidden_beside(path, "mark"), os.O_RDWR | os.O_APPEND)
         try:
             size = os.fstat(kept).st_size
-            last = LineMarks(os.pread(kept, _RECORD.size, max(size - _RECORD.size, 0))).before_offset(_FAR, fd, inode)
+            last = LineMarks(os.pread(kept, _RECORD.size, max(size - _RECORD.size, 0))).before_offset(FAR, fd, inode)
             if last == START or size % _RECORD.size:
                 os.ftruncate(kept, 0)
             os.write(kept, b"".join(pack_mark(mark, fd, inode) for mark in marks if mark.offset > last.offset))
