@@ -17,6 +17,7 @@ from carrel.conversation.formats.turns import (
     Turn,
     arrange,
     as_text,
+    compactions,
     count_of,
     inside,
     joined,
@@ -327,10 +328,14 @@ def _read_result(wire: dict[str, Any]) -> MessageBlock:
 
 
 def usage_of(usage: dict[str, Any]) -> dict[str, int]:
-    """Anthropic counts what the cache gave and took apart from `input_tokens`; ours has it all in."""
-    read, write = (count_of(usage, f"cache_{what}_input_tokens") for what in ("read", "creation"))
-    given = count_of(usage, "input_tokens") + read + write
-    output = count_of(usage, "output_tokens")
+    """Anthropic counts what the cache gave and took apart from `input_tokens`, and leaves out what its own compactions
+    cost; ours has it all in."""
+    parts = [usage, *compactions(usage)]
+    fresh, read, write, output = (
+        sum(count_of(part, name) for part in parts)
+        for name in ("input_tokens", "cache_read_input_tokens", "cache_creation_input_tokens", "output_tokens")
+    )
+    given = fresh + read + write
     return {
         "input_tokens": given,
         "output_tokens": output,
