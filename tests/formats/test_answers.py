@@ -181,3 +181,12 @@ def test_a_compacted_response_is_the_messages_it_keeps() -> None:
     messages = from_provider({"object": "response.compaction", "output": [kept, item]}, "openai_responses")
     assert [message["role"] for message in messages] == ["user", "assistant"]
     assert to_provider(messages, "openai_responses").payload["input"] == [kept, item]
+
+
+def test_what_was_spoken_is_words_for_all_and_the_sound_for_its_server() -> None:
+    audio = {"id": "audio_1", "data": "UklGRg==", "expires_at": 1, "transcript": "Hello."}
+    answer = {"choices": [{"message": {"role": "assistant", "content": None, "audio": audio}}], "model": "m"}
+    [_, said] = said_again(answer, "openai_chat")["messages"]
+    assert said == {"role": "assistant", "content": None, "audio": {"id": "audio_1"}}
+    messages = [user_text_message("q"), *from_provider(answer, "openai_chat")]
+    assert to_provider(messages, "gemini").payload["contents"][1]["parts"] == [{"text": "Hello."}]

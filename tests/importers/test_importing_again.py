@@ -141,3 +141,10 @@ async def test_a_message_that_was_still_being_written_goes_on_where_it_was(tmp_p
     assert (usage.total.input_tokens, usage.total.output_tokens) == (10, 7)
     [report] = await store.import_file(file)
     assert (report.already_here, report.appended, report.problems) == (id_, 0, [])
+
+
+async def test_a_title_with_half_a_character_in_it_keeps_nobody_out(tmp_path: Path, store: SessionStore) -> None:
+    file = tmp_path / "session.jsonl"
+    file.write_text(_line(1, "What is \ud800 this?"))
+    [report] = await store.import_file(file)
+    assert report.session_id is not None

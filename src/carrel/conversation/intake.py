@@ -49,7 +49,7 @@ class Intake:
         if own is not None and (not is_id(own) or await self._logs.meta(own) is not None):
             own = None
         data = await self._create(
-            imported.title,
+            imported.title.encode("utf-8", "replace").decode("utf-8"),
             session_id=own,
             provider=imported.provider,
             model=imported.model,

@@ -151,6 +151,10 @@ def _assistant(turn: Turn, report: Converted) -> list[dict[str, Any]]:
                 calls.append(_call(piece))
             case "text" if piece.native.get("refusal") == "field":
                 extra["refusal"] = piece.text
+            case "text" if piece.native.get("transcript"):
+                # The sound stands for its words, as long as it is there.
+                if "audio" not in extra:
+                    texts.append({"type": "text", "text": piece.text})
             case "text" if piece.native.get("refusal"):
                 texts.append({"type": "refusal", "refusal": piece.text})
             case "text":
@@ -260,6 +264,9 @@ def _assistant_blocks(wire: dict[str, Any]) -> list[MessageBlock]:
         if isinstance(wire.get(where), str):
             blocks.append(keep_native(thinking_block(wire[where]), NAME, {"reasoning_field": where}))
     blocks += _parts(wire.get("content"))
+    audio = wire.get("audio")
+    if isinstance(audio, dict) and isinstance(audio.get("transcript"), str) and not wire.get("content"):
+        blocks.append(keep_native(text_block(audio["transcript"]), NAME, {"transcript": True}))
     if isinstance(wire.get("refusal"), str):
         blocks.append(keep_native(text_block(wire["refusal"]), NAME, {"refusal": "field"}))
     return blocks + [_read_call(call) for call in wire.get("tool_calls") or []]
