@@ -11,6 +11,7 @@ from strict_types import strict
 
 from carrel.conversation.formats import from_provider, to_provider
 from carrel.conversation.messages import build_message, tool_result_block, user_text_message
+from carrel.errors import FormatRefused
 
 DUMPS: dict[str, dict[str, Any]] = {
     "python": {},
@@ -190,3 +191,49 @@ def test_what_was_spoken_is_words_for_all_and_the_sound_for_its_server() -> None
     assert said == {"role": "assistant", "content": None, "audio": {"id": "audio_1"}}
     messages = [user_text_message("q"), *from_provider(answer, "openai_chat")]
     assert to_provider(messages, "gemini").payload["contents"][1]["parts"] == [{"text": "Hello."}]
+
+
+def test_the_pieces_of_a_stream_of_gemini_are_one_answer() -> None:
+    def piece(*parts: dict[str, Any], **more: Any) -> Any:
+        wire = {"candidates": [{"content": {"role": "model", "parts": list(parts)}}], "modelVersion": "g", **more}
+        return google.GenerateContentResponse.model_validate_json(json.dumps(wire))
+
+    call = {"functionCall": {"name": "look", "args": {}}, "thoughtSignature": "c2ln"}
+    stream = [
+        piece({"text": "Let me ", "thought": True}),
+        piece({"text": "think.", "thought": True}, {"text": "I "}),
+        piece({"text": "look."}, usageMetadata={"promptTokenCount": 3, "candidatesTokenCount": 1}),
+        piece(call),
+        piece({"text": ""}, usageMetadata={"promptTokenCount": 3, "candidatesTokenCount": 9}),
+    ]
+    [message] = from_provider(stream, "gemini")
+    assert [block.get("text", block["type"]) for block in message["content"]] == [
+        "Let me think.",
+        "I look.",
+        "tool_use",
+    ]
+    assert message["meta"]["usage"]["output_tokens"] == 9
+    assert said_again(stream, "gemini")["contents"][1]["parts"][-1] == call
+
+
+def test_the_last_event_of_a_stream_of_responses_is_the_answer() -> None:
+    text = {"type": "output_text", "text": "4", "annotations": []}
+    output = [{"type": "message", "id": "m", "role": "assistant", "status": "completed", "content": [text]}]
+    event = {"type": "response.completed", "response": {"object": "response", "output": output}}
+    assert from_provider(event, "openai_responses")[0]["content"][0]["text"] == "4"
+
+
+@pytest.mark.parametrize(
+    ("provider", "payload"),
+    [
+        ("openai_chat", {"object": "chat.completion.chunk", "choices": [{"index": 0, "delta": {"content": "4"}}]}),
+        ("openai_responses", {"type": "response.output_text.delta", "delta": "4"}),
+        ("openai_responses", {"error": {"message": "overloaded"}}),
+        ("anthropic", {"type": "content_block_delta", "delta": {"type": "text_delta", "text": "4"}}),
+        ("gemini", {"error": {"code": 503}}),
+        ("gemini", [{"error": {"code": 503}}]),
+    ],
+)
+def test_a_piece_of_a_stream_or_an_error_is_no_answer(provider: str, payload: Any) -> None:
+    with pytest.raises(FormatRefused):
+        from_provider(payload, provider)

@@ -240,6 +240,8 @@ def _shape(wire: dict[str, Any]) -> dict[str, Any]:
 def _response(wire: dict[str, Any]) -> ConversationMessage:
     choices = wire["choices"]
     choice = choices[0] if choices else {}
+    if "delta" in choice and "message" not in choice:
+        raise ValueError("a piece of a stream; put the pieces together first")
     message = choice.get("message") or {}
     usage = wire.get("usage")
     native = rest(wire, "id", "object", "model", "choices") | rest(choice, "index", "finish_reason", "message")

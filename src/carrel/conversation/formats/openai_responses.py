@@ -37,6 +37,7 @@ from carrel.conversation.messages import (
 
 NAME = "openai_responses"
 _OUTPUTS = ("function_call_output", "custom_tool_call_output")
+_ENDINGS = ("response.completed", "response.incomplete", "response.failed")
 _TEXT_HINTS = ("item", "continues", "plain", "refusal", "no_annotations", "item_id")
 _KEPT_OF_RESPONSE = ("usage", "incomplete_details", "error", "service_tier", "created_at", "completed_at", "metadata")
 _HINTS = ("role", "plain", "untyped", "bare")
@@ -235,6 +236,11 @@ def from_openai_responses(payload: Any) -> list[ConversationMessage]:
         return _messages(payload)
     if "output" in payload and payload.get("object") == "response":
         return [_response(payload)]
+    if as_text(payload.get("type")).startswith("response."):
+        # The last event of a stream has the whole response in it.
+        if not isinstance(payload.get("response"), dict) or payload["type"] not in _ENDINGS:
+            raise ValueError("a piece of a stream; its last event has the whole response")
+        return [_response(payload["response"])]
     if payload.get("object") == "response.compaction":
         return _messages(payload["output"])
     if "input" not in payload:
@@ -251,6 +257,8 @@ def _messages(items: Iterable[dict[str, Any]]) -> list[ConversationMessage]:
     side = ""
     for item in items:
         kind, role = as_text(item.get("type") or "message"), as_text(item.get("role"))
+        if not role and "type" not in item:
+            raise ValueError("an item has a type or a role")
         if kind == "message" and role in ("user", "system", "developer"):
             messages.append(_input_message(item, role))
             side = ""
