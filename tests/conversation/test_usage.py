@@ -128,6 +128,11 @@ RAW: dict[str, dict[str, Any]] = {
 }
 
 
+def test_a_cache_that_is_named_apart_and_counted_within_is_counted_once() -> None:
+    usage = {"prompt_tokens": 100, "completion_tokens": 5, "cache_read_input_tokens": 60}
+    assert tokens_of(usage).input_tokens == 100
+
+
 @pytest.mark.parametrize("provider", RAW)
 def test_a_providers_own_count_costs_the_same_as_ours_of_it(provider: str) -> None:
     prices = {"m": {"input": 1, "output": 10, "cache_read": 0.1, "cache_write": 2}}

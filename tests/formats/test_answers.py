@@ -152,9 +152,13 @@ def test_what_a_client_put_together_from_a_stream_is_not_sent_back() -> None:
 
 def test_reasoning_that_a_server_wants_to_see_again_is_sent_again() -> None:
     details = [{"type": "reasoning.encrypted", "data": "x"}]
-    message = {"role": "assistant", "content": "4", "reasoning_details": details}
-    [_, said] = said_again({"choices": [{"message": message}], "model": "m"}, "openai_chat")["messages"]
-    assert said["reasoning_details"] == details
+    thought = {"type": "thinking", "thinking": [{"type": "text", "text": "2 and 2"}]}
+    content = [thought, {"type": "text", "text": "4"}]
+    message = {"role": "assistant", "content": content, "reasoning_details": details, "thinking_blocks": details}
+    answer = {"choices": [{"message": message}], "model": "m"}
+    [_, said] = said_again(answer, "openai_chat")["messages"]
+    assert said == message
+    assert from_provider(answer, "openai_chat")[0]["content"][0]["text"] == "2 and 2"
 
 
 def test_a_call_that_openai_answered_itself_is_no_call_of_ours() -> None:

@@ -88,7 +88,8 @@ def tokens_of(usage: Any) -> Tokens:
             flat |= usage[detail]
     flat |= usage
     counts = {name: _first_count(flat, keys) for name, keys in _NAMES.items()}
-    if "cache_read_input_tokens" in usage or "cache_creation_input_tokens" in usage:
+    apart = "cache_read_input_tokens" in usage or "cache_creation_input_tokens" in usage
+    if apart and "prompt_tokens" not in usage:
         # This provider counts what was cached beside the input, all others within it.
         counts["input_tokens"] += counts["cache_read_tokens"] + counts["cache_write_tokens"]
     for spent in map(tokens_of, compactions(usage)):

@@ -36,7 +36,7 @@ from carrel.conversation.messages import (
 NAME = "openai_chat"
 _REASONING = ("reasoning_content", "reasoning")
 """Where servers that speak this format put a model's thinking; OpenAI's own never shows it."""
-_SENT_BACK = ("audio", "reasoning_details")
+_SENT_BACK = ("audio", "reasoning_details", "thinking_blocks")
 """What a response has beside its words that its server wants to see again."""
 _MESSAGE_HINTS = ("parts", "role", "no_content")
 
@@ -161,6 +161,8 @@ def _assistant(turn: Turn, report: Converted) -> list[dict[str, Any]]:
                 texts.append({"type": "text", "text": piece.text, **piece.native})
                 if calls:
                     report.change(piece.at, "text", "stands before the calls of its message")
+            case "thinking" if isinstance(piece.native.get("part"), dict):
+                texts.append(piece.native["part"])
             case "thinking":
                 _reasoning(piece, extra, report)
             case _:
@@ -284,6 +286,11 @@ def _read(part: dict[str, Any]) -> MessageBlock:
     match part.get("type"):
         case "text":
             return keep_native(text_block(as_text(part.get("text"))), NAME, rest(part, "type", "text"))
+        case "thinking":
+            # Mistral's, which wants it back where it was.
+            thought = part.get("thinking")
+            text = joined(thought) if isinstance(thought, list) else as_text(thought)
+            return keep_native(thinking_block(text), NAME, {"part": part})
         case "refusal":
             return keep_native(text_block(as_text(part.get("refusal"))), NAME, {"refusal": "part"})
         case "image_url" if set(part["image_url"]) <= {"url", "detail"}:
