@@ -241,3 +241,14 @@ def test_the_last_event_of_a_stream_of_responses_is_the_answer() -> None:
 def test_a_piece_of_a_stream_or_an_error_is_no_answer(provider: str, payload: Any) -> None:
     with pytest.raises(FormatRefused):
         from_provider(payload, provider)
+
+
+def test_what_a_response_repeats_is_not_kept_and_all_else_is() -> None:
+    wire = {"object": "response", "id": "r", "output": [], "tools": [{"type": "x"}], "instructions": "Be brief."}
+    [message] = from_provider(
+        wire | {"conversation": {"id": "c"}, "something_new": 1, "error": None}, "openai_responses"
+    )
+    assert message["meta"]["native"] == {"conversation": {"id": "c"}, "something_new": 1}
+    whole = {"candidates": [{"content": {"parts": [{"text": "x"}]}, "avgLogprobs": -1}], "modelStatus": {"a": 1}}
+    [message] = from_provider(whole | {"automatic_function_calling_history": [1], "parsed": 1}, "gemini")
+    assert message["meta"]["native"] == {"modelStatus": {"a": 1}, "avgLogprobs": -1}

@@ -41,6 +41,8 @@ from carrel.conversation.messages import (
 NAME = "gemini"
 UNSIGNED = "skip_thought_signature_validator"
 """The signature Google documents for a call that another model made; Gemini 3 refuses one without any."""
+_OF_THE_CLIENT = ("automaticFunctionCallingHistory", "parsed", "sdkHttpResponse")
+"""What Google's client puts into a response: all that was said before, among others."""
 _DOCUMENTS = ("application/pdf", "text/")
 _CALL_HINTS = ("no_id", "no_args", "functionCall", "part")
 _RESULT_HINTS = ("no_id", "json", "name", "functionResponse", "part")
@@ -350,7 +352,8 @@ def _response(wire: dict[str, Any]) -> ConversationMessage:
         _read(part, f"{response_id or 'call'}_{place}", {}) for place, part in enumerate(content.get("parts") or [])
     ]
     usage = wire.get("usageMetadata")
-    native = rest(wire, "candidates", "responseId", "modelVersion") | rest(candidate, "content", "finishReason")
+    native = rest(wire, "candidates", "responseId", "modelVersion", *_OF_THE_CLIENT)
+    native |= rest(candidate, "content", "finishReason")
     return assistant_message(
         blocks,
         provider=NAME,
