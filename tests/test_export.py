@@ -596,3 +596,10 @@ def test_an_image_in_the_letters_for_addresses_is_shown() -> None:
     odd = b64encode(b"\xfb\xff\xfe").decode().replace("+", "-").replace("/", "_").rstrip("=")
     message = build_message("user", [image_block(odd, mime_type="image/png")])
     assert f"data:image/png;base64,{b64encode(bytes((0xFB, 0xFF, 0xFE))).decode()}" in to_markdown(data(message))
+
+
+def test_what_nobody_typed_is_told_apart() -> None:
+    message = user_text_message("<caveat>", meta={"source": {"kind": "claude-code", "injected": True}})
+    assert "put in by the program" in to_html(data(message))
+    assert "put in by the program" in to_markdown(data(message))
+    assert "put in by the program" not in to_html(data(user_text_message("hi", meta={"source": "elsewhere"})))
