@@ -148,3 +148,32 @@ async def test_a_title_with_half_a_character_in_it_keeps_nobody_out(tmp_path: Pa
     file.write_text(_line(1, "What is \ud800 this?"))
     [report] = await store.import_file(file)
     assert report.session_id is not None
+
+
+@pytest.mark.parametrize(
+    "pattern", ["codex/2026/03/04/rollout-2026-03-04T10-00-00-*.jsonl", "pi/--home-ada-old--/*.jsonl"]
+)
+async def test_a_session_imported_after_every_line_is_the_session(
+    pattern: str, samples: Path, tmp_path: Path, store: SessionStore
+) -> None:
+    [sample] = samples.glob(pattern)
+    lines = sample.read_bytes().splitlines(keepends=True)
+    file = tmp_path / sample.name
+    for end in range(2, len(lines) + 1):
+        file.write_bytes(b"".join(lines[:end]))
+        [report] = await store.import_file(file)
+        assert not [problem for problem in report.problems if "nothing was stored" in problem]
+    [meta] = await store.list_sessions()
+    [again] = await store.import_file(file, again=True)
+    assert again.session_id is not None
+    seen = [await _seen(store, id_) for id_ in (meta["id"], again.session_id)]
+    assert seen[0] == seen[1]
+
+
+async def _seen(store: SessionStore, session_id: str) -> tuple[list[str], int, int]:
+    """What is in view, block by block, and what it cost."""
+    data = await store.load_session(session_id)
+    assert data is not None
+    blocks = sorted(json.dumps(block, sort_keys=True) for message in data["messages"] for block in message["content"])
+    total = (await store.usage(session_id)).total
+    return blocks, total.input_tokens, total.output_tokens
