@@ -61,6 +61,9 @@ def test_every_block_of_anthropic_comes_back() -> None:
         for block in shapes(kind):
             # Thinking alone is no message.
             content = [block, {"type": "text", "text": "x"}] if "thinking" in block["type"] else [block]
+            if block["type"].endswith("_tool_result"):
+                call = {"type": "server_tool_use", "id": block["tool_use_id"], "name": "web_search", "input": {}}
+                content = [call, block]
             wire = {"id": "m", "type": "message", "role": "assistant", "model": "c", "content": content}
             wire |= {"stop_reason": None, "stop_sequence": None, "usage": {"input_tokens": 1, "output_tokens": 1}}
             for answer in dumps(anthropic.Message.model_validate(wire)):
