@@ -199,7 +199,7 @@ def _tool_result(piece: Piece, moved: list[dict[str, Any]], report: Converted) -
 def _without_halves(wire: list[Said], places: Places, report: Converted) -> list[Said]:
     """Anthropic's own tools: a call whose result never came, and a result of no call, are refused.
 
-    A call at the end may still get its result: when the turn goes on, or once the calls it made in turn are answered."""
+    One at the end may still get its result: when the turn goes on, or once the calls it made in turn are answered."""
     blocks = [block for turn in wire for block in turn.content]
     asked = {block.get("id") for block in blocks if block.get("type") in _SERVER_CALLS}
     answered = {block.get("tool_use_id") for block in blocks if _is_server_result(block)}
@@ -209,9 +209,8 @@ def _without_halves(wire: list[Said], places: Places, report: Converted) -> list
         for block in list(turn.content):
             lone_call = block.get("type") in _SERVER_CALLS and block.get("id") not in answered and not waits
             if lone_call or (_is_server_result(block) and block.get("tool_use_id") not in asked):
-                report.drop(
-                    places[id(block)], "native", "a call without its result, or the other way round, is refused"
-                )
+                at = places.get(id(block), (-1, None))
+                report.drop(at, "native", "a call without its result, or the other way round, is refused")
                 turn.content.remove(block)
     return wire
 
