@@ -568,3 +568,37 @@ def test_a_day_is_told_where_it_begins_and_not_in_the_midst_of_it() -> None:
     days = [item.text for item in page_of(begun, log).items if item.kind == "day"]
     assert days == ["2 March 2026"]
     assert [item.kind for item in page_of(begun, log[2:]).items] == ["day", "message"]
+
+
+def test_what_only_a_provider_understands_and_what_is_elsewhere_is_named_on_a_page() -> None:
+    found = {"type": "native", "provider": "anthropic", "value": {"type": "search_result", "title": "Desks"}}
+    ran = {"type": "native", "provider": "gemini", "value": {"executableCode": {"code": "1+1"}}}
+    result = tool_result_block(tool_use_id="a", model_text="ok", content=[text_block("ok"), found])
+    messages = [
+        build_message("user", [{"type": "image", "url": "https://example.org/x.png"}, text_block("see")]),
+        assistant_message([ran, tool_use_block(tool_id="a", name="look")]),
+        build_message("user", [result]),
+    ]
+    page, markdown = to_html(data(*messages)), to_markdown(data(*messages))
+    for words in (
+        "executableCode (gemini)",
+        "search_result (anthropic)",
+        "Desks",
+        "image at https://example.org/x.png",
+    ):
+        assert words in page
+    assert "image at https://example.org/x.png" in markdown
+    assert "Desks" in markdown
+
+
+def test_an_image_in_the_letters_for_addresses_is_shown() -> None:
+    odd = b64encode(b"\xfb\xff\xfe").decode().replace("+", "-").replace("/", "_").rstrip("=")
+    message = build_message("user", [image_block(odd, mime_type="image/png")])
+    assert f"data:image/png;base64,{b64encode(bytes((0xFB, 0xFF, 0xFE))).decode()}" in to_markdown(data(message))
+
+
+def test_what_nobody_typed_is_told_apart() -> None:
+    message = user_text_message("<caveat>", meta={"source": {"kind": "claude-code", "injected": True}})
+    assert "put in by the program" in to_html(data(message))
+    assert "put in by the program" in to_markdown(data(message))
+    assert "put in by the program" not in to_html(data(user_text_message("hi", meta={"source": "elsewhere"})))

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from carrel.conversation.entries import build_aside, build_compact_event
+from carrel.conversation.formats import normalize_usage
 from carrel.conversation.usage import count_usage, tokens_of
 from carrel.errors import ConfigurationError
 from tests.conversation.words import assistant, result, rewind, user
@@ -90,3 +91,62 @@ def test_usage_in_every_providers_words(given: object, total: int):
 def test_details_are_found_one_level_down():
     tokens = tokens_of({"prompt_tokens": 9, "prompt_tokens_details": {"cached_tokens": 4}})
     assert tokens.cache_read_tokens == 4
+
+
+RAW: dict[str, dict[str, Any]] = {
+    "anthropic": {
+        "input_tokens": 3,
+        "cache_read_input_tokens": 60,
+        "cache_creation_input_tokens": 30,
+        "output_tokens": 47,
+        "output_tokens_details": {"thinking_tokens": 20},
+        "iterations": [
+            {"type": "message", "input_tokens": 3},
+            {"type": "compaction", "input_tokens": 7, "output_tokens": 3},
+        ],
+    },
+    "openai_chat": {
+        "prompt_tokens": 100,
+        "prompt_tokens_details": {"cached_tokens": 60, "cache_write_tokens": 30, "audio_tokens": 5},
+        "completion_tokens": 50,
+        "completion_tokens_details": {"reasoning_tokens": 20, "audio_tokens": 4},
+    },
+    "openai_responses": {
+        "input_tokens": 100,
+        "input_tokens_details": {"cached_tokens": 60, "cache_write_tokens": 30},
+        "output_tokens": 50,
+        "output_tokens_details": {"reasoning_tokens": 20},
+    },
+    "gemini": {
+        "promptTokenCount": 90,
+        "toolUsePromptTokenCount": 10,
+        "cachedContentTokenCount": 60,
+        "candidatesTokenCount": 30,
+        "thoughtsTokenCount": 20,
+        "promptTokensDetails": [{"modality": "TEXT", "tokenCount": 90}],
+    },
+}
+
+
+def test_a_cache_that_is_named_apart_and_counted_within_is_counted_once() -> None:
+    usage = {"prompt_tokens": 100, "completion_tokens": 5, "cache_read_input_tokens": 60}
+    assert tokens_of(usage).input_tokens == 100
+
+
+@pytest.mark.parametrize("provider", RAW)
+def test_a_providers_own_count_costs_the_same_as_ours_of_it(provider: str) -> None:
+    prices = {"m": {"input": 1, "output": 10, "cache_read": 0.1, "cache_write": 2}}
+    raw, ours = (
+        count_usage(list(enumerate([user("q"), spent("a", usage=usage)], 1)), prices)
+        for usage in (RAW[provider], normalize_usage(RAW[provider], provider))
+    )
+    assert raw == ours
+    assert (raw.total.input_tokens, raw.total.output_tokens, raw.total.reasoning_tokens) == (100, 50, 20)
+    written = 0 if provider == "gemini" else 30
+    assert raw.total.cost == pytest.approx((40 - written + 500 + 6 + 2 * written) / 1_000_000)
+
+
+def test_what_is_told_later_is_counted_with_its_model_and_turn() -> None:
+    log = [user("first"), assistant("a", model="m"), build_aside("usage", usage=FIVE, model="m")]
+    usage = count_usage(list(enumerate(log, 1)))
+    assert (usage.models["m"].total_tokens, usage.turns[0].total_tokens) == (5, 5)

@@ -47,7 +47,7 @@ def anthropic(draw: st.DrawFn) -> Wire:
         if one(draw, True, False, False, False):
             system = draw(words)
             messages.append({"role": "system", "content": one(draw, system, [{"type": "text", "text": system}])})
-        blocks = [_anthropic_assistant_block(draw) for _ in range(draw(st.integers(1, 3)))]
+        blocks = [block for _ in range(draw(st.integers(1, 3))) for block in _anthropic_assistant_blocks(draw, used)]
         asked = [fresh(draw, "toolu_", used) for _ in range(draw(st.integers(0, 2)))]
         blocks += [
             {"type": "tool_use", "id": id_, "name": draw(ids), "input": draw(objects)}
@@ -98,8 +98,13 @@ def _anthropic_result(draw: st.DrawFn, id_: str) -> Wire:
     return {"type": "tool_result", "tool_use_id": id_} | maybe(draw, {"content": content}) | failed
 
 
-def _anthropic_assistant_block(draw: st.DrawFn) -> Wire:
-    search = {"type": "server_tool_use", "id": "srvtoolu_1", "name": "web_search", "input": {"query": "x"}}
+def _anthropic_assistant_blocks(draw: st.DrawFn, used: list[str]) -> list[Wire]:
+    id_ = fresh(draw, "srvtoolu_", used)
+    found = {"type": "web_search_result", "title": "t", "url": "u", "encrypted_content": "x"}
+    search = [
+        {"type": "server_tool_use", "id": id_, "name": "web_search", "input": {"query": "x"}},
+        {"type": "web_search_tool_result", "tool_use_id": id_, "content": [found]},
+    ]
     cited = {
         "type": "char_location",
         "cited_text": "x",
@@ -108,14 +113,15 @@ def _anthropic_assistant_block(draw: st.DrawFn) -> Wire:
         "start_char_index": 0,
         "end_char_index": 1,
     }
-    return one(
+    blocks: list[Wire] = one(
         draw,
-        {"type": "thinking", "thinking": one(draw, "", draw(words)), "signature": draw(encoded)},
-        {"type": "redacted_thinking", "data": draw(encoded)},
-        {"type": "text", "text": draw(words)},
-        {"type": "text", "text": draw(words), "citations": [cited]},
+        [{"type": "thinking", "thinking": one(draw, "", draw(words)), "signature": draw(encoded)}],
+        [{"type": "redacted_thinking", "data": draw(encoded)}],
+        [{"type": "text", "text": draw(words)}],
+        [{"type": "text", "text": draw(words), "citations": [cited]}],
         search,
     )
+    return blocks
 
 
 # --- OpenAI Chat Completions -----------------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ from strict_types import strict
 
 from carrel.conversation.formats import from_provider, to_provider
 from carrel.conversation.messages import build_message, tool_result_block, user_text_message
+from carrel.errors import FormatRefused
 
 DUMPS: dict[str, dict[str, Any]] = {
     "python": {},
@@ -60,6 +61,9 @@ def test_every_block_of_anthropic_comes_back() -> None:
         for block in shapes(kind):
             # Thinking alone is no message.
             content = [block, {"type": "text", "text": "x"}] if "thinking" in block["type"] else [block]
+            if block["type"].endswith("_tool_result"):
+                call = {"type": "server_tool_use", "id": block["tool_use_id"], "name": "web_search", "input": {}}
+                content = [call, block]
             wire = {"id": "m", "type": "message", "role": "assistant", "model": "c", "content": content}
             wire |= {"stop_reason": None, "stop_sequence": None, "usage": {"input_tokens": 1, "output_tokens": 1}}
             for answer in dumps(anthropic.Message.model_validate(wire)):
@@ -151,9 +155,13 @@ def test_what_a_client_put_together_from_a_stream_is_not_sent_back() -> None:
 
 def test_reasoning_that_a_server_wants_to_see_again_is_sent_again() -> None:
     details = [{"type": "reasoning.encrypted", "data": "x"}]
-    message = {"role": "assistant", "content": "4", "reasoning_details": details}
-    [_, said] = said_again({"choices": [{"message": message}], "model": "m"}, "openai_chat")["messages"]
-    assert said["reasoning_details"] == details
+    thought = {"type": "thinking", "thinking": [{"type": "text", "text": "2 and 2"}]}
+    content = [thought, {"type": "text", "text": "4"}]
+    message = {"role": "assistant", "content": content, "reasoning_details": details, "thinking_blocks": details}
+    answer = {"choices": [{"message": message}], "model": "m"}
+    [_, said] = said_again(answer, "openai_chat")["messages"]
+    assert said == message
+    assert from_provider(answer, "openai_chat")[0]["content"][0]["text"] == "2 and 2"
 
 
 def test_a_call_that_openai_answered_itself_is_no_call_of_ours() -> None:
@@ -181,3 +189,69 @@ def test_a_compacted_response_is_the_messages_it_keeps() -> None:
     messages = from_provider({"object": "response.compaction", "output": [kept, item]}, "openai_responses")
     assert [message["role"] for message in messages] == ["user", "assistant"]
     assert to_provider(messages, "openai_responses").payload["input"] == [kept, item]
+
+
+def test_what_was_spoken_is_words_for_all_and_the_sound_for_its_server() -> None:
+    audio = {"id": "audio_1", "data": "UklGRg==", "expires_at": 1, "transcript": "Hello."}
+    answer = {"choices": [{"message": {"role": "assistant", "content": None, "audio": audio}}], "model": "m"}
+    [_, said] = said_again(answer, "openai_chat")["messages"]
+    assert said == {"role": "assistant", "content": None, "audio": {"id": "audio_1"}}
+    messages = [user_text_message("q"), *from_provider(answer, "openai_chat")]
+    assert to_provider(messages, "gemini").payload["contents"][1]["parts"] == [{"text": "Hello."}]
+
+
+def test_the_pieces_of_a_stream_of_gemini_are_one_answer() -> None:
+    def piece(*parts: dict[str, Any], **more: Any) -> Any:
+        wire = {"candidates": [{"content": {"role": "model", "parts": list(parts)}}], "modelVersion": "g", **more}
+        return google.GenerateContentResponse.model_validate_json(json.dumps(wire))
+
+    call = {"functionCall": {"name": "look", "args": {}}, "thoughtSignature": "c2ln"}
+    stream = [
+        piece({"text": "Let me ", "thought": True}),
+        piece({"text": "think.", "thought": True}, {"text": "I "}),
+        piece({"text": "look."}, usageMetadata={"promptTokenCount": 3, "candidatesTokenCount": 1}),
+        piece(call),
+        piece({"text": ""}, usageMetadata={"promptTokenCount": 3, "candidatesTokenCount": 9}),
+    ]
+    [message] = from_provider(stream, "gemini")
+    assert [block.get("text", block["type"]) for block in message["content"]] == [
+        "Let me think.",
+        "I look.",
+        "tool_use",
+    ]
+    assert message["meta"]["usage"]["output_tokens"] == 9
+    assert said_again(stream, "gemini")["contents"][1]["parts"][-1] == call
+
+
+def test_the_last_event_of_a_stream_of_responses_is_the_answer() -> None:
+    text = {"type": "output_text", "text": "4", "annotations": []}
+    output = [{"type": "message", "id": "m", "role": "assistant", "status": "completed", "content": [text]}]
+    event = {"type": "response.completed", "response": {"object": "response", "output": output}}
+    assert from_provider(event, "openai_responses")[0]["content"][0]["text"] == "4"
+
+
+@pytest.mark.parametrize(
+    ("provider", "payload"),
+    [
+        ("openai_chat", {"object": "chat.completion.chunk", "choices": [{"index": 0, "delta": {"content": "4"}}]}),
+        ("openai_responses", {"type": "response.output_text.delta", "delta": "4"}),
+        ("openai_responses", {"error": {"message": "overloaded"}}),
+        ("anthropic", {"type": "content_block_delta", "delta": {"type": "text_delta", "text": "4"}}),
+        ("gemini", {"error": {"code": 503}}),
+        ("gemini", [{"error": {"code": 503}}]),
+    ],
+)
+def test_a_piece_of_a_stream_or_an_error_is_no_answer(provider: str, payload: Any) -> None:
+    with pytest.raises(FormatRefused):
+        from_provider(payload, provider)
+
+
+def test_what_a_response_repeats_is_not_kept_and_all_else_is() -> None:
+    wire = {"object": "response", "id": "r", "output": [], "tools": [{"type": "x"}], "instructions": "Be brief."}
+    [message] = from_provider(
+        wire | {"conversation": {"id": "c"}, "something_new": 1, "error": None}, "openai_responses"
+    )
+    assert message["meta"]["native"] == {"conversation": {"id": "c"}, "something_new": 1}
+    whole = {"candidates": [{"content": {"parts": [{"text": "x"}]}, "avgLogprobs": -1}], "modelStatus": {"a": 1}}
+    [message] = from_provider(whole | {"automatic_function_calling_history": [1], "parsed": 1}, "gemini")
+    assert message["meta"]["native"] == {"modelStatus": {"a": 1}, "avgLogprobs": -1}

@@ -474,3 +474,27 @@ def test_a_tool_of_openai_that_was_never_run_stays_behind() -> None:
     assert sent([*head, build_message("user", [native[1]])], "openai_responses")[1:] == [asked, answer]
     assert len(sent([*head, user_text_message("no")], "openai_responses")) == 2
     assert len(sent([user_text_message("go"), build_message("user", [native[1]])], "openai_responses")) == 1
+
+
+def test_a_search_of_anthropic_that_never_ended_stays_behind() -> None:
+    def native(**value: Any) -> dict[str, Any]:
+        return {"type": "native", "provider": "anthropic", "value": value}
+
+    search = native(type="server_tool_use", id="srvtoolu_1", name="web_search", input={})
+    found = native(type="web_search_tool_result", tool_use_id="srvtoolu_1", content=[])
+    paused = [user_text_message("go"), said_by("anthropic", text_block("I look."), search)]
+    assert len(sent(paused, "anthropic")[1]["content"]) == 2
+    assert len(sent([*paused, user_text_message("no")], "anthropic")[1]["content"]) == 1
+    went_on = [*paused, said_by("anthropic", found, text_block("Here.")), user_text_message("thanks")]
+    assert len(sent(went_on, "anthropic")[1]["content"]) == 4
+    orphan = to_provider([user_text_message("go"), said_by("anthropic", found, text_block("Here."))], "anthropic")
+    assert [(note.message, note.block, note.what) for note in orphan.dropped] == [(1, 0, "native")]
+    # A program of Anthropic's waits while the calls that it made are answered.
+    program = [user_text_message("go"), said_by("anthropic", search, call("a")), build_message("user", [result("a")])]
+    assert len(sent(program, "anthropic")[1]["content"]) == 2
+
+
+def test_something_of_anthropics_without_a_type_is_sent_as_it_is() -> None:
+    odd = {"type": "native", "provider": "anthropic", "value": {"x": 1}}
+    converted = to_provider([user_text_message("go"), said_by("anthropic", odd)], "anthropic")
+    assert converted.payload["messages"][1]["content"] == [{"x": 1}]

@@ -187,3 +187,22 @@ def test_every_refusal_is_one_of_our_errors(tmp_path: Path) -> None:
         list(read_session_file(tmp_path / "nowhere"))
     with pytest.raises(ValueError, match="nowhere"):
         list(read_session_file(tmp_path / "nowhere"))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"working_dir":"/c","description":"x"}\n{"id":null,"role":"user","created":1,"content":[]}\n',
+        '[\n {"role":"user","content":"hi"},\n {"role":"assistant","content":"yo"}\n]\n',
+        '[{"role":"user","content":"hi"}]',
+        '{"sessionId":"a","messages":[{"type":"user","content":"hi"}]}',
+        '{"sessionId":"a","kind":"main"}\n{"id":"1","type":"user","content":[{"text":"hi"}]}\n',
+        "# aider chat started at 2026-01-01\n\n#### hi\n",
+        '{"sessionId":"x","history":[{"message":{"role":"user","content":"hi"}}]}',
+    ],
+)
+def test_sessions_of_other_programs_are_refused_in_words(tmp_path: Path, text: str) -> None:
+    file = tmp_path / "session.jsonl"
+    file.write_text(text)
+    with pytest.raises(ImportRefused, match="no line of a session of Claude Code, Codex, pi or carrel"):
+        list(read_session_file(file))

@@ -109,3 +109,71 @@ async def test_all_samples_are_here_after_one_import(store: SessionStore) -> Non
     assert len([report for report in after if report.already_here]) == len(before)
     assert [report for report in after if report.session_id] == []
     assert len(await store.list_sessions()) == count
+
+
+def _piece(*blocks: dict[str, Any], output: int) -> str:
+    usage = {"input_tokens": 10, "output_tokens": output}
+    message = {"role": "assistant", "id": "m2", "model": "c", "content": list(blocks), "usage": usage}
+    said = {"type": "assistant", "uuid": f"p{output}", "parentUuid": "u1", "sessionId": "s1", "message": message}
+    return json.dumps(said) + "\n"
+
+
+async def test_a_message_that_was_still_being_written_goes_on_where_it_was(tmp_path: Path, store: SessionStore) -> None:
+    file = tmp_path / "session.jsonl"
+    call = {"type": "tool_use", "id": "t1", "name": "look", "input": {}}
+    result = {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "t1", "content": "a desk"}]}
+    answer = {"type": "user", "uuid": "r1", "parentUuid": "p7", "sessionId": "s1", "message": result}
+    lines = [_line(1, "What?"), _piece({"type": "text", "text": "I look."}, output=3), _piece(call, output=7)]
+    lines += [json.dumps(answer) + "\n", _line(5, "And?").replace('"u4"', '"r1"')]
+    ids, appended = set(), []
+    for end in range(2, len(lines) + 1):
+        file.write_text("".join(lines[:end]))
+        [report] = await store.import_file(file)
+        assert not report.problems
+        ids.add(report.session_id)
+        appended.append(report.appended)
+    [id_] = ids
+    assert appended == [0, 2, 1, 1]
+    data = await store.load_session(id_)
+    kinds = [(message["role"], block["type"]) for message in data["messages"] for block in message["content"]]
+    assert [kind for _, kind in kinds] == ["text", "text", "tool_use", "tool_result", "text"]
+    usage = await store.usage(id_)
+    assert (usage.total.input_tokens, usage.total.output_tokens) == (10, 7)
+    [report] = await store.import_file(file)
+    assert (report.already_here, report.appended, report.problems) == (id_, 0, [])
+
+
+async def test_a_title_with_half_a_character_in_it_keeps_nobody_out(tmp_path: Path, store: SessionStore) -> None:
+    file = tmp_path / "session.jsonl"
+    file.write_text(_line(1, "What is \ud800 this?"))
+    [report] = await store.import_file(file)
+    assert report.session_id is not None
+
+
+@pytest.mark.parametrize(
+    "pattern", ["codex/2026/03/04/rollout-2026-03-04T10-00-00-*.jsonl", "pi/--home-ada-old--/*.jsonl"]
+)
+async def test_a_session_imported_after_every_line_is_the_session(
+    pattern: str, samples: Path, tmp_path: Path, store: SessionStore
+) -> None:
+    [sample] = samples.glob(pattern)
+    lines = sample.read_bytes().splitlines(keepends=True)
+    file = tmp_path / sample.name
+    for end in range(2, len(lines) + 1):
+        file.write_bytes(b"".join(lines[:end]))
+        [report] = await store.import_file(file)
+        assert not [problem for problem in report.problems if "nothing was stored" in problem]
+    [meta] = await store.list_sessions()
+    [again] = await store.import_file(file, again=True)
+    assert again.session_id is not None
+    seen = [await _seen(store, id_) for id_ in (meta["id"], again.session_id)]
+    assert seen[0] == seen[1]
+
+
+async def _seen(store: SessionStore, session_id: str) -> tuple[list[str], int, int]:
+    """What is in view, block by block, and what it cost."""
+    data = await store.load_session(session_id)
+    assert data is not None
+    blocks = sorted(json.dumps(block, sort_keys=True) for message in data["messages"] for block in message["content"])
+    total = (await store.usage(session_id)).total
+    return blocks, total.input_tokens, total.output_tokens

@@ -158,3 +158,9 @@ def test_a_newer_version_is_refused_and_says_so(tmp_path: Path) -> None:
 def test_a_session_without_messages_is_an_empty_one(tmp_path: Path) -> None:
     (tmp_path / "messages.jsonl").touch()
     assert only(tmp_path).messages == []
+
+
+def test_lines_of_other_writers_may_have_more_in_them(tmp_path: Path) -> None:
+    (tmp_path / "messages.jsonl").write_text('{"role":"user","content":"hi","id":7}\n')
+    [session] = read_session_file(tmp_path)
+    assert (session.kind, session.report.imported) == ("carrel", 1)

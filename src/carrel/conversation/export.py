@@ -86,6 +86,9 @@ def _said(message: ConversationMessage) -> list[str]:
     who = {"user": "User", "assistant": "Assistant"}.get(role, role)
     if blocks and all(block.get("type") == "tool_result" for block in blocks):
         who = "Tool results" if len(blocks) > 1 else "Tool result"
+    origin = meta.get("source")
+    if isinstance(origin, dict) and origin.get("injected"):
+        who = f"{who} (put in by the program)"
     when = day_and_time(meta.get("created_at") or meta.get("timestamp"))
     return [f"## {_plain(who)}" + (f", {_plain(when)}" if when else ""), *map(_block, blocks)]
 

@@ -3,7 +3,14 @@
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 
 from carrel.conversation.importers import Imported, ImportReport
-from carrel.conversation.importing import brought_before, nearest, stored_entries, stored_meta
+from carrel.conversation.importing import (
+    added_entries,
+    brought_before,
+    import_record,
+    nearest,
+    stored_entries,
+    stored_meta,
+)
 from carrel.conversation.logs import SessionLogs
 from carrel.conversation.messages import SessionData, SessionMeta
 from carrel.conversation.metadata import is_id
@@ -42,7 +49,7 @@ class Intake:
         if own is not None and (not is_id(own) or await self._logs.meta(own) is not None):
             own = None
         data = await self._create(
-            imported.title,
+            imported.title.encode("utf-8", "replace").decode("utf-8"),
             session_id=own,
             provider=imported.provider,
             model=imported.model,
@@ -64,20 +71,22 @@ class Intake:
         report.already_here = self._ids[imported.source_id] = id_
         if standing == "other":
             report.problems.append(f"session {id_} was imported from it, and what that was made of is {_NOT_AGAIN}")
-        elif standing == "longer" and not await self._go_on(imported, meta):
+        elif standing != "same" and not await self._go_on(imported, meta):
             report.problems.append(f"it has grown since it was imported, and session {id_} was {_NOT_AGAIN}")
         return True
 
     async def _go_on(self, imported: Imported, meta: SessionMeta) -> bool:
         """Append what the source has got since, unless somebody has written to the session here."""
         id_, seq = meta["id"], meta["imported_from"]["seq"]
-        entries = stored_entries(imported, meta.get("parent_session_id"), self._now())[seq:]
+        entries, places = added_entries(imported, meta, self._now())
+        if not entries:
+            return True
         written, writer = await self._logs.append(id_, entries, after=seq)
         if not written:
             return False
         dates = stored_meta(imported, self._ids)
         writer.meta["updated_at"] = dates.get("updated_at", writer.meta["updated_at"])
-        writer.set("imported_from", dates["imported_from"])
+        writer.set("imported_from", import_record(imported, seq + len(entries), places))
         await writer.flush()
         imported.report.appended, imported.report.session_id = len(entries), id_
         return True

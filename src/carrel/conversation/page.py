@@ -157,7 +157,9 @@ class _Layout:
             f"{count:,} {word}" for count, word in ((spent.input_tokens, "in"), (spent.output_tokens, "out")) if count
         ]
         model = [str(meta["model"])] if meta.get("model") and meta["model"] != self._usual_model else []
-        return inert_line(" · ".join([*model, *counts]))
+        origin = meta.get("source")
+        injected = isinstance(origin, dict) and origin.get("injected")
+        return inert_line(" · ".join([*(["put in by the program"] if injected else []), *model, *counts]))
 
 
 def _mark(seq: int, entry: ConversationMessage) -> Item | None:

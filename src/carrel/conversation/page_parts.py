@@ -7,6 +7,7 @@ from binascii import Error as NotBase64
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from carrel.conversation.formats.media import held_in, mended
 from carrel.conversation.inert import inert, inert_line
 from carrel.conversation.messages import ConversationMessage, MessageBlock, blocks_of, meta_of, tool_result_text
 from carrel.conversation.prose import prose
@@ -14,6 +15,7 @@ from carrel.conversation.telling import size_of
 
 _IMAGE = re.compile(r"image/(png|jpeg|jpg|gif|webp|avif|bmp|svg\+xml)")
 # Anything else is offered as plain bytes, so that no browser opens it as a page of its own.
+_LONGEST_ADDRESS = 300
 _DOCUMENT = re.compile(r"application/(pdf|json)|text/(plain|csv|markdown)")
 
 
@@ -90,7 +92,15 @@ def part_of(block: MessageBlock, pairs: Pairs) -> Part | None:
             call = Call(f"result of {inert_line(block.get('tool_use_id') or 'an unknown call')}", "", [])
             return Part("call", call=_answered(call, block))
         case _:
-            return Part("other", name=inert_line(kind or "block"), text=pretty(block))
+            return _other(block)
+
+
+def _other(block: MessageBlock) -> Part:
+    """A block that only its provider understands, under the name that it has there."""
+    kind, value = block.get("type"), block.get("value")
+    if kind == "native" and isinstance(value, dict):
+        kind = f"{value.get('type') or next(iter(value), 'native')} ({block.get('provider')})"
+    return Part("other", name=inert_line(kind or "block"), text=pretty(block))
 
 
 def _call(block: MessageBlock) -> Call:
@@ -115,6 +125,8 @@ def _answered(call: Call, result: MessageBlock) -> Call:
             call.parts.append(attachment(block))
         elif block.get("type") == "text" and inert(text := str(block.get("text") or "")) not in call.output:
             call.parts.append(Part("text", html=prose(text)))
+        elif block.get("type") != "text":
+            call.parts.append(_other(block))
     return call
 
 
@@ -123,8 +135,12 @@ def attachment(block: MessageBlock) -> Part:
     kind = str(block.get("type"))
     mime = str(block.get("mime_type") or "").lower()
     name = inert_line(block.get("name") or kind)
-    data = "".join(str(block.get("data") or "").split())
+    data, address = str(block.get("data") or ""), str(block.get("url") or "")
+    mime, data = held_in(address) or (mime, data)
+    if not data and address:
+        return Part("missing", name=name, detail=f"{kind} at {inert_line(address)[:_LONGEST_ADDRESS]}")
     try:
+        data = mended(data) or data
         size = len(b64decode(data, validate=True))
     except (NotBase64, ValueError):
         return Part("missing", name=name, detail=f"{kind}, its data cannot be read")

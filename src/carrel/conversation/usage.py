@@ -6,6 +6,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from carrel.conversation.entries import aside_of
+from carrel.conversation.formats.turns import compactions
 from carrel.conversation.messages import ConversationMessage, flatten_message_text, meta_of, tool_results_of
 from carrel.conversation.replay import Numbered
 from carrel.errors import ConfigurationError
@@ -19,9 +20,10 @@ _NAMES: dict[str, tuple[str, ...]] = {
         "cached_tokens",
         "cached_content_token_count",
         "cachedContentTokenCount",
+        "prompt_cache_hit_tokens",
     ),
     "cache_write_tokens": ("cache_write_tokens", "cache_creation_input_tokens"),
-    "reasoning_tokens": ("reasoning_tokens", "thoughts_token_count", "thoughtsTokenCount"),
+    "reasoning_tokens": ("reasoning_tokens", "thinking_tokens", "thoughts_token_count", "thoughtsTokenCount"),
     "total_tokens": ("total_tokens", "total_token_count", "totalTokenCount"),
 }
 _DETAILS = ("prompt_tokens_details", "completion_tokens_details", "input_tokens_details", "output_tokens_details")
@@ -86,9 +88,15 @@ def tokens_of(usage: Any) -> Tokens:
             flat |= usage[detail]
     flat |= usage
     counts = {name: _first_count(flat, keys) for name, keys in _NAMES.items()}
-    if "cache_read_input_tokens" in usage or "cache_creation_input_tokens" in usage:
+    apart = "cache_read_input_tokens" in usage or "cache_creation_input_tokens" in usage
+    if apart and "prompt_tokens" not in usage:
         # This provider counts what was cached beside the input, all others within it.
         counts["input_tokens"] += counts["cache_read_tokens"] + counts["cache_write_tokens"]
+    for spent in map(tokens_of, compactions(usage)):
+        counts |= {name: counts[name] + getattr(spent, name) for name in counts if name != "total_tokens"}
+    # And this one counts thinking and the prompts of its own tools beside the answer and the prompt.
+    counts["output_tokens"] += _first_count(usage, ("thoughts_token_count", "thoughtsTokenCount"))
+    counts["input_tokens"] += _first_count(usage, ("tool_use_prompt_token_count", "toolUsePromptTokenCount"))
     if not counts["total_tokens"]:
         counts["total_tokens"] = counts["input_tokens"] + counts["output_tokens"]
     return Tokens(**counts)
@@ -100,7 +108,7 @@ def total_after(total: int, entry: ConversationMessage) -> int:
     What any line says was spent is added. What a fork was begun with was spent elsewhere. An entry about the session as
     a whole may say a larger sum than the lines do, for what no line has; never a smaller one."""
     meta, aside = meta_of(entry), aside_of(entry)
-    if aside is None:
+    if aside in (None, "usage"):
         return total + tokens_of(meta["usage"]).total_tokens if meta.get("usage") else total
     if aside == "fork":
         return 0
@@ -164,7 +172,7 @@ class UsageCount:
             self._usage.turns.append(Turn(seq=seq, text=flatten_message_text(entry, include_thinking=False)[:80]))
         before = self._usage.total.total_tokens
         total = total_after(before, entry)
-        if aside is None and meta.get("usage"):
+        if aside in (None, "usage") and meta.get("usage"):
             self._add(tokens_of(meta["usage"]), meta)
         elif total > before:
             self._add(Tokens(total_tokens=total - before), {})

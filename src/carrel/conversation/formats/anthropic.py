@@ -17,6 +17,7 @@ from carrel.conversation.formats.turns import (
     Turn,
     arrange,
     as_text,
+    compactions,
     count_of,
     inside,
     joined,
@@ -43,6 +44,7 @@ from carrel.conversation.messages import (
 NAME = "anthropic"
 BREAKPOINTS = 4
 """How many `cache_control` marks a request may have."""
+_SERVER_CALLS = ("server_tool_use", "mcp_tool_use")
 _THINKING = ("thinking", "redacted_thinking")
 
 
@@ -60,7 +62,8 @@ def to_anthropic(messages: Sequence[ConversationMessage], *, system: str | None 
             report.change((turn.index, None), "system", "moved to the system prompt, before everything else")
     places: Places = {}
     said = [_said(turn, places, report) for turn in turns if turn not in instructions]
-    wire = opened(_without_loose_ends(merged(said), places, report), {"type": "text", "text": OPENING}, report)
+    whole = merged(_without_halves(merged(said), places, report))
+    wire = opened(_without_loose_ends(whole, places, report), {"type": "text", "text": OPENING}, report)
     heads = [_said(turn, places, report) for turn in instructions]
     head = [{"type": "text", "text": system}] if system else []
     head += [block for each in heads for block in each.content]
@@ -193,14 +196,37 @@ def _tool_result(piece: Piece, moved: list[dict[str, Any]], report: Converted) -
     return block
 
 
+def _without_halves(wire: list[Said], places: Places, report: Converted) -> list[Said]:
+    """Anthropic's own tools: a call whose result never came, and a result of no call, are refused.
+
+    One at the end may still get its result: when the turn goes on, or once the calls it made in turn are answered."""
+    blocks = [block for turn in wire for block in turn.content]
+    asked = {block.get("id") for block in blocks if block.get("type") in _SERVER_CALLS}
+    answered = {block.get("tool_use_id") for block in blocks if _is_server_result(block)}
+    for place, turn in enumerate(wire):
+        after = wire[place + 1 :]
+        waits = not after or (len(after) == 1 and after[0].content[0].get("type") == "tool_result")
+        for block in list(turn.content):
+            lone_call = block.get("type") in _SERVER_CALLS and block.get("id") not in answered and not waits
+            if lone_call or (_is_server_result(block) and block.get("tool_use_id") not in asked):
+                at = places.get(id(block), (-1, None))
+                report.drop(at, "native", "a call without its result, or the other way round, is refused")
+                turn.content.remove(block)
+    return wire
+
+
+def _is_server_result(block: dict[str, Any]) -> bool:
+    return as_text(block.get("type")).endswith("_tool_result")
+
+
 def _without_loose_ends(wire: list[Said], places: Places, report: Converted) -> list[Said]:
     """An assistant's message may not end with thinking, nor the whole with white space after its last words."""
     for turn in wire:
-        while turn.role == "assistant" and turn.content and turn.content[-1]["type"] in _THINKING:
+        while turn.role == "assistant" and turn.content and turn.content[-1].get("type") in _THINKING:
             at = places[id(turn.content.pop())]
             report.drop(at, "thinking", "nothing follows it, and Anthropic refuses a message that ends with it")
     kept = merged(wire)
-    if kept and kept[-1].role == "assistant" and kept[-1].content[-1]["type"] == "text":
+    if kept and kept[-1].role == "assistant" and kept[-1].content[-1].get("type") == "text":
         last = kept[-1].content[-1]
         trimmed = as_text(last["text"]).rstrip()
         if trimmed != last["text"]:
@@ -327,10 +353,14 @@ def _read_result(wire: dict[str, Any]) -> MessageBlock:
 
 
 def usage_of(usage: dict[str, Any]) -> dict[str, int]:
-    """Anthropic counts what the cache gave and took apart from `input_tokens`; ours has it all in."""
-    read, write = (count_of(usage, f"cache_{what}_input_tokens") for what in ("read", "creation"))
-    given = count_of(usage, "input_tokens") + read + write
-    output = count_of(usage, "output_tokens")
+    """Anthropic counts what the cache gave and took apart from `input_tokens`, and leaves out what its own compactions
+    cost; ours has it all in."""
+    parts = [usage, *compactions(usage)]
+    fresh, read, write, output = (
+        sum(count_of(part, name) for part in parts)
+        for name in ("input_tokens", "cache_read_input_tokens", "cache_creation_input_tokens", "output_tokens")
+    )
+    given = fresh + read + write
     return {
         "input_tokens": given,
         "output_tokens": output,

@@ -41,6 +41,8 @@ from carrel.conversation.messages import (
 NAME = "gemini"
 UNSIGNED = "skip_thought_signature_validator"
 """The signature Google documents for a call that another model made; Gemini 3 refuses one without any."""
+_OF_THE_CLIENT = ("automaticFunctionCallingHistory", "parsed", "sdkHttpResponse")
+"""What Google's client puts into a response: all that was said before, among others."""
 _DOCUMENTS = ("application/pdf", "text/")
 _CALL_HINTS = ("no_id", "no_args", "functionCall", "part")
 _RESULT_HINTS = ("no_id", "json", "name", "functionResponse", "part")
@@ -188,8 +190,11 @@ def _response_object(piece: Piece) -> dict[str, Any]:
 
 
 def from_gemini(payload: Any) -> list[ConversationMessage]:
-    """A response, a request, a list of contents, or one content."""
+    """A response, also as the pieces of a stream, a request, a list of contents, or one content."""
     if isinstance(payload, list):
+        pieces = [_camel(piece) for piece in payload]
+        if any("candidates" in piece or "usageMetadata" in piece for piece in pieces):
+            return [_response(_put_together(pieces))]
         return without_opening(_messages(payload))
     payload = _camel(payload)
     if "candidates" in payload or "promptFeedback" in payload:
@@ -223,11 +228,34 @@ def _wire(part: Any) -> Any:
     return {name: value if name in _DATA else _wire(value) for name, value in _camel(part).items() if value is not None}
 
 
+def _put_together(pieces: list[dict[str, Any]]) -> dict[str, Any]:
+    """One response of the pieces of a stream: Google's client leaves this to its users."""
+    whole: dict[str, Any] = {}
+    candidate: dict[str, Any] = {}
+    parts: list[dict[str, Any]] = []
+    for piece in pieces:
+        whole |= {name: value for name, value in piece.items() if value is not None and name != "candidates"}
+        first = _camel(next(iter(piece.get("candidates") or []), {}))
+        candidate |= {name: value for name, value in first.items() if value is not None and name != "content"}
+        for part in map(_wire, (first.get("content") or {}).get("parts") or []):
+            plain = {"text", "thought"} >= part.keys() >= {"text"}
+            last = parts[-1] if parts and plain and {"text", "thought"} >= parts[-1].keys() else {}
+            if last and "text" in last and last.get("thought") == part.get("thought"):
+                parts[-1] = {**last, "text": last["text"] + part["text"]}
+            else:
+                parts.append(part)
+    # A text with nothing in it ends most streams; it says something only with a signature.
+    spoken = [part for part in parts if part.get("text") != "" or len(part) > 1]
+    return {**whole, "candidates": [{**candidate, "content": {"role": "model", "parts": spoken}}]}
+
+
 def _messages(contents: list[dict[str, Any]]) -> list[ConversationMessage]:
     messages: list[ConversationMessage] = []
     open_calls: dict[str, list[str]] = {}
     for place, content in enumerate(contents):
         role = content.get("role")
+        if role is None and "parts" not in content:
+            raise ValueError("a content has parts")
         ours = "assistant" if role == "model" else "user"
         prefix = f"call_{place}"
         blocks = [_read(part, f"{prefix}_{index}", open_calls) for index, part in enumerate(content.get("parts") or [])]
@@ -324,7 +352,8 @@ def _response(wire: dict[str, Any]) -> ConversationMessage:
         _read(part, f"{response_id or 'call'}_{place}", {}) for place, part in enumerate(content.get("parts") or [])
     ]
     usage = wire.get("usageMetadata")
-    native = rest(wire, "candidates", "responseId", "modelVersion") | rest(candidate, "content", "finishReason")
+    native = rest(wire, "candidates", "responseId", "modelVersion", *_OF_THE_CLIENT)
+    native |= rest(candidate, "content", "finishReason")
     return assistant_message(
         blocks,
         provider=NAME,

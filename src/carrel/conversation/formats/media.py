@@ -48,15 +48,14 @@ _EXTENSIONS = {"text/plain": ".txt", "text/markdown": ".md", "text/csv": ".csv",
 
 def media_of(piece: Piece, provider: str, report: Converted) -> Media | None:
     mime_type, data, url, name = (as_text(piece.block.get(key)) for key in ("mime_type", "data", "url", "name"))
-    if inline := _ANY_DATA_URL.fullmatch(url):
-        mime_type, data = inline[1], inline[2]
+    mime_type, data = held_in(url) or (mime_type, data)
     kind = mime_type.partition(";")[0].strip().lower()
     kind = _NAMES.get(kind, kind)
     if piece.kind == "image" and kind and kind not in IMAGES[provider]:
         report.drop(piece.at, "image", f"{provider} takes no images of the kind {kind}")
         return None
     if data and kind:
-        clean = _mended(data)
+        clean = mended(data)
         if clean is None:
             report.drop(piece.at, piece.kind, "its data is no base64")
             return None
@@ -67,7 +66,13 @@ def media_of(piece: Piece, provider: str, report: Converted) -> Media | None:
     return None
 
 
-def _mended(data: str) -> str | None:
+def held_in(address: str) -> tuple[str, str] | None:
+    """The MIME type and the base64 of an address that holds the data itself."""
+    inline = _ANY_DATA_URL.fullmatch(address)
+    return (inline[1], inline[2]) if inline else None
+
+
+def mended(data: str) -> str | None:
     """The base64 with its padding, without line breaks, in the letters that everybody reads; None when it is none."""
     if len(data) % 4 == 0 and _BASE64.fullmatch(data):
         return data

@@ -36,7 +36,7 @@ from carrel.conversation.messages import (
 NAME = "openai_chat"
 _REASONING = ("reasoning_content", "reasoning")
 """Where servers that speak this format put a model's thinking; OpenAI's own never shows it."""
-_SENT_BACK = ("audio", "reasoning_details")
+_SENT_BACK = ("audio", "reasoning_details", "thinking_blocks")
 """What a response has beside its words that its server wants to see again."""
 _MESSAGE_HINTS = ("parts", "role", "no_content")
 
@@ -151,12 +151,18 @@ def _assistant(turn: Turn, report: Converted) -> list[dict[str, Any]]:
                 calls.append(_call(piece))
             case "text" if piece.native.get("refusal") == "field":
                 extra["refusal"] = piece.text
+            case "text" if piece.native.get("transcript"):
+                # The sound stands for its words, as long as it is there.
+                if "audio" not in extra:
+                    texts.append({"type": "text", "text": piece.text})
             case "text" if piece.native.get("refusal"):
                 texts.append({"type": "refusal", "refusal": piece.text})
             case "text":
                 texts.append({"type": "text", "text": piece.text, **piece.native})
                 if calls:
                     report.change(piece.at, "text", "stands before the calls of its message")
+            case "thinking" if isinstance(piece.native.get("part"), dict):
+                texts.append(piece.native["part"])
             case "thinking":
                 _reasoning(piece, extra, report)
             case _:
@@ -236,6 +242,8 @@ def _shape(wire: dict[str, Any]) -> dict[str, Any]:
 def _response(wire: dict[str, Any]) -> ConversationMessage:
     choices = wire["choices"]
     choice = choices[0] if choices else {}
+    if "delta" in choice and "message" not in choice:
+        raise ValueError("a piece of a stream; put the pieces together first")
     message = choice.get("message") or {}
     usage = wire.get("usage")
     native = rest(wire, "id", "object", "model", "choices") | rest(choice, "index", "finish_reason", "message")
@@ -260,6 +268,9 @@ def _assistant_blocks(wire: dict[str, Any]) -> list[MessageBlock]:
         if isinstance(wire.get(where), str):
             blocks.append(keep_native(thinking_block(wire[where]), NAME, {"reasoning_field": where}))
     blocks += _parts(wire.get("content"))
+    audio = wire.get("audio")
+    if isinstance(audio, dict) and isinstance(audio.get("transcript"), str) and not wire.get("content"):
+        blocks.append(keep_native(text_block(audio["transcript"]), NAME, {"transcript": True}))
     if isinstance(wire.get("refusal"), str):
         blocks.append(keep_native(text_block(wire["refusal"]), NAME, {"refusal": "field"}))
     return blocks + [_read_call(call) for call in wire.get("tool_calls") or []]
@@ -275,6 +286,11 @@ def _read(part: dict[str, Any]) -> MessageBlock:
     match part.get("type"):
         case "text":
             return keep_native(text_block(as_text(part.get("text"))), NAME, rest(part, "type", "text"))
+        case "thinking":
+            # Mistral's, which wants it back where it was.
+            thought = part.get("thinking")
+            text = joined(thought) if isinstance(thought, list) else as_text(thought)
+            return keep_native(thinking_block(text), NAME, {"part": part})
         case "refusal":
             return keep_native(text_block(as_text(part.get("refusal"))), NAME, {"refusal": "part"})
         case "image_url" if set(part["image_url"]) <= {"url", "detail"}:

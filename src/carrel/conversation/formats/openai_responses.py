@@ -37,8 +37,23 @@ from carrel.conversation.messages import (
 
 NAME = "openai_responses"
 _OUTPUTS = ("function_call_output", "custom_tool_call_output")
+_ENDINGS = ("response.completed", "response.incomplete", "response.failed")
 _TEXT_HINTS = ("item", "continues", "plain", "refusal", "no_annotations", "item_id")
-_KEPT_OF_RESPONSE = ("usage", "incomplete_details", "error", "service_tier", "created_at", "completed_at", "metadata")
+_OF_THE_REQUEST = (
+    *(
+        "access_programs",
+        "background",
+        "image",
+        "instructions",
+        "max_output_tokens",
+        "max_tool_calls",
+        "prompt",
+        "store",
+    ),
+    *("parallel_tool_calls", "prompt_cache_key", "prompt_cache_options", "prompt_cache_retention", "reasoning", "user"),
+    *("safety_identifier", "temperature", "text", "tool_choice", "tools", "top_logprobs", "top_p", "truncation"),
+)
+"""What a response repeats of its request, which may be long."""
 _HINTS = ("role", "plain", "untyped", "bare")
 
 
@@ -235,6 +250,11 @@ def from_openai_responses(payload: Any) -> list[ConversationMessage]:
         return _messages(payload)
     if "output" in payload and payload.get("object") == "response":
         return [_response(payload)]
+    if as_text(payload.get("type")).startswith("response."):
+        # The last event of a stream has the whole response in it.
+        if not isinstance(payload.get("response"), dict) or payload["type"] not in _ENDINGS:
+            raise ValueError("a piece of a stream; its last event has the whole response")
+        return [_response(payload["response"])]
     if payload.get("object") == "response.compaction":
         return _messages(payload["output"])
     if "input" not in payload:
@@ -251,6 +271,8 @@ def _messages(items: Iterable[dict[str, Any]]) -> list[ConversationMessage]:
     side = ""
     for item in items:
         kind, role = as_text(item.get("type") or "message"), as_text(item.get("role"))
+        if not role and "type" not in item:
+            raise ValueError("an item has a type or a role")
         if kind == "message" and role in ("user", "system", "developer"):
             messages.append(_input_message(item, role))
             side = ""
@@ -369,6 +391,7 @@ def _read_result(item: dict[str, Any]) -> MessageBlock:
 
 def _response(wire: dict[str, Any]) -> ConversationMessage:
     usage = wire.get("usage")
+    own = rest(wire, "id", "model", "object", "output", "output_text", "status", *_OF_THE_REQUEST)
     items = wire.get("output") or []
     # A call that OpenAI has answered itself is no call of ours.
     done = {item.get("call_id") for item in items if item.get("type") in _OUTPUTS}
@@ -388,7 +411,7 @@ def _response(wire: dict[str, Any]) -> ConversationMessage:
         provider_message_id=wire.get("id"),
         stop_reason=wire.get("status"),
         usage=usage_of(usage) if isinstance(usage, dict) else None,
-        native_meta={key: wire[key] for key in _KEPT_OF_RESPONSE if wire.get(key) not in (None, {})},
+        native_meta={name: value for name, value in own.items() if value not in (None, {})},
     )
 
 

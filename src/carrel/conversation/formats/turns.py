@@ -2,7 +2,7 @@
 
 import hashlib
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
@@ -413,3 +413,10 @@ def joined(blocks: Iterable[MessageBlock]) -> str:
 def count_of(usage: Any, name: str) -> int:
     value = usage.get(name) if isinstance(usage, dict) else None
     return value if isinstance(value, int) and not isinstance(value, bool) else 0
+
+
+def compactions(usage: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """What Anthropic's own compactions cost on the way to an answer, which its sums leave out."""
+    iterations = usage.get("iterations")
+    listed = iterations if isinstance(iterations, list) else []
+    return [each for each in listed if isinstance(each, dict) and each.get("type") == "compaction"]

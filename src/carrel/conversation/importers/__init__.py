@@ -64,7 +64,8 @@ def _kind_of(path: Path) -> str | None:
     if path.name == own_format.LOG and path.is_file() and path.stat().st_size == 0:
         return "carrel"
     for number, line in raw_lines(path, _LINE_LOOKED_AT):
-        if number > _LINES_LOOKED_AT:
+        if number > _LINES_LOOKED_AT or (number == 1 and line is not None and line.lstrip().startswith(b"[")):
+            # A list over several lines has lines that look like messages.
             return None
         record = decode(line) if line is not None else {}
         if record.get("role") == UNREADABLE:
@@ -72,6 +73,8 @@ def _kind_of(path: Path) -> str | None:
         for kind, importer in _KINDS.items():
             if importer.recognizes(record):
                 return kind
+        if path.name == own_format.LOG and own_format.may_be(record):
+            return "carrel"
     return None
 
 

@@ -205,6 +205,8 @@ def _feed(plan: _Plan, number: int, record: dict[str, Any]) -> None:
 
 def _finished(plan: _Plan) -> Imported:
     plan.draft.close()
+    if plan.copied:
+        plan.imported.forked_at = len(plan.draft.entries) or None
     plan.imported.model = plan.draft.model
     if plan.inherited:
         plan.imported.report.lines = plan.imported.report.accounted

@@ -34,7 +34,12 @@ _PLACES = ("keep_from_seq", "to_seq", "at_seq")
 
 
 def recognizes(record: dict[str, Any]) -> bool:
-    """Whether a line is one of this format: a role, and content or meta."""
+    """Whether a line is one of this format: a role, and content or meta; other programs' lines have more."""
+    return isinstance(record.get("role"), str) and {"role"} < record.keys() <= {"role", "content", "meta"}
+
+
+def may_be(record: dict[str, Any]) -> bool:
+    """Whether a line of a file with our name is one, though it has more in it than ours have."""
     return isinstance(record.get("role"), str) and "type" not in record and ("content" in record or "meta" in record)
 
 
