@@ -37,6 +37,19 @@ def test_a_machine_without_user_namespaces(host: Host) -> None:
     assert "No space left" in str(parts["user"])
 
 
+NO_MAPS = """
+from carrel.sandbox import trying
+def refused(*_): raise PermissionError(1, "Operation not permitted")
+trying.namespaces.write_maps = refused
+print(trying.in_child(trying.USER, lambda: None))
+"""
+
+
+def test_where_no_ids_may_be_mapped_this_is_told_and_nobody_waits_for_ever() -> None:
+    said = subprocess.check_output([sys.executable, "-c", NO_MAPS], text=True, timeout=60)
+    assert said == "the id maps could not be written: [Errno 1] Operation not permitted\n"
+
+
 def test_the_parts_are_told_with_a_reason_and_a_remedy() -> None:
     parts = probe.probe()
     assert [part.name for part in parts] == list(probe.WHAT)

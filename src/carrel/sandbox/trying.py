@@ -30,8 +30,11 @@ def in_child(flags: int, attempt: Callable[[], None]) -> str | None:
         return str(error)
     if pid == 0:
         said = ""
+        # Ours too until it is closed: without that nobody's end would be the end of what is read.
+        os.close(go_write)
         try:
-            os.read(go_read, 1)
+            if not os.read(go_read, 1):
+                os._exit(1)
             if flags & USER:
                 os.setresgid(1000, 1000, 1000)
                 os.setresuid(1000, 1000, 1000)
