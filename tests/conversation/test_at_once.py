@@ -431,3 +431,11 @@ async def test_no_metadata_is_written_when_the_store_is_closed(monkeypatch: pyte
     monkeypatch.setattr(writer.Writer, "flush", flush)
     await asyncio.sleep(0.3)
     assert flushed == []
+
+
+async def test_a_name_that_another_process_gave_is_not_lost_to_the_first_message(store: SessionStore, reopened: Reopen):
+    session = (await store.create_session())["session"]["id"]
+    await reopened().rename(session, "Named")
+    await store.append_message(session, user("hello"))
+    await store.close()
+    assert (await reopened().read_meta(session))["title"] == "Named"

@@ -211,6 +211,8 @@ class Writer:
         own, told = self._own, self._told
         self._own, self._told = set(), []
         if there is not None:
+            if there["title"] != DEFAULT_TITLE:
+                own = own - {"title"}  # what the first message gave it: somebody else has named it meanwhile
             meta = cast(dict[str, Any], self.meta)
             for name in ("labels", "pins"):
                 meta.pop(name, None)  # what asides add to: begun from what is there, or it would be added twice
