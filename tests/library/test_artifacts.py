@@ -256,6 +256,53 @@ async def test_of_many_who_save_at_once_one_wins_and_nothing_is_torn(place: Plac
     assert type(datas[int(description)]) is type(found)
 
 
+async def test_one_who_loads_while_it_is_saved_first_finds_nothing_or_what_was_saved(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept, other = artifacts(place), artifacts(place)
+    seen: list[Any] = []
+    put = other._store.put
+
+    async def put_and_look(*args: Any, **kwargs: Any) -> bool:
+        await put(*args, **kwargs)
+        seen.append(await kept.load("x") if await kept.exists("x") else None)
+        return True
+
+    monkeypatch.setattr(other._store, "put", put_and_look)
+    await other.save("x", [1, 2])
+    assert seen == [None, [1, 2]]
+
+
+@pytest.mark.parametrize("which", ["note", "data"])
+async def test_a_save_that_is_cut_off_leaves_what_was_there_or_the_new_whole(
+    place: Place, monkeypatch: pytest.MonkeyPatch, which: str
+) -> None:
+    kept, other = artifacts(place), artifacts(place)
+    await kept.save("x", "[1]", description="text", metadata={"n": 1})
+    put = other._store.put
+
+    async def put_and_end(key: str, *args: Any, **kwargs: Any) -> bool:
+        await put(key, *args, **kwargs)
+        if (key == "artifacts/x") is (which == "data"):
+            raise ConnectionResetError
+        return True
+
+    monkeypatch.setattr(other._store, "put", put_and_end)
+    with pytest.raises(ConnectionResetError):
+        await other.save("x", [2], description="data")
+    monkeypatch.undo()
+    expected = ("[1]", "text", "text", {"n": 1}) if which == "note" else ([2], "data", "json", {})
+
+    async def known() -> tuple[Any, ...]:
+        one, (listed,) = await kept.get("x"), await kept.list()
+        assert one == listed
+        return await kept.load("x"), listed["description"], listed["kind"], listed["metadata"]
+
+    assert await known() == expected
+    await kept.save("x", b"3", description="bytes")
+    assert await known() == (b"3", "bytes", "bytes", {})
+
+
 async def test_search_finds_by_name_and_description(place: Place) -> None:
     kept = artifacts(place)
     await kept.save("a.csv", "x", description="sales per region")

@@ -4,7 +4,7 @@ import asyncio
 import hashlib
 import json
 import logging
-from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
@@ -94,8 +94,9 @@ class ArtifactStore:
         with _saying(name):
             lock = await self._alone(name)
             try:
+                note = await self._announce(name, note, len(data), hashlib.sha256(data).hexdigest(), lock)
                 await self._store.put(key, data, held=[lock])
-                return await self._note(name, note, len(data), hashlib.sha256(data).hexdigest(), [lock])
+                return self._shown(name, note, None)
             finally:
                 await lock.release()
 
@@ -111,19 +112,22 @@ class ArtifactStore:
         key = self._key(name)
         note = _new_note(name, kind, form, description, metadata)
         locks: list[Lock] = []
-        digest = hashlib.sha256()
 
         async def counted() -> AsyncIterator[bytes]:
+            nonlocal note
+            size, digest = 0, hashlib.sha256()
             async for piece in pieces:
+                size += len(piece)
                 digest.update(piece)
                 yield bytes(piece)
             # Only now, when the last one is there: one that comes slowly holds up nobody.
             locks.append(await self._alone(name))
+            note = await self._announce(name, note, size, digest.hexdigest(), locks[0])
 
         with _saying(name):
             try:
-                size = await self._store.put_pieces(key, counted(), held=locks)
-                return await self._note(name, note, size, digest.hexdigest(), locks)
+                await self._store.put_pieces(key, counted(), held=locks)
+                return self._shown(name, note, None)
             finally:
                 for lock in locks:
                     await lock.release()
@@ -147,12 +151,19 @@ class ArtifactStore:
             raise
         return lock
 
-    async def _note(self, name: str, note: Note, size: int, digest: str, held: Sequence[Lock]) -> dict[str, Any]:
+    async def _announce(self, name: str, note: Note, size: int, digest: str, lock: Lock) -> Note:
+        """Say what the data will be before they are there, and what they are until then.
+
+        A reader goes by the one of the two that fits, so what is saved comes whole or not at all."""
         at = self._now().isoformat(timespec="milliseconds")
-        before = await self._noted(name) or {}
-        note = {**note, "size": size, "sha256": digest, "created_at": before.get("created_at") or at, "updated_at": at}
-        await self._store.put(self._note_key(name), json.dumps(note, indent=1).encode(), held=held)
-        return self._shown(name, note, None)
+        note = {**note, "size": size, "sha256": digest, "created_at": at, "updated_at": at}
+        stamp = await self._store.stamp(self._key(name))
+        if stamp is not None:
+            before = _standing(await self._noted(name) or {}, stamp)
+            note["created_at"] = before.get("created_at") or at
+            note["before"] = {**before, "before": None, "stamp": list(stamp)}
+        await self._store.put(self._note_key(name), json.dumps(note, indent=1).encode(), held=[lock])
+        return note
 
     async def delete(self, name: str) -> None:
         """Gone, also when there was none."""
@@ -181,27 +192,26 @@ class ArtifactStore:
     async def _loaded(self, name: str) -> tuple[Note, bytes, Any]:
         key = self._key(name)
         with _reading(name):
-            data, note = await self._store.get(key), await self._noted(name)
-        if data is not None and note is not None and not _fits(note, data):
-            # Edited by hand, or being saved in this moment: with the lock held it is clear which.
-            lock = await self._store.lock(self._note_key(name))
-            try:
-                data, note = await self._store.get(key), await self._noted(name)
-            finally:
-                if lock is not None:
-                    await lock.release()
-        if data is None:
-            raise await self._unknown(name)
-        if note is not None and _fits(note, data):
-            try:
-                return note, data, decoded(note["kind"], data)
-            except (ValueError, RecursionError) as problem:
-                raise ArtifactReadError(
-                    f"{name} was saved as {note['kind']} and is none ({problem}); save it anew, or read its bytes"
-                    " with pieces"
-                ) from problem
-        kind, value = guessed(name, data, note["kind"] if note is not None else None)
-        return {**(note or {}), "kind": kind, "form": ""}, data, value
+            note = await self._noted(name)
+            while True:
+                data = await self._store.get(key)
+                if data is None:
+                    raise await self._unknown(name)
+                told = _fitting(note, data)
+                if told is not None:
+                    break
+                seen, note = note, await self._noted(name)
+                if note == seen:
+                    # Nobody is saving it: a person put it there, or edited it.
+                    kind, value = guessed(name, data, note["kind"] if note is not None else None)
+                    return {**(note or {}), "kind": kind, "form": ""}, data, value
+        try:
+            return told, data, decoded(told["kind"], data)
+        except (ValueError, RecursionError) as problem:
+            raise ArtifactReadError(
+                f"{name} was saved as {told['kind']} and is none ({problem}); save it anew, or read its bytes"
+                " with pieces"
+            ) from problem
 
     def pieces(self, name: str, start: int = 0) -> AsyncIterator[bytes]:
         """Its bytes piece by piece, for one that is too large to hold."""
@@ -231,7 +241,7 @@ class ArtifactStore:
         return [found[hit.key] for hit in await self._index.search(str(query)[:_LONGEST_QUERY], int(limit))]
 
     def _shown(self, name: str, note: Note | None, stamp: Stamp | None) -> dict[str, Any]:
-        note = note or {}
+        note = _standing(note or {}, stamp)
         at = datetime.fromtimestamp(stamp.modified, UTC).isoformat(timespec="milliseconds") if stamp is not None else ""
         return {
             "name": name,
@@ -290,7 +300,7 @@ class ArtifactStore:
         if stamp.size <= INLINE:
             note, data, _ = await self._loaded(name)
             return {"kind": note["kind"], "form": note.get("form", ""), "size": len(data), "data": data}
-        note = await self._noted(name) or {}
+        note = _standing(await self._noted(name) or {}, stamp)
         kind = note["kind"] if note.get("size") == stamp.size else guessed_kind(name)
         return {"kind": kind, "form": note.get("form", ""), "size": stamp.size, "stamp": list(stamp)}
 
@@ -358,7 +368,7 @@ def _read_note(name: str, data: bytes | None) -> Note | None:
         return None
     try:
         note = json.loads(data)
-        if note["kind"] in KINDS:
+        if note["kind"] in KINDS and isinstance(note.get("before") or {}, dict):
             return dict(note)
     except (ValueError, KeyError, TypeError):
         pass
@@ -366,8 +376,17 @@ def _read_note(name: str, data: bytes | None) -> Note | None:
     return None
 
 
-def _fits(note: Note, data: bytes) -> bool:
-    return note.get("size") == len(data) and note.get("sha256") == hashlib.sha256(data).hexdigest()
+def _standing(note: Note, stamp: Stamp | None) -> Note:
+    """What is known of the data that are there: of those before, while they are still the same."""
+    before = note.get("before")
+    return before if before and stamp is not None and before.get("stamp") == list(stamp) else note
+
+
+def _fitting(note: Note | None, data: bytes) -> Note | None:
+    """The same where the data are at hand; None when they are neither of the two."""
+    digest = hashlib.sha256(data).hexdigest()
+    both = (note, note.get("before")) if note is not None else ()
+    return next((one for one in both if one and one.get("sha256") == digest and one.get("kind") in KINDS), None)
 
 
 @contextmanager
