@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from carrel import (
     ForkRefused,
     InProcessExecutor,
     MemoryStorage,
+    RedisStorage,
     Session,
     SessionStore,
     StorageWriteError,
@@ -25,6 +27,8 @@ from carrel.execution.executor import Moment
 from carrel.execution.settings import Limits
 from carrel.sandbox.cgroups import trees
 from carrel.session.checkpoints import MOST
+from tests.real_redis import RealRedis
+from tests.session.conftest import executor_of
 
 
 @pytest.fixture
@@ -315,6 +319,37 @@ async def test_a_log_that_cannot_be_written_leaves_the_variables_alone(
         await session.rewind(point)
         assert (await session.run("x")).value == 1
         assert said_in(said) == ["one"]
+
+
+async def test_over_redis_another_machine_sees_it_and_a_server_that_is_gone_keeps_all_as_it_was(
+    start_redis: Callable[..., RealRedis], base: Path
+) -> None:
+    server = start_redis(appendonly="yes", appendfsync="always")
+    async with (
+        RedisStorage(server.url) as mine,
+        RedisStorage(server.url) as others,
+        Session(mine, executor_of("sandboxed", base=base)) as session,
+    ):
+        theirs = ConversationStorage(others.get_session_store())
+        said = await session.converse()
+        said.create_user_message("one")
+        await session.run("x = 1")
+        point = await session.checkpoint()
+        said.create_user_message("two")
+        await session.run("x = 2")
+        await ConversationStorage(mine.get_session_store()).update(said)
+        assert said_in(await theirs.get(session.id)) == ["one", "two"]
+
+        server.kill()
+        with pytest.raises(ForkRefused, match=r"(?i)redis"):
+            await session.rewind(point)
+        assert (await session.run("x")).value == 2
+        server.start()
+        assert said_in(said) == ["one", "two"] == said_in(await theirs.get(session.id))
+
+        await session.rewind(point)
+        assert (await session.run("x")).value == 1
+        assert said_in(said) == ["one"] == said_in(await theirs.get(session.id))
 
 
 async def test_who_asked_may_be_cancelled_and_all_three_go_back_or_none(
