@@ -1,0 +1,418 @@
+"""What takes several steps is whole for everybody: cut off at any step, looked at in between, done by two at once."""
+
+import asyncio
+import itertools
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+
+from carrel.errors import CarrelError
+from carrel.library.artifacts import ArtifactStore
+from carrel.library.deps import Deps
+from carrel.library.search import Index
+from carrel.library.workflows import WorkflowLibrary
+from carrel.storage.memory_store import MemoryStore
+from carrel.storage.seam import Store
+from tests.library.steps import Another, Stepping, cut, until_it_waits
+
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
+SKILL = b"---\nname: x\ndescription: How to x\n---\nDo it.\n"
+
+
+class Shelf:
+    """A Python that has what it is told to have."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    async def install(self, requirements: Sequence[str], constraints: Sequence[str] = ()) -> dict[str, str]:
+        return dict.fromkeys(requirements, "1")
+
+    async def uninstall(self, names: Sequence[str]) -> list[str]:
+        return list(names)
+
+    async def installed(self) -> dict[str, str]:
+        return {}
+
+
+class User:
+    """One process with the library of a store."""
+
+    def __init__(self, store: Any) -> None:
+        self.store: Store = store
+        self.artifacts = ArtifactStore(store, index=Index(None, "a", None), now=lambda: NOW)
+        self.workflows = WorkflowLibrary(store, index=Index(None, "w", None), now=lambda: NOW)
+        self.deps = Deps(store, Shelf(store))
+
+
+Do = Callable[[User], Awaitable[Any]]
+
+
+async def nothing(user: User) -> None:
+    """To begin with, nothing is there."""
+
+
+# --- what is seen of it -----------------------------------------------------------------------------------------------
+
+
+def without_times(found: Any) -> Any:
+    if isinstance(found, list):
+        return [without_times(one) for one in found]
+    if isinstance(found, dict):
+        return {name: without_times(one) for name, one in found.items() if name not in ("created_at", "updated_at")}
+    return found
+
+
+async def load(user: User) -> Any:
+    try:
+        value = await user.artifacts.load("x")
+    except KeyError:
+        return None
+    return type(value).__name__, value
+
+
+async def fetch(user: User) -> Any:
+    try:
+        return await user.artifacts.handle("artifacts.fetch", ["x"], {})
+    except KeyError:
+        return None
+
+
+async def get(user: User) -> Any:
+    return without_times(await user.artifacts.get("x"))
+
+
+async def listed(user: User) -> Any:
+    return without_times(await user.artifacts.list())
+
+
+async def searched(user: User) -> Any:
+    return without_times(await user.artifacts.search("x"))
+
+
+ARTIFACTS: dict[str, Do] = {"load": load, "fetch": fetch, "get": get, "list": listed, "search": searched}
+
+
+async def workflow(user: User) -> Any:
+    return await user.workflows.get("x")
+
+
+async def workflows(user: User) -> Any:
+    return await user.workflows.list()
+
+
+async def workflow_found(user: User) -> Any:
+    return await user.workflows.search("x")
+
+
+async def newest(user: User) -> Any:
+    """The history says what is there now."""
+    try:
+        versions = await user.workflows.history("x")
+    except KeyError:
+        return None
+    return versions[-1]["source"] if versions and versions[-1]["change"] != "removed" else None
+
+
+async def called(user: User) -> Any:
+    try:
+        return (await user.workflows.begin("x"))["source"]
+    except CarrelError as problem:
+        return type(problem).__name__
+
+
+WORKFLOWS: dict[str, Do] = {"get": workflow, "list": workflows, "search": workflow_found, "history": newest}
+
+
+async def requirements(user: User) -> Any:
+    return await user.deps.list()
+
+
+DEPS: dict[str, Do] = {"list": requirements}
+
+
+# --- what is done -----------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Row:
+    given: Do
+    do: Do
+    looks: dict[str, Do]
+    then: Do | None = None
+    """What somebody does after it; the same again where nothing is said."""
+
+
+async def pieces(*parts: bytes) -> AsyncIterator[bytes]:
+    for part in parts:
+        yield part
+
+
+def save(data: Any, description: str, **more: Any) -> Do:
+    return lambda user: user.artifacts.save("x", data, description, **more)
+
+
+def put(key: str, data: bytes) -> Do:
+    return lambda user: user.store.put(key, data)
+
+
+def after(*steps: Do) -> Do:
+    async def do(user: User) -> None:
+        for step in steps:
+            await step(user)
+
+    return do
+
+
+def add(source: str, description: str = "") -> Do:
+    return lambda user: user.workflows.add("x", source, description)
+
+
+async def upload(user: User) -> None:
+    number = await user.artifacts.handle("artifacts.begin_upload", ["x"], {"kind": "text", "description": "up"})
+    try:
+        await user.artifacts.handle("artifacts.upload", [number, b"[5"], {})
+        await user.artifacts.handle("artifacts.upload", [number, b"]"], {})
+        await user.artifacts.handle("artifacts.end_upload", [number], {})
+    finally:
+        await user.artifacts.handle("artifacts.drop_upload", [number], {})
+
+
+ONE, TWO = "def run(): return 1\n", "def run(n): return 2\n"
+skill = after(put("skills/x/SKILL.md", SKILL), put("skills/x/scripts/go.sh", b"echo"))
+history_alone = {"get": workflow, "list": workflows, "search": workflow_found}
+
+ROWS: dict[str, Row] = {
+    "save": Row(nothing, save([1], "data"), ARTIFACTS),
+    "save again": Row(save("[1]", "text", metadata={"n": 1}), save([2], "data"), ARTIFACTS),
+    "save the same bytes as another kind": Row(save("5", "text"), save(5, "data"), ARTIFACTS),
+    "save twice": Row(after(save(b"1", "bytes"), save("[1]", "text")), save([2], "data"), ARTIFACTS),
+    "save over a file put there by hand": Row(put("artifacts/x", b"[1]"), save(b"2", "bytes"), ARTIFACTS),
+    "save over one edited by hand": Row(
+        after(save([1], "data"), put("artifacts/x", b"[1, 2]")), save(b"2", "bytes"), ARTIFACTS
+    ),
+    "save in pieces": Row(
+        save("[1]", "text"), lambda user: user.artifacts.save("x", pieces(b"1", b"2"), "bytes"), ARTIFACTS
+    ),
+    "upload": Row(save([1], "data"), upload, ARTIFACTS),
+    "delete": Row(
+        save([1], "data", metadata={"n": 1}), lambda user: user.artifacts.delete("x"), ARTIFACTS, save("[1]", "text")
+    ),
+    "add": Row(nothing, add(ONE, "first"), WORKFLOWS),
+    "add again": Row(add(ONE, "first"), add(TWO, "second"), WORKFLOWS),
+    "add over one written by hand": Row(put("workflows/x.py", ONE.encode()), add(TWO, "second"), WORKFLOWS),
+    "add over one in skills": Row(put("skills/x.py", ONE.encode()), add(TWO, "second"), WORKFLOWS),
+    "remove": Row(add(ONE, "first"), lambda user: user.workflows.remove("x"), WORKFLOWS),
+    "add again what is called": Row(add(ONE), add(TWO), {"begin": called}),
+    "remove what is called": Row(add(ONE), lambda user: user.workflows.remove("x"), {"begin": called}),
+    "remove both": Row(
+        after(put("skills/x.py", TWO.encode()), put("workflows/x.py", ONE.encode())),
+        lambda user: user.workflows.remove("x"),
+        WORKFLOWS,
+    ),
+    "remove a workflow and the skill behind it": Row(
+        after(skill, put("workflows/x.py", ONE.encode())), lambda user: user.workflows.remove("x"), WORKFLOWS
+    ),
+    "remove a skill": Row(skill, lambda user: user.workflows.remove("x"), history_alone),
+    "count a use": Row(add(ONE), lambda user: user.workflows.record_use("x", 1.0, "no"), WORKFLOWS),
+    "add a package": Row(put("requirements.txt", b"red\n"), lambda user: user.deps.add("blue"), DEPS),
+    "remove a package": Row(put("requirements.txt", b"red\nblue\n"), lambda user: user.deps.remove("red"), DEPS),
+}
+
+
+Seen = dict[str, Any]
+
+
+async def seen(user: User, row: Row) -> Seen:
+    return {name: await look(user) for name, look in row.looks.items()}
+
+
+async def as_expected(row: Row) -> tuple[Seen, Seen, Seen]:
+    """What is seen before, after it was done, and after what is done then."""
+    store = MemoryStore()
+    await row.given(User(store))
+    states = [await seen(User(store), row)]
+    for do in (row.do, row.then or row.do):
+        await do(User(store))
+        states.append(await seen(User(store), row))
+    assert states[0] != states[1]
+    return states[0], states[1], states[2]
+
+
+every_row = pytest.mark.parametrize("row", ROWS.values(), ids=ROWS)
+
+
+@every_row
+@pytest.mark.parametrize("how", ["once", "killed", "cancelled"])
+async def test_who_is_cut_off_leaves_the_old_or_the_new(row: Row, how: str) -> None:
+    old, new, newer = await as_expected(row)
+    for at in itertools.count(1):
+        store = MemoryStore()
+        await row.given(User(store))
+        living = User(store)
+        await seen(living, row)
+        user: list[asyncio.Task[Any]] = []
+        stepping = Stepping(store, cut(at, how, user))
+        doing = User(stepping)
+        user.append(asyncio.ensure_future(row.do(doing)))
+        await asyncio.wait(user)
+        user[0].cancelled() or user[0].exception()
+        await doing.artifacts.close()
+        await doing.workflows._usage.written()
+        if len(stepping.steps) < at:
+            user[0].result()
+            break
+        if how == "killed":
+            await stepping.die()
+            doing = User(store)
+        what = stepping.steps[at - 1]
+        assert await stepping.held() == [], what
+        for looking in (User(store), living, doing):
+            now = await seen(looking, row)
+            assert now in (old, new), what
+        await (row.do if now == old else row.then or row.do)(doing)
+        then = new if now == old else newer
+        for looking in (User(store), living, doing):
+            assert await seen(looking, row) == then, what
+
+
+@every_row
+async def test_who_looks_in_between_sees_the_old_or_the_new(row: Row) -> None:
+    old, new, _ = await as_expected(row)
+    store = MemoryStore()
+    await row.given(User(store))
+    living: dict[str, tuple[Stepping, User]] = {}
+    waiting: list[tuple[str, asyncio.Future[Any]]] = []
+
+    async def look(number: int, what: str) -> None:
+        for make in (True, False):
+            at_once: Seen = {}
+            for name, doing in row.looks.items():
+                if name not in living or make:
+                    reader = Stepping(store)
+                    living[name] = reader, User(reader)
+                reader, user = living[name]
+                reader.waiting.clear()
+                task = await until_it_waits(reader, doing(user))
+                if task.done():
+                    at_once[name] = task.result()
+                else:
+                    waiting.append((name, task))
+                    del living[name]
+            expected = [{name: state[name] for name in at_once} for state in (old, new)]
+            assert at_once in expected, what
+
+    await row.do(User(Stepping(store, look)))
+    for name, task in waiting:
+        assert await task in (old[name], new[name])
+
+
+@every_row
+@pytest.mark.parametrize("times", [1, 2])
+async def test_what_is_done_while_one_looks_is_seen_whole_or_not(row: Row, times: int) -> None:
+    states = (await as_expected(row))[: times + 1]
+    for (name, look), is_living in itertools.product(row.looks.items(), (True, False)):
+        for at in itertools.count(1):
+            store = MemoryStore()
+            await row.given(User(store))
+            dos = (row.do, row.then or row.do)[:times]
+            another = Another(store, at, *(lambda other, do=do: do(User(other)) for do in dos))
+            reader = Stepping(store, another.step)
+            user = User(reader)
+            if is_living:
+                another.first = 10**6
+                await look(user)
+                another.first = len(reader.steps)
+            found = await look(user)
+            if not another.doing:
+                break
+            await asyncio.gather(*another.doing)
+            assert found in [state[name] for state in states], reader.steps[another.first + at - 1]
+
+
+# --- two at once ------------------------------------------------------------------------------------------------------
+
+
+async def everything(user: User) -> Any:
+    found = await user.artifacts.list()
+    return [(without_times(one), await user.artifacts.load(one["name"])) for one in found]
+
+
+PAIRS: list[tuple[Do, dict[str, Do], dict[str, Do]]] = [
+    (
+        save([1], "data"),
+        {
+            "save text": save("[2]", "text"),
+            "save data": save([2, 3], "more", metadata={"n": 1}),
+            "save in pieces": lambda user: user.artifacts.save("x", pieces(b"1", b"2"), "bytes"),
+            "upload": upload,
+            "delete": lambda user: user.artifacts.delete("x"),
+        },
+        {"all": everything},
+    ),
+    (
+        nothing,
+        {
+            "save a file": lambda user: user.artifacts.save("x", "file"),
+            "save in a folder": lambda user: user.artifacts.save("x/y", "in it"),
+            "delete": lambda user: user.artifacts.delete("x"),
+        },
+        {"all": everything},
+    ),
+    (
+        add(ONE, "first"),
+        {
+            "add": add(TWO, "second"),
+            "add another": add("def run(a, b): return 3\n", "third"),
+            "remove": lambda user: user.workflows.remove("x"),
+            "count": lambda user: user.workflows.record_use("x", 1.0),
+        },
+        WORKFLOWS,
+    ),
+    (
+        put("requirements.txt", b"red\n"),
+        {
+            "add": lambda user: user.deps.add("blue"),
+            "add a version": lambda user: user.deps.add("red>=2"),
+            "remove": lambda user: user.deps.remove("red"),
+        },
+        DEPS,
+    ),
+]
+
+
+async def in_turn(given: Do, dos: Sequence[Do], row: Row) -> Seen:
+    store = MemoryStore()
+    await given(User(store))
+    for do in dos:
+        await asyncio.gather(do(User(store)), return_exceptions=True)
+    return await seen(User(store), row)
+
+
+@pytest.mark.parametrize(
+    ("given", "one", "other", "looks"),
+    [
+        pytest.param(given, dos[one], dos[other], looks, id=f"{one}, {other}")
+        for given, dos, looks in PAIRS
+        for one, other in itertools.product(dos, dos)
+    ],
+)
+async def test_of_two_at_once_each_is_done_whole(given: Do, one: Do, other: Do, looks: dict[str, Do]) -> None:
+    row = Row(given, one, looks)
+    either = [await in_turn(given, dos, row) for dos in ((one, other), (other, one))]
+    for at in itertools.count(1):
+        store = MemoryStore()
+        await given(User(store))
+        another = Another(store, at, lambda beside: other(User(beside)))
+        stepping = Stepping(store, another.step)
+        ended = await asyncio.gather(one(User(stepping)), return_exceptions=True)
+        ended += await asyncio.gather(*another.doing, return_exceptions=True)
+        if not another.doing:
+            break
+        assert [
+            raised for raised in ended if isinstance(raised, Exception) and not isinstance(raised, CarrelError)
+        ] == []
+        assert await seen(User(store), row) in either, stepping.steps[at - 1]
