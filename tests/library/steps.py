@@ -11,17 +11,25 @@ VERBS = {"get", "get_many", "put", "put_pieces", "delete", "folders", "stamp", "
 VERBS |= {"changed", "list"}
 BLOCKS = {"pieces", "read", "read_back"}
 
+Step = Callable[[int, str], Awaitable[None]]
+"""What happens at a step: its number, and what it is before or after."""
+
 
 class Stepping:
     """Counts the calls of one user of a store. Before and after each, `step` may raise, or do something else first."""
 
-    def __init__(self, store: Store, step: Callable[[int, str], Awaitable[None]] | None = None) -> None:
+    def __init__(self, store: Store, step: Step | None = None) -> None:
         self._store = store
         self._step = step
         self._locks: list[tuple[str, Lock]] = []
         self.steps: list[str] = []
         self.waiting = asyncio.Event()
         """Set once it waits for a lock that somebody else holds."""
+
+    def begin(self, step: Step) -> None:
+        """From now on this one, and the steps are counted anew."""
+        self.steps.clear()
+        self._step = step
 
     async def _at(self, what: str) -> None:
         self.steps.append(what)
@@ -69,7 +77,7 @@ class Stepping:
         return [key for key, _ in self._locks if await self._store.holder(key) is not None]
 
 
-def cut(at: int, how: str, user: "list[asyncio.Task[Any]]") -> Callable[[int, str], Awaitable[None]]:
+def cut(at: int, how: str, user: "list[asyncio.Task[Any]]") -> Step:
     """Cut its user off at a step: `once`, or for good as one who is `killed`; or `cancelled`."""
 
     async def step(number: int, what: str) -> None:
@@ -99,12 +107,10 @@ class Another:
         self._store = store
         self._at = at
         self._dos = dos
-        self.first = 0
-        """The steps before it do not count."""
         self.doing: list[asyncio.Future[Any]] = []
 
     async def step(self, number: int, what: str) -> None:
-        if number - self.first != self._at:
+        if number != self._at:
             return
         for do in self._dos:
             stepping = Stepping(self._store)

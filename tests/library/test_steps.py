@@ -9,9 +9,11 @@ from typing import Any
 
 import pytest
 
+from carrel import SessionStore, user_text_message
 from carrel.errors import CarrelError
 from carrel.library.artifacts import ArtifactStore
 from carrel.library.deps import Deps
+from carrel.library.moving import copy
 from carrel.library.search import Index
 from carrel.library.workflows import WorkflowLibrary
 from carrel.storage.memory_store import MemoryStore
@@ -134,6 +136,23 @@ async def requirements(user: User) -> Any:
 DEPS: dict[str, Do] = {"list": requirements}
 
 
+async def talked(user: User) -> Any:
+    sessions = SessionStore(store=user.store, prefix="sessions")
+    found = await sessions.load_session("s")
+    await sessions.close()
+    return (found["session"]["title"], len(found["messages"])) if found is not None else None
+
+
+async def titles(user: User) -> Any:
+    sessions = SessionStore(store=user.store, prefix="sessions")
+    found = [meta["title"] for meta in await sessions.list_sessions()]
+    await sessions.close()
+    return found
+
+
+SESSIONS: dict[str, Do] = {"load": talked, "list": titles}
+
+
 # --- what is done -----------------------------------------------------------------------------------------------------
 
 
@@ -181,9 +200,27 @@ async def upload(user: User) -> None:
         await user.artifacts.handle("artifacts.drop_upload", [number], {})
 
 
+def copied(*given: Do, overwrite: bool = True) -> Do:
+    """Bring to the store what another has in which this was done."""
+
+    async def do(user: User) -> None:
+        source = MemoryStore()
+        await after(*given)(User(source))
+        await copy(source, user.store, overwrite=overwrite)
+
+    return do
+
+
+async def talk(user: User) -> None:
+    sessions = SessionStore(store=user.store, prefix="sessions")
+    await sessions.create_session("Stars", session_id="s")
+    await sessions.append_message("s", user_text_message("hello"))
+    await sessions.close()
+
+
 ONE, TWO = "def run(): return 1\n", "def run(n): return 2\n"
 skill = after(put("skills/x/SKILL.md", SKILL), put("skills/x/scripts/go.sh", b"echo"))
-history_alone = {"get": workflow, "list": workflows, "search": workflow_found}
+without_history = {"get": workflow, "list": workflows, "search": workflow_found}
 
 ROWS: dict[str, Row] = {
     "save": Row(nothing, save([1], "data"), ARTIFACTS),
@@ -216,10 +253,19 @@ ROWS: dict[str, Row] = {
     "remove a workflow and the skill behind it": Row(
         after(skill, put("workflows/x.py", ONE.encode())), lambda user: user.workflows.remove("x"), WORKFLOWS
     ),
-    "remove a skill": Row(skill, lambda user: user.workflows.remove("x"), history_alone),
+    "remove a skill": Row(skill, lambda user: user.workflows.remove("x"), without_history),
     "count a use": Row(add(ONE), lambda user: user.workflows.record_use("x", 1.0, "no"), WORKFLOWS),
     "add a package": Row(put("requirements.txt", b"red\n"), lambda user: user.deps.add("blue"), DEPS),
     "remove a package": Row(put("requirements.txt", b"red\nblue\n"), lambda user: user.deps.remove("red"), DEPS),
+    "copy an artifact": Row(nothing, copied(save(b"1", "bytes"), save("[1]", "text")), ARTIFACTS),
+    "copy over an artifact": Row(save([1], "data"), copied(save("[1]", "text")), ARTIFACTS),
+    "copy over one put there by hand": Row(put("artifacts/x", b"[1]"), copied(save(b"2", "bytes")), ARTIFACTS),
+    "copy a person's file over an artifact": Row(save([1], "data"), copied(put("artifacts/x", b"[2]")), ARTIFACTS),
+    "copy a workflow": Row(nothing, copied(add(ONE), add(TWO, "second")), without_history),
+    "copy over a workflow": Row(add(ONE), copied(add(TWO, "second")), WORKFLOWS),
+    "copy a skill": Row(nothing, copied(skill), without_history),
+    "copy packages": Row(put("requirements.txt", b"red\n"), copied(put("requirements.txt", b"blue\n")), DEPS),
+    "copy a session": Row(nothing, copied(talk), SESSIONS),
 }
 
 
@@ -320,17 +366,70 @@ async def test_what_is_done_while_one_looks_is_seen_whole_or_not(row: Row, times
             await row.given(User(store))
             dos = (row.do, row.then or row.do)[:times]
             another = Another(store, at, *(lambda other, do=do: do(User(other)) for do in dos))
-            reader = Stepping(store, another.step)
+            reader = Stepping(store)
             user = User(reader)
             if is_living:
-                another.first = 10**6
                 await look(user)
-                another.first = len(reader.steps)
+            reader.begin(another.step)
             found = await look(user)
             if not another.doing:
                 break
             await asyncio.gather(*another.doing)
-            assert found in [state[name] for state in states], reader.steps[another.first + at - 1]
+            assert found in [state[name] for state in states], reader.steps[at - 1]
+
+
+@pytest.mark.parametrize("how", ["once", "cancelled"])
+@pytest.mark.parametrize("is_living", [True, False])
+@pytest.mark.parametrize("name", ["add again", "remove both", "copy a skill", "save again"])
+async def test_who_is_cut_off_while_looking_sees_all_the_next_time(name: str, is_living: bool, how: str) -> None:
+    row = ROWS[name]
+    _, new, _ = await as_expected(row)
+    for look in row.looks.values():
+        for at in itertools.count(1):
+            store = MemoryStore()
+            await row.given(User(store))
+            stepping = Stepping(store)
+            user = User(stepping)
+            if is_living:
+                await look(user)
+            await row.do(User(store))
+            task: list[asyncio.Task[Any]] = []
+            stepping.begin(cut(at, how, task))
+            task.append(asyncio.ensure_future(look(user)))
+            await asyncio.wait(task)
+            task[0].cancelled() or task[0].exception()
+            if len(stepping.steps) < at:
+                break
+            assert await seen(user, row) == new, stepping.steps[-1]
+
+
+class Slow(Index):
+    """One that takes its time, in which somebody else does something."""
+
+    meanwhile: Callable[[], Awaitable[Any]] | None = None
+
+    async def search(self, query: str, limit: int = 10) -> list[Any]:
+        if self.meanwhile is not None:
+            doing, self.meanwhile = self.meanwhile, None
+            await doing()
+        return await super().search(query, limit)
+
+
+async def test_two_searches_at_once_know_of_different_ones() -> None:
+    store = MemoryStore()
+    for room in (
+        ArtifactStore(store, index=Slow(None, "a", None)),
+        WorkflowLibrary(store, index=Slow(None, "w", None)),
+    ):
+        keep = room.save if isinstance(room, ArtifactStore) else room.add
+        await keep("one", ONE, "about stars")
+
+        async def later(room: Any = room, keep: Any = keep) -> None:
+            await keep("other", ONE, "about stars too")
+            assert {found["name"] for found in await room.search("stars")} == {"one", "other"}
+
+        room._index.meanwhile = later  # type: ignore[attr-defined]
+        assert [found["name"] for found in await room.search("stars")] == ["one"]
 
 
 # --- two at once ------------------------------------------------------------------------------------------------------
@@ -350,6 +449,7 @@ PAIRS: list[tuple[Do, dict[str, Do], dict[str, Do]]] = [
             "save in pieces": lambda user: user.artifacts.save("x", pieces(b"1", b"2"), "bytes"),
             "upload": upload,
             "delete": lambda user: user.artifacts.delete("x"),
+            "copy": copied(save("[4]", "copied")),
         },
         {"all": everything},
     ),
@@ -376,11 +476,30 @@ PAIRS: list[tuple[Do, dict[str, Do], dict[str, Do]]] = [
         put("requirements.txt", b"red\n"),
         {
             "add": lambda user: user.deps.add("blue"),
+            "copy": copied(put("requirements.txt", b"green\n")),
             "add a version": lambda user: user.deps.add("red>=2"),
             "remove": lambda user: user.deps.remove("red"),
         },
         DEPS,
     ),
+    (
+        nothing,
+        {
+            "add": lambda user: user.deps.add("blue"),
+            "copy": copied(put("requirements.txt", b"green\n"), overwrite=False),
+        },
+        DEPS,
+    ),
+    (
+        nothing,
+        {
+            "save": save([1], "data"),
+            "copy": copied(save("[1]", "text"), overwrite=False),
+            "copy a folder": copied(lambda user: user.artifacts.save("x/y", "in it"), overwrite=False),
+        },
+        {"all": everything},
+    ),
+    (nothing, {"add": add(ONE, "first"), "copy": copied(add(TWO, "second"), overwrite=False)}, WORKFLOWS),
 ]
 
 
