@@ -7,8 +7,8 @@ from typing import Any
 from carrel.errors import StorageUnavailable
 from carrel.storage.seam import Lock, Store
 
-VERBS = {"get", "get_many", "put", "put_pieces", "delete", "folders", "stamp", "stamps", "copy", "append", "lock"}
-VERBS |= {"changed", "list"}
+WRITES = {"put", "put_pieces", "delete", "copy", "append"}
+VERBS = WRITES | {"get", "get_many", "folders", "stamp", "stamps", "changed", "list", "lock"}
 BLOCKS = {"pieces", "read", "read_back"}
 
 Step = Callable[[int, str], Awaitable[None]]
@@ -16,7 +16,8 @@ Step = Callable[[int, str], Awaitable[None]]
 
 
 class Stepping:
-    """Counts the calls of one user of a store. Before and after each, `step` may raise, or do something else first."""
+    """Counts the calls of one user of a store. Before each, and after each that writes, `step` may raise, or do
+    something else first."""
 
     def __init__(self, store: Store, step: Step | None = None) -> None:
         self._store = store
@@ -47,7 +48,8 @@ class Stepping:
             what = f"{name} {words[0] if words else ''}"
             await self._at(f"before {what}")
             answer = await (self._lock(*words, **more) if name == "lock" else verb(*words, **more))
-            await self._at(f"after {what}")
+            if name in WRITES:
+                await self._at(f"after {what}")
             return answer
 
         return called
@@ -56,7 +58,7 @@ class Stepping:
         await self._at(f"before {what}")
         async for block in blocks:
             yield block
-            await self._at(f"after {what}")
+            await self._at(f"between {what}")
 
     async def _lock(self, key: str, *, wait: bool = True) -> Lock | None:
         lock = await self._store.lock(key, wait=False)
@@ -81,8 +83,6 @@ def cut(at: int, how: str, user: "list[asyncio.Task[Any]]") -> Step:
     """Cut its user off at a step: `once`, or for good as one who is `killed`; or `cancelled`."""
 
     async def step(number: int, what: str) -> None:
-        if what.startswith("after lock"):
-            return  # whoever is cut off there has no lock: that is the store's promise
         if number == at and how == "cancelled":
             user[0].cancel()
             await asyncio.sleep(0)
