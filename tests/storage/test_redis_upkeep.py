@@ -175,6 +175,8 @@ async def test_one_who_lost_his_lock_meanwhile_writes_nothing_under_it(start_red
             await store.put("o", b"late", held=[lock])
         with pytest.raises(LockLost, match="stood still"):
             await store.put_pieces("o", pieces(), held=[lock])
+        with pytest.raises(LockLost, match="stood still"):
+            await store.delete("o", held=[lock])
         assert await store.get("o") == b"theirs"
         await asyncio.sleep(2)  # it is renewed meanwhile, which must not bring it back
         assert await store.holder("s") == (None if released else process_name())

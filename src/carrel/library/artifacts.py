@@ -194,11 +194,12 @@ class ArtifactStore:
         with _saying(name, "deleted"):
             lock = await self._store.lock(f"{self._notes}/{lock_of(name)}")
             try:
+                held = [lock] if lock is not None else []
                 # A folder of artifacts is none, and stays.
                 if await self._store.stamp(key) is not None:
-                    await self._store.delete(key)
+                    await self._store.delete(key, held=held)
                 if await self._store.stamp(self._note_key(name)) is not None:
-                    await self._store.delete(self._note_key(name))
+                    await self._store.delete(self._note_key(name), held=held)
             finally:
                 if lock is not None:
                     await lock.release()

@@ -171,7 +171,7 @@ class WorkflowLibrary:
 
     async def _remove(self, name: str, *, folders: bool = True) -> bool:
         """`folders`: also the folder of a skill, which people wrote; without, that is a `WorkflowValidationError`."""
-        async with _Held(self._store, self._notes):
+        async with _Held(self._store, self._notes) as held:
             if await self._found(name, note=False) is None:
                 return False
             fresh = await self._shelf.refresh()
@@ -191,7 +191,7 @@ class WorkflowLibrary:
                     continue
                 aside = await self._put_aside(shelved) if shelved.kind == "instructions" else ""
                 await self._history.note([_version(shelved, data), Version(shelved.name, "", "", aside)])
-            removed = [await self._store.delete(_whole_key(shelved)) for shelved in found]
+            removed = [await self._store.delete(_whole_key(shelved), held=held) for shelved in found]
         return any(removed)
 
     async def _put_aside(self, shelved: Shelved) -> str:

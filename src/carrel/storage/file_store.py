@@ -109,7 +109,7 @@ class FileStore:
         await _to_its_end(file_objects.copy, self._tree, source, target)
         self._note([target])
 
-    async def delete(self, key: str) -> bool:
+    async def delete(self, key: str, *, held: Sequence[Lock] = ()) -> bool:
         return await _to_its_end(self._delete, key)
 
     def _delete(self, key: str) -> bool:

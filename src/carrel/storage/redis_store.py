@@ -123,9 +123,9 @@ class RedisStore:
     def pieces(self, key: str, start: int = 0) -> AsyncIterator[bytes]:
         return redis_pieces.read(self._connections, key, start)
 
-    async def delete(self, key: str) -> bool:
+    async def delete(self, key: str, *, held: Sequence[Lock] = ()) -> bool:
         checked_key(key)
-        answer = await self._connections.run("delete", repr(key), key, _GRAVE_MS, _REMEMBERED_DELETES)
+        answer = await self._connections.run("delete", repr(key), key, _GRAVE_MS, _REMEMBERED_DELETES, *_claims(held))
         return self._done(answer, key, none=False)
 
     async def copy(self, source: str, target: str) -> None:
@@ -145,8 +145,8 @@ class RedisStore:
             raise StorageWriteError(f"{key!r} is a log and cannot be replaced by an object; delete it first")
         if said == "taken":
             raise LockLost(
-                f"{key!r} was not written: its lock was lost, as this process stood still for so long that it went to"
-                " somebody else, or the server was restarted; look at what is there now, and write it again"
+                f"{key!r} was not changed: its lock was lost, as this process stood still for so long that it went to"
+                " somebody else, or the server was restarted; look at what is there now, and do it again"
             )
         if said == "lost":
             raise StorageWriteError(f"the pieces of {key!r} took too long and are gone; nothing was written")
