@@ -24,20 +24,21 @@ NOW = datetime(2026, 1, 1, tzinfo=UTC)
 SKILL = b"---\nname: x\ndescription: How to x\n---\nDo it.\n"
 
 
-class Shelf:
+class Installed:
     """A Python that has what it is told to have."""
 
-    def __init__(self, store: Store) -> None:
-        self._store = store
+    def __init__(self, *names: str) -> None:
+        self.there = dict.fromkeys(names, "1")
 
     async def install(self, requirements: Sequence[str], constraints: Sequence[str] = ()) -> dict[str, str]:
+        self.there |= dict.fromkeys(requirements, "1")
         return dict.fromkeys(requirements, "1")
 
     async def uninstall(self, names: Sequence[str]) -> list[str]:
-        return list(names)
+        return [name for name in names if self.there.pop(name, None)]
 
     async def installed(self) -> dict[str, str]:
-        return {}
+        return self.there
 
 
 class User:
@@ -47,7 +48,7 @@ class User:
         self.store: Store = store
         self.artifacts = ArtifactStore(store, index=Index(None, "a", None), now=lambda: NOW)
         self.workflows = WorkflowLibrary(store, index=Index(None, "w", None), now=lambda: NOW)
-        self.deps = Deps(store, Shelf(store))
+        self.deps = Deps(store, Installed())
 
 
 Do = Callable[[User], Awaitable[Any]]
@@ -403,6 +404,22 @@ async def test_who_is_cut_off_while_looking_sees_all_the_next_time(name: str, is
             if len(stepping.steps) < at:
                 break
             assert await seen(user, row) == new, stepping.steps[-1]
+
+
+@pytest.mark.parametrize("verb", ["add", "remove"])
+async def test_what_is_listed_is_installed_also_where_one_is_cut_off(verb: str) -> None:
+    for at in itertools.count(1):
+        store, python = MemoryStore(), Installed("red")
+        await store.put("requirements.txt", b"red\n")
+        task: list[asyncio.Task[Any]] = []
+        stepping = Stepping(store, cut(at, "once", task))
+        deps = Deps(stepping, python)  # type: ignore[arg-type]
+        task.append(asyncio.ensure_future(deps.add("blue") if verb == "add" else deps.remove("red")))
+        await asyncio.wait(task)
+        if len(stepping.steps) < at:
+            break
+        assert task[0].exception() is not None
+        assert set(await Deps(store, python).list()) <= set(python.there), stepping.steps[at - 1]
 
 
 class Slow(Index):
