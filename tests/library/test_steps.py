@@ -19,6 +19,7 @@ from carrel.library.workflows import WorkflowLibrary
 from carrel.storage.memory_store import MemoryStore
 from carrel.storage.seam import Store
 from tests.library.steps import Another, Stepping, cut, until_it_waits
+from tests.storage.suite import Place
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 SKILL = b"---\nname: x\ndescription: How to x\n---\nDo it.\n"
@@ -292,38 +293,60 @@ async def as_expected(row: Row) -> tuple[Seen, Seen, Seen]:
 every_row = pytest.mark.parametrize("row", ROWS.values(), ids=ROWS)
 
 
+every_way = pytest.mark.parametrize("how", ["once", "killed", "cancelled"])
+
+
+async def is_cut_off(row: Row, at: int, how: str, stores: tuple[Store, Store], states: Sequence[Seen]) -> bool:
+    """Cut it off there, and look at what is left, also in another process; False when it has not so many steps."""
+    old, new, newer = states
+    store, other = stores
+    await row.given(User(other))
+    living = User(other)
+    await seen(living, row)
+    user: list[asyncio.Task[Any]] = []
+    stepping = Stepping(store, cut(at, how, user))
+    doing = User(stepping)
+    user.append(asyncio.ensure_future(row.do(doing)))
+    await asyncio.wait(user)
+    user[0].cancelled() or user[0].exception()
+    await doing.artifacts.close()
+    await doing.workflows._usage.written()
+    if len(stepping.steps) < at:
+        user[0].result()
+        return False
+    if how == "killed":
+        await stepping.die()
+        doing = User(store)
+    what = stepping.steps[at - 1]
+    assert await stepping.held() == [], what
+    for looking in (User(other), living, doing):
+        now = await seen(looking, row)
+        assert now in (old, new), what
+    await (row.do if now == old else row.then or row.do)(doing)
+    for looking in (User(other), living, doing):
+        assert await seen(looking, row) == (new if now == old else newer), what
+    return True
+
+
 @every_row
-@pytest.mark.parametrize("how", ["once", "killed", "cancelled"])
+@every_way
 async def test_who_is_cut_off_leaves_the_old_or_the_new(row: Row, how: str) -> None:
-    old, new, newer = await as_expected(row)
-    for at in itertools.count(1):
-        store = MemoryStore()
-        await row.given(User(store))
-        living = User(store)
-        await seen(living, row)
-        user: list[asyncio.Task[Any]] = []
-        stepping = Stepping(store, cut(at, how, user))
-        doing = User(stepping)
-        user.append(asyncio.ensure_future(row.do(doing)))
-        await asyncio.wait(user)
-        user[0].cancelled() or user[0].exception()
-        await doing.artifacts.close()
-        await doing.workflows._usage.written()
-        if len(stepping.steps) < at:
-            user[0].result()
-            break
-        if how == "killed":
-            await stepping.die()
-            doing = User(store)
-        what = stepping.steps[at - 1]
-        assert await stepping.held() == [], what
-        for looking in (User(store), living, doing):
-            now = await seen(looking, row)
-            assert now in (old, new), what
-        await (row.do if now == old else row.then or row.do)(doing)
-        then = new if now == old else newer
-        for looking in (User(store), living, doing):
-            assert await seen(looking, row) == then, what
+    states = await as_expected(row)
+    at = 1
+    while await is_cut_off(row, at, how, (store := MemoryStore(), store), states):
+        at += 1
+
+
+@pytest.mark.parametrize(
+    "name", ["save again", "save in pieces", "delete", "add again", "remove both", "copy a session"]
+)
+async def test_who_is_cut_off_leaves_the_old_or_the_new_in_every_kind_of_store(place: Place, name: str) -> None:
+    states = await as_expected(ROWS[name])
+    stores, at = (place.open(), place.open()), 1
+    while await is_cut_off(ROWS[name], at, "killed", stores, states):
+        at += 1
+        for key in {key.partition("/")[0] for key in await stores[0].list()}:
+            await stores[0].delete(key)
 
 
 @every_row
