@@ -19,7 +19,7 @@ from carrel.library.workflows import WorkflowLibrary
 from carrel.storage.file_store import FileStore
 from carrel.storage.memory_store import MemoryStore
 from carrel.storage.seam import Store
-from tests.library.steps import Another, Stepping
+from tests.library.steps import Another, Stepping, cut
 from tests.storage.suite import Place, everything
 
 BIG = bytes(range(256)) * 20_000
@@ -210,6 +210,34 @@ async def test_who_looks_while_it_is_copied_does_not_part_the_histories(folder: 
     key = "library/workflows/history.jsonl"
     assert await everything(target, key) == await everything(folder, key)
     await workflows.close()
+
+
+async def test_where_the_source_is_gone_half_way_it_goes_on_there_the_next_time() -> None:
+    source = MemoryStore()
+    for key in ("tools/a.yaml", "skills/x/SKILL.md", "skills/x/go.py", "requirements.txt", "artifacts/by hand"):
+        await source.put(key, b"x")
+    await source.put("artifacts/noted", b"x")
+    await source.put("library/artifacts/noted.json", b'{"kind": "text", "description": "a person wrote this"}')
+    await ArtifactStore(source).save("x", "[1]", "text")
+    await WorkflowLibrary(source).add("add", "def run(a):\n    return 1\n")
+    sessions = SessionStore(store=source, prefix="sessions")
+    await sessions.create_session("Stars", session_id="stars")
+    await sessions.append_message("stars", user_text_message("one"))
+    await sessions.close()
+    for at in itertools.count(1):
+        target = MemoryStore()
+        stepping = Stepping(source, cut(at, "once", []))
+        try:
+            await copy(stepping, target)  # type: ignore[arg-type]
+            break
+        except StorageUnavailable:
+            pass
+        again = await copy(source, target)
+        assert (again.kept, again.failed) == ([], [])
+        found = await ArtifactStore(target).get("noted")
+        assert (await ArtifactStore(target).load("x"), (found or {})["description"]) == ("[1]", "a person wrote this")
+        assert await target.get("skills/x/SKILL.md") == b"x"
+        assert await said(target) == ["one"]
 
 
 async def test_an_artifact_that_is_saved_while_it_is_copied_comes_with_its_own_note() -> None:

@@ -150,7 +150,7 @@ class ArtifactStore:
             raise ArtifactWriteError(f"{name} was not saved: there are artifacts below {name}/")
 
     async def _announce(self, name: str, note: Note, size: int, digest: str, lock: Lock) -> Note:
-        """Say what the data will be before they are there, and what they are until then.
+        """Say what the data will be before they are there, and what they are until then; what the note says counts.
 
         A reader goes by the one of the two that fits, so what is saved comes whole or not at all."""
         at = self._now().isoformat(timespec="milliseconds")
@@ -168,13 +168,14 @@ class ArtifactStore:
         """Keep what another store has under this name, with what is noted of it; for whoever holds its lock here."""
 
         async def counted() -> AsyncIterator[bytes]:
-            digest = hashlib.sha256()
+            size, digest = 0, hashlib.sha256()
             async for piece in source.pieces(name):
+                size += len(piece)
                 digest.update(piece)
                 yield piece
             note = await source.noted(name, digest.hexdigest())
             if note is not None:
-                await self._announce(name, note, note["size"], note["sha256"], lock)
+                await self._announce(name, note, size, digest.hexdigest(), lock)
 
         with _saying(name):
             await self._refuse_folder(name)

@@ -235,7 +235,7 @@ async def _state_of_artifact(source: Store, target: Store, thing: Thing) -> Stat
     if not await _equal(source, target, thing.objects[0]):
         return "changed"
     ours, theirs = [await ArtifactStore(store).noted(thing.name) for store in (source, target)]
-    if ours is None or ours == theirs:
+    if ours is None or (theirs is not None and all(theirs.get(name) == said for name, said in ours.items())):
         return "same"
     return "changed" if theirs is not None else "new"
 
