@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from carrel import SessionStore, user_text_message
-from carrel.errors import CarrelError
+from carrel.errors import CarrelError, StorageUnavailable
 from carrel.library.artifacts import ArtifactStore
 from carrel.library.deps import Deps
 from carrel.library.moving import copy
@@ -443,6 +443,20 @@ async def test_what_is_listed_is_installed_also_where_one_is_cut_off(verb: str) 
             break
         assert task[0].exception() is not None
         assert set(await Deps(store, python).list()) <= set(python.there), stepping.steps[at - 1]
+
+
+async def test_what_is_written_down_for_the_next_process_costs_no_list() -> None:
+    store = MemoryStore()
+    for number in range(60):
+        await store.put(f"workflows/w{number}.py", ONE.encode())
+
+    async def step(number: int, what: str) -> None:
+        if what == "before put library/workflows/outline.json":
+            raise StorageUnavailable("not now")
+
+    stepping = Stepping(store, step)
+    assert len(await User(stepping).workflows.list()) == 60
+    assert "before put library/workflows/outline.json" in stepping.steps
 
 
 class Slow(Index):

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import orjson
 
-from carrel.errors import StorageWriteError, WorkflowValidationError
+from carrel.errors import StorageError, WorkflowValidationError
 from carrel.library.search import Entry
 from carrel.library.skill_folders import FILE, read_skill
 from carrel.library.tools.names import python_name
@@ -276,7 +276,7 @@ class Shelf:
         kept = {"format": _FORMAT, "shelved": [_as_data(shelved) for shelved in self._by_key.values()]}
         try:
             await self._store.put(self._cache, orjson.dumps(kept))
-        except (StorageWriteError, TypeError) as problem:
+        except (StorageError, TypeError) as problem:
             _log.warning("%s could not be written, so the next start is slower: %s", self._cache, problem)
 
 
