@@ -4,6 +4,7 @@ import logging
 import threading
 import time
 from collections.abc import AsyncIterable, AsyncIterator, Sequence
+from contextlib import AsyncExitStack
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -341,11 +342,11 @@ class RedisStore:
 
     async def close(self) -> None:
         locks, self._locks = self._locks, set()
-        try:
+        # Each of them, also where the server is gone: one that is still renewed would be held again when it is back.
+        async with AsyncExitStack() as last:
+            last.push_async_callback(self._connections.close)
             for lock in locks:
-                await lock.release()
-        finally:
-            await self._connections.close()
+                last.push_async_callback(lock.release)
 
     async def list(self, prefix: str = "") -> list[str]:
         span = (f"[{checked_key(prefix)}", f"({prefix}0") if prefix else ("-", "+")  # "0" is what follows "/"
