@@ -5,6 +5,7 @@ import itertools
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from carrel.library.deps import Deps
 from carrel.library.moving import copy
 from carrel.library.search import Index
 from carrel.library.workflows import WorkflowLibrary
+from carrel.storage.file_store import FileStore
 from carrel.storage.memory_store import MemoryStore
 from carrel.storage.seam import Store
 from tests.library.steps import Another, Stepping, cut, until_it_waits
@@ -457,6 +459,23 @@ async def test_what_is_written_down_for_the_next_process_costs_no_list() -> None
     stepping = Stepping(store, step)
     assert len(await User(stepping).workflows.list()) == 60
     assert "before put library/workflows/outline.json" in stepping.steps
+
+
+async def test_what_is_noted_of_a_file_stays_with_it_when_only_its_place_changes(tmp_path: Path) -> None:
+    """As in the moment in which another takes its place, or when a backup gives it a second name."""
+    store = FileStore(tmp_path)
+    await save("[1]", "text")(User(store))
+
+    async def step(number: int, what: str) -> None:
+        if what == "before put artifacts/x":
+            raise StorageUnavailable("cut off")
+
+    with pytest.raises(StorageUnavailable):
+        await save([2, 3], "data")(User(Stepping(store, step)))
+    (tmp_path / "second").hardlink_to(tmp_path / "artifacts" / "x")
+    found = await User(store).artifacts.get("x") or {}
+    assert (found["description"], found["kind"], found["size"]) == ("text", "text", 3)
+    assert await User(store).artifacts.list() == [found]
 
 
 class Slow(Index):

@@ -37,9 +37,10 @@ def read_note(name: str, data: bytes | None) -> Note | None:
         return None
     try:
         note = json.loads(data)
-        if note["kind"] in KINDS and isinstance(note.get("before") or {}, dict):
+        before = note.get("before") or {}
+        if note["kind"] in KINDS and isinstance(before, dict) and isinstance(before.get("stamp", []), list):
             return dict(note)
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, AttributeError):
         pass
     _log.warning("the note about the artifact %s cannot be read and is passed over", name)
     return None
@@ -49,7 +50,8 @@ def standing(note: Note | None, stamp: Stamp | None) -> Note:
     """What is known of the data that are there: of those before, while they are still the same."""
     note = note or {}
     before = note.get("before")
-    return before if before and stamp is not None and before.get("stamp") == list(stamp) else note
+    # Without its version: to a file system it is another one as soon as the file is being replaced.
+    return before if before and stamp is not None and before.get("stamp", [])[:2] == list(stamp[:2]) else note
 
 
 def fitting(note: Note | None, stamp: Stamp | None, digest: str) -> Note | None:
