@@ -478,6 +478,22 @@ async def test_what_is_noted_of_a_file_stays_with_it_when_only_its_place_changes
     assert await User(store).artifacts.list() == [found]
 
 
+async def test_a_file_that_changed_under_its_stamp_is_read_anew() -> None:
+    """As one that an editor writes in place within a tick of the clock."""
+    for key, one, two in [
+        ("workflows/x.py", ONE.encode(), TWO.encode()),
+        ("skills/x/SKILL.md", SKILL, SKILL.replace(b"How to", b"Why")),
+    ]:
+        store = MemoryStore()
+        await store.put(key, one)
+        user = User(store)
+        before = await workflow(user)
+        store._kept[key].data = two  # type: ignore[union-attr]
+        async with asyncio.timeout(60):
+            found = await workflow(user)
+        assert before != found == await workflow(User(store))
+
+
 class Slow(Index):
     """One that takes its time, in which somebody else does something."""
 

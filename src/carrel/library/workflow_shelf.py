@@ -163,6 +163,12 @@ class Shelf:
                 return read[0]
         return None
 
+    async def again(self, shelved: Shelved) -> tuple[Shelved, bytes] | None:
+        """The file as it is now, read also where its stamp says nothing new; None when it is gone."""
+        prefix = next(prefix for prefix in self._prefixes if shelved.key.startswith(f"{prefix}/"))
+        read = await self._read(prefix, [shelved.key], set(), anew=True)
+        return read[0] if read else None
+
     def find(self, name: str) -> Shelved | None:
         """The one of this name as of the last refresh; `-` and `_` are the same."""
         found = self.all_of(name)
@@ -180,11 +186,15 @@ class Shelf:
             return key.endswith(".py")
         return len(words) <= 3 and (words[1:] == [FILE] or (key.endswith(".py") and words[1:-1] in ([], ["scripts"])))
 
-    async def _read(self, prefix: str, keys: Sequence[str], gone: set[str]) -> list[tuple[Shelved, bytes]]:
+    async def _read(
+        self, prefix: str, keys: Sequence[str], gone: set[str], *, anew: bool = False
+    ) -> list[tuple[Shelved, bytes]]:
         """Read those that are not as they are remembered; `gone` takes up those that are there no more."""
         stamps = dict(zip(keys, await self._store.stamps(keys), strict=True))
         gone |= {key for key, stamp in stamps.items() if stamp is None and key in self._by_key}
-        waiting = [key for key, stamp in stamps.items() if stamp is not None and not self._remembers(key, stamp)]
+        waiting = [
+            key for key, stamp in stamps.items() if stamp is not None and (anew or not self._remembers(key, stamp))
+        ]
         fresh: list[tuple[Shelved, bytes]] = []
         for _ in range(5):
             datas = await self._store.get_many(waiting)

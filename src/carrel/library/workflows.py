@@ -308,7 +308,7 @@ class WorkflowLibrary:
             data = data if data is not None else await self._store.get(shelved.key)
             if data is not None and digest_of(data) == shelved.digest:
                 return shelved, data
-            found = await self._found(name, note=False)
+            found = await self._shelf.again(shelved) or await self._found(name, note=False)
         return None
 
     async def _unknown(self, name: str) -> WorkflowNotFoundError:
