@@ -150,8 +150,13 @@ class TraceLog:
     async def read(self, from_seq: int = 1) -> AsyncIterator[dict[str, Any]]:
         """The lines that are written, oldest first."""
         async for block in self._store.read(self.key, from_seq):
-            for record in block.records:
-                yield orjson.loads(record)
+            for seq, record in enumerate(block.records, block.first_seq):
+                try:
+                    line = orjson.loads(record)
+                except ValueError as problem:
+                    logger.warning("line %d of %s cannot be read: %s", seq, self.key, problem)
+                    continue
+                yield line
 
 
 def _record(step: Step) -> bytes:

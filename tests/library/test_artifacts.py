@@ -17,6 +17,7 @@ from carrel.library.artifact_names import checked_name, key_of, name_of, note_of
 from carrel.library.artifact_uploads import Uploads
 from carrel.library.artifacts import ArtifactStore
 from carrel.storage.file_store import FileStore
+from carrel.storage.memory_store import MemoryStore
 from tests.storage.suite import Place
 
 
@@ -369,6 +370,27 @@ async def test_an_upload_is_kept_at_its_end_or_not_at_all(place: Place) -> None:
             await ask("artifacts.begin_upload", ["x"], wrong)
     with pytest.raises(ArtifactNameRefused):
         await ask("artifacts.begin_upload", ["../x"], {"kind": "text"})
+
+
+async def test_who_waits_for_an_upload_that_is_dropped_is_told() -> None:
+    store = MemoryStore()
+    kept = ArtifactStore(store)
+    for waiting in ("upload", "end_upload"):
+        lock = await store.lock("library/artifacts/x")
+        assert lock is not None
+        number = await kept.handle("artifacts.begin_upload", ["x"], {"kind": "bytes"})
+        await kept.handle("artifacts.upload", [number, b"half"], {})
+        if waiting == "upload":
+            others = [asyncio.ensure_future(kept.handle("artifacts.upload", [number, b"more"], {})) for _ in range(3)]
+        else:
+            others = [asyncio.ensure_future(kept.handle("artifacts.end_upload", [number], {}))]
+        await asyncio.sleep(0)
+        await kept.close()
+        with pytest.raises(ArtifactWriteError, match="not saved: it was dropped"):
+            await others[-1]
+        await asyncio.wait(others)
+        await lock.release()
+    assert not await kept.exists("x")
 
 
 async def test_an_upload_that_nobody_feeds_ends_by_itself(tmp_path: Path) -> None:

@@ -14,11 +14,12 @@ import pytest
 from carrel import SessionStore, user_text_message
 from carrel.errors import ConfigurationError, StorageUnavailable
 from carrel.library.artifacts import ArtifactStore
-from carrel.library.moving import KINDS, Difference, contents, copy, differences, kinds_named
+from carrel.library.moving import KINDS, Difference, carry_over, contents, copy, differences, kinds_named
 from carrel.library.workflows import WorkflowLibrary
 from carrel.storage.file_store import FileStore
 from carrel.storage.memory_store import MemoryStore
 from carrel.storage.seam import Store
+from tests.library.steps import Another, Stepping, cut
 from tests.storage.suite import Place, everything
 
 BIG = bytes(range(256)) * 20_000
@@ -193,6 +194,95 @@ async def test_who_is_stopped_half_way_goes_on_there_the_next_time(folder: FileS
         for key in ("library/workflows/history.jsonl", "sessions/stars/trace.jsonl", "sessions/stars/messages.jsonl"):
             assert await everything(target, key) == await everything(folder, key)
     assert writes > len(EVERYTHING)
+
+
+async def test_who_looks_while_it_is_copied_does_not_part_the_histories(folder: FileStore) -> None:
+    workflows = WorkflowLibrary(folder)
+    await workflows.add("add", "def run(a):\n    return 1\n")
+    await workflows.add("sub", "def run(a):\n    return 2\n")
+    target = MemoryStore()
+
+    async def look(number: int, what: str) -> None:
+        if number % 2 == 0:
+            await WorkflowLibrary(target)._current(note=not await target.holder("library/workflows"))
+
+    await copy(folder, Stepping(target, look))  # type: ignore[arg-type]
+    key = "library/workflows/history.jsonl"
+    assert await everything(target, key) == await everything(folder, key)
+    await workflows.close()
+
+
+async def test_where_the_source_is_gone_half_way_it_goes_on_there_the_next_time() -> None:
+    source = MemoryStore()
+    for key in ("tools/a.yaml", "skills/x/SKILL.md", "skills/x/go.py", "requirements.txt", "artifacts/by hand"):
+        await source.put(key, b"x")
+    await source.put("artifacts/noted", b"x")
+    await source.put("library/artifacts/noted.json", b'{"kind": "text", "description": "a person wrote this"}')
+    await ArtifactStore(source).save("x", "[1]", "text")
+    await WorkflowLibrary(source).add("add", "def run(a):\n    return 1\n")
+    sessions = SessionStore(store=source, prefix="sessions")
+    await sessions.create_session("Stars", session_id="stars")
+    await sessions.append_message("stars", user_text_message("one"))
+    await sessions.close()
+    for at in itertools.count(1):
+        target = MemoryStore()
+        stepping = Stepping(source, cut(at, "once", []))
+        try:
+            await copy(stepping, target)  # type: ignore[arg-type]
+            break
+        except StorageUnavailable:
+            pass
+        again = await copy(source, target)
+        assert (again.kept, again.failed) == ([], [])
+        found = await ArtifactStore(target).get("noted")
+        assert (await ArtifactStore(target).load("x"), (found or {})["description"]) == ("[1]", "a person wrote this")
+        assert await target.get("skills/x/SKILL.md") == b"x"
+        assert await said(target) == ["one"]
+
+
+async def test_an_artifact_that_is_saved_while_it_is_copied_comes_with_its_own_note() -> None:
+    for at in itertools.count(1):
+        source, target = MemoryStore(), MemoryStore()
+        await ArtifactStore(source).save("x", "[1]", "text")
+        another = Another(source, at, lambda store: ArtifactStore(store).save("x", [2, 3], "data"))
+        moved = await copy(Stepping(source, another.step), target)  # type: ignore[arg-type]
+        if not another.doing:
+            break
+        found = await ArtifactStore(target).get("x")
+        if found is None:
+            assert [failure.name for failure in moved.failed] == ["x"]
+            continue
+        both = await ArtifactStore(target).load("x"), found["description"], found["kind"]
+        assert both in [("[1]", "text", "text"), ([2, 3], "data", "json")]
+
+
+async def test_what_refers_to_others_comes_after_them() -> None:
+    source, target = MemoryStore(), MemoryStore()
+    keys = ["skills/x/SKILL.md", "skills/x/go.py", "tools/a.yaml", "tools/b.json", "tools/c.yml"]
+    for key in keys:
+        await source.put(key, b"x")
+    stepping = Stepping(target)
+    moved = await copy(source, stepping)  # type: ignore[arg-type]
+    written = [step.rpartition(" ")[2] for step in stepping.steps if step.startswith("after put_pieces")]
+    assert written == ["tools/b.json", "tools/a.yaml", "tools/c.yml", "skills/x/go.py", "skills/x/SKILL.md"]
+    assert [one.name for one in moved.copied] == ["a.yaml", "b.json", "c.yml", "x/SKILL.md", "x/go.py"]
+
+
+async def test_the_library_that_a_fork_begins_with_is_its_own(folder: FileStore, place: Place) -> None:
+    workflows = WorkflowLibrary(folder)
+    await workflows.add("add", "def run(a):\n    return 1\n")
+    await workflows.record_use("add")
+    target = place.open()
+    await carry_over(folder, target)
+    assert await target.list("environments") + await target.list("sessions") == []
+    theirs = WorkflowLibrary(target)
+    await theirs.add("add", "def run(a):\n    return 2\n")
+    assert [version["source"] for version in await theirs.history("add")][-1] == "def run(a):\n    return 2\n"
+    assert len(await theirs.history("add")) == len(await workflows.history("add")) + 1
+    assert (await theirs.get("add") or {})["usage"]["calls"] == 1
+    assert await ArtifactStore(target).load("reports/big") == BIG
+    for library in (workflows, theirs):
+        await library.close()
 
 
 async def test_two_who_copy_at_once_copy_once(folder: FileStore, place: Place) -> None:

@@ -39,6 +39,16 @@ async def test_the_same_artifact_is_one_of_the_two_and_whole(storage_again: Stor
             assert await two.list_artifacts() == [told]
 
 
+async def test_who_begin_the_same_conversation_have_the_same(storage_again: Storage) -> None:
+    for number in range(5):
+        one, two = (Session(storage_again(), InProcessExecutor(), session_id=f"s{number}") for _ in range(2))
+        first, again, other = await asyncio.gather(one.converse("One"), one.converse("Again"), two.converse("Two"))
+        assert first is again
+        assert (other.id, other.title) == (first.id, first.title)
+        for session in (one, two):
+            await session.close()
+
+
 async def test_the_same_workflow_is_one_of_the_two_and_both_are_in_its_history(storage_again: Storage) -> None:
     one, two = await both(storage_again)
     sources = {number: f"def run():\n    return {number}  # {'.' * 5000}\n" for number in (1, 2)}

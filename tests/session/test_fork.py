@@ -1,6 +1,7 @@
 """A fork of a whole session: what was said, what is known and what was made branch off together."""
 
 from pathlib import Path
+from typing import Any, ClassVar
 
 import pytest
 
@@ -14,6 +15,7 @@ from carrel import (
     TaskSession,
     user_text_message,
 )
+from carrel.errors import ExecutorClosed
 
 
 @pytest.fixture
@@ -105,6 +107,32 @@ async def test_an_id_that_is_taken_is_refused_and_nothing_is_left_running(sandbo
         with pytest.raises(ForkRefused, match="taken is there already"):
             await session.fork(session_id="taken")
         assert len(await session.storage.get_session_store().list_sessions()) == 2
+
+
+class Unlucky(Session):
+    """One whose forks do not get beyond their start."""
+
+    forks: ClassVar[list[Session]] = []
+
+    def _twin(self, *given: Any) -> Any:
+        self.forks.append(super()._twin(*given))
+        return self.forks[-1]
+
+    async def start(self) -> None:
+        await super().start()
+        if self in self.forks:
+            raise RuntimeError("no room")
+
+
+async def test_a_fork_that_does_not_start_leaves_nothing_of_itself(base: Path) -> None:
+    async with Unlucky.from_base(base, sandbox="required") as session:
+        await session.converse("Stars")
+        with pytest.raises(ForkRefused, match="no room"):
+            await session.fork()
+        with pytest.raises(ExecutorClosed):
+            await session.forks[-1].list_tools()
+        assert len(await session.storage.get_session_store().list_sessions()) == 1
+        assert (await session.run("1 + 1")).value == 2
 
 
 async def test_a_task_session_forks_into_another(tmp_path: Path) -> None:

@@ -9,7 +9,9 @@ from typing import Any
 
 import pytest
 
-from carrel import ExecutorClosed, Session
+from carrel import ExecutorClosed, MemoryStorage, Session
+from carrel.errors import StorageUnavailable
+from carrel.library.workflows import WorkflowLibrary
 
 from .conftest import Open
 
@@ -175,3 +177,22 @@ async def test_a_caller_that_gives_up_ends_its_call_of_a_tool(base: Path) -> Non
         with pytest.raises(asyncio.CancelledError):
             await call
         assert ended.is_set()
+
+
+class Unclosed(WorkflowLibrary):
+    """One that cannot be closed well."""
+
+    async def close(self) -> None:
+        raise StorageUnavailable("not now")
+
+
+async def test_a_storage_of_which_a_part_cannot_be_closed_lets_go_of_the_rest() -> None:
+    storage = MemoryStorage()
+    storage._workflows = Unclosed(storage.store)
+    uploads = storage.get_artifact_store()._uploads
+    uploads.begin(name="x", kind="text")
+    assert await storage.store.lock("held")
+    with pytest.raises(StorageUnavailable, match="not now"):
+        await storage.close()
+    assert await storage.store.holder("held") is None
+    assert uploads._open == {}

@@ -36,6 +36,15 @@ async def test_each_step_is_a_line(session: Session) -> None:
     assert all(step["duration"] >= 0 and step["started_at"].endswith("+00:00") for step in steps)
 
 
+async def test_a_damaged_line_costs_that_line(session: Session, caplog: pytest.LogCaptureFixture) -> None:
+    await session.run("1")
+    assert len(await session.trace()) == 1
+    await session.storage.store.append(f"sessions/{session.id}/trace.jsonl", [b'{"damaged'])
+    await session.run("2")
+    assert [step["name"] for step in await session.trace()] == ["1", "2"]
+    assert "line 2 of" in caplog.text
+
+
 async def test_it_is_a_file_beside_the_conversation(session: Session, base: Path) -> None:
     conversation = await session.converse("A talk")
     message = conversation.create_user_message("Run it")

@@ -6,6 +6,7 @@ import random
 import shutil
 import stat
 import tempfile
+import threading
 import time
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -317,6 +318,46 @@ async def test_a_put_that_is_killed_leaves_the_old_bytes_or_the_new(store: FileS
         data = await store.get("s/object")
         assert data is None or data in {b"%d" % digit * 300_000 for digit in range(10)}
         assert await store.list("s") in ([], ["s/object"])
+
+
+class Slow(bytes):
+    """Bytes that are written when somebody says so."""
+
+    begun: threading.Event
+    go: threading.Event
+
+    def __len__(self) -> int:
+        self.begun.set()
+        self.go.wait(60)
+        return super().__len__()
+
+
+async def test_who_is_cancelled_while_it_is_written_leaves_nothing_to_be_written_later(store: FileStore) -> None:
+    data = Slow(b"first")
+    data.begun, data.go = threading.Event(), threading.Event()
+    lock = await store.lock("x")
+    assert lock is not None
+
+    async def put() -> None:
+        try:
+            await store.put("x", data)
+        finally:
+            await lock.release()
+
+    putting = asyncio.create_task(put())
+    await asyncio.to_thread(data.begun.wait, 60)
+    for _ in range(2):
+        putting.cancel()
+        await asyncio.sleep(0.01)
+    assert await store.lock("x", wait=False) is None
+    data.go.set()
+    with pytest.raises(asyncio.CancelledError):
+        await putting
+    other = await store.lock("x")
+    assert other is not None
+    await store.put("x", b"second")
+    await other.release()
+    assert await store.get("x") == b"second"
 
 
 async def test_deleting_wins_over_a_put_of_what_is_there(store: FileStore) -> None:

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Callable
 
 import pytest
 
-from carrel.errors import LockLost
+from carrel.errors import LockLost, StorageUnavailable
 from carrel.storage.redis_store import RedisStore
 from carrel.storage.seam import process_name
 from tests.late import Late
@@ -175,6 +175,8 @@ async def test_one_who_lost_his_lock_meanwhile_writes_nothing_under_it(start_red
             await store.put("o", b"late", held=[lock])
         with pytest.raises(LockLost, match="stood still"):
             await store.put_pieces("o", pieces(), held=[lock])
+        with pytest.raises(LockLost, match="stood still"):
+            await store.delete("o", held=[lock])
         assert await store.get("o") == b"theirs"
         await asyncio.sleep(2)  # it is renewed meanwhile, which must not bring it back
         assert await store.holder("s") == (None if released else process_name())
@@ -182,6 +184,22 @@ async def test_one_who_lost_his_lock_meanwhile_writes_nothing_under_it(start_red
             await store.put("o", b"late", held=[lock])
         await lock.release()
         await theirs.release()
+
+
+async def test_who_closes_when_the_server_is_gone_holds_nothing_when_it_is_back(
+    start_redis: Start, open_redis: Open
+) -> None:
+    server = start_redis()
+    store, other = open_redis(server.url), open_redis(server.url)
+    for key in ("a", "b", "c"):
+        assert await store.lock(key)
+    server.kill()
+    with pytest.raises(StorageUnavailable):
+        await store.close()
+    server.start()
+    await until(lambda: other.list(), [])
+    await asyncio.sleep(2)  # longer than it takes to renew one
+    assert [await other.holder(key) for key in ("a", "b", "c")] == [None, None, None]
 
 
 async def test_what_was_decided_before_a_restart_that_forgot_everything_is_not_written_after_it(
@@ -258,7 +276,7 @@ def test_without_the_redis_package_carrel_works_and_a_redis_store_says_what_to_i
 import sys
 sys.modules["redis"] = None  # as if it were not installed
 import carrel
-from carrel.errors import LockLost
+from carrel.errors import LockLost, StorageUnavailable
 from carrel.storage.redis_store import RedisStore
 try:
     RedisStore("redis://localhost")

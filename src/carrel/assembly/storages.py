@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from contextlib import AsyncExitStack
 from pathlib import Path
 from types import TracebackType
 from typing import Literal, Self
@@ -47,10 +48,12 @@ class _Storage:
         return self._artifacts
 
     async def close(self) -> None:
-        for kept in (*self._sessions.values(), self._workflows, self._artifacts):
-            if kept is not None:
-                await kept.close()
-        await self.store.close()
+        # All of it, also where one cannot be closed well: a lock that is not let go of holds up others.
+        async with AsyncExitStack() as last:
+            last.push_async_callback(self.store.close)
+            for kept in (self._artifacts, self._workflows, *self._sessions.values()):
+                if kept is not None:
+                    last.push_async_callback(kept.close)
 
     async def __aenter__(self) -> Self:
         return self

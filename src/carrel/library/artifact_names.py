@@ -60,3 +60,8 @@ def note_of(name: str) -> str:
     """Where the note about an artifact lies; no folder there is called as a note is."""
     *folders, last = map(key_part, name.split("/"))
     return "/".join([*(re.sub(r"(\.json~*)$", r"\1~", folder) for folder in folders), f"{last}.json"])
+
+
+def lock_of(name: str) -> str:
+    """What is held while it is saved: the same for all in one folder, as no name is both an artifact and a folder."""
+    return key_part(name.partition("/")[0])

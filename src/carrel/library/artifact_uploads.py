@@ -40,7 +40,8 @@ class Uploads:
         """That was the last piece; the artifact as it is kept."""
         upload = self._of(number)
         await upload.give(None)
-        return await asyncio.shield(upload.task)
+        await asyncio.wait([upload.task])
+        return upload.result()
 
     async def drop(self, number: str) -> None:
         """Nothing of it is wanted any more."""
@@ -82,7 +83,13 @@ class _Upload:
         finally:
             putting.cancel()
         if self.task.done():
-            self.task.result()
+            self.result()
+
+    def result(self) -> dict[str, Any]:
+        """The artifact as it is kept. Dropped is no cancel of whoever asks, who would get no answer then."""
+        if self.task.cancelled():
+            raise ArtifactWriteError("this artifact was not saved: it was dropped, or its store closed, before its end")
+        return self.task.result()
 
     async def _pieces(self) -> AsyncIterator[bytes]:
         while True:

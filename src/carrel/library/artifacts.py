@@ -3,8 +3,7 @@
 import asyncio
 import hashlib
 import json
-import logging
-from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
@@ -20,8 +19,9 @@ from carrel.errors import (
     StorageReadError,
     StorageWriteError,
 )
-from carrel.library.artifact_data import KINDS, Kind, check_json, decoded, encoded, guessed, guessed_kind
-from carrel.library.artifact_names import checked_name, is_name, key_of, name_of, note_of
+from carrel.library.artifact_data import KINDS, Kind, decoded, encoded, guessed, guessed_kind
+from carrel.library.artifact_names import checked_name, is_name, key_of, lock_of, name_of, note_of
+from carrel.library.artifact_notes import Note, fitting, new_note, read_note, speaks_of, standing
 from carrel.library.artifact_uploads import Uploads
 from carrel.library.fitting import refuse_misfit
 from carrel.library.search import Entry, Index
@@ -30,13 +30,8 @@ from carrel.storage.seam import Lock, Stamp, Store
 
 INLINE = 4 * 1024 * 1024
 """What crosses to the inside at once; more goes in pieces."""
-LONGEST_NOTE = 64 * 1024
-"""Characters of a description and its metadata together."""
 _LONGEST_QUERY = 2000
 _PIECE = 1024 * 1024
-_log = logging.getLogger("carrel.library")
-
-Note = dict[str, Any]
 
 
 def _now() -> datetime:
@@ -90,7 +85,7 @@ class ArtifactStore:
         form: str = "",
     ) -> dict[str, Any]:
         key = self._key(name)
-        note = _new_note(name, kind, form, description, metadata)
+        note = new_note(name, kind, form, description, metadata)
         with _saying(name):
             lock = await self._alone(name)
             try:
@@ -110,7 +105,7 @@ class ArtifactStore:
         form: str = "",
     ) -> dict[str, Any]:
         key = self._key(name)
-        note = _new_note(name, kind, form, description, metadata)
+        note = new_note(name, kind, form, description, metadata)
         locks: list[Lock] = []
 
         async def counted() -> AsyncIterator[bytes]:
@@ -134,36 +129,63 @@ class ArtifactStore:
 
     async def _alone(self, name: str) -> Lock:
         """Hold this name among all processes, and see that it is no folder and lies in no file."""
-        lock = await self._store.lock(self._note_key(name))
+        lock = await self._store.lock(f"{self._notes}/{lock_of(name)}")
         assert lock is not None
         try:
-            words = name.split("/")
-            above = ["/".join(words[:count]) for count in range(1, len(words))]
-            stamps = await self._store.stamps([self._key(folder) for folder in above])
-            for folder, stamp in zip(above, stamps, strict=True):
-                if stamp is not None:
-                    raise ArtifactWriteError(f"{name} was not saved: {folder} is an artifact and no folder")
-            key = self._key(name)
-            if any(other != key for other in await self._store.list(key)):
-                raise ArtifactWriteError(f"{name} was not saved: there are artifacts below {name}/")
+            await self._refuse_folder(name)
         except BaseException:
             await lock.release()
             raise
         return lock
 
+    async def _refuse_folder(self, name: str) -> None:
+        words = name.split("/")
+        above = ["/".join(words[:count]) for count in range(1, len(words))]
+        stamps = await self._store.stamps([self._key(folder) for folder in above])
+        for folder, stamp in zip(above, stamps, strict=True):
+            if stamp is not None:
+                raise ArtifactWriteError(f"{name} was not saved: {folder} is an artifact and no folder")
+        key = self._key(name)
+        if any(other != key for other in await self._store.list(key)):
+            raise ArtifactWriteError(f"{name} was not saved: there are artifacts below {name}/")
+
     async def _announce(self, name: str, note: Note, size: int, digest: str, lock: Lock) -> Note:
-        """Say what the data will be before they are there, and what they are until then.
+        """Say what the data will be before they are there, and what they are until then; what the note says counts.
 
         A reader goes by the one of the two that fits, so what is saved comes whole or not at all."""
         at = self._now().isoformat(timespec="milliseconds")
-        note = {**note, "size": size, "sha256": digest, "created_at": at, "updated_at": at}
-        stamp = await self._store.stamp(self._key(name))
+        note = {"created_at": None, "updated_at": at, "size": size, "sha256": digest, **note}
+        ((noted, stamp),) = await self._seen([name])
         if stamp is not None:
-            before = _standing(await self._noted(name) or {}, stamp)
-            note["created_at"] = before.get("created_at") or at
+            before = standing(noted, stamp)
+            note["created_at"] = note["created_at"] or before.get("created_at")
             note["before"] = {**before, "before": None, "stamp": list(stamp)}
+        note["created_at"] = note["created_at"] or at
         await self._store.put(self._note_key(name), json.dumps(note, indent=1).encode(), held=[lock])
         return note
+
+    async def take(self, name: str, source: "ArtifactStore", lock: Lock) -> None:
+        """Keep what another store has under this name, with what is noted of it; for whoever holds its lock here."""
+
+        async def counted() -> AsyncIterator[bytes]:
+            size, digest = 0, hashlib.sha256()
+            async for piece in source.pieces(name):
+                size += len(piece)
+                digest.update(piece)
+                yield piece
+            note = await source.noted(name, digest.hexdigest())
+            if note is not None:
+                await self._announce(name, note, size, digest.hexdigest(), lock)
+
+        with _saying(name):
+            await self._refuse_folder(name)
+            await self._store.put_pieces(self._key(name), counted(), held=[lock])
+
+    async def noted(self, name: str, digest: str = "") -> Note | None:
+        """What is noted of its data, of those with this digest where that is given; None for a person's file."""
+        ((note, stamp),) = await self._seen([name])
+        known = fitting(note, stamp, digest) or standing(note, stamp)
+        return {key: value for key, value in known.items() if key not in ("before", "stamp")} or None
 
     async def delete(self, name: str) -> None:
         """Gone, also when there was none."""
@@ -171,13 +193,14 @@ class ArtifactStore:
         if await self._store.stamp(key) is None and await self._store.stamp(self._note_key(name)) is None:
             return
         with _saying(name, "deleted"):
-            lock = await self._store.lock(self._note_key(name))
+            lock = await self._store.lock(f"{self._notes}/{lock_of(name)}")
             try:
+                held = [lock] if lock is not None else []
                 # A folder of artifacts is none, and stays.
                 if await self._store.stamp(key) is not None:
-                    await self._store.delete(key)
+                    await self._store.delete(key, held=held)
                 if await self._store.stamp(self._note_key(name)) is not None:
-                    await self._store.delete(self._note_key(name))
+                    await self._store.delete(self._note_key(name), held=held)
             finally:
                 if lock is not None:
                     await lock.release()
@@ -194,17 +217,20 @@ class ArtifactStore:
         with _reading(name):
             note = await self._noted(name)
             while True:
+                # Before the data, as are those that it is of.
+                stamp = await self._store.stamp(key) if note is not None and note.get("before") else None
                 data = await self._store.get(key)
                 if data is None:
                     raise await self._unknown(name)
-                told = _fitting(note, data)
+                told = fitting(note, stamp, hashlib.sha256(data).hexdigest())
                 if told is not None:
                     break
                 seen, note = note, await self._noted(name)
                 if note == seen:
                     # Nobody is saving it: a person put it there, or edited it.
-                    kind, value = guessed(name, data, note["kind"] if note is not None else None)
-                    return {**(note or {}), "kind": kind, "form": ""}, data, value
+                    told = standing(note, stamp)
+                    kind, value = guessed(name, data, told.get("kind"))
+                    return {**told, "kind": kind, "form": ""}, data, value
         try:
             return told, data, decoded(told["kind"], data)
         except (ValueError, RecursionError) as problem:
@@ -228,8 +254,9 @@ class ArtifactStore:
 
     async def get(self, name: str) -> dict[str, Any] | None:
         """What is known about it, without its data, or None."""
-        stamp = await self._store.stamp(self._key(name))
-        return self._shown(name, await self._noted(name), stamp) if stamp is not None else None
+        self._key(name)
+        ((note, stamp),) = await self._seen([name])
+        return self._shown(name, note, stamp) if stamp is not None else None
 
     async def exists(self, name: str) -> bool:
         return await self._store.stamp(self._key(name)) is not None
@@ -238,10 +265,12 @@ class ArtifactStore:
         """Those whose name or description fits best, the best first."""
         found = {artifact["name"]: artifact for artifact in await self.list()}
         self._index.update([Entry(name, name, one["description"]) for name, one in found.items()])
-        return [found[hit.key] for hit in await self._index.search(str(query)[:_LONGEST_QUERY], int(limit))]
+        hits = await self._index.search(str(query)[:_LONGEST_QUERY], int(limit))
+        # Another search may have told the index of later ones meanwhile.
+        return [found[hit.key] for hit in hits if hit.key in found]
 
     def _shown(self, name: str, note: Note | None, stamp: Stamp | None) -> dict[str, Any]:
-        note = _standing(note or {}, stamp)
+        note = standing(note, stamp)
         at = datetime.fromtimestamp(stamp.modified, UTC).isoformat(timespec="milliseconds") if stamp is not None else ""
         return {
             "name": name,
@@ -293,14 +322,14 @@ class ArtifactStore:
 
     async def _fetch(self, name: str) -> dict[str, Any]:
         """What it is, and its bytes where they are not too many to cross at once."""
-        key = self._key(name)
-        stamp = await self._store.stamp(key)
+        self._key(name)
+        ((known, stamp),) = await self._seen([name])
         if stamp is None:
             raise await self._unknown(name)
         if stamp.size <= INLINE:
             note, data, _ = await self._loaded(name)
             return {"kind": note["kind"], "form": note.get("form", ""), "size": len(data), "data": data}
-        note = _standing(await self._noted(name) or {}, stamp)
+        note = standing(known, stamp)
         kind = note["kind"] if note.get("size") == stamp.size else guessed_kind(name)
         return {"kind": kind, "form": note.get("form", ""), "size": stamp.size, "stamp": list(stamp)}
 
@@ -331,7 +360,21 @@ class ArtifactStore:
         return f"{self._notes}/{note_of(name)}"
 
     async def _noted(self, name: str) -> Note | None:
-        return _read_note(name, await self._store.get(self._note_key(name)))
+        return read_note(name, await self._store.get(self._note_key(name)))
+
+    async def _seen(self, names: Sequence[str]) -> list[tuple[Note | None, Stamp | None]]:
+        """What is noted of each, and which data are there: such as were there together."""
+        found: dict[str, tuple[Note | None, Stamp | None]] = {}
+        doubtful = list(names)
+        while doubtful:
+            datas = await self._store.get_many([self._note_key(name) for name in doubtful])
+            notes = dict(zip(doubtful, map(read_note, doubtful, datas), strict=True))
+            # One that says the same as before has nobody who is saving: a person wrote these data.
+            doubtful = [name for name in doubtful if name not in found or found[name][0] != notes[name]]
+            stamps = await self._store.stamps([self._key(name) for name in doubtful]) if doubtful else []
+            found |= {name: (notes[name], stamp) for name, stamp in zip(doubtful, stamps, strict=True)}
+            doubtful = [name for name in doubtful if not speaks_of(*found[name])]
+        return [found[name] for name in names]
 
     async def _unknown(self, name: str) -> ArtifactNotFoundError:
         names = [artifact["name"] for artifact in await self.list()]
@@ -341,52 +384,10 @@ class ArtifactStore:
     async def list(self) -> list[dict[str, Any]]:
         """What is known about each, by name; no data is read."""
         # A file whose name could not be given to load is none.
-        found_in = {name_of(key[len(self._prefix) + 1 :]): key for key in await self._store.list(self._prefix)}
-        names = [name for name in found_in if is_name(name)]
-        stamps = await self._store.stamps([found_in[name] for name in names])
-        notes = await self._store.get_many([self._note_key(name) for name in names])
-        found = zip(names, map(_read_note, names, notes), stamps, strict=True)
-        return [self._shown(name, note, stamp) for name, note, stamp in found if stamp is not None]
-
-
-def _new_note(name: str, kind: Kind, form: str, description: str, metadata: dict[str, Any] | None) -> Note:
-    if not isinstance(description, str):
-        raise ArtifactWriteError(f"{name} was not saved: its description is a text, not {type(description).__name__}")
-    if metadata is not None and not isinstance(metadata, dict):
-        raise ArtifactWriteError(f"{name} was not saved: its metadata is a dict, not {type(metadata).__name__}")
-    check_json(name, metadata or {}, "metadata")
-    if len(description) + len(json.dumps(metadata or {})) > LONGEST_NOTE:
-        raise ArtifactWriteError(
-            f"{name} was not saved: its description and metadata are longer than {LONGEST_NOTE} characters; every list"
-            " shows them, so keep what is large in an artifact of its own"
-        )
-    return {"kind": kind, "form": str(form), "description": description, "metadata": metadata or {}}
-
-
-def _read_note(name: str, data: bytes | None) -> Note | None:
-    if data is None:
-        return None
-    try:
-        note = json.loads(data)
-        if note["kind"] in KINDS and isinstance(note.get("before") or {}, dict):
-            return dict(note)
-    except (ValueError, KeyError, TypeError):
-        pass
-    _log.warning("the note about the artifact %s cannot be read and is passed over", name)
-    return None
-
-
-def _standing(note: Note, stamp: Stamp | None) -> Note:
-    """What is known of the data that are there: of those before, while they are still the same."""
-    before = note.get("before")
-    return before if before and stamp is not None and before.get("stamp") == list(stamp) else note
-
-
-def _fitting(note: Note | None, data: bytes) -> Note | None:
-    """The same where the data are at hand; None when they are neither of the two."""
-    digest = hashlib.sha256(data).hexdigest()
-    both = (note, note.get("before")) if note is not None else ()
-    return next((one for one in both if one and one.get("sha256") == digest and one.get("kind") in KINDS), None)
+        found = {name_of(key[len(self._prefix) + 1 :]) for key in await self._store.list(self._prefix)}
+        names = sorted(filter(is_name, found))
+        seen = zip(names, await self._seen(names), strict=True)
+        return [self._shown(name, note, stamp) for name, (note, stamp) in seen if stamp is not None]
 
 
 @contextmanager

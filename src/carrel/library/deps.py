@@ -92,12 +92,16 @@ class Deps:
         name = name_of(package)
         report: dict[str, Any] = {"removed": [], "not_found": [], "failed": [], "message": ""}
         async with self._turn() as turn:
+            # First off the list: what is listed is there, also for one who is cut off here.
+            listed = await turn.edit(lambda text: without_requirement(text, name))
             try:
                 gone = await self._installer.uninstall([name])
                 report["removed" if gone else "not_found"] = [name]
             except DependencyError as problem:
                 report["failed"], report["message"] = [name], str(problem)
-            return {**report, "removed_from_config": await turn.edit(lambda text: without_requirement(text, name))}
+            # And once more: it takes a while, and a person may have written meanwhile.
+            again = await turn.edit(lambda text: without_requirement(text, name))
+        return {**report, "removed_from_config": listed or again}
 
     async def sync(self) -> dict[str, Any]:
         """Install what the list names and is not there; returns the same as `add`.

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from carrel.errors import ConfigurationError, StorageError, StorageUnavailable
-from carrel.library.artifact_names import name_of, note_of
-from carrel.storage.seam import Store
+from carrel.errors import CarrelError, ConfigurationError, StorageUnavailable, StorageWriteError
+from carrel.library.artifact_names import lock_of, name_of, note_of
+from carrel.library.artifacts import ArtifactStore
+from carrel.library.skill_folders import FILE
+from carrel.storage.seam import Lock, Store
 
 Kind = Literal["tools", "workflows", "skills", "artifacts", "deps", "sessions"]
 KINDS: tuple[Kind, ...] = ("tools", "workflows", "skills", "artifacts", "deps", "sessions")
@@ -20,6 +23,7 @@ MOVED: tuple[State, ...] = ("new", "longer")
 """What is copied without being told to overwrite."""
 
 _HISTORY = "library/workflows/history.jsonl"
+_USAGE = "library/workflows/usage.json"
 _RECORDS = 500
 _BATCH_BYTES = 16 * 1024 * 1024
 
@@ -124,7 +128,7 @@ async def differences(source: Store, target: Store, kinds: Sequence[Kind] = KIND
     found = [Difference(thing.kind, thing.name, await _state(source, target, thing)) for thing in here]
     known = {(thing.kind, thing.name) for thing in here}
     found += [Difference(kind, name, "missing") for kind, name in there if (kind, name) not in known]
-    return sorted(found, key=lambda one: (KINDS.index(one.kind), one.name))
+    return sorted(found, key=_by_name)
 
 
 async def copy(source: Store, target: Store, kinds: Sequence[Kind] = KINDS, *, overwrite: bool = False) -> Moved:
@@ -134,49 +138,106 @@ async def copy(source: Store, target: Store, kinds: Sequence[Kind] = KINDS, *, o
     overwritten: one that goes on here is continued there, and one that went on in both is left alone. One thing that
     cannot be copied is told, and costs no other. Whoever is stopped half way begins again, and it goes on there."""
     moved = Moved()
-    for thing in await contents(source, kinds):
-        try:
-            await _moved(source, target, thing, moved, overwrite=overwrite)
-        except StorageUnavailable:
-            raise
-        except StorageError as problem:
-            moved.failed.append(Failure(thing.kind, thing.name, str(problem)))
     if "workflows" in kinds:
-        await _continue_log(source, target, _HISTORY)
+        # Before the files: whoever found them without it would note them as new, and then it is another history.
+        with _telling(moved, "workflows", "history"):
+            await _continue_log(source, target, _HISTORY)
+    for thing in sorted(await contents(source, kinds), key=_refers):
+        with _telling(moved, thing.kind, thing.name):
+            await _moved(source, target, thing, moved, overwrite=overwrite)
+    for differing in (moved.copied, moved.kept):
+        differing.sort(key=_by_name)
     return moved
 
 
+@contextmanager
+def _telling(moved: Moved, kind: Kind, name: str) -> Iterator[None]:
+    try:
+        yield
+    except StorageUnavailable:
+        raise
+    except CarrelError as problem:
+        moved.failed.append(Failure(kind, name, str(problem)))
+
+
+def _by_name(one: Thing | Difference) -> tuple[int, str]:
+    return KINDS.index(one.kind), one.name
+
+
+def _refers(thing: Thing) -> tuple[int, bool, str]:
+    """The definition of a tool comes after what it may name, and a SKILL.md after what lies beside it."""
+    last = (".yaml", ".yml") if thing.kind == "tools" else FILE
+    return KINDS.index(thing.kind), thing.name.endswith(last), thing.name
+
+
 async def _moved(source: Store, target: Store, thing: Thing, moved: Moved, *, overwrite: bool) -> None:
+    wanted = (*MOVED, "changed") if overwrite else MOVED
     state = await _state(source, target, thing)
+    if state in wanted:
+        async with _alone(target, thing) as held:
+            # Looked at again: somebody may have written it meanwhile.
+            state = await _state(source, target, thing)
+            if state in wanted and await _bring(source, target, thing, held):
+                moved.copied.append(Difference(thing.kind, thing.name, state))
+                return
+            state = "apart" if state in wanted else state
     if state == "same":
         moved.same += 1
-    elif state in MOVED or (overwrite and state == "changed"):
-        if await _bring(source, target, thing):
-            moved.copied.append(Difference(thing.kind, thing.name, state))
-        else:
-            moved.kept.append(Difference(thing.kind, thing.name, "apart"))
     else:
         moved.kept.append(Difference(thing.kind, thing.name, state))
 
 
+@asynccontextmanager
+async def _alone(target: Store, thing: Thing) -> AsyncIterator[Lock]:
+    """The lock under which others write it."""
+    match thing.kind:
+        case "artifacts":
+            key = f"library/artifacts/{lock_of(thing.name)}"
+        case "workflows" | "skills":
+            key = "library/workflows"
+        case "sessions":
+            key = f"sessions/{thing.name}/life"
+        case _:
+            key = thing.objects[0]
+    lock = await target.lock(key)
+    assert lock is not None
+    try:
+        yield lock
+    finally:
+        await lock.release()
+
+
 async def carry_over(source: Store, target: Store) -> None:
     """What a session's library keeps, for its fork on another store; what was said and done there stays."""
-    keys = [key for key in await source.list() if not key.startswith("sessions/")]
-    for key, data in zip(keys, await source.get_many(keys), strict=True):
-        if data is not None:
-            await target.put(key, data)
+    moved = await copy(source, target, [kind for kind in KINDS if kind != "sessions"], overwrite=True)
+    for failure in moved.failed:
+        raise StorageWriteError(f"{failure.kind} {failure.name} could not be copied: {failure.why}")
+    counts = await source.get(_USAGE)
+    if counts is not None:
+        await target.put(_USAGE, counts)
 
 
 async def _state(source: Store, target: Store, thing: Thing) -> State:
     if thing.logs:
         return await _state_of_logs(source, target, thing)
-    there = await target.stamps(thing.objects)
-    if there[0] is None:
+    if thing.kind == "artifacts":
+        return await _state_of_artifact(source, target, thing)
+    (key,) = thing.objects
+    if await target.stamp(key) is None:
         return "new"
-    for key, stamp in zip(thing.objects, there, strict=True):
-        if stamp is not None and not await _equal(source, target, key):
-            return "changed"
-    return "new" if None in there else "same"
+    return "same" if await _equal(source, target, key) else "changed"
+
+
+async def _state_of_artifact(source: Store, target: Store, thing: Thing) -> State:
+    """What is noted of it counts as far as it says something of the data; what is noted of earlier ones does not."""
+    if await target.stamp(thing.objects[0]) is None:
+        return "new"
+    if not await _equal(source, target, thing.objects[0]):
+        return "changed"
+    ours, theirs = [await ArtifactStore(store).noted(thing.name) for store in (source, target)]
+    if ours is None or (theirs is not None and all(theirs.get(name) == said for name, said in ours.items())):
+        return "same"
+    return "changed" if theirs is not None else "new"
 
 
 async def _state_of_logs(source: Store, target: Store, thing: Thing) -> State:
@@ -231,11 +292,13 @@ async def _equal(source: Store, target: Store, key: str) -> bool:
     return not held
 
 
-async def _bring(source: Store, target: Store, thing: Thing) -> bool:
+async def _bring(source: Store, target: Store, thing: Thing, held: Lock) -> bool:
     """False when a session went on in the target meanwhile, and was left."""
+    if thing.kind == "artifacts":
+        await ArtifactStore(target).take(thing.name, ArtifactStore(source), held)
+        return True
     if not thing.logs:
-        for key in thing.objects:
-            await target.put_pieces(key, source.pieces(key))
+        await target.put_pieces(thing.objects[0], source.pieces(thing.objects[0]), held=[held])
         return True
     referred = [key for key in thing.objects if key.count("/") > 2]
     ours, theirs = await source.stamps(referred), await target.stamps(referred)
@@ -243,15 +306,16 @@ async def _bring(source: Store, target: Store, thing: Thing) -> bool:
         # They are written once, and named by what they hold or whose they are.
         if one is None or other is None or one.size != other.size:
             await target.put_pieces(key, source.pieces(key))
-    main, *others = sorted(thing.logs, key=lambda key: not key.endswith("/messages.jsonl"))
-    if not await _continue_log(source, target, main):
-        return False
-    await target.append(main, [])  # one in which nothing was said is there as well
-    for key in others:
-        await _continue_log(source, target, key)
+    # What was given when it was made comes first: without it, who looks meanwhile would not know its title.
+    for key in sorted(thing.logs, key=lambda key: not key.endswith("/created.jsonl")):
+        is_main = key.endswith("/messages.jsonl")
+        if not await _continue_log(source, target, key) and is_main:
+            return False
+        if is_main:
+            await target.append(key, [])  # one in which nothing was said is there as well
     for key in thing.objects:
         if key not in referred:
-            await target.put_pieces(key, source.pieces(key))
+            await target.put_pieces(key, source.pieces(key), held=[held])
     return True
 
 

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import orjson
 
-from carrel.errors import StorageWriteError, WorkflowValidationError
+from carrel.errors import StorageError, WorkflowValidationError
 from carrel.library.search import Entry
 from carrel.library.skill_folders import FILE, read_skill
 from carrel.library.tools.names import python_name
@@ -112,7 +112,8 @@ class Shelf:
         self._cache = cache
         self._cursors: dict[str, object] = {}
         self._by_key: dict[str, Shelved] = {}
-        self._by_name: dict[str, Shelved] = {}
+        self._by_name: dict[str, list[Shelved]] | None = None
+        """All of a name, the one that counts last; None when it has to be made anew."""
         self._loaded = False
         self._unkept = 0
         self._passed_over: set[str] = set()
@@ -121,30 +122,27 @@ class Shelf:
     @property
     def shelved(self) -> list[Shelved]:
         """In the order of their names, as of the last refresh."""
-        return list(self._by_name.values())
+        return [of_a_name[-1] for of_a_name in self._named().values()]
 
     async def refresh(self) -> list[tuple[Shelved, bytes]]:
         """Take up what changed; what was read for that, with its bytes."""
         async with self._turns.turn(self._cache):
             await self._load()
             fresh: list[tuple[Shelved, bytes]] = []
-            changed = not self._by_name
             for prefix in self._prefixes:
                 changes = await self._store.changed(prefix, self._cursors.get(prefix))
-                self._cursors[prefix] = changes.cursor
                 if changes.keys is None:
                     keys = [key for key in await self._store.list(prefix) if self._wanted(prefix, key)]
                     gone = {key for key in self._by_key if key.startswith(f"{prefix}/")} - set(keys)
                 else:
                     keys = [key for key in changes.keys if self._wanted(prefix, key)]
                     gone = set()
-                before = len(fresh)
                 fresh += await self._read(prefix, keys, gone)
                 for key in gone:
                     self._by_key.pop(key, None)
-                changed = changed or bool(gone) or len(fresh) > before
-            if changed:
-                self._by_name = self._named()
+                    self._by_name = None
+                # Only now: one who is cut off before this has it all to do again.
+                self._cursors[prefix] = changes.cursor
             self._unkept += len(fresh)
             if self._unkept >= _WORTH_KEEPING:
                 await self.keep()
@@ -162,13 +160,23 @@ class Shelf:
             read = await self._read(prefix, [key], set())
             if read:
                 self._unkept += 1
-                self._by_name = self._named()
                 return read[0]
         return None
 
+    async def again(self, shelved: Shelved) -> tuple[Shelved, bytes] | None:
+        """The file as it is now, read also where its stamp says nothing new; None when it is gone."""
+        prefix = next(prefix for prefix in self._prefixes if shelved.key.startswith(f"{prefix}/"))
+        read = await self._read(prefix, [shelved.key], set(), anew=True)
+        return read[0] if read else None
+
     def find(self, name: str) -> Shelved | None:
         """The one of this name as of the last refresh; `-` and `_` are the same."""
-        return self._by_name.get(_callable(name))
+        found = self.all_of(name)
+        return found[-1] if found else None
+
+    def all_of(self, name: str) -> list[Shelved]:
+        """The same with those that it hides, which come before it."""
+        return self._named().get(_callable(name), [])
 
     def _wanted(self, prefix: str, key: str) -> bool:
         words = key[len(prefix) + 1 :].split("/")
@@ -178,11 +186,15 @@ class Shelf:
             return key.endswith(".py")
         return len(words) <= 3 and (words[1:] == [FILE] or (key.endswith(".py") and words[1:-1] in ([], ["scripts"])))
 
-    async def _read(self, prefix: str, keys: Sequence[str], gone: set[str]) -> list[tuple[Shelved, bytes]]:
+    async def _read(
+        self, prefix: str, keys: Sequence[str], gone: set[str], *, anew: bool = False
+    ) -> list[tuple[Shelved, bytes]]:
         """Read those that are not as they are remembered; `gone` takes up those that are there no more."""
         stamps = dict(zip(keys, await self._store.stamps(keys), strict=True))
         gone |= {key for key, stamp in stamps.items() if stamp is None and key in self._by_key}
-        waiting = [key for key, stamp in stamps.items() if stamp is not None and not self._remembers(key, stamp)]
+        waiting = [
+            key for key, stamp in stamps.items() if stamp is not None and (anew or not self._remembers(key, stamp))
+        ]
         fresh: list[tuple[Shelved, bytes]] = []
         for _ in range(5):
             datas = await self._store.get_many(waiting)
@@ -193,6 +205,7 @@ class Shelf:
             read = await self._outlined(prefix, steady)
             fresh += read
             self._by_key.update({shelved.key: shelved for shelved, _ in read})
+            self._by_name = None if read else self._by_name
             waiting = [key for key, stamp in after.items() if stamp is not None and stamp != stamps[key]]
             if not waiting:
                 break
@@ -221,24 +234,30 @@ class Shelf:
                 "%s is no workflow: it lies in a folder without a %s; move it to %s/%s", shelved.key, FILE, prefix, file
             )
 
-    def _named(self) -> dict[str, Shelved]:
+    def _named(self) -> dict[str, list[Shelved]]:
+        if self._by_name is None:
+            self._by_name = self._sorted()
+        return self._by_name
+
+    def _sorted(self) -> dict[str, list[Shelved]]:
         skills = {shelved.key.rpartition("/")[0] for shelved in self._by_key.values() if shelved.key.endswith(FILE)}
-        named: dict[str, Shelved] = {}
+        named: dict[str, list[Shelved]] = {}
         # The later one counts: from an earlier prefix, and a file rather than what lies in a folder.
         for prefix in reversed(self._prefixes):
             start = f"{prefix}/"
-            files: dict[str, Shelved] = {}
+            files: list[Shelved] = []
             for key, shelved in self._by_key.items():
                 if shelved.kind == "script" or not key.startswith(start):
                     continue
                 slash = key.find("/", len(start))
                 if slash < 0:
-                    files[_callable(shelved.name)] = shelved
+                    files.append(shelved)
                 elif key[:slash] in skills:
-                    named[_callable(shelved.name)] = shelved
+                    named.setdefault(_callable(shelved.name), []).append(shelved)
                 else:
                     self._pass_over(shelved)
-            named.update(files)
+            for shelved in files:
+                named.setdefault(_callable(shelved.name), []).append(shelved)
         return dict(sorted(named.items()))
 
     # --- between processes ------------------------------------------------------------------------------------------
@@ -255,6 +274,7 @@ class Shelf:
             kept = orjson.loads(data)
             if kept["format"] == _FORMAT:
                 self._by_key = {one.key: one for one in map(_from_data, kept["shelved"])} | self._by_key
+                self._by_name = None
         except (ValueError, KeyError, TypeError) as problem:
             _log.warning("%s could not be read (%s) and is made anew", self._cache, problem)
 
@@ -266,7 +286,7 @@ class Shelf:
         kept = {"format": _FORMAT, "shelved": [_as_data(shelved) for shelved in self._by_key.values()]}
         try:
             await self._store.put(self._cache, orjson.dumps(kept))
-        except (StorageWriteError, TypeError) as problem:
+        except (StorageError, TypeError) as problem:
             _log.warning("%s could not be written, so the next start is slower: %s", self._cache, problem)
 
 

@@ -57,7 +57,8 @@ class Usage:
     async def written(self) -> None:
         """Wait until what was counted is kept."""
         if self._writing is not None and self._writing.get_loop() is asyncio.get_running_loop():
-            await self._writing
+            # Whoever is cancelled here takes nobody's counts along.
+            await asyncio.shield(self._writing)
 
     async def _write(self) -> None:
         while self._new:

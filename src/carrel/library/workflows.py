@@ -72,17 +72,20 @@ class WorkflowLibrary:
         """Those that fit best, the best first."""
         current = {shelved.key: shelved for shelved in await self._current()}
         self._index.update([shelved.entry for shelved in current.values()])
-        return [current[hit.key].shown() for hit in await self._index.search(str(query)[:_LONGEST_QUERY], int(limit))]
+        hits = await self._index.search(str(query)[:_LONGEST_QUERY], int(limit))
+        # Another search may have told the index of later ones meanwhile.
+        return [current[hit.key].shown() for hit in hits if hit.key in current]
 
     async def get(self, name: str) -> dict[str, Any] | None:
         """The same with `source` and `usage`, or None; of a skill to be read, its instructions and files."""
-        found = await self._found(name)
+        found = await self._whole(name, await self._found(name))
         if found is None:
             return None
         shelved, data = found
-        data = await self._bytes(shelved, data)
         if shelved.kind == "instructions":
-            return await self._shown_skill(shelved, data)
+            files = await self._store.list(_whole_key(shelved))
+            # One that went meanwhile had more.
+            return self._shown_skill(shelved, data, files) if shelved.key in files else await self.get(name)
         source, _ = without_description(data.decode("utf-8", "replace"))
         return {**shelved.shown(), "source": source, "usage": await self._usage.of(shelved.name)}
 
@@ -90,9 +93,9 @@ class WorkflowLibrary:
         """Its versions, oldest first: `version`, `at`, `change`, `description`, `source`.
 
         Where the folder of a skill was removed, `files` says where it was put."""
-        found = await self._found(name)
+        found = await self._whole(name, await self._found(name))
         if found is not None and found[0].kind == "workflow":
-            await self._note([(found[0], await self._bytes(*found))])
+            await self._note([found])
         versions = await self._history.of(found[0].name if found is not None else name[:LONGEST_NAME])
         if not versions and found is None:
             raise await self._unknown(name)
@@ -146,11 +149,11 @@ class WorkflowLibrary:
                 f"the source of {name} has half a surrogate pair, which no file can hold"
             ) from None
         async with _Held(self._store, self._notes) as held:
-            found = await self._found(name, note=False)
+            found = await self._whole(name, await self._found(name, note=False))
             if found is not None and found[0].kind == "workflow" and "." not in found[0].name:
                 key = found[0].key
                 # What a person wrote by hand and nobody looked at is kept before it goes.
-                await self._history.note([_version(found[0], await self._bytes(*found))])
+                await self._history.note([_version(*found)])
             else:
                 key = f"{self._prefix}/{name}.py"
             await self._store.put(key, data, held=held)
@@ -168,27 +171,28 @@ class WorkflowLibrary:
 
     async def _remove(self, name: str, *, folders: bool = True) -> bool:
         """`folders`: also the folder of a skill, which people wrote; without, that is a `WorkflowValidationError`."""
-        async with _Held(self._store, self._notes):
-            found = await self._found(name, note=False)
-            if found is None:
+        async with _Held(self._store, self._notes) as held:
+            if await self._found(name, note=False) is None:
                 return False
-            shelved = found[0]
-            if shelved.kind == "instructions" and not folders:
+            fresh = await self._shelf.refresh()
+            await self._history.note([_version(*pair) for pair in fresh if pair[0].kind == "workflow"])
+            # Also those of this name that it hides, and they first: to be removed is to be gone.
+            found = self._shelf.all_of(name)
+            if found and found[-1].kind == "instructions" and not folders:
                 raise WorkflowValidationError(
-                    f"{shelved.name} is a skill with a folder of files, which code inside does not delete; whoever has"
-                    f" the session can: remove_workflow({shelved.name!r})"
+                    f"{found[-1].name} is a skill with a folder of files, which code inside does not delete; whoever"
+                    f" has the session can: remove_workflow({found[-1].name!r})"
                 )
-            await self._history.note([_version(shelved, await self._bytes(*found))])
-            aside = await self._put_aside(shelved) if shelved.kind == "instructions" else ""
-            removed = await self._store.delete(shelved.key.rpartition("/")[0] if aside else shelved.key)
-            await self._history.note([Version(shelved.name, "", "", aside)])
-        if not removed:
-            return False
-        # Another of this name may lie below the other prefix; to be removed is to be gone.
-        rest = await self._found(name, note=False)
-        if rest is not None and (folders or rest[0].kind == "workflow"):
-            await self._remove(name, folders=folders)
-        return True
+            found = [shelved for shelved in found if folders or shelved.kind == "workflow"]
+            # Noted before: one who is cut off after it leaves what the next look notes as there again.
+            for shelved in found:
+                data = await self._store.get(shelved.key)
+                if data is None:
+                    continue
+                aside = await self._put_aside(shelved) if shelved.kind == "instructions" else ""
+                await self._history.note([_version(shelved, data), Version(shelved.name, "", "", aside)])
+            removed = [await self._store.delete(_whole_key(shelved), held=held) for shelved in found]
+        return any(removed)
 
     async def _put_aside(self, shelved: Shelved) -> str:
         """Copy the folder of a skill to where nobody looks for skills; that place."""
@@ -211,6 +215,8 @@ class WorkflowLibrary:
         Counts the call. `WorkflowNotFoundError` names near ones; one that cannot be called is an error that says why.
         """
         found = await self._found(name)
+        if found is not None and found[0].digest != known:
+            found = await self._whole(name, found)
         if found is None:
             raise await self._unknown(name)
         shelved, data = found
@@ -222,11 +228,10 @@ class WorkflowLibrary:
         if shelved.problem:
             raise WorkflowValidationError(shelved.problem)
         self._usage.count(shelved.name, calls=1)
-        if known == shelved.digest:
-            return {"name": shelved.name, "digest": known}
-        data = await self._bytes(shelved, data)
+        if data is None or known == shelved.digest:
+            return {"name": shelved.name, "digest": shelved.digest}
         source, _ = without_description(data.decode("utf-8", "replace"))
-        return {"name": shelved.name, "digest": digest_of(data), "source": source}
+        return {"name": shelved.name, "digest": shelved.digest, "source": source}
 
     def ended(self, name: str, seconds: float = 0.0, error: str | None = None) -> None:
         """A call has ended; `error` is what it raised."""
@@ -296,8 +301,15 @@ class WorkflowLibrary:
         shelved = self._shelf.find(name)
         return (shelved, None) if shelved is not None else None
 
-    async def _bytes(self, shelved: Shelved, data: bytes | None) -> bytes:
-        return data if data is not None else await self._store.get(shelved.key) or b""
+    async def _whole(self, name: str, found: tuple[Shelved, bytes | None] | None) -> tuple[Shelved, bytes] | None:
+        """The same with the bytes that it was read from; what changed meanwhile is looked for again."""
+        while found is not None:
+            shelved, data = found
+            data = data if data is not None else await self._store.get(shelved.key)
+            if data is not None and digest_of(data) == shelved.digest:
+                return shelved, data
+            found = await self._shelf.again(shelved) or await self._found(name, note=False)
+        return None
 
     async def _unknown(self, name: str) -> WorkflowNotFoundError:
         names = [shelved.name for shelved in await self._current()]
@@ -322,9 +334,8 @@ class WorkflowLibrary:
         datas = await self._store.get_many([shelved.key for shelved in other])
         return steady + [(shelved, data) for shelved, data in zip(other, datas, strict=True) if data is not None]
 
-    async def _shown_skill(self, shelved: Shelved, data: bytes) -> dict[str, Any]:
-        folder = shelved.key.rpartition("/")[0]
-        files = [key[len(folder) + 1 :] for key in await self._store.list(folder)]
+    def _shown_skill(self, shelved: Shelved, data: bytes, files: Sequence[str]) -> dict[str, Any]:
+        folder = _whole_key(shelved)
         try:
             skill = read_skill(folder.rpartition("/")[2], data.decode("utf-8", "replace"))
         except ValueError as problem:
@@ -332,7 +343,7 @@ class WorkflowLibrary:
         return {
             **shelved.shown(),
             "source": skill.instructions,
-            "files": [path for path in files if path != FILE],
+            "files": [key[len(folder) + 1 :] for key in files if key != shelved.key],
             "front_matter": skill.front,
         }
 
@@ -362,6 +373,11 @@ def _described(name: str, source: str) -> str:
     compiled(name, source)
     with Outlines() as outlines:
         return outlines.read(name, source).description
+
+
+def _whole_key(shelved: Shelved) -> str:
+    """All that belongs to it."""
+    return shelved.key.rpartition("/")[0] if shelved.kind == "instructions" else shelved.key
 
 
 def _version(shelved: Shelved, data: bytes) -> Version:

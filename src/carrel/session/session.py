@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import shlex
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping, Sequence
-from contextlib import AsyncExitStack, aclosing
+from contextlib import AsyncExitStack, aclosing, suppress
 from types import TracebackType
 from typing import Any, Self
 from uuid import uuid4
@@ -13,7 +13,7 @@ from uuid import uuid4
 from carrel.conversation.conversation import Conversation, ConversationStorage
 from carrel.conversation.metadata import checked_id
 from carrel.conversation.session_info import SessionInfo
-from carrel.errors import ExecutorClosed, ForkRefused, ToolCallError
+from carrel.errors import ExecutorClosed, ForkRefused, SessionExists, ToolCallError
 from carrel.execution import given
 from carrel.execution.executor import (
     CommandResult,
@@ -78,6 +78,7 @@ class Session(LibrarySide):
         self._inside = Inside(self._have, self._steps)
         self._turn = asyncio.Lock()
         self._starting = asyncio.Lock()
+        self._conversing = asyncio.Lock()
         self._started = False
         self._said = Said(self.id, storage, lambda: self.conversation)
         self._checkpoints = Checkpoints(executor, self._said)
@@ -193,11 +194,15 @@ class Session(LibrarySide):
 
     async def converse(self, title: str = "New Session", **fields: Any) -> Conversation:
         """The session's conversation; made, or opened again, in its storage when it holds none yet."""
-        if self.conversation is None:
+        async with self._conversing:
             conversations = ConversationStorage(self.storage.get_session_store())
-            found = await conversations.get(self.id)
-            info = SessionInfo(id=self.id, title=title, **fields)
-            self.conversation = found or await conversations.create(Conversation(info=info))
+            while self.conversation is None:
+                info = SessionInfo(id=self.id, title=title, **fields)
+                self.conversation = await conversations.get(self.id)
+                if self.conversation is None:
+                    # Another process may make it in this moment, and then it is opened.
+                    with suppress(SessionExists):
+                        self.conversation = await conversations.create(Conversation(info=info))
         return self.conversation
 
     # --- branching --------------------------------------------------------------------------------------------------
@@ -220,6 +225,7 @@ class Session(LibrarySide):
                     if storage is not None:
                         await carry_over(self.storage.store, storage.store)
                     fork = self._twin(storage or self.storage, executor, id_, said)
+                    undone.push_async_callback(fork.close)
                     fork._registered = list(self._registered)
                     await fork.start()
                     undone.pop_all()

@@ -1,10 +1,13 @@
 """The Store in plain files: every key is a path below one folder, and a person can read and edit what is there."""
 
 import asyncio
+import contextlib
 import os
 import weakref
-from collections.abc import AsyncIterable, AsyncIterator, Sequence
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Sequence
+from functools import partial
 from pathlib import Path
+from typing import Any, TypeVar
 
 from carrel.errors import KeyMissing
 from carrel.storage import file_objects
@@ -17,6 +20,8 @@ from carrel.storage.file_tree import FileTree, read_failed
 from carrel.storage.file_watch import FileWatch
 from carrel.storage.group_sync import group_sync
 from carrel.storage.seam import Block, Changes, Lock, Stamp
+
+T = TypeVar("T")
 
 _FEW = 16
 """So many small files are read or looked at in the event loop's own thread; more, in another."""
@@ -76,7 +81,7 @@ class FileStore:
         only_existing: bool = False,
         held: Sequence[Lock] = (),  # the kernel takes none away from who lives
     ) -> bool:
-        return await asyncio.to_thread(
+        return await _to_its_end(
             file_objects.put, self._tree, key, data, only_new=only_new, only_existing=only_existing
         )
 
@@ -86,7 +91,7 @@ class FileStore:
             async for piece in pieces:
                 size += len(piece)
                 await asyncio.to_thread(arriving.add, piece)
-            await asyncio.to_thread(arriving.place)
+            await _to_its_end(arriving.place)
         finally:
             arriving.drop()
         return size
@@ -101,11 +106,11 @@ class FileStore:
             start += len(piece)
 
     async def copy(self, source: str, target: str) -> None:
-        await asyncio.to_thread(file_objects.copy, self._tree, source, target)
+        await _to_its_end(file_objects.copy, self._tree, source, target)
         self._note([target])
 
-    async def delete(self, key: str) -> bool:
-        return await asyncio.to_thread(self._delete, key)
+    async def delete(self, key: str, *, held: Sequence[Lock] = ()) -> bool:
+        return await _to_its_end(self._delete, key)
 
     def _delete(self, key: str) -> bool:
         keys = self._tree.keys(key) if self._changes else []
@@ -226,6 +231,21 @@ class FileStore:
 
     async def list(self, prefix: str = "") -> list[str]:
         return await asyncio.to_thread(self._tree.keys, prefix)
+
+
+async def _to_its_end(write: Callable[..., T], *words: Any, **more: Any) -> T:
+    """Do it in a thread; one who is cancelled waits until it is done.
+
+    Nobody can stop it, and it must not come after what somebody else writes once the caller has let go of a lock."""
+    writing = asyncio.get_running_loop().run_in_executor(None, partial(write, *words, **more))
+    try:
+        return await asyncio.shield(writing)
+    except asyncio.CancelledError:
+        while not writing.done():
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.wait([writing])
+        writing.cancelled() or writing.exception()
+        raise
 
 
 _stores: "weakref.WeakSet[FileStore]" = weakref.WeakSet()

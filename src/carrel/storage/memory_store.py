@@ -122,7 +122,7 @@ class MemoryStore:
         self._changed[key] = self._version
         return Stamp(size, time.time(), self._version)
 
-    async def delete(self, key: str) -> bool:
+    async def delete(self, key: str, *, held: Sequence[Lock] = ()) -> bool:
         checked_key(key)
         with self._guard:
             gone = [name for name in self._kept if _within(name, key)]

@@ -4,6 +4,7 @@ import logging
 import threading
 import time
 from collections.abc import AsyncIterable, AsyncIterator, Sequence
+from contextlib import AsyncExitStack
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -123,9 +124,9 @@ class RedisStore:
     def pieces(self, key: str, start: int = 0) -> AsyncIterator[bytes]:
         return redis_pieces.read(self._connections, key, start)
 
-    async def delete(self, key: str) -> bool:
+    async def delete(self, key: str, *, held: Sequence[Lock] = ()) -> bool:
         checked_key(key)
-        answer = await self._connections.run("delete", repr(key), key, _GRAVE_MS, _REMEMBERED_DELETES)
+        answer = await self._connections.run("delete", repr(key), key, _GRAVE_MS, _REMEMBERED_DELETES, *_claims(held))
         return self._done(answer, key, none=False)
 
     async def copy(self, source: str, target: str) -> None:
@@ -145,8 +146,8 @@ class RedisStore:
             raise StorageWriteError(f"{key!r} is a log and cannot be replaced by an object; delete it first")
         if said == "taken":
             raise LockLost(
-                f"{key!r} was not written: its lock was lost, as this process stood still for so long that it went to"
-                " somebody else, or the server was restarted; look at what is there now, and write it again"
+                f"{key!r} was not changed: its lock was lost, as this process stood still for so long that it went to"
+                " somebody else, or the server was restarted; look at what is there now, and do it again"
             )
         if said == "lost":
             raise StorageWriteError(f"the pieces of {key!r} took too long and are gone; nothing was written")
@@ -341,11 +342,11 @@ class RedisStore:
 
     async def close(self) -> None:
         locks, self._locks = self._locks, set()
-        try:
+        # Each of them, also where the server is gone: one that is still renewed would be held again when it is back.
+        async with AsyncExitStack() as last:
+            last.push_async_callback(self._connections.close)
             for lock in locks:
-                await lock.release()
-        finally:
-            await self._connections.close()
+                last.push_async_callback(lock.release)
 
     async def list(self, prefix: str = "") -> list[str]:
         span = (f"[{checked_key(prefix)}", f"({prefix}0") if prefix else ("-", "+")  # "0" is what follows "/"

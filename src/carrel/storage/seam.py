@@ -122,8 +122,8 @@ class Store(Protocol):
 
         All of one version: `StorageReadError` where it was replaced meanwhile and the rest cannot be had."""
 
-    async def delete(self, key: str) -> bool:
-        """Remove the object or log and everything below `key/`; False when there was nothing.
+    async def delete(self, key: str, *, held: "Sequence[Lock]" = ()) -> bool:
+        """Remove the object or log and everything below `key/`; False when there was nothing. `held` is as for `put`.
 
         An append to a log below it that began before never brings it back: it raises `KeyError`."""
 

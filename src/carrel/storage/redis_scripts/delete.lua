@@ -1,5 +1,8 @@
 -- Removes a key and all below it. ARGV: prefix, key, milliseconds that a deleted log is remembered by name,
--- how many deleted keys `changed` remembers.
+-- how many deleted keys `changed` remembers, locks held….
+if lost_lock(5) then
+  return { 'taken' }
+end
 local keys = redis.call('ZRANGEBYLEX', INDEX, '[' .. key .. '/', '(' .. key .. '0')
 if redis.call('HEXISTS', STAMPS, key) == 1 then
   table.insert(keys, key)
