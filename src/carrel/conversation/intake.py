@@ -59,7 +59,7 @@ class Intake:
         id_ = imported.report.session_id = self._ids[imported.source_id] = data["session"]["id"]
         entries = stored_entries(imported, data["session"].get("parent_session_id"), self._now())
         _, writer = await self._logs.append(id_, entries)
-        writer.meta["updated_at"] = data["session"]["updated_at"]
+        writer.set("updated_at", data["session"]["updated_at"])
         await writer.flush()
 
     async def _is_here(self, imported: Imported, here: Sequence[SessionMeta]) -> bool:
@@ -85,7 +85,7 @@ class Intake:
         if not written:
             return False
         dates = stored_meta(imported, self._ids)
-        writer.meta["updated_at"] = dates.get("updated_at", writer.meta["updated_at"])
+        writer.set("updated_at", dates.get("updated_at", writer.meta["updated_at"]))
         writer.set("imported_from", import_record(imported, seq + len(entries), places))
         await writer.flush()
         imported.report.appended, imported.report.session_id = len(entries), id_

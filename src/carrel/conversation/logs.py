@@ -23,7 +23,7 @@ from carrel.conversation.spill import may_spill, spill
 from carrel.conversation.writer import Writer, few_at_once, tool_loop_key
 from carrel.errors import LockLost, SessionNotFound, SessionTooNew, StorageError
 from carrel.storage.call_order import CallOrder
-from carrel.storage.seam import Lock, Store, process_name
+from carrel.storage.seam import Lock, Stamp, Store, process_name
 
 logger = logging.getLogger(__name__)
 
@@ -84,15 +84,15 @@ class SessionLogs:
         async with self.alone(session_id) as held:
             if await self.store.stamp(self.log_key(session_id)) is not None:
                 return False
-            meta |= {"message_count": 0, "total_tokens": 0, "log_seq": 0, "log_bytes": 0}
-            there = decode_meta(await self.store.get(self.meta_key(session_id)), session_id)
             # Metadata that nobody can read, and no log: there is nothing of a session.
-            new = encode_meta(meta)
-            if not await self.store.put(self.meta_key(session_id), new, only_new=there is not None, held=[held]):
+            if decode_meta(await self.store.get(self.meta_key(session_id)), session_id) is not None:
                 return False
-            await self.store.append(self.log_key(session_id), [], sync=self._sync)
+            meta |= {"message_count": 0, "total_tokens": 0, "log_seq": 0, "log_bytes": 0}
+            # Before there is a session, so that it has what it was given from its first moment on.
             # A line and not an object: it is written once, and that takes a fifth of the time.
             await self.store.append(self.given_key(session_id), [as_given(meta)], sync=self._sync)
+            await self.store.put(self.meta_key(session_id), encode_meta(meta), held=[held])
+            await self.store.append(self.log_key(session_id), [], sync=self._sync)
         self._gone.discard(session_id)
         self.writers[session_id] = Writer(self.store, self.folder(session_id), meta, log_bytes=0, sync=self._sync)
         return True
@@ -206,8 +206,7 @@ class SessionLogs:
     ) -> Writer:
         if self._deletions.get(session_id, 0) != deletions:
             raise _deleted(session_id)
-        meta = decode_meta(await self.store.get(self.meta_key(session_id)), session_id)
-        stamp = await self.store.stamp(self.log_key(session_id))
+        meta, stamp = await self._there(session_id)
         if meta is None and stamp is None:
             if session_id in self._gone:
                 raise _deleted(session_id)
@@ -219,30 +218,42 @@ class SessionLogs:
             if await self.make(new):
                 return self.writers[session_id]
             return await self._opened(session_id, messages, None, deletions)
-        if meta is None:
-            meta = await self.rebuilt_meta(session_id)
-            await self.store.put(self.meta_key(session_id), encode_meta(meta))
-        if stamp is None:
-            await self.store.append(self.log_key(session_id), [], sync=self._sync)
-        writer = Writer(
-            self.store, self.folder(session_id), meta, log_bytes=stamp.size if stamp else 0, sync=self._sync
-        )
+        if meta is None or stamp is None:
+            await self._complete(session_id)
+            return await self._opened(session_id, messages, draft, deletions)
+        meta = await self.reading(session_id).caught_up(meta, stamp)
+        writer = Writer(self.store, self.folder(session_id), meta, log_bytes=stamp.size, sync=self._sync)
         self.writers[session_id] = writer
         self._gone.discard(session_id)
         return writer
+
+    async def _there(self, session_id: str) -> tuple[SessionMeta | None, Stamp | None]:
+        meta = decode_meta(await self.store.get(self.meta_key(session_id)), session_id)
+        return meta, await self.store.stamp(self.log_key(session_id))
+
+    async def _complete(self, session_id: str) -> None:
+        """Make the metadata or the log where there is but the other, unless it is another who makes or deletes it."""
+        async with self.alone(session_id) as held:
+            meta, stamp = await self._there(session_id)
+            if meta is None and stamp is not None:
+                made = encode_meta(await self.rebuilt_meta(session_id))
+                await self.store.put(self.meta_key(session_id), made, held=[held])
+            elif meta is not None and stamp is None:
+                await self.store.append(self.log_key(session_id), [], sync=self._sync)
 
     # --- reading ----------------------------------------------------------------------------------------------------
 
     async def meta(self, session_id: str) -> SessionMeta | None:
         """The metadata, made again from the log when it cannot be read; None when there is no such session."""
         raw = await self.store.get(self.meta_key(checked_id(session_id)))
+        stamp = await self.store.stamp(self.log_key(session_id))
         writer = self.writers.get(session_id)
-        if writer is not None and raw is not None:
+        if writer is not None and raw is not None and stamp is not None and writer.knows_all(stamp.size):
             return writer.told()
         meta = decode_meta(raw, session_id)
-        if meta is None and await self.store.stamp(self.log_key(session_id)) is not None:
-            return await self.rebuilt_meta(session_id)
-        return meta
+        if meta is None:
+            return await self.rebuilt_meta(session_id) if stamp is not None else None
+        return await self.reading(session_id).caught_up(meta, stamp)
 
     async def known_meta(self, session_id: str) -> SessionMeta:
         meta = await self.meta(session_id)

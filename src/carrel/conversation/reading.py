@@ -5,15 +5,17 @@ import gc
 import threading
 from collections.abc import AsyncIterator, Iterable, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import NamedTuple
 
-from carrel.conversation.entries import UNREADABLE, decode, decode_all
-from carrel.conversation.messages import ConversationMessage, meta_of
+from carrel.conversation.entries import UNREADABLE, aside_of, decode, decode_all
+from carrel.conversation.messages import ConversationMessage, SessionMeta, meta_of
+from carrel.conversation.metadata import catch_up, title_from, when_written
 from carrel.conversation.repair import ToolOrder
 from carrel.conversation.replay import Backwards, Numbered, Shown, events_among
 from carrel.conversation.spill import MARK, output_paths, paths_of, restore
 from carrel.conversation.usage import total_after
-from carrel.storage.seam import Store
+from carrel.storage.seam import Stamp, Store
 
 
 class _Pause:
@@ -161,6 +163,31 @@ class LogReading:
         async for block in self._store.read(self._key, from_seq):
             for seq, record in enumerate(block.records, block.first_seq):
                 yield seq, await self.entry(seq, record)
+
+    async def caught_up(self, meta: SessionMeta, stamp: Stamp | None) -> SessionMeta:
+        """The metadata with what the log says since: it is written a moment later, or never when that was cut off."""
+        if stamp is not None and meta.get("log_bytes", stamp.size) != stamp.size:
+            meta["updated_at"] = max(when_written(stamp), meta["updated_at"])
+            _, news = await self.news(meta.get("log_seq", 0))
+            catch_up(meta, news)
+        return meta
+
+    async def news(self, after: int) -> tuple[int, list[Numbered]]:
+        """The number of the last entry, and of those after `after` what tells of the session as a whole.
+
+        That is the asides, and the first message that could be its title."""
+        last_seq, asides, first = 0, list[Numbered](), list[Numbered]()
+        async for block in self._store.read_back(self._key):
+            last_seq = max(last_seq, block.last_seq)
+            if block.last_seq > after:
+                for seq, entry in zip(range(block.last_seq, after, -1), reversed(decode_all(block)), strict=False):
+                    if aside_of(entry) is not None:
+                        asides.append((seq, entry))
+                    elif title_from(entry):
+                        first = [(seq, entry)]
+            if block.first_seq <= after + 1:
+                break
+        return last_seq, sorted([*asides, *first], key=itemgetter(0))
 
     async def tokens_spent(self) -> int:
         """All that was spent in a session, also on what is not visible any more."""
