@@ -85,7 +85,7 @@ class Listing:
             found[id_] = meta, stamp.size if stamp else 0
         return found
 
-    async def _listed(self, id_: str, raw: bytes | None, stamp: Stamp | None) -> SessionMeta:
+    async def _listed(self, id_: str, raw: bytes | None, stamp: Stamp | None) -> SessionMeta | None:
         """The metadata to show in a list; of the log, no more is read than what the metadata does not have yet."""
         writer = self._logs.writers.get(id_)
         if writer is not None and raw is not None and stamp is not None and writer.knows_all(stamp.size):
@@ -97,7 +97,7 @@ class Listing:
             meta["message_format_version"] = problem.version
             return meta
         if meta is None:
-            return await self._logs.rebuilt_meta(id_)
+            return None if await self._logs.is_unfinished(id_) else await self._logs.rebuilt_meta(id_)
         return await self._logs.reading(id_).caught_up(meta, stamp)
 
     async def is_as_listed(self, meta: SessionMeta) -> bool:
@@ -118,7 +118,7 @@ class Listing:
             if meta.get("log_bytes", stamp.size) != stamp.size:
                 meta["updated_at"] = max(when_written(stamp), meta["updated_at"])
             reading = self._logs.reading(meta["id"])
-            meta["message_count"] = len(await reading.shown())
+            meta["message_count"] = (await reading.outline()).messages()
             meta["total_tokens"] = await reading.tokens_spent()
         return meta
 

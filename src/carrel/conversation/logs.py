@@ -1,12 +1,18 @@
 """The sessions of one store: made, opened, appended to, read and removed, each rule in one place."""
 
 import logging
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
 from carrel.conversation.entries import UNREADABLE, aside_of, encode
-from carrel.conversation.messages import ConversationMessage, SessionMeta, flatten_message_text, user_text_message
+from carrel.conversation.messages import (
+    ConversationMessage,
+    SessionMeta,
+    flatten_message_text,
+    goes_on,
+    user_text_message,
+)
 from carrel.conversation.metadata import (
     DEFAULT_TITLE,
     Rebuild,
@@ -56,6 +62,10 @@ class SessionLogs:
     def given_key(self, session_id: str) -> str:
         return f"{self.folder(session_id)}/created.jsonl"
 
+    async def is_unfinished(self, session_id: str) -> bool:
+        """Whether the log is that of a fork which is still being copied, or was cut off: it is no session."""
+        return await self.store.stamp(unfinished_key(self.folder(session_id))) is not None
+
     def reading(self, session_id: str) -> LogReading:
         return LogReading(self.store, self.folder(session_id))
 
@@ -97,12 +107,16 @@ class SessionLogs:
         self.writers[session_id] = Writer(self.store, self.folder(session_id), meta, log_bytes=0, sync=self._sync)
         return True
 
-    async def delete(self, session_id: str) -> bool:
+    async def delete(self, session_id: str, may: Callable[[], Awaitable[bool]] | None = None) -> bool:
+        """Remove it; False when there was none, or when `may`, asked right before, says no."""
         folder = self.folder(checked_id(session_id))
-        self._deletions[session_id] = self._deletions.get(session_id, 0) + 1
-        writer = self.writers.pop(session_id, None)
+        writer: Writer | None = None
         try:
             async with self.alone(session_id):
+                if may is not None and not await may():
+                    return False
+                self._deletions[session_id] = self._deletions.get(session_id, 0) + 1
+                writer = self.writers.pop(session_id, None)
                 there = await self.store.delete(folder)
         finally:
             if writer is not None:
@@ -131,7 +145,7 @@ class SessionLogs:
         `SessionNotFound` when the session is missing, or was deleted after this call or this store knew it. With
         `after`, 0 and nothing written unless that is the last entry."""
         deletions = self._deletions.get(session_id, 0)
-        messages = [self._redacted(message) for message in messages] if self._redact is not None else messages
+        messages = [self.redacted(message) for message in messages] if self._redact is not None else messages
         lines, files = _lines(messages)
         writer = self.writers.get(session_id)
         if writer is None or files or not self._order.idle(session_id):
@@ -146,7 +160,15 @@ class SessionLogs:
             self.writers.pop(session_id, None)
             if self._deletions.get(session_id, 0) == deletions:
                 self._gone.add(session_id)
+            if files:
+                await self._drop_remains(session_id)
             raise _deleted(session_id) from None
+
+    async def _drop_remains(self, session_id: str) -> None:
+        """Remove what was written beside the log of a session that was deleted meanwhile, unless there is a new one."""
+        async with self.alone(session_id):
+            if await self._there(session_id) == (None, None):
+                await self.store.delete(self.folder(session_id))
 
     async def tell(self, session_id: str, aside: ConversationMessage) -> SessionMeta:
         """Write an aside, and the metadata that it changes."""
@@ -167,7 +189,7 @@ class SessionLogs:
             async for seq, entry in self.reading(session_id).entries(since + 1):
                 since = seq
                 if entry.get("role") not in ("compact", "rewind", UNREADABLE):
-                    said += 1
+                    said += not goes_on(entry)
                 elif entry.get("role") != UNREADABLE and aside_of(entry) is None:
                     return 0
             if refused and since == looked_at:
@@ -177,7 +199,7 @@ class SessionLogs:
                 return written
             refused = True
 
-    def _redacted(self, message: ConversationMessage) -> ConversationMessage:
+    def redacted(self, message: ConversationMessage) -> ConversationMessage:
         if self._redact is None or not isinstance(message, dict) or message.get("role") == "rewind":
             return message
         return self._redact(message)
@@ -195,7 +217,7 @@ class SessionLogs:
 
     def redacted_text(self, text: str) -> str:
         """A title or a label, as it may be written."""
-        return text if self._redact is None else flatten_message_text(self._redacted(user_text_message(text)))
+        return text if self._redact is None else flatten_message_text(self.redacted(user_text_message(text)))
 
     async def _opened(
         self,
@@ -229,7 +251,10 @@ class SessionLogs:
 
     async def _there(self, session_id: str) -> tuple[SessionMeta | None, Stamp | None]:
         meta = decode_meta(await self.store.get(self.meta_key(session_id)), session_id)
-        return meta, await self.store.stamp(self.log_key(session_id))
+        stamp = await self.store.stamp(self.log_key(session_id))
+        if meta is None and stamp is not None and await self.is_unfinished(session_id):
+            return None, None
+        return meta, stamp
 
     async def _complete(self, session_id: str) -> None:
         """Make the metadata or the log where there is but the other, unless it is another who makes or deletes it."""
@@ -252,7 +277,8 @@ class SessionLogs:
             return writer.told()
         meta = decode_meta(raw, session_id)
         if meta is None:
-            return await self.rebuilt_meta(session_id) if stamp is not None else None
+            is_there = stamp is not None and not await self.is_unfinished(session_id)
+            return await self.rebuilt_meta(session_id) if is_there else None
         return await self.reading(session_id).caught_up(meta, stamp)
 
     async def known_meta(self, session_id: str) -> SessionMeta:
@@ -334,3 +360,8 @@ def _deleted(session_id: str) -> SessionNotFound:
     return SessionNotFound(
         f"session {session_id} was deleted meanwhile; nothing was written (create_session begins it anew)"
     )
+
+
+def unfinished_key(folder: str) -> str:
+    """What lies beside a log as long as only a part of it was copied."""
+    return f"{folder}/unfinished"

@@ -5,11 +5,12 @@ import gc
 import threading
 from collections.abc import AsyncIterator, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from operator import itemgetter
 from typing import NamedTuple
 
 from carrel.conversation.entries import UNREADABLE, aside_of, decode, decode_all
-from carrel.conversation.messages import ConversationMessage, SessionMeta, meta_of
+from carrel.conversation.messages import ConversationMessage, SessionMeta, goes_on, meta_of
 from carrel.conversation.metadata import catch_up, title_from, when_written
 from carrel.conversation.repair import ToolOrder
 from carrel.conversation.replay import Backwards, Numbered, Shown, events_among
@@ -72,6 +73,14 @@ class Outline(NamedTuple):
     last_seq: int
     whole: bool
     """As in a `View`."""
+    continued: frozenset[int]
+    """The entries that go on with the message before them."""
+
+    def messages(self, lines: int | None = None) -> int:
+        """How many messages are visible, or are in the first so many lines."""
+        if not self.continued:
+            return len(self.shown) if lines is None else lines
+        return sum(1 for seq in islice(self.shown.seqs(), lines) if seq not in self.continued)
 
 
 class LogReading:
@@ -130,6 +139,7 @@ class LogReading:
     async def outline(self, until: int | None = None) -> Outline:
         """The same and more of it, now or as it was right after entry `until`; memory does not grow with the log."""
         walk, order, last_seq, plain = Backwards(until), ToolOrder(), 0, True
+        continued: list[int] = []
         async for block in self._store.read_back(self._key):
             last_seq = max(last_seq, block.last_seq)
             entries = decode_all(block)
@@ -137,10 +147,12 @@ class LogReading:
             plain = plain and not events
             if plain:
                 order.take(entries)
+            if b'"continues"' in block.listed:
+                continued += [seq for seq, entry in enumerate(entries, block.first_seq) if goes_on(entry)]
             walk.take(block.first_seq, block.last_seq, events)
             if walk.enough:
                 break
-        return Outline(walk.shown(), last_seq, plain and until is None and order.whole())
+        return Outline(walk.shown(), last_seq, plain and until is None and order.whole(), frozenset(continued))
 
     async def stood_for(self) -> Shown:
         """Which entries are visible or summed up in what is; what was rewound is not."""

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from carrel.conversation.logs import SessionLogs
-from carrel.conversation.messages import SessionMeta, meta_of
+from carrel.conversation.messages import SessionMeta
 from carrel.conversation.metadata import has_sums, when_written
 from carrel.conversation.repair import mend, unanswered
 from carrel.conversation.replay import Numbered
@@ -56,5 +56,5 @@ async def up_to_date(logs: SessionLogs, metas: Sequence[SessionMeta]) -> None:
             continue
         reading = logs.reading(meta["id"])
         meta["updated_at"] = max(when_written(stamp), meta["updated_at"])
-        meta["message_count"] = sum(1 for line in (await reading.view()).messages if not meta_of(line).get("continues"))
+        meta["message_count"] = (await reading.outline()).messages()
         meta["total_tokens"] = await reading.tokens_spent()

@@ -8,7 +8,14 @@ from collections.abc import Set as AbstractSet
 from typing import Any, TypeVar, cast
 
 from carrel.conversation.entries import aside_of
-from carrel.conversation.messages import ConversationMessage, SessionMeta, meta_of, tool_calls_of, tool_results_of
+from carrel.conversation.messages import (
+    ConversationMessage,
+    SessionMeta,
+    goes_on,
+    meta_of,
+    tool_calls_of,
+    tool_results_of,
+)
 from carrel.conversation.metadata import (
     COUNTS,
     DEFAULT_TITLE,
@@ -115,7 +122,7 @@ class Writer:
                 self._counted = self._counted and shown is not None
                 meta["message_count"] = shown or 0
             else:
-                meta["message_count"] = meta.get("message_count", 0) + 1
+                meta["message_count"] = meta.get("message_count", 0) + (not goes_on(entry))
             if usage := meta_of(entry).get("usage"):
                 meta["total_tokens"] = meta.get("total_tokens", 0) + tokens_of(usage).total_tokens
             if meta["title"] == DEFAULT_TITLE and (title := title_from(entry)):
