@@ -395,11 +395,11 @@ async def test_a_session_that_is_gone_on_with_is_not_pruned(reopened: Reopen):
     other = reopened(now=lambda: now)
     deleting = store._logs.store.delete
 
-    async def and_then(key: str) -> bool:
+    async def and_then(key: str, **how: Any) -> bool:
         if not (await other.read_meta("b")).get("labels"):
             await other.append_message("b", user("again"))
             await other.label("b", "mine")
-        return await deleting(key)
+        return await deleting(key, **how)
 
     store._logs.store.delete = and_then  # type: ignore[method-assign]
     metas = await store.prune(timedelta(days=30), keep_labelled=False)

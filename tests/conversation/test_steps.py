@@ -31,6 +31,8 @@ TOGETHER = [
     ("rename", "fork"),
     ("tag", "delete"),
     ("label", "prune"),
+    ("prune", "append"),
+    ("prune", "rename"),
     ("pin", "compact"),
     ("compact", "pin"),
     ("compact", "append"),
@@ -55,10 +57,6 @@ KNOWN = {
     ("import", "import"): "two who import one file at once both store it",
     ("clear", "prune"): "where all is gone there is nothing to clear",
     ("delete, typed", "delete, typed"): "whoever is later is told that there is none, and not by an error",
-    **{
-        ("prune", name): "what is said in the moment between the last look and the delete goes with the session"
-        for name in NAMES[: NAMES.index("fork")]
-    },
     **{
         (one, other): "who has the conversation from before merges: what both did is there"
         for one in ("edit, typed", "cut, typed", "rewind, typed")

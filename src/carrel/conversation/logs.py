@@ -108,16 +108,18 @@ class SessionLogs:
         return True
 
     async def delete(self, session_id: str, may: Callable[[], Awaitable[bool]] | None = None) -> bool:
-        """Remove it; False when there was none, or when `may`, asked right before, says no."""
+        """Remove it; False when there was none, or `may` says no, or somebody writes to it while that is asked."""
         folder = self.folder(checked_id(session_id))
         writer: Writer | None = None
         try:
             async with self.alone(session_id):
+                log = self.log_key(session_id)
+                as_of = (log, await self.store.stamp(log)) if may is not None else None
                 if may is not None and not await may():
                     return False
                 self._deletions[session_id] = self._deletions.get(session_id, 0) + 1
                 writer = self.writers.pop(session_id, None)
-                there = await self.store.delete(folder)
+                there = await self.store.delete(folder, as_of=as_of)
         finally:
             if writer is not None:
                 await writer.close()

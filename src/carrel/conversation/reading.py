@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from carrel.conversation.entries import UNREADABLE, aside_of, decode, decode_all
 from carrel.conversation.messages import ConversationMessage, SessionMeta, goes_on, meta_of
-from carrel.conversation.metadata import catch_up, title_from, when_written
+from carrel.conversation.metadata import DEFAULT_TITLE, catch_up, title_from, when_written
 from carrel.conversation.repair import ToolOrder
 from carrel.conversation.replay import Backwards, Numbered, Shown, events_among
 from carrel.conversation.spill import MARK, output_paths, paths_of, restore
@@ -180,22 +180,22 @@ class LogReading:
         """The metadata with what the log says since: it is written a moment later, or never when that was cut off."""
         if stamp is not None and meta.get("log_bytes", stamp.size) != stamp.size:
             meta["updated_at"] = max(when_written(stamp), meta["updated_at"])
-            _, news = await self.news(meta.get("log_seq", 0))
+            _, news = await self.news(meta.get("log_seq", 0), entitling=meta["title"] == DEFAULT_TITLE)
             catch_up(meta, news)
         return meta
 
-    async def news(self, after: int) -> tuple[int, list[Numbered]]:
+    async def news(self, after: int, *, entitling: bool) -> tuple[int, list[Numbered]]:
         """The number of the last entry, and of those after `after` what tells of the session as a whole.
 
-        That is the asides, and the first message that could be its title."""
+        That is the asides and, where one is wanted, the first message that gives a title."""
         last_seq, asides, first = 0, list[Numbered](), list[Numbered]()
         async for block in self._store.read_back(self._key):
             last_seq = max(last_seq, block.last_seq)
-            if block.last_seq > after:
+            if block.last_seq > after and (entitling or b'"aside"' in block.listed):
                 for seq, entry in zip(range(block.last_seq, after, -1), reversed(decode_all(block)), strict=False):
                     if aside_of(entry) is not None:
                         asides.append((seq, entry))
-                    elif title_from(entry):
+                    elif entitling and title_from(entry):
                         first = [(seq, entry)]
             if block.first_seq <= after + 1:
                 break

@@ -249,7 +249,8 @@ class Writer:
             # Not always from where the metadata was: a server that was restarted may have lost the end of the log.
             start = min(seq for seq in (after, *(seq - 1 for seq, _ in told)) if seq is not None)
             stamp = await self._store.stamp(self._log)
-            last_seq, news = await LogReading(self._store, self.folder).news(start)
+            untitled = there["title"] == DEFAULT_TITLE
+            last_seq, news = await LogReading(self._store, self.folder).news(start, entitling=untitled)
             mark = {"log_seq": last_seq, "log_bytes": stamp.size if stamp is not None else 0}
         if there["title"] != DEFAULT_TITLE or (mark and after is not None):
             own = own - {"title"}  # what a message gave it: somebody has named it, or the log says which was the first

@@ -104,12 +104,12 @@ class FileStore:
         await asyncio.to_thread(file_objects.copy, self._tree, source, target)
         self._note([target])
 
-    async def delete(self, key: str) -> bool:
-        return await asyncio.to_thread(self._delete, key)
+    async def delete(self, key: str, *, as_of: tuple[str, Stamp | None] | None = None) -> bool:
+        return await asyncio.to_thread(self._delete, key, as_of)
 
-    def _delete(self, key: str) -> bool:
+    def _delete(self, key: str, as_of: tuple[str, Stamp | None] | None) -> bool:
         keys = self._tree.keys(key) if self._changes else []
-        removed = file_objects.remove(self._tree, key)
+        removed = file_objects.remove(self._tree, key, as_of)
         if removed:
             self._logs.delete(key)
             self._note(keys)

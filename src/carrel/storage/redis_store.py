@@ -123,9 +123,10 @@ class RedisStore:
     def pieces(self, key: str, start: int = 0) -> AsyncIterator[bytes]:
         return redis_pieces.read(self._connections, key, start)
 
-    async def delete(self, key: str) -> bool:
+    async def delete(self, key: str, *, as_of: tuple[str, Stamp | None] | None = None) -> bool:
         checked_key(key)
-        answer = await self._connections.run("delete", repr(key), key, _GRAVE_MS, _REMEMBERED_DELETES)
+        then = () if as_of is None else (as_of[0], as_of[1].version if as_of[1] is not None else "")
+        answer = await self._connections.run("delete", repr(key), key, _GRAVE_MS, _REMEMBERED_DELETES, *then)
         return self._done(answer, key, none=False)
 
     async def copy(self, source: str, target: str) -> None:

@@ -1,5 +1,11 @@
 -- Removes a key and all below it. ARGV: prefix, key, milliseconds that a deleted log is remembered by name,
--- how many deleted keys `changed` remembers.
+-- how many deleted keys `changed` remembers; and a log with the version it must have, '' for none, where that matters.
+if ARGV[5] then
+  local stamp = redis.call('HGET', STAMPS, ARGV[5])
+  if (stamp and string.match(stamp, '^%a+ %d+ %d+ (%d+) ') or '') ~= ARGV[6] then
+    return { 'none' }
+  end
+end
 local keys = redis.call('ZRANGEBYLEX', INDEX, '[' .. key .. '/', '(' .. key .. '0')
 if redis.call('HEXISTS', STAMPS, key) == 1 then
   table.insert(keys, key)
