@@ -41,7 +41,10 @@ TOGETHER = [
     ("fork", "append"),
     ("fork", "fork to the same name"),
     ("set", "archive"),
+    ("import", "import"),
+    ("import more", "import more"),
     ("import more", "rename"),
+    ("load", "delete"),
     ("say, typed", "answer, typed"),
     ("answer, typed", "say, typed"),
     ("edit, typed", "say, typed"),
@@ -54,7 +57,6 @@ KNOWN = {
     ("label", "label"): "both name the entry that was the last when they looked",
     ("fork", "rename"): "the title is that of the session now, also where an earlier moment of it is forked",
     ("fork", "set"): "the same with the model",
-    ("import", "import"): "two who import one file at once both store it",
     ("clear", "prune"): "where all is gone there is nothing to clear",
     ("delete, typed", "delete, typed"): "whoever is later is told that there is none, and not by an error",
     **{

@@ -1,7 +1,7 @@
 """The sessions of one store: made, opened, appended to, read and removed, each rule in one place."""
 
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -163,14 +163,15 @@ class SessionLogs:
             if self._deletions.get(session_id, 0) == deletions:
                 self._gone.add(session_id)
             if files:
-                await self._drop_remains(session_id)
+                await self._drop(session_id, files)
             raise _deleted(session_id) from None
 
-    async def _drop_remains(self, session_id: str) -> None:
+    async def _drop(self, session_id: str, files: Iterable[str]) -> None:
         """Remove what was written beside the log of a session that was deleted meanwhile, unless there is a new one."""
         async with self.alone(session_id):
             if await self._there(session_id) == (None, None):
-                await self.store.delete(self.folder(session_id))
+                for path in files:
+                    await self.store.delete(f"{self.folder(session_id)}/{path}")
 
     async def tell(self, session_id: str, aside: ConversationMessage) -> SessionMeta:
         """Write an aside, and the metadata that it changes."""

@@ -297,7 +297,9 @@ class SessionStore:
         messages = await self._logs.reading(session_id).whole(view)
         if not view.whole:
             messages = mend(messages).messages
-        meta = await self._logs.known_meta(session_id)
+        meta = await self._logs.meta(session_id)
+        if meta is None:
+            return None  # deleted meanwhile
         data: SessionData = {"session": meta, "messages": messages}
         if view.problems:
             data["problems"] = view.problems
@@ -536,14 +538,20 @@ class SessionStore:
         What an earlier import brought is not stored twice unless `again`: the report says under which id it is here,
         and what the source has got since is appended, where neither its old part nor the session was changed. With
         `all_branches`, those that a conversation went back from come as sessions of their own."""
-        here = [] if again else await self.list_sessions()
-        intake = Intake(self._logs, self.create_session, here, self._now)
-        reports = []
-        for imported in read_session_file(Path(path), all_branches=all_branches):
-            reports.append(report := await intake.take(imported))
-            if report.session_id:
-                self._tell(EventType.SESSION_UPDATED, report.session_id)
-        return reports
+        # One at a time: two who import a file at once would both find that it is not here.
+        held = await self._logs.store.lock(self._logs.folder("imports"))
+        assert held is not None
+        try:
+            here = [] if again else await self.list_sessions()
+            intake = Intake(self._logs, self.create_session, here, self._now)
+            reports = []
+            for imported in read_session_file(Path(path), all_branches=all_branches):
+                reports.append(report := await intake.take(imported))
+                if report.session_id:
+                    self._tell(EventType.SESSION_UPDATED, report.session_id)
+            return reports
+        finally:
+            await held.release()
 
     def _tell(self, kind: EventType, session_id: str, **facts: Any) -> None:
         if bus.is_heard:
