@@ -17,7 +17,6 @@ HALVES = ("append to a new one", "append to a draft", "import")
 """They make a session and then fill it: in between it is there and empty, and whoever is next goes on with it."""
 REPAIRED = ("call",)
 """Who looks at a call that nobody waits for any more answers it, and so there is more than was written."""
-TYPED = tuple(name for name in NAMES if name.endswith(", typed"))
 
 TOGETHER = [
     ("append the first", "rename the empty one"),
@@ -59,11 +58,16 @@ KNOWN = {
     ("fork", "set"): "the same with the model",
     ("clear", "prune"): "where all is gone there is nothing to clear",
     ("delete, typed", "delete, typed"): "whoever is later is told that there is none, and not by an error",
-    **{
-        (one, other): "who has the conversation from before merges: what both did is there"
-        for one in ("edit, typed", "cut, typed", "rewind, typed")
-        for other in TYPED
-    },
+    **dict.fromkeys(
+        [
+            ("edit, typed", "cut, typed"),
+            ("edit, typed", "rewind, typed"),
+            ("cut, typed", "say, typed"),
+            ("cut, typed", "answer, typed"),
+            ("cut, typed", "edit, typed"),
+        ],
+        "who has the conversation from before merges: what both did is there",
+    ),
 }
 """Where it is neither one after the other nor an error, and why."""
 

@@ -125,7 +125,8 @@ class RedisStore:
 
     async def delete(self, key: str, *, as_of: tuple[str, Stamp | None] | None = None) -> bool:
         checked_key(key)
-        then = () if as_of is None else (as_of[0], as_of[1].version if as_of[1] is not None else "")
+        log, stamp = as_of or ("", None)
+        then = log, stamp.version if stamp is not None else ""
         answer = await self._connections.run("delete", repr(key), key, _GRAVE_MS, _REMEMBERED_DELETES, *then)
         return self._done(answer, key, none=False)
 

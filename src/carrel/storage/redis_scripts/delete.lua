@@ -1,6 +1,6 @@
 -- Removes a key and all below it. ARGV: prefix, key, milliseconds that a deleted log is remembered by name,
--- how many deleted keys `changed` remembers; and a log with the version it must have, '' for none, where that matters.
-if ARGV[5] then
+-- how many deleted keys `changed` remembers, a log ('' where it does not matter) and the version it must have ('': none).
+if ARGV[5] ~= '' then
   local stamp = redis.call('HGET', STAMPS, ARGV[5])
   if (stamp and string.match(stamp, '^%a+ %d+ %d+ (%d+) ') or '') ~= ARGV[6] then
     return { 'none' }
