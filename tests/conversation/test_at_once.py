@@ -8,11 +8,21 @@ from typing import Any
 
 import pytest
 
-from carrel.conversation import writer
+from carrel.conversation import branching, writer
+from carrel.conversation.conversation import Conversation, ConversationStorage
 from carrel.conversation.entries import build_rewind_event, encode
 from carrel.conversation.messages import ConversationMessage
+from carrel.conversation.session_info import SessionInfo
 from carrel.conversation.store import SessionStore
-from carrel.errors import CompactRefused, RewindRefused, SessionExists, SessionNotFound, StorageWriteError
+from carrel.conversation.typed_parts import TextPart
+from carrel.errors import (
+    CompactRefused,
+    RewindRefused,
+    SessionExists,
+    SessionNotFound,
+    StorageReadError,
+    StorageWriteError,
+)
 from carrel.storage.memory_store import MemoryStore
 from tests.conversation.conftest import Reopen
 from tests.conversation.words import assistant, call, compact, outline, result, user
@@ -385,11 +395,11 @@ async def test_a_session_that_is_gone_on_with_is_not_pruned(reopened: Reopen):
     other = reopened(now=lambda: now)
     deleting = store._logs.store.delete
 
-    async def and_then(key: str) -> bool:
+    async def and_then(key: str, **how: Any) -> bool:
         if not (await other.read_meta("b")).get("labels"):
             await other.append_message("b", user("again"))
             await other.label("b", "mine")
-        return await deleting(key)
+        return await deleting(key, **how)
 
     store._logs.store.delete = and_then  # type: ignore[method-assign]
     metas = await store.prune(timedelta(days=30), keep_labelled=False)
@@ -439,3 +449,116 @@ async def test_a_name_that_another_process_gave_is_not_lost_to_the_first_message
     await store.append_message(session, user("hello"))
     await store.close()
     assert (await reopened().read_meta(session))["title"] == "Named"
+
+
+async def test_a_draft_keeps_what_it_was_given_when_its_first_message_could_not_be_written(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    store = SessionStore(store=(memory := MemoryStore()), embedder=None)
+    draft = store.draft_session("Drafted", model="m")["session"]["id"]
+
+    async def full(*_: Any, **__: Any) -> int:
+        raise StorageWriteError("the disk is full")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(memory, "put", full)
+        patch.setattr(memory, "append", full)
+        with pytest.raises(StorageWriteError):
+            await store.append_message(draft, user("hello"))
+    await store.append_message(draft, user("hello"))
+    meta = await SessionStore(store=memory, embedder=None).read_meta(draft)
+    assert (meta["title"], meta["model"]) == ("Drafted", "m")
+
+
+async def test_nothing_of_a_message_is_left_when_its_session_is_deleted_meanwhile(reopened: Reopen):
+    store, other = reopened(), reopened()
+    await store.append_message("s", user("hello"))
+    putting = store._logs.store.put
+
+    async def and_before(key: str, data: bytes, **how: Any) -> bool:
+        if "tool-output" in key:
+            await other.delete_session("s")
+        return await putting(key, data, **how)
+
+    store._logs.store.put = and_before  # type: ignore[method-assign]
+    with pytest.raises(SessionNotFound):
+        await store.append_message("s", result("a", text="long " * 12_000))
+    assert await reopened()._logs.store.list() == []
+
+
+async def test_the_last_change_is_that_of_whoever_was_last(reopened: Reopen):
+    dates = iter(f"2026-01-0{day}T00:00:00+00:00" for day in range(1, 9))
+    store, other = (reopened(now=lambda: next(dates)) for _ in range(2))
+    await store.create_session("Given", session_id="s")
+    for each in (store, other, store, other):
+        await each.append_message("s", user("hello"))
+    await other.close()
+    await store.close()
+    assert (await reopened().read_meta("s"))["updated_at"] == "2026-01-05T00:00:00+00:00"
+
+
+async def test_a_long_fork_is_no_session_before_all_of_it_is_there(reopened: Reopen, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(branching, "AT_ONCE", 100)
+    store, other = reopened(), reopened()
+    await store.append_many("s", [user(f"{number} " + "x" * 1000) for number in range(600)])
+    appending, seen = store._logs.store.append, list[Any]()
+
+    async def cut_off(key: str, records: Sequence[bytes], **how: Any) -> int:
+        if seen:
+            raise ConnectionResetError
+        done = await appending(key, records, **how)
+        seen.extend([await other.load_session("fork"), len(await other.list_sessions())])
+        with pytest.raises(SessionNotFound):
+            await other.rename("fork", "Mine")
+        return done
+
+    with monkeypatch.context() as patch:
+        patch.setattr(store._logs.store, "append", cut_off)
+        with pytest.raises(ConnectionResetError):
+            await store.fork_session("s", new_id="fork")
+    assert seen == [None, 1]
+    assert [meta["id"] for meta in await reopened().list_sessions()] == ["s"]
+    fork = await other.fork_session("s", new_id="fork")
+    assert outline(fork["messages"]) == await shown(reopened())
+    assert len(await reopened().list_sessions()) == 2
+
+
+async def test_a_conversation_that_is_rewritten_hides_nothing_that_others_say_at_the_last_moment():
+    crowd = Crowded()
+    storage = ConversationStorage(SessionStore(store=crowd, embedder=None))
+    talk = Conversation(info=SessionInfo(id="s"))
+    talk.create_user_message("one")
+    await storage.create(talk)
+    talk.messages[0].parts[:] = [TextPart(content="edited")]
+    crowd.lines = [user("theirs"), user("theirs too")]
+    logs: list[list[str]] = []
+    appending = crowd.append
+
+    async def and_then(key: str, records: Sequence[bytes], **how: Any) -> int:
+        done = await appending(key, records, **how)
+        logs.append(await shown(SessionStore(store=crowd, embedder=None)))
+        return done
+
+    crowd.append = and_then  # type: ignore[method-assign]
+    await storage.update(talk)
+    assert logs[-1] == ["edited", "theirs", "theirs too"]
+    assert all("theirs" in log for log in logs), "who is killed right after an append leaves it so"
+
+
+async def test_a_rewind_is_not_taken_back_when_others_have_gone_on_from_it(monkeypatch: pytest.MonkeyPatch):
+    memory = MemoryStore()
+    storage = ConversationStorage(SessionStore(store=memory, embedder=None))
+    talk = Conversation(info=SessionInfo(id="s"))
+    for word in ("one", "two"):
+        talk.create_user_message(word)
+    await storage.create(talk)
+    other = SessionStore(store=memory, embedder=None)
+
+    async def fails(*_: Any) -> None:
+        await other.append_message("s", user("theirs"))
+        raise StorageReadError("the disk is gone")
+
+    monkeypatch.setattr(storage, "_show", fails)
+    with pytest.raises(StorageReadError):
+        await storage.rewind(talk, to_seq=1)
+    assert await shown(other) == ["one", "theirs"]

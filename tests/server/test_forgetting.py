@@ -70,6 +70,24 @@ async def test_forgotten_for_good_and_the_log_with_it(store: Store) -> None:
     assert [len(block.records) async for block in store.read(SESSIONS)] == [2]
 
 
+async def test_killed_right_after_a_session_was_forgotten(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    ledger = Ledger(store)
+    for name in ("a", "b"):
+        await ledger.keep(a_session(name))
+
+    async def killed(key: str) -> bool:
+        raise ConnectionResetError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(store, "delete", killed)
+        with pytest.raises(ConnectionResetError):
+            await ledger.forget("b")
+    again = Ledger(store)
+    await again.open()
+    assert list(again.sessions) == ["a"]
+    assert [block async for block in store.read(log_of("b"))] == []
+
+
 @pytest.mark.parametrize("whole", [True, False])
 async def test_killed_while_the_log_is_rewritten(store: Store, whole: bool) -> None:
     """Before its last line the old log counts; after it, the new one does, whatever is left of the old."""

@@ -44,12 +44,13 @@ async def test_a_session_that_cannot_be_written_down_is_not_made(tmp_path: Path)
         storage.full = True
         for _ in range(2):
             with pytest.raises(StorageWriteError, match="disk is full"):
-                await desk.create("ada", NewSession())
+                await desk.create("ada", NewSession(), once="0" * 64)
         assert desk.alive == 0
+        assert len(desk.sessions_of("ada")) == 1
         storage.full = False
         # One place may have been built ahead meanwhile, its init and its worker; two sessions would be more.
         assert len(set(descendants(os.getpid())) - before) <= 2
-        again = await desk.ready(await desk.create("ada", NewSession()), 30)
+        again = await desk.ready(await desk.create("ada", NewSession(), once="0" * 64), 30)
         assert again.status == "ready"
     finally:
         await desk.close()

@@ -1,8 +1,13 @@
 """Keys that one process hands out and another looks at."""
 
+import asyncio
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
-from carrel.server.keys import opened_keys
+from carrel.errors import ConfigurationError
+from carrel.server.keys import Keys, opened_keys
+from carrel.storage.memory_store import MemoryStore
 
 
 async def test_a_key_is_good_as_soon_as_it_is_added(tmp_path: Path) -> None:
@@ -11,3 +16,20 @@ async def test_a_key_is_good_as_soon_as_it_is_added(tmp_path: Path) -> None:
         for name in ("ann", "bob"):
             key = await here.add(name)
             assert await there.user_of(key) == name, "the list there was looked at a moment ago"
+
+
+class Far(MemoryStore):
+    """A store to which what is appended takes its time."""
+
+    async def append(self, key: str, records: Sequence[bytes], **how: Any) -> int:
+        await asyncio.sleep(0.01)
+        return await super().append(key, records, **how)
+
+
+async def test_of_two_who_add_a_key_of_one_name_at_once_one_is_told_it() -> None:
+    store = Far()
+    one, other = Keys(store), Keys(store)
+    told = await asyncio.gather(one.add("ann"), other.add("ann"), return_exceptions=True)
+    [key] = [each for each in told if isinstance(each, str)]
+    assert [type(each) for each in told if each is not key] == [ConfigurationError]
+    assert await one.user_of(key) == await other.user_of(key) == "ann"

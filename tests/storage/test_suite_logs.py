@@ -282,3 +282,43 @@ async def test_a_reader_in_the_middle_of_a_log_is_not_given_another_one(place: P
             await store.append("log", [b"new %d" % number for number in range(3000)])
         seen += block.records
     assert seen == [b"old %d" % number for number in range(len(seen))]
+
+
+async def test_a_delete_as_of_a_moment_takes_nothing_that_came_since(place: Place) -> None:
+    store, other = place.open(), place.open()
+    await store.append("a/log", [b"1"])
+    before = await store.stamp("a/log")
+    await other.append("a/log", [b"2"])
+    assert not await store.delete("a", as_of=("a/log", before))
+    assert not await store.delete("a", as_of=("a/log", None))
+    assert await everything(other, "a/log") == [b"1", b"2"]
+    assert await store.delete("a", as_of=("a/log", await store.stamp("a/log")))
+    assert await other.list() == []
+    await store.put("a/object", b"x")
+    assert not await store.delete("a", as_of=("a/log", before))
+    assert await store.delete("a", as_of=("a/log", None))
+    assert await other.list() == []
+
+
+async def test_of_a_delete_as_of_a_moment_and_appends_at_once_nothing_acknowledged_is_lost(place: Place) -> None:
+    store, other = place.open(), place.open()
+    await store.append("a/log", [b"0"])
+    acknowledged = []
+
+    async def append() -> None:
+        for number in range(1, 200):
+            try:
+                await other.append("a/log", [b"%d" % number], create=False)
+            except KeyError:
+                return
+            acknowledged.append(number)
+            await asyncio.sleep(0)
+
+    appending = asyncio.create_task(append())
+    while not appending.done():
+        before, known = await store.stamp("a/log"), len(acknowledged)
+        if await store.delete("a", as_of=("a/log", before)):
+            assert len(acknowledged) <= known + 1  # the stamp may be of one whose number was not told yet
+            break
+        await asyncio.sleep(0)
+    await appending

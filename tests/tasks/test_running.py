@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -14,9 +15,10 @@ import pytest
 
 from carrel.errors import ConfigurationError, ResultsRefused
 from carrel.execution.settings import Mount
-from carrel.tasks.results_file import TaskResult
+from carrel.tasks.results_file import ResultsFile, TaskResult
 from carrel.tasks.running import Agent, run_samples
 from carrel.tasks.sample import Sample
+from carrel.tasks.verdict import VerificationResult
 from tests.tasks.small_samples import SOLVE, calc
 
 SOLVER = Agent(command=SOLVE, timeout=60)
@@ -159,3 +161,23 @@ def test_killed_and_started_again_it_goes_on(tmp_path: Path) -> None:
 def test_an_agent_is_not_given_less_than_no_time() -> None:
     with pytest.raises(ConfigurationError, match="the agent's timeout is -1; it is a number of seconds"):
         Agent(command="true", timeout=-1)
+
+
+def test_a_result_that_could_not_be_written_whole_leaves_nothing_in_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "results.jsonl"
+    told = [
+        TaskResult(dataset="d", sample_id=name, agent="a", started_at="", result=VerificationResult())
+        for name in ("one", "two", "three")
+    ]
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    with ResultsFile(path, "a", resume=False) as results:
+        results.add(told[0])
+        resource.setrlimit(resource.RLIMIT_FSIZE, (path.stat().st_size + 10, hard))
+        try:
+            with pytest.raises(OSError, match="File too large"):
+                results.add(told[1])
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        results.add(told[2])
+    with ResultsFile(path, "a", resume=True) as results:
+        assert [name for _, name, _ in results.earlier] == ["one", "three"]

@@ -3,7 +3,7 @@
 import asyncio
 
 from carrel.conversation.entries import build_aside, build_rewind_event, encode
-from carrel.conversation.logs import SessionLogs, not_found
+from carrel.conversation.logs import SessionLogs, not_found, unfinished_key
 from carrel.conversation.messages import ConversationMessage, SessionMeta
 from carrel.conversation.metadata import encode_meta
 from carrel.conversation.reading import LogReading, Outline
@@ -12,7 +12,7 @@ from carrel.errors import KeyMissing, RewindRefused, SessionExists, StorageError
 from carrel.storage.seam import Store
 
 AT_ONCE = 64 * 1024 * 1024
-"""A log up to this many bytes is copied in one append, so that a fork is there whole or not at all."""
+"""A log up to this many bytes is copied in one append; a longer one, in parts, is no session before the last."""
 
 
 def checked_place(name: str, place: object, last: int, meaning: str, lowest: int = 0) -> None:
@@ -51,14 +51,14 @@ async def _cut(
         mended = mend((await reading.view(outline.last_seq)).messages)
         checked_place("rewind_to", rewind_to, len(mended.messages), "messages are visible")
         cut = sum(1 for origin in mended.origins[:rewind_to] if origin is not None)
-    return build_rewind_event(cut, created_at=now), cut
+    return build_rewind_event(cut, created_at=now), outline.messages(cut)
 
 
 async def _jump(reading: LogReading, outline: Outline, to_seq: int, now: str) -> tuple[ConversationMessage, int]:
     checked_place("to_seq", to_seq, outline.last_seq, "is the last entry")
-    then = (await reading.outline(to_seq)).shown
-    common = sum(1 for a, b in zip(then.seqs(), outline.shown.seqs(), strict=False) if a == b)
-    return build_rewind_event(common, to_seq=to_seq, created_at=now), len(then)
+    then = await reading.outline(to_seq)
+    common = sum(1 for a, b in zip(then.shown.seqs(), outline.shown.seqs(), strict=False) if a == b)
+    return build_rewind_event(common, to_seq=to_seq, created_at=now), then.messages()
 
 
 async def fork(logs: SessionLogs, source_id: str, id_: str, place: int, *, title: str | None, now: str) -> SessionMeta:
@@ -66,6 +66,8 @@ async def fork(logs: SessionLogs, source_id: str, id_: str, place: int, *, title
     async with logs.alone(id_):
         if await logs.meta(id_) is not None:
             raise SessionExists(f"session {id_} is there already; give the fork another id")
+        if await logs.is_unfinished(id_):
+            await logs.store.delete(logs.folder(id_))
         try:
             return await _fork(logs, source_id, id_, place, title, now)
         except KeyMissing:
@@ -86,7 +88,7 @@ async def _fork(logs: SessionLogs, source_id: str, id_: str, place: int, title: 
     await _copy_log(logs.store, logs.folder(source_id), logs.folder(id_), place, [encode(aside) for aside in asides])
     meta = await logs.rebuilt_meta(id_)
     outline, stamp = await logs.reading(id_).outline(), await logs.store.stamp(logs.log_key(id_))
-    meta |= {"message_count": len(outline.shown), "total_tokens": 0, "log_seq": outline.last_seq}
+    meta |= {"message_count": outline.messages(), "total_tokens": 0, "log_seq": outline.last_seq}
     meta["log_bytes"] = stamp.size if stamp else 0
     await logs.store.put(logs.meta_key(id_), encode_meta(meta))
     return meta
@@ -112,17 +114,20 @@ async def _copy_files(store: Store, source: str, target: str) -> None:
 
 async def _copy_lines(store: Store, source: str, target: str, through: int, asides: list[bytes]) -> None:
     lines: list[bytes] = []
-    size = copied = 0
+    size, copied, in_parts = 0, 0, False
     if through:
         async for block in store.read(f"{source}/messages.jsonl"):
             taken = block.records[: through - block.first_seq + 1]
             lines += taken
             size += sum(map(len, taken))
             if size > AT_ONCE:
+                await store.put(unfinished_key(target), b"")
                 await store.append(f"{target}/messages.jsonl", lines)
-                lines, size = [], 0
+                lines, size, in_parts = [], 0, True
             if (copied := block.last_seq) >= through:
                 break
     if copied < through:
         raise KeyMissing(f"{source} was deleted while it was copied")
     await store.append(f"{target}/messages.jsonl", [*lines, *asides], sync=True)
+    if in_parts:
+        await store.delete(unfinished_key(target))

@@ -6,7 +6,7 @@ from typing import Any
 from carrel.conversation.compaction import choose_cut, pinned_files, pinned_text, report_of, summary_and_usage
 from carrel.conversation.entries import build_compact_event
 from carrel.conversation.logs import SessionLogs
-from carrel.conversation.messages import ConversationMessage
+from carrel.conversation.messages import ConversationMessage, goes_on
 from carrel.conversation.reading import LogReading
 from carrel.conversation.repair import mend
 from carrel.conversation.replay import Numbered, apply_compact
@@ -48,7 +48,7 @@ async def compact(
     )
     event["content"] += pinned_files(pinned)
     event["meta"] |= {"keep_from_seq": keep_from, "created_at": now(), "report": report_of(cut.summarized)}
-    left = len(apply_compact([event])) + len(cut.kept)
+    left = len(apply_compact([event])) + sum(1 for _, message in cut.kept if not goes_on(message))
     seq = await logs.append_event(session_id, event, since=view.last_seq, shown=left, keeps=True)
     if not seq:
         raise CompactRefused(

@@ -201,13 +201,14 @@ class ConversationStorage:
         entry, and `SessionNotFound` when it was deleted; nothing has changed."""
         before = list(conversation.messages)
         await self.update(conversation)
-        last = await self.store.last_seq(conversation.id)
+        last = seq = await self.store.last_seq(conversation.id)
         if last != to_seq:
-            await self.store.append_rewind(conversation.id, to_seq=to_seq)
+            seq = await self.store.append_rewind(conversation.id, to_seq=to_seq)
         try:
             await self._show(conversation, before)
         except BaseException:
-            if last != to_seq:
+            # Unless somebody has said something since: that would be gone with it.
+            if last != to_seq and await self.store.last_seq(conversation.id) == seq:
                 await self.store.append_rewind(conversation.id, to_seq=last)
             raise
         return conversation

@@ -217,8 +217,10 @@ class SessionIndex:
                     if log is None and meta_stamp is None:
                         pipe.batch.updates.append(self._gone(id_))
                     else:
-                        found = _Found(log, meta_stamp, decode_meta(raw, id_))
-                        await self._read(id_, found, parts, present, pipe)
+                        meta = decode_meta(raw, id_)
+                        if meta is not None:
+                            meta = await self.log(id_).caught_up(meta, log)
+                        await self._read(id_, _Found(log, meta_stamp, meta), parts, present, pipe)
                 except (SessionTooNew, StorageReadError) as problem:
                     logger.warning("session %s is not searched: %s", id_, problem)
                 await pipe.pass_on(BATCH)
@@ -363,11 +365,7 @@ def _plain(stamp: Stamp | None) -> list[float] | None:
 
 def _description(known: Known, meta: SessionMeta | None, log: Stamp | None) -> tuple[str, str, bool]:
     """Title, time of the last change, and whether it is archived: from `meta.json`, else from the log."""
-    modified = when_written(log)
     if meta is None:
         title = known.derived.get("title") or known.derived.get("said_title") or DEFAULT_TITLE
-        return str(title), modified, bool(known.derived.get("archived_at"))
-    # The metadata is written a moment after the log, or never when the writer was killed.
-    behind = log is not None and meta.get("log_bytes", log.size) != log.size
-    updated_at = max(modified, meta["updated_at"]) if behind else meta["updated_at"]
-    return meta["title"], updated_at, bool(meta.get("archived_at"))
+        return str(title), when_written(log), bool(known.derived.get("archived_at"))
+    return meta["title"], meta["updated_at"], bool(meta.get("archived_at"))

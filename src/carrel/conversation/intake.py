@@ -2,6 +2,7 @@
 
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 
+from carrel.conversation.entries import aside_of, encode
 from carrel.conversation.importers import Imported, ImportReport
 from carrel.conversation.importing import (
     added_entries,
@@ -12,7 +13,7 @@ from carrel.conversation.importing import (
     stored_meta,
 )
 from carrel.conversation.logs import SessionLogs
-from carrel.conversation.messages import SessionData, SessionMeta
+from carrel.conversation.messages import ConversationMessage, SessionData, SessionMeta, meta_of
 from carrel.conversation.metadata import is_id
 
 _NOT_AGAIN = "changed since; nothing was stored (`again` imports it as another session)"
@@ -56,11 +57,21 @@ class Intake:
             cwd=imported.cwd,
             **stored_meta(imported, self._ids),
         )
-        id_ = imported.report.session_id = self._ids[imported.source_id] = data["session"]["id"]
-        entries = stored_entries(imported, data["session"].get("parent_session_id"), self._now())
-        _, writer = await self._logs.append(id_, entries)
-        writer.meta["updated_at"] = data["session"]["updated_at"]
+        self._ids[imported.source_id] = data["session"]["id"]
+        await self._fill(imported, data["session"])
+
+    async def _fill(self, imported: Imported, meta: SessionMeta) -> None:
+        """Append all of it to a session in which there is nothing yet."""
+        report, id_ = imported.report, meta["id"]
+        entries = stored_entries(imported, meta.get("parent_session_id"), self._now())
+        written, writer = await self._logs.append(id_, entries, after=0)
+        if not written:
+            report.problems.append(f"session {id_} was begun for it, and was {_NOT_AGAIN}")
+            return
+        writer.set("updated_at", meta["updated_at"])
+        writer.set("imported_from", import_record(imported, len(entries)))
         await writer.flush()
+        report.session_id = id_
 
     async def _is_here(self, imported: Imported, here: Sequence[SessionMeta]) -> bool:
         """Whether an earlier import brought this session; what its source has got since is appended."""
@@ -68,7 +79,11 @@ class Intake:
         if standing == "other" and imported.named_by_file:
             return False
         report, id_ = imported.report, meta["id"]
-        report.already_here = self._ids[imported.source_id] = id_
+        self._ids[imported.source_id] = id_
+        if standing != "other" and not await self._logs.reading(id_).last_seq():
+            await self._fill(imported, meta)  # that import was cut off before anything was in it
+            return True
+        report.already_here = id_
         if standing == "other":
             report.problems.append(f"session {id_} was imported from it, and what that was made of is {_NOT_AGAIN}")
         elif standing != "same" and not await self._go_on(imported, meta):
@@ -82,11 +97,22 @@ class Intake:
         if not entries:
             return True
         written, writer = await self._logs.append(id_, entries, after=seq)
-        if not written:
+        if not written and not await self._has_them(id_, seq, entries):
             return False
         dates = stored_meta(imported, self._ids)
-        writer.meta["updated_at"] = dates.get("updated_at", writer.meta["updated_at"])
+        writer.set("updated_at", dates.get("updated_at", writer.meta["updated_at"]))
         writer.set("imported_from", import_record(imported, seq + len(entries), places))
         await writer.flush()
         imported.report.appended, imported.report.session_id = len(entries), id_
         return True
+
+    async def _has_them(self, session_id: str, seq: int, entries: Sequence[ConversationMessage]) -> bool:
+        """Whether these entries, and no others, stand after `seq`: an import was cut off before it had noted them."""
+        there = [entry async for _, entry in self._logs.reading(session_id).entries(seq + 1)]
+        return [_undated(entry) for entry in there] == [_undated(self._logs.redacted(entry)) for entry in entries]
+
+
+def _undated(entry: ConversationMessage) -> bytes:
+    """A line without the date of its import."""
+    told = {name: value for name, value in meta_of(entry).items() if name != "created_at"}
+    return encode({**entry, "meta": told} if aside_of(entry) is not None else entry)

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 from carrel.conversation.logs import SessionLogs
 from carrel.conversation.messages import SessionMeta
-from carrel.conversation.metadata import decode_meta, is_id, is_too_new, new_meta, when_written
+from carrel.conversation.metadata import decode_meta, has_sums, is_id, is_too_new, new_meta, when_written
 from carrel.errors import SessionNotFound, SessionTooNew
 from carrel.storage.call_order import CallOrder
 from carrel.storage.seam import Changes, Stamp
@@ -42,7 +42,7 @@ class Listing:
     def _as_written(self, meta: SessionMeta, log_size: int) -> SessionMeta:
         """The metadata with what our own writer knows and has not written yet."""
         writer = self._logs.writers.get(meta["id"])
-        if writer is not None and writer.meta.get("log_bytes") == log_size:
+        if writer is not None and writer.knows_all(log_size):
             return writer.told()
         if writer is not None:
             meta["updated_at"] = max(meta["updated_at"], writer.meta["updated_at"])
@@ -81,9 +81,24 @@ class Listing:
         for id_, raw, stamp in zip(ids, raws, stamps, strict=True):
             meta = None
             if raw is not None or stamp is not None:
-                meta = listed_meta(id_, raw, stamp) or await self._logs.rebuilt_meta(id_)
+                meta = await self._listed(id_, raw, stamp)
             found[id_] = meta, stamp.size if stamp else 0
         return found
+
+    async def _listed(self, id_: str, raw: bytes | None, stamp: Stamp | None) -> SessionMeta | None:
+        """The metadata to show in a list; of the log, no more is read than what the metadata does not have yet."""
+        writer = self._logs.writers.get(id_)
+        if writer is not None and raw is not None and stamp is not None and writer.knows_all(stamp.size):
+            return writer.told()
+        try:
+            meta = decode_meta(raw, id_)
+        except SessionTooNew as problem:
+            meta = new_meta(id_, now=when_written(stamp), title=f"({problem})")
+            meta["message_format_version"] = problem.version
+            return meta
+        if meta is None:
+            return None if await self._logs.is_unfinished(id_) else await self._logs.rebuilt_meta(id_)
+        return await self._logs.reading(id_).caught_up(meta, stamp)
 
     async def is_as_listed(self, meta: SessionMeta) -> bool:
         """Whether nothing was said or done in a session since it was listed."""
@@ -99,11 +114,11 @@ class Listing:
         stamp = await self._store.stamp(self._logs.log_key(meta["id"]))
         if is_too_new(meta):
             return meta
-        if stamp is not None and ("log_seq" not in meta or meta.get("log_bytes") != stamp.size):
-            if "log_bytes" in meta:
+        if stamp is not None and not has_sums(meta, stamp.size):
+            if meta.get("log_bytes", stamp.size) != stamp.size:
                 meta["updated_at"] = max(when_written(stamp), meta["updated_at"])
             reading = self._logs.reading(meta["id"])
-            meta["message_count"] = len(await reading.shown())
+            meta["message_count"] = (await reading.outline()).messages()
             meta["total_tokens"] = await reading.tokens_spent()
         return meta
 
@@ -143,17 +158,3 @@ class Listing:
                 f"`carrel sessions delete {found[0]}` removes it"
             )
         raise SessionNotFound(f"no session begins with {text!r}; `carrel sessions list` shows them all")
-
-
-def listed_meta(session_id: str, raw: bytes | None, stamp: Stamp | None) -> SessionMeta | None:
-    """The metadata to show in a list, read without any message; None when only the log can tell."""
-    try:
-        meta = decode_meta(raw, session_id)
-    except SessionTooNew as problem:
-        meta = new_meta(session_id, now=when_written(stamp), title=f"({problem})")
-        meta["message_format_version"] = problem.version
-        return meta
-    # The log says when it was last written; the metadata follows a moment later, or never when the writer was killed.
-    if meta is not None and stamp is not None and meta.get("log_bytes", stamp.size) != stamp.size:
-        meta["updated_at"] = max(when_written(stamp), meta["updated_at"])
-    return meta

@@ -1,12 +1,18 @@
 """The sessions of one store: made, opened, appended to, read and removed, each rule in one place."""
 
 import logging
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
 from carrel.conversation.entries import UNREADABLE, aside_of, encode
-from carrel.conversation.messages import ConversationMessage, SessionMeta, flatten_message_text, user_text_message
+from carrel.conversation.messages import (
+    ConversationMessage,
+    SessionMeta,
+    flatten_message_text,
+    goes_on,
+    user_text_message,
+)
 from carrel.conversation.metadata import (
     DEFAULT_TITLE,
     Rebuild,
@@ -23,7 +29,7 @@ from carrel.conversation.spill import may_spill, spill
 from carrel.conversation.writer import Writer, few_at_once, tool_loop_key
 from carrel.errors import LockLost, SessionNotFound, SessionTooNew, StorageError
 from carrel.storage.call_order import CallOrder
-from carrel.storage.seam import Lock, Store, process_name
+from carrel.storage.seam import Lock, Stamp, Store, process_name
 
 logger = logging.getLogger(__name__)
 
@@ -56,6 +62,10 @@ class SessionLogs:
     def given_key(self, session_id: str) -> str:
         return f"{self.folder(session_id)}/created.jsonl"
 
+    async def is_unfinished(self, session_id: str) -> bool:
+        """Whether the log is that of a fork which is still being copied, or was cut off: it is no session."""
+        return await self.store.stamp(unfinished_key(self.folder(session_id))) is not None
+
     def reading(self, session_id: str) -> LogReading:
         return LogReading(self.store, self.folder(session_id))
 
@@ -84,26 +94,32 @@ class SessionLogs:
         async with self.alone(session_id) as held:
             if await self.store.stamp(self.log_key(session_id)) is not None:
                 return False
-            meta |= {"message_count": 0, "total_tokens": 0, "log_seq": 0, "log_bytes": 0}
-            there = decode_meta(await self.store.get(self.meta_key(session_id)), session_id)
             # Metadata that nobody can read, and no log: there is nothing of a session.
-            new = encode_meta(meta)
-            if not await self.store.put(self.meta_key(session_id), new, only_new=there is not None, held=[held]):
+            if decode_meta(await self.store.get(self.meta_key(session_id)), session_id) is not None:
                 return False
-            await self.store.append(self.log_key(session_id), [], sync=self._sync)
+            meta |= {"message_count": 0, "total_tokens": 0, "log_seq": 0, "log_bytes": 0}
+            # Before there is a session, so that it has what it was given from its first moment on.
             # A line and not an object: it is written once, and that takes a fifth of the time.
             await self.store.append(self.given_key(session_id), [as_given(meta)], sync=self._sync)
+            await self.store.put(self.meta_key(session_id), encode_meta(meta), held=[held])
+            await self.store.append(self.log_key(session_id), [], sync=self._sync)
         self._gone.discard(session_id)
         self.writers[session_id] = Writer(self.store, self.folder(session_id), meta, log_bytes=0, sync=self._sync)
         return True
 
-    async def delete(self, session_id: str) -> bool:
+    async def delete(self, session_id: str, may: Callable[[], Awaitable[bool]] | None = None) -> bool:
+        """Remove it; False when there was none, or `may` says no, or somebody writes to it while that is asked."""
         folder = self.folder(checked_id(session_id))
-        self._deletions[session_id] = self._deletions.get(session_id, 0) + 1
-        writer = self.writers.pop(session_id, None)
+        writer: Writer | None = None
         try:
             async with self.alone(session_id):
-                there = await self.store.delete(folder)
+                log = self.log_key(session_id)
+                as_of = (log, await self.store.stamp(log)) if may is not None else None
+                if may is not None and not await may():
+                    return False
+                self._deletions[session_id] = self._deletions.get(session_id, 0) + 1
+                writer = self.writers.pop(session_id, None)
+                there = await self.store.delete(folder, as_of=as_of)
         finally:
             if writer is not None:
                 await writer.close()
@@ -131,7 +147,7 @@ class SessionLogs:
         `SessionNotFound` when the session is missing, or was deleted after this call or this store knew it. With
         `after`, 0 and nothing written unless that is the last entry."""
         deletions = self._deletions.get(session_id, 0)
-        messages = [self._redacted(message) for message in messages] if self._redact is not None else messages
+        messages = [self.redacted(message) for message in messages] if self._redact is not None else messages
         lines, files = _lines(messages)
         writer = self.writers.get(session_id)
         if writer is None or files or not self._order.idle(session_id):
@@ -146,7 +162,16 @@ class SessionLogs:
             self.writers.pop(session_id, None)
             if self._deletions.get(session_id, 0) == deletions:
                 self._gone.add(session_id)
+            if files:
+                await self._drop(session_id, files)
             raise _deleted(session_id) from None
+
+    async def _drop(self, session_id: str, files: Iterable[str]) -> None:
+        """Remove what was written beside the log of a session that was deleted meanwhile, unless there is a new one."""
+        async with self.alone(session_id):
+            if await self._there(session_id) == (None, None):
+                for path in files:
+                    await self.store.delete(f"{self.folder(session_id)}/{path}")
 
     async def tell(self, session_id: str, aside: ConversationMessage) -> SessionMeta:
         """Write an aside, and the metadata that it changes."""
@@ -167,7 +192,7 @@ class SessionLogs:
             async for seq, entry in self.reading(session_id).entries(since + 1):
                 since = seq
                 if entry.get("role") not in ("compact", "rewind", UNREADABLE):
-                    said += 1
+                    said += not goes_on(entry)
                 elif entry.get("role") != UNREADABLE and aside_of(entry) is None:
                     return 0
             if refused and since == looked_at:
@@ -177,7 +202,7 @@ class SessionLogs:
                 return written
             refused = True
 
-    def _redacted(self, message: ConversationMessage) -> ConversationMessage:
+    def redacted(self, message: ConversationMessage) -> ConversationMessage:
         if self._redact is None or not isinstance(message, dict) or message.get("role") == "rewind":
             return message
         return self._redact(message)
@@ -195,7 +220,7 @@ class SessionLogs:
 
     def redacted_text(self, text: str) -> str:
         """A title or a label, as it may be written."""
-        return text if self._redact is None else flatten_message_text(self._redacted(user_text_message(text)))
+        return text if self._redact is None else flatten_message_text(self.redacted(user_text_message(text)))
 
     async def _opened(
         self,
@@ -206,8 +231,7 @@ class SessionLogs:
     ) -> Writer:
         if self._deletions.get(session_id, 0) != deletions:
             raise _deleted(session_id)
-        meta = decode_meta(await self.store.get(self.meta_key(session_id)), session_id)
-        stamp = await self.store.stamp(self.log_key(session_id))
+        meta, stamp = await self._there(session_id)
         if meta is None and stamp is None:
             if session_id in self._gone:
                 raise _deleted(session_id)
@@ -219,30 +243,46 @@ class SessionLogs:
             if await self.make(new):
                 return self.writers[session_id]
             return await self._opened(session_id, messages, None, deletions)
-        if meta is None:
-            meta = await self.rebuilt_meta(session_id)
-            await self.store.put(self.meta_key(session_id), encode_meta(meta))
-        if stamp is None:
-            await self.store.append(self.log_key(session_id), [], sync=self._sync)
-        writer = Writer(
-            self.store, self.folder(session_id), meta, log_bytes=stamp.size if stamp else 0, sync=self._sync
-        )
+        if meta is None or stamp is None:
+            await self._complete(session_id)
+            return await self._opened(session_id, messages, draft, deletions)
+        meta = await self.reading(session_id).caught_up(meta, stamp)
+        writer = Writer(self.store, self.folder(session_id), meta, log_bytes=stamp.size, sync=self._sync)
         self.writers[session_id] = writer
         self._gone.discard(session_id)
         return writer
+
+    async def _there(self, session_id: str) -> tuple[SessionMeta | None, Stamp | None]:
+        meta = decode_meta(await self.store.get(self.meta_key(session_id)), session_id)
+        stamp = await self.store.stamp(self.log_key(session_id))
+        if meta is None and stamp is not None and await self.is_unfinished(session_id):
+            return None, None
+        return meta, stamp
+
+    async def _complete(self, session_id: str) -> None:
+        """Make the metadata or the log where there is but the other, unless it is another who makes or deletes it."""
+        async with self.alone(session_id) as held:
+            meta, stamp = await self._there(session_id)
+            if meta is None and stamp is not None:
+                made = encode_meta(await self.rebuilt_meta(session_id))
+                await self.store.put(self.meta_key(session_id), made, held=[held])
+            elif meta is not None and stamp is None:
+                await self.store.append(self.log_key(session_id), [], sync=self._sync)
 
     # --- reading ----------------------------------------------------------------------------------------------------
 
     async def meta(self, session_id: str) -> SessionMeta | None:
         """The metadata, made again from the log when it cannot be read; None when there is no such session."""
         raw = await self.store.get(self.meta_key(checked_id(session_id)))
+        stamp = await self.store.stamp(self.log_key(session_id))
         writer = self.writers.get(session_id)
-        if writer is not None and raw is not None:
+        if writer is not None and raw is not None and stamp is not None and writer.knows_all(stamp.size):
             return writer.told()
         meta = decode_meta(raw, session_id)
-        if meta is None and await self.store.stamp(self.log_key(session_id)) is not None:
-            return await self.rebuilt_meta(session_id)
-        return meta
+        if meta is None:
+            is_there = stamp is not None and not await self.is_unfinished(session_id)
+            return await self.rebuilt_meta(session_id) if is_there else None
+        return await self.reading(session_id).caught_up(meta, stamp)
 
     async def known_meta(self, session_id: str) -> SessionMeta:
         meta = await self.meta(session_id)
@@ -323,3 +363,8 @@ def _deleted(session_id: str) -> SessionNotFound:
     return SessionNotFound(
         f"session {session_id} was deleted meanwhile; nothing was written (create_session begins it anew)"
     )
+
+
+def unfinished_key(folder: str) -> str:
+    """What lies beside a log as long as only a part of it was copied."""
+    return f"{folder}/unfinished"

@@ -149,6 +149,11 @@ def blocks_of(message: ConversationMessage) -> list[MessageBlock]:
     return []
 
 
+def goes_on(message: ConversationMessage) -> bool:
+    """Whether a line is not a message of its own, but goes on with that of the line before."""
+    return bool(meta_of(message).get("continues"))
+
+
 def meta_of(message: ConversationMessage) -> dict[str, Any]:
     meta = message.get("meta")
     return meta if isinstance(meta, dict) else {}

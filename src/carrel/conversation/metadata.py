@@ -3,7 +3,7 @@
 import json
 import os.path
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
 from typing import Any, cast
 
@@ -18,8 +18,10 @@ FORMAT_VERSION = 5
 DEFAULT_TITLE = "New chat"
 DEFAULT_PROVIDER = "anthropic"
 TITLE_LENGTH = 48
-COUNTS = ("message_count", "total_tokens", "log_seq", "log_bytes")
-"""What is known of the log's content; left out where it may be old."""
+SUMS = ("message_count", "total_tokens")
+"""What was counted in the log; left out where somebody else wrote too."""
+COUNTS = (*SUMS, "log_seq", "log_bytes")
+"""The same, and up to where the metadata has what the log says."""
 
 _PLAIN_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
 _TEXTS = ("title", "provider", "model", "cwd", "created_at", "updated_at")
@@ -159,6 +161,19 @@ def title_from(message: ConversationMessage) -> str:
     if message.get("role") != "user" or meta_of(message).get("synthetic"):
         return ""
     return flatten_message_text(message, include_thinking=False).replace("\n", " ").strip()[:TITLE_LENGTH]
+
+
+def has_sums(meta: SessionMeta, log_bytes: int) -> bool:
+    """Whether the metadata has true sums of a log that is so long."""
+    return "log_seq" in meta and "message_count" in meta and meta.get("log_bytes") == log_bytes
+
+
+def catch_up(meta: SessionMeta, news: Iterable[tuple[int, ConversationMessage]]) -> None:
+    """Have the metadata say what these entries do; to hear it twice changes nothing."""
+    for seq, entry in news:
+        if meta["title"] == DEFAULT_TITLE and (title := title_from(entry)):
+            meta["title"] = title
+        apply_aside(cast(dict[str, Any], meta), seq, entry)
 
 
 class Rebuild:

@@ -117,42 +117,28 @@ class Place:
         self, logs: SessionLogs, info: SessionInfo, messages: list[Message], first: int, fields: dict[str, Any]
     ) -> tuple[Plan, int]:
         """Cut the log where the first change is and go on from there, with what others said put in its place."""
-        seen: dict[str, Message] = {}
         if self._is_certain and self._written.in_step and await self._is_alone(logs, info.id):
             plan, last_seq = self._written.plan(messages, first), self._written.last_seq
         else:
-            plan, last_seq = await self._merge(logs, info, messages, seen)
+            plan, last_seq = await self._merge(logs, info, messages)
         asides = self._asides(info, plan, fields)
-        seq = await _carry_out(logs, info.id, plan, last_seq, asides)
-        while seq != last_seq + plan.entries + len(asides):
-            # Somebody appended in the meantime, and the cut hid it.
-            before = seq - plan.entries - len(asides)
-            plan, last_seq = await self._merge(logs, info, messages, seen, before)
-            seq, asides = await _carry_out(logs, info.id, plan, last_seq, []), []
+        # Only where nobody has written since: the cut would hide what they said, and for good if we end here.
+        while not (seq := await _carry_out(logs, info.id, plan, last_seq, asides, after=last_seq)):
+            if not plan.entries and not asides:
+                break  # an empty log, and nothing for it
+            plan, last_seq = await self._merge(logs, info, messages)
+            asides = self._asides(info, plan, fields)
         self._stamp = await logs.store.stamp(logs.log_key(info.id))
         return plan, seq
 
-    async def _merge(
-        self,
-        logs: SessionLogs,
-        info: SessionInfo,
-        messages: list[Message],
-        seen: dict[str, Message],
-        until: int | None = None,
-    ) -> tuple[Plan, int]:
-        """What to append given what others wrote, and the number of the last entry that this goes by.
-
-        `seen` is what they said as far as known, to which is added what is visible now, and what was after entry
-        `until`: a cut made without knowing of it hides it only until this plan is carried out."""
-        if until is not None:
-            hidden = await look_at(logs, info.id, until)
-            seen |= {message.id: message for message in _messages_in(hidden, info)}
+    async def _merge(self, logs: SessionLogs, info: SessionInfo, messages: list[Message]) -> tuple[Plan, int]:
+        """What to append given what others wrote, and the number of the last entry that this goes by."""
         look = await look_at(logs, info.id)
-        seen |= {message.id: message for message in _messages_in(look, info)}
+        seen = {message.id: message for message in _messages_in(look, info)}
         return self._written.merge(messages, seen, look.raw), look.last_seq
 
     async def _is_alone(self, logs: SessionLogs, session_id: str) -> bool:
-        """Whether nobody else has written since: a cut would hide it for a moment."""
+        """Whether nobody else has written since, and there is nothing to merge."""
         key = logs.log_key(session_id)
         if self._stamp is not None:
             return await logs.store.stamp(key) == self._stamp
@@ -189,9 +175,6 @@ class Place:
         known = (self._total_tokens or 0) + _tokens_in(plan.lines)
         info.total_tokens = self._total_tokens = writer.told().get("total_tokens", max(info.total_tokens, known))
         self._fields = meta_fields(info)
-        if plan.in_step:
-            # The log counts lines; the results of a message with calls are lines of their own.
-            writer.meta["message_count"] = plan.messages
         if plan.cut is not None and not any(map(tool_calls_of, plan.lines)):
             await writer.let_go()
         if flush:
@@ -199,13 +182,21 @@ class Place:
 
 
 async def _carry_out(
-    logs: SessionLogs, session_id: str, plan: Plan, last_seq: int, asides: list[ConversationMessage]
+    logs: SessionLogs,
+    session_id: str,
+    plan: Plan,
+    last_seq: int,
+    asides: list[ConversationMessage],
+    *,
+    after: int | None = None,
 ) -> int:
-    """Append what the plan says, all of it or nothing; returns the number of the last entry."""
+    """Append what the plan says, all of it or nothing; returns the number of the last entry.
+
+    With `after`, 0 and nothing written unless that is the last entry."""
     cut = [build_rewind_event(plan.cut)] if plan.cut is not None else []
     entries = [*cut, *plan.lines, *asides]
     if entries:
-        last_seq, _ = await logs.append(session_id, entries, shown=plan.cut)
+        last_seq, _ = await logs.append(session_id, entries, shown=plan.shown, after=after)
     return last_seq
 
 

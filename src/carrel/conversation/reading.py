@@ -5,15 +5,18 @@ import gc
 import threading
 from collections.abc import AsyncIterator, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import islice
+from operator import itemgetter
 from typing import NamedTuple
 
-from carrel.conversation.entries import UNREADABLE, decode, decode_all
-from carrel.conversation.messages import ConversationMessage, meta_of
+from carrel.conversation.entries import UNREADABLE, aside_of, decode, decode_all
+from carrel.conversation.messages import ConversationMessage, SessionMeta, goes_on, meta_of
+from carrel.conversation.metadata import DEFAULT_TITLE, catch_up, title_from, when_written
 from carrel.conversation.repair import ToolOrder
 from carrel.conversation.replay import Backwards, Numbered, Shown, events_among
 from carrel.conversation.spill import MARK, output_paths, paths_of, restore
 from carrel.conversation.usage import total_after
-from carrel.storage.seam import Store
+from carrel.storage.seam import Stamp, Store
 
 
 class _Pause:
@@ -70,6 +73,14 @@ class Outline(NamedTuple):
     last_seq: int
     whole: bool
     """As in a `View`."""
+    continued: frozenset[int]
+    """The entries that go on with the message before them."""
+
+    def messages(self, lines: int | None = None) -> int:
+        """How many messages are visible, or are in the first so many lines."""
+        if not self.continued:
+            return len(self.shown) if lines is None else lines
+        return sum(1 for seq in islice(self.shown.seqs(), lines) if seq not in self.continued)
 
 
 class LogReading:
@@ -128,6 +139,7 @@ class LogReading:
     async def outline(self, until: int | None = None) -> Outline:
         """The same and more of it, now or as it was right after entry `until`; memory does not grow with the log."""
         walk, order, last_seq, plain = Backwards(until), ToolOrder(), 0, True
+        continued: list[int] = []
         async for block in self._store.read_back(self._key):
             last_seq = max(last_seq, block.last_seq)
             entries = decode_all(block)
@@ -135,10 +147,12 @@ class LogReading:
             plain = plain and not events
             if plain:
                 order.take(entries)
+            if b'"continues"' in block.listed:
+                continued += [seq for seq, entry in enumerate(entries, block.first_seq) if goes_on(entry)]
             walk.take(block.first_seq, block.last_seq, events)
             if walk.enough:
                 break
-        return Outline(walk.shown(), last_seq, plain and until is None and order.whole())
+        return Outline(walk.shown(), last_seq, plain and until is None and order.whole(), frozenset(continued))
 
     async def stood_for(self) -> Shown:
         """Which entries are visible or summed up in what is; what was rewound is not."""
@@ -161,6 +175,31 @@ class LogReading:
         async for block in self._store.read(self._key, from_seq):
             for seq, record in enumerate(block.records, block.first_seq):
                 yield seq, await self.entry(seq, record)
+
+    async def caught_up(self, meta: SessionMeta, stamp: Stamp | None) -> SessionMeta:
+        """The metadata with what the log says since: it is written a moment later, or never when that was cut off."""
+        if stamp is not None and meta.get("log_bytes", stamp.size) != stamp.size:
+            meta["updated_at"] = max(when_written(stamp), meta["updated_at"])
+            _, news = await self.news(meta.get("log_seq", 0), entitling=meta["title"] == DEFAULT_TITLE)
+            catch_up(meta, news)
+        return meta
+
+    async def news(self, after: int, *, entitling: bool) -> tuple[int, list[Numbered]]:
+        """The number of the last entry, and of those after `after` what tells of the session as a whole.
+
+        That is the asides and, where one is wanted, the first message that gives a title."""
+        last_seq, asides, first = 0, list[Numbered](), list[Numbered]()
+        async for block in self._store.read_back(self._key):
+            last_seq = max(last_seq, block.last_seq)
+            if block.last_seq > after and (entitling or b'"aside"' in block.listed):
+                for seq, entry in zip(range(block.last_seq, after, -1), reversed(decode_all(block)), strict=False):
+                    if aside_of(entry) is not None:
+                        asides.append((seq, entry))
+                    elif entitling and title_from(entry):
+                        first = [(seq, entry)]
+            if block.first_seq <= after + 1:
+                break
+        return last_seq, sorted([*asides, *first], key=itemgetter(0))
 
     async def tokens_spent(self) -> int:
         """All that was spent in a session, also on what is not visible any more."""

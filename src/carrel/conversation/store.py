@@ -3,8 +3,9 @@
 import asyncio
 import logging
 import threading
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self
@@ -228,12 +229,16 @@ class SessionStore:
 
         def draft() -> SessionMeta:
             nonlocal drafted
-            remembered = self._drafts.pop(session_id, None)
             given = {"provider": provider, "model": model, "cwd": cwd, "api_base": api_base}
-            drafted = remembered or new_meta(session_id, now=self._now(), **self._logs.redacted_fields(given))
+            remembered = self._drafts.get(session_id)
+            if remembered is not None:
+                drafted = remembered.copy()
+            else:
+                drafted = new_meta(session_id, now=self._now(), **self._logs.redacted_fields(given))
             return drafted
 
         seq, _ = await self._logs.append(session_id, messages, draft)
+        self._drafts.pop(session_id, None)
         if bus.is_heard:
             self._tell_appended(session_id, messages, seq, drafted)
         return seq
@@ -266,8 +271,11 @@ class SessionStore:
 
     async def delete_session(self, session_id: str) -> bool:
         """Remove the session and all that belongs to it; False when there was none."""
+        return await self._delete(session_id)
+
+    async def _delete(self, session_id: str, may: Callable[[], Awaitable[bool]] | None = None) -> bool:
         title = await self._last_title(session_id) if bus.is_heard else ""
-        there = await self._logs.delete(session_id)
+        there = await self._logs.delete(session_id, may)
         if there:
             self._tell(EventType.SESSION_DELETED, session_id, title=title)
         return there
@@ -289,7 +297,9 @@ class SessionStore:
         messages = await self._logs.reading(session_id).whole(view)
         if not view.whole:
             messages = mend(messages).messages
-        meta = await self._logs.known_meta(session_id)
+        meta = await self._logs.meta(session_id)
+        if meta is None:
+            return None  # deleted meanwhile
         data: SessionData = {"session": meta, "messages": messages}
         if view.problems:
             data["problems"] = view.problems
@@ -518,11 +528,7 @@ class SessionStore:
         if dry_run:
             return chosen
         # Deleting many takes its time, and somebody may have gone on with one of them meanwhile.
-        deleted = []
-        for meta in chosen:
-            if await self._listing.is_as_listed(meta) and await self.delete_session(meta["id"]):
-                deleted.append(meta)
-        return deleted
+        return [meta for meta in chosen if await self._delete(meta["id"], partial(self._listing.is_as_listed, meta))]
 
     async def import_file(
         self, path: Path | str, *, all_branches: bool = False, again: bool = False
@@ -532,14 +538,20 @@ class SessionStore:
         What an earlier import brought is not stored twice unless `again`: the report says under which id it is here,
         and what the source has got since is appended, where neither its old part nor the session was changed. With
         `all_branches`, those that a conversation went back from come as sessions of their own."""
-        here = [] if again else await self.list_sessions()
-        intake = Intake(self._logs, self.create_session, here, self._now)
-        reports = []
-        for imported in read_session_file(Path(path), all_branches=all_branches):
-            reports.append(report := await intake.take(imported))
-            if report.session_id:
-                self._tell(EventType.SESSION_UPDATED, report.session_id)
-        return reports
+        # One at a time: two who import a file at once would both find that it is not here.
+        held = await self._logs.store.lock(self._logs.folder("imports"))
+        assert held is not None
+        try:
+            here = [] if again else await self.list_sessions()
+            intake = Intake(self._logs, self.create_session, here, self._now)
+            reports = []
+            for imported in read_session_file(Path(path), all_branches=all_branches):
+                reports.append(report := await intake.take(imported))
+                if report.session_id:
+                    self._tell(EventType.SESSION_UPDATED, report.session_id)
+            return reports
+        finally:
+            await held.release()
 
     def _tell(self, kind: EventType, session_id: str, **facts: Any) -> None:
         if bus.is_heard:

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from carrel.conversation.logs import SessionLogs
-from carrel.conversation.messages import SessionMeta, meta_of
-from carrel.conversation.metadata import when_written
+from carrel.conversation.messages import SessionMeta
+from carrel.conversation.metadata import has_sums, when_written
 from carrel.conversation.repair import mend, unanswered
 from carrel.conversation.replay import Numbered
 from carrel.conversation.writer import tool_loop_key
@@ -52,9 +52,9 @@ async def up_to_date(logs: SessionLogs, metas: Sequence[SessionMeta]) -> None:
     ours = [meta for meta in metas if "message_count" in meta or "project_dir" in meta]
     stamps = await logs.store.stamps([logs.log_key(meta["id"]) for meta in ours])
     for meta, stamp in zip(ours, stamps, strict=True):
-        if stamp is None or ("log_seq" in meta and meta["log_bytes"] == stamp.size):
+        if stamp is None or has_sums(meta, stamp.size):
             continue
         reading = logs.reading(meta["id"])
         meta["updated_at"] = max(when_written(stamp), meta["updated_at"])
-        meta["message_count"] = sum(1 for line in (await reading.view()).messages if not meta_of(line).get("continues"))
+        meta["message_count"] = (await reading.outline()).messages()
         meta["total_tokens"] = await reading.tokens_spent()

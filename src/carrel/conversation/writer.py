@@ -4,11 +4,31 @@ import asyncio
 import logging
 import time
 from collections.abc import Coroutine, Sequence
+from collections.abc import Set as AbstractSet
 from typing import Any, TypeVar, cast
 
-from carrel.conversation.entries import aside_of, decode_all
-from carrel.conversation.messages import ConversationMessage, SessionMeta, meta_of, tool_calls_of, tool_results_of
-from carrel.conversation.metadata import COUNTS, DEFAULT_TITLE, apply_aside, decode_meta, encode_meta, title_from
+from carrel.conversation.entries import aside_of
+from carrel.conversation.messages import (
+    ConversationMessage,
+    SessionMeta,
+    goes_on,
+    meta_of,
+    tool_calls_of,
+    tool_results_of,
+)
+from carrel.conversation.metadata import (
+    COUNTS,
+    DEFAULT_TITLE,
+    SUMS,
+    apply_aside,
+    catch_up,
+    decode_meta,
+    encode_meta,
+    has_sums,
+    title_from,
+)
+from carrel.conversation.reading import LogReading
+from carrel.conversation.replay import Numbered
 from carrel.conversation.usage import tokens_of
 from carrel.errors import LockLost, SessionTooNew, StorageError
 from carrel.storage.call_order import FewAtOnce
@@ -34,9 +54,9 @@ class Writer:
         self._store = store
         self._sync = sync
         self._log = f"{folder}/messages.jsonl"
-        self._counted = meta.get("log_bytes") == log_bytes and "log_seq" in meta
+        self._counted = has_sums(meta, log_bytes)
         self._own: set[str] = set()
-        self._told: list[tuple[int, ConversationMessage]] = []
+        self._told: list[Numbered] = []
         """What was set here since the metadata was last written, and the asides that say something about it."""
         self._flushed_at = time.monotonic()
         self._later: asyncio.TimerHandle | None = None
@@ -102,7 +122,7 @@ class Writer:
                 self._counted = self._counted and shown is not None
                 meta["message_count"] = shown or 0
             else:
-                meta["message_count"] = meta.get("message_count", 0) + 1
+                meta["message_count"] = meta.get("message_count", 0) + (not goes_on(entry))
             if usage := meta_of(entry).get("usage"):
                 meta["total_tokens"] = meta.get("total_tokens", 0) + tokens_of(usage).total_tokens
             if meta["title"] == DEFAULT_TITLE and (title := title_from(entry)):
@@ -164,10 +184,14 @@ class Writer:
             self._in_line = None
 
     def told(self) -> SessionMeta:
-        """The metadata, without counts that are not known to be right."""
+        """The metadata, without sums that are not known to be right."""
         if self._counted:
             return self.meta.copy()
-        return cast(SessionMeta, {name: value for name, value in self.meta.items() if name not in COUNTS})
+        return cast(SessionMeta, {name: value for name, value in self.meta.items() if name not in SUMS})
+
+    def knows_all(self, log_bytes: int) -> bool:
+        """Whether the metadata here has what the log says: nobody else has written to it since."""
+        return self.meta.get("log_bytes") == log_bytes
 
     async def flush(self) -> None:
         """Write the metadata, unless the session was deleted meanwhile. What another process set there stays.
@@ -210,27 +234,36 @@ class Writer:
             return  # a newer carrel has taken it over; what it wrote is left alone
         own, told = self._own, self._told
         self._own, self._told = set(), []
-        if there is not None:
-            if there["title"] != DEFAULT_TITLE:
-                own = own - {"title"}  # what the first message gave it: somebody else has named it meanwhile
-            meta = cast(dict[str, Any], self.meta)
-            for name in ("labels", "pins"):
-                meta.pop(name, None)  # what asides add to: begun from what is there, or it would be added twice
-            meta.update({name: value for name, value in there.items() if name not in (*own, *COUNTS, "updated_at")})
-            if told:
-                # Not always the first: a server that was restarted may have lost what came before the second.
-                await self._apply_from(min(seq for seq, *_ in told), meta)
         try:
+            if there is not None:
+                await self._meet(there, own, told)
             await self._store.put(key, encode_meta(self.told()), only_existing=True, held=[held])
         except BaseException:
             self._own, self._told = own | self._own, told + self._told
             raise
 
-    async def _apply_from(self, seq: int, meta: dict[str, Any]) -> None:
-        """What the log says of the session from there on, others' words too: the last one written there counts."""
-        async for block in self._store.read(self._log, seq):
-            for number, entry in enumerate(decode_all(block), block.first_seq):
-                apply_aside(meta, number, entry)
+    async def _meet(self, there: SessionMeta, own: AbstractSet[str], told: list[Numbered]) -> None:
+        """Take over what others set and said, beside what is `own` here; the last word that the log has counts."""
+        after, news, mark = there.get("log_seq"), list[Numbered](), dict[str, int]()
+        if told or (after is not None and not self._counted):
+            # Not always from where the metadata was: a server that was restarted may have lost the end of the log.
+            start = min(seq for seq in (after, *(seq - 1 for seq, _ in told)) if seq is not None)
+            stamp = await self._store.stamp(self._log)
+            untitled = there["title"] == DEFAULT_TITLE
+            last_seq, news = await LogReading(self._store, self.folder).news(start, entitling=untitled)
+            mark = {"log_seq": last_seq, "log_bytes": stamp.size if stamp is not None else 0}
+        if there["title"] != DEFAULT_TITLE or (mark and after is not None):
+            own = own - {"title"}  # what a message gave it: somebody has named it, or the log says which was the first
+        meta = cast(dict[str, Any], self.meta)
+        for name in ("labels", "pins"):
+            meta.pop(name, None)  # what asides add to: begun from what is there, or it would be added twice
+        if "updated_at" not in own:
+            own = own | {"updated_at"}
+            meta["updated_at"] = max(meta["updated_at"], there["updated_at"])
+        meta.update({name: value for name, value in there.items() if name not in own and name not in COUNTS})
+        catch_up(self.meta, [*news, *self._told])
+        if not self._counted:
+            meta.update(mark)
 
     async def let_go(self) -> None:
         """Give up the hold on an unfinished tool call."""

@@ -47,6 +47,8 @@ class Plan(NamedTuple):
     lines: list[ConversationMessage]
     cut: int | None
     """To how many visible lines the log is rewound before they are appended; None: not at all."""
+    shown: int
+    """How many messages these lines hold."""
     first: int
     """The messages before this one stay as they are …"""
     kept: list[Kept]
@@ -248,7 +250,8 @@ def _plan(wanted: Sequence[_Wanted], before: Sequence[bytes], start: int = 0, nu
         number += bool(digests)
     common = count - len(lines)
     cut = start + common if common < len(before) else None
-    return Plan(lines, cut, 0, kept, start + count, number, True, [], [], 0)
+    shown = next((each.number for each in kept if each.start >= start + common), number)
+    return Plan(lines, cut, shown, 0, kept, start + count, number, True, [], [], 0)
 
 
 def _anew(each: _Wanted, line: ConversationMessage) -> ConversationMessage:

@@ -172,6 +172,7 @@ class FrontDesk:
             await self.ledger.keep(task.session)
         except BaseException:
             del self._live[task.session.session_id]
+            self.ledger.lose(task.session.session_id)
             await task.abandon()
             raise
         return task.session
@@ -248,12 +249,15 @@ class FrontDesk:
             if isinstance(problem, ExecutorClosed):
                 raise ForkRefused(f"the session could not be forked: {problem}") from problem
             raise
+        conversations = self.storage.get_session_store()
         try:
-            await fork_conversation(self.storage.get_session_store(), session_id, id_)
+            await fork_conversation(conversations, session_id, id_)
             await self.ledger.keep(fork.session)
         except BaseException:
             del self._live[id_]
+            self.ledger.lose(id_)
             await code.close()
+            await conversations.delete_session(id_)
             raise
 
         async def at_once() -> Opened:

@@ -43,18 +43,22 @@ class Keys:
         self._store = store
         self._known: dict[str, KnownKey] = {}
         self._stamp: Stamp | None = None
+        self._lines = 0
         self._looked = float("-inf")
 
     async def add(self, name: str) -> str:
         """A new key for a user, told this once; ConfigurationError for a name that is taken or none."""
         if _NAME.fullmatch(name) is None:
             raise ConfigurationError(f"{name!r} is no name for a key: letters, digits and . _ @ -, at most 64")
-        await self._look(now=True)
-        if name in self._known:
-            raise ConfigurationError(f"there is a key {name} already; revoke it first, or take another name")
         key = f"carrel_{secrets.token_urlsafe(32)}"
-        await self._note({"name": name, "sha256": _digest(key), "created_at": datetime.now(UTC).isoformat()})
-        return key
+        entry = {"name": name, "sha256": _digest(key), "created_at": datetime.now(UTC).isoformat()}
+        while True:
+            await self._look(now=True)
+            if name in self._known:
+                raise ConfigurationError(f"there is a key {name} already; revoke it first, or take another name")
+            # Two who add one of this name at once would both be told a key, and only the later one would be valid.
+            if await self._note(entry, after=self._lines):
+                return key
 
     async def list(self) -> list[KnownKey]:
         """Those that are valid, by name."""
@@ -86,17 +90,20 @@ class Keys:
                 found = known.name
         return found
 
-    async def _note(self, entry: dict[str, str]) -> None:
-        await self._store.append(LOG, [orjson.dumps(entry)], sync=True)
+    async def _note(self, entry: dict[str, str], after: int | None = None) -> bool:
+        """Write it down; with `after`, False and nothing written unless that is the number of the last line."""
+        written = await self._store.append(LOG, [orjson.dumps(entry)], sync=True, after=after)
         await self._look(now=True)
+        return bool(written)
 
     async def _look(self, now: bool = False, trusted: float = _SECONDS_TRUSTED) -> None:
         if not now and time.monotonic() - self._looked < trusted:
             return
         stamp = await self._store.stamp(LOG)
         if stamp != self._stamp or now:
-            known: dict[str, KnownKey] = {}
+            known, lines = dict[str, KnownKey](), 0
             async for block in self._store.read(LOG):
+                lines = block.last_seq
                 for line in block.records:
                     entry = orjson.loads(line)
                     if "revoked" in entry:
@@ -104,7 +111,7 @@ class Keys:
                     else:
                         made = datetime.fromisoformat(entry["created_at"])
                         known[entry["name"]] = KnownKey(entry["name"], entry["sha256"], made)
-            self._known, self._stamp = known, stamp
+            self._known, self._stamp, self._lines = known, stamp, lines
         self._looked = time.monotonic()
 
 

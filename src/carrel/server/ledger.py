@@ -37,12 +37,13 @@ class Ledger:
     async def open(self) -> None:
         """Read how every session stood last. Lines on sessions that were forgotten are left out for good."""
         await self._finish_rewriting()
-        forgotten = False
+        forgotten: set[str] = set()
         async for block in self._store.read(SESSIONS):
             for number, line in enumerate(block.records, block.first_seq):
                 if line.startswith(_FORGOTTEN):
-                    self.sessions.pop(orjson.loads(line)["forgotten"], None)
-                    forgotten = True
+                    gone = orjson.loads(line)["forgotten"]
+                    self.sessions.pop(gone, None)
+                    forgotten.add(gone)
                     continue
                 try:
                     session = Session.model_validate_json(line)
@@ -51,6 +52,9 @@ class Ledger:
                 self.sessions[session.session_id] = session
 
         if forgotten:
+            for gone in forgotten - self.sessions.keys():
+                # Killed right after it was forgotten, a server leaves this behind.
+                await self._store.delete(f"server/sessions/{gone}")
             lines = [session.model_dump_json().encode() for session in self.sessions.values()]
             await self._store.append(_REWRITTEN, [*lines, _WHOLE])
             await self._finish_rewriting()
@@ -72,11 +76,16 @@ class Ledger:
 
     async def keep(self, session: Session) -> None:
         """How it stands now."""
+        await self._store.append(SESSIONS, [session.model_dump_json().encode()])
         if session.session_id not in self.sessions:
             self._places[session.session_id] = {}
         self.sessions[session.session_id] = session
-        await self._store.append(SESSIONS, [session.model_dump_json().encode()])
         await self.note(session.session_id, "session", session)
+
+    def lose(self, session_id: str) -> None:
+        """It could not be begun: who asks for it once more is to get one that is."""
+        self.sessions.pop(session_id, None)
+        self._places.pop(session_id, None)
 
     async def note(self, session_id: str, kind: Kind, what: BaseModel | dict[str, Any]) -> int:
         """One line in the session's log; returns its number."""

@@ -69,7 +69,7 @@ class Said:
             if held is not None:
                 # Without those that say nothing yet, which are not written.
                 count = sum(1 for message in held.messages if message.parts)
-            elif meta.get("log_seq") == seq:
+            elif meta.get("log_seq") == seq and "message_count" in meta:
                 count = meta["message_count"]
             else:
                 count = len([None async for _ in store.iter_messages(id_)])

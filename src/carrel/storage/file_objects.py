@@ -2,14 +2,16 @@
 
 import contextlib
 import errno
+import fcntl
 import os
 import stat
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from carrel.errors import KeyMissing
 from carrel.storage.file_tree import FileTree, hidden_beside, write_failed
 from carrel.storage.libc import exchange
+from carrel.storage.seam import Stamp
 
 _PIECE = 1024 * 1024
 _NEW = ".new-"
@@ -208,13 +210,18 @@ def copy(tree: FileTree, source: str, target: str) -> None:
         raise write_failed(path, error) from error
 
 
-def remove(tree: FileTree, key: str) -> bool:
-    """Take the key and all below it away in one step, then remove it at leisure; False when there was nothing."""
+def remove(tree: FileTree, key: str, as_of: tuple[str, Stamp | None] | None = None) -> bool:
+    """Take the key and all below it away in one step, then remove it at leisure; False when there was nothing.
+
+    With `as_of`, also when that log has another stamp by now."""
     path = tree.guarded(key)
     try:
         if stat.S_ISDIR(os.lstat(path).st_mode) and tree.first_key(path) is None:
             return False
-        trash = _thrown(path, f"{tree.root}/.trash", tree.root)
+        with _unwritten(tree, as_of) as is_unwritten:
+            if not is_unwritten:
+                return False
+            trash = _thrown(path, f"{tree.root}/.trash", tree.root)
         for kind in ("mark", "batch"):
             with contextlib.suppress(OSError):
                 os.unlink(hidden_beside(path, kind))
@@ -232,6 +239,25 @@ def remove(tree: FileTree, key: str) -> bool:
             with contextlib.suppress(OSError):
                 os.unlink(f"{trash}/{name}")
     return True
+
+
+@contextlib.contextmanager
+def _unwritten(tree: FileTree, as_of: tuple[str, Stamp | None] | None) -> Iterator[bool]:
+    """Whether the log still has its stamp; as long as this is open nobody appends to it."""
+    if as_of is None:
+        yield True
+        return
+    log, stamp = as_of
+    try:
+        fd = os.open(tree.guarded(log), os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError:
+        yield tree.stamps([log])[0] == stamp  # there is none, or none that anybody could append to
+        return
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        yield tree.stamps([log])[0] == stamp
+    finally:
+        os.close(fd)
 
 
 def _thrown(path: str, trash: str, root: str) -> str:

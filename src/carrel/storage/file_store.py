@@ -109,12 +109,14 @@ class FileStore:
         await _to_its_end(file_objects.copy, self._tree, source, target)
         self._note([target])
 
-    async def delete(self, key: str, *, held: Sequence[Lock] = ()) -> bool:
-        return await _to_its_end(self._delete, key)
+    async def delete(
+        self, key: str, *, as_of: tuple[str, Stamp | None] | None = None, held: Sequence[Lock] = ()
+    ) -> bool:
+        return await _to_its_end(self._delete, key, as_of)
 
-    def _delete(self, key: str) -> bool:
+    def _delete(self, key: str, as_of: tuple[str, Stamp | None] | None) -> bool:
         keys = self._tree.keys(key) if self._changes else []
-        removed = file_objects.remove(self._tree, key)
+        removed = file_objects.remove(self._tree, key, as_of)
         if removed:
             self._logs.delete(key)
             self._note(keys)

@@ -122,9 +122,15 @@ class MemoryStore:
         self._changed[key] = self._version
         return Stamp(size, time.time(), self._version)
 
-    async def delete(self, key: str, *, held: Sequence[Lock] = ()) -> bool:
+    async def delete(
+        self, key: str, *, as_of: tuple[str, Stamp | None] | None = None, held: Sequence[Lock] = ()
+    ) -> bool:
         checked_key(key)
         with self._guard:
+            if as_of is not None:
+                log = self._kept.get(as_of[0])
+                if (log.stamp if log is not None else None) != as_of[1]:
+                    return False
             gone = [name for name in self._kept if _within(name, key)]
             for name in gone:
                 del self._kept[name]

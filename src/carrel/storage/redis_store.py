@@ -124,9 +124,13 @@ class RedisStore:
     def pieces(self, key: str, start: int = 0) -> AsyncIterator[bytes]:
         return redis_pieces.read(self._connections, key, start)
 
-    async def delete(self, key: str, *, held: Sequence[Lock] = ()) -> bool:
+    async def delete(
+        self, key: str, *, as_of: tuple[str, Stamp | None] | None = None, held: Sequence[Lock] = ()
+    ) -> bool:
         checked_key(key)
-        answer = await self._connections.run("delete", repr(key), key, _GRAVE_MS, _REMEMBERED_DELETES, *_claims(held))
+        log, stamp = as_of or ("", None)
+        then = log, stamp.version if stamp is not None else "", *_claims(held)
+        answer = await self._connections.run("delete", repr(key), key, _GRAVE_MS, _REMEMBERED_DELETES, *then)
         return self._done(answer, key, none=False)
 
     async def copy(self, source: str, target: str) -> None:

@@ -122,10 +122,15 @@ class Store(Protocol):
 
         All of one version: `StorageReadError` where it was replaced meanwhile and the rest cannot be had."""
 
-    async def delete(self, key: str, *, held: "Sequence[Lock]" = ()) -> bool:
+    async def delete(
+        self, key: str, *, as_of: "tuple[str, Stamp | None] | None" = None, held: "Sequence[Lock]" = ()
+    ) -> bool:
         """Remove the object or log and everything below `key/`; False when there was nothing. `held` is as for `put`.
 
-        An append to a log below it that began before never brings it back: it raises `KeyError`."""
+        An append to a log below it that began before never brings it back: it raises `KeyError`.
+
+        `as_of` is a log below it and the stamp that it had when this was decided: False and nothing removed when
+        somebody has appended to it since."""
 
     async def folders(self, prefix: str = "") -> list[str]:
         """The names directly below `prefix/` that have keys below them, sorted."""

@@ -93,8 +93,13 @@ class ResultsFile:
     def add(self, result: TaskResult) -> None:
         """On the disk when this returns."""
         line = result.model_dump_json().encode() + b"\n"
-        while line:
-            line = line[os.write(self._file, line) :]
+        size = os.fstat(self._file).st_size
+        try:
+            while line:
+                line = line[os.write(self._file, line) :]
+        except OSError:
+            os.ftruncate(self._file, size)  # or the next one would stand in the same line
+            raise
         os.fsync(self._file)
 
     def __exit__(

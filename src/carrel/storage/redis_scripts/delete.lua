@@ -1,7 +1,14 @@
 -- Removes a key and all below it. ARGV: prefix, key, milliseconds that a deleted log is remembered by name,
--- how many deleted keys `changed` remembers, locks held….
-if lost_lock(5) then
+-- how many deleted keys `changed` remembers, a log ('' where it does not matter) and the version it must have ('': none),
+-- locks held….
+if lost_lock(7) then
   return { 'taken' }
+end
+if ARGV[5] ~= '' then
+  local stamp = redis.call('HGET', STAMPS, ARGV[5])
+  if (stamp and string.match(stamp, '^%a+ %d+ %d+ (%d+) ') or '') ~= ARGV[6] then
+    return { 'none' }
+  end
 end
 local keys = redis.call('ZRANGEBYLEX', INDEX, '[' .. key .. '/', '(' .. key .. '0')
 if redis.call('HEXISTS', STAMPS, key) == 1 then
