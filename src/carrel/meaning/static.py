@@ -25,9 +25,9 @@ class StaticEmbedder:
     """The average of what each word means by itself: small, quick, and its vectors lie beside this file.
 
     Knows word families and topics ("crash" is near "exception"), not the order of words. The vectors were fitted so
-    that their average is near to what MiniLM says of a text: `scripts/make_word_vectors.py`."""
+    that their average is near to what MiniLM and MPNet say of a text: `scripts/make_word_vectors.py`."""
 
-    name = "carrel-words-1"
+    name = "carrel-words-2"
     dimensions = 128
 
     def __init__(self) -> None:

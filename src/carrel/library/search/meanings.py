@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from carrel.errors import StorageError
 from carrel.library.search.vectors import Nearness, VectorTable, digest
-from carrel.meaning import Embedder, MiniLMEmbedder, StaticEmbedder, default_embedder
+from carrel.meaning import Embedder, MiniLMEmbedder, MPNetEmbedder, StaticEmbedder, default_embedder
 from carrel.storage.seam import Store
 
 logger = logging.getLogger(__name__)
@@ -155,5 +155,5 @@ class Meanings:
 
 
 def _as_asked(question: str, embedder: Embedder) -> str:
-    """MiniLM learned from questions and their answers: it understands "trim a photo" better as a question."""
-    return f"how to {question}" if isinstance(embedder, MiniLMEmbedder) else question
+    """Both learned from questions and their answers, and understand "trim a photo" better as a question."""
+    return f"how to {question}" if isinstance(embedder, MiniLMEmbedder | MPNetEmbedder) else question
