@@ -18,6 +18,7 @@ import re
 import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -67,9 +68,10 @@ def of_services(folder: Path) -> Iterator[str]:
         for operation in _operations(file):
             text = first_sentence(operation.get("summary") or operation.get("description"))
             words = re.findall("[a-z]+", text.lower())
-            new = {pair for pair in zip(words, words[1:], strict=False) if pairs[pair] < REPEATED}
+            found = set(pairwise(words))
+            new = any(pairs[pair] < REPEATED for pair in found)
             if new and 3 <= len(words) <= 40 and taken[provider] < MOST:
-                pairs.update(set(zip(words, words[1:], strict=False)))
+                pairs.update(found)
                 taken[provider] += 1
                 yield text
 

@@ -6,9 +6,10 @@
 - TEXTS: what `collect_texts.py` wrote;
 - OUT: a file for the vectors, the words' first; what it has already is not read again.
 
-Needs torch, transformers, onnx and onnxruntime, which carrel does not. With `--bytes` most of the weights are rounded to
-bytes: MPNet takes half an hour on two cores then, at a cosine of 0.992 to what it says in full, 0.967 at worst. Not rounded
-are the matrices from the wide middle of a layer, where single numbers are so large that nothing is left of the others."""
+Needs torch, transformers, onnx and onnxruntime, which carrel does not. With `--bytes` most of the weights are rounded
+to bytes: MPNet takes half an hour on two cores then, at a cosine of 0.992 to what it says in full, 0.967 at worst. Not
+rounded are the matrices after the wide middle of a layer: a few numbers there are so large that little is left of the
+others."""
 
 import json
 import sys
