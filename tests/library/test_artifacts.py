@@ -14,10 +14,12 @@ from hypothesis import strategies as st
 
 from carrel.errors import ArtifactNameRefused, ArtifactNotFoundError, ArtifactReadError, ArtifactWriteError
 from carrel.library.artifact_names import checked_name, key_of, name_of, note_of
+from carrel.library.artifact_notes import standing
 from carrel.library.artifact_uploads import Uploads
 from carrel.library.artifacts import ArtifactStore
 from carrel.storage.file_store import FileStore
 from carrel.storage.memory_store import MemoryStore
+from carrel.storage.seam import Stamp
 from tests.storage.suite import Place
 
 
@@ -272,6 +274,16 @@ async def test_one_who_loads_while_it_is_saved_first_finds_nothing_or_what_was_s
     monkeypatch.setattr(other._store, "put", put_and_look)
     await other.save("x", [1, 2])
     assert seen == [None, [1, 2]]
+
+
+def test_of_two_that_were_saved_in_one_moment_the_later_one_is_known() -> None:
+    first = {"size": 1, "description": "first", "stamp": [1, 5.0, 7]}
+    second = {"size": 1, "description": "second", "before": first}
+    assert standing(second, Stamp(1, 5.0, 8)) is second
+    assert standing(second, Stamp(1, 5.0, 7)) is first
+    longer = {"size": 2, "description": "second", "before": first}
+    assert standing(longer, Stamp(1, 5.0, 8)) is first
+    assert standing(longer, Stamp(2, 5.0, 9)) is longer
 
 
 @pytest.mark.parametrize("which", ["note", "data"])

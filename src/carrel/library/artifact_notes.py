@@ -50,8 +50,13 @@ def standing(note: Note | None, stamp: Stamp | None) -> Note:
     """What is known of the data that are there: of those before, while they are still the same."""
     note = note or {}
     before = note.get("before")
-    # Without its version: to a file system it is another one as soon as the file is being replaced.
-    return before if before and stamp is not None and before.get("stamp", [])[:2] == list(stamp[:2]) else note
+    if not before or stamp is None:
+        return note
+    then = before.get("stamp", [])
+    # To a file system it is another version as soon as the file is being replaced. Where both are of one size, and so
+    # soon after each other that they have one time, the version tells.
+    same = then[:2] == list(stamp[:2]) if note.get("size") != stamp.size else then == list(stamp)
+    return before if same else note
 
 
 def fitting(note: Note | None, stamp: Stamp | None, digest: str) -> Note | None:
