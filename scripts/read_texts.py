@@ -47,7 +47,7 @@ def made(model: Path, folder: Path, *, in_bytes: bool) -> onnxruntime.InferenceS
     full = folder / "full.onnx"
     tokens = torch.tensor([[0, 5, 6, 2], [0, 6, 5, 2]])
     torch.onnx.export(
-        Averaged(AutoModel.from_pretrained(model, attn_implementation="eager").eval()),
+        Averaged(AutoModel.from_pretrained(model, attn_implementation="eager", local_files_only=True).eval()),
         (tokens, torch.ones_like(tokens)),
         str(full),
         input_names=["tokens", "mask"],

