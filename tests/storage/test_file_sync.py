@@ -2,6 +2,8 @@
 
 import asyncio
 import os
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
@@ -27,6 +29,23 @@ class SlowFile(SyncedFile):
         if not self.let_go.acquire(timeout=60):
             raise TimeoutError("nobody let it go")
         super().sync()
+
+
+class SlowDevice(Device):
+    """A file system that is synced as a whole when it is told to, and counts."""
+
+    __slots__ = ("begun", "let_go")
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(os.open(folder, os.O_RDONLY))
+        self.begun = 0
+        self.let_go = threading.Semaphore(0)
+
+    def sync(self) -> bool:
+        self.begun += 1
+        if not self.let_go.acquire(timeout=60):
+            raise TimeoutError("nobody let it go")
+        return super().sync()
 
 
 class BrokenFile(SyncedFile):
@@ -55,6 +74,11 @@ async def until(true: object) -> None:
     raise AssertionError("it did not happen")
 
 
+def waiting_for(group: GroupSync) -> int:
+    """How many wait whom no thread serves yet."""
+    return sum(len(waiters) for line in group._lines.values() for waiters in line.waiters.values())
+
+
 async def test_two_hundred_who_wait_at_once_share_one_sync(tmp_path: Path) -> None:
     file, group = SlowFile(tmp_path / "log"), GroupSync()
     file.let_go.release()
@@ -68,7 +92,7 @@ async def test_who_comes_while_a_sync_is_under_way_waits_for_the_next_one(tmp_pa
     await until(lambda: file.begun == 1)
     later = [asyncio.create_task(group.synced(file)) for _ in range(50)]
     elsewhere = asyncio.ensure_future(in_a_thread(lambda: group.synced(file)))
-    await until(lambda: len(group._waiting.get(file, [])) == 51)
+    await until(lambda: waiting_for(group) == 51)
     try:
         assert file.begun == 1
         file.let_go.release()
@@ -114,6 +138,42 @@ async def test_where_the_whole_cannot_be_synced_each_file_gets_its_own_answer(
     )
     assert answers[:8] == [None] * 8
     assert isinstance(answers[8], StorageWriteError)
+
+
+async def test_tasks_write_on_while_the_whole_is_synced_and_share_the_next_sync(tmp_path: Path) -> None:
+    device, group = SlowDevice(tmp_path), GroupSync()
+    files = [SlowFile(tmp_path / f"log{number}", device) for number in range(12)]
+    first = [asyncio.create_task(group.synced(file)) for file in files[:6]]
+    await until(lambda: device.begun == 1)
+    # Those of the same turn that came after the first few are not in it, and neither is who writes now.
+    later = [asyncio.create_task(group.synced(file)) for file in files]
+    await until(lambda: waiting_for(group) >= 12)
+    served = 18 - waiting_for(group)
+    try:
+        assert device.begun == 1
+        device.let_go.release()
+        await asyncio.wait_for(asyncio.gather(*first[:served]), 30)
+        await until(lambda: device.begun == 2)
+        assert not any(task.done() for task in [*first[served:], *later])
+    finally:
+        device.let_go.release(10)
+    await asyncio.wait_for(asyncio.gather(*first, *later), 30)
+    assert device.begun == 2
+    assert not any(file.begun for file in files)
+
+
+async def test_a_file_system_that_is_slow_holds_up_no_other(tmp_path: Path) -> None:
+    slow, quick, group = SlowDevice(tmp_path), SlowDevice(tmp_path), GroupSync()
+    waiting = [asyncio.create_task(group.synced(SlowFile(tmp_path / f"slow{n}", slow))) for n in range(4)]
+    await until(lambda: slow.begun == 1)
+    alone = SlowFile(tmp_path / "alone")
+    alone.let_go.release()
+    quick.let_go.release(4)
+    others = (group.synced(SlowFile(tmp_path / f"quick{n}", quick)) for n in range(4))
+    await asyncio.wait_for(asyncio.gather(group.synced(alone), *others), 30)
+    assert not any(task.done() for task in waiting)
+    slow.let_go.release(4)
+    await asyncio.wait_for(asyncio.gather(*waiting), 30)
 
 
 async def test_a_file_system_is_synced_as_a_whole_only_where_that_is_known_to_be_sound(tmp_path: Path) -> None:
@@ -166,3 +226,29 @@ async def test_a_batch_that_is_synced_is_noted_before_and_whole_after(tmp_path: 
     assert await store.append("s/log", [b"x" * 3000] * 10, sync=True) == 20
     assert os.listdir(tmp_path / "store/s") == ["log"]
     assert (tmp_path / "store/s/log").stat().st_mode & 0o7777 == 0o600
+
+
+def test_where_no_thread_can_be_had_the_loop_syncs_by_itself(tmp_path: Path) -> None:
+    """In a process whose threads have no room for their stacks."""
+    program = """
+import asyncio, resource, sys, threading
+from pathlib import Path
+from carrel.storage.file_store import FileStore
+
+async def main():
+    store = FileStore(Path(sys.argv[1]))
+    await store.append("before", [b"0"])
+    threading.stack_size(1 << 30)
+    resource.setrlimit(resource.RLIMIT_AS, (1 << 29, 1 << 29))
+    try:
+        threading.Thread(target=print).start()
+    except RuntimeError:
+        print("no thread")
+    await asyncio.gather(*(store.append(f"log{number % 5}", [b"1"], sync=True) for number in range(20)))
+    print("written")
+
+asyncio.run(asyncio.wait_for(main(), 60))
+"""
+    done = subprocess.run([sys.executable, "-c", program, tmp_path], capture_output=True, text=True, timeout=120)
+    assert done.stdout.split("\n") == ["no thread", "written", ""], done.stderr
+    assert [(tmp_path / f"log{number}").read_bytes() for number in range(5)] == [b"1\n" * 4] * 5

@@ -5,7 +5,7 @@ import contextlib
 import os
 import queue
 import threading
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from carrel.errors import StorageWriteError
 from carrel.storage.file_objects import sync_names
@@ -18,8 +18,6 @@ _SHARES = 8
 """Into so many parts files are divided that are synced one by one; the rest of the threads is for who comes later."""
 _TOGETHER = 4
 """From so many files on, one sync of the whole file system is cheaper than one of each."""
-
-_Waiters = list[tuple[asyncio.AbstractEventLoop, "asyncio.Future[None]"]]
 
 
 class SyncedFile(OpenFile):
@@ -45,11 +43,38 @@ class SyncedFile(OpenFile):
             self.named = True
 
 
+class _Line:
+    """Those who wait for files of one file system."""
+
+    __slots__ = ("files", "waiters")
+
+    def __init__(self) -> None:
+        self.files: dict[SyncedFile, None] = {}
+        self.waiters: dict[asyncio.AbstractEventLoop, list[tuple[SyncedFile, asyncio.Future[None]]]] = {}
+
+    def add(self, file: SyncedFile, loop: asyncio.AbstractEventLoop, future: "asyncio.Future[None]") -> None:
+        self.files[file] = None
+        waiters = self.waiters.get(loop)
+        if waiters is None:
+            self.waiters[loop] = waiters = []
+        waiters.append((file, future))
+
+    def parted(self, files: Collection[SyncedFile]) -> "_Line":
+        """Those who wait for these files; they leave this line."""
+        left, taken = _Line(), _Line()
+        for loop, waiters in self.waiters.items():
+            for file, future in waiters:
+                (taken if file in files else left).add(file, loop, future)
+        self.files, self.waiters = left.files, left.waiters
+        return taken
+
+
 class GroupSync:
     """A few threads that sync files for any number of tasks in any number of event loops.
 
-    A sync serves the appends that were written before it began. While a file is being synced, others who wait
-    for it gather for the next one; what different files wait for is done side by side, or all at once."""
+    A sync serves the appends that were written before it began. While a file system is synced as a whole, those who
+    come gather for the next time, which begins as soon as this one ends: tasks write while the disk is at work. While
+    files are synced one by one, other files are so side by side."""
 
     def __init__(self) -> None:
         self._begin()
@@ -57,10 +82,14 @@ class GroupSync:
     def _begin(self) -> None:
         """Also in a forked child: the threads stayed behind."""
         self._gate = threading.Lock()
-        self._gathering: dict[asyncio.AbstractEventLoop, list[tuple[SyncedFile, asyncio.Future[None]]]] = {}
-        self._waiting: dict[SyncedFile, _Waiters] = {}
+        self._lines: dict[Device | None, _Line] = {}
+        self._whole: set[Device | None] = set()
+        """The file systems that are being synced as a whole; the thread that does it comes back for who waits."""
         self._syncing: set[SyncedFile] = set()
+        self._turns: set[asyncio.AbstractEventLoop] = set()
+        """The loops that will call a thread when their turn ends."""
         self._calls: queue.SimpleQueue[None] = queue.SimpleQueue()
+        self._called = False
         self._threads = 0
         self._idle = 0
 
@@ -68,36 +97,54 @@ class GroupSync:
         """Wait until all that was written to the file before this call is on the disk."""
         loop = asyncio.get_running_loop()
         future = loop.create_future()
-        gathered = self._gathering.get(loop)
-        if gathered is None:
-            # Handed over when this turn of the loop ends, so that all tasks of the turn go together.
-            gathered = self._gathering[loop] = []
-            loop.call_soon(self._hand_over, loop)
-        gathered.append((file, future))
+        with self._gate:
+            line = self._lines.get(file.device)
+            if line is None:
+                self._lines[file.device] = line = _Line()
+            line.add(file, loop, future)
+            if file.device not in self._whole:
+                if len(line.files) >= _TOGETHER:
+                    self._call()
+                elif loop not in self._turns:
+                    # Called when this turn of the loop ends, so that the tasks of the turn go together.
+                    self._turns.add(loop)
+                    loop.call_soon(self._end_turn, loop)
         await future
 
-    def _hand_over(self, loop: asyncio.AbstractEventLoop) -> None:
+    def _end_turn(self, loop: asyncio.AbstractEventLoop) -> None:
         with self._gate:
-            for file, future in self._gathering.pop(loop):
-                self._waiting.setdefault(file, []).append((loop, future))
-            self._call()
+            self._turns.discard(loop)
+            if self._lines:
+                self._call()
 
     def _call(self) -> None:
-        self._calls.put(None)
+        if self._called:
+            return
+        self._called = True
         if not self._idle and self._threads < _THREADS:
-            self._threads += 1
-            threading.Thread(target=self._work, name="carrel-sync", daemon=True).start()
+            try:
+                threading.Thread(target=self._work, name="carrel-sync", daemon=True).start()
+            except RuntimeError:
+                if not self._threads:
+                    # None can be had: better a loop that stands still for a moment than tasks that wait for ever.
+                    asyncio.get_running_loop().call_soon(self._serve)
+                    return
+            else:
+                self._threads += 1
+        self._calls.put(None)
 
     # --- in the threads ---------------------------------------------------------------------------------------------
 
     def _work(self) -> None:
-        while self._called():
-            while batch := self._take():
-                failed = _sync(list(batch))
-                self._answer(batch, failed)
+        while self._wait():
+            self._serve()
 
-    def _called(self) -> bool:
-        """Wait for work; False when there was none for long."""
+    def _serve(self) -> None:
+        while taken := self._take():
+            self._answer(*taken, _sync(*taken))
+
+    def _wait(self) -> bool:
+        """Wait to be called; False when nobody did for long."""
         with self._gate:
             self._idle += 1
         try:
@@ -113,44 +160,51 @@ class GroupSync:
             self._idle -= 1
         return True
 
-    def _take(self) -> dict[SyncedFile, _Waiters]:
-        """Files that wait and are not being synced now: all of one file system, or a thread's share."""
+    def _take(self) -> tuple[Device | None, _Line] | None:
+        """A file system to be synced as a whole and all who wait for it, or None and those for a thread's share."""
         with self._gate:
-            free = [file for file in self._waiting if file not in self._syncing]
-            taken = free[: max(1, len(free) // _SHARES)]
-            if len(free) >= _TOGETHER and (device := free[0].device) is not None:
-                together = [file for file in free if file.device is device]
-                if len(together) >= _TOGETHER and quiet():
-                    taken = together
-            if len(taken) < len(free):
-                self._call()
-            self._syncing.update(taken)
-            return {file: self._waiting.pop(file) for file in taken}
+            self._called = False
+            taken: tuple[Device | None, _Line]
+            for device, line in self._lines.items():
+                if device in self._whole:
+                    continue
+                if device is not None and len(line.files) >= _TOGETHER and quiet():
+                    self._whole.add(device)
+                    del self._lines[device]
+                    taken = device, line
+                    break
+                free = [file for file in line.files if file not in self._syncing]
+                if free:
+                    share = free[: max(1, len(free) // _SHARES)]
+                    self._syncing.update(share)
+                    taken = None, line.parted(frozenset(share))
+                    if not line.files:
+                        del self._lines[device]
+                    break
+            else:
+                return None
+            if self._lines.keys() - self._whole:
+                self._call()  # what is left is another thread's
+            return taken
 
-    def _answer(self, batch: dict[SyncedFile, _Waiters], failed: dict[SyncedFile, OSError]) -> None:
+    def _answer(self, device: Device | None, line: _Line, failed: dict[SyncedFile, OSError]) -> None:
         """Wake every loop once."""
-        answers: dict[asyncio.AbstractEventLoop, list[tuple[asyncio.Future[None], StorageWriteError | None]]] = {}
-        for file, waiters in batch.items():
-            error = failed.get(file)
-            for loop, future in waiters:
-                answers.setdefault(loop, []).append((future, not_safe(file, error) if error else None))
         with self._gate:
-            self._syncing.difference_update(batch)
-        for loop, answered in answers.items():
+            self._whole.discard(device)
+            if device is None:
+                self._syncing.difference_update(line.files)
+        for loop, waiters in line.waiters.items():
             # RuntimeError: that loop was closed, so nobody waits any more.
             with contextlib.suppress(RuntimeError):
-                loop.call_soon_threadsafe(_settle, answered)
+                loop.call_soon_threadsafe(_settle, waiters, failed)
 
 
-def _sync(files: Sequence[SyncedFile]) -> dict[SyncedFile, OSError]:
-    """Put the files on the disk; the errors of those for which it failed."""
-    device = files[0].device
-    if len(files) > 1 and device is not None and device.sync():
-        for file in files:
-            file.named = True
+def _sync(device: Device | None, line: _Line) -> dict[SyncedFile, OSError]:
+    """Put the files on the disk, or the whole file system; the errors of those files for which it failed."""
+    if device is not None and device.sync():
         return {}
     failed = {}
-    for file in files:
+    for file in line.files:
         try:
             file.sync()
         except OSError as error:
@@ -168,14 +222,17 @@ def not_safe(file: SyncedFile, error: OSError) -> StorageWriteError:
     return answer
 
 
-def _settle(answered: Sequence[tuple["asyncio.Future[None]", StorageWriteError | None]]) -> None:
-    for future, error in answered:
+def _settle(waiters: Sequence[tuple[SyncedFile, "asyncio.Future[None]"]], failed: Mapping[SyncedFile, OSError]) -> None:
+    for file, future in waiters:
+        error = failed.get(file)
+        if error is None:
+            file.named = True
         if future.done():
             continue
         if error is None:
             future.set_result(None)
         else:
-            future.set_exception(error)
+            future.set_exception(not_safe(file, error))
 
 
 group_sync = GroupSync()
