@@ -141,7 +141,7 @@ async def test_where_the_whole_cannot_be_synced_each_file_gets_its_own_answer(
 
 
 async def test_tasks_write_on_while_the_whole_is_synced_and_share_the_next_sync(tmp_path: Path) -> None:
-    device, group = SlowDevice(tmp_path), GroupSync()
+    device, group = SlowDevice(tmp_path), GroupSync(lambda: True)
     files = [SlowFile(tmp_path / f"log{number}", device) for number in range(12)]
     first = [asyncio.create_task(group.synced(file)) for file in files[:6]]
     await until(lambda: device.begun == 1)
@@ -163,7 +163,7 @@ async def test_tasks_write_on_while_the_whole_is_synced_and_share_the_next_sync(
 
 
 async def test_a_file_system_that_is_slow_holds_up_no_other(tmp_path: Path) -> None:
-    slow, quick, group = SlowDevice(tmp_path), SlowDevice(tmp_path), GroupSync()
+    slow, quick, group = SlowDevice(tmp_path), SlowDevice(tmp_path), GroupSync(lambda: True)
     waiting = [asyncio.create_task(group.synced(SlowFile(tmp_path / f"slow{n}", slow))) for n in range(4)]
     await until(lambda: slow.begun == 1)
     alone = SlowFile(tmp_path / "alone")

@@ -5,7 +5,7 @@ import contextlib
 import os
 import queue
 import threading
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 from carrel.errors import StorageWriteError
 from carrel.storage.file_objects import sync_names
@@ -76,7 +76,9 @@ class GroupSync:
     come gather for the next time, which begins as soon as this one ends: tasks write while the disk is at work. While
     files are synced one by one, other files are so side by side."""
 
-    def __init__(self) -> None:
+    def __init__(self, is_quiet: Callable[[], bool] = quiet) -> None:
+        """`is_quiet`: whether a sync of a whole file system would not have to write much that others left."""
+        self._is_quiet = is_quiet
         self._begin()
 
     def _begin(self) -> None:
@@ -168,7 +170,7 @@ class GroupSync:
             for device, line in self._lines.items():
                 if device in self._whole:
                     continue
-                if device is not None and len(line.files) >= _TOGETHER and quiet():
+                if device is not None and len(line.files) >= _TOGETHER and self._is_quiet():
                     self._whole.add(device)
                     del self._lines[device]
                     taken = device, line
