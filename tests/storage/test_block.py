@@ -15,4 +15,4 @@ def test_one_piece_and_records_are_alike(lines: list[bytes], first: int):
     assert read.records == lines
     assert read.count == made.count == len(lines)
     assert read.last_seq == made.last_seq == first + len(lines) - 1
-    assert read.listed == made.listed == b",\n".join(lines)
+    assert read.array == made.array == b"[" + b",\n".join(lines) + b"]"

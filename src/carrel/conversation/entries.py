@@ -101,13 +101,13 @@ def _unreadable(reason: str) -> ConversationMessage:
 
 def decode_all(block: Block) -> list[ConversationMessage]:
     """`decode` for each line of a block; read as one array as long as they are well-formed."""
-    lines = block.listed
+    array = block.array
     try:
-        entries: list[ConversationMessage] = orjson.loads(b"[%b]" % lines)
+        entries: list[ConversationMessage] = orjson.loads(array)
     except orjson.JSONDecodeError:
         return list(map(decode, block.records))
     # Found at once, as one byte is; inside a line of JSON it stands only between tokens, and hardly ever.
-    if _SLOW in lines and (lines.startswith(_SLOW) or b"\n" + _SLOW in lines):
+    if _SLOW in array and (array.startswith(b"[" + _SLOW) or b"\n" + _SLOW in array):
         return list(map(decode, block.records))
     # Broken lines can make a whole one together, but then they are fewer than the lines.
     if len(entries) == block.count and set(map(type, entries)) == {dict}:

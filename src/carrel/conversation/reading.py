@@ -147,7 +147,7 @@ class LogReading:
             plain = plain and not events
             if plain:
                 order.take(entries)
-            if b'"continues"' in block.listed:
+            if b'"continues"' in block.array:
                 continued += [seq for seq, entry in enumerate(entries, block.first_seq) if goes_on(entry)]
             walk.take(block.first_seq, block.last_seq, events)
             if walk.enough:
@@ -191,7 +191,7 @@ class LogReading:
         last_seq, asides, first = 0, list[Numbered](), list[Numbered]()
         async for block in self._store.read_back(self._key):
             last_seq = max(last_seq, block.last_seq)
-            if block.last_seq > after and (entitling or b'"aside"' in block.listed):
+            if block.last_seq > after and (entitling or b'"aside"' in block.array):
                 for seq, entry in zip(range(block.last_seq, after, -1), reversed(decode_all(block)), strict=False):
                     if aside_of(entry) is not None:
                         asides.append((seq, entry))

@@ -134,7 +134,7 @@ class Forward:
         end = held.rfind(b"\n", start, start + BLOCK)
         if end < 0:
             end = held.index(b"\n", start)
-        block = Block(self.lines + 1, joined=held[start:end])
+        block = Block(self.lines + 1, joined=memoryview(held)[start:end])
         self.lines += block.count
         self.offset += end + 1 - start
         self._given = end + 1
@@ -209,7 +209,7 @@ class Backward:
         self._held_end = start
         if start == first:
             self._held, self._held_end = b"", 0
-        block = Block(0, joined=held[start:end])
+        block = Block(0, joined=memoryview(held)[start:end])
         self._lines -= block.count
         block.first_seq = self._lines + 1
         return block

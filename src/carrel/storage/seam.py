@@ -20,26 +20,30 @@ _PART = re.compile(r"[^\x00-\x1f\x7f/\\]+")
 class Block:
     """Some records of a log that stand one after another; made from them, or from all of them joined by newlines."""
 
-    __slots__ = ("_joined", "_listed", "_records", "count", "first_seq")
+    __slots__ = ("_array", "_records", "count", "first_seq")
 
-    def __init__(self, first_seq: int, records: list[bytes] | None = None, *, joined: bytes = b"") -> None:
+    def __init__(self, first_seq: int, records: list[bytes] | None = None, *, joined: bytes | memoryview = b"") -> None:
         self.first_seq = first_seq
         self._records = records
-        self._joined = joined
-        # By how much it grows says how many there are, and sooner than counting them would.
-        self._listed = joined.replace(b"\n", b",\n")
-        self.count = len(self._listed) - len(joined) + 1 if records is None else len(records)
+        self._array = b""
+        if records is None:
+            bracketed = b"".join((b"[", joined, b"]"))
+            self._array = bracketed.replace(b"\n", b",\n")
+            # By how much it grew says how many there are, and sooner than counting them would.
+            self.count = len(self._array) - len(bracketed) + 1
+        else:
+            self.count = len(records)
 
     @property
     def records(self) -> list[bytes]:
         if self._records is None:
-            self._records = self._joined.split(b"\n")
+            self._records = self._array[1:-1].split(b",\n")
         return self._records
 
     @property
-    def listed(self) -> bytes:
-        """All of them with a comma and a newline between two."""
-        return self._listed or b",\n".join(self.records)
+    def array(self) -> bytes:
+        """All of them in brackets, with a comma and a newline between two."""
+        return self._array or b"[%b]" % b",\n".join(self.records)
 
     @property
     def last_seq(self) -> int:
