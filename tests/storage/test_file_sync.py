@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -145,21 +146,51 @@ async def test_tasks_write_on_while_the_whole_is_synced_and_share_the_next_sync(
     files = [SlowFile(tmp_path / f"log{number}", device) for number in range(12)]
     first = [asyncio.create_task(group.synced(file)) for file in files[:6]]
     await until(lambda: device.begun == 1)
-    # Those of the same turn that came after the first few are not in it, and neither is who writes now.
     later = [asyncio.create_task(group.synced(file)) for file in files]
-    await until(lambda: waiting_for(group) >= 12)
-    served = 18 - waiting_for(group)
+    await until(lambda: waiting_for(group) == 12)
     try:
         assert device.begun == 1
         device.let_go.release()
-        await asyncio.wait_for(asyncio.gather(*first[:served]), 30)
+        await asyncio.wait_for(asyncio.gather(*first), 30)
         await until(lambda: device.begun == 2)
-        assert not any(task.done() for task in [*first[served:], *later])
+        assert not any(task.done() for task in later)
     finally:
         device.let_go.release(10)
     await asyncio.wait_for(asyncio.gather(*first, *later), 30)
     assert device.begun == 2
     assert not any(file.begun for file in files)
+
+
+async def test_where_a_sync_is_swift_it_begins_before_all_tasks_have_had_their_turn(tmp_path: Path) -> None:
+    def has_begun(patience: float) -> bool:
+        """Looked for without letting any other task go on."""
+        until = time.monotonic() + patience
+        while not device.begun and time.monotonic() < until:
+            time.sleep(0.001)
+        return device.begun == 1
+
+    for swift in (True, False):
+        device, group = SlowDevice(tmp_path), GroupSync(lambda: True)
+        device.took(0.001, 0.002 if swift else 0.001)
+        device.let_go.release(2)
+        files = [SlowFile(tmp_path / f"log{number}", device) for number in range(4)]
+        waiting = [asyncio.create_task(group.synced(file)) for file in files]
+        await asyncio.sleep(0)  # all four wait by now, and this turn is not over
+        assert has_begun(30 if swift else 0.1) is swift
+        await asyncio.wait_for(asyncio.gather(*waiting), 30)
+        assert device.begun == 1
+
+
+def test_a_file_system_is_swift_as_long_as_it_mostly_takes_less_time_than_writing(tmp_path: Path) -> None:
+    device = Device(os.open(tmp_path, os.O_RDONLY))
+    assert not device.is_swift
+    for _ in range(8):
+        device.took(0.0003, 0.0006)
+    device.took(0.0003, 0.0001)
+    assert device.is_swift
+    for _ in range(8):
+        device.took(0.002, 0.0006)
+    assert not device.is_swift
 
 
 async def test_a_file_system_that_is_slow_holds_up_no_other(tmp_path: Path) -> None:

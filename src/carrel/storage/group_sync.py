@@ -5,6 +5,7 @@ import contextlib
 import os
 import queue
 import threading
+import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 
 from carrel.errors import StorageWriteError
@@ -18,6 +19,8 @@ _SHARES = 8
 """Into so many parts files are divided that are synced one by one; the rest of the threads is for who comes later."""
 _TOGETHER = 4
 """From so many files on, one sync of the whole file system is cheaper than one of each."""
+_WRITING = 20e-6
+"""Seconds of the processor that an append takes, about."""
 
 
 class SyncedFile(OpenFile):
@@ -73,8 +76,9 @@ class GroupSync:
     """A few threads that sync files for any number of tasks in any number of event loops.
 
     A sync serves the appends that were written before it began. While a file system is synced as a whole, those who
-    come gather for the next time, which begins as soon as this one ends: tasks write while the disk is at work. While
-    files are synced one by one, other files are so side by side."""
+    come gather for the next time. Where a sync is swift, that begins as soon as this one ends: some tasks write while
+    the disk is at work for others. Where it is slow, it waits for those who were just served and write again: one sync
+    for all. While files are synced one by one, other files are so side by side."""
 
     def __init__(self, is_quiet: Callable[[], bool] = quiet) -> None:
         """`is_quiet`: whether a sync of a whole file system would not have to write much that others left."""
@@ -105,13 +109,17 @@ class GroupSync:
                 self._lines[file.device] = line = _Line()
             line.add(file, loop, future)
             if file.device not in self._whole:
-                if len(line.files) >= _TOGETHER:
+                if file.device is not None and file.device.is_swift and len(line.files) >= _TOGETHER:
                     self._call()
-                elif loop not in self._turns:
-                    # Called when this turn of the loop ends, so that the tasks of the turn go together.
-                    self._turns.add(loop)
-                    loop.call_soon(self._end_turn, loop)
+                else:
+                    self._call_after_turn(loop)
         await future
+
+    def _call_after_turn(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Call a thread when this turn of the loop ends, so that the tasks of the turn go together."""
+        if loop not in self._turns:
+            self._turns.add(loop)
+            loop.call_soon(self._end_turn, loop)
 
     def _end_turn(self, loop: asyncio.AbstractEventLoop) -> None:
         with self._gate:
@@ -143,7 +151,9 @@ class GroupSync:
 
     def _serve(self) -> None:
         while taken := self._take():
-            self._answer(*taken, _sync(*taken))
+            start = time.monotonic()
+            failed = _sync(*taken)
+            self._answer(*taken, failed, time.monotonic() - start)
 
     def _wait(self) -> bool:
         """Wait to be called; False when nobody did for long."""
@@ -189,16 +199,28 @@ class GroupSync:
                 self._call()  # what is left is another thread's
             return taken
 
-    def _answer(self, device: Device | None, line: _Line, failed: dict[SyncedFile, OSError]) -> None:
-        """Wake every loop once."""
+    def _answer(self, device: Device | None, line: _Line, failed: dict[SyncedFile, OSError], seconds: float) -> None:
+        """Wake every loop once, and let others come for the files or the file system again."""
+        pause = 0.0
         with self._gate:
-            self._whole.discard(device)
             if device is None:
                 self._syncing.difference_update(line.files)
+            else:
+                waiting = self._lines.get(device)
+                device.took(seconds, _WRITING * (len(line.files) + (len(waiting.files) if waiting else 0)))
+                if waiting and not device.is_swift:
+                    pause = _WRITING * len(line.files)
+                else:
+                    self._whole.discard(device)
         for loop, waiters in line.waiters.items():
             # RuntimeError: that loop was closed, so nobody waits any more.
             with contextlib.suppress(RuntimeError):
                 loop.call_soon_threadsafe(_settle, waiters, failed)
+        if pause:
+            # Those who were served write again meanwhile; without them the next sync would be for a few only.
+            time.sleep(pause)
+            with self._gate:
+                self._whole.discard(device)
 
 
 def _sync(device: Device | None, line: _Line) -> dict[SyncedFile, OSError]:
