@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from carrel.conversation.logs import SessionLogs
 from carrel.conversation.messages import SessionMeta
 from carrel.conversation.metadata import decode_meta, has_sums, is_id, is_too_new, new_meta, when_written
+from carrel.conversation.reading import collector_paused
 from carrel.errors import SessionNotFound, SessionTooNew
 from carrel.storage.call_order import CallOrder
 from carrel.storage.seam import Changes, Stamp
@@ -28,11 +29,12 @@ class Listing:
 
     async def metas(self) -> list[SessionMeta]:
         """Fresh copies, so that a caller may keep and change them."""
-        async with self._order.turn("list"):
-            await self._catch_up()
-        if self._sorted is None:
-            self._sorted = sorted(self._metas.values(), key=lambda meta: meta["updated_at"], reverse=True)
-        metas = [meta.copy() for meta in self._sorted]
+        with collector_paused:
+            async with self._order.turn("list"):
+                await self._catch_up()
+            if self._sorted is None:
+                self._sorted = sorted(self._metas.values(), key=lambda meta: meta["updated_at"], reverse=True)
+            metas = [meta.copy() for meta in self._sorted]
         for index, meta in enumerate(metas):
             if meta["id"] in self._logs.writers:
                 metas[index] = self._as_written(meta, self._log_sizes[meta["id"]])
