@@ -77,7 +77,7 @@ async def until(true: object) -> None:
 
 def waiting_for(group: GroupSync) -> int:
     """How many wait whom no thread serves yet."""
-    return sum(len(waiters) for line in group._lines.values() for waiters in line.waiters.values())
+    return sum(len(waiters) for line in group._lines.values() for waiters in line.values())
 
 
 async def test_two_hundred_who_wait_at_once_share_one_sync(tmp_path: Path) -> None:
@@ -191,6 +191,56 @@ def test_a_file_system_is_swift_as_long_as_it_mostly_takes_less_time_than_writin
     for _ in range(8):
         device.took(0.002, 0.0006)
     assert not device.is_swift
+
+
+class BusyFile(SyncedFile):
+    """A file that takes a moment each time."""
+
+    def __init__(self, path: Path, device: Device | None = None) -> None:
+        super().__init__(os.open(path, os.O_WRONLY | os.O_CREAT), str(path), str(path.parent), device)
+
+    def sync(self) -> None:
+        time.sleep(0.001)
+
+
+@pytest.mark.parametrize("elsewhere", ["in another loop", "on another file system"])
+async def test_many_who_come_again_and_again_keep_nobody_from_his_turn(tmp_path: Path, elsewhere: str) -> None:
+    group, over, rounds = GroupSync(), threading.Event(), list[int]()
+
+    async def again_and_again(file: SyncedFile) -> None:
+        for done in range(300):
+            await group.synced(file)
+            if over.is_set():
+                rounds.append(done)
+                return
+
+    async def many() -> None:
+        await asyncio.gather(*(again_and_again(BusyFile(tmp_path / f"busy{number}")) for number in range(50)))
+
+    other = elsewhere == "in another loop"
+    busy = asyncio.ensure_future(in_a_thread(many) if other else many())
+    await asyncio.sleep(0.1)
+    device = None if other else Device(os.open(tmp_path, os.O_RDONLY))
+    await asyncio.wait_for(group.synced(BusyFile(tmp_path / "one", device)), 60)
+    over.set()
+    await asyncio.wait_for(busy, 60)
+    assert len(rounds) == 50, "he came last"
+
+
+async def test_whatever_goes_wrong_in_a_sync_is_told_to_who_waits_and_costs_nobody_else(tmp_path: Path) -> None:
+    class Faulty(Device):
+        __slots__ = ()
+
+        def sync(self) -> bool:
+            raise MemoryError("no room")
+
+    device, group = Faulty(os.open(tmp_path, os.O_RDONLY)), GroupSync(lambda: True)
+    files = [BusyFile(tmp_path / f"log{number}", device) for number in range(4)]
+    waiting = asyncio.gather(*map(group.synced, files), return_exceptions=True)
+    for answer in await asyncio.wait_for(waiting, 30):
+        assert isinstance(answer, StorageWriteError)
+        assert "no room" in str(answer) or "Input/output" in str(answer)
+    await asyncio.wait_for(group.synced(files[0]), 30)
 
 
 async def test_a_file_system_that_is_slow_holds_up_no_other(tmp_path: Path) -> None:

@@ -233,11 +233,11 @@ class OpenLog:
         except OSError:
             self._take_back(fd)
             raise
-        before = Mark(self._size, self._lines)
         self._size += len(data)
         self._lines += count
         if self._size - self._marked >= STEP:
             end = Mark(self._size, self._lines)
+            before = Mark(end.offset - len(data), end.lines - count)
             # Much at once has marks on its way too, or who wants a line of it would count it all.
             marks = [end] if len(data) <= 2 * STEP else count_lines(fd, before, self._size)[1] or [end]
             self._marked = marks[-1].offset

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import errno
 import os
 import queue
 import threading
@@ -21,6 +22,8 @@ _TOGETHER = 4
 """From so many files on, one sync of the whole file system is cheaper than one of each."""
 _WRITING = 20e-6
 """Seconds of the processor that an append takes, about."""
+_ONE_MORE = 100e-6
+"""Seconds that a sync takes at least: what two in place of one must be worth."""
 
 
 class SyncedFile(OpenFile):
@@ -46,30 +49,9 @@ class SyncedFile(OpenFile):
             self.named = True
 
 
-class _Line:
-    """Those who wait for files of one file system."""
-
-    __slots__ = ("files", "waiters")
-
-    def __init__(self) -> None:
-        self.files: dict[SyncedFile, None] = {}
-        self.waiters: dict[asyncio.AbstractEventLoop, list[tuple[SyncedFile, asyncio.Future[None]]]] = {}
-
-    def add(self, file: SyncedFile, loop: asyncio.AbstractEventLoop, future: "asyncio.Future[None]") -> None:
-        self.files[file] = None
-        waiters = self.waiters.get(loop)
-        if waiters is None:
-            self.waiters[loop] = waiters = []
-        waiters.append((file, future))
-
-    def parted(self, files: Collection[SyncedFile]) -> "_Line":
-        """Those who wait for these files; they leave this line."""
-        left, taken = _Line(), _Line()
-        for loop, waiters in self.waiters.items():
-            for file, future in waiters:
-                (taken if file in files else left).add(file, loop, future)
-        self.files, self.waiters = left.files, left.waiters
-        return taken
+_Waiter = tuple[asyncio.AbstractEventLoop, "asyncio.Future[None]"]
+_Waiting = dict[SyncedFile, list[_Waiter]]
+"""Those who wait, by file; who came first stands first."""
 
 
 class GroupSync:
@@ -88,12 +70,13 @@ class GroupSync:
     def _begin(self) -> None:
         """Also in a forked child: the threads stayed behind."""
         self._gate = threading.Lock()
-        self._lines: dict[Device | None, _Line] = {}
+        self._lines: dict[Device | None, _Waiting] = {}
+        """Whom a thread may serve, by file system; the one that was served last stands last."""
         self._whole: set[Device | None] = set()
         """The file systems that are being synced as a whole; the thread that does it comes back for who waits."""
         self._syncing: set[SyncedFile] = set()
-        self._turns: set[asyncio.AbstractEventLoop] = set()
-        """The loops that will call a thread when their turn ends."""
+        self._turns: dict[asyncio.AbstractEventLoop, list[tuple[SyncedFile, asyncio.Future[None]]]] = {}
+        """The loops that will call a thread when their turn ends, and for whom."""
         self._calls: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._called = False
         self._threads = 0
@@ -104,37 +87,41 @@ class GroupSync:
         loop = asyncio.get_running_loop()
         future = loop.create_future()
         with self._gate:
-            line = self._lines.get(file.device)
-            if line is None:
-                self._lines[file.device] = line = _Line()
-            line.add(file, loop, future)
-            if file.device not in self._whole:
-                if file.device is not None and file.device.is_swift and len(line.files) >= _TOGETHER:
-                    self._call()
-                else:
-                    self._call_after_turn(loop)
+            gathered = self._turns.get(loop)
+            if gathered is None:
+                gathered = self._turns[loop] = []
+                loop.call_soon(self._end_turn, loop)
+            if file.device is None or not file.device.is_swift:
+                gathered.append((file, future))
+            elif self._put_in_line(file, loop, future) >= _TOGETHER and file.device not in self._whole:
+                self._call()
         await future
 
-    def _call_after_turn(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Call a thread when this turn of the loop ends, so that the tasks of the turn go together."""
-        if loop not in self._turns:
-            self._turns.add(loop)
-            loop.call_soon(self._end_turn, loop)
-
     def _end_turn(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Now that all tasks of the turn have come, they go together."""
         with self._gate:
-            self._turns.discard(loop)
-            if self._lines:
-                self._call()
+            for file, future in self._turns.pop(loop):
+                self._put_in_line(file, loop, future)
+            self._call_for_the_rest()
+
+    def _put_in_line(self, file: SyncedFile, loop: asyncio.AbstractEventLoop, future: "asyncio.Future[None]") -> int:
+        """How many files of its file system are waited for now."""
+        line = self._lines.setdefault(file.device, {})
+        line.setdefault(file, []).append((loop, future))
+        return len(line)
+
+    def _call_for_the_rest(self) -> None:
+        """A thread that syncs a whole file system comes back for those who wait for that."""
+        if self._lines.keys() - self._whole:
+            self._call()
 
     def _call(self) -> None:
         if self._called:
             return
-        self._called = True
         if not self._idle and self._threads < _THREADS:
             try:
                 threading.Thread(target=self._work, name="carrel-sync", daemon=True).start()
-            except RuntimeError:
+            except (RuntimeError, MemoryError):
                 if not self._threads:
                     # None can be had: better a loop that stands still for a moment than tasks that wait for ever.
                     asyncio.get_running_loop().call_soon(self._serve)
@@ -142,6 +129,7 @@ class GroupSync:
             else:
                 self._threads += 1
         self._calls.put(None)
+        self._called = True
 
     # --- in the threads ---------------------------------------------------------------------------------------------
 
@@ -152,7 +140,10 @@ class GroupSync:
     def _serve(self) -> None:
         while taken := self._take():
             start = time.monotonic()
-            failed = _sync(*taken)
+            try:
+                failed = _sync(*taken)
+            except Exception as error:  # noqa: BLE001  whatever it is, who waits is told
+                failed = dict.fromkeys(taken[1], OSError(errno.EIO, str(error) or type(error).__name__))
             self._answer(*taken, failed, time.monotonic() - start)
 
     def _wait(self) -> bool:
@@ -172,50 +163,58 @@ class GroupSync:
             self._idle -= 1
         return True
 
-    def _take(self) -> tuple[Device | None, _Line] | None:
+    def _take(self) -> tuple[Device | None, _Waiting] | None:
         """A file system to be synced as a whole and all who wait for it, or None and those for a thread's share."""
         with self._gate:
             self._called = False
-            taken: tuple[Device | None, _Line]
             for device, line in self._lines.items():
-                if device in self._whole:
+                if device in self._whole or self._will_grow(device, line):
                     continue
-                if device is not None and len(line.files) >= _TOGETHER and self._is_quiet():
-                    self._whole.add(device)
-                    del self._lines[device]
-                    taken = device, line
-                    break
-                free = [file for file in line.files if file not in self._syncing]
+                if device is not None and len(line) >= _TOGETHER:
+                    if self._is_quiet():
+                        self._whole.add(device)
+                        return device, self._lines.pop(device)
+                    device.forget()
+                free = [file for file in line if file not in self._syncing]
                 if free:
-                    share = free[: max(1, len(free) // _SHARES)]
-                    self._syncing.update(share)
-                    taken = None, line.parted(frozenset(share))
-                    if not line.files:
-                        del self._lines[device]
-                    break
-            else:
-                return None
-            if self._lines.keys() - self._whole:
-                self._call()  # what is left is another thread's
-            return taken
+                    taken = {file: line.pop(file) for file in free[: max(1, len(free) // _SHARES)]}
+                    self._syncing.update(taken)
+                    del self._lines[device]
+                    if line:
+                        self._lines[device] = line
+                    self._call_for_the_rest()
+                    return None, taken
+            return None
 
-    def _answer(self, device: Device | None, line: _Line, failed: dict[SyncedFile, OSError], seconds: float) -> None:
+    def _will_grow(self, device: Device | None, line: _Waiting) -> bool:
+        """A few who wait for a swift one can wait until their own loops are at the end of the turn, and call."""
+        if device is None or not device.is_swift or len(line) >= _TOGETHER:
+            return False
+        return all(loop in self._turns for waiters in line.values() for loop, _ in waiters)
+
+    def _answer(
+        self, device: Device | None, line: _Waiting, failed: Mapping[SyncedFile, OSError], seconds: float
+    ) -> None:
         """Wake every loop once, and let others come for the files or the file system again."""
+        answers: dict[asyncio.AbstractEventLoop, list[tuple[SyncedFile, asyncio.Future[None]]]] = {}
+        for file, waiters in line.items():
+            for loop, future in waiters:
+                answers.setdefault(loop, []).append((file, future))
         pause = 0.0
         with self._gate:
             if device is None:
-                self._syncing.difference_update(line.files)
+                self._syncing.difference_update(line)
             else:
-                waiting = self._lines.get(device)
-                device.took(seconds, _WRITING * (len(line.files) + (len(waiting.files) if waiting else 0)))
+                waiting = len(self._lines.get(device, ()))
+                device.took(seconds + _ONE_MORE, _WRITING * (len(line) + waiting))
                 if waiting and not device.is_swift:
-                    pause = _WRITING * len(line.files)
+                    pause = _WRITING * len(line)
                 else:
                     self._whole.discard(device)
-        for loop, waiters in line.waiters.items():
+        for loop, answered in answers.items():
             # RuntimeError: that loop was closed, so nobody waits any more.
             with contextlib.suppress(RuntimeError):
-                loop.call_soon_threadsafe(_settle, waiters, failed)
+                loop.call_soon_threadsafe(_settle, answered, failed)
         if pause:
             # Those who were served write again meanwhile; without them the next sync would be for a few only.
             time.sleep(pause)
@@ -223,12 +222,12 @@ class GroupSync:
                 self._whole.discard(device)
 
 
-def _sync(device: Device | None, line: _Line) -> dict[SyncedFile, OSError]:
+def _sync(device: Device | None, files: Collection[SyncedFile]) -> dict[SyncedFile, OSError]:
     """Put the files on the disk, or the whole file system; the errors of those files for which it failed."""
     if device is not None and device.sync():
         return {}
     failed = {}
-    for file in line.files:
+    for file in files:
         try:
             file.sync()
         except OSError as error:

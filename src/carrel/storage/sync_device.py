@@ -36,6 +36,10 @@ class Device(OpenFile):
         """A sync took so many seconds, and to write what such a one is for takes so many."""
         self._to_spare += (writing - seconds - self._to_spare) / 8
 
+    def forget(self) -> None:
+        """How long syncs took says nothing of those to come: others write much now."""
+        self._to_spare = 0.0
+
     def sync(self) -> bool:
         """Put everything on the disk; False when that failed for some file, which may be none of ours."""
         try:
