@@ -100,7 +100,7 @@ class GroupSync:
     def _end_turn(self, loop: asyncio.AbstractEventLoop) -> None:
         """Now that all tasks of the turn have come, they go together."""
         with self._gate:
-            for file, future in self._turns.pop(loop):
+            for file, future in self._turns.pop(loop, ()):  # nothing in a forked child
                 self._put_in_line(file, loop, future)
             self._call_for_the_rest()
 
