@@ -243,6 +243,15 @@ async def test_whatever_goes_wrong_in_a_sync_is_told_to_who_waits_and_costs_nobo
     await asyncio.wait_for(group.synced(files[0]), 30)
 
 
+async def test_of_two_file_systems_in_one_turn_the_slow_one_holds_up_nobody(tmp_path: Path) -> None:
+    slow, group, alone = SlowDevice(tmp_path), GroupSync(lambda: True), BusyFile(tmp_path / "alone")
+    waiting = [asyncio.create_task(group.synced(SlowFile(tmp_path / f"slow{n}", slow))) for n in range(4)]
+    await asyncio.wait_for(group.synced(alone), 30)
+    assert not any(task.done() for task in waiting)
+    slow.let_go.release(4)
+    await asyncio.wait_for(asyncio.gather(*waiting), 30)
+
+
 async def test_a_file_system_that_is_slow_holds_up_no_other(tmp_path: Path) -> None:
     slow, quick, group = SlowDevice(tmp_path), SlowDevice(tmp_path), GroupSync(lambda: True)
     waiting = [asyncio.create_task(group.synced(SlowFile(tmp_path / f"slow{n}", slow))) for n in range(4)]

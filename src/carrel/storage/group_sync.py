@@ -173,7 +173,9 @@ class GroupSync:
                 if device is not None and len(line) >= _TOGETHER:
                     if self._is_quiet():
                         self._whole.add(device)
-                        return device, self._lines.pop(device)
+                        del self._lines[device]
+                        self._call_for_the_rest()
+                        return device, line
                     device.forget()
                 free = [file for file in line if file not in self._syncing]
                 if free:
