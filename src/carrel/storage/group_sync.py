@@ -7,7 +7,7 @@ import os
 import queue
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping
 
 from carrel.errors import StorageWriteError
 from carrel.storage.file_objects import sync_names
@@ -50,8 +50,43 @@ class SyncedFile(OpenFile):
 
 
 _Waiter = tuple[asyncio.AbstractEventLoop, "asyncio.Future[None]"]
-_Waiting = dict[SyncedFile, list[_Waiter]]
-"""Those who wait, by file; who came first stands first."""
+
+
+class _Line:
+    """Those who wait for a sync of the same file system, and the loops they are in."""
+
+    __slots__ = ("failed", "files", "loops")
+
+    def __init__(self) -> None:
+        self.files: dict[SyncedFile, list[_Waiter]] = {}
+        """Who came first stands first."""
+        self.loops: set[asyncio.AbstractEventLoop] = set()
+        self.failed: Mapping[SyncedFile, OSError] = {}
+
+    def add(self, file: SyncedFile, loop: asyncio.AbstractEventLoop, future: "asyncio.Future[None]") -> None:
+        self.files.setdefault(file, []).append((loop, future))
+        self.loops.add(loop)
+
+    def part(self, files: Iterable[SyncedFile]) -> "_Line":
+        """These files and who waits for them leave this line and are one of their own."""
+        part = _Line()
+        part.files = {file: self.files.pop(file) for file in files}
+        part.loops = {loop for waiters in part.files.values() for loop, _ in waiters}
+        return part
+
+    def settle(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Tell those in this loop, which is the running one, how it went."""
+        for file, waiters in self.files.items():
+            error = self.failed.get(file)
+            if error is None:
+                file.named = True
+            for where, future in waiters:
+                if where is not loop or future.done():
+                    continue
+                if error is None:
+                    future.set_result(None)
+                else:
+                    future.set_exception(not_safe(file, error))
 
 
 class GroupSync:
@@ -70,13 +105,14 @@ class GroupSync:
     def _begin(self) -> None:
         """Also in a forked child: the threads stayed behind."""
         self._gate = threading.Lock()
-        self._lines: dict[Device | None, _Waiting] = {}
+        self._lines: dict[Device | None, _Line] = {}
         """Whom a thread may serve, by file system; the one that was served last stands last."""
         self._whole: set[Device | None] = set()
         """The file systems that are being synced as a whole; the thread that does it comes back for who waits."""
         self._syncing: set[SyncedFile] = set()
         self._turns: dict[asyncio.AbstractEventLoop, list[tuple[SyncedFile, asyncio.Future[None]]]] = {}
         """The loops that will call a thread when their turn ends, and for whom."""
+        self._answered: dict[asyncio.AbstractEventLoop, list[_Line]] = {}
         self._calls: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._called = False
         self._threads = 0
@@ -102,13 +138,18 @@ class GroupSync:
         with self._gate:
             for file, future in self._turns.pop(loop, ()):  # nothing in a forked child
                 self._put_in_line(file, loop, future)
+            answered = self._answered.pop(loop, ())
             self._call_for_the_rest()
+        for line in answered:
+            line.settle(loop)
 
     def _put_in_line(self, file: SyncedFile, loop: asyncio.AbstractEventLoop, future: "asyncio.Future[None]") -> int:
         """How many files of its file system are waited for now."""
-        line = self._lines.setdefault(file.device, {})
-        line.setdefault(file, []).append((loop, future))
-        return len(line)
+        line = self._lines.get(file.device)
+        if line is None:
+            line = self._lines[file.device] = _Line()
+        line.add(file, loop, future)
+        return len(line.files)
 
     def _call_for_the_rest(self) -> None:
         """A thread that syncs a whole file system comes back for those who wait for that."""
@@ -141,10 +182,10 @@ class GroupSync:
         while taken := self._take():
             start = time.monotonic()
             try:
-                failed = _sync(*taken)
+                taken[1].failed = _sync(taken[0], taken[1].files)
             except Exception as error:  # noqa: BLE001  whatever it is, who waits is told
-                failed = dict.fromkeys(taken[1], OSError(errno.EIO, str(error) or type(error).__name__))
-            self._answer(*taken, failed, time.monotonic() - start)
+                taken[1].failed = dict.fromkeys(taken[1].files, OSError(errno.EIO, str(error) or type(error).__name__))
+            self._answer(*taken, time.monotonic() - start)
 
     def _wait(self) -> bool:
         """Wait to be called; False when nobody did for long."""
@@ -163,60 +204,58 @@ class GroupSync:
             self._idle -= 1
         return True
 
-    def _take(self) -> tuple[Device | None, _Waiting] | None:
+    def _take(self) -> tuple[Device | None, _Line] | None:
         """A file system to be synced as a whole and all who wait for it, or None and those for a thread's share."""
         with self._gate:
             self._called = False
             for device, line in self._lines.items():
                 if device in self._whole or self._will_grow(device, line):
                     continue
-                if device is not None and len(line) >= _TOGETHER:
+                if device is not None and len(line.files) >= _TOGETHER:
                     if self._is_quiet():
                         self._whole.add(device)
                         del self._lines[device]
                         self._call_for_the_rest()
                         return device, line
                     device.forget()
-                free = [file for file in line if file not in self._syncing]
+                free = [file for file in line.files if file not in self._syncing]
                 if free:
-                    taken = {file: line.pop(file) for file in free[: max(1, len(free) // _SHARES)]}
-                    self._syncing.update(taken)
+                    taken = line.part(free[: max(1, len(free) // _SHARES)])
+                    self._syncing.update(taken.files)
                     del self._lines[device]
-                    if line:
+                    if line.files:
                         self._lines[device] = line
                     self._call_for_the_rest()
                     return None, taken
             return None
 
-    def _will_grow(self, device: Device | None, line: _Waiting) -> bool:
+    def _will_grow(self, device: Device | None, line: _Line) -> bool:
         """A few who wait for a swift one can wait until their own loops are at the end of the turn, and call."""
-        if device is None or not device.is_swift or len(line) >= _TOGETHER:
+        if device is None or not device.is_swift or len(line.files) >= _TOGETHER:
             return False
-        return all(loop in self._turns for waiters in line.values() for loop, _ in waiters)
+        return line.loops <= self._turns.keys()
 
-    def _answer(
-        self, device: Device | None, line: _Waiting, failed: Mapping[SyncedFile, OSError], seconds: float
-    ) -> None:
+    def _answer(self, device: Device | None, line: _Line, seconds: float) -> None:
         """Wake every loop once, and let others come for the files or the file system again."""
-        answers: dict[asyncio.AbstractEventLoop, list[tuple[SyncedFile, asyncio.Future[None]]]] = {}
-        for file, waiters in line.items():
-            for loop, future in waiters:
-                answers.setdefault(loop, []).append((file, future))
-        pause = 0.0
+        pause, asleep = 0.0, line.loops
         with self._gate:
             if device is None:
-                self._syncing.difference_update(line)
+                self._syncing.difference_update(line.files)
             else:
-                waiting = len(self._lines.get(device, ()))
-                device.took(seconds + _ONE_MORE, _WRITING * (len(line) + waiting))
-                if waiting and not device.is_swift:
-                    pause = _WRITING * len(line)
+                waiting = self._lines.get(device)
+                count = len(waiting.files) if waiting is not None else 0
+                device.took(seconds + _ONE_MORE, _WRITING * (len(line.files) + count))
+                if count and not device.is_swift:
+                    pause = _WRITING * len(line.files)
                 else:
                     self._whole.discard(device)
-        for loop, answered in answers.items():
+            for loop in [loop for loop in line.loops if loop in self._turns]:
+                self._answered.setdefault(loop, []).append(line)
+                line.loops.discard(loop)
+        for loop in line.loops:
             # RuntimeError: that loop was closed, so nobody waits any more.
             with contextlib.suppress(RuntimeError):
-                loop.call_soon_threadsafe(_settle, answered, failed)
+                loop.call_soon_threadsafe(line.settle, loop)
         if pause:
             # Those who were served write again meanwhile; without them the next sync would be for a few only.
             time.sleep(pause)
@@ -245,19 +284,6 @@ def not_safe(file: SyncedFile, error: OSError) -> StorageWriteError:
     )
     answer.errno = error.errno
     return answer
-
-
-def _settle(waiters: Sequence[tuple[SyncedFile, "asyncio.Future[None]"]], failed: Mapping[SyncedFile, OSError]) -> None:
-    for file, future in waiters:
-        error = failed.get(file)
-        if error is None:
-            file.named = True
-        if future.done():
-            continue
-        if error is None:
-            future.set_result(None)
-        else:
-            future.set_exception(not_safe(file, error))
 
 
 group_sync = GroupSync()
