@@ -75,9 +75,13 @@ async def until(true: object) -> None:
     raise AssertionError("it did not happen")
 
 
+async def synced(group: GroupSync, file: SyncedFile) -> None:
+    await group.synced(file)
+
+
 def waiting_for(group: GroupSync) -> int:
     """How many wait whom no thread serves yet."""
-    return sum(len(waiters) for line in group._lines.values() for waiters in line.values())
+    return sum(len(waiters) for line in group._lines.values() for waiters in line.files.values())
 
 
 async def test_two_hundred_who_wait_at_once_share_one_sync(tmp_path: Path) -> None:
@@ -89,10 +93,10 @@ async def test_two_hundred_who_wait_at_once_share_one_sync(tmp_path: Path) -> No
 
 async def test_who_comes_while_a_sync_is_under_way_waits_for_the_next_one(tmp_path: Path) -> None:
     file, group = SlowFile(tmp_path / "log"), GroupSync()
-    first = asyncio.create_task(group.synced(file))
+    first = asyncio.ensure_future(group.synced(file))
     await until(lambda: file.begun == 1)
-    later = [asyncio.create_task(group.synced(file)) for _ in range(50)]
-    elsewhere = asyncio.ensure_future(in_a_thread(lambda: group.synced(file)))
+    later = [asyncio.ensure_future(group.synced(file)) for _ in range(50)]
+    elsewhere = asyncio.ensure_future(in_a_thread(lambda: synced(group, file)))
     await until(lambda: waiting_for(group) == 51)
     try:
         assert file.begun == 1
@@ -108,7 +112,7 @@ async def test_who_comes_while_a_sync_is_under_way_waits_for_the_next_one(tmp_pa
 
 async def test_a_slow_file_holds_up_no_other(tmp_path: Path) -> None:
     slow, quick, group = SlowFile(tmp_path / "slow"), SlowFile(tmp_path / "quick"), GroupSync()
-    waiting = asyncio.create_task(group.synced(slow))
+    waiting = asyncio.ensure_future(group.synced(slow))
     await until(lambda: slow.begun == 1)
     quick.let_go.release()
     await asyncio.wait_for(group.synced(quick), 30)
@@ -144,9 +148,9 @@ async def test_where_the_whole_cannot_be_synced_each_file_gets_its_own_answer(
 async def test_tasks_write_on_while_the_whole_is_synced_and_share_the_next_sync(tmp_path: Path) -> None:
     device, group = SlowDevice(tmp_path), GroupSync(lambda: True)
     files = [SlowFile(tmp_path / f"log{number}", device) for number in range(12)]
-    first = [asyncio.create_task(group.synced(file)) for file in files[:6]]
+    first = [asyncio.ensure_future(group.synced(file)) for file in files[:6]]
     await until(lambda: device.begun == 1)
-    later = [asyncio.create_task(group.synced(file)) for file in files]
+    later = [asyncio.ensure_future(group.synced(file)) for file in files]
     await until(lambda: waiting_for(group) == 12)
     try:
         assert device.begun == 1
@@ -174,8 +178,8 @@ async def test_where_a_sync_is_swift_it_begins_before_all_tasks_have_had_their_t
         device.took(0.001, 0.002 if swift else 0.001)
         device.let_go.release(2)
         files = [SlowFile(tmp_path / f"log{number}", device) for number in range(4)]
-        waiting = [asyncio.create_task(group.synced(file)) for file in files]
-        await asyncio.sleep(0)  # all four wait by now, and this turn is not over
+        waiting = [asyncio.ensure_future(group.synced(file)) for file in files]
+        # All four wait by now, and this turn is not over.
         assert has_begun(30 if swift else 0.1) is swift
         await asyncio.wait_for(asyncio.gather(*waiting), 30)
         assert device.begun == 1
@@ -245,7 +249,7 @@ async def test_whatever_goes_wrong_in_a_sync_is_told_to_who_waits_and_costs_nobo
 
 async def test_of_two_file_systems_in_one_turn_the_slow_one_holds_up_nobody(tmp_path: Path) -> None:
     slow, group, alone = SlowDevice(tmp_path), GroupSync(lambda: True), BusyFile(tmp_path / "alone")
-    waiting = [asyncio.create_task(group.synced(SlowFile(tmp_path / f"slow{n}", slow))) for n in range(4)]
+    waiting = [asyncio.ensure_future(group.synced(SlowFile(tmp_path / f"slow{n}", slow))) for n in range(4)]
     await asyncio.wait_for(group.synced(alone), 30)
     assert not any(task.done() for task in waiting)
     slow.let_go.release(4)
@@ -254,7 +258,7 @@ async def test_of_two_file_systems_in_one_turn_the_slow_one_holds_up_nobody(tmp_
 
 async def test_a_file_system_that_is_slow_holds_up_no_other(tmp_path: Path) -> None:
     slow, quick, group = SlowDevice(tmp_path), SlowDevice(tmp_path), GroupSync(lambda: True)
-    waiting = [asyncio.create_task(group.synced(SlowFile(tmp_path / f"slow{n}", slow))) for n in range(4)]
+    waiting = [asyncio.ensure_future(group.synced(SlowFile(tmp_path / f"slow{n}", slow))) for n in range(4)]
     await until(lambda: slow.begun == 1)
     alone = SlowFile(tmp_path / "alone")
     alone.let_go.release()
@@ -275,7 +279,7 @@ async def test_a_file_system_is_synced_as_a_whole_only_where_that_is_known_to_be
 
 async def test_who_gives_up_waiting_disturbs_nobody(tmp_path: Path) -> None:
     file, group = SlowFile(tmp_path / "log"), GroupSync()
-    waiting = [asyncio.create_task(group.synced(file)) for _ in range(10)]
+    waiting = [asyncio.ensure_future(group.synced(file)) for _ in range(10)]
     await until(lambda: file.begun == 1)
     for task in waiting[:5]:
         task.cancel()
@@ -288,12 +292,12 @@ async def test_a_loop_that_ended_meanwhile_disturbs_nobody(tmp_path: Path) -> No
     file, group = SlowFile(tmp_path / "log"), GroupSync()
 
     async def begin_and_leave() -> None:
-        waiting = asyncio.create_task(group.synced(file))
+        waiting = asyncio.ensure_future(group.synced(file))
         await until(lambda: file.begun == 1)
         waiting.cancel()
 
     await in_a_thread(begin_and_leave)
-    waiting = asyncio.create_task(group.synced(file))
+    waiting = asyncio.ensure_future(group.synced(file))
     file.let_go.release(2)
     await asyncio.wait_for(waiting, 30)
 

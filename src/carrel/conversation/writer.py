@@ -94,7 +94,8 @@ class Writer:
         if after is not None and not seq:
             return 0
         titled = self._note(entries, lines, seq, now, shown)
-        await self._follow_calls(calls, entries)
+        if calls or self._open_calls:
+            await self._follow_calls(calls, entries)
         if titled:
             await self._flush_quietly()  # the message is written, whatever becomes of this
         else:
@@ -141,23 +142,22 @@ class Writer:
 
     async def _follow_calls(self, calls: list[str], entries: Sequence[ConversationMessage]) -> None:
         self._open_calls.update(calls)
-        if not self._open_calls:
-            return
         for entry in entries:
             self._open_calls.difference_update(tool_results_of(entry))
         if not self._open_calls:
             await self.let_go()
 
     def _flush_later(self) -> None:
-        if self._in_line is not None and self._in_line is asyncio.get_running_loop():
+        loop = asyncio.get_running_loop()
+        if self._in_line is loop or (self._later is not None and self._later_in is loop):
             return
         if time.monotonic() - self._flushed_at >= FLUSH_SECONDS:
             self._flushed_at = time.monotonic()
             self._flush_soon()
-        elif self._later is None or self._later_in is not asyncio.get_running_loop():
+        else:
             # A loop that ends before then takes the timer with it; the log has all that matters.
-            self._later_in = asyncio.get_running_loop()
-            self._later = self._later_in.call_later(FLUSH_SECONDS, self._flush_soon)
+            self._later_in = loop
+            self._later = loop.call_later(FLUSH_SECONDS, self._flush_soon)
 
     def _flush_soon(self) -> None:
         loop = asyncio.get_running_loop()

@@ -53,31 +53,34 @@ _Waiter = tuple[asyncio.AbstractEventLoop, "asyncio.Future[None]"]
 
 
 class _Line:
-    """Those who wait for a sync of the same file system, and the loops they are in."""
+    """Those who wait for files of the same file system, and the loops they are in.
+
+    A thread hands it back to the loops as it is: what it touches here, they would have to fetch from its processor."""
 
     __slots__ = ("failed", "files", "loops")
 
     def __init__(self) -> None:
         self.files: dict[SyncedFile, list[_Waiter]] = {}
-        """Who came first stands first."""
+        """Who waits for which; who came first stands first."""
         self.loops: set[asyncio.AbstractEventLoop] = set()
         self.failed: Mapping[SyncedFile, OSError] = {}
+        """The files that could not be synced, and why."""
 
     def add(self, file: SyncedFile, loop: asyncio.AbstractEventLoop, future: "asyncio.Future[None]") -> None:
         self.files.setdefault(file, []).append((loop, future))
         self.loops.add(loop)
 
     def part(self, files: Iterable[SyncedFile]) -> "_Line":
-        """These files and who waits for them leave this line and are one of their own."""
+        """These files and who waits for them leave it, and are a line of their own."""
         part = _Line()
         part.files = {file: self.files.pop(file) for file in files}
         part.loops = {loop for waiters in part.files.values() for loop, _ in waiters}
         return part
 
     def settle(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Tell those in this loop, which is the running one, how it went."""
+        """Tell those in this loop how it went; to be called there."""
         for file, waiters in self.files.items():
-            error = self.failed.get(file)
+            error = self.failed.get(file) if self.failed else None
             if error is None:
                 file.named = True
             for where, future in waiters:
@@ -87,6 +90,18 @@ class _Line:
                     future.set_result(None)
                 else:
                     future.set_exception(not_safe(file, error))
+
+
+class _Turn:
+    """What a loop has to do at the end of the turn it is in."""
+
+    __slots__ = ("gathered", "synced")
+
+    def __init__(self) -> None:
+        self.gathered: list[tuple[SyncedFile, asyncio.Future[None]]] = []
+        """Who is to be put in line then."""
+        self.synced: list[_Line] = []
+        """Whose sync ended meanwhile."""
 
 
 class GroupSync:
@@ -110,37 +125,38 @@ class GroupSync:
         self._whole: set[Device | None] = set()
         """The file systems that are being synced as a whole; the thread that does it comes back for who waits."""
         self._syncing: set[SyncedFile] = set()
-        self._turns: dict[asyncio.AbstractEventLoop, list[tuple[SyncedFile, asyncio.Future[None]]]] = {}
-        """The loops that will call a thread when their turn ends, and for whom."""
-        self._answered: dict[asyncio.AbstractEventLoop, list[_Line]] = {}
+        self._turns: dict[asyncio.AbstractEventLoop, _Turn] = {}
+        """The loops that are in a turn and will call a thread when it ends."""
         self._calls: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._called = False
         self._threads = 0
         self._idle = 0
 
-    async def synced(self, file: SyncedFile) -> None:
-        """Wait until all that was written to the file before this call is on the disk."""
+    def synced(self, file: SyncedFile) -> "asyncio.Future[None]":
+        """Done when all that was written to the file before this call is on the disk."""
         loop = asyncio.get_running_loop()
         future = loop.create_future()
         with self._gate:
-            gathered = self._turns.get(loop)
-            if gathered is None:
-                gathered = self._turns[loop] = []
+            turn = self._turns.get(loop)
+            if turn is None:
+                turn = self._turns[loop] = _Turn()
                 loop.call_soon(self._end_turn, loop)
             if file.device is None or not file.device.is_swift:
-                gathered.append((file, future))
+                turn.gathered.append((file, future))
             elif self._put_in_line(file, loop, future) >= _TOGETHER and file.device not in self._whole:
                 self._call()
-        await future
+        return future
 
     def _end_turn(self, loop: asyncio.AbstractEventLoop) -> None:
         """Now that all tasks of the turn have come, they go together."""
         with self._gate:
-            for file, future in self._turns.pop(loop, ()):  # nothing in a forked child
+            turn = self._turns.pop(loop, None)
+            if turn is None:
+                return  # in a forked child
+            for file, future in turn.gathered:
                 self._put_in_line(file, loop, future)
-            answered = self._answered.pop(loop, ())
             self._call_for_the_rest()
-        for line in answered:
+        for line in turn.synced:
             line.settle(loop)
 
     def _put_in_line(self, file: SyncedFile, loop: asyncio.AbstractEventLoop, future: "asyncio.Future[None]") -> int:
@@ -180,12 +196,13 @@ class GroupSync:
 
     def _serve(self) -> None:
         while taken := self._take():
+            device, line = taken
             start = time.monotonic()
             try:
-                taken[1].failed = _sync(taken[0], taken[1].files)
+                line.failed = _sync(device, line.files)
             except Exception as error:  # noqa: BLE001  whatever it is, who waits is told
-                taken[1].failed = dict.fromkeys(taken[1].files, OSError(errno.EIO, str(error) or type(error).__name__))
-            self._answer(*taken, time.monotonic() - start)
+                line.failed = dict.fromkeys(line.files, OSError(errno.EIO, str(error) or type(error).__name__))
+            self._answer(device, line, time.monotonic() - start)
 
     def _wait(self) -> bool:
         """Wait to be called; False when nobody did for long."""
@@ -236,23 +253,25 @@ class GroupSync:
         return line.loops <= self._turns.keys()
 
     def _answer(self, device: Device | None, line: _Line, seconds: float) -> None:
-        """Wake every loop once, and let others come for the files or the file system again."""
-        pause, asleep = 0.0, line.loops
+        """Wake the loops that sleep, and let others come for the files or the file system again."""
+        pause = 0.0
         with self._gate:
             if device is None:
                 self._syncing.difference_update(line.files)
             else:
-                waiting = self._lines.get(device)
-                count = len(waiting.files) if waiting is not None else 0
-                device.took(seconds + _ONE_MORE, _WRITING * (len(line.files) + count))
-                if count and not device.is_swift:
+                waiting = len(self._lines[device].files) if device in self._lines else 0
+                device.took(seconds + _ONE_MORE, _WRITING * (len(line.files) + waiting))
+                if waiting and not device.is_swift:
                     pause = _WRITING * len(line.files)
                 else:
                     self._whole.discard(device)
-            for loop in [loop for loop in line.loops if loop in self._turns]:
-                self._answered.setdefault(loop, []).append(line)
-                line.loops.discard(loop)
-        for loop in line.loops:
+            asleep = []
+            for loop in line.loops:
+                if (turn := self._turns.get(loop)) is not None:
+                    turn.synced.append(line)
+                else:
+                    asleep.append(loop)
+        for loop in asleep:
             # RuntimeError: that loop was closed, so nobody waits any more.
             with contextlib.suppress(RuntimeError):
                 loop.call_soon_threadsafe(line.settle, loop)
