@@ -249,6 +249,27 @@ async def test_what_is_behind_a_link_to_another_folder_in_the_root_is_read(store
     assert await store.stamps(["t/deep/object", "s/deep/object", "t/deep/none"]) == [stamp, stamp, None]
 
 
+async def test_of_many_folders_those_that_are_links_are_followed_within_the_root_only(
+    store: FileStore, tmp_path: Path
+) -> None:
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "object").write_bytes(b"private")
+    names = [f"s/{number:03d}" for number in range(100)]
+    for name in names:
+        await store.put(f"{name}/object", name.encode())
+    (store.root / "s" / "in").symlink_to("007")
+    (store.root / "s" / "out").symlink_to(outside)
+    (store.root / "s" / "file").write_bytes(b"no folder")
+    keys = [f"{name}/object" for name in [*names, "s/in", "s/none", "s/file"]]
+    assert await store.get_many(keys) == [*(name.encode() for name in names), b"s/007", None, None]
+    stamps = await store.stamps([*keys, "s/out/object"])
+    assert None not in stamps[:100]
+    assert stamps[100:] == [stamps[7], None, None, None]
+    with pytest.raises(KeyRefused, match="leads out of"):
+        await store.get_many([*keys, "s/out/object"])
+
+
 async def test_many_keys_are_refused_before_there_is_a_folder(tmp_path: Path) -> None:
     store = FileStore(tmp_path / "none")
     for odd in ("/a", "a/", "a//b", ".a", "a/.b", "a\\b", "a\x7f", ""):

@@ -1,7 +1,9 @@
 """Keys as paths below one folder: found, refused, listed and read; blocking, without a loop."""
 
+import contextlib
 import errno
 import hashlib
+import itertools
 import logging
 import os
 import stat
@@ -17,6 +19,10 @@ _NO_BEGINNING = ("", ".", "/")
 
 _READING = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK  # a named pipe must not hold us up
 _SMALL = 64 * 1024
+
+_OFTEN = 32
+_PER_KEY = 3
+"""Who asks so often what something in a folder is has it listed; and no more of it than this for each key."""
 
 _ADVICE = {
     errno.ENOSPC: "make room on the disk and try again",
@@ -187,11 +193,11 @@ class FileTree:
         root = self._open_root()
         if root is None:
             return [None] * len(keys)
-        known = {""}
-        return [self._small(key, root.fd, known) for key in keys]
+        ways = _Ways(self.root, root.fd, len(keys))
+        return [self._small(key, root.fd, ways) for key in keys]
 
-    def _small(self, key: str, root: int, known: set[str]) -> bytes | None:
-        if not self._is_straight(key.rpartition("/")[0], root, known):
+    def _small(self, key: str, root: int, ways: "_Ways") -> bytes | None:
+        if not ways.straight(key.rpartition("/")[0]):
             return self._get(key)
         try:
             fd = os.open(key, _READING, dir_fd=root)
@@ -214,22 +220,6 @@ class FileTree:
                 return None
             raise read_failed(self.root, error) from error
 
-    def _is_straight(self, folder: str, root: int, known: set[str]) -> bool:
-        """Whether the way to a folder is folders alone, no links; `known` are those that were looked at."""
-        if folder in known:
-            return True
-        above = folder.rpartition("/")[0]
-        if above not in known and not self._is_straight(above, root, known):
-            return False
-        try:
-            found = os.stat(folder, dir_fd=root, follow_symlinks=False)
-        except OSError:
-            return False
-        if not stat.S_ISDIR(found.st_mode):
-            return False
-        known.add(folder)
-        return True
-
     def _get(self, key: str) -> bytes | None:
         opened = self.open(key)
         return self.content(key, opened[0], opened[1].st_size) if opened else None
@@ -241,11 +231,11 @@ class FileTree:
         root = self._open_root()
         if root is None:
             return [None] * len(keys)
-        known = {""}
-        return [self._checked_stamp(key, root.fd, known) for key in keys]
+        ways = _Ways(self.root, root.fd, len(keys))
+        return [self._checked_stamp(key, root.fd, ways) for key in keys]
 
-    def _checked_stamp(self, key: str, root: int, known: set[str]) -> Stamp | None:
-        if not self._is_straight(key.rpartition("/")[0], root, known):
+    def _checked_stamp(self, key: str, root: int, ways: "_Ways") -> Stamp | None:
+        if not ways.straight(key.rpartition("/")[0]):
             try:
                 self.guarded(key)
             except KeyRefused:
@@ -347,6 +337,48 @@ class FileTree:
             self._told.add(path)
             # A name may be no text, and a log that cannot write it would fail.
             _log.warning("%s %s and is passed over", os.fsencode(path).decode("utf-8", "backslashreplace"), why)
+
+
+class _Ways:
+    """The folders to which the way is folders alone, no links: looked at once each, for many keys."""
+
+    def __init__(self, path: str, root: int, keys: int) -> None:
+        """`root`: the folder of all keys, open, and `path` where it is; `keys`: how many will be asked for."""
+        self._path = path
+        self._root = root
+        self._at_most = _PER_KEY * keys
+        self._straight = {""}
+        self._asked: dict[str, int] = {}
+        """How often for something in a folder."""
+
+    def straight(self, folder: str) -> bool:
+        """Whether the way to a folder is so."""
+        if folder in self._straight:
+            return True
+        above = folder.rpartition("/")[0]
+        if above not in self._straight and not self.straight(above):
+            return False
+        asked = self._asked[above] = self._asked.get(above, 0) + 1
+        if asked == _OFTEN:
+            self._list(above)
+            return self.straight(folder)
+        try:
+            found = os.stat(folder, dir_fd=self._root, follow_symlinks=False)
+        except OSError:
+            return False
+        if not stat.S_ISDIR(found.st_mode):
+            return False
+        self._straight.add(folder)
+        return True
+
+    def _list(self, above: str) -> None:
+        """A folder with many in it tells what they are in a third of the time that it takes to ask each."""
+        start = f"{above}/" if above else ""
+        with contextlib.suppress(OSError), os.scandir(f"{self._path}/{above}") as entries:
+            # A look into one that has far more than are asked for is not worth it.
+            for entry in itertools.islice(entries, self._at_most):
+                if entry.is_dir(follow_symlinks=False):
+                    self._straight.add(start + entry.name)
 
 
 def _refuse_odd(key: str) -> None:
