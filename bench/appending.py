@@ -19,6 +19,7 @@ from measure import Line, Scale, in_turn, times_faster
 
 APPENDERS = 32
 SLOWER = 0.002
+ROUNDS = 9
 
 
 def message(number: int) -> dict[str, Any]:
@@ -92,7 +93,7 @@ async def _on_the_disk(scale: Scale, kind: str) -> Line:
             for number in range(count):
                 await store.append_message(name, message(number))
 
-        for _ in range(5):
+        for _ in range(ROUNDS):
             start = time.perf_counter()
             await appender(f"s{APPENDERS}", alone)
             rates["plain"].append(alone / (time.perf_counter() - start))
@@ -113,7 +114,7 @@ async def _on_the_disk(scale: Scale, kind: str) -> Line:
         "≥ 10 times",
         together >= 10 * one,
         together / one,
-        repeats=5,
+        repeats=ROUNDS,
         how=how,
         samples=rates,
     )

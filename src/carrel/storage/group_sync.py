@@ -66,10 +66,6 @@ class _Line:
         self.failed: Mapping[SyncedFile, OSError] = {}
         """The files that could not be synced, and why."""
 
-    def add(self, file: SyncedFile, loop: asyncio.AbstractEventLoop, future: "asyncio.Future[None]") -> None:
-        self.files.setdefault(file, []).append((loop, future))
-        self.loops.add(loop)
-
     def part(self, files: Iterable[SyncedFile]) -> "_Line":
         """These files and who waits for them leave it, and are a line of their own."""
         part = _Line()
@@ -164,7 +160,11 @@ class GroupSync:
         line = self._lines.get(file.device)
         if line is None:
             line = self._lines[file.device] = _Line()
-        line.add(file, loop, future)
+        if file in line.files:
+            line.files[file].append((loop, future))
+        else:
+            line.files[file] = [(loop, future)]
+        line.loops.add(loop)
         return len(line.files)
 
     def _call_for_the_rest(self) -> None:

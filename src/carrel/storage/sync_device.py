@@ -21,24 +21,23 @@ _ASK_SECONDS = 0.05
 class Device(OpenFile):
     """A file system, open so that the kernel tells us of every error in writing to it from here on."""
 
-    __slots__ = ("__weakref__", "_to_spare")
+    __slots__ = ("__weakref__", "_to_spare", "is_swift")
 
     def __init__(self, fd: int) -> None:
         super().__init__(fd)
         self._to_spare = 0.0
-
-    @property
-    def is_swift(self) -> bool:
+        self.is_swift = False
         """Whether syncs of late took less time than it takes to write what they are for."""
-        return self._to_spare > 0
 
     def took(self, seconds: float, writing: float) -> None:
         """A sync took so many seconds, and to write what such a one is for takes so many."""
         self._to_spare += (writing - seconds - self._to_spare) / 8
+        self.is_swift = self._to_spare > 0
 
     def forget(self) -> None:
         """How long syncs took says nothing of those to come: others write much now."""
         self._to_spare = 0.0
+        self.is_swift = False
 
     def sync(self) -> bool:
         """Put everything on the disk; False when that failed for some file, which may be none of ours."""
