@@ -16,6 +16,7 @@ import pytest
 from carrel.errors import KeyRefused, StorageReadError, StorageWriteError
 from carrel.storage import file_objects
 from carrel.storage.file_store import FileStore
+from carrel.storage.libc import open_beneath
 from tests.storage.file_places import needs_namespaces, run, start
 from tests.storage.suite import everything
 
@@ -249,9 +250,14 @@ async def test_what_is_behind_a_link_to_another_folder_in_the_root_is_read(store
     assert await store.stamps(["t/deep/object", "s/deep/object", "t/deep/none"]) == [stamp, stamp, None]
 
 
+@pytest.mark.parametrize("kernel", ["of today", "without openat2"])
 async def test_of_many_folders_those_that_are_links_are_followed_within_the_root_only(
-    store: FileStore, tmp_path: Path
+    store: FileStore, tmp_path: Path, kernel: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    if kernel == "without openat2":
+        monkeypatch.setattr("carrel.storage.libc._OPENAT2", 2**20)
+        with pytest.raises(OSError, match="not implemented"):
+            open_beneath(0, "any", os.O_RDONLY)
     outside = tmp_path / "outside"
     outside.mkdir()
     (outside / "object").write_bytes(b"private")
@@ -268,6 +274,46 @@ async def test_of_many_folders_those_that_are_links_are_followed_within_the_root
     assert stamps[100:] == [stamps[7], None, None, None]
     with pytest.raises(KeyRefused, match="leads out of"):
         await store.get_many([*keys, "s/out/object"])
+
+
+async def test_a_folder_that_becomes_a_link_out_of_the_root_while_many_are_read_is_refused(
+    store: FileStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "object").write_bytes(b"private")
+    keys = [f"s/{number:03d}/object" for number in range(100)]
+    for key in keys:
+        await store.put(key, b"x")
+    read, look, last = os.read, os.fstat, store.root / "s" / "099"
+
+    def swap() -> None:
+        if not last.is_symlink():
+            last.rename(tmp_path / "away")
+            last.symlink_to(outside)
+
+    def read_and_swap(fd: int, size: int) -> bytes:
+        data = read(fd, size)
+        if data == b"x":
+            swap()
+        return data
+
+    def look_and_swap(fd: int) -> os.stat_result:
+        swap()
+        return look(fd)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "read", read_and_swap)
+        with pytest.raises(KeyRefused, match="leads out of"):
+            await store.get_many(keys)
+    last.unlink()
+    (tmp_path / "away").rename(last)
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "fstat", look_and_swap)
+        stamps = await store.stamps(keys)
+    assert last.is_symlink()
+    assert stamps[-1] is None
+    assert None not in stamps[:-1]
 
 
 async def test_many_keys_are_refused_before_there_is_a_folder(tmp_path: Path) -> None:

@@ -1,9 +1,7 @@
 """Keys as paths below one folder: found, refused, listed and read; blocking, without a loop."""
 
-import contextlib
 import errno
 import hashlib
-import itertools
 import logging
 import os
 import stat
@@ -11,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from carrel.errors import KeyRefused, StorageReadError, StorageWriteError
+from carrel.storage.libc import open_beneath
 from carrel.storage.seam import LONGEST_KEY, Stamp, checked_key
 
 _log = logging.getLogger("carrel.storage")
@@ -18,11 +17,8 @@ _log = logging.getLogger("carrel.storage")
 _NO_BEGINNING = ("", ".", "/")
 
 _READING = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK  # a named pipe must not hold us up
+_LOOKING = os.O_PATH | os.O_CLOEXEC | os.O_NOFOLLOW
 _SMALL = 64 * 1024
-
-_OFTEN = 32
-_PER_KEY = 3
-"""Who asks so often what something in a folder is has it listed; and no more of it than this for each key."""
 
 _ADVICE = {
     errno.ENOSPC: "make room on the disk and try again",
@@ -193,16 +189,13 @@ class FileTree:
         root = self._open_root()
         if root is None:
             return [None] * len(keys)
-        ways = _Ways(self.root, root.fd, len(keys))
-        return [self._small(key, root.fd, ways) for key in keys]
+        return [self._small(key, root.fd) for key in keys]
 
-    def _small(self, key: str, root: int, ways: "_Ways") -> bytes | None:
-        if not ways.straight(key.rpartition("/")[0]):
-            return self._get(key)
+    def _small(self, key: str, root: int) -> bytes | None:
         try:
-            fd = os.open(key, _READING, dir_fd=root)
+            fd = open_beneath(root, key, _READING)
         except OSError:
-            return self._get(key)
+            return self._get(key)  # none, or by a link: then with more care
         try:
             data = os.read(fd, _SMALL)
         except OSError:
@@ -231,34 +224,31 @@ class FileTree:
         root = self._open_root()
         if root is None:
             return [None] * len(keys)
-        ways = _Ways(self.root, root.fd, len(keys))
-        return [self._checked_stamp(key, root.fd, ways) for key in keys]
-
-    def _checked_stamp(self, key: str, root: int, ways: "_Ways") -> Stamp | None:
-        if not ways.straight(key.rpartition("/")[0]):
-            try:
-                self.guarded(key)
-            except KeyRefused:
-                return None
-        return self._stamp(key, root)
+        return [self._stamp(key, root.fd) for key in keys]
 
     def _stamp(self, key: str, root: int) -> Stamp | None:
-        try:
-            found = os.stat(key, dir_fd=root, follow_symlinks=False)
-            if stat.S_ISLNK(found.st_mode):
-                real = self._inside(f"{self.root}/{key}")
-                if real is None:
-                    return None
-                found = os.stat(real)
-        except OSError as error:
-            if self.absent(error):
-                return None
-            raise read_failed(self.path(key), error) from error
-        if not stat.S_ISREG(found.st_mode):
+        found = _looked_at(key, root) or self._found(key)
+        if found is None or not stat.S_ISREG(found.st_mode):
             return None
         # The time of its content alone would not do: programs that copy files set it to what it was elsewhere.
         version = hash((found.st_ino, found.st_mtime_ns, found.st_ctime_ns))
         return Stamp(found.st_size, found.st_mtime, version)
+
+    def _found(self, key: str) -> os.stat_result | None:
+        """What is there, also behind links that lead nowhere else than here."""
+        try:
+            path = self.guarded(key)
+            found = os.lstat(path)
+            if stat.S_ISLNK(found.st_mode):
+                real = self._inside(path)
+                return os.stat(real) if real is not None else None
+        except KeyRefused:
+            return None
+        except OSError as error:
+            if self.absent(error):
+                return None
+            raise read_failed(self.path(key), error) from error
+        return found
 
     # --- listing ----------------------------------------------------------------------------------------------------
 
@@ -339,46 +329,17 @@ class FileTree:
             _log.warning("%s %s and is passed over", os.fsencode(path).decode("utf-8", "backslashreplace"), why)
 
 
-class _Ways:
-    """The folders to which the way is folders alone, no links: looked at once each, for many keys."""
-
-    def __init__(self, path: str, root: int, keys: int) -> None:
-        """`root`: the folder of all keys, open, and `path` where it is; `keys`: how many will be asked for."""
-        self._path = path
-        self._root = root
-        self._at_most = _PER_KEY * keys
-        self._straight = {""}
-        self._asked: dict[str, int] = {}
-        """How often for something in a folder."""
-
-    def straight(self, folder: str) -> bool:
-        """Whether the way to a folder is so."""
-        if folder in self._straight:
-            return True
-        above = folder.rpartition("/")[0]
-        if above not in self._straight and not self.straight(above):
-            return False
-        asked = self._asked[above] = self._asked.get(above, 0) + 1
-        if asked == _OFTEN:
-            self._list(above)
-            return self.straight(folder)
-        try:
-            found = os.stat(folder, dir_fd=self._root, follow_symlinks=False)
-        except OSError:
-            return False
-        if not stat.S_ISDIR(found.st_mode):
-            return False
-        self._straight.add(folder)
-        return True
-
-    def _list(self, above: str) -> None:
-        """A folder with many in it tells what they are in a third of the time that it takes to ask each."""
-        start = f"{above}/" if above else ""
-        with contextlib.suppress(OSError), os.scandir(f"{self._path}/{above}") as entries:
-            # A look into one that has far more than are asked for is not worth it.
-            for entry in itertools.islice(entries, self._at_most):
-                if entry.is_dir(follow_symlinks=False):
-                    self._straight.add(start + entry.name)
+def _looked_at(key: str, root: int) -> os.stat_result | None:
+    """What is at a key, by a way without links; None when there is nothing, or a link."""
+    try:
+        fd = open_beneath(root, key, _LOOKING)
+    except OSError:
+        return None
+    try:
+        found = os.fstat(fd)
+    finally:
+        os.close(fd)
+    return None if stat.S_ISLNK(found.st_mode) else found
 
 
 def _refuse_odd(key: str) -> None:
