@@ -1,11 +1,13 @@
 """Group commit: who waits together shares a sync, nobody is told too early, and a disk that fails is reported."""
 
 import asyncio
+import gc
 import os
 import subprocess
 import sys
 import threading
 import time
+import weakref
 from pathlib import Path
 
 import pytest
@@ -300,6 +302,43 @@ async def test_a_loop_that_ended_meanwhile_disturbs_nobody(tmp_path: Path) -> No
     waiting = asyncio.ensure_future(group.synced(file))
     file.let_go.release(2)
     await asyncio.wait_for(waiting, 30)
+
+
+async def test_a_loop_that_was_closed_in_mid_turn_keeps_no_file_open(tmp_path: Path) -> None:
+    group, files = GroupSync(), [SlowFile(tmp_path / f"log{number}") for number in range(2)]
+    held = [weakref.ref(file) for file in files]
+
+    def leave() -> None:
+        loop = asyncio.new_event_loop()
+        for file in files:
+            loop.call_soon(lambda file=file: group.synced(file) and None)
+        loop.call_soon(loop.stop)
+        loop.run_forever()
+        loop.close()
+
+    await asyncio.to_thread(leave)
+    files.clear()
+    assert len(group._turns) == 1
+    kept = SyncedFile(os.open(tmp_path, os.O_RDONLY), str(tmp_path), str(tmp_path))
+    await asyncio.wait_for(group.synced(kept), 30)
+    gc.collect()
+    assert not group._turns
+    assert not any(file() for file in held)
+
+
+async def test_a_few_who_wait_for_a_swift_one_are_served_though_their_loop_never_rests(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    group, device = GroupSync(), Device(os.open(tmp_path, os.O_RDONLY))
+    device.took(0.001, 0.002)
+    file = SyncedFile(os.open(tmp_path / "log", os.O_WRONLY | os.O_CREAT), str(tmp_path / "log"), str(tmp_path), device)
+    monkeypatch.setattr(group, "_call", lambda: None)  # a thread that comes late: we are it
+    first = group.synced(file)
+    assert group._take() is None  # more may come before the turn ends
+    await asyncio.sleep(0)
+    second = group.synced(file)
+    group._serve()
+    await asyncio.wait_for(asyncio.gather(first, second), 30)
 
 
 async def test_many_logs_and_many_appends_are_all_acknowledged(tmp_path: Path) -> None:

@@ -57,12 +57,14 @@ class _Line:
 
     A thread hands it back to the loops as it is: what it touches here, they would have to fetch from its processor."""
 
-    __slots__ = ("failed", "files", "loops")
+    __slots__ = ("failed", "files", "loops", "ripe")
 
     def __init__(self) -> None:
         self.files: dict[SyncedFile, list[_Waiter]] = {}
         """Who waits for which; who came first stands first."""
         self.loops: set[asyncio.AbstractEventLoop] = set()
+        self.ripe = False
+        """Whether a loop of theirs has come to the end of its turn since: it waits for no more to come."""
         self.failed: Mapping[SyncedFile, OSError] = {}
         """The files that could not be synced, and why."""
 
@@ -135,6 +137,7 @@ class GroupSync:
         with self._gate:
             turn = self._turns.get(loop)
             if turn is None:
+                self._forget_closed()
                 turn = self._turns[loop] = _Turn()
                 loop.call_soon(self._end_turn, loop)
             if file.device is None or not file.device.is_swift:
@@ -151,9 +154,21 @@ class GroupSync:
                 return  # in a forked child
             for file, future in turn.gathered:
                 self._put_in_line(file, loop, future)
+            self._ripen(loop)
             self._call_for_the_rest()
         for line in turn.synced:
             line.settle(loop)
+
+    def _ripen(self, loop: asyncio.AbstractEventLoop) -> None:
+        for line in self._lines.values():
+            if loop in line.loops:
+                line.ripe = True
+
+    def _forget_closed(self) -> None:
+        """A loop that was closed in mid-turn never comes to its end."""
+        for loop in [loop for loop in self._turns if loop.is_closed()]:
+            del self._turns[loop]
+            self._ripen(loop)
 
     def _put_in_line(self, file: SyncedFile, loop: asyncio.AbstractEventLoop, future: "asyncio.Future[None]") -> int:
         """How many files of its file system are waited for now."""
@@ -226,7 +241,7 @@ class GroupSync:
         with self._gate:
             self._called = False
             for device, line in self._lines.items():
-                if device in self._whole or self._will_grow(device, line):
+                if device in self._whole or _will_grow(device, line):
                     continue
                 if device is not None and len(line.files) >= _TOGETHER:
                     if self._is_quiet():
@@ -245,12 +260,6 @@ class GroupSync:
                     self._call_for_the_rest()
                     return None, taken
             return None
-
-    def _will_grow(self, device: Device | None, line: _Line) -> bool:
-        """A few who wait for a swift one can wait until their own loops are at the end of the turn, and call."""
-        if device is None or not device.is_swift or len(line.files) >= _TOGETHER:
-            return False
-        return line.loops <= self._turns.keys()
 
     def _answer(self, device: Device | None, line: _Line, seconds: float) -> None:
         """Wake the loops that sleep, and let others come for the files or the file system again."""
@@ -280,6 +289,11 @@ class GroupSync:
             time.sleep(pause)
             with self._gate:
                 self._whole.discard(device)
+
+
+def _will_grow(device: Device | None, line: _Line) -> bool:
+    """A few who wait for a swift one can wait until a loop of theirs is at the end of its turn, and calls."""
+    return device is not None and device.is_swift and len(line.files) < _TOGETHER and not line.ripe
 
 
 def _sync(device: Device | None, files: Collection[SyncedFile]) -> dict[SyncedFile, OSError]:
