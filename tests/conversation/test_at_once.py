@@ -1,6 +1,7 @@
 """Several at once on one session: who looks at a log and then writes does not pass over what came in between."""
 
 import asyncio
+import json
 from collections.abc import Awaitable, Callable, Sequence
 from datetime import timedelta
 from pathlib import Path
@@ -348,6 +349,41 @@ async def test_a_tool_call_that_could_not_be_written_leaves_no_hold_behind():
     with pytest.raises(StorageWriteError):
         await store.append_message("s", call("a"))
     assert await hooked.holder("s/tool-loop") is None
+
+
+async def test_a_tool_call_that_came_too_late_leaves_no_hold_behind_and_takes_none_from_another():
+    store = SessionStore(store=(hooked := Hooked()), embedder=None)
+    await store.append_message("s", user("hello"))
+    assert (await store._logs.append("s", [call("late")], after=7))[0] == 0
+    assert await hooked.holder("s/tool-loop") is None
+
+    async def too_late() -> None:
+        assert (await store._logs.append("s", [call("late")], after=7))[0] == 0
+
+    hooked.after_append = [too_late]
+    await store.append_message("s", call("a"))
+    assert await hooked.holder("s/tool-loop") is not None
+    await store.append_message("s", result("a"))
+    assert await hooked.holder("s/tool-loop") is None
+
+
+async def test_who_cancels_every_task_does_not_keep_the_metadata_from_being_written(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(writer, "FLUSH_SECONDS", 0.05)
+    store = SessionStore(store=(hooked := Hooked()), embedder=None)
+    await store.append_message("s", user("hello"))
+    await store.append_message("s", user("more"))
+    store._logs.writers["s"]._flush_soon()  # its time has come, and its task has not begun
+    for task in asyncio.all_tasks() - {asyncio.current_task()}:
+        task.cancel()
+
+    async def written() -> int:
+        return int(json.loads(await hooked.get("s/meta.json") or b"{}")["log_seq"])
+
+    for _ in range(3000):
+        if await written() == 2:
+            break
+        await asyncio.sleep(0.01)
+    assert await written() == 2
 
 
 def test_the_metadata_follows_in_the_next_loop_too(tmp_path: Path):

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import time
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine, Iterable, Sequence
 from collections.abc import Set as AbstractSet
 from typing import Any, TypeVar, cast
 
@@ -81,21 +81,19 @@ class Writer:
         `shown`: how many messages are visible afterwards, from a caller who cuts or compacts and has counted;
         `after`: 0 and nothing written unless this is the last entry."""
         calls = [id_ for entry in entries for id_ in tool_calls_of(entry)]
-        if calls and self._hold is None:
-            # Held from before the call is written, so that no other process takes it for interrupted.
-            hold = await self._store.lock(tool_loop_key(self.folder), wait=False)
-            self._hold = self._hold or hold  # another task of ours may have got it meanwhile, and then we have not
         try:
+            if calls:
+                await self._open(calls)
             seq = await self._store.append(self._log, lines, sync=self._sync, create=False, after=after)
         except BaseException:
-            if not self._open_calls:
-                await self.let_go()
+            await self._settle(calls)
             raise
         if after is not None and not seq:
+            await self._settle(calls)
             return 0
         titled = self._note(entries, lines, seq, now, shown)
-        if calls or self._open_calls:
-            await self._follow_calls(calls, entries)
+        if self._open_calls:
+            await self._settle([id_ for entry in entries for id_ in tool_results_of(entry)])
         if titled:
             await self._flush_quietly()  # the message is written, whatever becomes of this
         else:
@@ -140,10 +138,16 @@ class Writer:
         cast(dict[str, Any], self.meta)[name] = value
         self._own.add(name)
 
-    async def _follow_calls(self, calls: list[str], entries: Sequence[ConversationMessage]) -> None:
+    async def _open(self, calls: Iterable[str]) -> None:
+        """Before a call is written, so that no other process takes it for interrupted."""
         self._open_calls.update(calls)
-        for entry in entries:
-            self._open_calls.difference_update(tool_results_of(entry))
+        if self._hold is None:
+            hold = await self._store.lock(tool_loop_key(self.folder), wait=False)
+            self._hold = self._hold or hold  # another task of ours may have got it meanwhile, and then we have not
+
+    async def _settle(self, calls: Iterable[str]) -> None:
+        """They have their results, or were not written."""
+        self._open_calls.difference_update(calls)
         if not self._open_calls:
             await self.let_go()
 
@@ -155,9 +159,12 @@ class Writer:
             self._flushed_at = time.monotonic()
             self._flush_soon()
         else:
-            # A loop that ends before then takes the timer with it; the log has all that matters.
-            self._later_in = loop
-            self._later = loop.call_later(FLUSH_SECONDS, self._flush_soon)
+            self._flush_in_a_while(loop)
+
+    def _flush_in_a_while(self, loop: asyncio.AbstractEventLoop) -> None:
+        # A loop that ends before then takes the timer with it; the log has all that matters.
+        self._later_in = loop
+        self._later = loop.call_later(FLUSH_SECONDS, self._flush_soon)
 
     def _flush_soon(self) -> None:
         loop = asyncio.get_running_loop()
@@ -166,7 +173,13 @@ class Writer:
             self._later.cancel()
             self._later = None
         self._in_line = loop
-        self._begin(self._flush_quietly())
+        self._begin(self._flush_quietly()).add_done_callback(self._out_of_line)
+
+    def _out_of_line(self, flushed: "asyncio.Task[None]") -> None:
+        self._in_line = None
+        if flushed.cancelled() and self._later is None:
+            # By somebody who cancels all there is, perhaps before it could begin.
+            self._flush_in_a_while(flushed.get_loop())
 
     def _begin(self, flushing: Coroutine[Any, Any, _Result]) -> "asyncio.Task[_Result]":
         task = asyncio.ensure_future(flushing)
@@ -180,8 +193,6 @@ class Writer:
         except (StorageError, RuntimeError) as problem:
             # RuntimeError: the loop is being shut down. The log has all that matters.
             logger.warning("the metadata of session %s lags behind its log: %s", self.meta["id"], problem)
-        finally:
-            self._in_line = None
 
     def told(self) -> SessionMeta:
         """The metadata, without sums that are not known to be right."""
