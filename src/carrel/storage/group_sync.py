@@ -184,7 +184,7 @@ class GroupSync:
 
     def _call_for_the_rest(self) -> None:
         """A thread that syncs a whole file system comes back for those who wait for that."""
-        if self._lines.keys() - self._whole:
+        if self._lines and self._lines.keys() - self._whole:
             self._call()
 
     def _call(self) -> None:
@@ -241,7 +241,7 @@ class GroupSync:
         with self._gate:
             self._called = False
             for device, line in self._lines.items():
-                if device in self._whole or _will_grow(device, line):
+                if device in self._whole:
                     continue
                 if device is not None and len(line.files) >= _TOGETHER:
                     if self._is_quiet():
@@ -250,6 +250,8 @@ class GroupSync:
                         self._call_for_the_rest()
                         return device, line
                     device.forget()
+                elif device is not None and device.is_swift and not line.ripe:
+                    continue  # a few can wait until a loop of theirs is at the end of its turn, and calls
                 free = [file for file in line.files if file not in self._syncing]
                 if free:
                     taken = line.part(free[: max(1, len(free) // _SHARES)])
@@ -289,11 +291,6 @@ class GroupSync:
             time.sleep(pause)
             with self._gate:
                 self._whole.discard(device)
-
-
-def _will_grow(device: Device | None, line: _Line) -> bool:
-    """A few who wait for a swift one can wait until a loop of theirs is at the end of its turn, and calls."""
-    return device is not None and device.is_swift and len(line.files) < _TOGETHER and not line.ripe
 
 
 def _sync(device: Device | None, files: Collection[SyncedFile]) -> dict[SyncedFile, OSError]:
