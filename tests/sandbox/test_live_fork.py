@@ -321,6 +321,25 @@ def test_whenever_the_place_for_the_next_fork_is_killed_the_fork_is_made(start: 
     assert session.value("answer = 6 * 7") == 42
 
 
+def test_a_late_word_of_who_crossed_into_a_place_that_has_ended_says_nothing_of_the_next(
+    start: Start, fork: ForkIt
+) -> None:
+    session = start()
+    late = (
+        "import json, os, socket\n"
+        "record = json.dumps({'op': 'crossed', 'pid': os.getpid()}).encode()\n"
+        "with socket.socket(fileno=os.dup(3)) as line: line.sendall(len(record).to_bytes(4, 'big') + record)\n"
+        "answer = 1"
+    )
+    ours, theirs = socket.socketpair()
+    with ours:
+        session.control.send({"op": "fork", "id": 7}, [theirs.fileno()])
+        theirs.close()
+        assert session.value(late) == 1
+        assert session.hear()[0] == {"op": "fork_ready", "id": 7}
+    assert fork(session).value("answer = 6 * 7") == 42
+
+
 def test_the_place_for_the_next_fork_is_not_one_of_the_session_s_processes(start: Start) -> None:
     session = start(limits={"processes": 30})
     count = (

@@ -29,6 +29,8 @@ class Fork:
         self.identity: object = None
         self.control: Records | None = None
         self.worker: int | None = None
+        self.is_open = False
+        """Whether somebody was let in."""
         self.filter_is_ours = False
         self.built_ahead = False
 
@@ -290,7 +292,8 @@ class Forks:
     def asked(self, worker: Link, op: str, pid: int) -> None:
         """The worker wants to send a child into the place, and waits until that is ready; or a child has entered."""
         if op == "crossed":
-            if self.pending is not None:
+            # Into one that has ended since, where nobody was let into this.
+            if self.pending is not None and self.pending.is_open:
                 self._crossed(self.pending, pid)
         elif self.pending is None:
             _refuse(worker, pid, "no place for a fork is ready")
@@ -311,6 +314,7 @@ class Forks:
         flags = [permits.NAMES[name] for name in fork.namespaces]
         entrance = fork.entrance.fileno()
         worker.records.send({"op": "entering", "pid": pid, "flags": flags}, [entrance, *fork.namespaces.values()])
+        fork.is_open = True
 
     def _crossed(self, fork: Fork, pid: int) -> None:
         try:
