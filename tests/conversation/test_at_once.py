@@ -386,6 +386,19 @@ async def test_who_cancels_every_task_does_not_keep_the_metadata_from_being_writ
     assert await written() == 2
 
 
+async def test_a_store_that_is_closed_while_all_tasks_are_cancelled_has_the_metadata_written():
+    store = SessionStore(store=(hooked := Hooked()), embedder=None)
+    await store.append_message("s", user("hello"))
+    await store.append_message("s", user("more"))
+    session = store._logs.writers["s"]
+    session._flush_soon()
+    for task in asyncio.all_tasks() - {asyncio.current_task()}:
+        task.cancel()
+    await store.close()
+    assert json.loads(await hooked.get("s/meta.json") or b"{}")["log_seq"] == 2
+    assert session._later is None
+
+
 def test_the_metadata_follows_in_the_next_loop_too(tmp_path: Path):
     store = SessionStore(tmp_path, embedder=None)
 

@@ -284,13 +284,17 @@ class Writer:
             await hold.release()
 
     async def close(self) -> None:
+        await self._flush_what_is_due()
+        loop = asyncio.get_running_loop()
+        await asyncio.gather(*(task for task in self._flushing if task.get_loop() is loop), return_exceptions=True)
+        await self._flush_what_is_due()  # of one of those that was cancelled
+        await self.let_go()
+
+    async def _flush_what_is_due(self) -> None:
         if self._later is not None:
             self._later.cancel()
             self._later = None
             await self._flush_quietly()
-        loop = asyncio.get_running_loop()
-        await asyncio.gather(*(task for task in self._flushing if task.get_loop() is loop), return_exceptions=True)
-        await self.let_go()
 
 
 def tool_loop_key(folder: str) -> str:
