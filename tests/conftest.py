@@ -3,7 +3,9 @@
 import asyncio
 import contextlib
 import os
+import shutil
 import signal
+import tempfile
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 
@@ -97,7 +99,23 @@ async def place(kind: str, tmp_path: Path, request: pytest.FixtureRequest) -> As
     await asyncio.wait_for(place.clear(), 30)
 
 
+def copy_for_other_users(folder: Path) -> None:
+    """Copy what a zygote of another user reads: the clone may lie in a folder that only its owner may enter."""
+    here = Path(__file__).parent
+    leave_out = shutil.ignore_patterns("__pycache__")
+    shutil.copytree(here.parent / "src" / "carrel" / "sandbox", folder / "sandbox", ignore=leave_out)
+    shutil.copytree(here / "sandbox" / "program", folder / "program", ignore=leave_out)
+    for path in (folder, *folder.rglob("*")):
+        path.chmod(0o755 if path.is_dir() else 0o644)
+
+
 def pytest_configure(config: pytest.Config) -> None:
+    # One copy for a run: the workers of pytest-xdist and the programs that tests start inherit its name.
+    if "CARREL_TESTS_READABLE" not in os.environ:
+        readable = tempfile.mkdtemp(prefix="carrel-tests-", dir="/tmp")
+        config.add_cleanup(lambda: shutil.rmtree(os.environ.pop("CARREL_TESTS_READABLE")))
+        os.environ["CARREL_TESTS_READABLE"] = readable
+        copy_for_other_users(Path(readable))
     config.addinivalue_line("markers", "promise(name): a promise that some kinds of store give otherwise, see suite.py")
 
 

@@ -20,10 +20,11 @@ def python_for(user: int | None) -> tuple[str, list[str]]:
     """An interpreter which that user can start, and its folders: ours may lie in a home that is closed to it."""
     drop = [] if user is None else ["setpriv", f"--reuid={user}", f"--regid={user}", "--clear-groups"]
     code = "import os, sys; [(os.listdir(path), print(path)) for path in (sys.prefix, sys.base_prefix)]"
-    for python in (sys.executable, "/usr/bin/python3"):
+    for python in (sys.executable, os.path.realpath(sys.executable), "/usr/bin/python3"):
         found = subprocess.run([*drop, python, "-I", "-c", code], capture_output=True, check=False, text=True)
-        if found.returncode == 0 and os.path.realpath(python).startswith(found.stdout.split()[-1]):
-            return python, found.stdout.split()
+        folders = found.stdout.splitlines()
+        if found.returncode == 0 and os.path.realpath(python).startswith(folders[-1]):
+            return python, folders
     raise AssertionError(f"no Python here that user {user} can run; install the distribution's python3")
 
 

@@ -15,9 +15,12 @@ from typing import Any
 
 from carrel.sandbox.records import Records
 
-ROOM = Path(__file__).parents[2] / "src" / "carrel" / "sandbox"
-PROGRAM = Path(__file__).parent / "program"
 NOBODY = 65534
+
+
+def readable(name: str) -> Path:
+    """The copy of `sandbox` or `program` that every user can read; tests/conftest.py makes it."""
+    return Path(os.environ["CARREL_TESTS_READABLE"]) / name
 
 
 class Refused(Exception):
@@ -180,11 +183,16 @@ class Zygote:
         self.control = Records(ours)
         self.number = 0
         drop = [] if user is None else ["setpriv", f"--reuid={user}", f"--regid={user}", "--clear-groups"]
-        command = [*apart(), *drop, python, "-I", str(ROOM / "zygote.py")]
+        command = [*apart(), *drop, python, "-I", str(readable("sandbox") / "zygote.py")]
         actions = [(os.POSIX_SPAWN_DUP2, theirs.fileno(), 3)]
         self.pid = os.posix_spawnp(command[0], command, {"PATH": "/usr/bin:/bin"}, file_actions=actions)
         theirs.close()
-        setup = {"program": str(PROGRAM), "package": "tests_inside", "entry": "tests_inside.main:run", **setup}
+        setup = {
+            "program": str(readable("program")),
+            "package": "tests_inside",
+            "entry": "tests_inside.main:run",
+            **setup,
+        }
         self.control.send({"op": "setup", "preload": preload or [], **setup})
         found = self.control.receive()
         assert found is not None, "the zygote did not start"

@@ -14,7 +14,7 @@ import pytest
 
 from carrel.sandbox import place
 from tests.sandbox.conftest import Host
-from tests.sandbox.host import PROGRAM, ROOM, Refused, Session, wait_gone
+from tests.sandbox.host import Refused, Session, readable, wait_gone
 
 
 def give(path: Path, host: Host, text: str = "given") -> Path:
@@ -85,10 +85,9 @@ def test_the_workspace_is_there_to_write_in(start: Callable[..., Session], host:
 def test_of_what_runs_it_nothing_is_seen(start: Callable[..., Session], host: Host) -> None:
     """All of the program was loaded before; only a checkout inside of the Python's own folder shows its files."""
     session = start()
-    shown = [folder for folder in (PROGRAM, ROOM) if not any(place.is_in(str(folder), path) for path in host.readonly)]
-    assert session.value(f"import os; answer = [os.path.exists(path) for path in {list(map(str, shown))}]") == [
-        False for _ in shown
-    ]
+    files = [str(path) for path in (readable("program"), readable("sandbox"), Path(__file__))]
+    shown = [file for file in files if not any(place.is_in(file, path) for path in host.readonly)]
+    assert session.value(f"import os; answer = [os.path.exists(path) for path in {shown}]") == [False for _ in shown]
     assert session.value("import traceback, carrel_sandbox.forks, tests_inside.main; answer = 'loaded'") == "loaded"
 
 

@@ -11,14 +11,14 @@ from pathlib import Path
 
 from carrel.sandbox import probe
 from tests.sandbox.conftest import Host
-from tests.sandbox.host import ROOM, Session
+from tests.sandbox.host import Session, readable
 
 NAMESPACES = {"user", "mount", "pid", "ipc", "uts", "net", "overlay"}
 
 
 def tried(host: Host, *around: str) -> dict[str, dict[str, str | None]]:
     drop = [] if host.user is None else ["setpriv", f"--reuid={host.user}", f"--regid={host.user}", "--clear-groups"]
-    command = [*drop, *around, host.python, "-I", str(ROOM / "zygote.py"), "trying"]
+    command = [*drop, *around, host.python, "-I", str(readable("sandbox") / "zygote.py"), "trying"]
     found: dict[str, dict[str, str | None]] = json.loads(subprocess.check_output(command, text=True))
     return found
 
