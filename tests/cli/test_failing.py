@@ -3,6 +3,7 @@
 import json
 import os
 import resource
+import shlex
 import signal
 import subprocess
 import sys
@@ -189,7 +190,7 @@ def test_standard_output_that_is_closed_is_no_bug(environment: dict[str, str], t
 )
 def test_a_reader_that_has_gone_is_no_error(environment: dict[str, str], tmp_path: Path, words: str) -> None:
     # It reads nothing, and is gone before anything is written.
-    command = f"set -o pipefail; (sleep 0.5; {sys.executable} -m carrel {words}; echo $? >code) | true"
+    command = f"set -o pipefail; (sleep 0.5; {shlex.quote(sys.executable)} -m carrel {words}; echo $? >code) | true"
     done = subprocess.run(
         ["bash", "-c", command], env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False
     )

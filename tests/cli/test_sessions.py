@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -355,7 +356,7 @@ def test_a_reader_that_has_seen_enough_is_no_error(environment: dict[str, str], 
 
     keep(write)
     for words in ("show long", "show long --entries", "show long --entries --json", "export long"):
-        command = f"set -o pipefail; {sys.executable} -m carrel sessions {words} | head -n 1"
+        command = f"set -o pipefail; {shlex.quote(sys.executable)} -m carrel sessions {words} | head -n 1"
         done = subprocess.run(["bash", "-c", command], env=environment, capture_output=True, text=True, timeout=60)
         assert (done.returncode, done.stderr) == (0, ""), words
         assert done.stdout.count("\n") == 1

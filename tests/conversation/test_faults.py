@@ -4,6 +4,7 @@ import asyncio
 import json
 import os
 import random
+import shlex
 import shutil
 import signal
 import subprocess
@@ -19,6 +20,9 @@ from carrel.errors import KeyRefused, SessionNotFound, StorageWriteError
 from tests.conversation.words import call, outline, result, user
 
 PROGRAM = str(Path(__file__).with_name("appending_program.py"))
+# For a shell: the clone may lie in a path with a space.
+PYTHON = shlex.quote(sys.executable)
+APPENDING = f"{PYTHON} {shlex.quote(PROGRAM)}"
 
 
 @pytest.fixture
@@ -140,9 +144,9 @@ def test_on_a_full_disk_a_session_can_be_deleted_to_make_room(tmp_path: Path):
     if os.geteuid() != 0 or shutil.which("unshare") is None:
         pytest.skip("a file system of its own needs root and unshare")
     script = (
-        f"mount -t tmpfs -o size=512k tmpfs {tmp_path} && {sys.executable} {PROGRAM} {tmp_path} s a 3 > /dev/null; "
+        f"mount -t tmpfs -o size=512k tmpfs {tmp_path} && {APPENDING} {tmp_path} s a 3 > /dev/null; "
         f"dd if=/dev/zero of={tmp_path}/filler bs=1k 2>/dev/null; "
-        f"{sys.executable} -m carrel.cli sessions delete s --yes --data {tmp_path}; echo exit $?; ls {tmp_path}"
+        f"{PYTHON} -m carrel.cli sessions delete s --yes --data {tmp_path}; echo exit $?; ls {tmp_path}"
     )
     done = subprocess.run(
         ["unshare", "-m", "sh", "-c", script], capture_output=True, text=True, timeout=100, check=False
@@ -155,7 +159,7 @@ async def test_a_full_disk_is_a_clear_error_and_costs_nothing(tmp_path: Path):
         pytest.skip("a file system of its own needs root and unshare")
     script = (
         f"mount -t tmpfs -o size=256k tmpfs {tmp_path} && "
-        f"{sys.executable} {PROGRAM} {tmp_path} s a 100000; echo exit $?; rm -f {tmp_path}/filler; "
+        f"{APPENDING} {tmp_path} s a 100000; echo exit $?; rm -f {tmp_path}/filler; "
         f"dd if=/dev/zero of={tmp_path}/filler bs=1k 2>/dev/null; rm {tmp_path}/filler; "
         f"cp -r {tmp_path}/s {tmp_path.parent}/copy-of-s"
     )

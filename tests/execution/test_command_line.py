@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -98,7 +99,7 @@ def test_doctor_has_a_row_for_every_part() -> None:
 def test_where_nothing_can_be_confined_doctor_says_3_and_required_says_why() -> None:
     """A machine without user namespaces: in one of our own they can be forbidden for those below."""
     script = "echo 0 > /proc/sys/user/max_user_namespaces && exec setpriv --bounding-set=-all --inh-caps=-all "
-    script += f"--no-new-privs {sys.executable} -m carrel "
+    script += f"--no-new-privs {shlex.quote(sys.executable)} -m carrel "
     for words, said in (("doctor", "No sandbox is possible"), ("run --sandbox required 1", "a sandbox is required")):
         command = ["unshare", "--user", "--map-root-user", "sh", "-c", script + words]
         done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import subprocess
 import sys
 from collections.abc import Callable
@@ -61,7 +62,7 @@ def test_the_parts_are_told_with_a_reason_and_a_remedy() -> None:
 
 def test_of_many_who_ask_at_once_one_tries(tmp_path: Path) -> None:
     python, tries = tmp_path / "python", tmp_path / "tries"
-    python.write_text(f'#!/bin/sh\necho once >> {tries}\nexec {sys.executable} "$@"\n')
+    python.write_text(f'#!/bin/sh\necho once >> {tries}\nexec {shlex.quote(sys.executable)} "$@"\n')
     python.chmod(0o755)
     with ThreadPoolExecutor(8) as threads:
         found = list(threads.map(probe.probe, [str(python)] * 8))

@@ -31,8 +31,8 @@ def test_a_session_and_a_fork_of_it(version: str) -> None:
     python = find(version)
     if python is None:
         pytest.skip(f"no Python {version} here")
-    code = "import sys; print(sys.prefix, sys.base_prefix)"
-    folders = subprocess.check_output([python, "-I", "-c", code], text=True).split()
+    code = "import sys; print(sys.prefix, sys.base_prefix, sep='\\n')"
+    folders = subprocess.check_output([python, "-I", "-c", code], text=True).splitlines()
     zygote = Zygote(python=python)
     try:
         session = Session(zygote, {"readonly": folders})

@@ -1,6 +1,8 @@
 """Remote tools as code sees them: defined in YAML, listed together, checked before anything is sent."""
 
 import asyncio
+import json
+import shlex
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -177,9 +179,10 @@ async def test_ready_waits_for_all_and_for_those_that_fail(unruly: Callable[...,
 
 async def test_what_a_server_had_before_is_shown_while_it_starts(tmp_path: Path) -> None:
     store, secrets, slow = MemoryStore(), Secrets({"TOKEN_HERE": "mellon-mellon"}), tmp_path / "slow"
-    start = f"test -e {slow} && exec sleep 60; exec {sys.executable} {SERVERS / 'unruly.py'} telltale"
+    telltale = shlex.join([sys.executable, str(SERVERS / "unruly.py"), "telltale"])
+    start = f"test -e {slow} && exec sleep 60; exec {telltale}"
     text = (
-        f"name: odd\ntype: mcp\ncommand: sh\nargs: [-c, '{start}']\nenv: {{TOKEN: '${{TOKEN_HERE}}'}}\n"
+        f"name: odd\ntype: mcp\ncommand: sh\nargs: [-c, {json.dumps(start)}]\nenv: {{TOKEN: '${{TOKEN_HERE}}'}}\n"
         "startup_timeout: 55\n"
     )
     await store.put("tools/odd.yaml", text.encode())
