@@ -14,6 +14,7 @@ from hypothesis import settings
 
 from carrel.errors import StorageUnavailable
 from carrel.storage.redis_store import RedisStore
+from tests.needs import SETTING, skip_without
 from tests.real_docker import NoEngine, shared_engine
 from tests.real_redis import NoRedis, RealRedis
 from tests.storage.suite import KINDS, Place, differs
@@ -32,7 +33,7 @@ def redis_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealRedis
     try:
         server = RealRedis(tmp_path_factory.mktemp("redis")).start()
     except NoRedis as reason:
-        pytest.skip(f"no Redis: {reason}")
+        skip_without(f"no Redis: {reason}")
     yield server
     server.kill()
 
@@ -47,7 +48,7 @@ def docker_engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         try:
             address = held.enter_context(shared_engine(folder / "docker"))
         except NoEngine as reason:
-            pytest.skip(f"no container engine: {reason}")
+            skip_without(f"no container engine: {reason}")
         yield address
 
 
@@ -66,7 +67,7 @@ def start_redis(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[.
         try:
             server = RealRedis(tmp_path_factory.mktemp("redis"), **settings)
         except NoRedis as reason:
-            pytest.skip(f"no Redis: {reason}")
+            skip_without(f"no Redis: {reason}")
         servers.append(server)
         return server.start()
 
@@ -110,6 +111,8 @@ def copy_for_other_users(folder: Path) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    if os.environ.get(SETTING, "") not in ("", "all"):
+        raise pytest.UsageError(f"{SETTING}={os.environ[SETTING]} is not known; use {SETTING}=all, or leave it out")
     # One copy for a run: the workers of pytest-xdist and the programs that tests start inherit its name.
     if "CARREL_TESTS_READABLE" not in os.environ:
         readable = tempfile.mkdtemp(prefix="carrel-tests-", dir="/tmp")

@@ -34,6 +34,7 @@ from carrel.conversation.messages import (
 from carrel.conversation.page import page_of
 from carrel.conversation.prose import LONGEST_MARKDOWN, prose
 from carrel.conversation.replay import Numbered
+from tests.needs import skip_without
 
 PIXEL = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
 ATTACK = """"'><script>document.documentElement.setAttribute("data-ran", "yes")</script>\
@@ -393,7 +394,7 @@ def browse(tmp_path: Path) -> Callable[[str], str]:
     """What a real browser makes of a page: its document after everything that runs has run."""
     program = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
     if program is None:
-        pytest.skip("no Chromium on this machine: `apt install chromium`")
+        skip_without("no Chromium on this machine: `apt install chromium`")
 
     def dump(page: str) -> str:
         (tmp_path / "page.html").write_text(page, encoding="utf-8")

@@ -26,6 +26,7 @@ from carrel.execution.engine import LABEL, Engine, connect
 from carrel.execution.engine_probe import engine_parts
 from carrel.execution.settings import ContainerConfig, Limits, Mount
 from tests.execution.processes import descriptors, until
+from tests.needs import skip_without
 from tests.real_docker import IMAGE
 from tests.wheels import build_wheel
 
@@ -278,7 +279,7 @@ async def test_a_container_that_stands_still_is_given_up(
 
 async def test_another_kernel_in_between(docker_engine: str, engine: Engine) -> None:
     if not engine.has_runtime("runsc"):
-        pytest.skip("no gVisor: runsc is not in PATH (Debian: apt-get install runsc)")
+        skip_without("no gVisor: runsc is not in PATH (Debian: apt-get install runsc)")
     config = ContainerConfig(image=IMAGE, docker_host=docker_engine, runtime="runsc", grace=30)
     async with ContainerExecutor(config) as executor:
         release = (await executor.run("import os; os.uname().release")).value
@@ -300,7 +301,7 @@ def gate(
     secured: ssl.SSLContext | None = None
     if request.param == "https":
         if shutil.which("openssl") is None:
-            pytest.skip("no openssl to make a certificate with")
+            skip_without("no openssl to make a certificate with")
         key, certificate = str(tmp_path / "key.pem"), str(tmp_path / "certificate.pem")
         make = "openssl req -x509 -newkey rsa:2048 -nodes -days 1 -subj /CN=gate -addext subjectAltName=IP:127.0.0.1"
         subprocess.run([*make.split(), "-keyout", key, "-out", certificate], check=True, capture_output=True)

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from carrel.sandbox import between
+from tests.needs import skip_without
 
 ASSEMBLERS = {"x86_64": "x86_64-linux-gnu-as", "aarch64": "aarch64-linux-gnu-as"}
 
@@ -33,7 +34,7 @@ def answer(code: str) -> str:
 def test_the_code_is_what_the_listing_says(machine: str, listing: dict[str, str], tmp_path: Path) -> None:
     assembler = shutil.which(ASSEMBLERS[machine])
     if assembler is None:
-        pytest.skip(f"needs {ASSEMBLERS[machine]}, of the package binutils-{machine.replace('_', '-')}-linux-gnu")
+        skip_without(f"needs {ASSEMBLERS[machine]}, of the package binutils-{machine.replace('_', '-')}-linux-gnu")
     lines = [line.split(maxsplit=1)[1] for line in listing[machine].splitlines() if line.strip()]
     source, made, raw = (tmp_path / name for name in ("through.s", "through.o", "through.bin"))
     source.write_text("\n".join(lines) + "\n", encoding="utf-8")

@@ -9,9 +9,9 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import httpx
-import pytest
 
 from carrel.server.api_page import api_page
+from tests.needs import skip_without
 from tests.server.serving_process import Serving
 
 THE_BROWSERS_OWN = ("google.com", "update.googleapis.com", "optimizationguide-pa.googleapis.com", "gvt1.com")
@@ -52,7 +52,7 @@ def test_what_a_schema_says_is_only_text() -> None:
 def test_a_real_browser_shows_it_and_asks_nobody_else(server: Serving, tmp_path: Path) -> None:
     program = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
     if program is None:
-        pytest.skip("no Chromium on this machine: `apt install chromium`")
+        skip_without("no Chromium on this machine: `apt install chromium`")
     root = server.url.removesuffix("/api/v1")
     log = tmp_path / "net.json"
     quiet = "headless no-sandbox disable-gpu no-first-run disable-sync disable-background-networking"

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.needs import skip_without
+
 STORY = '''
 import asyncio, sys
 from carrel import Session
@@ -47,7 +49,7 @@ def test_no_connection_is_opened(base: Path, tmp_path: Path, kind_of: str) -> No
     """Every connect of every process it starts is noted by the kernel, from the first instruction on."""
     tracer = subprocess.run(["sh", "-c", "command -v strace"], capture_output=True, text=True).stdout.strip()
     if not tracer:
-        pytest.skip("strace is not here; the test without a network runs all the same")
+        skip_without("strace is not here; the test without a network runs all the same")
     noted = tmp_path / "connects"
     watch = [tracer, "-f", "-qq", "-e", "trace=connect,sendto,sendmsg", "-o", str(noted)]
     done = run([*watch, sys.executable, "-c", STORY, str(base), kind_of], tmp_path)

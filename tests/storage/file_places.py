@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.needs import skip_without
 from tests.storage.suite import OtherProcess
 
 _ROOT = Path(__file__).parents[2]
@@ -39,7 +40,7 @@ def run(verb: str, root: Path, *words: str, before: str = "") -> list[str]:
 def needs_namespaces(before: str, root: Path) -> None:
     """Skip, with the reason, where this machine does not let us have such a place."""
     if shutil.which("unshare") is None:
-        pytest.skip("no `unshare` here to make a place of its own")
+        skip_without("no `unshare` here to make a place of its own")
     line = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c", before]
     tried = subprocess.run(line, capture_output=True, text=True, timeout=30, check=False)
     if tried.returncode:

@@ -14,6 +14,7 @@ from carrel.execution.settings import Mount
 from carrel.execution.subprocess_executor import SYSTEM_PATH
 from carrel.tasks.place import Prepared, make_ready
 from carrel.tasks.sample import Sample
+from tests.needs import skip_without
 from tests.tasks.small_samples import written
 
 RUST_AT = "/opt/rust"
@@ -72,7 +73,7 @@ def program(name: str) -> str:
     """Where sessions find it; a test that needs one which is missing is told as not run."""
     found = shutil.which(name, path=SYSTEM_PATH)
     if found is None:
-        pytest.skip(f"no {name} on this machine")
+        skip_without(f"no {name} on this machine")
     return found
 
 

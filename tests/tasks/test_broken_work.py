@@ -11,6 +11,7 @@ import pytest
 from carrel.tasks.dataset import Datasets
 from carrel.tasks.grading import verify
 from carrel.tasks.sample import Sample
+from tests.needs import skip_without
 from tests.tasks.conftest import OpenPlace
 from tests.tasks.small_samples import ADD, ONE
 
@@ -52,7 +53,7 @@ async def test_source_that_other_runners_cannot_read(
     name: str, needs: str, broken: str, outcome: str, said: str, open_sample: OpenPlace, cache: Path
 ) -> None:
     if shutil.which(needs) is None or (name == "ring-1" and shutil.which("cc") is None):
-        pytest.skip(f"{needs} is not installed here")
+        skip_without(f"{needs} is not installed here")
     sample = Datasets().get("demo").sample(name)
     place = await open_sample(sample)
     assert (await place.exec(broken)).success
