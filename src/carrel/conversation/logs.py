@@ -284,6 +284,10 @@ class SessionLogs:
             return await self.rebuilt_meta(session_id) if is_there else None
         return await self.reading(session_id).caught_up(meta, stamp)
 
+    async def exists(self, session_id: str) -> bool:
+        """Whether there is such a session; its log is not read for that."""
+        return await self._there(checked_id(session_id)) != (None, None)
+
     async def known_meta(self, session_id: str) -> SessionMeta:
         meta = await self.meta(session_id)
         if meta is None:

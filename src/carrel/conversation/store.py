@@ -4,7 +4,7 @@ import asyncio
 import logging
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -21,7 +21,7 @@ from carrel.conversation.intake import Intake
 from carrel.conversation.listing import Listing
 from carrel.conversation.logs import Redact, SessionLogs, not_found
 from carrel.conversation.messages import ConversationMessage, SessionData, SessionMeta
-from carrel.conversation.metadata import checked_fields, checked_id, is_too_new, new_meta
+from carrel.conversation.metadata import checked_fields, checked_id, date_of, is_too_new, new_meta
 from carrel.conversation.repair import mend
 from carrel.conversation.replay import Numbered
 from carrel.conversation.search import SearchHit, SessionSearch
@@ -32,6 +32,7 @@ from carrel.errors import (
     SessionExists,
     SessionTooNew,
     StorageError,
+    StorageReadError,
 )
 from carrel.events import Event, EventType, bus
 from carrel.home import resolve_sessions_dir
@@ -72,6 +73,7 @@ class SessionStore:
         if store is None:
             self.data_dir = Path(data_dir).expanduser() if data_dir is not None else resolve_sessions_dir()
             store = FileStore(self.data_dir)
+            self.data_dir = self.data_dir / prefix
         elif isinstance(store, FileStore):
             self.data_dir = store.root / prefix if prefix else store.root
         self._now = now
@@ -177,7 +179,13 @@ class SessionStore:
 
     async def counted(self, metas: Iterable[SessionMeta]) -> list[SessionMeta]:
         """The same with exact counts. A log that is ahead of its metadata is read, so give those that you show."""
-        return [await self._listing.counted(meta) for meta in metas]
+        counted = []
+        for meta in metas:
+            try:
+                counted.append(await self._listing.counted(meta))
+            except StorageReadError:
+                counted.append(meta)  # it is listed all the same, and hides no other
+        return counted
 
     async def latest_session(self, *, cwd: str | None = None) -> SessionMeta | None:
         metas = await self.list_sessions(cwd=cwd)
@@ -223,8 +231,12 @@ class SessionStore:
         cwd: str | None = None,
         api_base: str | None = None,
     ) -> int:
-        """Add messages, all of them or none; returns the sequence number of the last."""
+        """Add messages, all of them or none; returns the sequence number of the last.
+
+        No messages make no session: what comes back then is the number of the last entry there is, or 0."""
         checked_id(session_id)
+        if not messages:
+            return await self._logs.reading(session_id).last_seq()
         drafted: SessionMeta | None = None
 
         def draft() -> SessionMeta:
@@ -291,7 +303,7 @@ class SessionStore:
 
     async def load_session(self, session_id: str) -> SessionData | None:
         """What is visible now, or None when there is no such session. An interrupted tool call is repaired, once."""
-        if await self._logs.meta(session_id) is None:
+        if not await self._logs.exists(session_id):
             return None
         view = await self._logs.repaired_view(session_id)
         messages = await self._logs.reading(session_id).whole(view)
@@ -516,11 +528,11 @@ class SessionStore:
                 f"older_than is a timedelta of 0 or more, as in timedelta(days=30), not {older_than!r:.60}"
             )
         try:
-            border = (datetime.fromisoformat(self._now()) - older_than).isoformat()
+            border = (date_of(self._now()) or datetime.now(UTC)) - older_than
         except OverflowError:
             return []
         every = [*await self.list_sessions(), *await self.traces()]
-        old = [meta for meta in every if meta["updated_at"] and meta["updated_at"] < border]
+        old = [meta for meta in every if (date := date_of(meta["updated_at"])) is not None and date < border]
         newer = [meta["id"] for meta in old if is_too_new(meta)]
         if newer:
             logger.warning("not pruned, because a newer carrel wrote them: %s", ", ".join(newer))

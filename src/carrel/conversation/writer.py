@@ -25,6 +25,7 @@ from carrel.conversation.metadata import (
     decode_meta,
     encode_meta,
     has_sums,
+    later,
     title_from,
 )
 from carrel.conversation.reading import LogReading
@@ -270,7 +271,7 @@ class Writer:
             meta.pop(name, None)  # what asides add to: begun from what is there, or it would be added twice
         if "updated_at" not in own:
             own = own | {"updated_at"}
-            meta["updated_at"] = max(meta["updated_at"], there["updated_at"])
+            meta["updated_at"] = later(meta["updated_at"], there["updated_at"])
         meta.update({name: value for name, value in there.items() if name not in own and name not in COUNTS})
         catch_up(self.meta, [*news, *self._told])
         if not self._counted:
