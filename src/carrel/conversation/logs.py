@@ -23,13 +23,14 @@ from carrel.conversation.metadata import (
     title_from,
     when_written,
 )
+from carrel.conversation.open_calls import claimed
 from carrel.conversation.reading import LogReading, View
 from carrel.conversation.repair import interrupted_message, unanswered
 from carrel.conversation.spill import may_spill, spill
-from carrel.conversation.writer import Writer, few_at_once, tool_loop_key
+from carrel.conversation.writer import Writer, few_at_once
 from carrel.errors import LockLost, SessionNotFound, SessionTooNew, StorageError
 from carrel.storage.call_order import CallOrder
-from carrel.storage.seam import Lock, Stamp, Store, process_name
+from carrel.storage.seam import Lock, Stamp, Store
 
 logger = logging.getLogger(__name__)
 
@@ -315,33 +316,22 @@ class SessionLogs:
         return await self.reading(session_id).view()
 
     async def repaired_view(self, session_id: str) -> View:
-        """The view after missing tool results were written, unless somebody else is still waiting for them."""
-        view = await self.reading(session_id).view()
-        if view.whole or not unanswered(view.messages):
-            return view
-        key = tool_loop_key(self.folder(session_id))
-        held = await self.store.lock(key, wait=False)
-        if held is None and await self.store.holder(key) != process_name():
-            return view
-        looked_at = 0
+        """The view after missing tool results were written, unless their calls are still in use."""
+        view, looked_at = await self.reading(session_id).view(), 0
         try:
-            # Looked at again now that nobody else may do the same.
-            while True:
+            while not view.whole and (missing := unanswered(view.messages)) and view.last_seq != looked_at:
+                async with claimed(self.store, self.folder(session_id), missing) as is_ours:
+                    if not is_ours:
+                        return view
+                    looked_at = view.last_seq
+                    # Written only after what was looked at: another may have answered or repaired them meanwhile.
+                    written, _ = await self.append(session_id, [interrupted_message(missing)], after=looked_at)
                 view = await self.reading(session_id).view()
-                missing = unanswered(view.messages)
-                if not missing or view.last_seq == looked_at:
-                    return view
-                looked_at = view.last_seq
-                # What is said is right only for what was looked at: the lock may be another's by now.
-                written, _ = await self.append(session_id, [interrupted_message(missing)], after=looked_at)
                 if written:
-                    return await self.reading(session_id).view()
+                    break
         except (StorageError, SessionNotFound) as problem:
             logger.warning("session %s: the interrupted tool call is repaired in memory only: %s", session_id, problem)
-            return view
-        finally:
-            if held is not None:
-                await held.release()
+        return view
 
 
 def _lines(messages: Sequence[ConversationMessage]) -> tuple[list[bytes], dict[str, bytes]]:

@@ -2,8 +2,8 @@
 
 import asyncio
 import logging
-import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
@@ -301,11 +301,16 @@ class SessionStore:
 
     # --- reading ----------------------------------------------------------------------------------------------------
 
-    async def load_session(self, session_id: str) -> SessionData | None:
-        """What is visible now, or None when there is no such session. An interrupted tool call is repaired, once."""
+    async def load_session(self, session_id: str, *, repair: bool = True) -> SessionData | None:
+        """What is visible now, or None when there is no such session.
+
+        Tool calls without a result get an error result, so that no provider refuses the conversation. Those of the
+        last message with calls are also appended to the log, once, unless they may still be answered: by another
+        process that is alive, or by a task of this process that appended the call, is not done, and is not the one
+        that loads the session. `repair=False` writes nothing: for viewers."""
         if not await self._logs.exists(session_id):
             return None
-        view = await self._logs.repaired_view(session_id)
+        view = await (self._logs.repaired_view(session_id) if repair else self._logs.reading(session_id).view())
         messages = await self._logs.reading(session_id).whole(view)
         if not view.whole:
             messages = mend(messages).messages
@@ -319,22 +324,17 @@ class SessionStore:
         return data
 
     def load_session_sync(self, session_id: str) -> SessionData | None:
-        """`load_session` for a caller that does not wait, also from within a running loop."""
-        found: list[SessionData | None] = []
-        problems: list[BaseException] = []
+        """`load_session` for a caller that cannot await.
 
-        def load() -> None:
-            try:
-                found.append(asyncio.run(self.load_session(session_id)))
-            except BaseException as problem:  # noqa: BLE001 - handed to the caller below
-                problems.append(problem)
-
-        thread = threading.Thread(target=load, name="carrel-load-session")
-        thread.start()
-        thread.join()
-        if problems:
-            raise problems[0]
-        return found[0]
+        Within a running loop, which stands still meanwhile, it writes nothing (`repair=False`): a task of that loop
+        may hold the lock that a write would wait for."""
+        try:
+            asyncio.get_running_loop()
+            repair = False
+        except RuntimeError:
+            repair = True
+        with ThreadPoolExecutor(1, "carrel-load-session") as thread:
+            return thread.submit(lambda: asyncio.run(self.load_session(session_id, repair=repair))).result()
 
     async def read_meta(self, session_id: str, *, counts: bool = False) -> SessionMeta:
         """The metadata of one session, `counts`: with exact counts; `SessionNotFound`."""
@@ -486,12 +486,12 @@ class SessionStore:
     async def export(self, session_id: str, format: Literal["jsonl", "markdown", "html"] = "jsonl") -> str:
         """The session as text: its whole log with what was spilled put back, or the visible conversation as a page."""
         if format == "markdown":
-            return to_markdown(await self._loaded(session_id))
+            return to_markdown(await self._loaded(session_id, repair=False))
         if format == "jsonl":
             return "".join([line async for line in self.export_lines(session_id)])
         if format == "html":
             log = [numbered async for numbered in self.iter_entries(session_id)]
-            return to_html(await self._loaded(session_id), log)
+            return to_html(await self._loaded(session_id, repair=False), log)
         raise ConfigurationError(f"a session is exported as jsonl, markdown or html, not {format!r}")
 
     async def export_lines(self, session_id: str) -> AsyncIterator[str]:
@@ -499,8 +499,8 @@ class SessionStore:
         async for _, entry in self.iter_entries(session_id):
             yield to_line(entry)
 
-    async def _loaded(self, session_id: str) -> SessionData:
-        data = await self.load_session(session_id)
+    async def _loaded(self, session_id: str, *, repair: bool = True) -> SessionData:
+        data = await self.load_session(session_id, repair=repair)
         if data is None:
             raise not_found(session_id)
         return data
@@ -551,7 +551,7 @@ class SessionStore:
         and what the source has got since is appended, where neither its old part nor the session was changed. With
         `all_branches`, those that a conversation went back from come as sessions of their own."""
         # One at a time: two who import a file at once would both find that it is not here.
-        held = await self._logs.store.lock(self._logs.folder("imports"))
+        held = await self._logs.store.lock(self._logs.folder("imports/lock"))
         assert held is not None
         try:
             here = [] if again else await self.list_sessions()

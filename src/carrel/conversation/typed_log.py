@@ -7,9 +7,9 @@ from typing import NamedTuple
 from carrel.conversation.logs import SessionLogs
 from carrel.conversation.messages import SessionMeta
 from carrel.conversation.metadata import has_sums, later, when_written
+from carrel.conversation.open_calls import any_open
 from carrel.conversation.repair import mend, unanswered
 from carrel.conversation.replay import Numbered
-from carrel.conversation.writer import tool_loop_key
 from carrel.errors import StorageReadError
 
 logger = logging.getLogger(__name__)
@@ -40,8 +40,8 @@ async def look_at(logs: SessionLogs, session_id: str, until: int | None = None, 
         (raw[origin][0] if origin is not None else 0, line)
         for line, origin in zip(mended.messages, mended.origins, strict=True)
     ]
-    if shown and mended.origins[-1] is None and unanswered(lines):
-        waits = waits or await logs.store.holder(tool_loop_key(logs.folder(session_id))) is not None
+    if shown and mended.origins[-1] is None and (missing := unanswered(lines)):
+        waits = waits or await any_open(logs.store, logs.folder(session_id), missing)
         shown = shown[:-1] if waits else shown
     return Look(raw, shown, view.last_seq)
 
