@@ -425,8 +425,9 @@ async def import_(
 ) -> None:
     """Bring in sessions of other agents.
 
-    Claude Code, Codex, pi, and folders of this format. What a file has that we do not know is counted and named. What
-    was imported before is here already; what its file has got since is added to it."""
+    Claude Code, Codex, pi, Mistral Vibe (and other OpenAI Chat messages), and folders of this format. What a file has
+    that we do not know is counted and named. What was imported before is here already; what its file has got since is
+    added to it."""
     missing = [path for path in paths if not path.exists()]
     if missing:
         raise WrongUsage(f"there is no {missing[0]}")
