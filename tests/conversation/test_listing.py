@@ -1,5 +1,6 @@
 """Lists of sessions: one that cannot be read hides no other, and dates are compared as dates."""
 
+import asyncio
 import gc
 from collections.abc import AsyncIterator, Sequence
 from datetime import UTC, datetime, timedelta, timezone
@@ -201,3 +202,23 @@ async def test_broken_lines_that_make_whole_ones_together_are_reported(tmp_path:
     assert data is not None
     assert data["messages"] == []
     assert len(data["problems"]) == 3
+
+
+async def test_what_a_store_remembers_does_not_grow_with_the_sessions_it_has_written() -> None:
+    async with SessionStore(store=MemoryStore(), embedder=None) as store:
+        for number in range(1200):
+            await store.append_message(f"s{number}", user("x"))
+        for number in range(1200, 1260):
+            # Each is kept at hand until its metadata is written, a second later.
+            await asyncio.sleep(0.1)
+            await store.append_message(f"s{number}", user("x"))
+            if len(store._logs.writers) <= 1000:
+                break
+        assert len(store._logs.writers) <= 1000
+        await store.append_message("s0", user("y"))
+        assert [seq async for seq, _ in store.iter_entries("s0")] == [1, 2]
+        assert (await store.read_meta("s0", counts=True))["message_count"] == 2
+        for number in range(1260):
+            await store.delete_session(f"s{number}")
+        assert not store._logs.writers
+        assert not store._logs._lives

@@ -3,7 +3,9 @@
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
+from itertools import islice
 from typing import Any
+from weakref import WeakValueDictionary
 
 from carrel.conversation.entries import UNREADABLE, aside_of, encode
 from carrel.conversation.messages import (
@@ -34,7 +36,14 @@ from carrel.storage.seam import Lock, Stamp, Store
 
 logger = logging.getLogger(__name__)
 
+_MOST_WRITERS = 1000
+"""For how many sessions it is remembered how to append to them; for another that is looked up again."""
+
 Redact = Callable[[ConversationMessage], ConversationMessage]
+
+
+class _Life:
+    """A session from its making to its end, as long as an append to it is under way."""
 
 
 class SessionLogs:
@@ -48,7 +57,8 @@ class SessionLogs:
         self._redact = redact
         self._now = now
         self._gone: set[str] = set()
-        self._deletions: dict[str, int] = {}
+        self._lives: WeakValueDictionary[str, _Life] = WeakValueDictionary()
+        """What an append that is under way goes by: a delete ends the life of the session, and it must not go on."""
         self._order = CallOrder()
 
     def folder(self, session_id: str) -> str:
@@ -105,8 +115,17 @@ class SessionLogs:
             await self.store.put(self.meta_key(session_id), encode_meta(meta), held=[held])
             await self.store.append(self.log_key(session_id), [], sync=self._sync)
         self._gone.discard(session_id)
-        self.writers[session_id] = Writer(self.store, self.folder(session_id), meta, log_bytes=0, sync=self._sync)
+        self._keep(Writer(self.store, self.folder(session_id), meta, log_bytes=0, sync=self._sync))
         return True
+
+    def _keep(self, writer: Writer) -> Writer:
+        """Have it at hand for the next append, in the place of the oldest ones that have nothing left to do."""
+        self.writers[writer.meta["id"]] = writer
+        excess = len(self.writers) - _MOST_WRITERS
+        for session_id in [*islice(self.writers, max(excess, 0) * 2)]:
+            if len(self.writers) > _MOST_WRITERS and self.writers[session_id].is_idle:
+                del self.writers[session_id]
+        return writer
 
     async def delete(self, session_id: str, may: Callable[[], Awaitable[bool]] | None = None) -> bool:
         """Remove it; False when there was none, or `may` says no, or somebody writes to it while that is asked."""
@@ -118,7 +137,7 @@ class SessionLogs:
                 as_of = (log, await self.store.stamp(log)) if may is not None else None
                 if may is not None and not await may():
                     return False
-                self._deletions[session_id] = self._deletions.get(session_id, 0) + 1
+                self._lives.pop(session_id, None)
                 writer = self.writers.pop(session_id, None)
                 there = await self.store.delete(folder, as_of=as_of)
         finally:
@@ -147,13 +166,15 @@ class SessionLogs:
         Returns the number of the last entry, and who wrote it: by now the session may be deleted, or the store closed.
         `SessionNotFound` when the session is missing, or was deleted after this call or this store knew it. With
         `after`, 0 and nothing written unless that is the last entry."""
-        deletions = self._deletions.get(session_id, 0)
+        life = self._lives.get(session_id)
+        if life is None:
+            life = self._lives[session_id] = _Life()
         messages = [self.redacted(message) for message in messages] if self._redact is not None else messages
         lines, files = _lines(messages)
         writer = self.writers.get(session_id)
         if writer is None or files or not self._order.idle(session_id):
             async with self._order.turn(session_id):
-                writer = self.writers.get(session_id) or await self._opened(session_id, messages, draft, deletions)
+                writer = self.writers.get(session_id) or await self._opened(session_id, messages, draft, life)
                 for path, data in files.items():
                     await self.store.put(f"{writer.folder}/{path}", data, only_new=True)
         try:
@@ -161,7 +182,7 @@ class SessionLogs:
             return await writer.append(messages, lines, self._now(), shown=shown, after=after), writer
         except KeyError:
             self.writers.pop(session_id, None)
-            if self._deletions.get(session_id, 0) == deletions:
+            if self._lives.get(session_id) is life:
                 self._gone.add(session_id)
             if files:
                 await self._drop(session_id, files)
@@ -228,9 +249,9 @@ class SessionLogs:
         session_id: str,
         messages: Sequence[ConversationMessage],
         draft: Callable[[], SessionMeta] | None,
-        deletions: int,
+        life: "_Life",
     ) -> Writer:
-        if self._deletions.get(session_id, 0) != deletions:
+        if self._lives.get(session_id) is not life:
             raise _deleted(session_id)
         meta, stamp = await self._there(session_id)
         if meta is None and stamp is None:
@@ -243,15 +264,13 @@ class SessionLogs:
                 new["title"] = next(filter(None, map(title_from, messages)), DEFAULT_TITLE)
             if await self.make(new):
                 return self.writers[session_id]
-            return await self._opened(session_id, messages, None, deletions)
+            return await self._opened(session_id, messages, None, life)
         if meta is None or stamp is None:
             await self._complete(session_id)
-            return await self._opened(session_id, messages, draft, deletions)
+            return await self._opened(session_id, messages, draft, life)
         meta = await self.reading(session_id).caught_up(meta, stamp)
-        writer = Writer(self.store, self.folder(session_id), meta, log_bytes=stamp.size, sync=self._sync)
-        self.writers[session_id] = writer
         self._gone.discard(session_id)
-        return writer
+        return self._keep(Writer(self.store, self.folder(session_id), meta, log_bytes=stamp.size, sync=self._sync))
 
     async def _there(self, session_id: str) -> tuple[SessionMeta | None, Stamp | None]:
         meta = decode_meta(await self.store.get(self.meta_key(session_id)), session_id)

@@ -67,6 +67,7 @@ class Writer:
         self._in_line: asyncio.AbstractEventLoop | None = None
         """The loop in which a flush has not begun yet: it will write what is said meanwhile too."""
         self._open_calls = OpenCalls(store, folder)
+        self._appending = 0
 
     async def append(
         self,
@@ -82,6 +83,7 @@ class Writer:
         `shown`: how many messages are visible afterwards, from a caller who cuts or compacts and has counted;
         `after`: 0 and nothing written unless this is the last entry."""
         calls = [id_ for entry in entries for id_ in tool_calls_of(entry)]
+        self._appending += 1
         try:
             if calls:
                 await self._open_calls.begin(calls)
@@ -89,6 +91,8 @@ class Writer:
         except BaseException:
             await self._open_calls.end(calls)
             raise
+        finally:
+            self._appending -= 1
         if after is not None and not seq:
             await self._open_calls.end(calls)
             return 0
@@ -138,6 +142,12 @@ class Writer:
         """Set a field that stands in the metadata alone; the next flush writes it."""
         cast(dict[str, Any], self.meta)[name] = value
         self._own.add(name)
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing would be missed without it: no open call, and nothing that is not written yet."""
+        is_due = self._later is not None and self._later_in is not None and not self._later_in.is_closed()
+        return not (self._open_calls or self._appending or is_due or self._flushing or self._own or self._told)
 
     def _flush_later(self) -> None:
         loop = asyncio.get_running_loop()
