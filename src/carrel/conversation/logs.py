@@ -166,9 +166,7 @@ class SessionLogs:
         Returns the number of the last entry, and who wrote it: by now the session may be deleted, or the store closed.
         `SessionNotFound` when the session is missing, or was deleted after this call or this store knew it. With
         `after`, 0 and nothing written unless that is the last entry."""
-        life = self._lives.get(session_id)
-        if life is None:
-            life = self._lives[session_id] = _Life()
+        life = self._life(session_id)
         messages = [self.redacted(message) for message in messages] if self._redact is not None else messages
         lines, files = _lines(messages)
         writer = self.writers.get(session_id)
@@ -187,6 +185,12 @@ class SessionLogs:
             if files:
                 await self._drop(session_id, files)
             raise _deleted(session_id) from None
+
+    def _life(self, session_id: str) -> "_Life":
+        life = self._lives.get(session_id)
+        if life is None:
+            life = self._lives[session_id] = _Life()
+        return life
 
     async def _drop(self, session_id: str, files: Iterable[str]) -> None:
         """Remove what was written beside the log of a session that was deleted meanwhile, unless there is a new one."""
