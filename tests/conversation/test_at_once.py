@@ -13,6 +13,7 @@ from carrel.conversation import branching, writer
 from carrel.conversation.conversation import Conversation, ConversationStorage
 from carrel.conversation.entries import build_rewind_event, encode
 from carrel.conversation.messages import ConversationMessage
+from carrel.conversation.open_calls import call_key
 from carrel.conversation.session_info import SessionInfo
 from carrel.conversation.store import SessionStore
 from carrel.conversation.typed_parts import TextPart
@@ -25,6 +26,7 @@ from carrel.errors import (
     StorageWriteError,
 )
 from carrel.storage.memory_store import MemoryStore
+from carrel.storage.seam import process_name
 from tests.conversation.conftest import Reopen
 from tests.conversation.words import assistant, call, compact, outline, result, user
 
@@ -336,10 +338,10 @@ async def test_two_tool_calls_at_once_leave_no_hold_behind():
     store = SessionStore(store=(hooked := Hooked()), embedder=None)
     await store.append_message("s", user("hello"))
     await asyncio.gather(*(store.append_message("s", call(name)) for name in "ab"))
-    assert await hooked.holder("s/tool-loop") is not None
+    assert await hooked.holder(call_key("s", "a")) == await hooked.holder(call_key("s", "b")) == process_name()
     await store.append_message("s", result("a"))
     await store.append_message("s", result("b"))
-    assert await hooked.holder("s/tool-loop") is None
+    assert await hooked.holder(call_key("s", "a")) is await hooked.holder(call_key("s", "b")) is None
 
 
 async def test_a_tool_call_that_could_not_be_written_leaves_no_hold_behind():
@@ -348,23 +350,23 @@ async def test_a_tool_call_that_could_not_be_written_leaves_no_hold_behind():
     hooked.full = True
     with pytest.raises(StorageWriteError):
         await store.append_message("s", call("a"))
-    assert await hooked.holder("s/tool-loop") is None
+    assert await hooked.holder(call_key("s", "a")) is None
 
 
 async def test_a_tool_call_that_came_too_late_leaves_no_hold_behind_and_takes_none_from_another():
     store = SessionStore(store=(hooked := Hooked()), embedder=None)
     await store.append_message("s", user("hello"))
     assert (await store._logs.append("s", [call("late")], after=7))[0] == 0
-    assert await hooked.holder("s/tool-loop") is None
+    assert await hooked.holder(call_key("s", "late")) is None
 
     async def too_late() -> None:
         assert (await store._logs.append("s", [call("late")], after=7))[0] == 0
 
     hooked.after_append = [too_late]
     await store.append_message("s", call("a"))
-    assert await hooked.holder("s/tool-loop") is not None
+    assert await hooked.holder(call_key("s", "a")) is not None
     await store.append_message("s", result("a"))
-    assert await hooked.holder("s/tool-loop") is None
+    assert await hooked.holder(call_key("s", "a")) is None
 
 
 async def test_who_cancels_every_task_does_not_keep_the_metadata_from_being_written(monkeypatch: pytest.MonkeyPatch):

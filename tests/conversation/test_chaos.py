@@ -19,7 +19,8 @@ from typing import Any
 import pytest
 
 from carrel.conversation.entries import aside_of
-from carrel.conversation.messages import ConversationMessage, flatten_message_text, meta_of
+from carrel.conversation.messages import ConversationMessage, flatten_message_text, meta_of, tool_calls_of
+from carrel.conversation.open_calls import call_key
 from carrel.conversation.store import SessionStore
 from carrel.conversation.usage import tokens_of
 from carrel.storage.redis_store import RedisStore
@@ -232,9 +233,10 @@ async def check_session(store: SessionStore, session: str, entries: list[Any], m
     assert followed == entries
     loaded = await store.load_session(session)
     assert loaded is not None
-    for name in ("life", "meta", "tool-loop", "cut"):
-        held = await store._logs.store.lock(f"{session}/{name}", wait=False)
-        assert held is not None, f"{session}/{name} is held by {await store._logs.store.holder(f'{session}/{name}')}"
+    calls = [call_key(session, id_) for _, entry in entries for id_ in tool_calls_of(entry)]
+    for key in [*(f"{session}/{name}" for name in ("life", "meta", "cut")), *calls]:
+        held = await store._logs.store.lock(key, wait=False)
+        assert held is not None, f"{key} is held by {await store._logs.store.holder(key)}"
         await held.release()
     newest = next((entry for _, entry in reversed(entries) if entry["role"] == "user" and tokens_in(entry)), None)
     if newest is not None:

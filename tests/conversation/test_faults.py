@@ -179,6 +179,38 @@ async def test_a_full_disk_is_a_clear_error_and_costs_nothing(tmp_path: Path):
         assert "problems" not in (await store.load_session("s") or {})
 
 
+ON_A_FULL_DISK = """
+import asyncio, os, sys
+from carrel.conversation.store import SessionStore
+from tests.conversation.words import user
+
+async def main(folder, durability):
+    store, kept = SessionStore(folder, durability, embedder=None), []
+    for messages in ([user("x" * 20_000)] * 3, [user("x" * 20_000)]):
+        try:
+            while True:
+                await store.append_many(f"s{len(kept)}", messages)
+        except OSError as problem:
+            kept.append(problem)  # as a program does that reports it later
+    await store.close()
+    links = [f"/proc/self/fd/{fd}" for fd in os.listdir("/proc/self/fd")]
+    files = [os.readlink(link) for link in links if os.path.lexists(link)]
+    print([type(problem).__name__ for problem in kept], [file for file in files if folder in file])
+
+asyncio.run(main(*sys.argv[1:]))
+"""
+
+
+@pytest.mark.parametrize("durability", ["os", "fsync"])
+def test_no_file_stays_open_after_a_full_disk(tmp_path: Path, durability: str):
+    if os.geteuid() != 0 or shutil.which("unshare") is None:
+        pytest.skip("a file system of its own needs root and unshare")
+    script = f'mount -t tmpfs -o size=256k tmpfs {tmp_path} && exec "$0" "$@"'
+    command = ["unshare", "-m", "sh", "-c", script, sys.executable, "-c", ON_A_FULL_DISK, str(tmp_path), durability]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    assert done.stdout == "['StorageWriteError', 'StorageWriteError'] []\n", done
+
+
 async def test_appends_work_again_when_there_is_room(store: SessionStore, tmp_path: Path):
     """A limit on the size of files stands for the full disk here: it can be lifted in the same process."""
     code = (

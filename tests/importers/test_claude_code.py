@@ -279,3 +279,17 @@ def test_what_the_program_streamed_out_has_its_agents_apart(imported_from: Reade
     assert [message["role"] for message in main.messages] == ["assistant", "user", "assistant"]
     assert texts(agent) == ["user: job", "assistant: done"]
     assert (main.source_id, agent.parent) == ("s1", "s1")
+
+
+def test_the_newest_kinds_of_line_are_ignored_with_a_reason(imported_from: Reader) -> None:
+    said = {"type": "user", "uuid": "1", "message": {"role": "user", "content": "hi"}, "sessionId": "s"}
+    kinds = ["api-request", "api-request-sent", "atis-latch", "cost-state", "tools-used", "history-suppression"]
+    subtypes = ["api_request", "api-request-end", "cost_state", "tools-used"]
+    lines = [{"type": kind, "sessionId": "s"} for kind in kinds]
+    lines += [{"type": "system", "subtype": subtype, "uuid": subtype} for subtype in subtypes]
+    [session] = imported_from(said, *lines)
+    report = session.report
+    assert not report.unknown
+    assert report.imported == 1
+    assert set(report.ignored) == {*kinds, *(f"system/{subtype}" for subtype in subtypes)}
+    assert all(report.reasons[kind] for kind in report.ignored)

@@ -276,6 +276,18 @@ def test_what_was_said_is_kept_with_the_session(client: httpx.Client, session: s
     assert client.post(f"/sessions/{session}/conversation", json={"messages": more}).json() == {"count": 4}
 
 
+def test_a_call_that_waits_for_its_result_is_not_declared_interrupted(client: httpx.Client, session: str) -> None:
+    """The agent is at the other end of the connection: neither what it posts nor who looks at it ends its call."""
+    where = f"/sessions/{session}/conversation"
+    call = {"role": "assistant", "content": [{"type": "tool_use", "id": "c1", "name": "look", "input": {}}]}
+    found = {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "c1", "model_text": "found"}]}
+    assert client.post(where, json={"messages": [call]}).json() == {"count": 1}
+    assert "interrupted" in client.get(where).text, "what a provider would refuse is repaired in the answer"
+    assert client.post(where, json={"messages": [found]}).json() == {"count": 2}
+    assert [m["content"][0]["type"] for m in client.get(where).json()["messages"]] == ["tool_use", "tool_result"]
+    assert "interrupted" not in client.get(where).text
+
+
 def test_a_session_goes_back_in_all_three(client: httpx.Client, session: str) -> None:
     say = {"messages": [{"role": "user", "content": "hello"}]}
     where = f"/sessions/{session}"

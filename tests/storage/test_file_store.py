@@ -565,3 +565,18 @@ def test_a_file_that_others_make_and_remove_meanwhile_is_made(tmp_path: Path, mo
     monkeypatch.setattr(file_objects, "make_file", made)
     os.close(file_objects.open_or_make(str(tmp_path / "lock"), os.O_RDWR))
     assert tries == 2
+
+
+async def test_pieces_that_are_cancelled_at_any_moment_leave_nothing(store: FileStore) -> None:
+    async def pieces() -> AsyncIterator[bytes]:
+        yield b"x"
+        await asyncio.sleep(60)
+
+    for moment in range(60):
+        putting = asyncio.create_task(store.put_pieces("folder/object", pieces()))
+        for _ in range(moment % 6):
+            await asyncio.sleep(0)
+        putting.cancel()
+        await asyncio.gather(putting, return_exceptions=True)
+    await asyncio.sleep(0.2)  # threads that nobody waited for would have come to their end
+    assert [path.name for path in (store.root / "folder").iterdir()] == []

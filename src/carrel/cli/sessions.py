@@ -94,7 +94,7 @@ async def show_session(
         if entries:
             await _show_entries(store, id_, limit, as_json)
             return
-        loaded = await store.load_session(id_)
+        loaded = await store.load_session(id_, repair=False)
         if loaded is None:
             raise carrel.SessionNotFound(f"session {id_} was deleted meanwhile")
         meta, said = loaded["session"], loaded["messages"]
@@ -198,7 +198,7 @@ async def rewind(
     async with opened(data) as store:
         id_ = await store.resolve_id(session)
         seq = await store.append_rewind(id_, to, to_seq=to_seq)
-        loaded = await store.load_session(id_)
+        loaded = await store.load_session(id_, repair=False)
         left = len(loaded["messages"]) if loaded else 0
         if as_json:
             show.print_json({"session_id": id_, "seq": seq, "visible_messages": left, "undo_to_seq": seq - 1})
@@ -425,8 +425,9 @@ async def import_(
 ) -> None:
     """Bring in sessions of other agents.
 
-    Claude Code, Codex, pi, and folders of this format. What a file has that we do not know is counted and named. What
-    was imported before is here already; what its file has got since is added to it."""
+    Claude Code, Codex, pi, Mistral Vibe (and other OpenAI Chat messages), and folders of this format. What a file has
+    that we do not know is counted and named. What was imported before is here already; what its file has got since is
+    added to it."""
     missing = [path for path in paths if not path.exists()]
     if missing:
         raise WrongUsage(f"there is no {missing[0]}")

@@ -109,8 +109,9 @@ def decode_all(block: Block) -> list[ConversationMessage]:
     # Found at once, as one byte is; inside a line of JSON it stands only between tokens, and hardly ever.
     if _SLOW in array and (array.startswith(b"[" + _SLOW) or b"\n" + _SLOW in array):
         return list(map(decode, block.records))
-    # Broken lines can make a whole one together, but then they are fewer than the lines.
-    if len(entries) == block.count and set(map(type, entries)) == {dict}:
+    # Broken lines can make whole ones together: then they are fewer, or do not all begin and end as objects do.
+    whole = array.startswith(b"[{") and array.endswith(b"}]") and array.count(b"},\n{") == block.count - 1
+    if whole and len(entries) == block.count and set(map(type, entries)) == {dict}:
         return entries
     return list(map(decode, block.records))
 

@@ -4,9 +4,18 @@ from collections.abc import Iterable
 
 from carrel.conversation.logs import SessionLogs
 from carrel.conversation.messages import SessionMeta
-from carrel.conversation.metadata import decode_meta, has_sums, is_id, is_too_new, new_meta, when_written
+from carrel.conversation.metadata import (
+    decode_meta,
+    has_sums,
+    is_id,
+    is_too_new,
+    last_change,
+    later,
+    new_meta,
+    when_written,
+)
 from carrel.conversation.reading import collector_paused
-from carrel.errors import SessionNotFound, SessionTooNew
+from carrel.errors import SessionNotFound, SessionTooNew, StorageReadError
 from carrel.storage.call_order import CallOrder
 from carrel.storage.seam import Changes, Stamp
 
@@ -29,16 +38,19 @@ class Listing:
 
     async def metas(self) -> list[SessionMeta]:
         """Fresh copies, so that a caller may keep and change them."""
+        async with self._order.turn("list"):
+            await self._catch_up()
         with collector_paused:
-            async with self._order.turn("list"):
-                await self._catch_up()
             if self._sorted is None:
-                self._sorted = sorted(self._metas.values(), key=lambda meta: meta["updated_at"], reverse=True)
+                self._sorted = sorted(self._metas.values(), key=last_change, reverse=True)
             metas = [meta.copy() for meta in self._sorted]
+        written = False
         for index, meta in enumerate(metas):
             if meta["id"] in self._logs.writers:
                 metas[index] = self._as_written(meta, self._log_sizes[meta["id"]])
-        metas.sort(key=lambda meta: meta["updated_at"], reverse=True)
+                written = True
+        if written:
+            metas.sort(key=last_change, reverse=True)
         return metas
 
     def _as_written(self, meta: SessionMeta, log_size: int) -> SessionMeta:
@@ -47,7 +59,7 @@ class Listing:
         if writer is not None and writer.knows_all(log_size):
             return writer.told()
         if writer is not None:
-            meta["updated_at"] = max(meta["updated_at"], writer.meta["updated_at"])
+            meta["updated_at"] = later(meta["updated_at"], writer.meta["updated_at"])
         return meta
 
     async def _catch_up(self) -> None:
@@ -75,32 +87,51 @@ class Listing:
         self._cursor = changes.cursor
 
     async def _read(self, names: Iterable[str]) -> dict[str, tuple[SessionMeta | None, int]]:
-        """The metadata of each session and the size of its log."""
+        """The metadata of each session and the size of its log; one that cannot be read costs no other."""
         ids = [name for name in names if is_id(name)]
+        try:
+            return await self._read_together(ids)
+        except StorageReadError:
+            return {id_: found for id_ in ids for found in [await self._read_alone(id_)]}
+
+    async def _read_alone(self, id_: str) -> tuple[SessionMeta | None, int]:
+        try:
+            return (await self._read_together([id_]))[id_]
+        except StorageReadError as problem:
+            return _unreadable(id_, problem), 0
+
+    async def _read_together(self, ids: list[str]) -> dict[str, tuple[SessionMeta | None, int]]:
         raws = await self._store.get_many(list(map(self._logs.meta_key, ids)))
         stamps = await self._store.stamps(list(map(self._logs.log_key, ids)))
+        with collector_paused:
+            decoded = list(map(self._decoded, ids, raws, stamps))
         found: dict[str, tuple[SessionMeta | None, int]] = {}
-        for id_, raw, stamp in zip(ids, raws, stamps, strict=True):
-            meta = None
+        for id_, meta, raw, stamp in zip(ids, decoded, raws, stamps, strict=True):
             if raw is not None or stamp is not None:
-                meta = await self._listed(id_, raw, stamp)
+                meta = await self._listed(id_, meta, stamp)
             found[id_] = meta, stamp.size if stamp else 0
         return found
 
-    async def _listed(self, id_: str, raw: bytes | None, stamp: Stamp | None) -> SessionMeta | None:
-        """The metadata to show in a list; of the log, no more is read than what the metadata does not have yet."""
+    def _decoded(self, id_: str, raw: bytes | None, stamp: Stamp | None) -> SessionMeta | None:
+        """The metadata as it is stored, or None when it must be made again."""
         writer = self._logs.writers.get(id_)
         if writer is not None and raw is not None and stamp is not None and writer.knows_all(stamp.size):
             return writer.told()
         try:
-            meta = decode_meta(raw, id_)
+            return decode_meta(raw, id_)
         except SessionTooNew as problem:
             meta = new_meta(id_, now=when_written(stamp), title=f"({problem})")
             meta["message_format_version"] = problem.version
             return meta
-        if meta is None:
-            return None if await self._logs.is_unfinished(id_) else await self._logs.rebuilt_meta(id_)
-        return await self._logs.reading(id_).caught_up(meta, stamp)
+
+    async def _listed(self, id_: str, meta: SessionMeta | None, stamp: Stamp | None) -> SessionMeta | None:
+        """The metadata to show in a list; of the log, no more is read than what the metadata does not have yet."""
+        try:
+            if meta is None:
+                return None if await self._logs.is_unfinished(id_) else await self._logs.rebuilt_meta(id_)
+            return meta if is_too_new(meta) else await self._logs.reading(id_).caught_up(meta, stamp)
+        except StorageReadError as problem:
+            return meta or _unreadable(id_, problem)
 
     async def is_as_listed(self, meta: SessionMeta) -> bool:
         """Whether nothing was said or done in a session since it was listed."""
@@ -118,7 +149,7 @@ class Listing:
             return meta
         if stamp is not None and not has_sums(meta, stamp.size):
             if meta.get("log_bytes", stamp.size) != stamp.size:
-                meta["updated_at"] = max(when_written(stamp), meta["updated_at"])
+                meta["updated_at"] = later(when_written(stamp), meta["updated_at"])
             reading = self._logs.reading(meta["id"])
             meta["message_count"] = (await reading.outline()).messages()
             meta["total_tokens"] = await reading.tokens_spent()
@@ -128,7 +159,7 @@ class Listing:
         """Folders (of these) in which nothing was said and only a trace lies, with when that was last written."""
         ids = [name for name in (await self._store.folders(self._prefix) if names is None else names) if is_id(name)]
         files = [
-            await self._store.stamps([f"{self._logs.folder(id_)}/{name}" for id_ in ids])
+            await self._stamps([f"{self._logs.folder(id_)}/{name}" for id_ in ids])
             for name in ("meta.json", "messages.jsonl", "trace.jsonl")
         ]
         return [
@@ -136,6 +167,13 @@ class Listing:
             for id_, meta, log, trace in zip(ids, *files, strict=True)
             if trace is not None and meta is None and log is None
         ]
+
+    async def _stamps(self, keys: list[str]) -> list[Stamp | None]:
+        """Of each key; None too for one that cannot be looked at."""
+        try:
+            return await self._store.stamps(keys)
+        except StorageReadError:
+            return [None] if len(keys) == 1 else [stamp for key in keys for stamp in await self._stamps([key])]
 
     async def resolve(self, text: str, *, traces: bool) -> str:
         """A full id, the beginning of exactly one, or "last"; `SessionNotFound` says what is near."""
@@ -160,3 +198,8 @@ class Listing:
                 f"`carrel sessions delete {found[0]}` removes it"
             )
         raise SessionNotFound(f"no session begins with {text!r}; `carrel sessions list` shows them all")
+
+
+def _unreadable(id_: str, problem: StorageReadError) -> SessionMeta:
+    """What a list shows of a session that cannot be read. It has no date, so that it is never pruned."""
+    return new_meta(id_, now="", title=f"({problem})")

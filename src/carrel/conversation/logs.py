@@ -3,7 +3,9 @@
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
+from itertools import islice
 from typing import Any
+from weakref import WeakValueDictionary
 
 from carrel.conversation.entries import UNREADABLE, aside_of, encode
 from carrel.conversation.messages import (
@@ -23,17 +25,25 @@ from carrel.conversation.metadata import (
     title_from,
     when_written,
 )
+from carrel.conversation.open_calls import claimed
 from carrel.conversation.reading import LogReading, View
 from carrel.conversation.repair import interrupted_message, unanswered
 from carrel.conversation.spill import may_spill, spill
-from carrel.conversation.writer import Writer, few_at_once, tool_loop_key
+from carrel.conversation.writer import Writer, few_at_once
 from carrel.errors import LockLost, SessionNotFound, SessionTooNew, StorageError
 from carrel.storage.call_order import CallOrder
-from carrel.storage.seam import Lock, Stamp, Store, process_name
+from carrel.storage.seam import Lock, Stamp, Store
 
 logger = logging.getLogger(__name__)
 
+_MOST_WRITERS = 1000
+"""For how many sessions it is remembered how to append to them; for another that is looked up again."""
+
 Redact = Callable[[ConversationMessage], ConversationMessage]
+
+
+class _Life:
+    """A session from its making to its end, as long as an append to it is under way."""
 
 
 class SessionLogs:
@@ -47,7 +57,8 @@ class SessionLogs:
         self._redact = redact
         self._now = now
         self._gone: set[str] = set()
-        self._deletions: dict[str, int] = {}
+        self._lives: WeakValueDictionary[str, _Life] = WeakValueDictionary()
+        """What an append that is under way goes by: a delete ends the life of the session, and it must not go on."""
         self._order = CallOrder()
 
     def folder(self, session_id: str) -> str:
@@ -104,8 +115,17 @@ class SessionLogs:
             await self.store.put(self.meta_key(session_id), encode_meta(meta), held=[held])
             await self.store.append(self.log_key(session_id), [], sync=self._sync)
         self._gone.discard(session_id)
-        self.writers[session_id] = Writer(self.store, self.folder(session_id), meta, log_bytes=0, sync=self._sync)
+        self._keep(Writer(self.store, self.folder(session_id), meta, log_bytes=0, sync=self._sync))
         return True
+
+    def _keep(self, writer: Writer) -> Writer:
+        """Have it at hand for the next append, in the place of the oldest ones that have nothing left to do."""
+        self.writers[writer.meta["id"]] = writer
+        excess = len(self.writers) - _MOST_WRITERS
+        for session_id in [*islice(self.writers, max(excess, 0) * 2)]:
+            if len(self.writers) > _MOST_WRITERS and self.writers[session_id].is_idle:
+                del self.writers[session_id]
+        return writer
 
     async def delete(self, session_id: str, may: Callable[[], Awaitable[bool]] | None = None) -> bool:
         """Remove it; False when there was none, or `may` says no, or somebody writes to it while that is asked."""
@@ -117,7 +137,7 @@ class SessionLogs:
                 as_of = (log, await self.store.stamp(log)) if may is not None else None
                 if may is not None and not await may():
                     return False
-                self._deletions[session_id] = self._deletions.get(session_id, 0) + 1
+                self._lives.pop(session_id, None)
                 writer = self.writers.pop(session_id, None)
                 there = await self.store.delete(folder, as_of=as_of)
         finally:
@@ -146,13 +166,13 @@ class SessionLogs:
         Returns the number of the last entry, and who wrote it: by now the session may be deleted, or the store closed.
         `SessionNotFound` when the session is missing, or was deleted after this call or this store knew it. With
         `after`, 0 and nothing written unless that is the last entry."""
-        deletions = self._deletions.get(session_id, 0)
+        life = self._life(session_id)
         messages = [self.redacted(message) for message in messages] if self._redact is not None else messages
         lines, files = _lines(messages)
         writer = self.writers.get(session_id)
         if writer is None or files or not self._order.idle(session_id):
             async with self._order.turn(session_id):
-                writer = self.writers.get(session_id) or await self._opened(session_id, messages, draft, deletions)
+                writer = self.writers.get(session_id) or await self._opened(session_id, messages, draft, life)
                 for path, data in files.items():
                     await self.store.put(f"{writer.folder}/{path}", data, only_new=True)
         try:
@@ -160,11 +180,17 @@ class SessionLogs:
             return await writer.append(messages, lines, self._now(), shown=shown, after=after), writer
         except KeyError:
             self.writers.pop(session_id, None)
-            if self._deletions.get(session_id, 0) == deletions:
+            if self._lives.get(session_id) is life:
                 self._gone.add(session_id)
             if files:
                 await self._drop(session_id, files)
             raise _deleted(session_id) from None
+
+    def _life(self, session_id: str) -> "_Life":
+        life = self._lives.get(session_id)
+        if life is None:
+            life = self._lives[session_id] = _Life()
+        return life
 
     async def _drop(self, session_id: str, files: Iterable[str]) -> None:
         """Remove what was written beside the log of a session that was deleted meanwhile, unless there is a new one."""
@@ -227,9 +253,9 @@ class SessionLogs:
         session_id: str,
         messages: Sequence[ConversationMessage],
         draft: Callable[[], SessionMeta] | None,
-        deletions: int,
+        life: "_Life",
     ) -> Writer:
-        if self._deletions.get(session_id, 0) != deletions:
+        if self._lives.get(session_id) is not life:
             raise _deleted(session_id)
         meta, stamp = await self._there(session_id)
         if meta is None and stamp is None:
@@ -242,15 +268,13 @@ class SessionLogs:
                 new["title"] = next(filter(None, map(title_from, messages)), DEFAULT_TITLE)
             if await self.make(new):
                 return self.writers[session_id]
-            return await self._opened(session_id, messages, None, deletions)
+            return await self._opened(session_id, messages, None, life)
         if meta is None or stamp is None:
             await self._complete(session_id)
-            return await self._opened(session_id, messages, draft, deletions)
+            return await self._opened(session_id, messages, draft, life)
         meta = await self.reading(session_id).caught_up(meta, stamp)
-        writer = Writer(self.store, self.folder(session_id), meta, log_bytes=stamp.size, sync=self._sync)
-        self.writers[session_id] = writer
         self._gone.discard(session_id)
-        return writer
+        return self._keep(Writer(self.store, self.folder(session_id), meta, log_bytes=stamp.size, sync=self._sync))
 
     async def _there(self, session_id: str) -> tuple[SessionMeta | None, Stamp | None]:
         meta = decode_meta(await self.store.get(self.meta_key(session_id)), session_id)
@@ -284,6 +308,10 @@ class SessionLogs:
             return await self.rebuilt_meta(session_id) if is_there else None
         return await self.reading(session_id).caught_up(meta, stamp)
 
+    async def exists(self, session_id: str) -> bool:
+        """Whether there is such a session; its log is not read for that."""
+        return await self._there(checked_id(session_id)) != (None, None)
+
     async def known_meta(self, session_id: str) -> SessionMeta:
         meta = await self.meta(session_id)
         if meta is None:
@@ -311,33 +339,22 @@ class SessionLogs:
         return await self.reading(session_id).view()
 
     async def repaired_view(self, session_id: str) -> View:
-        """The view after missing tool results were written, unless somebody else is still waiting for them."""
-        view = await self.reading(session_id).view()
-        if view.whole or not unanswered(view.messages):
-            return view
-        key = tool_loop_key(self.folder(session_id))
-        held = await self.store.lock(key, wait=False)
-        if held is None and await self.store.holder(key) != process_name():
-            return view
-        looked_at = 0
+        """The view after missing tool results were written, unless their calls are still in use."""
+        view, looked_at = await self.reading(session_id).view(), 0
         try:
-            # Looked at again now that nobody else may do the same.
-            while True:
+            while not view.whole and (missing := unanswered(view.messages)) and view.last_seq != looked_at:
+                async with claimed(self.store, self.folder(session_id), missing) as is_ours:
+                    if not is_ours:
+                        return view
+                    looked_at = view.last_seq
+                    # Written only after what was looked at: another may have answered or repaired them meanwhile.
+                    written, _ = await self.append(session_id, [interrupted_message(missing)], after=looked_at)
                 view = await self.reading(session_id).view()
-                missing = unanswered(view.messages)
-                if not missing or view.last_seq == looked_at:
-                    return view
-                looked_at = view.last_seq
-                # What is said is right only for what was looked at: the lock may be another's by now.
-                written, _ = await self.append(session_id, [interrupted_message(missing)], after=looked_at)
                 if written:
-                    return await self.reading(session_id).view()
+                    break
         except (StorageError, SessionNotFound) as problem:
             logger.warning("session %s: the interrupted tool call is repaired in memory only: %s", session_id, problem)
-            return view
-        finally:
-            if held is not None:
-                await held.release()
+        return view
 
 
 def _lines(messages: Sequence[ConversationMessage]) -> tuple[list[bytes], dict[str, bytes]]:

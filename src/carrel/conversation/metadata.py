@@ -23,6 +23,7 @@ SUMS = ("message_count", "total_tokens")
 COUNTS = (*SUMS, "log_seq", "log_bytes")
 """The same, and up to where the metadata has what the log says."""
 
+_NEVER = datetime.min.replace(tzinfo=UTC)
 _PLAIN_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
 _TEXTS = ("title", "provider", "model", "cwd", "created_at", "updated_at")
 
@@ -89,8 +90,8 @@ def decode_meta(raw: bytes | None, session_id: str) -> SessionMeta | None:
         return None
     if type(meta) is not dict:
         return None
-    version = meta.setdefault("message_format_version", FORMAT_VERSION)
-    if version != FORMAT_VERSION and isinstance(version, int | float) and version > FORMAT_VERSION:
+    version = meta["message_format_version"] = _format_version(meta.get("message_format_version"))
+    if version > FORMAT_VERSION:
         raise SessionTooNew(
             f"session {session_id} was written in format {version}, this carrel reads up to {FORMAT_VERSION}; "
             "update carrel to open it (nothing was changed)",
@@ -106,6 +107,34 @@ def decode_meta(raw: bytes | None, session_id: str) -> SessionMeta | None:
     meta["title"] = meta["title"] or DEFAULT_TITLE
     meta.setdefault("api_base", None)
     return cast(SessionMeta, meta)
+
+
+def _format_version(value: Any) -> int | float:
+    """The number of a format; other programs leave it out or write something else in its place."""
+    if isinstance(value, str) and value.isascii() and value.isdigit():
+        return int(value[:9])
+    return value if isinstance(value, int | float) and not isinstance(value, bool) else FORMAT_VERSION
+
+
+def date_of(text: Any) -> datetime | None:
+    """A date of the log, or None when it is none; one without an offset is UTC."""
+    try:
+        date = datetime.fromisoformat(text)
+    except (TypeError, ValueError):
+        return None
+    return date if date.tzinfo else date.replace(tzinfo=UTC)
+
+
+def last_change(meta: SessionMeta) -> datetime:
+    """When a session was last changed, to sort by; what has no date was never changed."""
+    return date_of(meta["updated_at"]) or _NEVER
+
+
+def later(one: str, other: str) -> str:
+    """The later of two dates; writers may use different offsets, so the texts say nothing."""
+    if one[-6:] == other[-6:] == "+00:00":
+        return max(one, other)
+    return max(one, other, key=lambda text: date_of(text) or _NEVER)
 
 
 def when_written(stamp: Stamp | None) -> str:

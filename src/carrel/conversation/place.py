@@ -8,8 +8,9 @@ from typing import Any
 from carrel.conversation.entries import build_aside, build_rewind_event
 from carrel.conversation.logs import SessionLogs
 from carrel.conversation.messages import ConversationMessage, SessionMeta, meta_of, tool_calls_of
+from carrel.conversation.metadata import date_of
 from carrel.conversation.reading import collector_paused
-from carrel.conversation.session_info import SessionInfo, date_of, info_of, meta_fields
+from carrel.conversation.session_info import SessionInfo, info_of, meta_fields
 from carrel.conversation.typed_log import Look, look_at
 from carrel.conversation.typed_message import Message, lines_to_messages, plus_usage
 from carrel.conversation.usage import tokens_of

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from carrel.conversation.entries import UNREADABLE, aside_of, decode, decode_all
 from carrel.conversation.messages import ConversationMessage, SessionMeta, goes_on, meta_of
-from carrel.conversation.metadata import DEFAULT_TITLE, catch_up, title_from, when_written
+from carrel.conversation.metadata import DEFAULT_TITLE, catch_up, later, title_from, when_written
 from carrel.conversation.repair import ToolOrder
 from carrel.conversation.replay import Backwards, Numbered, Shown, events_among
 from carrel.conversation.spill import MARK, output_paths, paths_of, restore
@@ -22,7 +22,8 @@ from carrel.storage.seam import Stamp, Store
 class _Pause:
     """Parsing makes many objects and no garbage; the collector would walk them again and again.
 
-    Counted, because several may read at once and take turns."""
+    Nothing is awaited inside it, because it stops the collector for the whole process. Counted, because several
+    threads may parse."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -97,9 +98,9 @@ class LogReading:
         blocks: list[tuple[int, list[ConversationMessage]]] = []
         order, plain = ToolOrder(), True
         last_seq, spilled = 0, list[int]()
-        with collector_paused:
-            async for block in self._store.read_back(self._key):
-                last_seq = max(last_seq, block.last_seq)
+        async for block in self._store.read_back(self._key):
+            last_seq = max(last_seq, block.last_seq)
+            with collector_paused:
                 entries = decode_all(block)
                 # All that must be known of each entry is looked at now, while it is in the processor's cache.
                 if MARK in set().union(*entries):
@@ -112,6 +113,7 @@ class LogReading:
                 walk.take(block.first_seq, block.last_seq, events)
                 if walk.enough:
                     break
+        with collector_paused:
             shown = walk.shown()
             whole = plain and until is None and order.whole()
             messages, places = _materialize(shown, blocks[::-1]), _places(shown, sorted(spilled))
@@ -179,7 +181,7 @@ class LogReading:
     async def caught_up(self, meta: SessionMeta, stamp: Stamp | None) -> SessionMeta:
         """The metadata with what the log says since: it is written a moment later, or never when that was cut off."""
         if stamp is not None and meta.get("log_bytes", stamp.size) != stamp.size:
-            meta["updated_at"] = max(when_written(stamp), meta["updated_at"])
+            meta["updated_at"] = later(when_written(stamp), meta["updated_at"])
             _, news = await self.news(meta.get("log_seq", 0), entitling=meta["title"] == DEFAULT_TITLE)
             catch_up(meta, news)
         return meta

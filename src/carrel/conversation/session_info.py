@@ -8,21 +8,13 @@ from uuid import uuid4
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from carrel.conversation.messages import SessionMeta
+from carrel.conversation.metadata import date_of
 
 DEFAULT_TITLE = "New Session"
 
 
 def now() -> datetime:
     return datetime.now(UTC)
-
-
-def date_of(text: Any) -> datetime | None:
-    """A date of the log, or None when it is none."""
-    try:
-        date = datetime.fromisoformat(text)
-    except (TypeError, ValueError):
-        return None
-    return date if date.tzinfo else date.replace(tzinfo=UTC)
 
 
 def _path_text(value: Any) -> Any:

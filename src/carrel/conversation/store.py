@@ -2,9 +2,9 @@
 
 import asyncio
 import logging
-import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
-from datetime import datetime, timedelta
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -21,7 +21,7 @@ from carrel.conversation.intake import Intake
 from carrel.conversation.listing import Listing
 from carrel.conversation.logs import Redact, SessionLogs, not_found
 from carrel.conversation.messages import ConversationMessage, SessionData, SessionMeta
-from carrel.conversation.metadata import checked_fields, checked_id, is_too_new, new_meta
+from carrel.conversation.metadata import checked_fields, checked_id, date_of, is_too_new, new_meta
 from carrel.conversation.repair import mend
 from carrel.conversation.replay import Numbered
 from carrel.conversation.search import SearchHit, SessionSearch
@@ -32,6 +32,7 @@ from carrel.errors import (
     SessionExists,
     SessionTooNew,
     StorageError,
+    StorageReadError,
 )
 from carrel.events import Event, EventType, bus
 from carrel.home import resolve_sessions_dir
@@ -72,6 +73,7 @@ class SessionStore:
         if store is None:
             self.data_dir = Path(data_dir).expanduser() if data_dir is not None else resolve_sessions_dir()
             store = FileStore(self.data_dir)
+            self.data_dir = self.data_dir / prefix
         elif isinstance(store, FileStore):
             self.data_dir = store.root / prefix if prefix else store.root
         self._now = now
@@ -177,7 +179,13 @@ class SessionStore:
 
     async def counted(self, metas: Iterable[SessionMeta]) -> list[SessionMeta]:
         """The same with exact counts. A log that is ahead of its metadata is read, so give those that you show."""
-        return [await self._listing.counted(meta) for meta in metas]
+        counted = []
+        for meta in metas:
+            try:
+                counted.append(await self._listing.counted(meta))
+            except StorageReadError:
+                counted.append(meta)  # it is listed all the same, and hides no other
+        return counted
 
     async def latest_session(self, *, cwd: str | None = None) -> SessionMeta | None:
         metas = await self.list_sessions(cwd=cwd)
@@ -223,8 +231,12 @@ class SessionStore:
         cwd: str | None = None,
         api_base: str | None = None,
     ) -> int:
-        """Add messages, all of them or none; returns the sequence number of the last."""
+        """Add messages, all of them or none; returns the sequence number of the last.
+
+        No messages make no session: what comes back then is the number of the last entry there is, or 0."""
         checked_id(session_id)
+        if not messages:
+            return await self._logs.reading(session_id).last_seq()
         drafted: SessionMeta | None = None
 
         def draft() -> SessionMeta:
@@ -289,11 +301,16 @@ class SessionStore:
 
     # --- reading ----------------------------------------------------------------------------------------------------
 
-    async def load_session(self, session_id: str) -> SessionData | None:
-        """What is visible now, or None when there is no such session. An interrupted tool call is repaired, once."""
-        if await self._logs.meta(session_id) is None:
+    async def load_session(self, session_id: str, *, repair: bool = True) -> SessionData | None:
+        """What is visible now, or None when there is no such session.
+
+        Tool calls without a result get an error result, so that no provider refuses the conversation. Those of the
+        last message with calls are also appended to the log, once, unless they may still be answered: by another
+        process that is alive, or by a task of this process that appended the call, is not done, and is not the one
+        that loads the session. `repair=False` writes nothing: for viewers."""
+        if not await self._logs.exists(session_id):
             return None
-        view = await self._logs.repaired_view(session_id)
+        view = await (self._logs.repaired_view(session_id) if repair else self._logs.reading(session_id).view())
         messages = await self._logs.reading(session_id).whole(view)
         if not view.whole:
             messages = mend(messages).messages
@@ -307,22 +324,17 @@ class SessionStore:
         return data
 
     def load_session_sync(self, session_id: str) -> SessionData | None:
-        """`load_session` for a caller that does not wait, also from within a running loop."""
-        found: list[SessionData | None] = []
-        problems: list[BaseException] = []
+        """`load_session` for a caller that cannot await.
 
-        def load() -> None:
-            try:
-                found.append(asyncio.run(self.load_session(session_id)))
-            except BaseException as problem:  # noqa: BLE001 - handed to the caller below
-                problems.append(problem)
-
-        thread = threading.Thread(target=load, name="carrel-load-session")
-        thread.start()
-        thread.join()
-        if problems:
-            raise problems[0]
-        return found[0]
+        Within a running loop, which stands still meanwhile, it writes nothing (`repair=False`): a task of that loop
+        may hold the lock that a write would wait for."""
+        try:
+            asyncio.get_running_loop()
+            repair = False
+        except RuntimeError:
+            repair = True
+        with ThreadPoolExecutor(1, "carrel-load-session") as thread:
+            return thread.submit(lambda: asyncio.run(self.load_session(session_id, repair=repair))).result()
 
     async def read_meta(self, session_id: str, *, counts: bool = False) -> SessionMeta:
         """The metadata of one session, `counts`: with exact counts; `SessionNotFound`."""
@@ -474,12 +486,12 @@ class SessionStore:
     async def export(self, session_id: str, format: Literal["jsonl", "markdown", "html"] = "jsonl") -> str:
         """The session as text: its whole log with what was spilled put back, or the visible conversation as a page."""
         if format == "markdown":
-            return to_markdown(await self._loaded(session_id))
+            return to_markdown(await self._loaded(session_id, repair=False))
         if format == "jsonl":
             return "".join([line async for line in self.export_lines(session_id)])
         if format == "html":
             log = [numbered async for numbered in self.iter_entries(session_id)]
-            return to_html(await self._loaded(session_id), log)
+            return to_html(await self._loaded(session_id, repair=False), log)
         raise ConfigurationError(f"a session is exported as jsonl, markdown or html, not {format!r}")
 
     async def export_lines(self, session_id: str) -> AsyncIterator[str]:
@@ -487,8 +499,8 @@ class SessionStore:
         async for _, entry in self.iter_entries(session_id):
             yield to_line(entry)
 
-    async def _loaded(self, session_id: str) -> SessionData:
-        data = await self.load_session(session_id)
+    async def _loaded(self, session_id: str, *, repair: bool = True) -> SessionData:
+        data = await self.load_session(session_id, repair=repair)
         if data is None:
             raise not_found(session_id)
         return data
@@ -516,11 +528,11 @@ class SessionStore:
                 f"older_than is a timedelta of 0 or more, as in timedelta(days=30), not {older_than!r:.60}"
             )
         try:
-            border = (datetime.fromisoformat(self._now()) - older_than).isoformat()
+            border = (date_of(self._now()) or datetime.now(UTC)) - older_than
         except OverflowError:
             return []
         every = [*await self.list_sessions(), *await self.traces()]
-        old = [meta for meta in every if meta["updated_at"] and meta["updated_at"] < border]
+        old = [meta for meta in every if (date := date_of(meta["updated_at"])) is not None and date < border]
         newer = [meta["id"] for meta in old if is_too_new(meta)]
         if newer:
             logger.warning("not pruned, because a newer carrel wrote them: %s", ", ".join(newer))
@@ -539,7 +551,7 @@ class SessionStore:
         and what the source has got since is appended, where neither its old part nor the session was changed. With
         `all_branches`, those that a conversation went back from come as sessions of their own."""
         # One at a time: two who import a file at once would both find that it is not here.
-        held = await self._logs.store.lock(self._logs.folder("imports"))
+        held = await self._logs.store.lock(self._logs.folder("imports/lock"))
         assert held is not None
         try:
             here = [] if again else await self.list_sessions()

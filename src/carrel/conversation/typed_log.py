@@ -6,10 +6,11 @@ from typing import NamedTuple
 
 from carrel.conversation.logs import SessionLogs
 from carrel.conversation.messages import SessionMeta
-from carrel.conversation.metadata import has_sums, when_written
+from carrel.conversation.metadata import has_sums, later, when_written
+from carrel.conversation.open_calls import any_open
 from carrel.conversation.repair import mend, unanswered
 from carrel.conversation.replay import Numbered
-from carrel.conversation.writer import tool_loop_key
+from carrel.errors import StorageReadError
 
 logger = logging.getLogger(__name__)
 
@@ -39,8 +40,8 @@ async def look_at(logs: SessionLogs, session_id: str, until: int | None = None, 
         (raw[origin][0] if origin is not None else 0, line)
         for line, origin in zip(mended.messages, mended.origins, strict=True)
     ]
-    if shown and mended.origins[-1] is None and unanswered(lines):
-        waits = waits or await logs.store.holder(tool_loop_key(logs.folder(session_id))) is not None
+    if shown and mended.origins[-1] is None and (missing := unanswered(lines)):
+        waits = waits or await any_open(logs.store, logs.folder(session_id), missing)
         shown = shown[:-1] if waits else shown
     return Look(raw, shown, view.last_seq)
 
@@ -55,6 +56,10 @@ async def up_to_date(logs: SessionLogs, metas: Sequence[SessionMeta]) -> None:
         if stamp is None or has_sums(meta, stamp.size):
             continue
         reading = logs.reading(meta["id"])
-        meta["updated_at"] = max(when_written(stamp), meta["updated_at"])
-        meta["message_count"] = (await reading.outline()).messages()
-        meta["total_tokens"] = await reading.tokens_spent()
+        meta["updated_at"] = later(when_written(stamp), meta["updated_at"])
+        try:
+            messages, tokens = (await reading.outline()).messages(), await reading.tokens_spent()
+        except StorageReadError as problem:
+            logger.warning("session %s: its messages cannot be counted: %s", meta["id"], problem)
+            continue
+        meta["message_count"], meta["total_tokens"] = messages, tokens

@@ -20,8 +20,9 @@ from carrel.conversation.messages import (
     tool_use_block,
     user_text_message,
 )
+from carrel.conversation.metadata import date_of
 from carrel.conversation.replay import Numbered
-from carrel.conversation.session_info import date_of, now
+from carrel.conversation.session_info import now
 from carrel.conversation.typed_parts import (
     ImagePart,
     MessagePart,

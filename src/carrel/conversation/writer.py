@@ -1,9 +1,9 @@
-"""One session that is being written: its log, its metadata, and the hold on an unfinished tool call."""
+"""One session that is being written: its log, its metadata, and its open tool calls."""
 
 import asyncio
 import logging
 import time
-from collections.abc import Coroutine, Iterable, Sequence
+from collections.abc import Coroutine, Sequence
 from collections.abc import Set as AbstractSet
 from typing import Any, TypeVar, cast
 
@@ -25,8 +25,10 @@ from carrel.conversation.metadata import (
     decode_meta,
     encode_meta,
     has_sums,
+    later,
     title_from,
 )
+from carrel.conversation.open_calls import OpenCalls
 from carrel.conversation.reading import LogReading
 from carrel.conversation.replay import Numbered
 from carrel.conversation.usage import tokens_of
@@ -64,8 +66,8 @@ class Writer:
         self._flushing: set[asyncio.Task[Any]] = set()
         self._in_line: asyncio.AbstractEventLoop | None = None
         """The loop in which a flush has not begun yet: it will write what is said meanwhile too."""
-        self._open_calls: set[str] = set()
-        self._hold: Lock | None = None
+        self._open_calls = OpenCalls(store, folder)
+        self._appending = 0
 
     async def append(
         self,
@@ -81,19 +83,22 @@ class Writer:
         `shown`: how many messages are visible afterwards, from a caller who cuts or compacts and has counted;
         `after`: 0 and nothing written unless this is the last entry."""
         calls = [id_ for entry in entries for id_ in tool_calls_of(entry)]
+        self._appending += 1
         try:
             if calls:
-                await self._open(calls)
+                await self._open_calls.begin(calls)
             seq = await self._store.append(self._log, lines, sync=self._sync, create=False, after=after)
         except BaseException:
-            await self._settle(calls)
+            await self._open_calls.end(calls)
             raise
+        finally:
+            self._appending -= 1
         if after is not None and not seq:
-            await self._settle(calls)
+            await self._open_calls.end(calls)
             return 0
         titled = self._note(entries, lines, seq, now, shown)
         if self._open_calls:
-            await self._settle([id_ for entry in entries for id_ in tool_results_of(entry)])
+            await self._open_calls.end([id_ for entry in entries for id_ in tool_results_of(entry)])
         if titled:
             await self._flush_quietly()  # the message is written, whatever becomes of this
         else:
@@ -138,18 +143,11 @@ class Writer:
         cast(dict[str, Any], self.meta)[name] = value
         self._own.add(name)
 
-    async def _open(self, calls: Iterable[str]) -> None:
-        """Before a call is written, so that no other process takes it for interrupted."""
-        self._open_calls.update(calls)
-        if self._hold is None:
-            hold = await self._store.lock(tool_loop_key(self.folder), wait=False)
-            self._hold = self._hold or hold  # another task of ours may have got it meanwhile, and then we have not
-
-    async def _settle(self, calls: Iterable[str]) -> None:
-        """They have their results, or were not written."""
-        self._open_calls.difference_update(calls)
-        if not self._open_calls:
-            await self.let_go()
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing would be missed without it: no open call, and nothing that is not written yet."""
+        is_due = self._later is not None and self._later_in is not None and not self._later_in.is_closed()
+        return not (self._open_calls or self._appending or is_due or self._flushing or self._own or self._told)
 
     def _flush_later(self) -> None:
         loop = asyncio.get_running_loop()
@@ -270,18 +268,15 @@ class Writer:
             meta.pop(name, None)  # what asides add to: begun from what is there, or it would be added twice
         if "updated_at" not in own:
             own = own | {"updated_at"}
-            meta["updated_at"] = max(meta["updated_at"], there["updated_at"])
+            meta["updated_at"] = later(meta["updated_at"], there["updated_at"])
         meta.update({name: value for name, value in there.items() if name not in own and name not in COUNTS})
         catch_up(self.meta, [*news, *self._told])
         if not self._counted:
             meta.update(mark)
 
     async def let_go(self) -> None:
-        """Give up the hold on an unfinished tool call."""
-        hold, self._hold = self._hold, None
-        self._open_calls.clear()
-        if hold is not None:
-            await hold.release()
+        """Wait for no tool call any more."""
+        await self._open_calls.end_all()
 
     async def close(self) -> None:
         await self._flush_what_is_due()
@@ -295,8 +290,3 @@ class Writer:
             self._later.cancel()
             self._later = None
             await self._flush_quietly()
-
-
-def tool_loop_key(folder: str) -> str:
-    """The lock that whoever waits for a tool's result holds."""
-    return f"{folder}/tool-loop"

@@ -201,7 +201,7 @@ async def get_diff(desk: Desk, user: User, session_id: str) -> Difference:
 async def get_conversation(desk: Desk, user: User, session_id: str) -> ConversationTold:
     """What was said so far, as it is visible."""
     desk.session(user, session_id)
-    data = await desk.storage.get_session_store().load_session(session_id)
+    data = await desk.storage.get_session_store().load_session(session_id, repair=False)
     if data is None:
         return ConversationTold(session=None, messages=[])
     return ConversationTold.model_validate(dict(data))
@@ -214,8 +214,8 @@ async def say(desk: Desk, user: User, session_id: str, asked: NewMessages) -> Sa
     store = desk.storage.get_session_store()
     where = {"provider": "", "model": "", "cwd": f"/{session.dataset}/{session.sample_id}", "api_base": ""}
     await store.append_many(session_id, asked.messages, **where)
-    data = await store.load_session(session_id)
-    return Said(count=len(data["messages"]) if data is not None else 0)
+    meta = await store.find_meta(session_id)
+    return Said(count=(await store.counted([meta]))[0]["message_count"] if meta is not None else 0)
 
 
 @router.get("/sessions/{session_id}/events", tags=["conversation"], response_class=Response, responses=_EVENTS)

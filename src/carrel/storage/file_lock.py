@@ -39,7 +39,6 @@ class FileLocks:
 
     def __init__(self, tree: FileTree) -> None:
         self._root = tree.root
-        self._folder = f"{tree.root}/.locks"
         self._gate = threading.Lock()
         self._turns: dict[str, deque[tuple[asyncio.AbstractEventLoop, asyncio.Future[None]]]] = {}
         self._held: dict[str, FileLock] = {}
@@ -181,7 +180,7 @@ class FileLocks:
         """The locked file with our name in it, or None when another process has it."""
         path = self._path(key)
         try:
-            make_folders(self._folder, self._root)
+            make_folders(os.path.dirname(path), self._root)
             while True:
                 fd = open_or_make(path, os.O_RDWR)
                 try:
@@ -207,10 +206,13 @@ class FileLocks:
         os.close(fd)
 
     def _path(self, key: str) -> str:
+        """The same for `sessions/s1/life` here and for `s1/life` in a store whose root is our folder `sessions`."""
+        first, _, rest = key.partition("/")
+        folder, key = (f"{self._root}/{first}", rest) if "/" in rest else (self._root, key)
         name = quote(key, safe="", errors="surrogatepass")
         if len(name) > _LONGEST_NAME:
             name = hashlib.sha256(name.encode()).hexdigest()
-        return f"{self._folder}/{name}"
+        return f"{folder}/.locks/{name}"
 
 
 def _sign(fd: int) -> None:

@@ -145,20 +145,26 @@ class OpenLog:
         """The log was deleted: what still waits for its lock must not bring it back."""
         self._deleted = True
 
+    def close(self) -> None:
+        """Close the file when no append or sync uses it any more."""
+        with self._mutex:
+            self._file = None
+
     # --- under the mutex --------------------------------------------------------------------------------------------
+    # Only `_file` refers to the open file here, and no local variable: a caller may keep an error for as long as it
+    # likes, and with it the variables of all functions that it came through.
 
     def _append(self, adding: Adding, *, wait: bool) -> Appended | None:
         while True:
             if self._deleted:
                 raise self._missing()
-            file = self._file or self._opened(adding.create)
-            fd = file.fd
+            fd = (self._file or self._opened(adding.create)).fd
             if not _locked(fd, self._path, wait):
                 return None
             try:
                 found = self._found()
                 if found is not None and found.st_ino == self._inode:
-                    return self._append_locked(file, found, adding, wait)
+                    return self._append_locked(found, adding, wait)
             except FileNotFoundError:
                 raise self._missing() from None  # deleted while we wrote
             except StorageError:
@@ -177,20 +183,21 @@ class OpenLog:
         except FileNotFoundError:
             return None
 
-    def _append_locked(self, file: SyncedFile, found: os.stat_result, adding: Adding, wait: bool) -> Appended | None:
+    def _append_locked(self, found: os.stat_result, adding: Adding, wait: bool) -> Appended | None:
+        assert self._file is not None
         data, count, _, sync, after = adding
-        if (found.st_size != self._size or tail.in_batch(found)) and not self._catch_up(file.fd, found, wait):
+        if (found.st_size != self._size or tail.in_batch(found)) and not self._catch_up(self._file.fd, found, wait):
             return None
         if after is not None and after != self._lines:
             return 0, None
         if count > 1 and tail.needs_note(self._size, len(data)):
             if sync and not wait:
                 return None
-            self._write_batch(file, data, count, sync)
-            return self._lines, None if sync else file
+            self._write_batch(data, count, sync)
+            return self._lines, None if sync else self._file
         if count:
-            self._write(file.fd, data, count)
-        return self._lines, file
+            self._write(self._file.fd, data, count)
+        return self._lines, self._file
 
     def _missing(self) -> KeyMissing:
         return KeyMissing(f"there is no log {self._key!r}, or it was deleted meanwhile; nothing was written")
@@ -248,23 +255,24 @@ class OpenLog:
         with contextlib.suppress(OSError):
             os.ftruncate(fd, self._size)
 
-    def _write_batch(self, file: SyncedFile, data: bytes, count: int, sync: bool) -> None:
+    def _write_batch(self, data: bytes, count: int, sync: bool) -> None:
         """Several records that a kill could part; with `sync`, also a power cut."""
-        size = self._size
-        tail.begin_batch(file.fd, self._path, size + len(data), sync=sync)
+        assert self._file is not None
+        size, fd = self._size, self._file.fd
+        tail.begin_batch(fd, self._path, size + len(data), sync=sync)
         try:
-            self._write(file.fd, data, count)
+            self._write(fd, data, count)
         except OSError:
-            if os.fstat(file.fd).st_size == size:
-                tail.end_batch(file.fd, self._path)
+            if os.fstat(fd).st_size == size:
+                tail.end_batch(fd, self._path)
             raise
         try:
             if sync:
-                file.sync()
+                self._file.sync()
         except OSError as error:
-            raise not_safe(file, error) from error
+            raise not_safe(self._file, error) from error.with_traceback(None)  # which holds the file open
         finally:
-            tail.end_batch(file.fd, self._path)
+            tail.end_batch(fd, self._path)
 
     def _catch_up(self, fd: int, found: os.stat_result, wait: bool) -> bool:
         """Learn what others did to the file, and settle its end; False when that takes a thread."""
@@ -379,4 +387,4 @@ class OpenLogs:
         with self._gate:
             for key in list(self._logs):
                 if self._logs[key].retire():
-                    del self._logs[key]
+                    self._logs.pop(key).close()

@@ -19,11 +19,14 @@ class Arriving:
         self._tree = tree
         self._key = key
         self._path = tree.guarded(key)
+        self._temp = ""
+
+    def begin(self) -> None:
         folder = os.path.dirname(self._path)
         self._made = not os.path.isdir(folder)
         try:
-            make_folders(folder, tree.root)
-            self._temp = new_beside(tree, folder)
+            make_folders(folder, self._tree.root)
+            self._temp = new_beside(self._tree, folder)
             self._file = OpenFile(make_file(self._temp, os.O_WRONLY))
         except OSError as error:
             raise write_failed(self._path, error) from error
@@ -52,8 +55,9 @@ class Arriving:
 
     def drop(self) -> None:
         """Leave nothing of what was not placed; harmless afterwards."""
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(self._temp)
+        if self._temp:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(self._temp)
 
 
 def piece_at(path: str, file: OpenFile, offset: int) -> bytes:

@@ -86,8 +86,9 @@ class FileStore:
         )
 
     async def put_pieces(self, key: str, pieces: AsyncIterable[bytes], *, held: Sequence[Lock] = ()) -> int:
-        arriving, size = await asyncio.to_thread(Arriving, self._tree, key), 0
+        arriving, size = Arriving(self._tree, key), 0
         try:
+            await _to_its_end(arriving.begin)
             async for piece in pieces:
                 size += len(piece)
                 await asyncio.to_thread(arriving.add, piece)

@@ -211,10 +211,10 @@ def checked_key(key: str) -> str:
 
 
 @lru_cache(maxsize=1)
-def _host() -> str:
-    return socket.gethostname()
+def _name_of(pid: int) -> str:
+    return f"{socket.gethostname()}:{pid}:{os.urandom(6).hex()}"
 
 
 def process_name() -> str:
-    """This process, told apart from all others that may share a store."""
-    return f"{_host()}:{os.getpid()}"
+    """This process, told apart from all others that may share a store, also from one in a container like its own."""
+    return _name_of(os.getpid())

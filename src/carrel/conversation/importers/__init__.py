@@ -6,7 +6,7 @@ from pathlib import Path
 from types import ModuleType
 
 from carrel.conversation.entries import UNREADABLE, decode
-from carrel.conversation.importers import claude_code, codex, own_format, pi
+from carrel.conversation.importers import claude_code, codex, openai_chat, own_format, pi
 from carrel.conversation.importers.lines import check_file, raw_lines
 from carrel.conversation.importers.report import Imported, ImportReport
 from carrel.errors import ImportRefused, SessionTooNew
@@ -17,6 +17,7 @@ _KINDS: dict[str, ModuleType] = {
     "pi": pi,
     "codex": codex,
     "claude-code": claude_code,
+    "openai-chat": openai_chat,
     "carrel": own_format,
 }
 _LINES_LOOKED_AT = 200
@@ -27,11 +28,11 @@ _DASHES = 4
 
 
 def detect(path: Path | str) -> str | None:
-    """What kind of session a file or folder holds: `claude-code`, `codex`, `pi`, `carrel`; None when it is none."""
+    """What kind of session a file or folder holds: `claude-code`, `codex`, `pi`, `openai-chat`, `carrel`, or None."""
     path = Path(path)
     try:
         if path.is_dir():
-            return "carrel" if _log_in(path) else None
+            return _kind_of(path / own_format.LOG) if _log_in(path) else None
         return _kind_of(path)
     except (ImportRefused, OSError):
         return None
@@ -72,10 +73,23 @@ def _kind_of(path: Path) -> str | None:
             continue
         for kind, importer in _KINDS.items():
             if importer.recognizes(record):
-                return kind
+                return kind if kind != "carrel" else _own_or_chat(path)
         if path.name == own_format.LOG and own_format.may_be(record):
-            return "carrel"
+            return _own_or_chat(path)
     return None
+
+
+def _own_or_chat(path: Path) -> str:
+    """Of our format or of OpenAI's: decided by the first line that can be of one of them only."""
+    for _, line in raw_lines(path, _LINE_LOOKED_AT):
+        record = decode(line) if line is not None else {}
+        if record.get("role") == UNREADABLE:
+            continue
+        if own_format.is_certain(record):
+            return "carrel"
+        if openai_chat.recognizes(record):
+            return "openai-chat"
+    return "carrel"
 
 
 def _read_file(path: Path, all_branches: bool) -> Iterator[Imported]:
@@ -85,7 +99,8 @@ def _read_file(path: Path, all_branches: bool) -> Iterator[Imported]:
     kind = _kind_of(path)
     if kind is None:
         size = path.stat().st_size
-        what = "is empty" if size == 0 else "has no line of a session of Claude Code, Codex, pi or carrel"
+        what = "has no line of a session of Claude Code, Codex, pi or carrel, and no OpenAI Chat messages"
+        what = "is empty" if size == 0 else what
         raise ImportRefused(f"{path} {what}; give a .jsonl file of one of these, or the folder of a session")
     yield from _KINDS[kind].read(path, all_branches=all_branches)
     if kind == "claude-code" and not path.match(_AGENT_FILES):

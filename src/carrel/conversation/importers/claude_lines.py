@@ -8,6 +8,7 @@ from carrel.conversation.importers.tree import Node
 _TITLE = "a title; the newest is the session's"
 _SETTING = "a setting of the program"
 _STATE = "a state the program keeps for itself"
+_REQUEST = "how a request to the model went; the answer has lines of its own"
 
 _NO_CONVERSATION = {
     "summary": _TITLE,
@@ -20,6 +21,8 @@ _NO_CONVERSATION = {
     "agent-setting": _SETTING,
     "agent-color": _SETTING,
     "isolation-latch": _SETTING,
+    "atis-latch": _SETTING,
+    "history-suppression": _SETTING,
     "file-history-snapshot": "backups of files, for undoing edits",
     "file-history-delta": "backups of files, for undoing edits",
     "attribution-snapshot": _STATE,
@@ -32,6 +35,8 @@ _NO_CONVERSATION = {
     "ended-by-model": _STATE,
     "speculation-accept": _STATE,
     "worktree-state": _STATE,
+    "cost-state": "what the session has cost so far; each answer says itself what it used",
+    "tools-used": "which tools were used; each call has a line of its own",
     "pr-link": "a link to a pull request",
     "last-prompt": "repeats the last prompt; where it names the end of the conversation, that is followed",
     "queue-operation": "the queue of prompts; one that was sent has a line of its own",
@@ -60,6 +65,9 @@ _NO_CONVERSATION_SYSTEM = {
     "permission_retry": "a notice of the program",
     "scheduled_task_fire": "a notice of the program",
     "agents_killed": "a notice of the program",
+    "cost_state": "what the session has cost so far; each answer says itself what it used",
+    "tools_used": "which tools were used; each call has a line of its own",
+    "atis_latch": _SETTING,
     "file_snapshot": "backups of files, for undoing edits",
     "task_notification": "a notice of the program",
     "task_started": "a notice of the program",
@@ -120,6 +128,8 @@ def line_of(record: dict[str, Any]) -> Line:
         return Line(kind, ignored=_NO_CONVERSATION[kind])
     if kind.startswith("marble-origami-"):
         return Line(kind, ignored=_STATE)
+    if kind.startswith("api-request"):
+        return Line(kind, ignored=_REQUEST)
     return Line(kind or "no type")
 
 
@@ -130,7 +140,10 @@ def _system_line(record: dict[str, Any]) -> Line:
     if subtype == "local_command" and isinstance(record.get("content"), str):
         return Line("command", speaks=True)
     kind = f"system/{subtype}" if subtype else "system"
-    return Line(kind, ignored=_NO_CONVERSATION_SYSTEM.get(subtype))
+    plain = subtype.replace("-", "_")
+    if plain.startswith("api_request"):
+        return Line(kind, ignored=_REQUEST)
+    return Line(kind, ignored=_NO_CONVERSATION_SYSTEM.get(plain))
 
 
 def _attachment_line(record: dict[str, Any]) -> Line:

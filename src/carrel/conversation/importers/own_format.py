@@ -43,6 +43,15 @@ def may_be(record: dict[str, Any]) -> bool:
     return isinstance(record.get("role"), str) and "type" not in record and ("content" in record or "meta" in record)
 
 
+def is_certain(record: dict[str, Any]) -> bool:
+    """Whether a line can be of no other format: an event, or a message with `meta` or with a call among its blocks."""
+    if record.get("role") in ("compact", "rewind") or (isinstance(record.get("role"), str) and meta_of(record)):
+        return True
+    content = record.get("content")
+    blocks = content if isinstance(content, list) else []
+    return any(isinstance(block, dict) and block.get("type") in ("tool_use", "tool_result") for block in blocks)
+
+
 def read(path: Path, *, all_branches: bool = False) -> Iterator[Imported]:
     """The session of one log with all its entries; `SessionTooNew` when a newer version wrote it.
 
@@ -59,6 +68,10 @@ def read(path: Path, *, all_branches: bool = False) -> Iterator[Imported]:
         if not isinstance(record.get("role"), str) or not record["role"]:
             report.not_known("no role")
             continue
+        if record.get("tool_calls") or record.get("tool_call_id"):
+            report.problems.append(
+                f"line {number} has a tool call as OpenAI writes it; it is kept, but is no call here"
+            )
         entries.append(_upgraded(_whole(record, folder, report)))
         report.imported += 1
         lines.append(number)
