@@ -53,7 +53,7 @@ class Inside:
 
     async def _tool(self, name: str, args: list[Any], kwargs: dict[str, Any]) -> Any:
         tools = (await self._library()).tools
-        if name in ("tools", "tools.list", "tools.search", "tools.describe"):
+        if await tools.is_question(name):
             return await tools.handle(name, args, kwargs)
         answering = _Answering(self)
         _ANSWERING.set(answering)

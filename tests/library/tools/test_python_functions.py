@@ -363,3 +363,33 @@ async def test_values_arrive_as_they_are_where_no_hint_says_otherwise() -> None:
     assert got[-1] == ((1,), "2026-02-03", exact, [1, 2], {})
     with pytest.raises(ToolCallError, match=r"take: numbers\[0\] must be int"):
         await tools.call("take", {"value": 1, "numbers": ("x",)})
+
+
+async def test_a_plain_function_around_an_async_one_is_called_as_it_is() -> None:
+    async def double(x: int) -> int:
+        return 2 * x
+
+    @functools.wraps(double)
+    def cached(x: int) -> int:
+        return 41
+
+    @functools.wraps(double)
+    def passed_on(x: int) -> Any:
+        return double(x)
+
+    @functools.wraps(double)
+    def waited_for(x: int) -> int:
+        return asyncio.run(double(x))
+
+    tools = Tools()
+    for name, function in {"cached": cached, "passed_on": passed_on, "waited_for": waited_for}.items():
+        tools.add(register(function, name=name))
+    assert await tools.call("cached", {"x": 1}) == 41
+    assert await tools.call("passed_on", {"x": 21}) == 42
+    assert await tools.call("waited_for", {"x": 21}) == 42
+
+
+@pytest.mark.parametrize("name", ["list", "search", "describe", "describe.more"])
+async def test_a_name_that_tools_has_for_itself_is_refused(name: str) -> None:
+    with pytest.raises(ConfigurationError, match="something else already"):
+        register(mean, name=name)

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import traceback
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any
 
@@ -15,7 +16,7 @@ from carrel.library.tools.python_functions import register
 from carrel.library.tools.reading import OnError
 from carrel.library.tools.seam import Stream, Tool
 from carrel.library.tools.secrets import Secrets
-from carrel.library.tools.tool_files import ToolFiles
+from carrel.library.tools.tool_files import Broken, ToolFiles
 from carrel.storage.memory_store import MemoryStore
 from carrel.storage.seam import Stamp, Store
 from tests.storage.suite import Place
@@ -272,3 +273,13 @@ async def test_many_at_once_see_one_change_once() -> None:
     assert await asyncio.gather(*calls) == [1] * 20
     assert len(counting.made) == 2
     await counting.tools.close()
+
+
+async def test_the_error_of_a_file_that_is_wrong_does_not_grow_with_each_call() -> None:
+    problem = ConfigurationError("tools/bad.yaml, line 1: no YAML")
+    tools = Tools([Broken("bad", problem)])
+    for _ in range(50):
+        with pytest.raises(ToolCallError, match="no YAML"):
+            await tools.call("bad")
+    frames = len(traceback.extract_tb(problem.__traceback__))
+    assert frames < 10

@@ -261,8 +261,6 @@ class Tools:
         `stream` takes the output of a call while it comes, where the tool's definition wants that or the code says
         `_stream=True`."""
         words = name.split(".", 5)[1:]
-        if words[1:] == ["list"]:
-            await self._look_if_changed(words[0])
         own: dict[str, Callable[..., Awaitable[Any]]] = {
             "list": self.list,
             "search": self.search,
@@ -275,7 +273,7 @@ class Tools:
         match words:
             case []:
                 raise ToolCallError("tools itself cannot be called; tools.list() shows what is there")
-            case [word, "list"] if word in self._sources and f"{word}.list" not in await self._seen([word], None):
+            case [word, "list"] if await self._is_list_of(word):
                 return await self.list(word)
         called = ".".join(words)
         given = dict(kwargs)
@@ -283,6 +281,20 @@ class Tools:
         if stream is not None and wanted is None:
             wanted = (await self.find(called)).stream
         return await self.call(called, given, stream if wanted else None, args=args)
+
+    async def is_question(self, name: str) -> bool:
+        """Whether code that calls this name looks around, rather than call a tool."""
+        match name.split(".", 5)[1:]:
+            case [] | ["list" | "search" | "describe"]:
+                return True
+            case [word, "list"]:
+                return await self._is_list_of(word)
+        return False
+
+    async def _is_list_of(self, word: str) -> bool:
+        """Whether `tools.WORD.list` lists what is below it; it may have a tool of that name."""
+        await self._look_if_changed(word)
+        return word in self._sources and f"{word}.list" not in await self._seen([word], None)
 
     async def _found(self, name: str) -> tuple[Source, Tool]:
         if not isinstance(name, str):

@@ -208,7 +208,7 @@ class McpServer:
         live = self._live()
         if self._opening is None or (self._opening.done() and (live is None or live.ended)):
             if self._hung is not None and time.monotonic() < self._hung_at + AGAIN:
-                raise self._hung
+                raise self._hung.with_traceback(None)
             self._stale = True
             self._opening = asyncio.create_task(self._open(), name=f"start of the MCP server {self.name}")
         opening = self._opening
