@@ -21,6 +21,7 @@ from carrel.library.tools.catalog import Tools
 from carrel.library.tools.definition import parse
 from carrel.library.tools.definition_local import PythonDefinition
 from carrel.library.tools.python_functions import PythonModule, register
+from tests.library.tools.making import callable_names
 
 
 def mean(numbers: list[float], trim: int = 0) -> float:
@@ -306,9 +307,9 @@ async def test_the_public_functions_of_a_module_are_tools(module: str) -> None:
     tools = module_tools(f"name: stats\ntype: python\nmodule: {module}\ntags: [math]\napproval: ask\n")
     assert module not in sys.modules
     listed = await tools.list()
-    assert [one["name"] for one in listed] == ["stats.double", "stats.later"]
+    assert callable_names(listed) == ["stats.double", "stats.later"]
     assert listed[0]["tags"] == ["math"]
-    assert listed[0]["approval"] == "ask"
+    assert listed[0]["recipes"][0]["approval"] == "ask"
 
 
 async def test_functions_of_a_module_are_called(module: str) -> None:

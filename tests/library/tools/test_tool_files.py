@@ -19,6 +19,7 @@ from carrel.library.tools.secrets import Secrets
 from carrel.library.tools.tool_files import Broken, ToolFiles
 from carrel.storage.memory_store import MemoryStore
 from carrel.storage.seam import Stamp, Store
+from tests.library.tools.making import callable_names
 from tests.storage.suite import Place
 
 
@@ -133,10 +134,10 @@ async def test_the_description_of_a_service_is_read_again_when_it_changes(place:
     await store.put("tools/shop.yaml", b"name: shop\ntype: openapi\nspec: ./specs/shop.json\nbase_url: http://x\n")
     await store.put("tools/specs/shop.json", spec)
     tools = catalog(store)
-    assert [one["name"] for one in await tools.list()] == ["shop.one"]
+    assert callable_names(await tools.list()) == ["shop.one"]
     await store.put("tools/specs/shop.json", spec.replace(b"one", b"other"))
     assert (await tools.find("shop.other")).name == "shop.other"
-    assert [one["name"] for one in await tools.list()] == ["shop.other"]
+    assert callable_names(await tools.list()) == ["shop.other"]
     await tools.close()
 
 

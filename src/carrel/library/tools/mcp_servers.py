@@ -49,6 +49,7 @@ class McpServer:
     def __init__(self, definition: McpDefinition, secrets: Secrets, *, patience: float = 5.0) -> None:
         """`patience`: seconds in which a server that left a call unanswered has to answer something else."""
         self.name = definition.name
+        self.description = definition.description
         self.fingerprint = sha256(definition.model_dump_json().encode()).hexdigest()[:16]
         self._definition = definition
         self._secrets = secrets

@@ -35,6 +35,7 @@ class OpenApi:
     ) -> None:
         """`read` gives the bytes of a file beside the definition; FileNotFoundError when there is none."""
         self.name = definition.name
+        self.description = definition.description
         self._definition = definition
         self._caller = HttpCaller(secrets, definition.headers, definition.query)
         self._read = read

@@ -114,6 +114,7 @@ class PythonModule(Functions):
 
     def __init__(self, definition: PythonDefinition) -> None:
         super().__init__(definition.name)
+        self.description = definition.description
         self._definition = definition
         self._loaded = False
 
