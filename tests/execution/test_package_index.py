@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import datetime
-import ipaddress
 import ssl
 import threading
 from collections.abc import Iterator
@@ -11,13 +9,30 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
 
 from carrel.errors import DependencyError
 from carrel.execution.packages import subprocess_packages
 from carrel.execution.settings import SubprocessConfig
+
+CERTIFICATE = """\
+-----BEGIN PRIVATE KEY-----
+MIGHAgEAMBMGByqGSM49AgEGCCqGSM49AwEHBG0wawIBAQQgIaWALdQAkr/ttDxA
+UYt5RZ7aUlFX48rQsZglTKr7Na6hRANCAATuRJ+E6MOM7mcbNF2dtYGy9qdd2YZ5
+Q1j9QBh472W7qDzHHM7sI52qc9yP9oX8Wjtda0i9v10Qv9JYQdYmF2AV
+-----END PRIVATE KEY-----
+-----BEGIN CERTIFICATE-----
+MIIBiDCCAS6gAwIBAgIUTO9mWbRL9S+ecNnoW/J50/IEVbAwCgYIKoZIzj0EAwIw
+EDEOMAwGA1UEAwwFaW5kZXgwIBcNMjYxMTE4MjI1ODMyWhgPMjEyNjEwMjUyMjU4
+MzJaMBAxDjAMBgNVBAMMBWluZGV4MFkwEwYHKoZIzj0CAQYIKoZIzj0DAQcDQgAE
+7kSfhOjDjO5nGzRdnbWBsvanXdmGeUNY/UAYeO9lu6g8xxzO7COdqnPcj/aF/Fo7
+XWtIvb9dEL/SWEHWJhdgFaNkMGIwHQYDVR0OBBYEFDNEGcQxTOlkY9Gz8AEszPqN
+6vnYMB8GA1UdIwQYMBaAFDNEGcQxTOlkY9Gz8AEszPqN6vnYMA8GA1UdEwEB/wQF
+MAMBAf8wDwYDVR0RBAgwBocEfwAAATAKBggqhkjOPQQDAgNIADBFAiEAtbQwj7ID
+jcWSgvLE3c+H5cncDI44BE6p9CU8Cni8mbMCIGj1nXBTdgRvNOczabWfEzpIvnmm
+8DMV3BK3DS+l1azB
+-----END CERTIFICATE-----
+"""
+"""Of 127.0.0.1, self-signed, with its key: nobody else has a use for it."""
 
 
 async def failure_of_an_install(folder: Path) -> str:
@@ -33,25 +48,8 @@ async def failure_of_an_install(folder: Path) -> str:
 @pytest.fixture
 def index_with_own_certificate(tmp_path: Path) -> Iterator[str]:
     """An index behind a certificate that no program knows, as behind a proxy that looks into what passes."""
-    key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "index")])
-    now = datetime.datetime.now(datetime.UTC)
-    certificate = (
-        x509.CertificateBuilder()
-        .subject_name(name)
-        .issuer_name(name)
-        .public_key(key.public_key())
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(now - datetime.timedelta(days=1))
-        .not_valid_after(now + datetime.timedelta(days=1))
-        .add_extension(x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]), critical=False)
-        .sign(key, hashes.SHA256())
-    )
     file = tmp_path / "index.pem"
-    private = key.private_bytes(
-        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-    )
-    file.write_bytes(private + certificate.public_bytes(serialization.Encoding.PEM))
+    file.write_text(CERTIFICATE)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(file)
     server = ThreadingHTTPServer(("127.0.0.1", 0), BaseHTTPRequestHandler)
