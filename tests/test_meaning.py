@@ -1,5 +1,6 @@
 """Meaning: texts that say the same are near, nothing is loaded before it is needed, and the network is never asked."""
 
+import gc
 import subprocess
 import sys
 import threading
@@ -146,3 +147,17 @@ def test_what_is_no_word_is_not_known(text: str) -> None:
 @pytest.mark.parametrize("text", ["login", "zzzqqq login", "Deploymnt", "faild", "kubectl", "café", "ssh"])
 def test_one_word_or_its_beginning_is_enough_to_be_known(text: str) -> None:
     assert plain_embedder().knows(text)
+
+
+def test_all_embedders_share_one_table_of_vectors() -> None:
+    """31 MB: a server has an index of tools for each session."""
+    first, second = plain_embedder(), plain_embedder()
+    assert numpy.array_equal(first.embed(["harbour"]), second.embed(["harbour"]))
+    large = [
+        thing for thing in gc.get_objects() if isinstance(thing, tuple) and len(thing) == 2 and _is_table(thing[1])
+    ]
+    assert len({id(thing[1]) for thing in large}) == 1
+
+
+def _is_table(thing: object) -> bool:
+    return isinstance(thing, numpy.ndarray) and thing.ndim == 2 and thing.shape[1] == 128 and len(thing) > 10_000

@@ -130,8 +130,8 @@ class EnvironmentFailed(ExecutionError):
     """A Python environment could not be made; the message has what the installer said."""
 
 
-class ToolNotFoundError(CarrelError, KeyError):
-    """There is no such tool or recipe; the message names near ones."""
+class ToolNotFoundError(CarrelError, KeyError, AttributeError):
+    """There is no such tool or recipe; the message names near ones. `hasattr(tools, "x")` goes by it."""
 
 
 class ToolCallError(CarrelError, RuntimeError):
@@ -153,7 +153,7 @@ class ToolRefusedError(ToolCallError, PermissionError):
     """Whoever was asked before the call said no, or nobody could be asked; nothing was run."""
 
 
-class WorkflowNotFoundError(CarrelError, KeyError):
+class WorkflowNotFoundError(CarrelError, KeyError, ValueError):
     """There is no workflow of this name; the message names those that are near."""
 
 

@@ -617,3 +617,15 @@ async def test_an_editor_that_writes_in_place_is_seen(tmp_path: Path) -> None:
     os.utime(path, ns=(path.stat().st_atime_ns, path.stat().st_mtime_ns + 1))  # the kernel's clock ticks in steps
     assert [p["name"] for p in (await workflows.list())[0]["parameters"]] == ["b"]
     await workflows.close()
+
+
+@pytest.mark.parametrize("description", ["Other", "Says so itself."])
+async def test_a_last_comment_that_reads_like_a_description_stays_in_the_source(place: Place, description: str) -> None:
+    source = 'def run():\n    """Says so itself."""\n    return 1\n# description: keep me\n'
+    await library(place).add("g", source, description)
+    found = await library(place).get("g")
+    assert found is not None
+    assert (found["source"], found["description"]) == (source, description)
+    # And with what was read, as it is, nothing changes.
+    await library(place).add("g", found["source"], found["description"])
+    assert await library(place).get("g") == found

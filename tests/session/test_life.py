@@ -196,3 +196,9 @@ async def test_a_storage_of_which_a_part_cannot_be_closed_lets_go_of_the_rest() 
         await storage.close()
     assert await storage.store.holder("held") is None
     assert uploads._open == {}
+
+
+async def test_a_closed_session_takes_no_tool(session: Session) -> None:
+    await session.close()
+    with pytest.raises(ExecutorClosed, match="Session is closed"):
+        session.register_tool(lambda: 1, name="late")

@@ -9,6 +9,9 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from carrel import MemoryStorage, Session
+from carrel.session.steps import Steps
+from carrel.spans import Spans
+from carrel.trace import Trace
 
 from .conftest import Open
 
@@ -117,3 +120,36 @@ async def test_a_secret_at_the_edge_of_what_is_kept_is_not_in_it(
     await session.run("tools.edge()")
     await session.run("#" * 480 + "sk-at-the-very-edge-0123456789")
     assert "sk-at-the" not in str(await session.trace())
+
+
+@pytest.mark.parametrize(
+    ("body", "outcome", "error_type"),
+    [
+        ("import os\n    os._exit(3)", "error", "Crashed"),
+        ("import time\n    time.sleep(60)", "timeout", "Timeout"),
+    ],
+)
+async def test_a_workflow_that_does_not_come_to_its_end_has_a_line(
+    base: Path, body: str, outcome: str, error_type: str
+) -> None:
+    async with Session.subprocess(base) as session:
+        await session.add_workflow("die", f"def run():\n    {body}\n", "")
+        await session.run("workflows.die()", timeout=1)
+        [workflow, run] = await session.trace()
+    assert (workflow["kind"], workflow["name"], workflow["parent"]) == ("workflow", "die", run["id"])
+    assert (workflow["outcome"], workflow["error_type"]) == (outcome, error_type)
+
+
+def test_the_span_of_a_workflow_ends_with_its_run() -> None:
+    kept = InMemorySpanExporter()
+    provider = TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(kept))
+    steps = Steps(Trace([Spans("s", provider.get_tracer("tests"))]), lambda: None)
+    with steps.run("workflows.die()"):
+        steps.workflow_began("die")
+    assert [span.name for span in kept.get_finished_spans()] == ["execute_tool die", "execute_tool run_code"]
+
+
+async def test_a_list_of_what_a_tool_has_is_no_call_of_a_tool(session: Session) -> None:
+    assert (await session.run("len(tools.echo.list())")).value == 1
+    assert [step["kind"] for step in await session.trace()] == ["run"]

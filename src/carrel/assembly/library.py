@@ -49,6 +49,8 @@ async def read_library(
             executor,
             allow_runtime=getattr(config, "allow_runtime_deps", True),
             cut_off=lambda: _is_cut_off(executor),
+            settings=getattr(config, "deps", ()),
+            settings_file=getattr(config, "deps_file", None),
         ),
         secrets=secrets,
     )

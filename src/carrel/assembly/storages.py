@@ -22,6 +22,9 @@ from carrel.storage.seam import Store
 class _Storage:
     """What the kinds share; they differ in the Store alone."""
 
+    _folder: Path | None = None
+    """Where what is kept lies as files."""
+
     def __init__(self, store: Store, base: Path | None) -> None:
         self.store = store
         self.base = base
@@ -44,7 +47,7 @@ class _Storage:
 
     def get_artifact_store(self) -> ArtifactStore:
         if self._artifacts is None:
-            self._artifacts = ArtifactStore(self.store)
+            self._artifacts = ArtifactStore(self.store, folder=self._folder)
         return self._artifacts
 
     async def close(self) -> None:
@@ -71,7 +74,7 @@ class FileStorage(_Storage):
         if base_path == "":
             # As a path it would be the current folder: a variable that is not set, most likely.
             raise ConfigurationError("the folder is an empty text; write '.' for the current one")
-        self.base_path = Path(base_path).expanduser()
+        self.base_path = self._folder = Path(base_path).expanduser()
         super().__init__(FileStore(self.base_path), self.base_path)
 
 

@@ -185,7 +185,12 @@ class Keyboard:
 
     async def _fitting(self, text: str) -> list[str]:
         """What the word may become: names of the library below its namespaces, else variables."""
-        known = [f"tools.{tool['name']}" for tool in await self._session.list_tools()]
+        known = []
+        for tool in await self._session.list_tools():
+            known += [
+                f"tools.{tool['name']}",
+                *(f"tools.{tool['name']}.{recipe['name']}" for recipe in tool["recipes"]),
+            ]
         known += [f"workflows.{workflow['name']}" for workflow in await self._session.list_workflows()]
         known += [f"artifacts.{verb}" for verb in ("save", "load", "list", "delete", "exists", "get")]
         known += [f"deps.{verb}" for verb in ("add", "list", "remove", "sync")]

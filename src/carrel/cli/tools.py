@@ -49,7 +49,7 @@ async def call(
     """Call one tool, without any code."""
     async with opened(base) as session:
         known = await session.get_tool(name) if arguments else None
-        takes = takes_by_schema(known["schema"] if known is not None else {})
+        takes = takes_by_schema(known.get("schema", {}) if known is not None else {})
         result = await session.call_tool(name, **arguments_in(arguments or [], takes))
     if as_json:
         show.print_json(values.encode(result))
@@ -88,5 +88,13 @@ def _print(tools: list[dict[str, Any]], as_json: bool, none: str) -> None:
             show.Column("DESCRIPTION", gives_way=True),
             show.Column("TAGS", "dim", may_go=True),
         )
-        rows = [(tool["name"], tool.get("error") or tool["description"], ", ".join(tool["tags"])) for tool in tools]
+        called = [
+            (name, call)
+            for tool in tools
+            for name, call in [
+                (tool["name"], tool),
+                *((f"{tool['name']}.{recipe['name']}", recipe) for recipe in tool["recipes"]),
+            ]
+        ]
+        rows = [(name, call.get("error") or call["description"], ", ".join(call["tags"])) for name, call in called]
         show.print_table(columns, rows)

@@ -92,7 +92,7 @@ class ContainerExecutor(WorkerExecutor):
         return {
             "home": config.workspace_at,
             "packages": container_plan.PACKAGES,
-            "names": sorted({name.partition(".")[0] for name in self.handlers}),
+            "names": sorted(self.handlers),
             "errors": known_errors(),
             "frozen": config.frozen,
             "frozen_ceiling": config.frozen_ceiling,

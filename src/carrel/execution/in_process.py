@@ -115,7 +115,7 @@ class InProcessExecutor(WorkspaceFiles):
             return self._packages
 
     def _new_thread(self) -> CodeThread:
-        names = sorted({name.partition(".")[0] for name in self.handlers})
+        names = sorted(self.handlers)
         return CodeThread(lambda builtins: namespaces(self, names, builtins))  # type: ignore[arg-type]
 
     async def close(self) -> None:

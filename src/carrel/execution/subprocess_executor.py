@@ -139,7 +139,7 @@ class SubprocessExecutor(WorkerExecutor):
         return {
             "packages": added,
             "env": {"PATH": path, "PYTHONPATH": packages.path_of_commands(), **config.env},
-            "names": sorted({name.partition(".")[0] for name in self.handlers}),
+            "names": sorted(self.handlers),
             "errors": known_errors(),
             "frozen": config.frozen,
             "frozen_ceiling": config.frozen_ceiling,

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import importlib.util
 import os
+import re
 import signal
 
 from carrel.errors import EnvironmentFailed
@@ -13,6 +14,12 @@ from carrel.errors import EnvironmentFailed
 _MOST_SAID = 2000
 _LONGEST = 30 * 60.0
 """Seconds. It gives up by itself where a network does not answer; what it builds from source may never end."""
+_CERTIFICATE = re.compile(r"invalid peer certificate|certificate.verify.failed|SSLCertVerificationError", re.IGNORECASE)
+_UNREACHABLE = re.compile(
+    r"error sending request|dns error|client error \(connect\)|connection refused|network is unreachable"
+    r"|operation timed out|connect timeout|tunnel error|407 proxy|proxyerror|name resolution|newconnectionerror",
+    re.IGNORECASE,
+)
 NEUTRAL = "/"
 """Where it runs: no folder that code inside may write to, from which uv would take settings."""
 
@@ -29,7 +36,32 @@ async def uv(*words: str, folder: str = NEUTRAL) -> None:
     happens to lie in a folder of the program's says nothing. Relative paths are those of `folder`."""
     # In the neutral folder uv finds no project, so that nothing but the user's own settings is read.
     settings = [] if folder == NEUTRAL or os.environ.get("UV_CONFIG_FILE") else ["--no-config"]
-    await output([_program(), *words[:1], *settings, *words[1:]], folder)
+    try:
+        await output([_program(), *words[:1], *settings, *words[1:]], folder)
+    except EnvironmentFailed as problem:
+        raise EnvironmentFailed(f"{problem}{network_advice(str(problem))}") from None
+
+
+def network_advice(printed: str) -> str:
+    """Which environment variables let an installer that printed this reach its index, and where they are set; ""
+    where it failed for another reason."""
+    if _CERTIFICATE.search(printed):
+        advice = (
+            "the certificate of the package index is not trusted: set SSL_CERT_FILE to the file with the certificates "
+            "of your network"
+        )
+    elif _UNREACHABLE.search(printed):
+        advice = (
+            "the package index cannot be reached: set HTTPS_PROXY (and HTTP_PROXY, NO_PROXY) to your network's proxy, "
+            "or UV_INDEX_URL to an index that can be reached"
+        )
+    else:
+        return ""
+    return (
+        f"\n{advice}, in the environment of the program that uses carrel. An MCP client passes few variables on to the "
+        'servers it starts: where carrel runs as an MCP server, set them under "env" in its entry of the client\'s '
+        "configuration"
+    )
 
 
 def _program() -> str:

@@ -32,6 +32,8 @@ INLINE = 4 * 1024 * 1024
 """What crosses to the inside at once; more goes in pieces."""
 _LONGEST_QUERY = 2000
 _PIECE = 1024 * 1024
+_RECORDS = ("list", "search", "get", "save", "keep", "end_upload")
+"""Verbs that answer with what is known of artifacts."""
 
 
 def _now() -> datetime:
@@ -49,9 +51,12 @@ class ArtifactStore:
         store: Store,
         *,
         prefix: str = "artifacts",
+        folder: Path | None = None,
         index: Index | None = None,
         now: Callable[[], datetime] = _now,
     ) -> None:
+        """`folder`: where the store keeps its keys as files; the `path` of an artifact is then its file's."""
+        self._folder = folder.absolute() if folder is not None else None
         self._store = store
         self._prefix = prefix
         self._notes = f"library/{prefix}"
@@ -274,7 +279,7 @@ class ArtifactStore:
         at = datetime.fromtimestamp(stamp.modified, UTC).isoformat(timespec="milliseconds") if stamp is not None else ""
         return {
             "name": name,
-            "path": self._key(name),
+            "path": self._key(name) if self._folder is None else str(self._folder / self._key(name)),
             "description": note.get("description", ""),
             "metadata": note.get("metadata", {}),
             "created_at": note.get("created_at") or at,
@@ -285,8 +290,11 @@ class ArtifactStore:
 
     # --- what code inside asks --------------------------------------------------------------------------------------
 
-    async def handle(self, name: str, args: list[Any], kwargs: dict[str, Any]) -> Any:
-        """Answer it; `artifacts.save` and `artifacts.load` are made of the verbs of the second half."""
+    async def handle(self, name: str, args: list[Any], kwargs: dict[str, Any], *, sees_files: bool = False) -> Any:
+        """Answer it; `artifacts.save` and `artifacts.load` are made of the verbs of the second half.
+
+        `sees_files`: whether a path of this machine opens there. Where it does not, `path` is the key, and the worker
+        makes a file of its own."""
         verb = name.partition(".")[2]
         answers: dict[str, Callable[..., Awaitable[Any]]] = {
             "list": self.list,
@@ -307,7 +315,12 @@ class ArtifactStore:
         if verb not in answers:
             raise ArtifactNotFoundError(f"artifacts can do no {verb!r}{near(verb, list(answers)[:7])}")
         refuse_misfit(name, answers[verb], args, kwargs)
-        return await answers[verb](*args, **kwargs)
+        answer = await answers[verb](*args, **kwargs)
+        if sees_files or verb not in _RECORDS or answer is None:
+            return answer
+        if isinstance(answer, dict):
+            return {**answer, "path": self._key(answer["name"])}
+        return [{**record, "path": self._key(record["name"])} for record in answer]
 
     async def _keep_sent(self, name: str, data: bytes, kind: Kind, **about: Any) -> dict[str, Any]:
         if kind not in KINDS or not isinstance(data, bytes):

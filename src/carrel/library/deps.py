@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
 from typing import Any, Protocol
 
 from carrel.errors import DependencyError, LockLost, RequirementRefused, RuntimeDepsDisabledError
 from carrel.library.fitting import refuse_misfit
 from carrel.library.requirements_text import (
+    Written,
     checked,
     is_bare,
     merged,
@@ -46,17 +49,41 @@ class Deps:
         allow_runtime: bool = True,
         cut_off: Callable[[], bool] = lambda: False,
         key: str = "requirements.txt",
+        settings: Sequence[str] = (),
+        settings_file: Path | None = None,
     ) -> None:
-        """`cut_off` says whether code inside has no network: then it may not ask the package index for anything."""
+        """`cut_off` says whether code inside has no network: then it may not ask the package index for anything.
+
+        `settings` and `settings_file`: requirements that the installer has from the session's settings and installs by
+        itself at its start; they are listed after those of the file."""
         self._store = store
         self._installer = installer
         self._allow_runtime = allow_runtime
         self._cut_off = cut_off
         self._key = key
+        self._settings = settings
+        self._settings_file = settings_file
+        self._removed: set[str] = set()
+        """Packages of the settings that were uninstalled in this session."""
 
     async def list(self) -> list[str]:
-        """The requirements as they are written, comments left out."""
-        return [entry.text for entry in read(await self._text())]
+        """The requirements as they are written, comments left out: those of the file, then those of the settings."""
+        entries = read(await self._text())
+        return [entry.text for entry in (*entries, *await self._of_settings(entries))]
+
+    async def _of_settings(self, entries: Sequence[Written]) -> Sequence[Written]:
+        """What the settings name and the file does not, a package once."""
+        data = b""
+        if self._settings_file is not None:
+            with suppress(FileNotFoundError):
+                data = await asyncio.to_thread(self._settings_file.read_bytes)
+        found = {entry.name or entry.text: entry for entry in entries}
+        listed = len(found)
+        for entry in read("\n".join([*self._settings, data.decode("utf-8", "replace")])):
+            # A line such as `-r more.txt` is an option of the installer and names no package.
+            if entry.name not in self._removed and not entry.text.startswith("-"):
+                found.setdefault(entry.name or entry.text, entry)
+        return [*found.values()][listed:]
 
     async def add(self, package: str) -> dict[str, Any]:
         """Install a package and put it on the list; it can be imported at once.
@@ -82,6 +109,7 @@ class Deps:
             except DependencyError as problem:
                 return _report(failed=[requirement], message=str(problem))
             await turn.edit(lambda text: with_requirement(text, requirement))
+            self._removed.discard(name)
         return _report(installed=[requirement]) if changed else _report(already_present=[requirement])
 
     async def remove(self, package: str) -> dict[str, Any]:
@@ -97,6 +125,7 @@ class Deps:
             try:
                 gone = await self._installer.uninstall([name])
                 report["removed" if gone else "not_found"] = [name]
+                self._removed.update(gone)
             except DependencyError as problem:
                 report["failed"], report["message"] = [name], str(problem)
             # And once more: it takes a while, and a person may have written meanwhile.
@@ -112,6 +141,11 @@ class Deps:
         good: Sequence[str] = [entry.text for entry in entries if entry.name]
         report = _report(failed=[entry.text for entry in bad])
         said = [entry.problem for entry in bad]
+        settings = await self._of_settings(entries)
+        there = await self._installer.installed() if settings else {}
+        # What the settings name was installed at the start, also what is named by an address.
+        report["already_present"] += [entry.text for entry in settings if not entry.name or entry.name in there]
+        good = [*good, *(entry.text for entry in settings if entry.name and entry.name not in there)]
         if not good:
             return {**report, "message": "\n".join(said)}
         try:

@@ -138,10 +138,15 @@ class WorkflowLibrary:
                 f"{name} was not kept: a source has at most {LARGEST} characters, a description {LONGEST_DESCRIPTION};"
                 " keep data in an artifact, code in a package"
             )
-        source, own = without_description(source)
+        bare, own = without_description(source)
         description = description.strip() or own
+        if own == description:
+            source = bare
         told = await asyncio.to_thread(_described, name, source)
-        text = with_description(source, description) if description and description != told else source
+        # A comment of the source's own that reads like one is followed by ours, so that it stays a part of the source.
+        text = (
+            with_description(source, description) if description and (description != told or source != bare) else source
+        )
         try:
             data = text.encode("utf-8")
         except UnicodeEncodeError:

@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Sequence
+from functools import lru_cache
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -30,13 +31,10 @@ class StaticEmbedder:
     name = "carrel-words-2"
     dimensions = 128
 
-    def __init__(self) -> None:
-        self._loaded: tuple[Any, Any] | None = None
-
     def embed(self, texts: Sequence[str]) -> "Vectors":
         import numpy  # noqa: PLC0415 - a third of a second, and only searching by meaning needs it
 
-        tokenizer, table = self._load()
+        tokenizer, table = _load()
         vectors = numpy.zeros((len(texts), self.dimensions), dtype=numpy.float32)
         for start in range(0, len(texts), _AT_ONCE):
             batch = [speakable(text) for text in texts[start : start + _AT_ONCE]]
@@ -49,22 +47,26 @@ class StaticEmbedder:
 
     def knows(self, text: str) -> bool:
         """Whether any word has a vector of its own, or begins with one; others are only spelled, piece by piece."""
-        tokens = self._load()[0].encode(speakable(text)).tokens
+        tokens = _load()[0].encode(speakable(text)).tokens
         return any(
             word != UNKNOWN and not word.startswith("##") and len(word) >= (_STEM if following.startswith("##") else 2)
             for word, following in pairwise([*tokens, ""])
         )
 
-    def _load(self) -> tuple[Any, Any]:
-        with _loading:
-            if self._loaded is None:
-                import numpy  # noqa: PLC0415
 
-                words = (_FOLDER / "words.txt").read_text("ascii").split()
-                weights = numpy.load(_FOLDER / "weights.npy").astype(numpy.float32)
-                table = numpy.load(_FOLDER / "vectors.npy") * weights[:, None]
-                self._loaded = word_tokenizer(words), table
-            return self._loaded
+def _load() -> tuple[Any, Any]:
+    """The tokenizer and the table of vectors: 31 MB, once per process, whichever thread is first."""
+    with _loading:
+        return _read_vectors()
+
+
+@lru_cache(maxsize=1)
+def _read_vectors() -> tuple[Any, Any]:
+    import numpy  # noqa: PLC0415
+
+    words = (_FOLDER / "words.txt").read_text("ascii").split()
+    weights = numpy.load(_FOLDER / "weights.npy").astype(numpy.float32)
+    return word_tokenizer(words), numpy.load(_FOLDER / "vectors.npy") * weights[:, None]
 
 
 def word_tokenizer(words: Sequence[str]) -> Any:

@@ -29,7 +29,7 @@ from carrel.server.mcp_over_http import LARGEST_ANSWER, serve_over_http
 from carrel.session import Checkpoint, Session
 from carrel.session.checkpoints import MOST
 from carrel.worker import values
-from carrel.worker.tool_calls import in_a_line, in_full
+from carrel.worker.tool_calls import calls_of, in_a_line, in_full
 
 _READS = ToolAnnotations(read_only_hint=True, open_world_hint=False)
 _TELL_EVERY = 0.5
@@ -124,13 +124,13 @@ class Front:
         """What code can call as tools.NAME(...), a line each; search_tools tells more."""
         tools = await self._session.list_tools()
         # What a call takes is in its signature: whole, hundreds of them would be a book.
-        brief = [{name: value for name, value in tool.items() if name != "parameters"} for tool in tools]
-        return listed(map(in_a_line, tools), brief, "(no tools)")
+        brief = [{**_brief(tool), "recipes": [_brief(recipe) for recipe in tool["recipes"]]} for tool in tools]
+        return listed((in_a_line(call) for tool in tools for call in calls_of(tool)), brief, "(no tools)")
 
     async def search_tools(self, query: Query, limit: Limit = 10) -> CallToolResult:
         """The tools that fit best, with what their parameters mean."""
         tools = await self._session.search_tools(query, limit)
-        return listed((f"{in_full(tool)}\n" for tool in tools), tools, "(no tool fits)")
+        return listed((f"{in_full(call)}\n" for tool in tools for call in calls_of(tool)), tools, "(no tool fits)")
 
     async def list_workflows(self) -> CallToolResult:
         """The saved workflows, with their parameters."""
@@ -250,6 +250,10 @@ class _Server(MCPServer[Any]):
             # One that has promised data keeps it, which is its text as well.
             answer.structured_content = None
         return fitted(answer, self.largest, promised=promised)
+
+
+def _brief(tool: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in tool.items() if name != "parameters"}
 
 
 def _misfits(problem: ValidationError) -> str:

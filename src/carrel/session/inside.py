@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
-from carrel.execution.executor import RUN_OUTPUT, Handler
+from carrel.execution.executor import RUN_OUTPUT, Executor, Handler
 from carrel.session.seam import Library
 from carrel.session.steps import Steps, sized
 from carrel.trace import Kind
@@ -32,17 +33,20 @@ _ANSWERING: ContextVar[_Answering | None] = ContextVar("carrel_answering", defau
 class Inside:
     """Answers the code of one session."""
 
-    def __init__(self, library: Callable[[], Awaitable[Library]], steps: Steps) -> None:
+    def __init__(self, library: Callable[[], Awaitable[Library]], steps: Steps, executor: Executor) -> None:
         self._library = library
         self._steps = steps
+        self._executor = executor
+        self._sees_files: bool | None = None
 
-    def handlers(self, library: Library) -> dict[str, Handler]:
+    def handlers(self) -> dict[str, Handler]:
         """By the names that code finds."""
         return {
             "tools": self._tool,
+            "tools._names": self._tool,
             "workflows": self._workflow,
             "skills": self._workflow,
-            "artifacts": library.artifacts.handle,
+            "artifacts": self._artifact,
             "deps": self._deps,
         }
 
@@ -53,7 +57,7 @@ class Inside:
 
     async def _tool(self, name: str, args: list[Any], kwargs: dict[str, Any]) -> Any:
         tools = (await self._library()).tools
-        if name in ("tools", "tools.list", "tools.search", "tools.describe"):
+        if await tools.is_question(name):
             return await tools.handle(name, args, kwargs)
         answering = _Answering(self)
         _ANSWERING.set(answering)
@@ -72,6 +76,14 @@ class Inside:
         elif verb == "ended":
             self._steps.workflow_ended(str(args[0]), kwargs.get("error"))
         return value
+
+    async def _artifact(self, name: str, args: list[Any], kwargs: dict[str, Any]) -> Any:
+        artifacts = (await self._library()).artifacts
+        if self._sees_files is None:
+            found = await asyncio.to_thread(self._executor.supported_capabilities)
+            # None at all are those of an executor that cannot tell.
+            self._sees_files = bool(found) and "filesystem_isolation" not in found
+        return await artifacts.handle(name, args, kwargs, sees_files=self._sees_files)
 
     async def _deps(self, name: str, args: list[Any], kwargs: dict[str, Any]) -> Any:
         deps = (await self._library()).deps

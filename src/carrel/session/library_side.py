@@ -21,6 +21,10 @@ class LibrarySide(ABC):
     _steps: Steps
 
     @abstractmethod
+    def _open(self) -> None:
+        """ExecutorClosed where the session is closed."""
+
+    @abstractmethod
     async def _have(self) -> Library:
         """The library, read on first use."""
 
@@ -65,6 +69,7 @@ class LibrarySide(ABC):
         timeout: float | None = 60.0,
     ) -> None:
         """Let code call a function of this program as `tools.NAME(...)`; it runs here, outside the sandbox."""
+        self._open()
         provider = register(function, name=name, description=description, tags=tags, approval=approval, timeout=timeout)
         self._registered.append(provider)
         if self._library is not None:

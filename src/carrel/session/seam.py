@@ -46,7 +46,7 @@ class Library:
     secrets: Secrets
 
 
-NAMES = ("tools", "workflows", "skills", "artifacts", "deps")
+NAMES = ("tools", "tools._names", "workflows", "skills", "artifacts", "deps")
 """What code finds: each is answered by the session."""
 
 

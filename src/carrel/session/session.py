@@ -75,7 +75,7 @@ class Session(LibrarySide):
         """This session and the forks on its storage; the last of them to close closes what they own."""
         self._log = TraceLog(storage.store, f"sessions/{self.id}/trace.jsonl")
         self._steps = Steps(Trace([self._log, *watchers(self.id)], hide=self._hidden), self._last_said)
-        self._inside = Inside(self._have, self._steps)
+        self._inside = Inside(self._have, self._steps, executor)
         self._turn = asyncio.Lock()
         self._starting = asyncio.Lock()
         self._conversing = asyncio.Lock()
@@ -100,7 +100,7 @@ class Session(LibrarySide):
             if self._started:
                 return
             library = await self._read_library()
-            self.executor.handlers.update(self._inside.handlers(library))
+            self.executor.handlers.update(self._inside.handlers())
             await self.executor.start()
             if self._sync_deps_on_start:
                 await self._steps.install("install", "requirements.txt", library.deps.sync())
@@ -184,9 +184,9 @@ class Session(LibrarySide):
         await self._my_turn()
         await self.executor.reset()
 
-    def supports(self, name: str) -> bool:
+    def supports(self, capability: str) -> bool:
         """Whether this capability is really in force here and now."""
-        return name in self.supported_capabilities()
+        return capability in self.supported_capabilities()
 
     def supported_capabilities(self) -> set[str]:
         found = self.executor.supported_capabilities()

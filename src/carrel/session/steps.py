@@ -37,8 +37,18 @@ class Steps:
             raise
         finally:
             self.running = None
-            self._flows.clear()
+            self._end_workflows(step)
             self._trace.end(step)
+
+    def _end_workflows(self, run: Step) -> None:
+        """Those that have not reported their end when the run ends: it was killed, timed out or left them behind."""
+        for step in (step for steps in self._flows.values() for step in steps):
+            if run.error is not None:
+                step.failed(run.error_type or "Error", run.error)
+            else:
+                step.outcome = "cancelled"
+            self._trace.end(step)
+        self._flows.clear()
 
     async def install(
         self, kind: Kind, what: str, doing: Awaitable[dict[str, Any]], parent: Step | None = None

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import io
 import json
 import os
 import pathlib
+import tempfile
 from collections.abc import Callable, Generator, Iterator
 from typing import Any
 
 from .host import Host, Remote
 from .host_errors import error_class
+from .records import AttributeDict, with_attributes
 
 PIECE = 4 * 1024 * 1024
 """What goes to the host at once."""
@@ -26,21 +29,95 @@ awaits alike."""
 class Artifacts(Remote):
     """`artifacts`."""
 
-    __slots__ = ()
+    __slots__ = ("_files",)
+    _files: LocalFiles
+
+    def __init__(self, host: Host, name: str) -> None:
+        super().__init__(host, name)
+        object.__setattr__(self, "_files", LocalFiles(host, name))
 
     def __getattr__(self, name: str) -> Any:
         steps = _STEPS.get(name)
-        return super().__getattr__(name) if steps is None else _Stepping(self._host, self._name, steps)
+        if steps is None:
+            return _ArtifactCall(self._host, super().__getattr__(name)._name, self._files)
+        return _Stepping(self._host, self._name, steps, self._files)
 
     def __repr__(self) -> str:
         return f"<{self._name}: save(name, data), load(name), list(), get(name), exists(name), delete(name)>"
 
 
+class LocalFiles:
+    """Gives artifacts a `path` that opens here: one of the host's where it does, else that of a copy."""
+
+    def __init__(self, host: Host, name: str) -> None:
+        self._host, self._name = host, name
+        self._folder: tempfile.TemporaryDirectory[str] | None = None
+
+    def with_paths(self, value: Any) -> Any:
+        """The host's records of artifacts, as code gets them."""
+        if isinstance(value, list):
+            return [self.with_paths(item) for item in value]
+        record = with_attributes(value)
+        if not isinstance(record, AttributeDict) or os.path.isabs(record.get("path", "/")):
+            return record
+        if self._folder is None:
+            self._folder = tempfile.TemporaryDirectory(prefix="artifacts-")
+        path = os.path.join(self._folder.name, *str(record["name"]).split("/"))
+        return ArtifactRecord({**record, "path": path}, self)
+
+    def copy(self, name: str, path: str) -> None:
+        _Stepping(self._host, self._name, _copy_to, self)(name, path)
+
+
+class ArtifactRecord(AttributeDict):
+    """What is known of an artifact; its `path` is a copy here, which is made when the path is read."""
+
+    def __init__(self, record: dict[str, Any], files: LocalFiles) -> None:
+        super().__init__(record)
+        object.__setattr__(self, "_files", files)
+        object.__setattr__(self, "_is_copied", False)
+
+    def __getitem__(self, key: str) -> Any:
+        value = super().__getitem__(key)
+        if key == "path" and not (self._is_copied and os.path.exists(value)):
+            # One that was deleted meanwhile has a path that does not open.
+            with contextlib.suppress(FileNotFoundError):
+                self._files.copy(super().__getitem__("name"), value)
+                object.__setattr__(self, "_is_copied", True)
+        return value
+
+    def get(self, key: str, default: Any = None) -> Any:
+        return self[key] if key == "path" and key in self else super().get(key, default)
+
+    def __reduce__(self) -> tuple[type, tuple[dict[str, Any]]]:
+        return AttributeDict, (dict(self),)
+
+
+class _ArtifactCall(Remote):
+    """A call of the host's that may return records of artifacts."""
+
+    __slots__ = ("_files",)
+    _files: LocalFiles
+
+    def __init__(self, host: Host, name: str, files: LocalFiles) -> None:
+        super().__init__(host, name)
+        object.__setattr__(self, "_files", files)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._files.with_paths(super().__call__(*args, **kwargs))
+
+    def call_async(self, *args: Any, **kwargs: Any) -> Any:
+        return self._later(super().call_async(*args, **kwargs))
+
+    async def _later(self, call: Any) -> Any:
+        return self._files.with_paths(await call)
+
+
 class _Stepping:
     """A call that takes several questions."""
 
-    def __init__(self, host: Host, name: str, steps: Callable[..., Steps]) -> None:
-        self._host, self._name, self._steps = host, name, steps
+    def __init__(self, host: Host, name: str, steps: Callable[..., Steps], files: LocalFiles) -> None:
+        self._host, self._name, self._steps, self._files = host, name, steps, files
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         steps = self._steps(*args, **kwargs)
@@ -49,7 +126,7 @@ class _Stepping:
             try:
                 verb, asked, named = step()
             except StopIteration as end:
-                return end.value
+                return self._result(end.value)
             try:
                 answer = self._host.call(f"{self._name}.{verb}", {"args": asked, "kwargs": named})
             except BaseException as problem:  # noqa: BLE001 - the steps see to it, and raise it again
@@ -66,13 +143,16 @@ class _Stepping:
             try:
                 verb, asked, named = step()
             except StopIteration as end:
-                return end.value
+                return self._result(end.value)
             try:
                 answer = await self._host.call_async(f"{self._name}.{verb}", {"args": asked, "kwargs": named})
             except BaseException as problem:  # noqa: BLE001 - the steps see to it, and raise it again
                 step = _throwing(steps, problem)
             else:
                 step = _sending(steps, answer)
+
+    def _result(self, value: Any) -> Any:
+        return self._files.with_paths(value) if self._steps is _save else value
 
 
 def _sending(steps: Steps, answer: Any) -> Callable[[], tuple[str, list[Any], dict[str, Any]]]:

@@ -9,16 +9,20 @@ from typing import Any
 
 from .artifact_calls import Artifacts
 from .host import Host, Remote
-from .tool_calls import Tools
+from .records import RecordCall
+from .tool_calls import ToolNames, Tools
 from .workflow_calls import Workflows
 
 
 def namespaces(host: Host, names: Iterable[str], builtins: Any) -> dict[str, Any]:
     """One object for each name; `skills` is the same object as `workflows`."""
     given: dict[str, Any] = {}
-    asked = list(names)
+    whole = list(names)
+    asked = list(dict.fromkeys(name.partition(".")[0] for name in whole))
     for name in asked:
         given[name] = _KINDS.get(name, Remote)(host, name)
+    if "tools._names" in whole:
+        given["tools"] = Tools(host, "tools", ToolNames(host))
     called = [name for name in ("workflows", "skills") if name in asked]
     if called:
         workflows = Workflows(host, called[0], builtins, given)
@@ -36,7 +40,7 @@ class Deps(Remote):
         return _Installing(asked._host, asked._name) if name in ("add", "remove", "sync") else asked
 
 
-class _Installing(Remote):
+class _Installing(RecordCall):
     """A call after which other packages are there."""
 
     __slots__ = ()

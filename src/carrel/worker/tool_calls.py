@@ -2,62 +2,100 @@
 
 from __future__ import annotations
 
+from time import monotonic  # by name: what code sets on the module time does not matter here
 from typing import Any
 
-from .host import Remote
+from .host import Host, Remote
+from .records import RecordCall
 
 _VERBS = ("describe", "list", "search")
 _WAYS = ("call_async", "call_sync", "list")
+_FRESH = 1.0
+"""Seconds for which a name that the host has confirmed is not asked for again."""
+
+
+class ToolNames:
+    """Which tools and recipes there are, so that an unknown name is an error as soon as it is written."""
+
+    def __init__(self, host: Host) -> None:
+        self._host = host
+        self._names: set[str] = set()
+        self._since = 0.0
+
+    def check(self, name: str) -> None:
+        """`ToolNotFoundError`, which is an AttributeError, for a name that the host does not know."""
+        if monotonic() > self._since + _FRESH:
+            self._names, self._since = set(), monotonic()
+        if name not in self._names:
+            self._names.update(self._host.call("tools._names", {"args": [name], "kwargs": {}}))
 
 
 class Tools(Remote):
     """`tools`, and what is below it."""
 
-    __slots__ = ()
+    __slots__ = ("_names",)
+    _names: ToolNames | None
+
+    def __init__(self, host: Host, name: str, names: ToolNames | None = None) -> None:
+        """Without `names`, every name is taken to be one, and the call shows whether it is."""
+        super().__init__(host, name)
+        object.__setattr__(self, "_names", names)
 
     def __getattr__(self, name: str) -> Remote:
         asked = super().__getattr__(name)
-        return Tools(asked._host, asked._name)
+        if (name in _VERBS and not self._word) or (name == "list" and "." not in self._word):
+            return RecordCall(asked._host, asked._name)
+        if self._names is not None:
+            if name.startswith("_"):
+                raise AttributeError(f"{self._name} has no {name}")
+            self._names.check(asked._name.partition(".")[2])
+        return Tools(asked._host, asked._name, self._names)
 
     def __dir__(self) -> list[str]:
         """What `dir(tools)` and `dir(tools.curl)` show."""
-        own = _VERBS if self._word == "" else _WAYS
-        return sorted({*own, *(str(each["name"]).partition(".")[0] for each in self._below())})
+        if not self._word:
+            return sorted({*_VERBS, *(str(each["name"]).partition(".")[0] for each in self._listed())})
+        return sorted({*_WAYS, *(str(each["name"]).partition(".")[0] for each in self._recipes())})
 
     @property
     def __doc__(self) -> str:  # type: ignore[override]  # asked for when somebody looks, and not before
         """What `help(tools.curl.get)` shows."""
         group, _, recipe = self._word.partition(".")
-        if not recipe:
-            below = [in_a_line(each) for each in self._below()]
-            return "\n".join([*self._told(group), *below]) or f"{self._name}, on the host"
-        return "\n".join(self._told(self._word)) or f"{self._name}, on the host"
+        if recipe:
+            shown = [in_full(each) for each in self._recipes() if each["name"] == recipe]
+        elif group:
+            own = [in_full(each) for each in self._listed() if each["name"] == group]
+            shown = [*own, *(in_a_line(each) for each in self._recipes())]
+        else:
+            shown = [in_a_line(call) for each in self._listed() for call in calls_of(each)]
+        return "\n".join(shown) or f"{self._name}, on the host"
 
     @property
     def _word(self) -> str:
         return self._name.partition(".")[2]
 
-    def _told(self, name: str) -> list[str]:
-        """What is known of the tool of this whole name."""
-        found = [each for each in self._asked("tools.list") if name and each["name"] == name]
-        return [in_full(found[0])] if found else []
+    def _recipes(self) -> list[dict[str, Any]]:
+        """What can be called below the tool that this name is in, or is."""
+        group = self._word.partition(".")[0]
+        return [recipe for each in self._listed() if each["name"] == group for recipe in each["recipes"]]
 
-    def _below(self) -> list[dict[str, Any]]:
-        """What can be called below this name; nothing below a recipe."""
-        found = [] if "." in self._word else self._asked(f"{self._name}.list")
-        return [each for each in found if each["name"] != self._word]
-
-    def _asked(self, name: str) -> list[dict[str, Any]]:
+    def _listed(self) -> list[dict[str, Any]]:
         try:
-            found = self._host.call(name, {"args": [], "kwargs": {}})
+            found = self._host.call("tools.list", {"args": [], "kwargs": {}})
         except Exception:  # noqa: BLE001 - looking at an object raises nothing, whatever the host says
             return []
-        return [each for each in found if isinstance(each, dict)] if isinstance(found, list) else []
+        return [{"recipes": [], **each} for each in found if isinstance(each, dict)] if isinstance(found, list) else []
 
     def __repr__(self) -> str:
         if self._word:
             return super().__repr__()
         return "<tools: list(), search(query), describe(task), NAME(…)>"
+
+
+def calls_of(tool: dict[str, Any]) -> list[dict[str, Any]]:
+    """What of a tool can be called, as `tools.list` gives it: itself, if it can be, and its recipes."""
+    own = [tool] if "signature" in tool or "error" in tool else []
+    return [*own, *tool.get("recipes", ())]
 
 
 def in_full(tool: dict[str, Any]) -> str:

@@ -19,6 +19,7 @@ from typing import Any
 from .cells import source_lines
 from .host import Host, Remote
 from .host_errors import error_class
+from .records import RecordCall
 
 DEEPEST = 50
 """How far workflows may call each other: more is taken for a circle."""
@@ -41,7 +42,7 @@ class Workflows(Remote):
 
     def __getattr__(self, name: str) -> Any:
         if name in _ASKED_OF_THE_HOST:
-            return Remote(self._host, f"{self._name}.{name}")
+            return RecordCall(self._host, f"{self._name}.{name}")
         if name == "invoke":
             return _Invoke(self._here)
         if name.startswith(("_", "_repr_", "_ipython_")):

@@ -343,3 +343,10 @@ async def test_the_log_of_requests_has_no_secret_in_it(web: Serve, caplog: pytes
     assert served.asked[0].query == [("api_key", "sk-LIVE-0123456789")]
     assert "api_key=${KEY}" in caplog.text or "api_key=%24%7BKEY%7D" in caplog.text
     assert "LIVE" not in caplog.text
+
+
+async def test_an_empty_parameter_of_the_address_is_sent(web: Serve, service: Any) -> None:
+    served = web(lambda _: Answer({}))
+    provider = service(f"{served.url}/v1?flag=&key=k")
+    await call(provider, "head")
+    assert served.asked[0].query == [("flag", ""), ("key", "k")]

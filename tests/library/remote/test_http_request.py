@@ -150,3 +150,16 @@ def test_what_is_not_given_is_sent_only_when_it_has_a_default() -> None:
     operation = Operation("GET", "/", (Part("a", "a", "query"), Part("b", "b", "query", default=7)))
     assert prepared(operation, {}).query == [("b", "7")]
     assert prepared(operation, {"b": 8}).query == [("b", "8")]
+
+
+@pytest.mark.parametrize("explode", [False, True])
+@pytest.mark.parametrize("value", [".", "", [], {}])
+def test_a_label_cannot_lead_to_another_path(value: Any, explode: bool) -> None:
+    with pytest.raises(ToolCallError, match="would lead elsewhere"):
+        path_of(value, "label", explode)
+
+
+def test_a_label_of_empty_texts_cannot_lead_to_another_path() -> None:
+    with pytest.raises(ToolCallError, match="would lead elsewhere"):
+        path_of(["", ""], "label", True)
+    assert path_of(["", ""], "label") == ".,"

@@ -78,6 +78,8 @@ async def test_a_program_that_is_not_there_is_named(unruly: Make, tmp_path: Path
         await unruly(command="no-such-server").definitions()
     with pytest.raises(ToolCallError, match=f"there is no folder {tmp_path}/gone"):
         await unruly(cwd=str(tmp_path / "gone")).definitions()
+    with pytest.raises(ToolCallError, match=f"there is no folder {Path.home()}/no-such-folder"):
+        await unruly(cwd="~/no-such-folder").definitions()
     (tmp_path / "text").write_text("no program")
     with pytest.raises(ToolCallError, match=r"could not be started: .*Permission denied"):
         await unruly(command=str(tmp_path / "text")).definitions()

@@ -212,6 +212,9 @@ async def test_a_description_cannot_send_secrets_to_another_host(web: Serve, sho
         await shop(spec=spec).definitions()
     with pytest.raises(ConfigurationError, match="set base_url"):
         await shop(spec=spec, headers={"Authorization": "Bearer written-out"}).definitions()
+    for key in ({"headers": {"X-Shop": "written-out"}}, {"headers": {}, "query": {"api_key": "written-out"}}):
+        with pytest.raises(ConfigurationError, match="set base_url"):
+            await shop(spec=spec, **key).definitions()
     # Nothing is secret, or whoever wrote the definition says where it is to go.
     for settled in ({"headers": {"Accept-Language": "en"}}, {"base_url": elsewhere.url}):
         tools = await tools_of(provider := shop(spec=spec, **settled))

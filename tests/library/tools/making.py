@@ -16,6 +16,15 @@ def program(text: str, *, secrets: Secrets | None = None, sandbox: Runner | None
     return Program(definition, secrets or Secrets({}), sandbox=sandbox)
 
 
+def callable_names(entries: list[dict[str, Any]]) -> list[str]:
+    """The whole names of everything that can be called in what `Tools.list` or `search` returned."""
+    names = []
+    for entry in entries:
+        names += [entry["name"]] if "signature" in entry else []
+        names += [f"{entry['name']}.{recipe['name']}" for recipe in entry["recipes"]]
+    return names
+
+
 def catalog(*texts: str, environment: dict[str, str] | None = None, **settings: Any) -> Tools:
     """The tools of some CLI definitions; `environment` is what `${NAME}` stands for."""
     secrets = Secrets(environment or {})

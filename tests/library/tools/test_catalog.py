@@ -12,7 +12,7 @@ from carrel.library.tools.catalog import Tools
 from carrel.library.tools.python_functions import register
 from carrel.library.tools.seam import Stream, Tool, ToolProvider
 from carrel.library.tools.secrets import Secrets
-from tests.library.tools.making import catalog
+from tests.library.tools.making import callable_names, catalog
 from tests.library.tools.test_definition import CURL
 
 ECHO = "name: echo\ndescription: Say a text\ncommand: echo\nschema: {positional: [{name: text}]}\n"
@@ -57,9 +57,10 @@ def test_a_provider_is_what_the_seam_says() -> None:
 async def test_everything_is_listed_by_name() -> None:
     tools = catalog(CURL, ECHO)
     listed = await tools.list()
-    assert names(listed) == ["curl", "curl.get", "curl.slow", "echo"]
-    assert listed[1] == {
-        "name": "curl.get",
+    assert names(listed) == ["curl", "echo"]
+    get, slow = listed[0]["recipes"]
+    assert get == {
+        "name": "get",
         "description": "Simple GET",
         "tags": ["http", "network"],
         "parameters": [
@@ -67,7 +68,7 @@ async def test_everything_is_listed_by_name() -> None:
         ],
         "signature": "curl.get(url: str) -> str",
     }
-    assert listed[2]["signature"] == "curl.slow(url: str, max_time: int = 30) -> str"
+    assert slow["signature"] == "curl.slow(url: str, max_time: int = 30) -> str"
     assert listed[0]["signature"] == (
         "curl(url: str, *, silent: bool = None, header: list[str] = None, max_time: int = None) -> str"
     )
@@ -75,7 +76,7 @@ async def test_everything_is_listed_by_name() -> None:
 
 async def test_code_inside_lists_searches_describes_and_calls() -> None:
     tools = catalog(CURL, ECHO)
-    assert names(await tools.handle("tools.list", [], {})) == ["curl", "curl.get", "curl.slow", "echo"]
+    assert names(await tools.handle("tools.list", [], {})) == ["curl", "echo"]
     assert names(await tools.handle("tools.curl.list", [], {})) == ["get", "slow"]
     assert await tools.handle("tools.echo.list", [], {}) == []
     assert names(await tools.handle("tools.search", ["text"], {"limit": 1})) == ["echo"]
@@ -119,7 +120,7 @@ async def test_a_tool_in_the_place_of_another_is_told_of_once(caplog: pytest.Log
     tools = Tools([Servant("box", "box.open", "box.shut")])
     tools.add(Servant("box", "box.open"))
     for _ in range(2):
-        assert names(await tools.list()) == ["box.open", "box.shut"]
+        assert callable_names(await tools.list()) == ["box.open", "box.shut"]
     told = [record.getMessage() for record in caplog.records]
     assert told == ["there are two tools box.open; the one that was registered last is called"]
 
@@ -134,9 +135,9 @@ async def test_a_provider_that_fails_costs_its_own_tools_only(fails: Exception) 
     tools = catalog(ECHO)
     tools.add(Servant("down", fails=fails))
     listed = await tools.list()
-    assert names(listed) == ["echo", "down"]
-    assert "down cannot be used: " in listed[1]["error"]
-    assert "it is down" in listed[1]["error"]
+    assert names(listed) == ["down", "echo"]
+    assert "down cannot be used: " in listed[0]["error"]
+    assert "it is down" in listed[0]["error"]
     assert names(await tools.search("text")) == ["echo"]
     assert "echo" in await tools.describe()
     assert await tools.call("echo", {"text": "a"}) == "a\n"
@@ -152,7 +153,7 @@ async def test_one_that_failed_is_tried_again_when_it_is_called_and_not_when_som
     assert servant.asked == 1
     servant.fails = None
     assert await tools.call("box.open") == "yes"
-    assert names(await tools.list()) == ["box.open"]
+    assert callable_names(await tools.list()) == ["box.open"]
 
 
 async def test_those_who_wait_for_one_that_fails_share_its_answer() -> None:
@@ -166,9 +167,9 @@ async def test_those_who_wait_for_one_that_fails_share_its_answer() -> None:
 async def test_what_a_provider_has_may_change() -> None:
     servant = Servant("box", "box.open")
     tools = Tools([servant])
-    assert names(await tools.list()) == ["box.open"]
+    assert callable_names(await tools.list()) == ["box.open"]
     servant.tools = [Tool(name="box.shut")]
-    assert names(await tools.list()) == ["box.shut"]
+    assert callable_names(await tools.list()) == ["box.shut"]
     with pytest.raises(ToolNotFoundError):
         await tools.call("box.open")
 
@@ -222,7 +223,7 @@ async def test_of_two_of_one_name_the_later_is_called() -> None:
     tools.add(Servant("box", "box.open", answers="new"))
     assert await tools.call("box.open") == "new"
     assert await tools.call("box.shut") == "old"
-    assert names(await tools.list()) == ["box.open", "box.shut"]
+    assert callable_names(await tools.list()) == ["box.open", "box.shut"]
 
 
 # --- streams ----------------------------------------------------------------------------------------------------------
@@ -250,9 +251,12 @@ async def test_nobody_to_stream_to_is_fine() -> None:
 
 async def test_search_finds_by_name_description_parameter_and_tag() -> None:
     tools = catalog(CURL, ECHO, index=Index(None, "search/tools", embedder=None))
-    assert names(await tools.search("simple"))[0] == "curl.get"
+    [found] = await tools.search("simple")
+    assert (found["name"], names(found["recipes"])) == ("curl", ["get", "slow"])
+    assert "score" in found["recipes"][0]
+    assert "score" not in found["recipes"][1]
     assert names(await tools.search("echo"))[0] == "echo"
-    assert set(names(await tools.search("network"))) == {"curl", "curl.get", "curl.slow"}
+    assert set(callable_names(await tools.search("network"))) == {"curl", "curl.get", "curl.slow"}
     assert names(await tools.search("silent"))[0] == "curl"
     assert await tools.search("xylophone") == []
 

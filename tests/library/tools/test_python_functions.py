@@ -21,6 +21,7 @@ from carrel.library.tools.catalog import Tools
 from carrel.library.tools.definition import parse
 from carrel.library.tools.definition_local import PythonDefinition
 from carrel.library.tools.python_functions import PythonModule, register
+from tests.library.tools.making import callable_names
 
 
 def mean(numbers: list[float], trim: int = 0) -> float:
@@ -306,9 +307,9 @@ async def test_the_public_functions_of_a_module_are_tools(module: str) -> None:
     tools = module_tools(f"name: stats\ntype: python\nmodule: {module}\ntags: [math]\napproval: ask\n")
     assert module not in sys.modules
     listed = await tools.list()
-    assert [one["name"] for one in listed] == ["stats.double", "stats.later"]
+    assert callable_names(listed) == ["stats.double", "stats.later"]
     assert listed[0]["tags"] == ["math"]
-    assert listed[0]["approval"] == "ask"
+    assert listed[0]["recipes"][0]["approval"] == "ask"
 
 
 async def test_functions_of_a_module_are_called(module: str) -> None:
@@ -363,3 +364,33 @@ async def test_values_arrive_as_they_are_where_no_hint_says_otherwise() -> None:
     assert got[-1] == ((1,), "2026-02-03", exact, [1, 2], {})
     with pytest.raises(ToolCallError, match=r"take: numbers\[0\] must be int"):
         await tools.call("take", {"value": 1, "numbers": ("x",)})
+
+
+async def test_a_plain_function_around_an_async_one_is_called_as_it_is() -> None:
+    async def double(x: int) -> int:
+        return 2 * x
+
+    @functools.wraps(double)
+    def cached(x: int) -> int:
+        return 41
+
+    @functools.wraps(double)
+    def passed_on(x: int) -> Any:
+        return double(x)
+
+    @functools.wraps(double)
+    def waited_for(x: int) -> int:
+        return asyncio.run(double(x))
+
+    tools = Tools()
+    for name, function in {"cached": cached, "passed_on": passed_on, "waited_for": waited_for}.items():
+        tools.add(register(function, name=name))
+    assert await tools.call("cached", {"x": 1}) == 41
+    assert await tools.call("passed_on", {"x": 21}) == 42
+    assert await tools.call("waited_for", {"x": 21}) == 42
+
+
+@pytest.mark.parametrize("name", ["list", "search", "describe", "describe.more"])
+async def test_a_name_that_tools_has_for_itself_is_refused(name: str) -> None:
+    with pytest.raises(ConfigurationError, match="something else already"):
+        register(mean, name=name)

@@ -11,6 +11,7 @@ from carrel.library.tools.providers import tool_files
 from carrel.library.tools.reading import read_definitions
 from carrel.library.tools.secrets import Secrets
 from carrel.storage.file_store import FileStore
+from tests.library.tools.making import callable_names
 from tests.library.tools.test_definition import CURL
 from tests.storage.suite import Place
 
@@ -100,7 +101,7 @@ async def test_a_description_of_a_service_beside_its_definition_is_no_definition
     await store.put("tools/shop.openapi.yaml", SPEC)
     secrets = Secrets({})
     tools = Tools(files=[tool_files(store, secrets=secrets)], secrets=secrets)
-    assert [one["name"] for one in await tools.list()] == ["shop.list_items"]
+    assert callable_names(await tools.list()) == ["shop.list_items"]
     await tools.close()
 
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import traceback
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any
 
@@ -15,9 +16,10 @@ from carrel.library.tools.python_functions import register
 from carrel.library.tools.reading import OnError
 from carrel.library.tools.seam import Stream, Tool
 from carrel.library.tools.secrets import Secrets
-from carrel.library.tools.tool_files import ToolFiles
+from carrel.library.tools.tool_files import Broken, ToolFiles
 from carrel.storage.memory_store import MemoryStore
 from carrel.storage.seam import Stamp, Store
+from tests.library.tools.making import callable_names
 from tests.storage.suite import Place
 
 
@@ -132,10 +134,10 @@ async def test_the_description_of_a_service_is_read_again_when_it_changes(place:
     await store.put("tools/shop.yaml", b"name: shop\ntype: openapi\nspec: ./specs/shop.json\nbase_url: http://x\n")
     await store.put("tools/specs/shop.json", spec)
     tools = catalog(store)
-    assert [one["name"] for one in await tools.list()] == ["shop.one"]
+    assert callable_names(await tools.list()) == ["shop.one"]
     await store.put("tools/specs/shop.json", spec.replace(b"one", b"other"))
     assert (await tools.find("shop.other")).name == "shop.other"
-    assert [one["name"] for one in await tools.list()] == ["shop.other"]
+    assert callable_names(await tools.list()) == ["shop.other"]
     await tools.close()
 
 
@@ -272,3 +274,13 @@ async def test_many_at_once_see_one_change_once() -> None:
     assert await asyncio.gather(*calls) == [1] * 20
     assert len(counting.made) == 2
     await counting.tools.close()
+
+
+async def test_the_error_of_a_file_that_is_wrong_does_not_grow_with_each_call() -> None:
+    problem = ConfigurationError("tools/bad.yaml, line 1: no YAML")
+    tools = Tools([Broken("bad", problem)])
+    for _ in range(50):
+        with pytest.raises(ToolCallError, match="no YAML"):
+            await tools.call("bad")
+    frames = len(traceback.extract_tb(problem.__traceback__))
+    assert frames < 10

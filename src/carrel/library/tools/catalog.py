@@ -28,6 +28,10 @@ _GRACE = 5.0
 _TURN = 0.02
 """Seconds after which work on many tools lets others go on."""
 _LONGEST_NAME = 300
+_MOST_HITS = 100
+"""Tools and recipes that a search looks at, to find the tools that answer best."""
+_MOST_RECIPES = 10
+"""Recipes of one tool that a search shows; `list` shows all."""
 
 Found = list[dict[str, Any]]
 
@@ -136,38 +140,58 @@ class Tools:
         await self._seen(self._sources, None)
 
     async def list(self, under: str = "") -> Found:
-        """Every tool as a dict with name, description, tags, parameters and signature, by name.
+        """Every tool as a dict with name, description, tags, parameters, signature and recipes, by name.
 
-        A provider that cannot be used, or not yet, has one with `error`. `under`: only those below this word, by
-        their names there; this waits for a provider that is starting."""
+        Recipes are what can be called below its name: a program's recipes, an MCP server's tools, the operations of a
+        service. A tool that can only be called by them has no signature, and one that cannot be used, or not yet, has
+        an `error`. `under`: the recipes of this one; this waits for a provider that is starting."""
         await self.look()
         words = [under] if under else sorted(self._sources)
-        found = await self._seen(words, None if under else self._patience)
-        told = [known.told() async for known in self._all(found)]
-        if under:
-            told = [{**one, "name": one["name"].removeprefix(f"{under}.")} for one in told if one["name"] != under]
-        return told + [
-            {
-                "name": word,
-                "description": "",
-                "tags": [],
-                "parameters": [],
-                "error": self._secrets.hide(source.trouble),
-            }
-            for word in words
-            for source in self._sources.get(word, ())
-            if source.trouble
-        ]
+        below = await self._by_word(await self._seen(words, None if under else self._patience))
+        entries = [self._entry(word, below.get(word, ())) for word in words]
+        if not under:
+            return entries
+        [entry] = entries
+        failed = [{**entry, "parameters": [], "recipes": []}] if "error" in entry else []
+        return [*entry["recipes"], *failed]
 
     async def search(self, query: str, limit: int = 10) -> Found:
-        """The tools that answer best, the best first, as in `list`, each with its score."""
-        await self.look()
-        return await self._best(await self._seen(self._sources, self._patience), query, limit)
+        """The tools that answer best, the best first, as in `list`, each with its score.
 
-    async def _best(self, found: Mapping[str, Tool], query: str, limit: int) -> Found:
+        The recipes that answer come first, with their scores; of more than ten, only those of them that do."""
+        await self.look()
+        found = await self._seen(self._sources, self._patience)
+        scores = await self._scores(found, query, _MOST_HITS)
+        words = [*dict.fromkeys(map(_word, scores))][: max(0, int(limit))]
+        below = await self._by_word({name: tool for name, tool in found.items() if _word(name) in words})
+        return [_ranked(self._entry(word, below[word]), scores) for word in words]
+
+    async def _scores(self, found: Mapping[str, Tool], query: str, limit: int) -> dict[str, float]:
+        """Of everything that can be called and answers, by its whole name, the best first."""
         self._index.update([known.entry async for known in self._all(found)])
-        hits = await self._index.search(str(query), int(limit))
-        return [{**self._of(found[hit.key]).told(), "score": hit.score} for hit in hits if hit.key in found]
+        return {hit.key: hit.score for hit in await self._index.search(str(query), limit) if hit.key in found}
+
+    async def _by_word(self, found: Mapping[str, Tool]) -> dict[str, Sequence["_Known"]]:
+        below: dict[str, list[_Known]] = {}
+        async for known in self._all(found):
+            below.setdefault(_word(known.tool.name), []).append(known)
+        return {**below}
+
+    def _entry(self, word: str, known: Sequence["_Known"]) -> dict[str, Any]:
+        """What `list` says of one tool, with its recipes inside."""
+        sources = self._sources.get(word, ())
+        own = next((one for one in known if one.tool.name == word), None)
+        if own is not None:
+            entry = own.told()
+        else:
+            about = next((str(getattr(source.provider, "description", "")) for source in sources), "")
+            tags = dict.fromkeys(tag for one in known for tag in one.tool.tags)
+            entry = {"name": word, "description": self._secrets.hide(about), "tags": [*tags], "parameters": []}
+        entry["recipes"] = [
+            {**one.told(), "name": one.tool.name.removeprefix(f"{word}.")} for one in known if one is not own
+        ]
+        trouble = next((source.trouble for source in sources if source.trouble), "")
+        return {**entry, "error": self._secrets.hide(trouble)} if trouble else entry
 
     async def describe(self, task: str | None = None, limit: int = 8000, docs: Docs = "all") -> str:
         """Typed Python stubs with their docs in at most `limit` characters, what fits the task first and whole."""
@@ -175,19 +199,43 @@ class Tools:
         found = await self._seen(self._sources, self._patience)
         starting = [one for one in chain.from_iterable(self._sources.values()) if one.is_starting]
         told = _starting(starting, limit // 4)
-        ranked = [one["name"] for one in await self._best(found, task, 30)] if task else ()
+        ranked = [*await self._scores(found, task, 30)] if task else ()
         tools = [known.clear async for known in self._all(found)]
         # Many and long ones take a while, in which others go on.
         stubs = await in_a_thread(lambda: describe(tools, limit - len(told), ranked, docs))
         return self._secrets.hide(f"{stubs.rstrip()}\n\n{told}".lstrip() if told else stubs)
 
     async def get(self, name: str) -> dict[str, Any] | None:
-        """One as in `list`, with the JSON `schema` of its arguments; None when there is none of this name."""
+        """One as in `list`, or one recipe, with the JSON `schema` of its arguments where it can be called; None when
+        there is none of this name."""
         try:
             known = self._of(await self.find(name))
         except ToolNotFoundError:
-            return None
-        return {**known.told(), "schema": dict(known.clear.parameters)}
+            word = python_name(name)
+            return await self._one(word) if word in self._sources else None
+        word = known.tool.name
+        told = known.told() if "." in word else await self._one(word)
+        return {**told, "schema": dict(known.clear.parameters)}
+
+    async def _one(self, word: str) -> dict[str, Any]:
+        below = await self._by_word(await self._seen([word], None))
+        return self._entry(word, below.get(word, ()))
+
+    async def known_names(self, name: str) -> Sequence[str]:
+        """The names in the tool that this name is in, itself among them; `ToolNotFoundError` when there is no such.
+
+        One that has not said yet what it has, or cannot, may have any: what is called shows it."""
+        called = ".".join(map(python_name, name[:_LONGEST_NAME].split(".")))
+        word = _word(called)
+        await self._look_if_changed(word)
+        sources = self._sources.get(word, ())
+        found = await self._seen([word], 0.0 if called == word else self._patience) if sources else {}
+        if any(source.is_starting or source.trouble for source in sources):
+            return [called]
+        names = {one.rsplit(".", count)[0] for one in (*found, *([word] if sources else [])) for count in range(5)}
+        if called not in names:
+            await self._found(name)
+        return [*names]
 
     async def find(self, name: str) -> Tool:
         """The tool of this name; `ToolNotFoundError` with near names, `ToolCallError` when its provider fails."""
@@ -261,12 +309,11 @@ class Tools:
         `stream` takes the output of a call while it comes, where the tool's definition wants that or the code says
         `_stream=True`."""
         words = name.split(".", 5)[1:]
-        if words[1:] == ["list"]:
-            await self._look_if_changed(words[0])
         own: dict[str, Callable[..., Awaitable[Any]]] = {
             "list": self.list,
             "search": self.search,
             "describe": self.describe,
+            "_names": self.known_names,
         }
         verb = own.get(".".join(words))
         if verb is not None:
@@ -275,7 +322,7 @@ class Tools:
         match words:
             case []:
                 raise ToolCallError("tools itself cannot be called; tools.list() shows what is there")
-            case [word, "list"] if word in self._sources and f"{word}.list" not in await self._seen([word], None):
+            case [word, "list"] if await self._is_list_of(word):
                 return await self.list(word)
         called = ".".join(words)
         given = dict(kwargs)
@@ -283,6 +330,20 @@ class Tools:
         if stream is not None and wanted is None:
             wanted = (await self.find(called)).stream
         return await self.call(called, given, stream if wanted else None, args=args)
+
+    async def is_question(self, name: str) -> bool:
+        """Whether code that calls this name looks around, rather than call a tool."""
+        match name.split(".", 5)[1:]:
+            case [] | ["list" | "search" | "describe" | "_names"]:
+                return True
+            case [word, "list"]:
+                return await self._is_list_of(word)
+        return False
+
+    async def _is_list_of(self, word: str) -> bool:
+        """Whether `tools.WORD.list` lists what is below it; it may have a tool of that name."""
+        await self._look_if_changed(word)
+        return word in self._sources and f"{word}.list" not in await self._seen([word], None)
 
     async def _found(self, name: str) -> tuple[Source, Tool]:
         if not isinstance(name, str):
@@ -312,6 +373,23 @@ class Tools:
         if called == word:
             raise ToolNotFoundError(f"{name} itself cannot be called{near('', names)}")
         raise ToolNotFoundError(f"there is no {called.removeprefix(f'{word}.')} in {word}{near(called, names)}")
+
+
+def _word(name: str) -> str:
+    return name.partition(".")[0]
+
+
+def _ranked(entry: dict[str, Any], scores: Mapping[str, float]) -> dict[str, Any]:
+    """What a search shows of a tool: the recipes that answer first."""
+    word = entry["name"]
+    for recipe in entry["recipes"]:
+        if (score := scores.get(f"{word}.{recipe['name']}")) is not None:
+            recipe["score"] = score
+    recipes = sorted(entry["recipes"], key=lambda recipe: -recipe.get("score", 0.0))
+    if len(recipes) > _MOST_RECIPES:
+        recipes = [recipe for recipe in recipes if "score" in recipe][:_MOST_RECIPES]
+    best = max(score for name, score in scores.items() if _word(name) == word)
+    return {**entry, "recipes": recipes, "score": best}
 
 
 def _starting(sources: Iterable[Source], limit: int) -> str:

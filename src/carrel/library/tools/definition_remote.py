@@ -9,7 +9,7 @@ Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Headers = dict[Annotated[str, Field(pattern=r"^[!#$%&'*+.^_`|~0-9A-Za-z-]+$")], str]
 Url = Annotated[str, Field(pattern=r"^https?://[^\s/]+\S*$")]
 
-TAKEN = frozenset(("list", "search", "call_sync", "call_async"))
+TAKEN = frozenset(("list", "search", "describe", "call_sync", "call_async"))
 """What code finds on `tools` itself."""
 
 _STREAMABLE = frozenset(("streamable-http", "streamable_http", "streamableHttp"))

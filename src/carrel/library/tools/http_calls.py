@@ -100,7 +100,11 @@ class HttpCaller:
     ) -> Any:
         client = await self._opened()
         url = urlsplit(base_url)
-        query: list[Any] = [*parse_qsl(url.query), *self._secrets.fill_all(self._query).items(), *request.query]
+        query: list[Any] = [
+            *parse_qsl(url.query, keep_blank_values=True),
+            *self._secrets.fill_all(self._query).items(),
+            *request.query,
+        ]
         settled = {name.lower() for name in fixed}
         asked = {name: value for name, value in request.headers.items() if name.lower() not in settled}
         whole = url._replace(path=url.path.rstrip("/") + request.path, query="", fragment="").geturl()

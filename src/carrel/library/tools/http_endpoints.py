@@ -21,6 +21,7 @@ class HttpEndpoints:
 
     def __init__(self, definition: HttpDefinition, secrets: Secrets) -> None:
         self.name = definition.name
+        self.description = definition.description
         self._definition = definition
         self._caller = HttpCaller(secrets, definition.headers, definition.query)
         self._operations: dict[str, tuple[Operation, Mapping[str, str]]] = {}

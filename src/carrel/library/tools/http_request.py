@@ -133,15 +133,13 @@ def _in_path(part: Part, value: Any) -> str:
         texts = [safe(_text(item)) for item in value]
     else:
         texts = [safe(_text(value))]
-    if part.style == "label":
-        return "." + ("." if part.explode else ",").join(texts)
     if part.style == "matrix":
         named = isinstance(value, Mapping) and part.explode
         if part.explode:
             return "".join(f";{text}" if named else f";{part.wire}={text}" for text in texts)
         return f";{part.wire}={','.join(texts)}"
-    word = ",".join(texts)
-    # Either would lead to another path than the one that was meant.
+    word = "." + ("." if part.explode else ",").join(texts) if part.style == "label" else ",".join(texts)
+    # Each of these would lead to another path than the one that was meant.
     if word in ("", ".", ".."):
         raise ToolCallError(f"{part.name} cannot be {_text(value)!r}: as a part of the path it would lead elsewhere")
     return word

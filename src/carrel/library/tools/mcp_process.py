@@ -37,6 +37,7 @@ class ServerProcess:
     async def start(cls, command: str, args: Sequence[str], env: Mapping[str, str], cwd: str | None) -> "ServerProcess":
         """Started, or a ToolCallError that says why it cannot be."""
         mark = uuid.uuid4().hex
+        cwd = os.path.expanduser(cwd) if cwd else None
         try:
             process = await asyncio.create_subprocess_exec(
                 command,

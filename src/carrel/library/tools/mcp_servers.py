@@ -49,6 +49,7 @@ class McpServer:
     def __init__(self, definition: McpDefinition, secrets: Secrets, *, patience: float = 5.0) -> None:
         """`patience`: seconds in which a server that left a call unanswered has to answer something else."""
         self.name = definition.name
+        self.description = definition.description
         self.fingerprint = sha256(definition.model_dump_json().encode()).hexdigest()[:16]
         self._definition = definition
         self._secrets = secrets
@@ -208,7 +209,7 @@ class McpServer:
         live = self._live()
         if self._opening is None or (self._opening.done() and (live is None or live.ended)):
             if self._hung is not None and time.monotonic() < self._hung_at + AGAIN:
-                raise self._hung
+                raise self._hung.with_traceback(None)
             self._stale = True
             self._opening = asyncio.create_task(self._open(), name=f"start of the MCP server {self.name}")
         opening = self._opening

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import logging
+import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
@@ -17,6 +18,11 @@ from carrel.library.tools.secrets import Secrets
 
 SECONDS_TO_FETCH = 30.0
 _URL = ("http://", "https://")
+_PUBLIC_HEADERS = frozenset(
+    ("accept", "accept-charset", "accept-encoding", "accept-language", "cache-control", "content-type", "user-agent")
+)
+"""Nobody writes a key into these."""
+_KEY_LIKE = re.compile(r"key|token|secret|auth|passw|signature", re.IGNORECASE)
 
 logger = logging.getLogger(__name__)
 
@@ -29,6 +35,7 @@ class OpenApi:
     ) -> None:
         """`read` gives the bytes of a file beside the definition; FileNotFoundError when there is none."""
         self.name = definition.name
+        self.description = definition.description
         self._definition = definition
         self._caller = HttpCaller(secrets, definition.headers, definition.query)
         self._read = read
@@ -98,9 +105,13 @@ class OpenApi:
 
 
 def _has_secrets(given: OpenApiDefinition) -> bool:
-    """Whether it sends what not everybody may have."""
+    """Whether it sends what not every server may see: a key may be written in any header, whatever its name."""
     filled = any("${" in text for text in (*given.headers.values(), *given.query.values()))
-    return filled or any(name.lower() in ("authorization", "cookie") for name in given.headers)
+    return (
+        filled
+        or any(name.lower() not in _PUBLIC_HEADERS for name in given.headers)
+        or any(_KEY_LIKE.search(name) for name in given.query)
+    )
 
 
 def _wanted(name: str, operations: Sequence[Described], only: Sequence[str]) -> list[Described]:

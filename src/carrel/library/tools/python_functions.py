@@ -19,6 +19,7 @@ from carrel.library.docstrings import read_docstring
 from carrel.library.tools.arguments import plain
 from carrel.library.tools.aside import in_a_thread
 from carrel.library.tools.definition_local import PythonDefinition
+from carrel.library.tools.definition_remote import TAKEN
 from carrel.library.tools.names import near
 from carrel.library.tools.seam import Stream, Tool
 
@@ -56,7 +57,7 @@ class Function:
             raise ToolTimeoutError(f"{tool.name} took longer than {tool.timeout:g} s") from None
 
     async def _called(self, args: list[Any], kwargs: dict[str, Any]) -> Any:
-        if inspect.iscoroutinefunction(inspect.unwrap(self._function)) or _is_async(self._function):
+        if inspect.iscoroutinefunction(self._function) or _is_async(self._function):
             return await self._function(*args, **kwargs)
         answer = await in_a_thread(lambda: _listed(self._function(*args, **kwargs)))
         if inspect.isasyncgen(answer):
@@ -113,6 +114,7 @@ class PythonModule(Functions):
 
     def __init__(self, definition: PythonDefinition) -> None:
         super().__init__(definition.name)
+        self.description = definition.description
         self._definition = definition
         self._loaded = False
 
@@ -139,6 +141,11 @@ def register(
     called = name or str(getattr(function, "__name__", type(function).__name__))
     if not all(word.isidentifier() and not word.startswith("_") for word in called.split(".")):
         raise ConfigurationError(f"{called!r} is no name for a tool; give one that Python code can write: name=…")
+    word = called.partition(".")[0]
+    if word in TAKEN:
+        raise ConfigurationError(
+            f"a tool cannot be called {word!r}: tools.{word} is something else already; give name=…"
+        )
     made = Function(function, called)
     made.tool = replace(
         made.tool,
@@ -147,7 +154,7 @@ def register(
         approval=approval,
         timeout=timeout,
     )
-    return Functions(called.partition(".")[0], [made])
+    return Functions(word, [made])
 
 
 def functions_in(module: ModuleType, definition: PythonDefinition) -> list[Function]:

@@ -42,7 +42,9 @@ class Tool:
 
 @runtime_checkable
 class ToolProvider(Protocol):
-    """Whoever has tools: a definition file, an MCP server, a Python function."""
+    """Whoever has tools: a definition file, an MCP server, a Python function.
+
+    A `description`, where it has one, is what a list says of a provider that cannot be called by its name alone."""
 
     name: str
     """The first word of all its tools' names."""

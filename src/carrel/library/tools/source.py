@@ -85,7 +85,7 @@ class Source:
         if self.problem is not None:
             told_until = self._failed_at + AGAIN if self._failed_slowly else self._failed_at
             if began < told_until:
-                raise self.problem
+                raise self.problem.with_traceback(None)
         asked_at = time.monotonic()
         try:
             async with asyncio.timeout(STARTING):

@@ -49,10 +49,11 @@ class Broken:
         self._problem = problem
 
     async def definitions(self) -> Sequence[Tool]:
-        raise self._problem
+        # Without the frames of earlier raises, which would add up on the one object.
+        raise self._problem.with_traceback(None)
 
     async def call(self, tool: Tool, arguments: Mapping[str, Any], stream: Stream | None = None) -> Any:
-        raise self._problem
+        raise self._problem.with_traceback(None)
 
     async def close(self) -> None:
         """Nothing was started."""
