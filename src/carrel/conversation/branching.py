@@ -86,6 +86,7 @@ async def _fork(logs: SessionLogs, source_id: str, id_: str, place: int, title: 
         build_aside("meta", created_at=now, set=told),
     ]
     await _copy_log(logs.store, logs.folder(source_id), logs.folder(id_), place, [encode(aside) for aside in asides])
+    logs.make_output_folder(id_)
     meta = await logs.rebuilt_meta(id_)
     outline, stamp = await logs.reading(id_).outline(), await logs.store.stamp(logs.log_key(id_))
     meta |= {"message_count": outline.messages(), "total_tokens": 0, "log_seq": outline.last_seq}

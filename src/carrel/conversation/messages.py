@@ -160,9 +160,10 @@ def meta_of(message: ConversationMessage) -> dict[str, Any]:
 
 
 def flatten_message_text(message: ConversationMessage, *, include_thinking: bool = True) -> str:
-    """The text of a message in one line of thought: text blocks and, unless told not to, thinking."""
+    """The text of a message: its text blocks and, by default, thinking, without the texts of attached files."""
     kinds = ("text", "thinking") if include_thinking else ("text",)
-    texts = (str(block.get("text") or "").strip() for block in blocks_of(message) if block.get("type") in kinds)
+    blocks = (block for block in blocks_of(message) if block.get("type") in kinds)
+    texts = (str(block.get("text") or "").strip() for block in blocks if not meta_of(block).get("attachment"))
     return " ".join(text for text in texts if text)
 
 
