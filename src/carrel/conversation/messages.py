@@ -20,6 +20,8 @@ class SessionMeta(TypedDict, total=False):
     created_at: str
     updated_at: str
     project_dir: str
+    working_dir: str | None
+    """The folder as the user gave it, where that is not the whole path in `cwd`."""
     parent_session_id: str | None
     root_session_id: str | None
     forked_at_seq: int | None

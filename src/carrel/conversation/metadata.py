@@ -42,6 +42,11 @@ def checked_id(session_id: object) -> str:
     return session_id
 
 
+def whole_path(folder: str | None) -> str:
+    """A folder as the metadata has it: absolute; empty when there is none."""
+    return os.path.abspath(os.path.expanduser(folder)) if folder else ""
+
+
 def new_meta(
     session_id: str,
     *,
@@ -58,7 +63,7 @@ def new_meta(
         "title": title or DEFAULT_SESSION_TITLE,
         "provider": provider or DEFAULT_SESSION_PROVIDER,
         "model": model or "",
-        "cwd": os.path.abspath(os.path.expanduser(cwd)) if cwd else "",
+        "cwd": whole_path(cwd),
         "api_base": api_base,
         "message_format_version": MESSAGE_FORMAT_VERSION,
         "created_at": now,
@@ -130,6 +135,7 @@ _SOUND: dict[str, Callable[[Any], bool]] = {
     **dict.fromkeys(COUNTS, _is_count),
     **dict.fromkeys(("api_base", "archived_at", "parent_session_id", "root_session_id"), _is_text_or_none),
     "project_dir": _is_text,
+    "working_dir": _is_text_or_none,
     "forked_at_seq": lambda value: value is None or _is_count(value),
     "tags": lambda value: isinstance(value, list) and all(map(_is_text, value)),
     "pins": lambda value: isinstance(value, list) and all(map(_is_count, value)),

@@ -113,17 +113,17 @@ class Writer:
             self._counted = False
         before = meta["title"]
         for number, entry in enumerate(entries, seq - len(entries) + 1):
-            role = entry.get("role")
+            role, aside = entry.get("role"), aside_of(entry)
+            if aside in (None, "usage") and (usage := meta_of(entry).get("usage")):
+                meta["total_tokens"] = meta.get("total_tokens", 0) + tokens_of(usage).total_tokens
+            if aside is not None:
+                self._apply(number, entry)
+                continue
             if role in ("rewind", "compact"):
-                if aside_of(entry) is not None:
-                    self._apply(number, entry)
-                    continue
                 self._counted = self._counted and shown is not None
                 meta["message_count"] = shown or 0
             else:
                 meta["message_count"] = meta.get("message_count", 0) + (not goes_on(entry))
-            if usage := meta_of(entry).get("usage"):
-                meta["total_tokens"] = meta.get("total_tokens", 0) + tokens_of(usage).total_tokens
             if meta["title"] == DEFAULT_SESSION_TITLE and (title := title_from(entry)):
                 meta["title"] = title
                 self._own.add("title")
