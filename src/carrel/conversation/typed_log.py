@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from carrel.conversation.logs import SessionLogs
-from carrel.conversation.messages import SessionMeta
+from carrel.conversation.messages import SessionMeta, tool_results_of
 from carrel.conversation.metadata import has_sums, when_written
 from carrel.conversation.repair import mend, unanswered
 from carrel.conversation.replay import Numbered
@@ -39,9 +39,10 @@ async def look_at(logs: SessionLogs, session_id: str, until: int | None = None, 
         (raw[origin][0] if origin is not None else 0, line)
         for line, origin in zip(mended.messages, mended.origins, strict=True)
     ]
-    if shown and mended.origins[-1] is None and unanswered(lines):
+    calls = set(unanswered(lines))
+    if calls and None in mended.origins:
         waits = waits or await logs.store.holder(tool_loop_key(logs.folder(session_id))) is not None
-        shown = shown[:-1] if waits else shown
+        shown = [(seq, line) for seq, line in shown if seq or not waits or calls.isdisjoint(tool_results_of(line))]
     return Look(raw, shown, view.last_seq)
 
 
