@@ -206,7 +206,10 @@ async def test_awaiting_what_a_method_gives_back_writes_it(storage: Conversation
     message = await conversation.create_user_message("hi")
     assert message.role == "user"
     assert said(await again(storage, conversation)) == ["hi"]
-    assert await conversation.add_message(Message(role="user", parts=[TextPart(content="more")])) is not message
+    assert (
+        await conversation.add_message(Message(session_id="", role="user", parts=[TextPart(content="more")]))
+        is not message
+    )
     assert said(await again(storage, conversation)) == ["hi", "more"]
 
 
@@ -312,17 +315,6 @@ async def test_a_result_that_comes_later_is_one_more_line(storage: ConversationS
     await storage.update(conversation)
     assert [line["role"] for line in log(storage, conversation)] == ["assistant", "user"]
     assert await again(storage, conversation) == conversation
-
-
-async def test_a_message_that_says_nothing_yet_is_written_once_it_does(storage: ConversationStorage) -> None:
-    conversation = await storage.create(begun())
-    conversation.create_user_message("hi")
-    answer = conversation.create_assistant_message()
-    await storage.update(conversation)
-    assert len(log(storage, conversation)) == 1
-    answer.add_text("hello")
-    await storage.update(conversation)
-    assert [line["role"] for line in log(storage, conversation)] == ["user", "assistant"]
 
 
 # --- what was written is never edited, and never lost
@@ -474,7 +466,9 @@ async def test_title_and_whereabouts_are_kept_and_only_the_changed_is_written(st
     conversation.info.time.archived = datetime(2026, 1, 1, tzinfo=UTC)
     await storage.update(conversation)
     (line,) = log(storage, conversation)
-    assert line["meta"]["set"].keys() == {"title", "cwd", "model", "provider", "provider_id", "archived_at"}
+    assert line["meta"]["set"].keys() == {
+        *("title", "cwd", "working_dir", "model", "provider", "provider_id", "archived_at")
+    }
     assert await again(storage, conversation) == conversation
     conversation.info.time.archived = None
     conversation.info.provider_id = None
@@ -508,8 +502,10 @@ async def test_tokens_are_counted_once_whatever_is_changed(
 ) -> None:
     conversation = await storage.create(begun(model_id="m"))
     for text in ("one", "two", "three", "four"):
-        conversation.create_assistant_message().add_text(text)
-        conversation.add_usage({"prompt_tokens": 8, "completion_tokens": 2, "total_tokens": 10})
+        message = conversation.create_assistant_message()
+        message.add_text(text)
+        message.usage = {"prompt_tokens": 8, "completion_tokens": 2, "total_tokens": 10}
+        conversation.add_usage(message.usage)
     await storage.update(conversation)
     usages = [message.usage for message in conversation.messages]
     assert all(usages)
@@ -528,19 +524,19 @@ async def test_usage_may_come_before_its_message_after_it_or_with_it(storage: Co
     conversation.add_usage({"total_tokens": 1})
     answer = conversation.create_assistant_message()
     answer.add_text("hello")
-    assert answer.usage == {"total_tokens": 1}
+    assert answer.usage is None
     await storage.update(conversation)
     conversation.add_usage({"total_tokens": 2})
     await storage.update(conversation)
-    assert answer.usage == {"total_tokens": 3}
     both = conversation.create_assistant_message()
     both.add_text("again")
     both.usage = {"input_tokens": 3, "output_tokens": 1}
-    conversation.add_usage({"input_tokens": 3, "output_tokens": 1})
     await storage.update(conversation)
-    assert conversation.info.total_tokens == 7
-    assert (await again(storage, conversation)).info.total_tokens == 7
-    assert (await storage.store.usage(conversation.id)).total.total_tokens == 7
+    assert conversation.info.total_tokens == 3, "what the user of the object counts is not changed"
+    conversation.add_usage({"input_tokens": 3, "output_tokens": 1, "total_tokens": 4})
+    await storage.update(conversation)
+    assert await tokens(storage, conversation) == {7}
+    assert [message.usage for message in conversation.messages[:2]] == [None, None]
 
 
 async def test_usage_with_no_answer_and_tokens_added_by_hand_are_kept(storage: ConversationStorage) -> None:
@@ -566,23 +562,20 @@ async def tokens(storage: ConversationStorage, conversation: Conversation) -> se
     return {spent, counted["total_tokens"], fresh.info.total_tokens, *(info.total_tokens for info in infos)}
 
 
-async def test_usage_in_the_words_of_several_providers_is_added_up(storage: ConversationStorage) -> None:
+async def test_only_total_tokens_are_counted(storage: ConversationStorage) -> None:
     conversation = await storage.create(begun())
-    conversation.create_assistant_message().add_text("x")
-    conversation.add_usage({"total_tokens": 12})
-    assert await tokens(storage, conversation) == {12}
+    answer = conversation.create_assistant_message()
+    answer.add_text("x")
+    conversation.add_usage({"total_tokens": 12, "prompt_tokens": 10, "completion_tokens": 2})
     conversation.add_usage({"prompt_tokens": 10, "completion_tokens": 3})
-    assert await tokens(storage, conversation) == {25}
-    for total in (38, 51):
-        conversation.add_usage({"input_tokens": 10, "output_tokens": 3})
-        assert await tokens(storage, conversation) == {total}
-    assert conversation.messages[0].usage == {"input_tokens": 30, "output_tokens": 9, "total_tokens": 51}
-    assert (await again(storage, conversation)).messages == conversation.messages
+    conversation.add_usage({})
+    assert await tokens(storage, conversation) == {12}
+    assert answer.usage is None
+    assert (await again(storage, conversation)).messages == [answer]
 
 
 async def test_the_same_usage_twice_is_twice_as_much(storage: ConversationStorage) -> None:
     conversation = await storage.create(begun())
-    conversation.create_assistant_message().add_text("x")
     conversation.add_usage({"total_tokens": 5})
     conversation.add_usage({"total_tokens": 5})
     assert await tokens(storage, conversation) == {10}
@@ -593,25 +586,65 @@ async def test_the_same_usage_twice_is_twice_as_much(storage: ConversationStorag
     assert await tokens(storage, conversation) == {20}
 
 
-async def test_usage_set_by_hand_and_told_too_is_counted_once(storage: ConversationStorage) -> None:
+async def test_the_tokens_that_two_count_are_added_up(storage: ConversationStorage) -> None:
     conversation = await storage.create(begun())
-    answer = conversation.create_assistant_message()
-    answer.add_text("x")
-    answer.usage = {"input_tokens": 7, "output_tokens": 1}
-    assert await tokens(storage, conversation) == {8}
-    conversation.add_usage({"input_tokens": 7, "output_tokens": 1})
-    assert await tokens(storage, conversation) == {8}
+    other = await storage.get(conversation.id)
+    assert other is not None
+    for each in (conversation, other):
+        each.add_usage({"total_tokens": 5})
+        await storage.update(each)
+    assert (await again(storage, conversation)).info.total_tokens == 10
 
 
-async def test_usage_that_no_message_has_is_counted_once(storage: ConversationStorage) -> None:
-    conversation = await storage.create(begun())
-    conversation.add_usage({"total_tokens": 5})
+async def test_tokens_known_at_the_start_are_kept(storage: ConversationStorage) -> None:
+    conversation = await storage.create(begun(total_tokens=5))
     assert await tokens(storage, conversation) == {5}
-    answer = conversation.create_assistant_message()
-    conversation.add_usage({"total_tokens": 4})
-    assert await tokens(storage, conversation) == {9}
-    answer.add_text("said later")
-    assert await tokens(storage, conversation) == {9}
+
+
+# --- objects are kept as they are given
+
+
+async def test_an_empty_message_is_kept(storage: ConversationStorage) -> None:
+    conversation = await storage.create(begun())
+    conversation.create_user_message("hi")
+    empty = conversation.create_assistant_message()
+    await storage.update(conversation)
+    found = await again(storage, conversation)
+    assert found == conversation
+    assert found.info.message_count == 2
+    empty.add_text("filled")
+    await storage.update(conversation)
+    assert said(await again(storage, conversation)) == ["hi", "filled"]
+
+
+@pytest.mark.parametrize("folders", [("p", "p/./w"), ("~/p", "/w/../x"), ("/p", "/w"), ("", ""), ("..", "~")])
+async def test_folders_stay_as_they_are_given(storage: ConversationStorage, folders: tuple[str, str]) -> None:
+    info = SessionInfo(project_dir=folders[0], working_dir=folders[1])
+    conversation = await storage.create(Conversation(info=info))
+    assert (info.project_dir, info.working_dir) == folders
+    assert (await again(storage, conversation)).info == info
+    cwd = (await storage.store.read_meta(conversation.id))["cwd"]
+    assert cwd == (os.path.abspath(os.path.expanduser(folders[1])) if folders[1] else "")
+    info.working_dir = "elsewhere"
+    await storage.update(conversation)
+    assert (await again(storage, conversation)).info.working_dir == "elsewhere"
+    assert (await storage.store.read_meta(conversation.id))["cwd"] == os.path.abspath("elsewhere")
+    info.working_dir = "/whole"
+    await storage.update(conversation)
+    assert (await again(storage, conversation)).info.working_dir == "/whole"
+
+
+async def test_the_working_folder_is_the_projects_by_default(shared: ConversationStorage) -> None:
+    conversation = await create_session(Path("some/project"))
+    assert (conversation.info.project_dir, conversation.info.working_dir) == ("some/project", "some/project")
+    assert await get_session(conversation.id) == conversation
+    assert (await create_session("p", session_id="")).id != ""
+
+
+async def test_the_storage_takes_and_gives_back_a_session(storage: ConversationStorage) -> None:
+    conversation = begun()
+    assert await storage.create(session=conversation) is conversation
+    assert await storage.update(session=conversation) is conversation
 
 
 # --- when something goes wrong
@@ -801,7 +834,7 @@ async def test_large_results_and_images_come_back_whole_and_can_be_written_again
     answer.add_tool_call("c", "t", {})
     answer.add_tool_result("c", "t", "T", "x" * 200_000)
     await storage.update(conversation)
-    assert storage.store.messages_path(conversation.id).stat().st_size < 120_000
+    assert storage.store.messages_path(conversation.id).stat().st_size < 160_000
     found = await again(storage, conversation)
     assert found == conversation
     found = await storage.get(conversation.id) or found
@@ -910,9 +943,9 @@ async def test_the_counts_in_the_list_are_those_of_the_conversation(storage: Con
     conversation.create_assistant_message()
     conversation.add_usage({"total_tokens": 12})
     await storage.update(conversation)
-    assert [(info.message_count, info.total_tokens) for info in await storage.list_infos()] == [(2, 12)]
+    assert [(info.message_count, info.total_tokens) for info in await storage.list_infos()] == [(3, 12)]
     await storage.store.close()
-    assert [(info.message_count, info.total_tokens) for info in await storage.list_infos()] == [(2, 12)]
+    assert [(info.message_count, info.total_tokens) for info in await storage.list_infos()] == [(3, 12)]
 
 
 async def test_all_conversations_with_their_messages(storage: ConversationStorage) -> None:
@@ -1016,6 +1049,25 @@ async def test_whoever_subscribed_has_heard_when_the_call_returns(storage: Conve
         ("session.updated", about),
         ("session.deleted", about),
     ]
+
+
+@pytest.mark.parametrize("text", ["", "hi"])
+async def test_an_update_of_a_new_one_publishes_session_updated(storage: ConversationStorage, text: str) -> None:
+    heard: list[str] = []
+    storage.bus.subscribe_all(lambda event: heard.append(str(event.type)))
+    updated, created = begun(), begun()
+    for conversation in (updated, created):
+        if text:
+            conversation.create_user_message(text)
+    created_messages = ["message.created"] if text else []
+    await storage.update(updated)
+    assert heard == [*created_messages, "session.updated"]
+    heard.clear()
+    await storage.update(updated)
+    assert heard == ["session.updated"]
+    heard.clear()
+    await storage.create(created)
+    assert heard == ["session.created", *created_messages]
 
 
 async def test_one_who_never_ends_or_raises_does_not_hold_up_the_writer(storage: ConversationStorage) -> None:

@@ -32,7 +32,7 @@ async def stores(tmp_path: Path) -> AsyncIterator[list[ConversationStorage]]:
 
 
 async def begin(storage: ConversationStorage, *texts: str) -> Conversation:
-    conversation = Conversation(info=SessionInfo(id="shared"))
+    conversation = Conversation(info=SessionInfo(id="shared", project_dir="/project", working_dir="/project"))
     for text in texts:
         conversation.create_user_message(text)
     return await storage.create(conversation)
@@ -153,8 +153,10 @@ async def test_tokens_are_counted_once_when_messages_are_written_again_for_other
     mine = await begin(stores[0], "one")
     theirs = await opened(stores[1])
     for conversation, storage in ((mine, stores[0]), (theirs, stores[1])):
-        conversation.create_assistant_message().add_text("answer")
-        conversation.add_usage({"total_tokens": 10})
+        answer = conversation.create_assistant_message()
+        answer.add_text("answer")
+        answer.usage = {"total_tokens": 10}
+        conversation.add_usage(answer.usage)
         await storage.update(conversation)
     for n in range(3):
         reword(mine, 0, f"one {n}")

@@ -6,7 +6,15 @@ from typing import Any
 
 import pytest
 
-from carrel import FileStorage, MemoryStorage, Session, SessionStore
+from carrel import (
+    FileStorage,
+    MemoryStorage,
+    Session,
+    SessionStore,
+    assistant_message,
+    text_block,
+    tool_use_block,
+)
 from examples import agent_loop, attempts
 from tests.late import Late
 
@@ -147,8 +155,8 @@ async def test_items_are_counted_taken_back_and_cleared(tmp_path: Path) -> None:
         assert await session.pop_item() == items[3]
         assert await session.get_items() == items[:3]
         await session.add_items([{"type": "reasoning", "id": "r", "summary": []}])
-        assert await session.pop_item() == items[2], "reasoning that led to nothing is no item of a request"
-        assert await session.get_items() == items[:2]
+        assert await session.pop_item() == {"type": "reasoning", "id": "r", "summary": []}
+        assert await session.get_items() == items[:3]
         await session.clear_session()
         assert await session.get_items() == []
         assert len([entry async for entry in store.iter_entries("a")]) >= 8, "the log keeps all of it"
@@ -161,6 +169,97 @@ async def test_the_sdk_sees_only_the_newest_items_when_told_so(tmp_path: Path, n
         model = scripted([says("Yes.")])
         await agents.Runner.run(agents.Agent(name="a", model=model), "Well?", session=session)
         assert [item["content"] for item in model.asked[0]] == ["7", "8", "Well?"]
+
+
+ITEMS: list[dict[str, Any]] = [
+    {"role": "user", "content": "Both, please."},
+    {"type": "message", "role": "developer", "content": [{"type": "input_text", "text": "Be brief."}]},
+    {"type": "reasoning", "id": "r-1", "summary": [], "encrypted_content": "xyz"},
+    {
+        "type": "function_call",
+        "id": "f-1",
+        "call_id": "a",
+        "name": "look",
+        "arguments": '{ "x":1 }',
+        "status": "completed",
+    },
+    {"type": "function_call", "id": "f-2", "call_id": "b", "name": "look", "arguments": "not JSON"},
+    {"type": "function_call_output", "call_id": "b", "output": "second"},
+    {"type": "function_call_output", "call_id": "a", "output": [{"type": "input_text", "text": "first"}]},
+    {"type": "web_search_call", "id": "w-1", "status": "completed", "action": {"type": "search", "query": "x"}},
+    {"type": "custom_tool_call", "call_id": "c", "name": "patch", "input": "+1"},
+    {"type": "item_reference", "id": "m-7"},
+    {"role": "assistant", "content": "Done."},
+]
+
+
+async def test_items_come_back_as_they_were(tmp_path: Path) -> None:
+    async with SessionStore(tmp_path) as store:
+        session = openai_agents_session.KeptSession("a", store)
+        await session.add_items(ITEMS)
+        assert await session.get_items() == ITEMS
+        for number, item in enumerate(ITEMS):  # each alone: a call without its answer, an answer without its call
+            lone = openai_agents_session.KeptSession(f"lone-{number}", store)
+            await lone.add_items([item])
+            assert await lone.get_items() == [item]
+            assert await lone.pop_item() == item
+            assert await lone.get_items() == []
+            assert await lone.pop_item() is None
+    async with SessionStore(tmp_path) as store:
+        again = openai_agents_session.KeptSession("a", store)
+        popped = []
+        while (item := await again.pop_item()) is not None:
+            popped.append(item)
+            assert len(popped) <= len(ITEMS), "popping ends"
+        assert popped == ITEMS[::-1]
+
+
+async def test_a_call_that_was_never_answered_is_in_no_request(tmp_path: Path, no_tracing: None) -> None:
+    async with SessionStore(tmp_path) as store:
+        session = openai_agents_session.KeptSession("a", store)
+        await session.add_items([{"role": "user", "content": "Look."}, ITEMS[3]])
+    async with SessionStore(tmp_path) as store:
+        session = openai_agents_session.KeptSession("a", store)
+        model = scripted([says("Yes.")])
+        await agents.Runner.run(agents.Agent(name="a", model=model), "Well?", session=session)
+        assert [item.get("content") for item in model.asked[0]] == ["Look.", "Well?"]
+        assert ITEMS[3] in await session.get_items()
+
+
+async def test_parallel_calls_keep_their_order(tmp_path: Path, no_tracing: None) -> None:
+    @agents.function_tool
+    def add(a: int, b: int) -> int:
+        return a + b
+
+    def call(call_id: str) -> Any:
+        return responses.ResponseFunctionToolCall(
+            call_id=call_id, name="add", arguments='{"a": 1, "b": 2}', type="function_call"
+        )
+
+    async with SessionStore(tmp_path) as store:
+        session = openai_agents_session.KeptSession("a", store)
+        model = scripted([call("c-1"), call("c-2")], [says("Three.")])
+        await agents.Runner.run(agents.Agent(name="a", model=model, tools=[add]), "Twice?", session=session)
+        items = await session.get_items()
+        assert [item.get("call_id", item.get("role")) for item in items] == [
+            *("user", "c-1", "c-2", "c-1", "c-2", "assistant")
+        ]
+        assert model.asked[1] == items[:-1]
+
+
+async def test_items_of_another_program_are_read_and_popped(tmp_path: Path) -> None:
+    async with SessionStore(tmp_path) as store:
+        session = openai_agents_session.KeptSession("a", store)
+        await session.add_items(ITEMS[:1])
+        blocks = [text_block("Looking."), tool_use_block(tool_id="t", name="look")]
+        await store.append_message("a", assistant_message(blocks, provider="anthropic"))
+        items = await session.get_items()
+        assert [item.get("type", item.get("role")) for item in items][:3] == ["user", "message", "function_call"]
+        popped = []
+        while (item := await session.pop_item()) is not None:
+            popped.append(item)
+            assert len(popped) <= len(items), "popping ends"
+        assert popped == items[::-1]
 
 
 # --- pydantic-ai ------------------------------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from carrel.conversation.conversation import Conversation
 from carrel.conversation.formats import from_provider
 from carrel.conversation.messages import (
     ConversationMessage,
@@ -20,6 +21,7 @@ from carrel.conversation.messages import (
     tool_result_block,
     tool_use_block,
 )
+from carrel.conversation.session_info import SessionInfo
 from carrel.conversation.typed_message import (
     Message,
     MessageRole,
@@ -87,7 +89,7 @@ def test_a_message_knows_its_parts() -> None:
 
 
 def test_adding_gives_the_part_back_and_each_has_its_own_id() -> None:
-    message = Message(role="assistant")
+    message = Message(session_id="s", role="assistant")
     parts = [message.add_text("a"), message.add_tool_call("c", "t"), message.add_tool_result("c", output="x")]
     assert message.parts == parts
     del message.parts[0]
@@ -97,7 +99,7 @@ def test_adding_gives_the_part_back_and_each_has_its_own_id() -> None:
 
 
 def test_arguments_may_be_the_text_a_model_gives() -> None:
-    message = Message(role="assistant")
+    message = Message(session_id="s", role="assistant")
     assert message.add_tool_call("c", "t", '{"a": 1}').arguments == {"a": 1}
     assert message.add_tool_call("c", "t", "").arguments == {}
     with pytest.raises(ValidationError, match="arguments"):
@@ -110,15 +112,28 @@ def test_a_text_part_may_be_given_text_or_content() -> None:
 
 
 def test_a_role_is_a_word_that_is_no_event_of_the_log() -> None:
-    assert Message(role=MessageRole.ASSISTANT).role == "assistant"
-    assert Message(role="developer").role == "developer"
-    for role in ("", "compact", "rewind", "unreadable"):
+    assert Message(session_id="s", role=MessageRole.ASSISTANT).role == "assistant"
+    for role in ("", "tool", "developer", "compact", "rewind", "unreadable"):
         with pytest.raises(ValidationError, match="no role"):
-            Message(role=role)
+            Message(session_id="s", role=role)
+
+
+def test_required_fields_are_required() -> None:
+    with pytest.raises(ValidationError, match="session_id"):
+        Message(role="user")  # type: ignore[call-arg]
+    with pytest.raises(ValidationError, match="media_type"):
+        ImagePart(data="AAAA")  # type: ignore[call-arg]
+    for folders in ({}, {"project_dir": "a"}, {"working_dir": "a"}):
+        with pytest.raises(ValidationError, match="_dir"):
+            SessionInfo(**folders)
+    schema = Message.model_json_schema()
+    assert set(schema["required"]) == {"session_id", "role"}
+    assert schema["properties"]["role"]["enum"] == ["user", "assistant", "system"]
+    assert set(SessionInfo.model_json_schema()["required"]) == {"project_dir", "working_dir"}
 
 
 async def test_a_message_of_no_conversation_can_be_awaited_too() -> None:
-    message = Message(role="user")
+    message = Message(session_id="s", role="user")
     assert await message is message
 
 
@@ -133,7 +148,9 @@ def test_json_and_back_is_the_same_message() -> None:
 
 
 def test_an_unknown_part_keeps_what_it_has() -> None:
-    message = Message.model_validate({"role": "user", "parts": [{"type": "sketch", "strokes": [1, 2]}]})
+    message = Message.model_validate(
+        {"session_id": "s", "role": "user", "parts": [{"type": "sketch", "strokes": [1, 2]}]}
+    )
     assert message.parts == [OtherPart(id=message.parts[0].id, type="sketch", block={"strokes": [1, 2]})]
     assert message_to_lines(message)[0]["content"][0]["strokes"] == [1, 2]
 
@@ -155,7 +172,7 @@ def test_the_schema_names_every_part() -> None:
 
 
 def test_a_user_message_for_openai_is_plain_text_or_parts() -> None:
-    message = Message(role="user")
+    message = Message(session_id="s", role="user")
     message.add_text("Look")
     assert message.to_llm_format() == {"role": "user", "content": "Look"}
     message.add_image("image/png", data="AAAA", detail="high")
@@ -168,8 +185,50 @@ def test_a_user_message_for_openai_is_plain_text_or_parts() -> None:
     }
 
 
+def test_texts_are_joined_and_images_have_their_detail_for_openai() -> None:
+    for role in ("user", "assistant", "system"):
+        message = Message(session_id="s", role=role)
+        message.add_text("one")
+        message.add_text("two")
+        assert message.to_llm_format() == {"role": role, "content": "one\ntwo"}
+    message = Message(session_id="s", role="user")
+    message.add_image("image/png", url="https://example.com/a.png")
+    message.add_text("one")
+    message.add_image("image/png", data="AAAA", detail="low")
+    message.add_text("two")
+    images = [
+        {"type": "image_url", "image_url": {"url": "https://example.com/a.png", "detail": "auto"}},
+        {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA", "detail": "low"}},
+    ]
+    whole = {"role": "user", "content": [{"type": "text", "text": "one\ntwo"}, *images]}
+    assert message.to_llm_format() == whole
+    conversation = Conversation(info=SessionInfo(project_dir="p", working_dir="p"), messages=[message])
+    assert conversation.get_messages_for_llm() == [whole]
+    message.parts = message.get_images()
+    assert conversation.get_messages_for_llm() == [{"role": "user", "content": images}]
+
+
+def test_a_request_has_every_message_and_no_call_without_its_result() -> None:
+    conversation = Conversation(info=SessionInfo(project_dir="p", working_dir="p"))
+    conversation.create_user_message("")
+    answer = conversation.create_assistant_message()
+    answer.add_tool_call("c1", "read", {"path": "a"})
+    answer.add_tool_result("c1", "read", "a", "text of a")
+    conversation.create_assistant_message().add_tool_call("c2", "read", {"path": "b"})
+    conversation.create_user_message("And?")
+    conversation.create_assistant_message()
+    function = {"name": "read", "arguments": '{"path":"a"}'}
+    assert conversation.get_messages_for_llm() == [
+        {"role": "user", "content": ""},
+        {"role": "assistant", "content": None, "tool_calls": [{"id": "c1", "type": "function", "function": function}]},
+        {"role": "tool", "tool_call_id": "c1", "content": "text of a"},
+        {"role": "user", "content": "And?"},
+        {"role": "assistant", "content": ""},
+    ]
+
+
 def test_a_call_for_openai_has_its_arguments_as_json() -> None:
-    message = Message(role="assistant")
+    message = Message(session_id="s", role="assistant")
     message.add_tool_call("c1", "read", {"path": 'it\'s "a"', "deep": {"n": [1, None, True]}})
     wire = message.to_llm_format()
     assert isinstance(wire, dict)
@@ -184,16 +243,16 @@ def test_results_follow_their_calls_for_openai() -> None:
     assert [wire["role"] for wire in wires] == ["assistant", "tool", "assistant", "tool", "assistant"]
     assert wires[1] == {"role": "tool", "tool_call_id": "c1", "content": "42"}
     assert wires[3] == {"role": "tool", "tool_call_id": "c2", "content": "Error: not allowed\nhalf done"}
-    lone = Message(role="user")
+    lone = Message(session_id="s", role="user")
     lone.add_tool_result("c1", "read", "a.txt", "42")
     assert lone.to_llm_format() == {"role": "tool", "tool_call_id": "c1", "content": "42"}
 
 
 def test_a_system_and_an_empty_message_for_openai() -> None:
-    message = Message(role="system")
+    message = Message(session_id="s", role="system")
     message.add_text("Be kind.")
     assert message.to_llm_format() == {"role": "system", "content": "Be kind."}
-    assert Message(role="assistant").to_llm_format() == {"role": "assistant", "content": ""}
+    assert Message(session_id="s", role="assistant").to_llm_format() == {"role": "assistant", "content": ""}
 
 
 def test_a_turn_in_the_words_of_the_other_providers() -> None:
@@ -217,7 +276,7 @@ def test_a_turn_in_the_words_of_the_other_providers() -> None:
 
 
 def test_what_the_system_says_in_the_words_of_each_provider() -> None:
-    system = Message(role="system")
+    system = Message(session_id="s", role="system")
     system.add_text("Be brief.")
     assert system.to_llm_format() == {"role": "system", "content": "Be brief."}
     item = {"type": "message", "role": "system", "content": [{"type": "input_text", "text": "Be brief."}]}
@@ -234,11 +293,11 @@ def test_a_request_of_one_plain_text_is_a_list_too() -> None:
 
 @pytest.mark.parametrize("provider", ["anthropic", "openai-responses", "gemini"])
 def test_a_lone_result_and_a_lone_answer_bring_nothing_made_up_with_them(provider: str) -> None:
-    result = Message(role="user")
+    result = Message(session_id="s", role="user")
     result.add_tool_result("c1", "read", "a.txt", "forty-two")
     assert "forty-two" in json.dumps(result.to_llm_format(provider))
     assert "…" not in json.dumps(result.to_llm_format(provider), ensure_ascii=False)
-    answer = Message(role="assistant")
+    answer = Message(session_id="s", role="assistant")
     answer.add_text("hello")
     wire = json.dumps(answer.to_llm_format(provider), ensure_ascii=False)
     assert "hello" in wire
@@ -247,7 +306,7 @@ def test_a_lone_result_and_a_lone_answer_bring_nothing_made_up_with_them(provide
 
 
 def test_a_provider_nobody_knows_is_a_clear_error() -> None:
-    message = Message(role="user")
+    message = Message(session_id="s", role="user")
     message.add_text("hi")
     with pytest.raises(FormatRefused, match="smoke signals"):
         message.to_llm_format("smoke signals")
@@ -405,7 +464,7 @@ PARTS: st.SearchStrategy[MessagePart] = st.one_of(
 MESSAGES = st.builds(
     Message,
     session_id=st.just("s"),
-    role=st.sampled_from(["user", "assistant", "system", "developer"]),
+    role=st.sampled_from(["user", "assistant", "system"]),
     parts=st.lists(PARTS, max_size=6),
     model=st.none() | TEXTS.filter(bool),
     provider=st.none() | TEXTS.filter(bool),

@@ -58,6 +58,11 @@ if TYPE_CHECKING:
         tool_use_block,
         user_text_message,
     )
+    from carrel.conversation.metadata import (
+        DEFAULT_SESSION_PROVIDER,
+        DEFAULT_SESSION_TITLE,
+        MESSAGE_FORMAT_VERSION,
+    )
     from carrel.conversation.redaction import (
         Redactor,
         redact_secrets,
@@ -236,6 +241,9 @@ if TYPE_CHECKING:
 __all__ = [
     "COMPACT_SUMMARY_PROMPT",
     "DEFAULT_COMPACT_THRESHOLD",
+    "DEFAULT_SESSION_PROVIDER",
+    "DEFAULT_SESSION_TITLE",
+    "MESSAGE_FORMAT_VERSION",
     "ApiKeyNotFound",
     "ApprovalRequest",
     "Approve",
@@ -407,6 +415,7 @@ _ROOMS = {
     "carrel.conversation.messages": """
         SessionData SessionMeta assistant_message build_message document_block flatten_message_text image_block
         text_block thinking_block tool_result_block tool_use_block user_text_message""",
+    "carrel.conversation.metadata": "DEFAULT_SESSION_PROVIDER DEFAULT_SESSION_TITLE MESSAGE_FORMAT_VERSION",
     "carrel.conversation.redaction": "Redactor redact_secrets",
     "carrel.conversation.replay": "apply_compact apply_rewind",
     "carrel.conversation.search": "SearchHit",

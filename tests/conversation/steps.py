@@ -166,7 +166,7 @@ class Processes:
         self._date = ""
         await store.import_file(self.folder / "brought")
         await store.create_session(session_id="empty")
-        talk = Conversation(info=SessionInfo(id="typed", title="Typed"))
+        talk = Conversation(info=SessionInfo(id="typed", project_dir="/project", working_dir="/project", title="Typed"))
         talk.create_user_message("hello")
         talk.create_assistant_message().add_text("hi")
         talk.create_user_message("go on")

@@ -577,7 +577,7 @@ async def test_a_long_fork_is_no_session_before_all_of_it_is_there(reopened: Reo
 async def test_a_conversation_that_is_rewritten_hides_nothing_that_others_say_at_the_last_moment():
     crowd = Crowded()
     storage = ConversationStorage(SessionStore(store=crowd, embedder=None))
-    talk = Conversation(info=SessionInfo(id="s"))
+    talk = Conversation(info=SessionInfo(id="s", project_dir="/project", working_dir="/project"))
     talk.create_user_message("one")
     await storage.create(talk)
     talk.messages[0].parts[:] = [TextPart(content="edited")]
@@ -599,7 +599,7 @@ async def test_a_conversation_that_is_rewritten_hides_nothing_that_others_say_at
 async def test_a_rewind_is_not_taken_back_when_others_have_gone_on_from_it(monkeypatch: pytest.MonkeyPatch):
     memory = MemoryStore()
     storage = ConversationStorage(SessionStore(store=memory, embedder=None))
-    talk = Conversation(info=SessionInfo(id="s"))
+    talk = Conversation(info=SessionInfo(id="s", project_dir="/project", working_dir="/project"))
     for word in ("one", "two"):
         talk.create_user_message(word)
     await storage.create(talk)

@@ -1,8 +1,10 @@
 """What is too large for a line goes beside it and comes back whole."""
 
 import base64
+import hashlib
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -28,43 +30,54 @@ def test_a_long_tool_output_leaves_a_preview():
     assert restore(spilled.message, spilled.files) == message
 
 
-def test_a_picture_is_text_to_other_readers():
-    message = build_message("user", [text_block("look"), image_block(PICTURE, mime_type="image/png", name="a.png")])
-    spilled = spill(message)
-    [path] = spilled.files
-    assert path.startswith("blobs/")
-    assert spilled.files[path] == base64.b64decode(PICTURE)
-    stand_in = spilled.message["content"][1]
-    assert stand_in["type"] == "text"
-    assert stand_in["text"] == f"[image a.png, image/png, 102,400 bytes, kept in {path}]"
-    assert restore(spilled.message, spilled.files) == message
-
-
-def test_the_same_picture_twice_is_stored_once():
-    message = build_message(
-        "user", [image_block(PICTURE, mime_type="image/png"), document_block(PICTURE, mime_type="x/y")]
-    )
-    assert len(spill(message).files) == 1
-    assert restore(*spill(message)) == message
-
-
-def test_a_picture_inside_a_tool_result():
+def test_images_and_documents_stay_in_the_line():
     inner = [text_block("seen"), image_block(PICTURE, mime_type="image/png")]
-    message = build_message("user", [tool_result_block(tool_use_id="a", model_text="x", content=inner)])
-    assert restore(*spill(message)) == message
-    assert paths_of(spill(message).message) == list(spill(message).files)
+    message = build_message(
+        "user",
+        [
+            text_block("look"),
+            image_block(PICTURE, mime_type="image/png", name="a.png"),
+            document_block(PICTURE, mime_type="application/pdf"),
+            tool_result_block(tool_use_id="a", model_text="x", content=inner),
+        ],
+    )
+    assert may_spill(encode(message))
+    spilled = spill(message)
+    assert spilled.message is message
+    assert spilled.files == {}
+
+
+def stand_in(data: bytes, encoding: str) -> tuple[dict[str, Any], dict[str, bytes]]:
+    """A block of a log that was written when large images went to `blobs/`, and the file it refers to."""
+    digest = hashlib.sha256(data).hexdigest()
+    path = f"blobs/{digest}"
+    block = {"type": "image", "mime_type": "image/png", "name": "a.png"}
+    blob = {"path": path, "bytes": len(data), "sha256": digest, "encoding": encoding, "block": block}
+    text = f"[image a.png, image/png, {len(data):,} bytes, kept in {path}]"
+    return text_block(text, meta={"blob": blob}), {path: data}
+
+
+@pytest.mark.parametrize("encoding", ["base64", "text"])
+def test_an_image_that_an_older_carrel_put_into_a_file_comes_back(encoding: str):
+    data = base64.b64decode(PICTURE) if encoding == "base64" else PICTURE.encode()
+    block, files = stand_in(data, encoding)
+    image = image_block(PICTURE, mime_type="image/png", name="a.png")
+    for content, whole in (
+        ([text_block("look"), block], [text_block("look"), image]),
+        (
+            [tool_result_block(tool_use_id="a", model_text="x", content=[block])],
+            [tool_result_block(tool_use_id="a", model_text="x", content=[image])],
+        ),
+    ):
+        message = {MARK: 1, **build_message("user", content)}
+        assert paths_of(message) == list(files)
+        assert restore(message, files) == build_message("user", whole)
 
 
 def test_small_things_stay_where_they_are():
     message = build_message("user", [tool_result_block(tool_use_id="a", model_text="short")])
     assert spill(message).message is message
     assert not may_spill(encode(message))
-
-
-def test_base64_that_would_not_come_back_the_same_is_kept_as_text():
-    odd = PICTURE[:1000] + "\n" + PICTURE[1000:]
-    message = build_message("user", [image_block(odd, mime_type="image/png")])
-    assert restore(*spill(message)) == message
 
 
 def test_a_file_that_is_gone_leaves_the_preview():

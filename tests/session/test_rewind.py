@@ -385,14 +385,14 @@ async def test_who_has_a_message_goes_on_with_it_and_an_open_call_can_be_answere
         await said.create_user_message("Keep this")
         call = said.create_assistant_message()
         call.add_tool_call("c1", "checkpoint", {})
-        said.create_assistant_message()  # says nothing yet
+        said.create_assistant_message()  # says nothing yet, and is kept
         point = await session.checkpoint()
-        assert point.messages == 2
+        assert point.messages == 3
         call.add_text("spoiled")
         gone = said.create_user_message("more")
         question = said.messages[0]
         await session.rewind(point)
-        assert [message.role for message in said.messages] == ["user", "assistant"]
+        assert [message.role for message in said.messages] == ["user", "assistant", "assistant"]
         assert said.messages[0] is question
         assert not said.messages[1].get_tool_results()
 
@@ -404,7 +404,7 @@ async def test_who_has_a_message_goes_on_with_it_and_an_open_call_can_be_answere
         await said.messages[1]
         read = await ConversationStorage(session.storage.get_session_store()).get(session.id)
         assert read is not None
-        assert [message.get_text_content() for message in read.messages] == ["Keep this\nplease", ""]
+        assert [message.get_text_content() for message in read.messages] == ["Keep this\nplease", "", ""]
         assert len(read.messages[1].get_tool_results()) == 1
 
 
@@ -449,7 +449,9 @@ async def test_another_conversation_than_then_is_refused(sandboxed: Session) -> 
     async with sandboxed as session:
         point = await session.checkpoint()
         conversations = ConversationStorage(session.storage.get_session_store())
-        session.conversation = await conversations.create(Conversation(info={"id": "another"}))
+        session.conversation = await conversations.create(
+            Conversation(info={"id": "another", "project_dir": "", "working_dir": ""})
+        )
         with pytest.raises(ForkRefused, match="another conversation"):
             await session.rewind(point)
 

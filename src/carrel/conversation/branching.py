@@ -79,13 +79,15 @@ async def _fork(logs: SessionLogs, source_id: str, id_: str, place: int, title: 
     root = source.get("root_session_id") or source_id
     told = {"title": title or f"{source['title']} (fork)", "archived_at": None, "api_base": source.get("api_base")}
     told |= {name: source[name] for name in ("provider", "model", "cwd")}
-    if "project_dir" in source:
-        told["project_dir"] = source["project_dir"]
+    for name in ("project_dir", "working_dir"):
+        if name in source:
+            told[name] = source[name]
     asides = [
         build_aside("fork", created_at=now, parent_session_id=source_id, root_session_id=root, at_seq=place),
         build_aside("meta", created_at=now, set=told),
     ]
     await _copy_log(logs.store, logs.folder(source_id), logs.folder(id_), place, [encode(aside) for aside in asides])
+    logs.make_output_folder(id_)
     meta = await logs.rebuilt_meta(id_)
     outline, stamp = await logs.reading(id_).outline(), await logs.store.stamp(logs.log_key(id_))
     meta |= {"message_count": outline.messages(), "total_tokens": 0, "log_seq": outline.last_seq}

@@ -201,8 +201,10 @@ def pinned_text(pinned: Sequence[Numbered]) -> str:
 
 
 def _words(message: ConversationMessage) -> str:
-    results = [tool_result_text(block) for block in blocks_of(message) if block.get("type") == "tool_result"]
-    return "\n".join(part for part in [flatten_message_text(message, include_thinking=False), *results] if part)
+    blocks = blocks_of(message)
+    texts = [str(block.get("text") or "").strip() for block in blocks if block.get("type") == "text"]
+    results = [tool_result_text(block) for block in blocks if block.get("type") == "tool_result"]
+    return "\n".join(part for part in [" ".join(filter(None, texts)), *results] if part)
 
 
 def pinned_files(pinned: Sequence[Numbered]) -> list[MessageBlock]:

@@ -3,7 +3,6 @@
 import asyncio
 import builtins
 import logging
-import os
 from collections.abc import Awaitable, Callable, Generator, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,12 +11,11 @@ from pydantic import BaseModel, Field
 
 from carrel.conversation.messages import SessionMeta
 from carrel.conversation.place import Place
-from carrel.conversation.session_info import DEFAULT_TITLE, SessionInfo, info_of, meta_fields, now
+from carrel.conversation.session_info import DEFAULT_TITLE, SessionInfo, info_of, kept_folder, meta_fields, now
 from carrel.conversation.store import SessionStore
 from carrel.conversation.typed_log import look_at, up_to_date
-from carrel.conversation.typed_message import Message, message_to_lines, plus_usage, provider_messages
+from carrel.conversation.typed_message import Message, is_openai, message_to_lines, plain_shape, provider_messages
 from carrel.conversation.typed_parts import ImagePart
-from carrel.conversation.usage import tokens_of
 from carrel.errors import MessageRefused, SessionNotFound, SessionTooNew
 from carrel.events import Bus, Event, EventType
 from carrel.events import bus as shared_bus
@@ -76,11 +74,6 @@ class Conversation(BaseModel):
         self.info.message_count = len(self.messages)
         self.info.time.updated = now()
         message._save = self._save
-        place = _place_of(self)
-        if message.role == "assistant" and place.usage:
-            usage, place.usage = place.usage, None
-            message.usage = plus_usage(message.usage, usage)
-            place.note_added(message)
         return message
 
     def create_user_message(
@@ -108,7 +101,7 @@ class Conversation(BaseModel):
         return self.add_message(message)
 
     def create_assistant_message(self) -> Message:
-        """An empty one, to be filled; it is written once there is something in it."""
+        """An empty one, to be filled."""
         message = Message(
             session_id=self.id, role="assistant", model=self.info.model_id, provider=self.info.provider_id
         )
@@ -123,7 +116,8 @@ class Conversation(BaseModel):
         """The messages as the provider's API has them, in an order that it takes (see `Message.to_llm_format`).
 
         Anthropic and Gemini have what the system says beside the messages: it is in `to_provider(…).payload`."""
-        return provider_messages((line for each in self.messages for line in message_to_lines(each)), provider)
+        lines = (line for each in self.messages for line in message_to_lines(each))
+        return provider_messages(map(plain_shape, lines) if is_openai(provider) else lines, provider)
 
     def update_title(self, title: str) -> Saving:
         self.info.title = title
@@ -131,20 +125,8 @@ class Conversation(BaseModel):
         return Saving(self._save)
 
     def add_usage(self, usage: Mapping[str, Any]) -> Saving:
-        """Count what an answer has cost. It is kept with the assistant's message that stands last, or that comes next.
-
-        Each call counts; only where the message has this very `usage` already, set by hand or read, it has it once."""
-        last = self.messages[-1] if self.messages else None
-        place, spent = _place_of(self), dict(usage)
-        if last is None or last.role != "assistant":
-            place.usage = plus_usage(place.usage, spent)
-        elif last.usage == spent and not place.is_added(last):
-            if place.has_counted(last):
-                return Saving(self._save)
-        else:
-            last.usage = plus_usage(last.usage, spent)
-            place.note_added(last)
-        self.info.total_tokens += tokens_of(spent).total_tokens
+        """Add the `total_tokens` of an answer, where it has them, to those of the session; no message is changed."""
+        self.info.total_tokens += usage.get("total_tokens", 0)
         return Saving(self._save)
 
     async def _save(self) -> None:
@@ -165,10 +147,10 @@ class ConversationStorage:
         self.bus = bus if bus is not None else shared_bus
         self._logs = self.store._logs
 
-    async def create(self, conversation: Conversation) -> Conversation:
+    async def create(self, session: Conversation) -> Conversation:
         """Keep a new one, with the messages it has; `SessionExists` when its id is taken."""
-        await self._tell(await asyncio.shield(self._in_turn(conversation, make=True)))
-        return conversation
+        await self._tell(await asyncio.shield(self._in_turn(session, is_new=True)))
+        return session
 
     async def get(self, session_id: str) -> Conversation | None:
         """The conversation as it is seen now; None when there is no such session."""
@@ -227,14 +209,16 @@ class ConversationStorage:
             for message in conversation.messages:
                 message._save = conversation._save
 
-    async def update(self, conversation: Conversation, *, recheck: bool = False) -> Conversation:
+    async def update(self, session: Conversation, *, recheck: bool = False) -> Conversation:
         """Write what is new; what it costs depends on what changed, not on the length of the conversation.
+
+        One that is not in the storage yet is put there.
 
         Nothing that was written is edited: from a message on that was changed or taken out, the log is rewound and
         goes on anew. What others wrote meanwhile stays. A change is noticed anywhere, except inside a dict of a message
         that is not one of the last 32: say `message.touch()` after it, or give `recheck`."""
-        await self._tell(await asyncio.shield(self._in_turn(conversation, recheck=recheck)))
-        return conversation
+        await self._tell(await asyncio.shield(self._in_turn(session, recheck=recheck)))
+        return session
 
     async def delete(self, session_id: str) -> bool:
         """Remove it with all that belongs to it; False when there was none."""
@@ -256,39 +240,39 @@ class ConversationStorage:
         await up_to_date(self._logs, metas)
         return [info_of(meta) for meta in metas]
 
-    async def _in_turn(self, conversation: Conversation, *, make: bool = False, recheck: bool = False) -> list[Event]:
+    async def _in_turn(self, conversation: Conversation, *, is_new: bool = False, recheck: bool = False) -> list[Event]:
         """Create or update, one call after the other; returns what there is to tell.
 
         Shielded by its callers: once begun, it ends, so that what is known of the log stays true."""
         place = _place_of(conversation)
         async with place.turn:
-            if conversation._storage is not self and not make:
+            make = is_new
+            if conversation._storage is not self and not is_new:
                 meta = await self._logs.meta(conversation.id)
                 make = meta is None
                 if meta is not None:
-                    place.begin(meta, is_new=False)
+                    place.begin(await self._counted(meta), is_new=False)
             if make:
                 place.begin(await self._make(conversation.info), is_new=True)
             conversation._storage = self
-            told = [Event(EventType.SESSION_CREATED, _about(conversation))] if make else []
+            told = [Event(EventType.SESSION_CREATED, _about(conversation))] if is_new else []
             plan = await place.write(self._logs, conversation.info, conversation.messages, recheck)
-        if make and not plan.lines:
-            return told
         for kind, messages in ((EventType.MESSAGE_CREATED, plan.created), (EventType.MESSAGE_UPDATED, plan.updated)):
             told += [Event(kind, {**_about(conversation), "message_id": m.id, "role": m.role}) for m in messages]
         if plan.removed:
             told.append(Event(EventType.SESSION_REWOUND, _about(conversation)))
-        return [*told, Event(EventType.SESSION_UPDATED, _about(conversation))]
+        return told if is_new else [*told, Event(EventType.SESSION_UPDATED, _about(conversation))]
 
     async def _make(self, info: SessionInfo) -> SessionMeta:
         fields = meta_fields(info)
-        given = {key: fields.pop(key) for key in ("title", "cwd", "model", "provider")}
-        more = {key: value for key, value in fields.items() if value is not None}
+        given = {"cwd": info.working_dir} | {key: fields.pop(key) for key in ("title", "model", "provider")}
+        fields |= kept_folder(info.working_dir)
+        more = {key: value for key, value in fields.items() if value is not None and key != "cwd"}
         if info.provider_id is None:
             more["provider_id"] = None
         dates = {"created_at": info.time.created.isoformat(), "updated_at": info.time.updated.isoformat()}
         data = await self.store._made(info.id, given, more | dates)
-        info.title, info.working_dir = data["session"]["title"], data["session"]["cwd"]
+        info.title = data["session"]["title"]
         return data["session"]
 
     async def _tell(self, events: Iterable[Event]) -> None:
@@ -347,13 +331,13 @@ async def create_session(
         root_session_id = (parent or {}).get("root_session_id") or parent_session_id
     info = SessionInfo(
         title=title,
-        project_dir=os.path.abspath(os.path.expanduser(project_dir)),
-        working_dir=os.path.abspath(os.path.expanduser(working_dir if working_dir is not None else project_dir)),
+        project_dir=str(project_dir),
+        working_dir=str(working_dir if working_dir is not None else project_dir),
         model_id=model_id,
         provider_id=provider_id,
         root_session_id=root_session_id,
         parent_session_id=parent_session_id,
-        **({"id": session_id} if session_id is not None else {}),
+        **({"id": session_id} if session_id else {}),
     )
     return await storage.create(Conversation(info=info))
 

@@ -117,13 +117,13 @@ def decode_all(block: Block) -> list[ConversationMessage]:
 
 
 def build_compact_event(
-    summary: str, *, provider: str, model: str, compacted_count: int, usage: Any = None
+    summary_text: str, *, provider: str, model: str, compacted_count: int, usage: Any = None
 ) -> ConversationMessage:
     """The event that replaces all before it by a summary."""
     meta: dict[str, Any] = {"provider": provider, "model": model, "compacted_count": compacted_count}
     if usage is not None:
         meta["usage"] = usage
-    return build_message("compact", [text_block(summary)], meta=meta)
+    return build_message("compact", [text_block(summary_text)], meta=meta)
 
 
 def build_rewind_event(

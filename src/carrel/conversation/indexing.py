@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from carrel.conversation.messages import ConversationMessage, SessionMeta
-from carrel.conversation.metadata import DEFAULT_TITLE, decode_meta, is_id, when_written
+from carrel.conversation.metadata import DEFAULT_SESSION_TITLE, decode_meta, is_id, when_written
 from carrel.conversation.nearest import Nearest, packed
 from carrel.conversation.reading import LogReading
 from carrel.conversation.searchable import Known, Reading, digest, own_parts
@@ -366,6 +366,6 @@ def _plain(stamp: Stamp | None) -> list[float] | None:
 def _description(known: Known, meta: SessionMeta | None, log: Stamp | None) -> tuple[str, str, bool]:
     """Title, time of the last change, and whether it is archived: from `meta.json`, else from the log."""
     if meta is None:
-        title = known.derived.get("title") or known.derived.get("said_title") or DEFAULT_TITLE
+        title = known.derived.get("title") or known.derived.get("said_title") or DEFAULT_SESSION_TITLE
         return str(title), when_written(log), bool(known.derived.get("archived_at"))
     return meta["title"], meta["updated_at"], bool(meta.get("archived_at"))

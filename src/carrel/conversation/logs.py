@@ -16,7 +16,7 @@ from carrel.conversation.messages import (
     user_text_message,
 )
 from carrel.conversation.metadata import (
-    DEFAULT_TITLE,
+    DEFAULT_SESSION_TITLE,
     Rebuild,
     as_given,
     checked_id,
@@ -28,10 +28,11 @@ from carrel.conversation.metadata import (
 from carrel.conversation.open_calls import claimed
 from carrel.conversation.reading import LogReading, View
 from carrel.conversation.repair import interrupted_message, unanswered
-from carrel.conversation.spill import may_spill, spill
+from carrel.conversation.spill import OUTPUTS, may_spill, spill
 from carrel.conversation.writer import Writer, few_at_once
-from carrel.errors import LockLost, SessionNotFound, SessionTooNew, StorageError
+from carrel.errors import LockLost, SessionNotFound, SessionTooNew, StorageError, StorageWriteError
 from carrel.storage.call_order import CallOrder
+from carrel.storage.file_store import FileStore
 from carrel.storage.seam import Lock, Stamp, Store
 
 logger = logging.getLogger(__name__)
@@ -112,6 +113,7 @@ class SessionLogs:
             # Before there is a session, so that it has what it was given from its first moment on.
             # A line and not an object: it is written once, and that takes a fifth of the time.
             await self.store.append(self.given_key(session_id), [as_given(meta)], sync=self._sync)
+            self.make_output_folder(session_id)
             await self.store.put(self.meta_key(session_id), encode_meta(meta), held=[held])
             await self.store.append(self.log_key(session_id), [], sync=self._sync)
         self._gone.discard(session_id)
@@ -126,6 +128,19 @@ class SessionLogs:
             if len(self.writers) > _MOST_WRITERS and self.writers[session_id].is_idle:
                 del self.writers[session_id]
         return writer
+
+    def make_output_folder(self, session_id: str) -> None:
+        """Make `tool-output/`, where programs that use the session write; nothing where sessions are no folders."""
+        if not isinstance(self.store, FileStore):
+            return
+        path = self.store.root / self.folder(session_id) / OUTPUTS
+        try:
+            path.mkdir(mode=0o700, exist_ok=True)
+        except OSError as problem:
+            raise StorageWriteError(
+                f"the folder {path} could not be made: {problem.strerror}; see who owns the folder above it and "
+                "whether the disk is full"
+            ) from problem
 
     async def delete(self, session_id: str, may: Callable[[], Awaitable[bool]] | None = None) -> bool:
         """Remove it; False when there was none, or `may` says no, or somebody writes to it while that is asked."""
@@ -264,8 +279,8 @@ class SessionLogs:
             if draft is None:
                 raise not_found(session_id)
             new = draft()
-            if new["title"] == DEFAULT_TITLE:
-                new["title"] = next(filter(None, map(title_from, messages)), DEFAULT_TITLE)
+            if new["title"] == DEFAULT_SESSION_TITLE:
+                new["title"] = next(filter(None, map(title_from, messages)), DEFAULT_SESSION_TITLE)
             if await self.make(new):
                 return self.writers[session_id]
             return await self._opened(session_id, messages, None, life)

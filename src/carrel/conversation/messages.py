@@ -20,6 +20,8 @@ class SessionMeta(TypedDict, total=False):
     created_at: str
     updated_at: str
     project_dir: str
+    working_dir: str | None
+    """The folder as the user gave it, where that is not the whole path in `cwd`."""
     parent_session_id: str | None
     root_session_id: str | None
     forked_at_seq: int | None
@@ -160,9 +162,10 @@ def meta_of(message: ConversationMessage) -> dict[str, Any]:
 
 
 def flatten_message_text(message: ConversationMessage, *, include_thinking: bool = True) -> str:
-    """The text of a message in one line of thought: text blocks and, unless told not to, thinking."""
+    """The text of a message: its text blocks and, by default, thinking, without the texts of attached files."""
     kinds = ("text", "thinking") if include_thinking else ("text",)
-    texts = (str(block.get("text") or "").strip() for block in blocks_of(message) if block.get("type") in kinds)
+    blocks = (block for block in blocks_of(message) if block.get("type") in kinds)
+    texts = (str(block.get("text") or "").strip() for block in blocks if not meta_of(block).get("attachment"))
     return " ".join(text for text in texts if text)
 
 

@@ -14,9 +14,10 @@ from carrel.conversation.messages import ConversationMessage, SessionMeta, flatt
 from carrel.errors import MetadataRefused, SessionIdRefused, SessionTooNew
 from carrel.storage.seam import Stamp
 
-FORMAT_VERSION = 5
-DEFAULT_TITLE = "New chat"
-DEFAULT_PROVIDER = "anthropic"
+MESSAGE_FORMAT_VERSION = 5
+"""The version of the session format that carrel writes, and the newest it reads."""
+DEFAULT_SESSION_TITLE = "New chat"
+DEFAULT_SESSION_PROVIDER = "anthropic"
 TITLE_LENGTH = 48
 SUMS = ("message_count", "total_tokens")
 """What was counted in the log; left out where somebody else wrote too."""
@@ -42,6 +43,11 @@ def checked_id(session_id: object) -> str:
     return session_id
 
 
+def whole_path(folder: str | None) -> str:
+    """A folder as the metadata has it: absolute; empty when there is none."""
+    return os.path.abspath(os.path.expanduser(folder)) if folder else ""
+
+
 def new_meta(
     session_id: str,
     *,
@@ -55,12 +61,12 @@ def new_meta(
 ) -> SessionMeta:
     meta: dict[str, Any] = {
         "id": session_id,
-        "title": title or DEFAULT_TITLE,
-        "provider": provider or DEFAULT_PROVIDER,
+        "title": title or DEFAULT_SESSION_TITLE,
+        "provider": provider or DEFAULT_SESSION_PROVIDER,
         "model": model or "",
-        "cwd": os.path.abspath(os.path.expanduser(cwd)) if cwd else "",
+        "cwd": whole_path(cwd),
         "api_base": api_base,
-        "message_format_version": FORMAT_VERSION,
+        "message_format_version": MESSAGE_FORMAT_VERSION,
         "created_at": now,
         "updated_at": now,
         **more,
@@ -70,7 +76,7 @@ def new_meta(
 
 def is_too_new(meta: SessionMeta) -> bool:
     """Whether a newer carrel wrote the session: a list has it, and nothing of it is read or changed."""
-    return meta.get("message_format_version", 0) > FORMAT_VERSION
+    return meta.get("message_format_version", 0) > MESSAGE_FORMAT_VERSION
 
 
 def encode_meta(meta: SessionMeta) -> bytes:
@@ -91,9 +97,9 @@ def decode_meta(raw: bytes | None, session_id: str) -> SessionMeta | None:
     if type(meta) is not dict:
         return None
     version = meta["message_format_version"] = _format_version(meta.get("message_format_version"))
-    if version > FORMAT_VERSION:
+    if version > MESSAGE_FORMAT_VERSION:
         raise SessionTooNew(
-            f"session {session_id} was written in format {version}, this carrel reads up to {FORMAT_VERSION}; "
+            f"session {session_id} was written in format {version}, this carrel reads up to {MESSAGE_FORMAT_VERSION}; "
             "update carrel to open it (nothing was changed)",
             version,
         )
@@ -104,7 +110,7 @@ def decode_meta(raw: bytes | None, session_id: str) -> SessionMeta | None:
         if name in meta and not is_sound(meta[name]):
             return None
     meta["id"] = session_id
-    meta["title"] = meta["title"] or DEFAULT_TITLE
+    meta["title"] = meta["title"] or DEFAULT_SESSION_TITLE
     meta.setdefault("api_base", None)
     return cast(SessionMeta, meta)
 
@@ -113,7 +119,7 @@ def _format_version(value: Any) -> int | float:
     """The number of a format; other programs leave it out or write something else in its place."""
     if isinstance(value, str) and value.isascii() and value.isdigit():
         return int(value[:9])
-    return value if isinstance(value, int | float) and not isinstance(value, bool) else FORMAT_VERSION
+    return value if isinstance(value, int | float) and not isinstance(value, bool) else MESSAGE_FORMAT_VERSION
 
 
 def date_of(text: Any) -> datetime | None:
@@ -158,6 +164,7 @@ _SOUND: dict[str, Callable[[Any], bool]] = {
     **dict.fromkeys(COUNTS, _is_count),
     **dict.fromkeys(("api_base", "archived_at", "parent_session_id", "root_session_id"), _is_text_or_none),
     "project_dir": _is_text,
+    "working_dir": _is_text_or_none,
     "forked_at_seq": lambda value: value is None or _is_count(value),
     "tags": lambda value: isinstance(value, list) and all(map(_is_text, value)),
     "pins": lambda value: isinstance(value, list) and all(map(_is_count, value)),
@@ -200,7 +207,7 @@ def has_sums(meta: SessionMeta, log_bytes: int) -> bool:
 def catch_up(meta: SessionMeta, news: Iterable[tuple[int, ConversationMessage]]) -> None:
     """Have the metadata say what these entries do; to hear it twice changes nothing."""
     for seq, entry in news:
-        if meta["title"] == DEFAULT_TITLE and (title := title_from(entry)):
+        if meta["title"] == DEFAULT_SESSION_TITLE and (title := title_from(entry)):
             meta["title"] = title
         apply_aside(cast(dict[str, Any], meta), seq, entry)
 
@@ -218,7 +225,9 @@ class Rebuild:
         if given is not None:
             self.meta.update(given)
             self.meta["updated_at"] = written
-            self._given = {name for name, value in given.items() if value and (name, value) != ("title", DEFAULT_TITLE)}
+            self._given = {
+                name for name, value in given.items() if value and (name, value) != ("title", DEFAULT_SESSION_TITLE)
+            }
 
     def take(self, seq: int, entry: ConversationMessage) -> None:
         meta, said = cast(dict[str, Any], self.meta), meta_of(entry)

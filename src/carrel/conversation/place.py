@@ -10,9 +10,9 @@ from carrel.conversation.logs import SessionLogs
 from carrel.conversation.messages import ConversationMessage, SessionMeta, meta_of, tool_calls_of
 from carrel.conversation.metadata import date_of
 from carrel.conversation.reading import collector_paused
-from carrel.conversation.session_info import SessionInfo, info_of, meta_fields
+from carrel.conversation.session_info import SessionInfo, info_of, kept_folder, meta_fields
 from carrel.conversation.typed_log import Look, look_at
-from carrel.conversation.typed_message import Message, lines_to_messages, plus_usage
+from carrel.conversation.typed_message import Message, lines_to_messages
 from carrel.conversation.usage import tokens_of
 from carrel.conversation.written import Plan, Written
 from carrel.storage.seam import Stamp
@@ -23,17 +23,13 @@ class Place:
 
     def __init__(self) -> None:
         self.turn = asyncio.Lock()
-        self.usage: Any = None
-        """Counted, but with no message yet."""
-        self._added: tuple[str, Any] = ("", None)
-        """The message that usage was added to last, and what it had then."""
         self._written = Written()
         self._is_certain = False
         """Whether `_written` is true: it is not before the log was read, nor after a write that failed."""
         self._fields: dict[str, Any] = {}
         """What the metadata says."""
-        self._total_tokens: int | None = 0
-        """None when the metadata does not say, as that of other programs."""
+        self._total_tokens = 0
+        """How many tokens the log counts."""
         self._stamp: Stamp | None = None
         """Of the log after the last rewriting; None when something was appended since."""
 
@@ -42,18 +38,7 @@ class Place:
         info = info_of(meta)
         self._written, self._is_certain, self._stamp = Written(), is_new, None
         self._fields = meta_fields(info)
-        self._total_tokens = info.total_tokens if "total_tokens" in meta else None
-
-    def note_added(self, message: Message) -> None:
-        """The usage that this message has now was added up here."""
-        self._added = (message.id, message.usage)
-
-    def is_added(self, message: Message) -> bool:
-        return self._added == (message.id, message.usage)
-
-    def has_counted(self, message: Message) -> bool:
-        """Whether the usage that this message has now is in the log."""
-        return bool(self._written.counted(message) == message.usage)
+        self._total_tokens = info.total_tokens
 
     def read(self, info: SessionInfo, look: Look, known: Iterable[Message] = ()) -> list[Message]:
         """The messages that are visible in the session; those of them that are `known` as the same objects."""
@@ -64,8 +49,6 @@ class Place:
         lines = [line for message in messages for line in message._source]
         self._is_certain = len(lines) == len(look.raw) and all(map(is_, lines, (line for _, line in look.raw)))
         info.message_count = len(messages)
-        if self._total_tokens is None:
-            info.total_tokens = sum(tokens_of(message.usage).total_tokens for message in messages)
         return messages
 
     async def write(self, logs: SessionLogs, info: SessionInfo, messages: list[Message], recheck: bool) -> Plan:
@@ -80,12 +63,6 @@ class Place:
         return plan
 
     async def _write(self, logs: SessionLogs, info: SessionInfo, messages: list[Message], recheck: bool) -> Plan:
-        if self.usage:
-            if messages:
-                messages[-1].usage = plus_usage(messages[-1].usage, self.usage)
-                self.note_added(messages[-1])
-            # Where there is no message at all, the entry about the session has it.
-            self.usage = None
         first = self._written.first_change(messages, recheck=recheck)
         fields = self._changed_fields(logs, info)
         if self._is_certain and first == len(self._written.kept):
@@ -99,7 +76,9 @@ class Place:
             finally:
                 await held.release()
         self._written.commit(plan, seq)
-        if plan.entries or fields:
+        is_spent = info.total_tokens > self._total_tokens
+        self._total_tokens = max(info.total_tokens, self._total_tokens + _tokens_in(plan.lines))
+        if plan.entries or fields or is_spent:
             await self._note(logs, info, plan, flush=bool(fields))
         return plan
 
@@ -150,6 +129,8 @@ class Place:
     def _changed_fields(self, logs: SessionLogs, info: SessionInfo) -> dict[str, Any]:
         info.title = logs.redacted_text(info.title)
         fields = {key: value for key, value in meta_fields(info).items() if value != self._fields.get(key)}
+        if "working_dir" in fields:
+            fields |= kept_folder(info.working_dir)
         if "provider" in fields:
             fields["provider_id"] = fields.pop("provider")
             if info.provider_id is not None:
@@ -157,13 +138,10 @@ class Place:
         return fields
 
     def _asides(self, info: SessionInfo, plan: Plan, fields: dict[str, Any]) -> list[ConversationMessage]:
-        """The entry that says what changed in the metadata, with the tokens that no line counts."""
-        if self._total_tokens is None:
-            if plan.entries or fields:
-                fields["total_tokens"] = info.total_tokens
-        elif info.total_tokens > self._total_tokens + _tokens_in(plan.lines):
-            fields["total_tokens"] = info.total_tokens
-        return [build_aside("meta", set=fields)] if fields else []
+        """The entries that say what changed in the metadata, and which tokens were spent that no message has."""
+        spent = info.total_tokens - self._total_tokens - _tokens_in(plan.lines)
+        asides = [build_aside("usage", usage={"total_tokens": spent})] if spent > 0 else []
+        return [*asides, build_aside("meta", set=fields)] if fields else asides
 
     async def _note(self, logs: SessionLogs, info: SessionInfo, plan: Plan, *, flush: bool) -> None:
         """Take over what the metadata says now."""
@@ -172,9 +150,6 @@ class Place:
             return
         info.title = writer.meta["title"]
         info.time.updated = date_of(writer.meta["updated_at"]) or info.time.updated
-        # Where several write, nobody's metadata has the sum.
-        known = (self._total_tokens or 0) + _tokens_in(plan.lines)
-        info.total_tokens = self._total_tokens = writer.told().get("total_tokens", max(info.total_tokens, known))
         self._fields = meta_fields(info)
         if plan.cut is not None and not any(map(tool_calls_of, plan.lines)):
             await writer.let_go()

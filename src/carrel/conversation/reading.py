@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from carrel.conversation.entries import UNREADABLE, aside_of, decode, decode_all
 from carrel.conversation.messages import ConversationMessage, SessionMeta, goes_on, meta_of
-from carrel.conversation.metadata import DEFAULT_TITLE, catch_up, later, title_from, when_written
+from carrel.conversation.metadata import DEFAULT_SESSION_TITLE, catch_up, later, title_from, when_written
 from carrel.conversation.repair import ToolOrder
 from carrel.conversation.replay import Backwards, Numbered, Shown, events_among
 from carrel.conversation.spill import MARK, output_paths, paths_of, restore
@@ -182,7 +182,7 @@ class LogReading:
         """The metadata with what the log says since: it is written a moment later, or never when that was cut off."""
         if stamp is not None and meta.get("log_bytes", stamp.size) != stamp.size:
             meta["updated_at"] = later(when_written(stamp), meta["updated_at"])
-            _, news = await self.news(meta.get("log_seq", 0), entitling=meta["title"] == DEFAULT_TITLE)
+            _, news = await self.news(meta.get("log_seq", 0), entitling=meta["title"] == DEFAULT_SESSION_TITLE)
             catch_up(meta, news)
         return meta
 

@@ -11,7 +11,7 @@ import orjson
 
 from carrel.conversation.entries import UNREADABLE, aside_of, decode
 from carrel.conversation.messages import ConversationMessage, blocks_of, flatten_message_text, meta_of, tool_result_text
-from carrel.conversation.metadata import DEFAULT_TITLE, title_from
+from carrel.conversation.metadata import DEFAULT_SESSION_TITLE, title_from
 from carrel.conversation.replay import Backwards
 from carrel.conversation.spill import MARK, blob_of, output_paths
 from carrel.storage.catalogue import Document
@@ -237,7 +237,7 @@ class Reading:
         known.updated_at, known.archived = updated_at, archived
         # A title that is only the beginning of what was said first is found there.
         said = known.derived.get("said_title")
-        known.titled = title != DEFAULT_TITLE and not (said and title.startswith(said))
+        known.titled = title != DEFAULT_SESSION_TITLE and not (said and title.startswith(said))
         if known.titled and renamed:
             self.documents.insert(0, Document(0, (title, "", "")))
         if self.embed_from is not None and known.titled and (renamed or 0 not in known.meanings):

@@ -8,7 +8,7 @@ from uuid import uuid4
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from carrel.conversation.messages import SessionMeta
-from carrel.conversation.metadata import date_of
+from carrel.conversation.metadata import date_of, whole_path
 
 DEFAULT_TITLE = "New Session"
 
@@ -36,8 +36,9 @@ class SessionInfo(BaseModel):
 
     id: str = Field(default_factory=lambda: str(uuid4()))
     title: str = DEFAULT_TITLE
-    project_dir: Annotated[str, BeforeValidator(_path_text)] = ""
-    working_dir: Annotated[str, BeforeValidator(_path_text)] = ""
+    project_dir: Annotated[str, BeforeValidator(_path_text)]
+    working_dir: Annotated[str, BeforeValidator(_path_text)]
+    """As it was given, also where it is relative; the metadata of the session has the whole path too, as `cwd`."""
     time: SessionTime = Field(default_factory=SessionTime)
     model_id: str | None = None
     provider_id: str | None = None
@@ -53,7 +54,7 @@ def meta_fields(info: SessionInfo) -> dict[str, Any]:
     """What of it is kept in the session's metadata, under the names it has there; the counts follow from the log."""
     return {
         "title": info.title,
-        "cwd": info.working_dir,
+        "working_dir": info.working_dir,
         "project_dir": info.project_dir,
         "model": info.model_id or "",
         "provider": info.provider_id,
@@ -63,6 +64,12 @@ def meta_fields(info: SessionInfo) -> dict[str, Any]:
     }
 
 
+def kept_folder(working_dir: str) -> dict[str, str | None]:
+    """A working folder as the metadata has it: whole, and as it was given where that is something else."""
+    cwd = whole_path(working_dir)
+    return {"cwd": cwd, "working_dir": working_dir if working_dir != cwd else None}
+
+
 def info_of(meta: SessionMeta) -> SessionInfo:
     """The typed form of metadata, also of a session that another program made."""
     created = date_of(meta.get("created_at")) or datetime.fromtimestamp(0, UTC)
@@ -70,8 +77,8 @@ def info_of(meta: SessionMeta) -> SessionInfo:
     return SessionInfo(
         id=meta["id"],
         title=meta["title"],
-        project_dir=_text(fields.get("project_dir")) or meta["cwd"],
-        working_dir=meta["cwd"],
+        project_dir=fields.get("project_dir", meta["cwd"]),
+        working_dir=_text(fields.get("working_dir")) or meta["cwd"],
         time=SessionTime(
             created=created,
             updated=date_of(meta.get("updated_at")) or created,

@@ -1,18 +1,18 @@
-"""Pure: what is too large for a line of the log goes to files beside it, and comes back whole."""
+"""Pure: long outputs of tools go to files beside the log, and come back whole.
+
+Images and documents stay in the line, where every reader of the format finds them. Logs written before that keep them
+in `blobs/`; those are still read."""
 
 import base64
-import binascii
 import hashlib
 import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from carrel.conversation.messages import ConversationMessage, MessageBlock, meta_of, text_block
+from carrel.conversation.messages import ConversationMessage, MessageBlock, meta_of
 
 TEXT_LIMIT = 50 * 1024
 """A tool's text over this many bytes goes to `tool-output/`."""
-FILE_LIMIT = 64 * 1024
-"""An image or document over this many bytes goes to `blobs/`."""
 PREVIEW = 2000
 """How many characters of a long output stay in the line, at its head and at its tail."""
 
@@ -43,22 +43,13 @@ def spill(message: ConversationMessage) -> Spilled:
     content = message.get("content")
     if not isinstance(content, list):
         return Spilled(message, files)
-    blocks = [_spill_block(block, files) for block in content]
+    blocks = [_spill_result(block, files) for block in content]
     return Spilled({MARK: len(files), **message, "content": blocks} if files else message, files)
 
 
-def _spill_block(block: Any, files: dict[str, bytes]) -> Any:
-    if not isinstance(block, dict):
+def _spill_result(block: Any, files: dict[str, bytes]) -> Any:
+    if not isinstance(block, dict) or block.get("type") != "tool_result":
         return block
-    kind = block.get("type")
-    if kind in ("image", "document"):
-        return _spill_file(block, files)
-    if kind == "tool_result":
-        return _spill_result(block, files)
-    return block
-
-
-def _spill_result(block: MessageBlock, files: dict[str, bytes]) -> MessageBlock:
     changed = dict(block)
     spilled: dict[str, Any] = {}
     for field in _RESULT_TEXTS:
@@ -75,48 +66,9 @@ def _spill_result(block: MessageBlock, files: dict[str, bytes]) -> MessageBlock:
         changed[field] = (
             f"{text[:PREVIEW]}\n\n[… {len(data):,} bytes in all, kept whole in {path} …]\n\n{text[-PREVIEW:]}"
         )
-    content = block.get("content")
-    if isinstance(content, list):
-        before = len(files)
-        inner = [_spill_block(part, files) for part in content]
-        if len(files) > before:
-            changed["content"] = inner
     if spilled:
         changed["meta"] = {**meta_of(block), "spilled": spilled}
     return changed
-
-
-def _spill_file(block: MessageBlock, files: dict[str, bytes]) -> MessageBlock:
-    text = block.get("data")
-    if not isinstance(text, str) or len(text) <= FILE_LIMIT:
-        return block
-    data, encoding = _decoded(text)
-    if len(data) <= FILE_LIMIT:
-        return block
-    digest = hashlib.sha256(data).hexdigest()
-    path = f"blobs/{digest}"
-    files[path] = data
-    name = str(block.get("name") or "")
-    mime_type = str(block.get("mime_type") or "")
-    # Other readers of the log see this text where we see the picture.
-    what = " ".join(part for part in (str(block.get("type")), name) if part)
-    stand_in = text_block(f"[{what}, {mime_type}, {len(data):,} bytes, kept in {path}]")
-    rest = {key: value for key, value in block.items() if key != "data"}
-    stand_in["meta"] = {
-        "blob": {"path": path, "bytes": len(data), "sha256": digest, "encoding": encoding, "block": rest}
-    }
-    return stand_in
-
-
-def _decoded(text: str) -> tuple[bytes, str]:
-    """The bytes that base64 text stands for, when they give back exactly this text; else the text itself."""
-    try:
-        data = base64.b64decode(text, validate=True)
-    except (binascii.Error, ValueError):
-        return text.encode("utf-8", "surrogatepass"), "text"
-    if base64.b64encode(data).decode("ascii") != text:
-        return text.encode("utf-8", "surrogatepass"), "text"
-    return data, "base64"
 
 
 def blob_of(block: MessageBlock) -> MessageBlock | None:

@@ -150,7 +150,9 @@ class SessionStore:
         api_base: str | None = None,
         **more: Any,
     ) -> SessionData:
-        """A new session; `SessionExists` when the id is taken. `more` goes into the metadata as it is."""
+        """A new session; `SessionExists` when the id is taken. `more` goes into the metadata as it is.
+
+        Without a `session_id`, or with an empty one, it gets a new id."""
         given = {"title": title, "provider": provider, "model": model, "cwd": cwd, "api_base": api_base}
         data = await self._made(session_id, given, more)
         self._tell(EventType.SESSION_CREATED, data["session"]["id"])
@@ -158,7 +160,7 @@ class SessionStore:
 
     async def _made(self, session_id: str | None, given: dict[str, Any], more: dict[str, Any]) -> SessionData:
         """The same, and nobody is told: for those who tell it in their own words."""
-        id_ = checked_id(session_id) if session_id is not None else self._new_id()
+        id_ = self._new_id() if session_id in (None, "") else checked_id(session_id)
         checked_fields({name: value for name, value in given.items() if value is not None})
         meta = new_meta(id_, now=self._now(), **self._logs.redacted_fields(given | more))
         if not await self._logs.make(meta):
@@ -269,7 +271,10 @@ class SessionStore:
     async def append_rewind(self, session_id: str, rewind_to: int | None = None, *, to_seq: int | None = None) -> int:
         """Go back to the first `rewind_to` visible messages, or to right after entry `to_seq`; the log keeps all.
 
+        Returns the number of the entry written; 0, with nothing written, when there is no such session.
         `RewindRefused` (a ValueError) when there is no such place; nothing is written then."""
+        if await self._logs.meta(session_id) is None:
+            return 0
         seq = await branching.rewind(self._logs, session_id, rewind_to, to_seq, self._now())
         if (writer := self._logs.writers.get(session_id)) is not None:
             await writer.let_go()
@@ -277,8 +282,8 @@ class SessionStore:
         return seq
 
     async def clear_session(self, session_id: str) -> None:
-        """Show nothing any more; the log keeps what was said."""
-        if (await self._logs.view(session_id)).messages:
+        """Hide all messages; the log keeps them. Nothing happens when there is no such session."""
+        if await self._logs.meta(session_id) is not None and (await self._logs.view(session_id)).messages:
             await self.append_rewind(session_id, 0)
 
     async def delete_session(self, session_id: str) -> bool:
@@ -475,7 +480,7 @@ class SessionStore:
         last = await self.last_seq(session_id)
         place = last if at is None else at
         checked_place("at", place, last, "is the last entry")
-        id_ = checked_id(new_id) if new_id is not None else self._new_id()
+        id_ = checked_id(new_id) if new_id else self._new_id()
         meta = await branching.fork(
             self._logs, session_id, id_, place, title=title and self._logs.redacted_text(title), now=self._now()
         )

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from carrel.conversation.logs import SessionLogs
-from carrel.conversation.messages import SessionMeta
+from carrel.conversation.messages import SessionMeta, tool_results_of
 from carrel.conversation.metadata import has_sums, later, when_written
 from carrel.conversation.open_calls import any_open
 from carrel.conversation.repair import mend, unanswered
@@ -40,9 +40,11 @@ async def look_at(logs: SessionLogs, session_id: str, until: int | None = None, 
         (raw[origin][0] if origin is not None else 0, line)
         for line, origin in zip(mended.messages, mended.origins, strict=True)
     ]
-    if shown and mended.origins[-1] is None and (missing := unanswered(lines)):
+    missing = unanswered(lines)
+    calls = set(missing)
+    if calls and None in mended.origins:
         waits = waits or await any_open(logs.store, logs.folder(session_id), missing)
-        shown = shown[:-1] if waits else shown
+        shown = [(seq, line) for seq, line in shown if seq or not waits or calls.isdisjoint(tool_results_of(line))]
     return Look(raw, shown, view.last_seq)
 
 

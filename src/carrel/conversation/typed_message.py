@@ -6,7 +6,7 @@ from enum import StrEnum
 from typing import Any, TypeVar
 from uuid import uuid4
 
-from pydantic import Field, field_validator
+from pydantic import Field, ValidationInfo, field_validator
 
 from carrel.conversation import formats
 from carrel.conversation.entries import UNREADABLE
@@ -37,6 +37,9 @@ from carrel.conversation.usage import tokens_of
 from carrel.errors import FormatRefused
 
 _EVENTS = ("compact", "rewind", UNREADABLE)
+_AUTO = "auto"
+_PLAIN = {"assistant": ("text", "tool_use"), "user": ("text", "image"), "system": ("text",)}
+"""The kinds of blocks that a plain message of each role may have."""
 _LISTS = ("messages", "input", "contents")
 """Under which name each provider's request has the conversation."""
 
@@ -50,14 +53,19 @@ class MessageRole(StrEnum):
     SYSTEM = "system"
 
 
+_ROLES = frozenset(MessageRole)
+
+
 class Message(Noticed):
     """One message. The results of an assistant's tool calls may stand in the same message as the calls.
 
     What `Conversation` hands out can be awaited: that writes the conversation, and gives the message back."""
 
     id: str = Field(default_factory=lambda: str(uuid4()))
-    session_id: str = ""
-    role: str
+    session_id: str
+    is_foreign: bool = False
+    """Whether the role is one that another program wrote into the log, and none of a `MessageRole`."""
+    role: str = Field(json_schema_extra={"enum": list(MessageRole)})
     parts: list[MessagePart] = Field(default_factory=list)
     created_at: datetime = Field(default_factory=now)
     model: str | None = None
@@ -70,9 +78,9 @@ class Message(Noticed):
 
     @field_validator("role")
     @classmethod
-    def _is_a_speaker(cls, role: str) -> str:
-        if not role or role in _EVENTS:
-            raise ValueError(f"{role!r} is no role of a message: user, assistant, system, or a word of your own")
+    def _is_a_role(cls, role: str, info: ValidationInfo) -> str:
+        if role not in _ROLES and not info.data.get("is_foreign"):
+            raise ValueError(f"{role!r} is no role of a message: use user, assistant or system")
         return str(role)
 
     def __await__(self) -> Generator[Any, None, "Message"]:
@@ -152,8 +160,8 @@ class Message(Noticed):
                 "makes both of a whole conversation"
             )
         lines = message_to_lines(self)
-        if provider in ("openai", "openai_chat"):
-            wires = [wire for line in lines for wire in message_to_chat(line)]
+        if is_openai(provider):
+            wires = [wire for line in lines for wire in message_to_chat(plain_shape(line))]
         else:
             wires = _alone(lines, provider)
         if not wires:
@@ -175,6 +183,32 @@ class Message(Noticed):
 
 def usual_part_id(message_id: str, place: int) -> str:
     return f"{message_id}-{place}"
+
+
+def is_openai(provider: str) -> bool:
+    """Whether a provider's name is that of OpenAI's chat completions."""
+    return provider in ("openai", "openai_chat", "openai-chat")
+
+
+def plain_shape(line: ConversationMessage) -> ConversationMessage:
+    """A line with its texts joined, in front of its images, and the detail of each image.
+
+    So that OpenAI's message is `{"role", "content": text}`, or has one text and then the images. A line with blocks of
+    other kinds, or with what only one provider understands, stays as it is."""
+    blocks, kinds = line.get("content"), _PLAIN.get(line["role"])
+    if kinds is None or not isinstance(blocks, list):
+        return line
+    if not all(isinstance(block, dict) and block.get("type") in kinds for block in blocks):
+        return line
+    if any(meta_of(block).get("native") for block in blocks):
+        return line
+    text = "\n".join(str(block.get("text") or "") for block in blocks if block["type"] == "text")
+    others = [
+        {**block, "meta": {"detail": _AUTO, **meta_of(block)}} if block["type"] == "image" else block
+        for block in blocks
+        if block["type"] != "text"
+    ]
+    return {**line, "content": [*([text_block(text)] if text or not others else []), *others]}
 
 
 def provider_messages(lines: Iterable[ConversationMessage], provider: str) -> list[dict[str, Any]]:
@@ -279,12 +313,14 @@ def _usual_id(seq: int, line: ConversationMessage, place: int) -> str:
 
 def _read_line(line: ConversationMessage, meta: dict[str, Any], id_: str, session_id: str, since: datetime) -> Message:
     role = meta.pop("spoken_by", None) or line.get("role")
+    role = role if isinstance(role, str) and role not in ("", *_EVENTS) else "unknown"
     usage = usage_of(line)
     meta = {key: value for key, value in meta.items() if key not in ("usage", "usage_before")}
     message = Message(
         id=id_,
         session_id=session_id,
-        role=role if isinstance(role, str) and role not in ("", *_EVENTS) else "unknown",
+        is_foreign=role not in _ROLES,
+        role=role,
         parts=_parts(line, id_, 0),
         created_at=_taken_date(meta) or since,
         model=_taken_text(meta, "model"),
@@ -328,15 +364,6 @@ def plus(one: Any, other: Any) -> Any:
     if _is_number(one) and _is_number(other):
         return one + other
     return one if other is None else other
-
-
-def plus_usage(one: dict[str, Any] | None, other: dict[str, Any]) -> dict[str, Any]:
-    """The sum of what two answers cost: in the provider's words, or in ours where they do not use the same ones."""
-    if not one:
-        return other
-    total: dict[str, Any] = plus(one, other)
-    counted = tokens_of(one).plus(tokens_of(other))
-    return total if tokens_of(total) == counted else counted.model_dump(exclude_defaults=True)
 
 
 def minus(one: Any, other: Any) -> Any:

@@ -67,7 +67,7 @@ class ImagePart(Part):
     """An image as base64 `data`, or at a `url`."""
 
     type: Literal["image"] = "image"
-    media_type: str = ""
+    media_type: str
     data: str | None = None
     url: str | None = None
     detail: str = _AUTO

@@ -18,7 +18,7 @@ from carrel.conversation.messages import (
 )
 from carrel.conversation.metadata import (
     COUNTS,
-    DEFAULT_TITLE,
+    DEFAULT_SESSION_TITLE,
     SUMS,
     apply_aside,
     catch_up,
@@ -118,18 +118,18 @@ class Writer:
             self._counted = False
         before = meta["title"]
         for number, entry in enumerate(entries, seq - len(entries) + 1):
-            role = entry.get("role")
+            role, aside = entry.get("role"), aside_of(entry)
+            if aside in (None, "usage") and (usage := meta_of(entry).get("usage")):
+                meta["total_tokens"] = meta.get("total_tokens", 0) + tokens_of(usage).total_tokens
+            if aside is not None:
+                self._apply(number, entry)
+                continue
             if role in ("rewind", "compact"):
-                if aside_of(entry) is not None:
-                    self._apply(number, entry)
-                    continue
                 self._counted = self._counted and shown is not None
                 meta["message_count"] = shown or 0
             else:
                 meta["message_count"] = meta.get("message_count", 0) + (not goes_on(entry))
-            if usage := meta_of(entry).get("usage"):
-                meta["total_tokens"] = meta.get("total_tokens", 0) + tokens_of(usage).total_tokens
-            if meta["title"] == DEFAULT_TITLE and (title := title_from(entry)):
+            if meta["title"] == DEFAULT_SESSION_TITLE and (title := title_from(entry)):
                 meta["title"] = title
                 self._own.add("title")
         return meta["title"] != before
@@ -258,10 +258,10 @@ class Writer:
             # Not always from where the metadata was: a server that was restarted may have lost the end of the log.
             start = min(seq for seq in (after, *(seq - 1 for seq, _ in told)) if seq is not None)
             stamp = await self._store.stamp(self._log)
-            untitled = there["title"] == DEFAULT_TITLE
+            untitled = there["title"] == DEFAULT_SESSION_TITLE
             last_seq, news = await LogReading(self._store, self.folder).news(start, entitling=untitled)
             mark = {"log_seq": last_seq, "log_bytes": stamp.size if stamp is not None else 0}
-        if there["title"] != DEFAULT_TITLE or (mark and after is not None):
+        if there["title"] != DEFAULT_SESSION_TITLE or (mark and after is not None):
             own = own - {"title"}  # what a message gave it: somebody has named it, or the log says which was the first
         meta = cast(dict[str, Any], self.meta)
         for name in ("labels", "pins"):

@@ -97,11 +97,6 @@ class Written:
         before = [_digest(line) for message in messages for line in message._source]
         self.commit(_plan([_as_read(message) for message in messages], before), last_seq)
 
-    def counted(self, message: Message) -> Any:
-        """The usage that the log has of this very message."""
-        place = self._places.get(id(message))
-        return self.kept[place].counted if place is not None else None
-
     def first_change(self, messages: list[Message], *, recheck: bool = False) -> int:
         """The place of the first message that is not as it was written; the number of those written when all are."""
         same = len(self._messages)
@@ -223,8 +218,7 @@ def _as_read(message: Message) -> _Wanted:
 
 
 def _wanted(message: Message, counted: Any) -> _Wanted:
-    # A message that says nothing yet is written once it does.
-    return _Wanted(message, message_to_lines(message) if message.parts or hasattr(message, "_source") else [], counted)
+    return _Wanted(message, message_to_lines(message), counted)
 
 
 def _plan(wanted: Sequence[_Wanted], before: Sequence[bytes], start: int = 0, number: int = 0) -> Plan:

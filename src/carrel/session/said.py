@@ -67,8 +67,7 @@ class Said:
         if meta is not None:
             seq = await store.last_seq(id_)
             if held is not None:
-                # Without those that say nothing yet, which are not written.
-                count = sum(1 for message in held.messages if message.parts)
+                count = len(held.messages)
             elif meta.get("log_seq") == seq and "message_count" in meta:
                 count = meta["message_count"]
             else:

@@ -197,7 +197,8 @@ class Session(LibrarySide):
         async with self._conversing:
             conversations = ConversationStorage(self.storage.get_session_store())
             while self.conversation is None:
-                info = SessionInfo(id=self.id, title=title, **fields)
+                folders = {"project_dir": "", "working_dir": fields.get("project_dir", "")}
+                info = SessionInfo(id=self.id, title=title, **{**folders, **fields})
                 self.conversation = await conversations.get(self.id)
                 if self.conversation is None:
                     # Another process may make it in this moment, and then it is opened.

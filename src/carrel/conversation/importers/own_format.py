@@ -10,7 +10,7 @@ from carrel.conversation.importers.draft import first_words, iso, text_of
 from carrel.conversation.importers.lines import records
 from carrel.conversation.importers.report import Imported, ImportReport
 from carrel.conversation.messages import ConversationMessage, MessageBlock, blocks_of, meta_of, tool_result_text
-from carrel.conversation.metadata import DEFAULT_TITLE, decode_meta
+from carrel.conversation.metadata import DEFAULT_SESSION_TITLE, decode_meta
 from carrel.conversation.spill import paths_of, restore
 
 KIND = "carrel"
@@ -128,7 +128,7 @@ def _given(folder: Path) -> dict[str, Any] | None:
     if given is None:
         return None
     # A title that nobody gave is found in the first message.
-    return {name: value for name, value in given.items() if (name, value) != ("title", DEFAULT_TITLE)}
+    return {name: value for name, value in given.items() if (name, value) != ("title", DEFAULT_SESSION_TITLE)}
 
 
 def _whole(entry: ConversationMessage, folder: Path, report: ImportReport) -> ConversationMessage:
