@@ -21,6 +21,7 @@ from carrel.errors import (
     FilesRefused,
     ForkRefused,
     JobNotFound,
+    KeyNotAccepted,
     MessageRefused,
     NotFoundThere,
     RequestRefused,
@@ -31,6 +32,7 @@ from carrel.errors import (
     TooManySessions,
 )
 from carrel.server.front_desk import FrontDesk
+from carrel.server.keys import KnownKey
 from carrel.server.metrics import Metrics
 from carrel.server.wire import Problem, Session
 
@@ -41,6 +43,7 @@ _WAIT = re.compile(r"(?:^|[,;\s])wait\s*=\s*(\d+(?:\.\d+)?)", re.IGNORECASE)
 bearer = HTTPBearer(auto_error=False, description="A key that `carrel keys add NAME` has made.")
 PROBLEMS: dict[int | str, dict[str, Any]] = {
     401: {"model": Problem, "description": "No key, or a wrong one."},
+    403: {"model": Problem, "description": "What this key may not do."},
     404: {"model": Problem, "description": "Unknown, or another user's."},
     409: {"model": Problem, "description": "Not in a state for this."},
     413: {"model": Problem, "description": "More than may be sent at once."},
@@ -60,6 +63,11 @@ async def _desk(request: Request) -> FrontDesk:
 async def _user(request: Request) -> str:
     user: str = request.state.user
     return user
+
+
+async def _key(request: Request) -> KnownKey:
+    key: KnownKey = request.state.key
+    return key
 
 
 async def _metrics(request: Request) -> Metrics:
@@ -90,6 +98,7 @@ async def _wants_events(request: Request) -> bool:
 
 Desk = Annotated[FrontDesk, Depends(_desk)]
 User = Annotated[str, Depends(_user)]
+Key = Annotated[KnownKey, Depends(_key)]
 Wait = Annotated[float | None, Depends(_wait)]
 Once = Annotated[str | None, Depends(_once)]
 Counts = Annotated[Metrics, Depends(_metrics)]
@@ -158,7 +167,7 @@ async def _wrong_body(request: Request, problem: Exception) -> JSONResponse:
 
 async def _http_error(request: Request, problem: Exception) -> JSONResponse:
     assert isinstance(problem, HTTPException)
-    kind = NotFoundThere if problem.status_code == 404 else RequestRefused
+    kind = {403: KeyNotAccepted, 404: NotFoundThere}.get(problem.status_code, RequestRefused)
     told = {"detail": problem.detail, "code": kind.__name__}
     return JSONResponse(told, problem.status_code, headers=dict(problem.headers or {}))
 

@@ -213,9 +213,11 @@ class LiveTask:
         return self.session.status == "ready" and self.session.expires_at <= _now()
 
     def first_time(self, what: str) -> bool:
-        """Whether nobody has asked for this before."""
-        new = what not in self._asked_for
-        self._asked_for.add(what)
+        """Whether this is under way and was not asked for before."""
+        under_way = what in self._commands or what in self._jobs or what == self.session.session_id
+        new = under_way and what not in self._asked_for
+        if new:
+            self._asked_for.add(what)
         return new
 
     # --- commands ---------------------------------------------------------------------------------------------------
@@ -261,9 +263,10 @@ class LiveTask:
             changes = _not_run(self._why(problem))
         finally:
             finished = interaction.model_copy(update=changes)
-            await self._ledger.note(self.session.session_id, "interaction", finished)
+            await self._ledger.note_or_hold(self.session.session_id, "interaction", finished)
             self._last = {finished.interaction_id: finished}
             del self._commands[interaction.interaction_id]
+            self._asked_for.discard(interaction.interaction_id)
             self._look_at_place()
 
     def _look_at_place(self) -> None:
@@ -316,14 +319,15 @@ class LiveTask:
         try:
             async with self._judges:
                 job = job.model_copy(update={"status": "running", "started_at": _now()})
-                await self._ledger.note(self.session.session_id, "job", job)
+                await self._ledger.note_or_hold(self.session.session_id, "job", job)
                 finished = _judged(job, await self._judge(place, sample, job.job_id))
         except asyncio.CancelledError:
             finished = job.model_copy(update={"status": "cancelled", "completed_at": _now()})
         finally:
-            await self._ledger.note(self.session.session_id, "job", finished)
+            await self._ledger.note_or_hold(self.session.session_id, "job", finished)
             self._last = {finished.job_id: finished}
             del self._jobs[job.job_id]
+            self._asked_for.discard(job.job_id)
             self._look_at_place()
             if not self._jobs:
                 self._expire()

@@ -16,6 +16,7 @@ from carrel.server.asking import (
     PROBLEMS,
     Counts,
     Desk,
+    Key,
     Once,
     User,
     Wait,
@@ -223,6 +224,7 @@ async def get_events(
     request: Request,
     desk: Desk,
     user: User,
+    key: Key,
     session_id: str,
     from_seq: Annotated[int, Query(ge=1, le=2**53)] = 1,
     follow: Annotated[bool, Query(description="False ends with what there is now")] = True,
@@ -231,7 +233,7 @@ async def get_events(
     desk.session(user, session_id)
     last = request.headers.get("last-event-id", "")
     start = int(last) + 1 if last.isascii() and last.isdigit() and len(last) < 16 else from_seq
-    return happenings(desk.ledger, session_id, start, follow)
+    return happenings(desk.ledger, session_id, start, follow, hide_tests=key.scope == "agent")
 
 
 @router.get("/metrics", tags=["server"], response_class=Response, responses={200: {"content": {"text/plain": {}}}})

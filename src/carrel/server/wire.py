@@ -86,6 +86,11 @@ class SampleTold(BaseModel):
     description: str
     created_at: datetime | None
 
+    def without_solution(self) -> SampleTold:
+        """The sample as a key with the scope `agent` may see it."""
+        patches = {"patch": "", "test_patch": "", "non_code_patch": ""}
+        return self.model_copy(update={**patches, "fail_to_pass": [], "pass_to_pass": [], "fail_to_fail": []})
+
 
 class Samples(BaseModel):
     """One page of them."""
@@ -343,6 +348,26 @@ class Result(VerificationResult):
     verifier: str = "test_suite"
 
 
+_SHOWN_TO_AGENTS = {
+    "tool",
+    "verifier",
+    "is_success",
+    "passed",
+    "failed",
+    "skipped",
+    "total",
+    "execution_duration_seconds",
+    "outcome",
+    "score",
+    "integrity",
+    "suite_ran",
+    "attempts",
+    "exit_code",
+    "overhead_seconds",
+}
+"""Fields of a result. A new field is hidden until it is named here."""
+
+
 class Job(BaseModel):
     """A verification."""
 
@@ -356,6 +381,14 @@ class Job(BaseModel):
     error: ErrorInfo | None = None
     result: Result | None = None
     container_info: ContainerInfo | None = None
+
+    def without_tests(self) -> Job:
+        """The job as a key with the scope `agent` may see it: nothing that names or shows a test."""
+        result = Result(**self.result.model_dump(include=_SHOWN_TO_AGENTS)) if self.result is not None else None
+        error = self.error
+        if error is not None and error.code == "infrastructure_failed":
+            error = ErrorInfo(code=error.code, message="the verification could not be run")
+        return self.model_copy(update={"result": result, "error": error})
 
 
 class JobBegun(BaseModel):
