@@ -13,6 +13,7 @@ from pydantic import BaseModel
 
 from carrel.errors import StorageError
 from carrel.server.logs import finish_rewriting, json_object, parse_lines, rewrite
+from carrel.server.odd_values import json_bytes
 from carrel.server.wire import Interaction, Job, Session
 from carrel.storage.seam import Block, Store
 
@@ -84,7 +85,7 @@ class Ledger:
         for held_kind, held in self._unwritten.pop(session_id, {}).values():
             await self.note_or_hold(session_id, held_kind, held)
         data = what.model_dump(mode="json") if isinstance(what, BaseModel) else what
-        seq = await self._store.append(log_of(session_id), [orjson.dumps({"type": kind, **data})])
+        seq = await self._store.append(log_of(session_id), [json_bytes({"type": kind, **data})])
         if isinstance(what, Interaction | Job):
             (await self._index(session_id))[_id_of(what)] = seq
         return seq

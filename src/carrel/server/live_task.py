@@ -26,6 +26,7 @@ from carrel.errors import (
 from carrel.execution import scratch
 from carrel.execution.executor import CommandResult, ExecutionResult, Executor, OnOutput
 from carrel.server.ledger import Ledger
+from carrel.server.odd_values import escaped
 from carrel.server.wire import NOT_RUN, ErrorInfo, Interaction, Job, NewCommand, Result, Session, SessionStatus
 from carrel.session import Checkpoints, Said, StorageBackend
 from carrel.tasks.grading import SHOWN_OUTPUT, verify
@@ -108,7 +109,8 @@ class LiveTask:
         self._set_timer()
 
     async def _failed(self, code: str, told: str) -> None:
-        await self._keep(status="error", error=ErrorInfo(code=code, message=self._worded(told)), closed_at=_now())
+        message = escaped(self._worded(told))
+        await self._keep(status="error", error=ErrorInfo(code=code, message=message), closed_at=_now())
 
     async def ready(self, seconds: float | None) -> Session:
         """The session when its place is ready or could not be made, or as it stands when the time is up."""
@@ -449,10 +451,10 @@ def interrupted(what: Interaction | Job) -> Interaction | Job | None:
 
 
 def _judged(job: Job, result: VerificationResult) -> Job:
-    told = result.model_dump()
+    told = escaped(result.model_dump())
     told |= {"tool": "test_suite" if result.tool == "test_suite" else None, "verifier": result.tool}
     changes: dict[str, Any] = {"status": "completed", "completed_at": _now(), "result": Result.model_validate(told)}
     if result.outcome == "infrastructure_failed":
-        message = "\n".join(result.evidence) or "the verification could not be run"
+        message = "\n".join(told["evidence"]) or "the verification could not be run"
         changes |= {"status": "error", "error": ErrorInfo(code="infrastructure_failed", message=message)}
     return job.model_copy(update=changes)

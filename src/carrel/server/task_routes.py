@@ -17,6 +17,7 @@ from carrel.server.asking import (
     PROBLEMS,
     Counts,
     Desk,
+    JsonRoute,
     Key,
     Once,
     User,
@@ -53,7 +54,7 @@ from carrel.tasks.sample import WIRE_FIELDS, Sample
 
 health = APIRouter()
 _VERSION = version("carrel")
-router = APIRouter(dependencies=[Depends(bearer)], responses=PROBLEMS)
+router = APIRouter(dependencies=[Depends(bearer)], responses=PROBLEMS, route_class=JsonRoute)
 _ANSWERS_AT_ONCE = ("0.1.", "0.2.", "0.3.")
 """Versions of the public client that want a command's output in the answer to it."""
 

@@ -114,6 +114,8 @@ def _refuse_bombs(file: Path, root: yaml.Node | None) -> None:
             if repeated > _MOST_REPEATED:
                 raise DatasetInvalid(f"{file}, line {line}: its aliases stand for more than {_MOST_REPEATED:,} values")
         counted.add(id(node))
+        if isinstance(node, yaml.ScalarNode) and any("\ud800" <= letter <= "\udfff" for letter in node.value):
+            raise DatasetInvalid(f"{file}, line {line}: there is half of a surrogate pair in a text")
         if isinstance(node, yaml.CollectionNode):
             for part in node.value:
                 for each in part if isinstance(part, tuple) else (part,):
