@@ -107,10 +107,10 @@ def test_names_that_are_not_utf_8(server: Serving, client: httpx.Client) -> None
     assert job["result"]["outcome"] == "not_solved"
     with Client(base_url=server.url, api_key=server.key) as remote:
         names = sorted(each.name for each in remote.sessions.list_files(session, "d\udcff"))
-        assert names == ["n\udce9", "new\udcfe"]
+        assert names == ["new\udcfe", "n\udce9"]
         assert remote.sessions.read_file(session, "d\udcff/n\udce9") == b"text"
         remote.sessions.write_file(session, "d\udcff/n\udce9", "changed")
-        assert remote.sessions.read_file(session, f"d\udcff/{names[0]}") == b"changed"
+        assert remote.sessions.read_file(session, f"d\udcff/{names[1]}") == b"changed"
         assert remote.sessions.read_file(session, "%FF") == b"x"
         assert "d\udcff/n\udce9" in [each.path for each in remote.sessions.diff(session).changes]
     client.delete(f"/sessions/{session}")
