@@ -102,13 +102,13 @@ class SlowFork:
 
 
 async def test_a_fork_that_is_made_while_the_server_stops_leaves_nothing(tmp_path: Path) -> None:
-    before = set(descendants(os.getpid()))
     desk = FrontDesk(MemoryStorage(), Datasets(tmp_path), tmp_path / "cache", Rules())
     await desk.open()
     origin = (await desk.ready(await desk.create("ada", NewSession()), 30)).session_id
     task = desk.live("ada", origin)
     slow = SlowFork(task.opened.code)
     task._opened = Opened(task.opened.executor, cast(Session, slow))
+    before = set(descendants(os.getpid()))
     forking = asyncio.create_task(desk.fork("ada", origin, NewFork()))
     await slow.made.wait()
     await desk.close()

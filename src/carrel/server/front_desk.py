@@ -107,15 +107,15 @@ class FrontDesk:
         while True:
             await asyncio.sleep(_FORGETS_EVERY)
             try:
-                await self.answers.forget(await self._forget_old())
+                await self._forget_old()
+                await self.answers.tidy(self.ledger.sessions.keys())
             except CarrelError as problem:
                 logger.warning("old sessions could not be forgotten: %s", problem)
 
-    async def _forget_old(self) -> set[str]:
-        """Of sessions that ended too long ago: records, interactions, jobs, logs, conversations; returns their ids."""
-        forgotten: set[str] = set()
+    async def _forget_old(self) -> None:
+        """Of sessions that ended so long ago: their records, interactions, jobs, logs and conversations."""
         if self.rules.keep_days is None:
-            return forgotten
+            return
         before = datetime.now(UTC) - timedelta(days=self.rules.keep_days)
         conversations = self.storage.get_session_store()
         for session in list(self.ledger.sessions.values()):
@@ -123,8 +123,6 @@ class FrontDesk:
             if session.status not in ("creating", "ready") and session.session_id not in self._live and ended < before:
                 await conversations.delete_session(session.session_id)
                 await self.ledger.forget(session.session_id)
-                forgotten.add(session.session_id)
-        return forgotten
 
     async def _settle(self, session: Session) -> None:
         for what in await self.ledger.all_of(session.session_id):

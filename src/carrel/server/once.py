@@ -76,15 +76,13 @@ class Answers:
         self._writing = asyncio.Lock()
 
     async def open(self, sessions: Collection[str]) -> None:
-        """Read the log; answers about sessions that are not there any more are left out for good."""
+        """Read the log; `sessions` are those that are remembered."""
         await finish_rewriting(self._store, LOG)
         async for block in self._store.read(LOG):
             for _, found in parse_lines(LOG, block, Answer.of_line):
                 self._log_bytes += found.size
-                if found.session_id in sessions:
-                    self._remember(found)
-        if self._log_bytes != self._bytes:
-            await self._rewrite()
+                self._remember(found)
+        await self.tidy(sessions)
 
     def get(self, name: str) -> Answer | None:
         """The answer of this name, if it is not too old."""
@@ -101,13 +99,13 @@ class Answers:
         if self._log_bytes > 2 * self._most:
             await self._rewrite()
 
-    async def forget(self, sessions: Collection[str] = ()) -> None:
-        """Delete all answers about these sessions, and those that are too old, in memory and on the disk."""
+    async def tidy(self, sessions: Collection[str]) -> None:
+        """Delete answers that are too old or about other sessions than these, in memory and on the disk."""
         oldest = time.time() - DAY
-        gone = [each.name for each in self._known.values() if each.session_id in sessions or each.at < oldest]
+        gone = [each.name for each in self._known.values() if each.session_id not in sessions or each.at < oldest]
         for name in gone:
             self._drop(name)
-        if gone or (sessions and self._log_bytes):
+        if gone or self._log_bytes > self._bytes:
             await self._rewrite()
 
     def _remember(self, found: Answer) -> None:

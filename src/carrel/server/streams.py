@@ -151,7 +151,10 @@ def happenings(
         async for seq, entry in lines:
             kind = str(entry.pop("type", "other"))
             if hide_tests and kind == "job":
-                entry = Job.model_validate(entry).without_tests().model_dump(mode="json")
+                try:
+                    entry = Job.model_validate(entry).without_tests().model_dump(mode="json")
+                except ValueError:
+                    continue  # a damaged line: what is in it is not known
             for stream in ("stdout", "stderr"):
                 if isinstance(text := entry.get(stream), str) and len(text) > _SHOWN:
                     entry[stream] = f"[… {len(text) - _SHOWN:,} characters left out …]\n{text[-_SHOWN:]}"
