@@ -341,3 +341,27 @@ async def test_a_wrong_key_and_a_wrong_state_say_so(client_class: Any) -> None:
         await asked(client_class, server, "sessions.list")
     with Misbehaving([told({"detail": "it is closed"}, 409)]) as server, pytest.raises(NotNow, match="it is closed"):
         await asked(client_class, server, "sessions.verify.start", session_id="s")
+
+
+async def test_the_base_url_of_a_given_http_client_stays(client_class: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    http_class: Any = httpx2.Client if client_class is Client else httpx2.AsyncClient
+    with Misbehaving([told(HEALTH), told(HEALTH)]) as server:
+        http = http_class(base_url="http://elsewhere.example/root", trust_env=False)
+        client = client_class(base_url=server.url, http_client=http)
+        await got(client.health.check())
+        assert http.base_url == "http://elsewhere.example/root/"
+        await got(client.close())
+        monkeypatch.setenv("CARREL_BASE_URL", "http://elsewhere.example/")
+        client = client_class(http_client=http_class(base_url=server.url, trust_env=False))
+        await got(client.health.check())
+        await got(client.close())
+    assert [seen.path for seen in server.seen] == ["/api/v1/health"] * 2
+
+
+@pytest.mark.parametrize("ending", ["", "/", "/api/v1", "/api/v1/"])
+async def test_the_version_of_the_api_may_be_left_out(client_class: Any, ending: str) -> None:
+    with Misbehaving([told(HEALTH)]) as server:
+        client = client_class(base_url=server.url.removesuffix("/api/v1") + ending)
+        await got(client.health.check())
+        await got(client.close())
+    assert server.seen[0].path == "/api/v1/health"

@@ -51,8 +51,8 @@ class Serving:
         assert self._process is not None
         return self._process.pid
 
-    def add_key(self, name: str) -> str:
-        return self._keys("add", name).strip()
+    def add_key(self, name: str, *words: str) -> str:
+        return self._keys("add", name, *words).strip()
 
     def keys(self, *words: str) -> Any:
         """What `carrel keys …` says."""

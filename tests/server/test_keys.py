@@ -12,10 +12,12 @@ from carrel.storage.memory_store import MemoryStore
 
 async def test_a_key_is_good_as_soon_as_it_is_added(tmp_path: Path) -> None:
     async with opened_keys(tmp_path) as here, opened_keys(tmp_path) as there:
-        assert await there.user_of("carrel_nobodys") is None
+        assert await there.find("carrel_unknown") is None
         for name in ("ann", "bob"):
             key = await here.add(name)
-            assert await there.user_of(key) == name, "the list there was looked at a moment ago"
+            found = await there.find(key, look_again=True)
+            assert found is not None, "the list there was looked at a moment ago"
+            assert found.name == name
 
 
 class Far(MemoryStore):
@@ -32,4 +34,7 @@ async def test_of_two_who_add_a_key_of_one_name_at_once_one_is_told_it() -> None
     told = await asyncio.gather(one.add("ann"), other.add("ann"), return_exceptions=True)
     [key] = [each for each in told if isinstance(each, str)]
     assert [type(each) for each in told if each is not key] == [ConfigurationError]
-    assert await one.user_of(key) == await other.user_of(key) == "ann"
+    for keys in (one, other):
+        found = await keys.find(key)
+        assert found is not None
+        assert found.name == "ann"

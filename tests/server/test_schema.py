@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,7 +11,8 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 
 from tests.late import Late
-from tests.server.serving_process import Serving, ready
+from tests.server.serving_process import Serving, executed, ready
+from tests.server.test_isolation import BODIES
 
 schemathesis = Late("schemathesis")
 checks = Late("schemathesis.checks")
@@ -19,13 +21,34 @@ openapi_checks = Late("schemathesis.specs.openapi.checks")
 
 @pytest.fixture(scope="module")
 def session(server: Serving) -> Iterator[str]:
+    """One with a file whose name is not UTF-8, and with half of a surrogate pair in its conversation."""
     with server.client() as client:
-        yield ready(client, dataset="demo", sample_id="calc-1")
+        session = ready(client, dataset="demo", sample_id="calc-1")
+        assert executed(client, session, r"mkdir $(printf '\377'); touch $(printf '\377/\351')")["exit_code"] == 0
+        half = rb'{"messages": [{"role": "user", "content": "half \ud800", "number": 100000000000000000000000}]}'
+        kept = client.post(f"/sessions/{session}/conversation", content=half, headers=JSON)
+        assert kept.status_code == 200
+        yield session
 
 
 @pytest.fixture(scope="module")
 def schema(server: Serving) -> Any:
     return schemathesis.openapi.from_url(server.url.replace("/api/v1", "/openapi.json"))
+
+
+JSON = {"Content-Type": "application/json"}
+ODD = {
+    "half of a surrogate pair": rb'"\ud800"',
+    "the same in a name": rb'{"\udc00": "\udfff"}',
+    "a long integer": b"9" * 5000,
+    "a longer one in a list": b"[-1%s]" % (b"0" * 20_000),
+    "no number": b"NaN",
+    "deep": b"[" * 900 + b"]" * 900,
+    "too deep": b'{"a":' * 100_000,
+    "a zero byte": rb'"\u0000"',
+    "not UTF-8": b'"\xff\xfe"',
+}
+"""Of the JSON that Python's own parser takes, or fails on in its own way."""
 
 
 def operations(schema: Any) -> list[Any]:
@@ -74,6 +97,52 @@ def test_no_answer_breaks_the_schema(schema: Any, server: Serving, session: str,
 
         ask()
     assert tried > 60
+
+
+@pytest.mark.timeout(300)
+def test_odd_values_are_refused_by_their_field_or_carried(server: Serving, session: str) -> None:
+    schema = httpx.get(server.url.replace("/api/v1", "/openapi.json"), timeout=60).json()
+    sent = 0
+    with server.client() as client:
+        for path, methods in schema["paths"].items():
+            for method, about in methods.items():
+                given = about.get("requestBody", {}).get("content", {}).get("application/json")
+                if given is None:
+                    continue
+                model = json.dumps(given["schema"]).rpartition("schemas/")[2].partition('"')[0]
+                whole = BODIES.get((method, path.removeprefix("/api/v1")), {})
+                for field in [*schema["components"]["schemas"][model]["properties"], "unknown", "messages.0.x"]:
+                    for name, odd in ODD.items():
+                        sent += 1
+                        body = _with(whole, field).replace(b'"@odd@"', odd)
+                        answer = client.request(
+                            method,
+                            server.url.removesuffix("/api/v1") + path.format(session_id=session),
+                            content=body,
+                            headers=JSON,
+                        )
+                        where = (method, path, field, name, answer.text[:500])
+                        assert str(answer.status_code) in about["responses"], where
+                        assert answer.status_code < 500, where
+                        told = answer.json()
+                        if answer.status_code == 422:
+                            assert told["detail"], where
+        assert client.get(f"/sessions/{session}/conversation").status_code == 200
+        assert client.get(f"/sessions/{session}/events?follow=0").status_code == 200
+        for each in client.get("/sessions").json()["sessions"]:
+            if each["session_id"] != session:
+                client.delete(f"/sessions/{each['session_id']}")
+    assert sent > 200
+
+
+def _with(body: Any, field: str) -> bytes:
+    """A body in which a field is `@odd@`."""
+    changed = json.loads(json.dumps(body))
+    if field == "messages.0.x" and "messages" in changed:
+        changed["messages"][0]["x"] = "@odd@"
+    else:
+        changed[field] = "@odd@"
+    return json.dumps(changed).encode()
 
 
 def test_the_page_about_the_routes_is_there(server: Serving) -> None:

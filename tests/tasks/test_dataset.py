@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -54,6 +55,40 @@ verify: {command: "python -m pytest -q --junitxml={report}", timeout: 300, retri
     assert b.verify.command == a.verify.command
     assert dataset.name == "demo"
     assert a.dataset == "demo"
+
+
+DOUBLED = "a0: &a0 {x: 1}\n" + "".join(f"a{n}: &a{n} {{x: *a{n - 1}, y: *a{n - 1}}}\n" for n in range(1, 60))
+MERGED = "a0: &a0 {x: 1}\n" + "".join(f"a{n}: &a{n} {{<<: [*a{n - 1}, *a{n - 1}]}}\n" for n in range(1, 60))
+
+
+@pytest.mark.parametrize(
+    ("settings", "reason"),
+    [
+        ("environment: &a {env: *a}", "line 1: an alias contains itself"),
+        ("name: x\nverify: &v\n  protected: [*v]\n", "line 2: an alias contains itself"),
+        (f"description: x\n{DOUBLED}", "its aliases stand for more than 10,000 values"),
+        (f"description: x\n{MERGED}", "its aliases stand for more than 10,000 values"),
+        ("[" * 600, "it is nested too deeply"),
+        ("created_at: 2026-13-45", "a value cannot be read: month must be in 1..12"),
+        (f"verify: {{timeout: {'9' * 5000}}}", "a value cannot be read"),
+        (f"verify: {{retries: 0x{'f' * 5000}}}", "verify.retries"),
+    ],
+    ids=["recursive", "recursive list", "doubled", "merged", "deep", "date", "digits", "hexadecimal"],
+)
+def test_one_bad_definition_affects_only_its_dataset(tmp_path: Path, settings: str, reason: str) -> None:
+    written(tmp_path / "bad", {"sample_id": "a"}, settings=settings)
+    written(tmp_path / "good", {"sample_id": "b"}, settings="environment: &e {env: {A: x}}\nverify: {}")
+    datasets = Datasets(tmp_path)
+    assert [each.name for each in datasets.list()] == ["good"]
+    with pytest.raises(DatasetInvalid, match=re.escape(f"{tmp_path}/bad/dataset.yaml")) as refused:
+        datasets.get("bad")
+    assert reason in str(refused.value)
+
+
+def test_aliases_may_be_used_again(tmp_path: Path) -> None:
+    settings = "environment: {env: &e {A: one}, setup: &s [make]}\nverify: {protected: *s}\ndescription: &d text"
+    [sample] = Dataset.load(written(tmp_path / "d", {"sample_id": "a"}, settings=settings)).samples
+    assert (sample.environment.setup, sample.verify.protected) == (["make"], ["make"])
 
 
 def test_merging_goes_into_maps_and_replaces_lists() -> None:

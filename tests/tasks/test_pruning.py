@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from carrel.server.downloads import archive_of
 from carrel.tasks import pruning
 from carrel.tasks.place import Prepared, make_ready, open_place
 from carrel.tasks.pruning import prune
@@ -135,3 +136,17 @@ async def test_what_another_prune_takes_meanwhile_is_not_told_twice(
     done = prune(cache, time.time() + 60)
     assert [len(each.removed) for each in (*others, done)] == [3, 0]
     assert names(cache) == []
+
+
+async def test_an_archive_for_download_goes_when_it_was_not_used_for_long(tmp_path: Path, cache: Path) -> None:
+    sample = made(tmp_path, "a")
+    archive = await archive_of(sample, cache)
+    os.utime(archive, (1, 1))
+    assert await archive_of(sample, cache) == archive, "it is used again now"
+    assert [each.name for each in prune(cache, time.time() - 60).removed] == []
+    os.utime(archive, (1, 1))
+    assert [each.name for each in prune(cache, time.time() - 60, dry_run=True).removed] == [f"downloads/{archive.name}"]
+    [removed] = prune(cache, time.time() - 60).removed
+    assert removed.bytes > 0
+    assert list((cache / "downloads").iterdir()) == []
+    assert (await archive_of(sample, cache)).is_file()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from datetime import datetime
 from typing import Any, Generic, Literal, TypeVar
+from urllib.parse import unquote
 
 from pydantic import BaseModel, ConfigDict, model_validator
 
@@ -264,12 +265,25 @@ class RunResult(Answer):
         return self.error is None
 
 
+def _file_name(data: Any) -> Any:
+    """Bytes that are not UTF-8 are percent-encoded on the wire; here they are as Python has them in names of files."""
+    if isinstance(data, dict) and data.get("percent_encoded"):
+        return {
+            field: unquote(value, errors="surrogateescape") if field in ("name", "path") else value
+            for field, value in data.items()
+            if field != "percent_encoded"
+        }
+    return data
+
+
 class FileInfo(Answer):
     """One name in a folder of the session."""
 
     name: str
     kind: Literal["file", "folder", "link"]
     size: int = 0
+
+    _decoded = model_validator(mode="before")(_file_name)
 
 
 class Folder(Answer):
@@ -290,6 +304,8 @@ class ChangedFile(Answer):
     path: str
     kind: Literal["added", "modified", "deleted"]
     size: int = 0
+
+    _decoded = model_validator(mode="before")(_file_name)
 
 
 class Difference(Answer):

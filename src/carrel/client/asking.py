@@ -218,7 +218,9 @@ def path_text(path: FilePath, name: str = "path") -> str:
 def file_part(path: FilePath) -> str:
     """A path as the end of an address; its dots are the session's to understand, not ours."""
     names = path_text(path).split("/")
-    return "/".join("%2E" * len(name) if name in (".", "..") else quote(name, safe="") for name in names)
+    return "/".join(
+        "%2E" * len(name) if name in (".", "..") else quote(name, safe="", errors="surrogateescape") for name in names
+    )
 
 
 def _left_of(more: Waiting, deadline: float | None) -> Extra:

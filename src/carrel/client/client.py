@@ -161,13 +161,14 @@ class Client:
         default_query: Mapping[str, Any] | None = None,
         http_client: httpx2.Client | None = None,
     ) -> None:
-        url = address(base_url)
+        url = address(base_url, http_client)
         self.base_url = str(url)
         key = os.environ.get("CARREL_API_KEY") if api_key is None else api_key
         http = http_client or httpx2.Client(**http_settings(url))
-        http.base_url = url
         headers = headers_for(key, default_headers)
-        self._use(Wire(BlockingLine(http), timeout=timeout, retries=max_retries, headers=headers, query=default_query))
+        self._use(
+            Wire(BlockingLine(http, url), timeout=timeout, retries=max_retries, headers=headers, query=default_query)
+        )
 
     def _use(self, wire: Wire) -> None:
         self._wire = wire

@@ -79,8 +79,9 @@ class Line(Protocol):
 class AsyncLine:
     """Waits as asyncio does."""
 
-    def __init__(self, http: httpx2.AsyncClient) -> None:
+    def __init__(self, http: httpx2.AsyncClient, base: httpx2.URL) -> None:
         self.http = http
+        self.base = base
 
     async def send(self, request: httpx2.Request, *, stream: bool) -> httpx2.Response:
         return await self.http.send(request, stream=stream)
@@ -101,7 +102,7 @@ class AsyncLine:
 
     def build(self, asked: Asked, headers: dict[str, str], timeout: httpx2.Timeout) -> httpx2.Request:
         content = self._file(asked.content) if isinstance(asked.content, Path) else asked.content
-        return _build(self.http, asked, headers, timeout, content)
+        return _build(self.http, self.base, asked, headers, timeout, content)
 
     async def _file(self, path: Path) -> AsyncGenerator[bytes, None]:
         pieces = _file_pieces(path)
@@ -121,8 +122,9 @@ class AsyncLine:
 class BlockingLine:
     """Blocks where the other waits, so a coroutine on it never pauses and is done in one step: see `finished`."""
 
-    def __init__(self, http: httpx2.Client) -> None:
+    def __init__(self, http: httpx2.Client, base: httpx2.URL) -> None:
         self.http = http
+        self.base = base
 
     async def send(self, request: httpx2.Request, *, stream: bool) -> httpx2.Response:
         return self.http.send(request, stream=stream)
@@ -143,7 +145,7 @@ class BlockingLine:
 
     def build(self, asked: Asked, headers: dict[str, str], timeout: httpx2.Timeout) -> httpx2.Request:
         content = _file_pieces(asked.content) if isinstance(asked.content, Path) else asked.content
-        return _build(self.http, asked, headers, timeout, content)
+        return _build(self.http, self.base, asked, headers, timeout, content)
 
     async def sleep(self, seconds: float) -> None:
         time.sleep(seconds)
@@ -157,14 +159,17 @@ class BlockingLine:
 
 def _build(
     http: httpx2.Client | httpx2.AsyncClient,
+    base: httpx2.URL,
     asked: Asked,
     headers: dict[str, str],
     timeout: httpx2.Timeout,
     content: Any,
 ) -> httpx2.Request:
+    # The whole address, so that a client of the caller's own keeps its `base_url`.
+    path = base.raw_path.rstrip(b"/") + httpx2.URL(asked.path).raw_path
     return http.build_request(
         asked.method,
-        asked.path,
+        base.copy_with(raw_path=path),
         params=asked.query or None,
         json=asked.json,
         content=content,
@@ -293,16 +298,17 @@ def headers_for(key: str | None, more: Mapping[str, str] | None) -> dict[str, st
     return headers | dict(more or {})
 
 
-def address(base_url: str | None) -> httpx2.URL:
-    """Where the server is, with its version of the API."""
-    text = base_url or os.environ.get("CARREL_BASE_URL") or "http://127.0.0.1:8765/api/v1"
+def address(base_url: str | None, http: httpx2.Client | httpx2.AsyncClient | None = None) -> httpx2.URL:
+    """Where the server is, with its version of the API: as named, else as the given client has it, else a default."""
+    own = str(http.base_url) if http is not None else ""
+    text = base_url or own or os.environ.get("CARREL_BASE_URL") or "http://127.0.0.1:8765"
     try:
         url = httpx2.URL(text)
     except httpx2.InvalidURL as problem:
         raise ConfigurationError(f"base_url {text!r}: {problem}") from problem
     if url.scheme not in ("http", "https") or not url.host:
         raise ConfigurationError(f"base_url {text!r}: expected one like http://127.0.0.1:8765/api/v1")
-    return url
+    return url.copy_with(path="/api/v1") if url.path in ("", "/") else url
 
 
 def http_settings(url: httpx2.URL) -> dict[str, Any]:

@@ -5,16 +5,22 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from carrel.server.front_desk import Rules as Rules
+    from carrel.server.keys import SCOPES as SCOPES
+    from carrel.server.keys import KeyScope as KeyScope
+    from carrel.server.keys import KnownKey as KnownKey
     from carrel.server.keys import opened_keys as opened_keys
     from carrel.server.mcp import serve as serve_mcp
     from carrel.server.serving import ServerSettings as ServerSettings
     from carrel.server.serving import serve as serve_http
 
-__all__ = ["Rules", "ServerSettings", "opened_keys", "serve_http", "serve_mcp"]
+__all__ = ["SCOPES", "KeyScope", "KnownKey", "Rules", "ServerSettings", "opened_keys", "serve_http", "serve_mcp"]
 
 _FRONTS = {
     "Rules": ("carrel.server.front_desk", "Rules"),
     "ServerSettings": ("carrel.server.serving", "ServerSettings"),
+    "KeyScope": ("carrel.server.keys", "KeyScope"),
+    "KnownKey": ("carrel.server.keys", "KnownKey"),
+    "SCOPES": ("carrel.server.keys", "SCOPES"),
     "opened_keys": ("carrel.server.keys", "opened_keys"),
     "serve_http": ("carrel.server.serving", "serve"),
     "serve_mcp": ("carrel.server.mcp", "serve"),

@@ -37,6 +37,6 @@ def make_app(desk: FrontDesk, keys: Keys, bounds: Bounds | None = None) -> FastA
 
     answer_errors(app)
     # The last one added is the outermost.
-    app.add_middleware(Once, store=desk.storage.store)
+    app.add_middleware(Once, answers=desk.answers)
     app.add_middleware(Edge, keys=keys, bounds=bounds or Bounds(), metrics=metrics)
     return app

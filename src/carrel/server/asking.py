@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import json
+import os
 import re
+from collections.abc import Callable, Coroutine
 from datetime import UTC, datetime
 from typing import Annotated, Any
+from urllib.parse import unquote_to_bytes
 
-from fastapi import Depends, FastAPI, Header, Request
+from fastapi import Depends, FastAPI, Header, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
+from fastapi.routing import APIRoute
 from fastapi.security import HTTPBearer
 from starlette.exceptions import HTTPException
 
@@ -21,6 +26,7 @@ from carrel.errors import (
     FilesRefused,
     ForkRefused,
     JobNotFound,
+    KeyNotAccepted,
     MessageRefused,
     NotFoundThere,
     RequestRefused,
@@ -31,7 +37,9 @@ from carrel.errors import (
     TooManySessions,
 )
 from carrel.server.front_desk import FrontDesk
+from carrel.server.keys import KnownKey
 from carrel.server.metrics import Metrics
+from carrel.server.odd_values import escaped, parse_int
 from carrel.server.wire import Problem, Session
 
 LONGEST_WAIT = 60.0
@@ -41,6 +49,7 @@ _WAIT = re.compile(r"(?:^|[,;\s])wait\s*=\s*(\d+(?:\.\d+)?)", re.IGNORECASE)
 bearer = HTTPBearer(auto_error=False, description="A key that `carrel keys add NAME` has made.")
 PROBLEMS: dict[int | str, dict[str, Any]] = {
     401: {"model": Problem, "description": "No key, or a wrong one."},
+    403: {"model": Problem, "description": "What this key may not do."},
     404: {"model": Problem, "description": "Unknown, or another user's."},
     409: {"model": Problem, "description": "Not in a state for this."},
     413: {"model": Problem, "description": "More than may be sent at once."},
@@ -60,6 +69,11 @@ async def _desk(request: Request) -> FrontDesk:
 async def _user(request: Request) -> str:
     user: str = request.state.user
     return user
+
+
+async def _key(request: Request) -> KnownKey:
+    key: KnownKey = request.state.key
+    return key
 
 
 async def _metrics(request: Request) -> Metrics:
@@ -88,8 +102,19 @@ async def _wants_events(request: Request) -> bool:
     return EVENTS in request.headers.get("accept", "")
 
 
+async def _file_path(request: Request, path: str) -> str:
+    """The path of a file; bytes that are not UTF-8 are in it as Python has them in names of files."""
+    if "\ufffd" not in path:
+        return path
+    # Decoding the address has lost such bytes.
+    raw = request.scope.get("raw_path", b"").partition(b"/files/")[2]
+    return os.fsdecode(unquote_to_bytes(raw)) if raw else path
+
+
 Desk = Annotated[FrontDesk, Depends(_desk)]
 User = Annotated[str, Depends(_user)]
+FilePath = Annotated[str, Depends(_file_path)]
+Key = Annotated[KnownKey, Depends(_key)]
 Wait = Annotated[float | None, Depends(_wait)]
 Once = Annotated[str | None, Depends(_once)]
 Counts = Annotated[Metrics, Depends(_metrics)]
@@ -147,18 +172,45 @@ _NO_JSON = "the body is said to be something else than JSON; send `Content-Type:
 
 async def _wrong_body(request: Request, problem: Exception) -> JSONResponse:
     assert isinstance(problem, RequestValidationError)
-    found = [
-        {"loc": list(error["loc"]), "msg": error["msg"].removeprefix("Value error, "), "type": error["type"]}
-        for error in problem.errors()
-    ]
+    found = escaped([_fault(error) for error in problem.errors()])
     if "json" not in request.headers.get("content-type", "application/json"):
         found = [{"loc": ["header", "content-type"], "msg": _NO_JSON, "type": "content_type"}]
     return JSONResponse({"detail": found, "code": "RequestRefused"}, 422)
 
 
+def _fault(error: dict[str, Any]) -> dict[str, Any]:
+    message = error["msg"].removeprefix("Value error, ")
+    if error["type"] == "json_invalid":
+        message = f"the body is not JSON: {error['ctx']['error']}"
+    return {"loc": error["loc"], "msg": message, "type": error["type"]}
+
+
+class JsonRoute(APIRoute):
+    """A route whose faulty JSON is always a 422, whatever Python's own parser says of it."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        handle = super().get_route_handler()
+
+        async def handle_json(request: Request) -> Response:
+            return await handle(_JsonRequest(request.scope, request.receive))
+
+        return handle_json
+
+
+class _JsonRequest(Request):
+    async def json(self) -> Any:
+        body = await self.body()
+        try:
+            return json.loads(body, parse_int=parse_int)
+        except UnicodeDecodeError as problem:
+            raise json.JSONDecodeError("it is not UTF-8", "", problem.start) from None
+        except RecursionError:
+            raise json.JSONDecodeError("it is nested too deeply", "", 0) from None
+
+
 async def _http_error(request: Request, problem: Exception) -> JSONResponse:
     assert isinstance(problem, HTTPException)
-    kind = NotFoundThere if problem.status_code == 404 else RequestRefused
+    kind = {403: KeyNotAccepted, 404: NotFoundThere}.get(problem.status_code, RequestRefused)
     told = {"detail": problem.detail, "code": kind.__name__}
     return JSONResponse(told, problem.status_code, headers=dict(problem.headers or {}))
 
@@ -175,4 +227,4 @@ def conflict(problem: Exception) -> JSONResponse:
 
 def _told(status: int, problem: Exception, headers: dict[str, str] | None = None) -> JSONResponse:
     kind = type(problem).__name__
-    return JSONResponse({"detail": str(problem) or kind, "code": kind}, status, headers=headers)
+    return JSONResponse({"detail": escaped(str(problem)) or kind, "code": kind}, status, headers=headers)

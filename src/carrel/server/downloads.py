@@ -17,7 +17,9 @@ async def archive_of(sample: Sample, cache: Path) -> Path:
     """A .tar.gz of what the sample's sessions begin with; FilesRefused when there is nothing to be had."""
     files = await prepared_files(sample, cache)
     archive = cache / "downloads" / f"{files.digest}.tar.gz"
-    if not archive.is_file():
+    try:
+        os.utime(archive)  # `prune` looks at when it was last used
+    except FileNotFoundError:
         archive.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         async with locked(archive.with_suffix(".lock")):
             if not archive.is_file():

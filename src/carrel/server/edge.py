@@ -9,10 +9,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import orjson
+from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from carrel.errors import KeyNotAccepted, RemoteError, RequestRefused, TooMany
-from carrel.server.keys import Keys
+from carrel.errors import KeyNotAccepted, RequestRefused, SessionNotFound, TooMany
+from carrel.server.keys import Keys, KnownKey
 from carrel.server.metrics import Metrics
 
 PREFIX = "/api/v1"
@@ -58,12 +59,15 @@ class Bucket:
         return wait
 
 
-class TooLarge(Exception):
-    """More came than may be sent."""
+class TooLarge(HTTPException):
+    """A body larger than is allowed. FastAPI passes on an HTTPException that is raised while it reads a body."""
+
+    def __init__(self, most: int) -> None:
+        super().__init__(413, f"a request may have {most:,} bytes, and no more")
 
 
 class Edge:
-    """The outermost layer; `scope["state"]["user"]` is who asks, for all within."""
+    """The outermost layer; `scope["state"]` has the `user` and the `key` of the request, for all within."""
 
     def __init__(self, app: ASGIApp, keys: Keys, bounds: Bounds, metrics: Metrics) -> None:
         self._app = app
@@ -100,18 +104,18 @@ class Edge:
         headers = dict(scope["headers"])
         path = scope["path"]
         if path.startswith(PREFIX) and path not in _OPEN:
-            user = await self._user(headers)
-            who = user or _address(scope)
-            wait = self._rates.take(f"user {who}") if user is not None else self._wrong.take(who)
+            key = await self._key(scope, headers, send)
+            if key is None:
+                return
+            wait = self._rates.take(f"user {key.name}")
             if wait > 0:
-                more = [(b"retry-after", str(max(1, round(wait))).encode())]
-                await answer(send, 429, "too many requests; slow down", TooMany, more)
+                await _slow_down(send, wait)
                 return
-            if user is None:
-                detail = "this needs a key: send `Authorization: Bearer KEY`; `carrel keys add NAME` makes one"
-                await answer(send, 401, detail, KeyNotAccepted, [(b"www-authenticate", b"Bearer")])
+            refused = refusal(key, scope["method"], path.removeprefix(PREFIX))
+            if refused is not None:
+                await answer(send, *refused)
                 return
-            scope.setdefault("state", {})["user"] = user
+            scope.setdefault("state", {}).update(user=key.name, key=key)
         announced = headers.get(b"content-length", b"0")
         if announced.isdigit() and int(announced) > self._bounds.body:
             await self._refuse_size(send)
@@ -129,12 +133,23 @@ class Edge:
             if not begun:
                 await self._refuse_size(send)
 
-    async def _user(self, headers: dict[bytes, bytes]) -> str | None:
-        scheme, _, key = headers.get(b"authorization", b"").decode("latin-1").partition(" ")
-        key = key.strip()
-        if scheme.lower() != "bearer" or not key or len(key) > 500:
+    async def _key(self, scope: Scope, headers: dict[bytes, bytes], send: Send) -> KnownKey | None:
+        """The key of a request; None when it was refused."""
+        scheme, _, text = headers.get(b"authorization", b"").decode("latin-1").partition(" ")
+        text = text.strip() if scheme.lower() == "bearer" and len(text) < 500 else ""
+        key = await self._keys.find(text) if text else None
+        if key is not None:
+            return key
+        # Before the log of keys is read again for one that was added a moment ago: a wrong key must not cost that.
+        wait = self._wrong.take(_address(scope))
+        if wait > 0:
+            await _slow_down(send, wait)
             return None
-        return await self._keys.user_of(key)
+        key = await self._keys.find(text, look_again=True) if text else None
+        if key is None:
+            detail = "this needs a key: send `Authorization: Bearer KEY`; `carrel keys add NAME` makes one"
+            await answer(send, 401, detail, KeyNotAccepted, [(b"www-authenticate", b"Bearer")])
+        return key
 
     def _bounded(self, receive: Receive) -> Receive:
         """For a body of which nobody said how long it is."""
@@ -145,13 +160,35 @@ class Edge:
             message = await receive()
             came += len(message.get("body", b""))
             if came > self._bounds.body:
-                raise TooLarge
+                raise TooLarge(self._bounds.body)
             return message
 
         return counted
 
     async def _refuse_size(self, send: Send) -> None:
-        await answer(send, 413, f"a request may have {self._bounds.body:,} bytes, and no more", RequestRefused)
+        await answer(send, 413, TooLarge(self._bounds.body).detail, RequestRefused)
+
+
+def refusal(key: KnownKey, method: str, path: str) -> tuple[int, str, type[Exception]] | None:
+    """Why the limits of a key forbid a request, as status, text and error; None when they do not."""
+    if key.scope == "read" and method not in ("GET", "HEAD"):
+        return 403, f"this key is only for reading; {method} needs one with another scope", KeyNotAccepted
+    if key.session is None:
+        return None
+    parts = path.strip("/").split("/")
+    if parts[0] == "sessions" and len(parts) > 1:
+        if parts[1] != key.session:
+            return 404, str(SessionNotFound(f"there is no session {parts[1]!r}")), SessionNotFound
+        if parts[2:] != ["fork"]:
+            return None
+    elif parts == ["sessions"] and method in ("GET", "HEAD"):
+        return None
+    return 403, f"this key is only for session {key.session}", KeyNotAccepted
+
+
+async def _slow_down(send: Send, wait: float) -> None:
+    headers = [(b"retry-after", str(max(1, round(wait))).encode())]
+    await answer(send, 429, "too many requests; slow down", TooMany, headers)
 
 
 def _address(scope: Scope) -> str:
@@ -160,7 +197,7 @@ def _address(scope: Scope) -> str:
 
 
 async def answer(
-    send: Send, status: int, detail: str, kind: type[RemoteError], headers: Sequence[tuple[bytes, bytes]] = ()
+    send: Send, status: int, detail: str, kind: type[Exception], headers: Sequence[tuple[bytes, bytes]] = ()
 ) -> None:
     """A refusal before any route is asked; `kind` is the error that a client of carrel raises for it."""
     body = orjson.dumps({"detail": detail, "code": kind.__name__})

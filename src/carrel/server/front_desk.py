@@ -21,6 +21,7 @@ from carrel.errors import (
     ServerBusy,
     SessionNotFound,
     SessionNotReady,
+    StorageError,
     TooManySessions,
 )
 from carrel.execution.executor import Executor
@@ -28,6 +29,7 @@ from carrel.execution.settings import SandboxMode, SubprocessConfig
 from carrel.execution.subprocess_executor import SubprocessExecutor
 from carrel.server.ledger import Kind, Ledger
 from carrel.server.live_task import LiveTask, Opened, interrupted
+from carrel.server.once import Answers
 from carrel.server.warm_places import WarmPlaces
 from carrel.server.wire import ErrorInfo, Interaction, Job, NewFork, NewSession, Session
 from carrel.session import StorageBackend, fork_conversation, unanswered
@@ -73,6 +75,7 @@ class FrontDesk:
         self.cache = cache
         self.rules = rules
         self.ledger = Ledger(storage.store)
+        self.answers = Answers(storage.store)
         self._live: dict[str, LiveTask] = {}
         self._warm = WarmPlaces(rules.warm)
         self._judges = asyncio.Semaphore(rules.judges)
@@ -92,22 +95,27 @@ class FrontDesk:
         await self.ledger.open()
         for session in list(self.ledger.sessions.values()):
             if session.status in ("creating", "ready"):
-                await self._settle(session)
-        if self.rules.keep_days is not None:
-            await self._forget_old()
-            self._forgetting = asyncio.create_task(self._forget_for_ever())
+                try:
+                    await self._settle(session)
+                except StorageError as problem:
+                    logger.warning("session %s was not ended in its log: %s", session.session_id, problem)
+        await self._forget_old()
+        await self.answers.open(self.ledger.sessions.keys())
+        self._forgetting = asyncio.create_task(self._forget_for_ever())
 
     async def _forget_for_ever(self) -> None:
         while True:
             await asyncio.sleep(_FORGETS_EVERY)
             try:
                 await self._forget_old()
+                await self.answers.tidy(self.ledger.sessions.keys())
             except CarrelError as problem:
                 logger.warning("old sessions could not be forgotten: %s", problem)
 
     async def _forget_old(self) -> None:
         """Of sessions that ended so long ago: their records, interactions, jobs, logs and conversations."""
-        assert self.rules.keep_days is not None
+        if self.rules.keep_days is None:
+            return
         before = datetime.now(UTC) - timedelta(days=self.rules.keep_days)
         conversations = self.storage.get_session_store()
         for session in list(self.ledger.sessions.values()):
@@ -171,7 +179,7 @@ class FrontDesk:
         try:
             await self.ledger.keep(task.session)
         except BaseException:
-            del self._live[task.session.session_id]
+            self._live.pop(task.session.session_id, None)
             self.ledger.lose(task.session.session_id)
             await task.abandon()
             raise
@@ -245,16 +253,18 @@ class FrontDesk:
         try:
             code = await opened.code.fork(storage=assembly.MemoryStorage())
         except BaseException as problem:
-            del self._live[id_]
+            self._live.pop(id_, None)
             if isinstance(problem, ExecutorClosed):
                 raise ForkRefused(f"the session could not be forked: {problem}") from problem
             raise
         conversations = self.storage.get_session_store()
         try:
+            _refuse_ended(fork)
             await fork_conversation(conversations, session_id, id_)
             await self.ledger.keep(fork.session)
+            _refuse_ended(fork)
         except BaseException:
-            del self._live[id_]
+            self._live.pop(id_, None)
             self.ledger.lose(id_)
             await code.close()
             await conversations.delete_session(id_)
@@ -357,6 +367,12 @@ class FrontDesk:
         if kept is None:
             raise JobNotFound(f"no {stream} of run {number} of the verification {job_id!r} was kept")
         return kept
+
+
+def _refuse_ended(task: LiveTask) -> None:
+    """A session that was ended while its place was made must not get one: it would never be closed."""
+    if task.ending is not None:
+        raise SessionNotReady("the server is being stopped")
 
 
 def _held(task: LiveTask, what: str, wait: float | None) -> float:

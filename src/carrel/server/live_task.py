@@ -26,6 +26,7 @@ from carrel.errors import (
 from carrel.execution import scratch
 from carrel.execution.executor import CommandResult, ExecutionResult, Executor, OnOutput
 from carrel.server.ledger import Ledger
+from carrel.server.odd_values import escaped
 from carrel.server.wire import NOT_RUN, ErrorInfo, Interaction, Job, NewCommand, Result, Session, SessionStatus
 from carrel.session import Checkpoints, Said, StorageBackend
 from carrel.tasks.grading import SHOWN_OUTPUT, verify
@@ -108,7 +109,8 @@ class LiveTask:
         self._set_timer()
 
     async def _failed(self, code: str, told: str) -> None:
-        await self._keep(status="error", error=ErrorInfo(code=code, message=self._worded(told)), closed_at=_now())
+        message = escaped(self._worded(told))
+        await self._keep(status="error", error=ErrorInfo(code=code, message=message), closed_at=_now())
 
     async def ready(self, seconds: float | None) -> Session:
         """The session when its place is ready or could not be made, or as it stands when the time is up."""
@@ -213,9 +215,11 @@ class LiveTask:
         return self.session.status == "ready" and self.session.expires_at <= _now()
 
     def first_time(self, what: str) -> bool:
-        """Whether nobody has asked for this before."""
-        new = what not in self._asked_for
-        self._asked_for.add(what)
+        """Whether this is under way and was not asked for before."""
+        under_way = what in self._commands or what in self._jobs or what == self.session.session_id
+        new = under_way and what not in self._asked_for
+        if new:
+            self._asked_for.add(what)
         return new
 
     # --- commands ---------------------------------------------------------------------------------------------------
@@ -261,9 +265,10 @@ class LiveTask:
             changes = _not_run(self._why(problem))
         finally:
             finished = interaction.model_copy(update=changes)
-            await self._ledger.note(self.session.session_id, "interaction", finished)
+            await self._ledger.note_or_hold(self.session.session_id, "interaction", finished)
             self._last = {finished.interaction_id: finished}
             del self._commands[interaction.interaction_id]
+            self._asked_for.discard(interaction.interaction_id)
             self._look_at_place()
 
     def _look_at_place(self) -> None:
@@ -316,14 +321,15 @@ class LiveTask:
         try:
             async with self._judges:
                 job = job.model_copy(update={"status": "running", "started_at": _now()})
-                await self._ledger.note(self.session.session_id, "job", job)
+                await self._ledger.note_or_hold(self.session.session_id, "job", job)
                 finished = _judged(job, await self._judge(place, sample, job.job_id))
         except asyncio.CancelledError:
             finished = job.model_copy(update={"status": "cancelled", "completed_at": _now()})
         finally:
-            await self._ledger.note(self.session.session_id, "job", finished)
+            await self._ledger.note_or_hold(self.session.session_id, "job", finished)
             self._last = {finished.job_id: finished}
             del self._jobs[job.job_id]
+            self._asked_for.discard(job.job_id)
             self._look_at_place()
             if not self._jobs:
                 self._expire()
@@ -445,10 +451,10 @@ def interrupted(what: Interaction | Job) -> Interaction | Job | None:
 
 
 def _judged(job: Job, result: VerificationResult) -> Job:
-    told = result.model_dump()
+    told = escaped(result.model_dump())
     told |= {"tool": "test_suite" if result.tool == "test_suite" else None, "verifier": result.tool}
     changes: dict[str, Any] = {"status": "completed", "completed_at": _now(), "result": Result.model_validate(told)}
     if result.outcome == "infrastructure_failed":
-        message = "\n".join(result.evidence) or "the verification could not be run"
+        message = "\n".join(told["evidence"]) or "the verification could not be run"
         changes |= {"status": "error", "error": ErrorInfo(code="infrastructure_failed", message=message)}
     return job.model_copy(update=changes)

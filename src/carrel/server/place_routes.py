@@ -16,6 +16,9 @@ from carrel.server.asking import (
     PROBLEMS,
     Counts,
     Desk,
+    FilePath,
+    JsonRoute,
+    Key,
     Once,
     User,
     Wait,
@@ -23,6 +26,7 @@ from carrel.server.asking import (
     bearer,
     lasting,
 )
+from carrel.server.odd_values import is_text, json_bytes, url_name
 from carrel.server.run_told import told_run
 from carrel.server.streams import happenings, run_stream
 from carrel.server.wire import (
@@ -47,7 +51,7 @@ from carrel.server.wire import (
 )
 from carrel.session import Checkpoint
 
-router = APIRouter(dependencies=[Depends(bearer)], responses=PROBLEMS)
+router = APIRouter(dependencies=[Depends(bearer)], responses=PROBLEMS, route_class=JsonRoute)
 _EVENTS: dict[int | str, dict[str, Any]] = {200: {"content": {EVENTS: {}}}}
 _BYTES: dict[int | str, dict[str, Any]] = {
     200: {"content": {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}}
@@ -139,9 +143,10 @@ async def get_workspace(desk: Desk, user: User, session_id: str) -> FolderTold:
 
 
 @router.get("/sessions/{session_id}/files/{path:path}", tags=["files"], response_model=FolderTold, responses=_BYTES)
-async def get_file(desk: Desk, user: User, session_id: str, path: str) -> Any:
+async def get_file(desk: Desk, user: User, session_id: str, path: FilePath) -> Any:
     """A file's bytes, or what is in a folder; a path that ends with `/` is a folder's.
 
+    A name that is not UTF-8 is reached as it is listed (`%FF.txt`).
     One that begins with `/` (written `//`) is not the workspace's."""
     place = desk.live(user, session_id).place()
     with _path(path):
@@ -161,15 +166,15 @@ async def get_file(desk: Desk, user: User, session_id: str, path: str) -> Any:
         "requestBody": {"content": {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}}
     },
 )
-async def put_file(request: Request, desk: Desk, user: User, session_id: str, path: str) -> Written:
+async def put_file(request: Request, desk: Desk, user: User, session_id: str, path: FilePath) -> Written:
     """Write a file; missing folders are made."""
     task = desk.live(user, session_id)
     place = task.place()
     data = await request.body()
     with _path(path):
         await place.write_file(path, data)
-    await task.note("file", {"action": "write", "path": path, "size": len(data)})
-    return Written(path=path, size=len(data))
+    await task.note("file", {"action": "write", "path": url_name(path), "size": len(data)})
+    return Written(path=url_name(path), size=len(data))
 
 
 @contextmanager
@@ -182,7 +187,12 @@ def _path(path: str) -> Iterator[None]:
 
 
 def _folder(entries: list[Any]) -> FolderTold:
-    return FolderTold(entries=[EntryTold(name=each.name, kind=each.kind, size=each.size) for each in entries])
+    return FolderTold(
+        entries=[
+            EntryTold(name=url_name(each.name), kind=each.kind, size=each.size, percent_encoded=not is_text(each.name))
+            for each in entries
+        ]
+    )
 
 
 @router.get("/sessions/{session_id}/diff", tags=["files"])
@@ -190,21 +200,26 @@ async def get_diff(desk: Desk, user: User, session_id: str) -> Difference:
     """What is not as it was at the start."""
     place = desk.live(user, session_id).place()
     changes = await place.changed_files()
-    told = [ChangeTold(path=change.path, kind=change.kind, size=change.size) for change in changes]
+    told = [
+        ChangeTold(path=url_name(each.path), kind=each.kind, size=each.size, percent_encoded=not is_text(each.path))
+        for each in changes
+    ]
     return Difference(diff=await place.diff() if changes else "", changes=told)
 
 
 # --- what was said and done -----------------------------------------------------------------------------------------
 
 
-@router.get("/sessions/{session_id}/conversation", tags=["conversation"])
-async def get_conversation(desk: Desk, user: User, session_id: str) -> ConversationTold:
+@router.get("/sessions/{session_id}/conversation", tags=["conversation"], response_model=ConversationTold)
+async def get_conversation(desk: Desk, user: User, session_id: str) -> Response:
     """What was said so far, as it is visible."""
     desk.session(user, session_id)
     data = await desk.storage.get_session_store().load_session(session_id, repair=False)
-    if data is None:
-        return ConversationTold(session=None, messages=[])
-    return ConversationTold.model_validate(dict(data))
+    told: dict[str, Any] = {"session": None, "messages": []}
+    if data is not None:
+        told = {"session": data["session"], "messages": data["messages"]}
+    # What is in a log may be more than a model can write: half of a surrogate pair, integers of any size.
+    return Response(json_bytes(told), media_type="application/json")
 
 
 @router.post("/sessions/{session_id}/conversation", tags=["conversation"])
@@ -223,6 +238,7 @@ async def get_events(
     request: Request,
     desk: Desk,
     user: User,
+    key: Key,
     session_id: str,
     from_seq: Annotated[int, Query(ge=1, le=2**53)] = 1,
     follow: Annotated[bool, Query(description="False ends with what there is now")] = True,
@@ -231,7 +247,7 @@ async def get_events(
     desk.session(user, session_id)
     last = request.headers.get("last-event-id", "")
     start = int(last) + 1 if last.isascii() and last.isdigit() and len(last) < 16 else from_seq
-    return happenings(desk.ledger, session_id, start, follow)
+    return happenings(desk.ledger, session_id, start, follow, hide_tests=key.scope == "agent")
 
 
 @router.get("/metrics", tags=["server"], response_class=Response, responses={200: {"content": {"text/plain": {}}}})

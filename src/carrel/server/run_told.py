@@ -5,8 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from carrel.execution.executor import ExecutionResult
+from carrel.server.odd_values import escaped
 from carrel.server.wire import RunTold, RunUsageTold
 from carrel.worker import values
+from carrel.worker.reprs import safe_repr
 
 
 def told_run(result: ExecutionResult) -> RunTold:
@@ -19,7 +21,7 @@ def told_run(result: ExecutionResult) -> RunTold:
     return RunTold(
         value=plain,
         packed=packed,
-        value_repr=repr(result.value),
+        value_repr=_repr(result.value),
         stdout=result.stdout,
         stderr=result.stderr,
         error=result.error,
@@ -33,6 +35,14 @@ def told_run(result: ExecutionResult) -> RunTold:
     )
 
 
+def _repr(value: Any) -> str:
+    try:
+        return repr(value)
+    except ValueError:
+        # Python itself refuses to write a number of thousands of digits.
+        return safe_repr(value)
+
+
 def _plain(packed: Any) -> bool:
     """Whether nothing in it needed a tag."""
     if isinstance(packed, list):
@@ -44,5 +54,6 @@ def _plain(packed: Any) -> bool:
 
 def _shown(bundle: dict[str, Any]) -> dict[str, Any]:
     return {
-        kind: values.encode(content) if not isinstance(content, str) else content for kind, content in bundle.items()
+        kind: values.encode(content) if not isinstance(content, str) else escaped(content)
+        for kind, content in bundle.items()
     }

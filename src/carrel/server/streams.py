@@ -16,7 +16,7 @@ from carrel.execution.executor import ExecutionResult, Output
 from carrel.server.ledger import Ledger
 from carrel.server.live_task import LiveTask
 from carrel.server.run_told import told_run
-from carrel.server.wire import NewCommand, NewRun
+from carrel.server.wire import Job, NewCommand, NewRun
 
 KEEP_ALIVE = 15.0
 """Seconds of silence after which a comment is sent, so that nobody between takes the line for dead."""
@@ -140,7 +140,9 @@ def run_stream(task: LiveTask, asked: NewRun) -> StreamingResponse:
     return streamed(events())
 
 
-def happenings(ledger: Ledger, session_id: str, from_seq: int, follow: bool) -> StreamingResponse:
+def happenings(
+    ledger: Ledger, session_id: str, from_seq: int, follow: bool, *, hide_tests: bool = False
+) -> StreamingResponse:
     """Everything noted of a session from a number on; ends with the session."""
 
     async def events() -> AsyncIterator[bytes]:
@@ -148,6 +150,11 @@ def happenings(ledger: Ledger, session_id: str, from_seq: int, follow: bool) -> 
         lines = ledger.entries(session_id, from_seq) if over else ledger.watch(session_id, from_seq)
         async for seq, entry in lines:
             kind = str(entry.pop("type", "other"))
+            if hide_tests and kind == "job":
+                try:
+                    entry = Job.model_validate(entry).without_tests().model_dump(mode="json")
+                except ValueError:
+                    continue  # a damaged line: what is in it is not known
             for stream in ("stdout", "stderr"):
                 if isinstance(text := entry.get(stream), str) and len(text) > _SHOWN:
                     entry[stream] = f"[… {len(text) - _SHOWN:,} characters left out …]\n{text[-_SHOWN:]}"

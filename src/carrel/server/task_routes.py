@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Depends, Query, Request, Response
 from fastapi.responses import FileResponse
+from starlette.exceptions import HTTPException
 
 from carrel.server.asking import (
     EVENTS,
@@ -16,6 +17,8 @@ from carrel.server.asking import (
     PROBLEMS,
     Counts,
     Desk,
+    JsonRoute,
+    Key,
     Once,
     User,
     Wait,
@@ -25,6 +28,7 @@ from carrel.server.asking import (
 )
 from carrel.server.downloads import archive_of
 from carrel.server.front_desk import HELD, FrontDesk
+from carrel.server.keys import KnownKey
 from carrel.server.live_task import known_id
 from carrel.server.streams import command_stream
 from carrel.server.wire import (
@@ -50,7 +54,7 @@ from carrel.tasks.sample import WIRE_FIELDS, Sample
 
 health = APIRouter()
 _VERSION = version("carrel")
-router = APIRouter(dependencies=[Depends(bearer)], responses=PROBLEMS)
+router = APIRouter(dependencies=[Depends(bearer)], responses=PROBLEMS, route_class=JsonRoute)
 _ANSWERS_AT_ONCE = ("0.1.", "0.2.", "0.3.")
 """Versions of the public client that want a command's output in the answer to it."""
 
@@ -72,6 +76,7 @@ async def get_datasets(desk: Desk) -> list[DatasetInfo]:
 @router.get("/samples", tags=["datasets"])
 async def get_samples(
     desk: Desk,
+    key: Key,
     dataset: Annotated[str | None, Query(max_length=200)] = None,
     page: Annotated[int | None, Query(ge=1, le=1_000_000)] = None,
     page_size: Annotated[int | None, Query(ge=1, le=100)] = None,
@@ -84,8 +89,9 @@ async def get_samples(
     size = page_size or (100 if page is not None else max(len(found), 1))
     first = ((page or 1) - 1) * size
     shown = found[first : first + size]
+    told = [SampleTold.model_validate(sample.model_dump(include=set(WIRE_FIELDS))) for sample in shown]
     return Samples(
-        samples=[SampleTold.model_validate(sample.model_dump(include=set(WIRE_FIELDS))) for sample in shown],
+        samples=[sample.without_solution() for sample in told] if key.scope == "agent" else told,
         total_count=len(found),
         page=page or 1,
         page_size=size,
@@ -133,12 +139,17 @@ async def create(
 async def get_sessions(
     desk: Desk,
     user: User,
+    key: Key,
     status: SessionStatus | None = None,
     page: Annotated[int, Query(ge=1, le=1_000_000)] = 1,
     page_size: Annotated[int, Query(ge=1, le=1000)] = 1000,
 ) -> Sessions:
     """The user's own, newest first."""
-    found = [session for session in desk.sessions_of(user) if status is None or session.status == status]
+    found = [
+        session
+        for session in desk.sessions_of(user)
+        if status in (None, session.status) and key.session in (None, session.session_id)
+    ]
     first = (page - 1) * page_size
     shown = [lasting(session) for session in found[first : first + page_size]]
     return Sessions(sessions=shown, total_count=len(found), has_more=first + len(shown) < len(found))
@@ -223,7 +234,9 @@ async def str_replace(desk: Desk, user: User, session_id: str, asked: Replacemen
 
 
 @router.post("/sessions/{session_id}/verify", tags=["verification"])
-async def verify(desk: Desk, user: User, counts: Counts, wait: Wait, once: Once, session_id: str) -> Job | JobBegun:
+async def verify(
+    desk: Desk, user: User, key: Key, counts: Counts, wait: Wait, once: Once, session_id: str
+) -> Job | JobBegun:
     """Judge what was done so far, in a fresh copy of the sample."""
     desk.session(user, session_id)
     job = await desk.ledger.job(session_id, known_id("job", once)) if once is not None else None
@@ -231,15 +244,19 @@ async def verify(desk: Desk, user: User, counts: Counts, wait: Wait, once: Once,
         job = await desk.live(user, session_id).begin_verification(once)
         counts.verifications.inc()
     if wait is not None:
-        return await desk.job(session_id, job.job_id, wait)
+        return _shown(await desk.job(session_id, job.job_id, wait), key)
     return JobBegun(job_id=job.job_id, status=job.status, started_at=job.started_at or job.created_at)
 
 
 @router.get("/sessions/{session_id}/verify/{job_id}", tags=["verification"])
-async def get_job(desk: Desk, user: User, wait: Wait, session_id: str, job_id: str) -> Job:
+async def get_job(desk: Desk, user: User, key: Key, wait: Wait, session_id: str, job_id: str) -> Job:
     """How the verification stands; one that runs is waited for, for a moment."""
     desk.session(user, session_id)
-    return await desk.job(session_id, job_id, wait)
+    return _shown(await desk.job(session_id, job_id, wait), key)
+
+
+def _shown(job: Job, key: KnownKey) -> Job:
+    return job.without_tests() if key.scope == "agent" else job
 
 
 @router.get(
@@ -251,6 +268,7 @@ async def get_job(desk: Desk, user: User, wait: Wait, session_id: str, job_id: s
 async def get_output(
     desk: Desk,
     user: User,
+    key: Key,
     session_id: str,
     job_id: str,
     stream: Literal["stdout", "stderr", "report"] = "stdout",
@@ -258,11 +276,13 @@ async def get_output(
 ) -> Response:
     """All that the test command wrote; the verdict itself holds its beginning and end."""
     desk.session(user, session_id)
+    if key.scope == "agent":
+        raise HTTPException(403, "what the tests wrote is not for a key with the scope agent")
     return Response(await desk.output(session_id, job_id, stream, attempt), media_type="text/plain")
 
 
 @router.delete("/sessions/{session_id}/verify/{job_id}", tags=["verification"])
-async def cancel(desk: Desk, user: User, session_id: str, job_id: str) -> Job:
+async def cancel(desk: Desk, user: User, key: Key, session_id: str, job_id: str) -> Job:
     """End a verification that is not wanted any more."""
     task = desk.under_way(desk.session(user, session_id).session_id)
-    return await (desk.job(session_id, job_id) if task is None else task.cancel_job(job_id))
+    return _shown(await (desk.job(session_id, job_id) if task is None else task.cancel_job(job_id)), key)

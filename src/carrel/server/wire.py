@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, Field, StrictInt, model_validator
 
+from carrel.server.odd_values import refuse_odd, refuse_surrogates
 from carrel.tasks.nearness import refuse_slips
 from carrel.tasks.unpacking import Receipt
 from carrel.tasks.verdict import VerificationResult
@@ -86,6 +87,11 @@ class SampleTold(BaseModel):
     description: str
     created_at: datetime | None
 
+    def without_solution(self) -> SampleTold:
+        """The sample as a key with the scope `agent` may see it."""
+        patches = {"patch": "", "test_patch": "", "non_code_patch": ""}
+        return self.model_copy(update={**patches, "fail_to_pass": [], "pass_to_pass": [], "fail_to_fail": []})
+
 
 class Samples(BaseModel):
     """One page of them."""
@@ -100,8 +106,12 @@ class Samples(BaseModel):
 # --- sessions -------------------------------------------------------------------------------------------------------
 
 
+Text = Annotated[str, AfterValidator(refuse_surrogates)]
+
+
 def _file(path: str) -> str:
     """The path, when a file in the place can be called so."""
+    refuse_surrogates(path)
     parts = path.split("/")
     if ".." in parts or parts[-1] in ("", ".") or "\0" in path or len(path.encode()) > LONGEST_PATH:
         raise ValueError(f"{path[:200]!r} is no path of a file in the workspace; write one like src/a.txt, without ..")
@@ -116,7 +126,7 @@ class NewSession(Body):
     ttl_minutes: int = Field(default=30, ge=1, le=MOST_MINUTES)
     version: int | None = Field(default=None, ge=1)
     """Of the sample; the latest when none is named."""
-    files: dict[Annotated[str, AfterValidator(_file)], str] = Field(default={}, max_length=FILES_AT_ONCE)
+    files: dict[Annotated[str, AfterValidator(_file)], Text] = Field(default={}, max_length=FILES_AT_ONCE)
     """By path; written over what the sample has."""
     network: bool | None = None
     """For a session of no sample, where the server allows it."""
@@ -231,7 +241,7 @@ class NewCommand(Body):
     command_timeout: float = Field(default=300, gt=0, le=LONGEST_COMMAND)
     """Seconds; then it is killed with all it started, and what it wrote is kept."""
     cwd: str | None = Field(default=None, max_length=LONGEST_PATH)
-    env: dict[str, str] = {}
+    env: dict[Text, Text] = {}
     stdin: str | None = Field(default=None, max_length=LONGEST_TEXT)
     background: bool = False
     """Answer at once and let it go on, its output in a file of the place."""
@@ -343,6 +353,26 @@ class Result(VerificationResult):
     verifier: str = "test_suite"
 
 
+_SHOWN_TO_AGENTS = {
+    "tool",
+    "verifier",
+    "is_success",
+    "passed",
+    "failed",
+    "skipped",
+    "total",
+    "execution_duration_seconds",
+    "outcome",
+    "score",
+    "integrity",
+    "suite_ran",
+    "attempts",
+    "exit_code",
+    "overhead_seconds",
+}
+"""Fields of a result. A new field is hidden until it is named here."""
+
+
 class Job(BaseModel):
     """A verification."""
 
@@ -356,6 +386,14 @@ class Job(BaseModel):
     error: ErrorInfo | None = None
     result: Result | None = None
     container_info: ContainerInfo | None = None
+
+    def without_tests(self) -> Job:
+        """The job as a key with the scope `agent` may see it: nothing that names or shows a test."""
+        result = Result(**self.result.model_dump(include=_SHOWN_TO_AGENTS)) if self.result is not None else None
+        error = self.error
+        if error is not None and error.code == "infrastructure_failed":
+            error = ErrorInfo(code=error.code, message="the verification could not be run")
+        return self.model_copy(update={"result": result, "error": error})
 
 
 class JobBegun(BaseModel):
@@ -375,6 +413,8 @@ class EntryTold(BaseModel):
     name: str
     kind: Literal["file", "folder", "link"]
     size: int
+    percent_encoded: bool = False
+    """Whether the name is not UTF-8, and stands here as in an address."""
 
 
 class FolderTold(BaseModel):
@@ -396,6 +436,8 @@ class ChangeTold(BaseModel):
     path: str
     kind: Literal["added", "modified", "deleted"]
     size: int
+    percent_encoded: bool = False
+    """Whether the path is not UTF-8, and stands here as in an address."""
 
 
 class Difference(BaseModel):
@@ -415,6 +457,8 @@ def _message(given: dict[str, Any]) -> dict[str, Any]:
         raise ValueError("content is a text, or a list of blocks that each have a type")
     if meta is not None and not isinstance(meta, dict):
         raise ValueError("meta is an object")
+    for name, part in given.items():
+        refuse_odd(part, name)
     return given
 
 

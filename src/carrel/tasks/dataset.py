@@ -99,6 +99,8 @@ class Dataset:
         definition = read_yaml(file) if file.exists() else Definition(file, {}, None)
         settings = settings_of(definition)
         name = name or settings.name or folder.name
+        if any("\ud800" <= letter <= "\udfff" for letter in name):
+            raise DatasetInvalid(f"{str(folder)!r}: the name of the folder is not UTF-8; rename it")
         samples = list(_samples(lines, folder, name, settings))
         _mark_latest(samples)
         created = settings.created_at or datetime.fromtimestamp(lines.stat().st_mtime, UTC)

@@ -11,6 +11,9 @@ from pydantic import ValidationError
 
 from carrel.errors import DatasetInvalid
 
+_MOST_REPEATED = 10_000
+"""Values that all aliases of a file may stand for together."""
+
 
 @dataclass(frozen=True)
 class Definition:
@@ -32,6 +35,7 @@ def read_yaml(file: Path) -> Definition:
     try:
         text = file.read_text(encoding="utf-8")
         root = yaml.compose(text, Loader=yaml.SafeLoader)
+        _refuse_bombs(file, root)
         data = yaml.safe_load(text)
     except UnicodeDecodeError as problem:
         raise DatasetInvalid(f"{file}: no text in UTF-8: {problem}") from None
@@ -40,6 +44,12 @@ def read_yaml(file: Path) -> Definition:
         raise DatasetInvalid(f"{file}, line {mark.line + 1 if mark else 1}: no YAML: {problem.problem}") from None
     except yaml.YAMLError as problem:
         raise DatasetInvalid(f"{file}: no YAML: {problem}") from None
+    except RecursionError:
+        raise DatasetInvalid(f"{file}: it is nested too deeply") from None
+    except (ValueError, OverflowError) as problem:
+        if isinstance(problem, DatasetInvalid):
+            raise
+        raise DatasetInvalid(f"{file}: a value cannot be read: {problem}") from None
     if data is None:
         return Definition(file, {}, None)
     if not isinstance(data, dict):
@@ -59,6 +69,8 @@ def faults(problem: ValidationError, part: str | None = None) -> str:
     elif first["type"] == "missing":
         message = "it is missing"
     given = first["input"]
+    if isinstance(given, int) and abs(given) > 10**100:
+        given = None  # Python refuses to write out very long numbers
     if isinstance(given, str | int | float | bool) and first["type"] not in (
         "missing",
         "extra_forbidden",
@@ -85,6 +97,32 @@ def _line(root: yaml.Node | None, where: tuple[int | str, ...]) -> int:
             break
         node = found
     return line
+
+
+def _refuse_bombs(file: Path, root: yaml.Node | None) -> None:
+    """Refuse aliases that contain themselves, and those that stand for very many values."""
+    counted: set[int] = set()
+    repeated = 0
+
+    def count(node: yaml.Node, above: frozenset[int]) -> None:
+        nonlocal repeated
+        line = node.start_mark.line + 1
+        if id(node) in above:
+            raise DatasetInvalid(f"{file}, line {line}: an alias contains itself; write the values out")
+        if id(node) in counted:
+            repeated += 1
+            if repeated > _MOST_REPEATED:
+                raise DatasetInvalid(f"{file}, line {line}: its aliases stand for more than {_MOST_REPEATED:,} values")
+        counted.add(id(node))
+        if isinstance(node, yaml.ScalarNode) and any("\ud800" <= letter <= "\udfff" for letter in node.value):
+            raise DatasetInvalid(f"{file}, line {line}: there is half of a surrogate pair in a text")
+        if isinstance(node, yaml.CollectionNode):
+            for part in node.value:
+                for each in part if isinstance(part, tuple) else (part,):
+                    count(each, above | {id(node)})
+
+    if root is not None:
+        count(root, frozenset())
 
 
 def _refuse_twins(file: Path, node: yaml.Node | None) -> None:

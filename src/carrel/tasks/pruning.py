@@ -1,4 +1,4 @@
-"""Removes from the cache what nobody has used for a while: unpacked files, and what set-ups left."""
+"""Removes from the cache what was not used for a while: unpacked files, what set-ups left, archives for download."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _GONE = ".gone"
 
 @dataclass(frozen=True)
 class Pruned:
-    """One folder of the cache that was removed, or would be."""
+    """One folder or archive of the cache that was removed, or would be."""
 
     name: str
     bytes: int
@@ -65,6 +65,19 @@ def prune(cache: Path, before: float, *, dry_run: bool = False) -> Pruning:
         if not dry_run:
             for leftover in (cache / kind).glob(f"*{_GONE}"):
                 scratch.remove(leftover)
+    for archive in sorted((cache / "downloads").glob("*.tar.gz")):
+        try:
+            about = archive.stat()
+        except FileNotFoundError:
+            continue  # another prune was faster
+        if about.st_mtime >= before:
+            done.kept += 1
+            continue
+        done.removed.append(Pruned(f"downloads/{archive.name}", about.st_size, about.st_mtime))
+        if not dry_run:
+            # A download that is under way has it open, and ends well.
+            archive.unlink(missing_ok=True)
+            archive.with_suffix(".lock").unlink(missing_ok=True)
     return done
 
 
