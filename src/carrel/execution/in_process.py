@@ -136,7 +136,7 @@ class InProcessExecutor(WorkspaceFiles):
         thread.abandon()
         self._cancel_calls()
         if self._answer is not None and not self._answer.done():
-            self._answer.set_result({"error": "Session is closed", "error_type": "Closed"})
+            self._answer.set_result({"closed": True})
         await self._commands.end_all()
         thread_streams.leave()
         if self._own_home is not None:
@@ -209,7 +209,7 @@ class InProcessExecutor(WorkspaceFiles):
                 self._cancel_calls()
             if cancelled:
                 raise asyncio.CancelledError
-            result = closed_result() if record.get("error_type") == "Closed" else finished(record)
+            result = closed_result() if record.get("closed") else finished(record)
             result = stopped(result, stop, seconds)
             if record.get("lost"):
                 result.state, result.state_reason = "lost", str(record["lost"])

@@ -45,6 +45,12 @@ async def test_waiting_code_is_interrupted(executor: Executor) -> None:
     assert (await executor.run("await asyncio.sleep(0, 2)")).value == 2
 
 
+async def test_a_timeout_is_told_whatever_the_code_raises_then(executor: Executor) -> None:
+    code = "class Closed(Exception): pass\ntry:\n    while True: pass\nexcept KeyboardInterrupt:\n    raise Closed"
+    result = await executor.run(code, timeout=1)
+    assert (result.error_type, result.state) == ("Timeout", "kept")
+
+
 @pytest.mark.promise("stops anything")
 async def test_code_that_will_not_stop_is_killed_and_the_variables_are_restored(start: Start) -> None:
     executor = start(grace=0.3)
