@@ -50,8 +50,6 @@ class LiveSession(ABC):
         self._number = 0
         self._pending: dict[int, asyncio.Future[Record]] = {}
         self._pieces: dict[int, Piece] = {}
-        self._late: dict[int, Record] = {}
-        """Answers to requests whose caller was cancelled, until it asks for them again."""
         self._calls: Calls | None = None
         self._takes_pipes = False
         self._shared = False
@@ -170,19 +168,6 @@ class LiveSession(ABC):
         self._awake.expect()
         return answer
 
-    def rejoin(self, number: int, answer: asyncio.Future[Record]) -> asyncio.Future[Record]:
-        """The same answer once more, for a caller whose cancellation has cancelled the future as well."""
-        if not answer.cancelled():
-            return answer
-        again: asyncio.Future[Record] = self._loop.create_future()
-        if number in self._late:
-            again.set_result(self._late.pop(number))
-        elif number in self._pending:
-            self._pending[number] = again
-        else:
-            fail(again, WorkerDied(self._broke or "its process ended"))
-        return again
-
     @property
     def last_request(self) -> int:
         return self._number
@@ -254,9 +239,7 @@ class LiveSession(ABC):
                 told = besides[:_MOST_BESIDES] if isinstance(besides, list) else []
                 self._left.update(since=_small(record["at"]), besides=[_small(pid) for pid in told])
             self._drain()
-            if answer.done():
-                self._late[number] = record
-            else:
+            if not answer.done():
                 answer.set_result(record)
         elif operation == "call":
             if self._calls is None:

@@ -114,6 +114,37 @@ async def test_cancelling_the_caller_stops_the_code(start: Start) -> None:
     assert (await executor.run("n")).value == first > 0
 
 
+async def test_a_caller_that_is_cancelled_twice_stops_the_code(start: Start) -> None:
+    here = Here()
+    executor = start(grace=0.5, handlers={"here": here})
+    code = "import time\nn = 0\nwhile n < 3_000_000:\n    try:\n        here.once() if n == 0 else None\n"
+    code += "        while True: n += 1; time.sleep(0.001)\n    except BaseException: n += 1"
+    running = asyncio.ensure_future(executor.run(code))
+    await here.came()
+    running.cancel()
+    await asyncio.sleep(0.05)
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    assert (await executor.run("1 + 1", timeout=20)).value == 2
+    # It was killed, or left behind where nothing can be killed.
+    assert (await executor.run("n")).error_type == "NameError"
+
+
+async def test_a_caller_that_is_cancelled_twice_ends_the_command(executor: Executor) -> None:
+    wrote = asyncio.Event()
+    command = "trap '' TERM INT; echo here; sleep 400; touch over"
+    running = asyncio.ensure_future(executor.exec(command, on_output=lambda output: wrote.set()))
+    await asyncio.wait_for(wrote.wait(), 60)
+    running.cancel()
+    await asyncio.sleep(0)
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    assert (await asyncio.wait_for(executor.exec("echo on"), 60)).stdout == "on\n"
+    assert await executor.processes() == []
+
+
 async def test_a_cancelled_caller_in_the_queue_never_runs(start: Start) -> None:
     here = Here()
     executor = start(handlers={"here": here})
