@@ -32,6 +32,9 @@ from carrel.execution.turns import Turn
 from carrel.execution.workspace_files import WorkspaceFiles
 from carrel.worker.line import LineBroken
 
+LATE = 10.0
+"""Seconds after the time of a command was up in which its worker must have ended it."""
+_LONGEST = 1e9
 WENT_BACK = "the session's Python ended after the run before this one, whose changes to the variables are gone"
 
 
@@ -278,18 +281,32 @@ class WorkerExecutor(WorkspaceFiles):
                 answer = session.request(record, piece)
             except LineBroken as problem:
                 raise ValueError(str(problem)) from None
-            number = session.last_request
+            number, loop, expired = session.last_request, asyncio.get_running_loop(), asyncio.Event()
 
             def stop() -> None:
                 if record["op"] == "exec":
                     session.request({"op": "kill", "of": number}).add_done_callback(_ignored)
-                    asyncio.get_running_loop().call_later(self.config.grace, give_up)
+                    loop.call_later(self.config.grace, give_up, "a cancelled command did not end")
 
-            def give_up() -> None:
+            def give_up(why: str) -> None:
                 if not answer.done():
-                    session.kill("a cancelled command did not end")
+                    session.kill(why)
 
-            return await turn.finish(self._end_of_request(session, answer), stop)
+            def expire() -> None:
+                expired.set()
+                give_up("it did not end a command in time")
+
+            seconds = record.get("timeout")
+            timer = None if seconds is None else loop.call_later(min(seconds, _LONGEST) + LATE, expire)
+            try:
+                return await turn.finish(self._end_of_request(session, answer), stop)
+            except WorkerLost as problem:
+                if isinstance(problem, PlaceLost) or not expired.is_set():
+                    raise
+                return {"exit_code": 124, "timed_out": True}
+            finally:
+                if timer is not None:
+                    timer.cancel()
 
     async def _end_of_request(self, session: LiveSession, answer: asyncio.Future[Record]) -> Record:
         try:

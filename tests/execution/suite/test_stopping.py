@@ -252,6 +252,64 @@ async def test_ending_all_programs_called_python_ends_none_of_the_sessions_own(e
     assert (await executor.run("x")).value == 5
 
 
+def stops_all(kind: str) -> str:
+    """As a shell says it. Without a sandbox only the worker: all processes would be those of the machine."""
+    return {"in-process": "kill -STOP $$", "subprocess": "kill -STOP $PPID"}.get(kind, "kill -STOP -1")
+
+
+async def test_a_command_that_stops_all_processes_ends_when_its_time_is_up(
+    executor: Executor, executor_kind: str
+) -> None:
+    await executor.run("x = 5")
+    result = await executor.exec(f"echo on; {stops_all(executor_kind)}; sleep 600", timeout=2)
+    assert (result.exit_code, result.timed_out, result.stdout) == (124, True, "on\n")
+    assert await executor.processes() == []
+    assert (await executor.run("x")).value == 5
+
+
+@pytest.mark.promise("survives the end of its process")
+async def test_a_command_that_stops_all_processes_for_ever_ends_when_its_time_is_up(
+    executor: Executor, executor_kind: str
+) -> None:
+    await executor.run("x = 5")
+    result = await executor.exec(f"while :; do {stops_all(executor_kind)}; done", timeout=1)
+    assert (result.exit_code, result.timed_out) == (124, True)
+    assert await executor.processes() == []
+    assert (await executor.run("x")).value == 5
+
+
+@pytest.mark.promise("survives the end of its process")
+async def test_files_are_read_also_after_something_has_stopped_all_processes(
+    executor: Executor, executor_kind: str
+) -> None:
+    await executor.write_file("kept.txt", "kept")
+    await executor.exec(f"(while ! [ -e go ]; do sleep 0.01; done; {stops_all(executor_kind)}; touch gone) & touch go")
+    await asyncio.sleep(0.2)
+    assert await executor.read_file("kept.txt") == b"kept"
+
+
+@pytest.mark.promise("survives the end of its process")
+async def test_code_that_stops_all_processes_ends_when_its_time_is_up(start: Start, executor_kind: str) -> None:
+    executor = start(grace=0.5)
+    await executor.run("import subprocess\nx = 5")
+    command = f"{stops_all(executor_kind)}; sleep 600"
+    for _ in range(2):
+        result = await executor.run(f"x = 6; subprocess.run({command!r}, shell=True)", timeout=0.5)
+        assert result.error_type == "Timeout"
+        # Where it was continued before the grace was over, the interrupt has reached it.
+        assert (await executor.run("x")).value == {"restored": 5, "kept": 6}[result.state]
+        await executor.run("x = 5")
+
+
+@pytest.mark.promise("survives the end of its process")
+@pytest.mark.promise("a file system of its own")
+async def test_a_snapshot_that_the_code_has_stopped_is_continued(executor: Executor) -> None:
+    await executor.run("import os, signal\nx = 5")
+    result = await executor.run("x = 6; os.kill(-1, signal.SIGSTOP); os._exit(1)")
+    assert (result.error_type, result.state) == ("Crashed", "restored")
+    assert (await executor.run("x")).value == 5
+
+
 async def sleepers(executor: Executor, tail: str) -> list[str]:
     """What sleeps for so long; the tail of the number tells one test's from another's on the same machine."""
     seen = (await executor.exec(f"ps ax -o args | grep '^sleep 44[.].{tail}$' | sort || true")).stdout
