@@ -45,4 +45,5 @@ class WorkspaceFiles(ABC):
 
     async def _before_and_now(self) -> tuple[file_changes.Before, file_changes.Tree]:
         """What is to be compared; files that certainly have not changed may be left out of both."""
-        return self._before, await self._seen()
+        now = await self._seen()
+        return self._before, now

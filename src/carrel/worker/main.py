@@ -58,7 +58,7 @@ class Worker:
         self._home = str(settings.get("home") or os.getcwd())
         self._frozen = Frozen(int(settings.get("frozen_ceiling") or CEILING))
         self._keeps_frozen = bool(settings.get("frozen", True))
-        self._opened: dict[int, str | None] = {}
+        self._opened: dict[int, apart.Opened] = {}
         self._shares_memory = False
         self._asleep: int | None = None
         """In a fork that is there only to be forked: whether others could look into its process before."""
