@@ -216,6 +216,17 @@ async def test_one_that_was_made_and_never_started_is_swept_away(engine: Engine)
         engine.remove(made)
 
 
+def test_the_engine_is_the_one_that_the_environment_names_now(
+    docker_engine: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DOCKER_HOST", docker_engine)
+    found = connect()
+    assert connect() is found
+    monkeypatch.setenv("DOCKER_HOST", "unix:///nowhere/docker.sock")
+    with pytest.raises(SandboxUnavailable, match="unix:///nowhere"):
+        connect()
+
+
 @pytest.mark.parametrize(
     ("settings", "said"),
     [

@@ -397,6 +397,22 @@ async def test_a_python_that_does_not_start_is_named() -> None:
         await asyncio.wrap_future(zygote.ready)
 
 
+async def test_a_python_that_writes_much_while_it_starts(tmp_path: Path) -> None:
+    python = tmp_path / "python"
+    flood = "head -c 1000000 /dev/zero | tr '\\0' x >&2; echo the last line >&2"
+    python.write_text(f'#!/bin/sh\n{flood}\nexec "{sys.executable}" "$@"\n')
+    python.chmod(0o755)
+    zygotes = Zygotes()
+    zygote = zygotes.take(Family(str(python)))
+    found = await asyncio.wait_for(asyncio.wrap_future(zygote.ready), 30)
+    assert found["pid"] == zygote.pid
+    zygote.give_back()
+    await asyncio.to_thread(zygotes.end_all)
+    python.write_text(f"#!/bin/sh\n{flood}\n")
+    with pytest.raises(SpawnFailed, match="the last line"):
+        await asyncio.wait_for(asyncio.wrap_future(zygotes.take(Family(str(python))).ready), 30)
+
+
 ELSEWHERE = """
 import asyncio, os, sys
 from pathlib import Path

@@ -12,7 +12,7 @@ from collections.abc import Callable
 import pytest
 
 from carrel.sandbox.filter import KILLED, REFUSED
-from carrel.sandbox.numbers import NUMBERS
+from carrel.sandbox.numbers import NEWEST, NUMBERS
 from tests.sandbox.attempts import EACCES, EAFNOSUPPORT, EINVAL, ENOENT, ENOSYS, EPERM, RAW, in_a_child
 from tests.sandbox.host import Session
 
@@ -47,6 +47,24 @@ def test_new_namespaces(inside: Session, flag: int) -> None:
     fails(inside, f"raw({NUMBERS['unshare']}, {flag})", EPERM)
     fails(inside, f"raw({NUMBERS['clone']}, {flag | signal.SIGCHLD}, 0, 0, 0, 0)", EPERM)
     fails(inside, f"raw({NUMBERS['clone3']}, ctypes.create_string_buffer(88), 88)", ENOSYS)
+
+
+def test_calls_that_are_newer_than_the_filter(inside: Session) -> None:
+    for number in (NEWEST + 1, NEWEST + 2, 512, 1000):
+        fails(inside, f"raw({number}, -1, 0, 0, 0, 0)", ENOSYS)
+
+
+def test_limits_of_another_process(inside: Session) -> None:
+    code = "pid = os.fork()\nif pid == 0:\n  time.sleep(60)\n  os._exit(0)\n"
+    attempt = "try: resource.prlimit(pid, resource.RLIMIT_CPU, (0, 0))\nfinally: os.kill(pid, 9); os.waitpid(pid, 0)"
+    fails(inside, f"import resource, time\n{code}{attempt}", EPERM)
+    assert inside.value("import resource; resource.setrlimit(resource.RLIMIT_STACK, (1 << 20, -1)); answer = 1") == 1
+
+
+def test_leases_and_notifications_of_files(inside: Session) -> None:
+    opened = "import fcntl; file = open('/tmp/leased', 'w')"
+    fails(inside, f"{opened}; fcntl.fcntl(file, fcntl.F_SETLEASE, fcntl.F_WRLCK)", EPERM)
+    fails(inside, "import fcntl; fcntl.fcntl(os.open('/tmp', 0), fcntl.F_NOTIFY, fcntl.DN_CREATE)", EPERM)
 
 
 def test_the_same_by_a_program(inside: Session) -> None:

@@ -9,7 +9,7 @@ import struct
 import pytest
 
 from carrel.sandbox import bpf, filter
-from carrel.sandbox.numbers import TABLES
+from carrel.sandbox.numbers import NEWEST, TABLES
 
 EPERM = bpf.refuse(errno.EPERM)
 MACHINES = sorted(TABLES)
@@ -51,11 +51,42 @@ def test_every_call_has_its_answer(machine: str) -> None:
     killed = {table[name] for names in filter.KILLED.values() for name in names.split() if name in table}
     refused = {table[name] for names in filter.REFUSED.values() for name in names.split() if name in table}
     looked_into = {table[name] for name in (*filter._looked_into(), "clone3") if name in table}
-    for number in range(600):
+    for number in range(NEWEST + 1):
         if number in looked_into:
             continue
         expected = bpf.KILL if number in killed else EPERM if number in refused | {table["setns"]} else bpf.ALLOW
         assert answer(code, number, architecture=architecture) == expected, number
+
+
+def test_calls_newer_than_the_table_do_not_exist(machine: str) -> None:
+    newest = max(TABLES[machine].values())
+    assert newest <= NEWEST
+    for fork in (False, True):
+        code = filter.program(fork=fork, machine=machine)
+        for number in (NEWEST + 1, 500, 512, 547, 1 << 20, filter.X32_BIT - 1):
+            found = answer(code, number, architecture=filter.AUDIT_ARCH[machine])
+            assert found == bpf.refuse(errno.ENOSYS), number
+
+
+def test_no_number_of_x32_is_admitted() -> None:
+    for machine, refused in (("x86_64", bpf.KILL), ("aarch64", bpf.refuse(errno.ENOSYS))):
+        code = filter.program(machine=machine)
+        for number in (0, 1, 59, NEWEST, NEWEST + 1, 512, 547):
+            assert answer(code, filter.X32_BIT | number, architecture=filter.AUDIT_ARCH[machine]) == refused
+
+
+def test_limits_of_another_process_can_be_read_and_not_set(machine: str) -> None:
+    assert ask(machine, "prlimit64", 0, 7, 0x7F0000001000, 0) == bpf.ALLOW
+    assert ask(machine, "prlimit64", 1 << 32, 7, 0x7F0000001000, 0) == bpf.ALLOW  # the kernel reads 32 bits
+    assert ask(machine, "prlimit64", 5, 7, 0, 0x7F0000001000) == bpf.ALLOW
+    for new in (0x7F0000001000, 0x1000, 1 << 32):
+        assert ask(machine, "prlimit64", 5, 7, new, 0) == EPERM
+        assert ask(machine, "prlimit64", 0xFFFFFFFF, 7, new, 0) == EPERM
+
+
+def test_no_leases_and_no_notifications(machine: str) -> None:
+    assert [ask(machine, "fcntl", 3, command) for command in (1024, 1026, 1 << 32 | 1024)] == [EPERM] * 3
+    assert [ask(machine, "fcntl", 3, command) for command in (0, 1, 2, 3, 4, 1025, 1030, 1031, 1033)] == [bpf.ALLOW] * 9
 
 
 def test_another_architecture_is_deadly(machine: str) -> None:

@@ -193,6 +193,13 @@ def sleeping(client: httpx.Client, session: str, number: int) -> None:
         assert time.monotonic() < until
 
 
+@pytest.mark.parametrize("command", ["kill -STOP -1; sleep 300", "while :; do kill -STOP -1; done"])
+def test_time_is_up_for_a_command_that_stops_all_processes(client: httpx.Client, session: str, command: str) -> None:
+    told = executed(client, session, command, command_timeout=2)
+    assert (told["exit_code"], told["timed_out"]) == (124, True)
+    assert executed(client, session, "echo on")["stdout"] == "on\n"
+
+
 def test_time_is_up_and_what_was_written_is_kept(client: httpx.Client, session: str) -> None:
     told = executed(client, session, "echo first; trap '' TERM INT; sleep 300 & sleep 300; wait", command_timeout=2)
     assert (told["exit_code"], told["timed_out"], told["success"]) == (124, True, False)

@@ -147,6 +147,9 @@ class ContainerSession(LiveSession):
     def _signal(self, number: int) -> None:
         self._tell({"op": "signal", "number": int(number)})
 
+    def _tend_worker(self, end: bool) -> None:
+        self._tell({"op": "tend", "end": end})
+
     def kill(self, why: str = "") -> None:
         super().kill(why)
         self._loop.call_later(DEAF, self._give_up, self._ready)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import io
+import os
 import socket
 import ssl
 import time
@@ -23,11 +24,18 @@ ANSWER = 60
 UNUSED = 600
 """Seconds after which a container that was made and never started is taken for left behind."""
 _GONE = 10.0
+_ENVIRONMENT = ("DOCKER_HOST", "DOCKER_TLS_VERIFY", "DOCKER_CERT_PATH")
+
+
+def connect(address: str | None = None, token: str | None = None) -> Engine:
+    """The engine at this address, or where DOCKER_HOST says; SandboxUnavailable when none answers."""
+    environment = () if address is not None else tuple(os.environ.get(name) for name in _ENVIRONMENT)
+    return _connect(address, token, environment)
 
 
 @functools.lru_cache(maxsize=16)
-def connect(address: str | None = None, token: str | None = None) -> Engine:
-    """The engine at this address, or where DOCKER_HOST says; SandboxUnavailable when none answers."""
+def _connect(address: str | None, token: str | None, environment: tuple[str | None, ...]) -> Engine:
+    """One connection is shared as long as the variables of the environment that name the engine stay the same."""
     try:
         import docker  # noqa: PLC0415 -- an extra, and slow to load
         from docker.utils import kwargs_from_env  # noqa: PLC0415

@@ -7,7 +7,7 @@ import errno
 import hashlib
 import os
 import stat
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -75,6 +75,18 @@ class Folder:
 
     def read(self, path: str) -> bytes | None:
         return read_plain(self._path / path)
+
+
+class Part(Folder):
+    """Only some of the files of a folder that the session cannot change: all others are as they were."""
+
+    def __init__(self, path: Path, names: Collection[str]) -> None:
+        super().__init__(path)
+        self._names = names
+
+    def tree(self) -> Tree:
+        found = {name: seen_at(self._path, name) for name in self._names}
+        return {name: seen for name, seen in found.items() if seen is not None}
 
 
 class Copied:

@@ -37,6 +37,7 @@ from carrel.execution.outcome import Stop, closed_result, failed_result, finishe
 from carrel.execution.packages import Packages, in_process_packages
 from carrel.execution.settings import InProcessConfig, settings_of
 from carrel.execution.streaming import Streaming, streamed
+from carrel.execution.turns import Turn
 from carrel.execution.uv_program import has_uv
 from carrel.execution.workspace_files import WorkspaceFiles
 from carrel.worker import files, values
@@ -136,7 +137,7 @@ class InProcessExecutor(WorkspaceFiles):
         thread.abandon()
         self._cancel_calls()
         if self._answer is not None and not self._answer.done():
-            self._answer.set_result({"error": "Session is closed", "error_type": "Closed"})
+            self._answer.set_result({"closed": True})
         await self._commands.end_all()
         thread_streams.leave()
         if self._own_home is not None:
@@ -178,7 +179,7 @@ class InProcessExecutor(WorkspaceFiles):
         wrong = misused(code, timeout)
         if wrong is not None:
             return wrong
-        async with self._turn:
+        async with Turn(self._turn) as turn:
             if self._closed:
                 return closed_result()
             try:
@@ -195,21 +196,8 @@ class InProcessExecutor(WorkspaceFiles):
             thread.run(code, sinks, _delivery(self._loop, answer))
             if seconds is not None:
                 stop.after(seconds)
-            cancelled = False
-            try:
-                try:
-                    record = await asyncio.shield(answer)
-                except asyncio.CancelledError:
-                    cancelled = True
-                    stop.now("cancelled")
-                    record = await answer
-            finally:
-                stop.over()
-                self._stop = self._answer = self._stdout = None
-                self._cancel_calls()
-            if cancelled:
-                raise asyncio.CancelledError
-            result = closed_result() if record.get("error_type") == "Closed" else finished(record)
+            record = await turn.finish(self._end_of_run(answer, stop), lambda: stop.now("cancelled"))
+            result = closed_result() if record.get("closed") else finished(record)
             result = stopped(result, stop, seconds)
             if record.get("lost"):
                 result.state, result.state_reason = "lost", str(record["lost"])
@@ -218,6 +206,14 @@ class InProcessExecutor(WorkspaceFiles):
             result.stdout, result.stderr = stdout.text(), stderr.text()
             result.duration = time.perf_counter() - began
             return result
+
+    async def _end_of_run(self, answer: asyncio.Future[Record], stop: Stop) -> Record:
+        try:
+            return await answer
+        finally:
+            stop.over()
+            self._stop = self._answer = self._stdout = None
+            self._cancel_calls()
 
     def _interrupt_thread(self) -> None:
         if self._thread is not None:

@@ -120,6 +120,14 @@ class InitControl:
         finally:
             self._loop.remove_reader(watched)
 
+    def wake_up(self) -> None:
+        """Let it go on, if it was stopped: without a namespace of its own it can be."""
+        if self._pidfd >= 0:
+            try:
+                signal.pidfd_send_signal(self._pidfd, signal.SIGCONT)
+            except ProcessLookupError:
+                return
+
     def kill(self) -> None:
         """End it with all that is in the session, unless forks live below it: then its closed line has to do."""
         if self._pidfd >= 0 and not self.has_forked:

@@ -21,6 +21,8 @@ READY = 30.0
 _NUDGES = (0.005, 0.05, 0.5)
 """Seconds after an interrupt, and from one to the next, in which code that stops has stopped."""
 Piece = Callable[[Record], None]
+_TEND = 1.0
+"""Seconds between two looks at a worker that owes an answer."""
 _MOST_UNREAD = 256 * 1024 * 1024
 """Bytes of answers that wait to be read by the worker: one more is an error, which is short."""
 
@@ -50,14 +52,15 @@ class LiveSession(ABC):
         self._number = 0
         self._pending: dict[int, asyncio.Future[Record]] = {}
         self._pieces: dict[int, Piece] = {}
-        self._late: dict[int, Record] = {}
-        """Answers to requests whose caller was cancelled, until it asks for them again."""
         self._calls: Calls | None = None
         self._takes_pipes = False
         self._shared = False
         """Whether something that an earlier run has left may still write to the pipes."""
         self._broke = ""
         self.python = ""
+        self._tending: asyncio.TimerHandle | None = None
+        self._limits: dict[int, float] = {}
+        """When the time of a command is up, by the loop's clock, for each that has a limit or may run for ever."""
         self._left: Record = {}
         """Of the worker that is there: the session that what code starts belongs to, when it last answered, and what
         had been started in that very moment."""
@@ -103,6 +106,11 @@ class LiveSession(ABC):
         """To the worker's process."""
 
     @abstractmethod
+    def _tend_worker(self, end: bool) -> None:
+        """Have the first process of the place continue a worker that is stopped; with `end`, one that is stopped time
+        and again has all others in the place killed."""
+
+    @abstractmethod
     def _keep_frozen(self, record: Record, fds: list[int]) -> None:
         """A frozen fork was made; it replaces the last."""
 
@@ -134,6 +142,7 @@ class LiveSession(ABC):
     # --- beginning --------------------------------------------------------------------------------------------------
 
     async def _get_ready(self, step: str) -> None:
+        self._tend_later()
         try:
             async with asyncio.timeout(READY):
                 hello = await asyncio.shield(self._ready)
@@ -161,27 +170,36 @@ class LiveSession(ABC):
         self._pending[self._number] = answer
         if piece is not None:
             self._pieces[self._number] = piece
+        if record["op"] == "exec":
+            seconds = record.get("timeout")
+            self._limits[self._number] = self._loop.time() + (float("inf") if seconds is None else seconds)
+        self._tend_later()
         try:
             self._send({**record, "id": self._number}, fds)
         except BaseException:
-            self._pending.pop(self._number, None)
-            self._pieces.pop(self._number, None)
+            self._forget(self._number)
             raise
         self._awake.expect()
         return answer
 
-    def rejoin(self, number: int, answer: asyncio.Future[Record]) -> asyncio.Future[Record]:
-        """The same answer once more, for a caller whose cancellation has cancelled the future as well."""
-        if not answer.cancelled():
-            return answer
-        again: asyncio.Future[Record] = self._loop.create_future()
-        if number in self._late:
-            again.set_result(self._late.pop(number))
-        elif number in self._pending:
-            self._pending[number] = again
-        else:
-            fail(again, WorkerDied(self._broke or "its process ended"))
-        return again
+    def _forget(self, number: int) -> asyncio.Future[Record] | None:
+        self._pieces.pop(number, None)
+        self._limits.pop(number, None)
+        return self._pending.pop(number, None)
+
+    def _tend_later(self) -> None:
+        if self._tending is None:
+            self._tending = self._loop.call_later(_TEND, self._tend)
+
+    def _tend(self) -> None:
+        """Any process of a session can stop the worker, by SIGSTOP, and with it the clocks of all its commands: while
+        an answer is due it is continued from outside. A command that stops it time and again may do so until its time
+        is up."""
+        self._tending = None
+        if self.worker_alive and (self._pending or not self._ready.done()):
+            now = self._loop.time()
+            self._tend_worker(all(limit <= now for limit in self._limits.values()))
+            self._tend_later()
 
     @property
     def last_request(self) -> int:
@@ -242,11 +260,10 @@ class LiveSession(ABC):
         if fds:
             self._take_strangers(fds)
         if operation == "done":
-            answer = self._pending.pop(number, None)
+            answer = self._forget(number)
             if answer is None:
                 raise LineBroken("an answer to nothing that was asked")
             self._awake.came()
-            self._pieces.pop(number, None)
             self._shared = self._shared or record.get("shared") is True
             self.unkept = record.get("unkept") is True if "unkept" in record else self.unkept
             if "at" in record:
@@ -254,9 +271,7 @@ class LiveSession(ABC):
                 told = besides[:_MOST_BESIDES] if isinstance(besides, list) else []
                 self._left.update(since=_small(record["at"]), besides=[_small(pid) for pid in told])
             self._drain()
-            if answer.done():
-                self._late[number] = record
-            else:
+            if not answer.done():
                 answer.set_result(record)
         elif operation == "call":
             if self._calls is None:
@@ -290,6 +305,7 @@ class LiveSession(ABC):
         self._drain()
         waiting, self._pending = self._pending, {}
         self._pieces.clear()
+        self._limits.clear()
         for answer in [*waiting.values(), self._ready]:
             if not answer.done():
                 fail(answer, WorkerDied(self._broke or reason))

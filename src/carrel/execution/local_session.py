@@ -147,6 +147,12 @@ class LocalSession(LiveSession):
         elif number == signal.SIGKILL and self.init is not None:
             self.init.kill()
 
+    def _tend_worker(self, end: bool) -> None:
+        if self.init is not None and self.init.alive and self._worker_pid:
+            spare = [self._frozen[2]] if self._frozen is not None else []
+            self.init.wake_up()
+            self.init.tell({"op": "tend", "worker": self._worker_pid, "spare": spare, "end": end})
+
     # --- hearing ----------------------------------------------------------------------------------------------------
 
     def _new_line(self, end: socket.socket) -> HostLine:
@@ -246,6 +252,7 @@ class LocalSession(LiveSession):
         self._ready = self._loop.create_future()
         self._line = self._new_line(wake)
         self._watch_worker(watched, pid)
+        self.wake_up()  # It can have been stopped together with the worker.
         self._line.send({"op": "wake"})
         try:
             await self._get_ready("wake the frozen fork")
@@ -356,6 +363,7 @@ class LocalSession(LiveSession):
     async def close(self) -> None:
         """Init takes everything with it; returns when all is gone."""
         if self.init is not None:
+            self.init.wake_up()
             self.init.tell({"op": "close"})
         self._broke = self._broke or "the session was closed"
         if self._line is not None:

@@ -123,7 +123,7 @@ def finished(record: Record) -> ExecutionResult:
 
 def stopped(result: ExecutionResult, stop: Stop, seconds: float | None) -> ExecutionResult:
     """A run whose time was up has that as its error, whatever it did afterwards."""
-    if stop.why != "timeout" or result.error_type == "Closed":
+    if stop.why != "timeout" or (result.state, result.error_type) == ("lost", "Closed"):
         return result
     text = f"the code ran longer than its timeout of {seconds:g} s"
     if stop.killed:

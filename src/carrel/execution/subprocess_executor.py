@@ -266,6 +266,15 @@ class SubprocessExecutor(WorkerExecutor):
         """Another of this kind, with the same settings and handlers, not started."""
         return type(self)(self.config, handlers=dict(self.handlers))
 
+    async def _before_and_now(self) -> tuple[file_changes.Before, file_changes.Tree]:
+        base, at = path_of(self.config.workspace), self.config.workspace_at
+        # What is mounted into the workspace is in no layer of it.
+        if base is not None and not any(Path(mount.at).is_relative_to(at) for mount in self.config.mounts):
+            upper = await self.upper(base)
+            if upper is not None:
+                return file_changes.Part(base, upper.hidden), upper.seen
+        return await super()._before_and_now()
+
     async def upper(self, base: Path) -> Upper | None:
         """What its overlay says was changed in the workspace, which began as `base`; None where it cannot tell."""
         async with self._turn:

@@ -35,7 +35,7 @@ def read_upper(folder: int, base: Path) -> Upper:
     return found
 
 
-def _read(folder: int, path: str, base: Path, found: Upper, depth: int) -> None:
+def _read(folder: int, path: str, base: Path | None, found: Upper, depth: int) -> None:
     if depth > DEEPEST:
         raise Unreadable(f"more than {DEEPEST} folders deep")
     with os.scandir(folder) as entries:
@@ -53,23 +53,34 @@ def _read(folder: int, path: str, base: Path, found: Upper, depth: int) -> None:
             raise Unreadable(str(problem)) from None
 
 
-def _note(folder: int, name: str, path: str, about: os.stat_result, base: Path, found: Upper, depth: int) -> None:
+def _note(
+    folder: int, name: str, path: str, about: os.stat_result, base: Path | None, found: Upper, depth: int
+) -> None:
+    """`base` is None below a folder that the base does not have, or that hides the base's."""
     if stat.S_ISDIR(about.st_mode):
         inside = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
         try:
-            if _is_opaque(inside) or not os.path.isdir(base / path):
+            if base is not None and (_is_opaque(inside) or not _is_folder(base / path)):
                 found.hidden.update(_below(base, path))
+                base = None
             _read(inside, path, base, found, depth + 1)
         finally:
             os.close(inside)
         return
-    if stat.S_ISCHR(about.st_mode) and about.st_rdev == 0:
+    if base is not None:
         found.hidden.update(_below(base, path))
+    if stat.S_ISCHR(about.st_mode) and about.st_rdev == 0:
         return
-    found.hidden.update(_below(base, path))
     kind = "link" if stat.S_ISLNK(about.st_mode) else "file"
-    runs = stat.S_ISREG(about.st_mode) and bool(about.st_mode & stat.S_IXUSR)
-    found.seen[path] = Seen(kind, about.st_size, about.st_mtime, about.st_ctime_ns, runs)
+    # As a listing from inside has it, which looks at more than regular files.
+    runs = kind == "file" and bool(about.st_mode & stat.S_IXUSR)
+    target = os.readlink(name, dir_fd=folder) if kind == "link" else ""
+    found.seen[path] = Seen(kind, about.st_size, about.st_mtime, about.st_ctime_ns, runs, target)
+
+
+def _is_folder(path: Path) -> bool:
+    """And no link to one."""
+    return path.is_dir() and not path.is_symlink()
 
 
 def _is_opaque(folder: int) -> bool:
@@ -82,7 +93,7 @@ def _is_opaque(folder: int) -> bool:
 def _below(base: Path, path: str) -> list[str]:
     """What the base has at a path: the file or link itself, or all that is in the folder."""
     full = base / path
-    if os.path.islink(full) or not os.path.isdir(full):
+    if not _is_folder(full):
         return [path] if os.path.lexists(full) else []
     found = []
     for place, folders, files in os.walk(full):

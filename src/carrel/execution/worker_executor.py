@@ -28,9 +28,13 @@ from carrel.execution.outcome import Stop, closed_result, failed_result, finishe
 from carrel.execution.packages import Packages
 from carrel.execution.settings import PlaceSettings
 from carrel.execution.streaming import Streaming, streamed
+from carrel.execution.turns import Turn
 from carrel.execution.workspace_files import WorkspaceFiles
 from carrel.worker.line import LineBroken
 
+LATE = 10.0
+"""Seconds after the time of a command was up in which its worker must have ended it."""
+_LONGEST = 1e9
 WENT_BACK = "the session's Python ended after the run before this one, whose changes to the variables are gone"
 
 
@@ -153,7 +157,7 @@ class WorkerExecutor(WorkspaceFiles):
         wrong = misused(code, timeout)
         if wrong is not None:
             return wrong
-        async with self._turn:
+        async with Turn(self._turn) as turn:
             if self._closed:
                 return closed_result()
             try:
@@ -167,16 +171,15 @@ class WorkerExecutor(WorkspaceFiles):
             seconds = self.config.default_timeout if timeout is None else timeout
             stop = Stop(session, self.config.grace)
             began = time.perf_counter()
-            self._stop = stop
             try:
                 answer = session.run(code, stdout.add, stderr.add, stop)
-                result = await self._answered(session, answer, seconds, stop)
             except LineBroken as problem:
-                return failed_result("ValueError", str(problem))
-            finally:
-                stop.over()
-                self._stop = None
                 session.end_run()
+                return failed_result("ValueError", str(problem))
+            self._stop = stop
+            if seconds is not None:
+                stop.after(seconds)
+            result = await turn.finish(self._end_of_run(session, answer, stop), lambda: stop.now("cancelled"))
             result = stopped(result, stop, seconds)
             if self._went_back and result.state == "kept":
                 result.state, result.state_reason = "restored", WENT_BACK
@@ -185,28 +188,15 @@ class WorkerExecutor(WorkspaceFiles):
             result.duration = time.perf_counter() - began
             return result
 
-    async def _answered(
-        self, session: LiveSession, answer: asyncio.Future[Record], seconds: float | None, stop: Stop
-    ) -> ExecutionResult:
-        number = session.last_request
-        if seconds is not None:
-            stop.after(seconds)
-        cancelled = False
+    async def _end_of_run(self, session: LiveSession, answer: asyncio.Future[Record], stop: Stop) -> ExecutionResult:
         try:
-            try:
-                record = await answer
-            except asyncio.CancelledError:
-                cancelled = True
-                answer = session.rejoin(number, answer)
-                stop.now("cancelled")
-                await asyncio.wait([answer])
-                record = answer.result()
-            result = finished(record)
+            return finished(await answer)
         except (WorkerDied, ValueError) as problem:
-            result = await self._after_death(session, problem)
-        if cancelled:
-            raise asyncio.CancelledError
-        return result
+            return await self._after_death(session, problem)
+        finally:
+            stop.over()
+            self._stop = None
+            session.end_run()
 
     async def _after_death(self, session: LiveSession, problem: Exception) -> ExecutionResult:
         """The run is lost; the session is not."""
@@ -285,33 +275,49 @@ class WorkerExecutor(WorkspaceFiles):
 
     async def _ask(self, record: Record, piece: Callable[[Record], None] | None = None) -> Record:
         """One request in its turn; cancelling the caller ends the command that it asked for."""
-        async with self._turn:
+        async with Turn(self._turn) as turn:
             session = await self._started()
             try:
                 answer = session.request(record, piece)
             except LineBroken as problem:
                 raise ValueError(str(problem)) from None
+            number, loop, expired = session.last_request, asyncio.get_running_loop(), asyncio.Event()
+
+            def stop() -> None:
+                if record["op"] == "exec":
+                    session.request({"op": "kill", "of": number}).add_done_callback(_ignored)
+                    loop.call_later(self.config.grace, give_up, "a cancelled command did not end")
+
+            def give_up(why: str) -> None:
+                if not answer.done():
+                    session.kill(why)
+
+            def expire() -> None:
+                expired.set()
+                give_up("it did not end a command in time")
+
+            seconds = record.get("timeout")
+            timer = None if seconds is None else loop.call_later(min(seconds, _LONGEST) + LATE, expire)
             try:
-                try:
-                    return await asyncio.shield(answer)
-                except asyncio.CancelledError:
-                    if record["op"] == "exec":
-                        session.request({"op": "kill", "of": session.last_request}).add_done_callback(_ignored)
-                        await asyncio.wait([answer], timeout=self.config.grace)
-                        if not answer.done():
-                            session.kill("a cancelled command did not end")
-                    await asyncio.wait([answer])
-                    if not isinstance(answer.exception(), WorkerDied):
-                        raise
-                    await self._after_death(session, WorkerDied())
+                return await turn.finish(self._end_of_request(session, answer), stop)
+            except WorkerLost as problem:
+                if isinstance(problem, PlaceLost) or not expired.is_set():
                     raise
-            except WorkerDied as problem:
-                if self._closed:
-                    raise ExecutorClosed("this executor was closed meanwhile") from None
-                result = await self._after_death(session, problem)
-                if self._session is session:
-                    raise WorkerLost(f"{result.error}; its variables are {result.state}") from None
-                raise PlaceLost(f"{result.error}; {result.state_reason}") from None
+                return {"exit_code": 124, "timed_out": True}
+            finally:
+                if timer is not None:
+                    timer.cancel()
+
+    async def _end_of_request(self, session: LiveSession, answer: asyncio.Future[Record]) -> Record:
+        try:
+            return await answer
+        except WorkerDied as problem:
+            if self._closed:
+                raise ExecutorClosed("this executor was closed meanwhile") from None
+            result = await self._after_death(session, problem)
+            if self._session is session:
+                raise WorkerLost(f"{result.error}; its variables are {result.state}") from None
+            raise PlaceLost(f"{result.error}; {result.state_reason}") from None
 
 
 def _ignored(answer: asyncio.Future[Record]) -> None:

@@ -36,9 +36,14 @@ class WorkspaceFiles(ABC):
         await requests.str_replace(self._ask, path, old, new)
 
     async def changed_files(self) -> list[FileChange]:
-        now = await self._seen()
-        return await file_changes.changes(self._before, now, self.read_file)
+        before, now = await self._before_and_now()
+        return await file_changes.changes(before, now, self.read_file)
 
     async def diff(self) -> str:
+        before, now = await self._before_and_now()
+        return await file_changes.unified(before, now, self.read_file)
+
+    async def _before_and_now(self) -> tuple[file_changes.Before, file_changes.Tree]:
+        """What is to be compared; files that certainly have not changed may be left out of both."""
         now = await self._seen()
-        return await file_changes.unified(self._before, now, self.read_file)
+        return self._before, now

@@ -27,6 +27,7 @@ IDLE = 60.0
 """Seconds without a session after which a zygote is ended."""
 START = 60.0
 """Seconds that a zygote may take to import what it preloads."""
+_ERRORS_KEPT = 65536
 
 
 @dataclass(frozen=True)
@@ -159,24 +160,42 @@ class Zygote:
                 "settings": {"errors": known_errors()},
                 "preload": list(self.family.preload),
             }
+            errors = bytearray()
             try:
                 self._control.send(setup)
-                self._control.line.settimeout(START)
-                found = self._control.receive()
-            except (TimeoutError, BrokenPipeError):
+                found = self._first_record(errors_read, errors)
+            except BrokenPipeError:
                 found = None
             if found is None:
                 _kill(pid)
-                said = os.read(errors_read, 65536).decode("utf-8", "replace").strip()
+                _read_end(errors_read, errors)
+                said = errors.decode("utf-8", "replace").strip()
                 raise ExecutionError(said.splitlines()[-1] if said else f"{self.family.python} ended without a word")
         finally:
             os.close(errors_read)
             if errors_write >= 0:
                 os.close(errors_write)
-        self._control.line.settimeout(None)
         self.pid = pid
-        self.ready.set_result(found[0])
+        self.ready.set_result(found)
         return pid
+
+    def _first_record(self, errors_read: int, errors: bytearray) -> dict[str, Any] | None:
+        """Its answer to the setup; None when it ends without one, or takes too long. What it writes to stderr is read
+        meanwhile: a module that writes more than a pipe holds would wait for ever."""
+        poll = select.poll()
+        poll.register(self._control.fileno(), select.POLLIN)
+        poll.register(errors_read, select.POLLIN)
+        end = time.monotonic() + START
+        while (left := end - time.monotonic()) > 0:
+            for source, _ in poll.poll(left * 1000):
+                if source == errors_read:
+                    if not _read_end(errors_read, errors):
+                        poll.unregister(errors_read)
+                elif not self._control.read():
+                    return None
+                elif (found := self._control.next()) is not None:
+                    return found[0]
+        return None
 
     def _listen(self) -> None:
         poll = select.poll()
@@ -228,6 +247,14 @@ class Zygote:
         for answer in waiting.values():
             if answer.set_running_or_notify_cancel():
                 answer.set_exception(AskAgain(why))
+
+
+def _read_end(source: int, end: bytearray) -> bool:
+    """Add one piece of what was written to the end of it that is kept; whether there was something."""
+    piece = os.read(source, _ERRORS_KEPT)
+    end += piece
+    del end[:-_ERRORS_KEPT]
+    return bool(piece)
 
 
 def _bury(pid: int, patience: float) -> None:

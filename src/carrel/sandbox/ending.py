@@ -8,6 +8,7 @@ import signal
 import time
 
 _PATIENCE = 2.0
+STOPPED_TOO_OFTEN = 3
 
 
 def kill_own_processes() -> None:
@@ -51,6 +52,58 @@ def kill_descendants() -> None:
             os.waitpid(-1, 0)
         except ChildProcessError:
             return
+
+
+class Tending:
+    """Continues a worker that other processes of its session stop."""
+
+    def __init__(self) -> None:
+        self._stopped = 0
+        """How many looks in a row have found it stopped."""
+
+    def look(self, worker: int, spared: set[int], end: bool) -> None:
+        """With `end`, all others are killed where it is stopped time and again, but those that are spared."""
+        self._stopped = self._stopped + 1 if _is_stopped(worker) else 0
+        if end and self._stopped >= STOPPED_TOO_OFTEN:
+            kill_others({worker, *spared})
+            self._stopped = 1
+        if self._stopped:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(worker, signal.SIGCONT)
+
+
+def _is_stopped(pid: int) -> bool:
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            return file.read().rpartition(b")")[2].split()[0] in (b"T", b"t")
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def kill_others(spared: set[int]) -> None:
+    """All that descend from this process, but those that are spared and those of the namespaces below."""
+    until = time.monotonic() + _PATIENCE
+    while time.monotonic() < until:
+        parents = {int(name): _parent(name) for name in os.listdir("/proc") if name.isdigit()}
+        ours, found = {os.getpid()}, 1
+        while found:
+            more = {pid for pid, parent in parents.items() if parent in ours} - ours
+            ours, found = ours | more, len(more)
+        others = [pid for pid in ours - spared - {os.getpid()} if _depth(str(pid)) == 1]
+        for pid in others:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        if not others:
+            return
+        time.sleep(0.001)
+
+
+def _parent(name: str) -> int:
+    try:
+        with open(f"/proc/{name}/stat", "rb") as file:
+            return int(file.read().rpartition(b")")[2].split()[1])
+    except (FileNotFoundError, ProcessLookupError):
+        return -1
 
 
 def kill_since(moment: int, session: int, besides: set[int]) -> None:

@@ -1,4 +1,5 @@
-"""The system calls that a session may not make: everything else is allowed, so that ordinary programs run."""
+"""The system calls that a session may not make. All others are allowed, so that ordinary programs run, except those
+that are newer than this list."""
 
 from __future__ import annotations
 
@@ -8,7 +9,7 @@ import functools
 import platform
 
 from . import bpf, syscalls
-from .numbers import TABLES
+from .numbers import NEWEST, TABLES
 
 AUDIT_ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 X32_BIT = 0x40000000
@@ -65,6 +66,8 @@ O_CREAT, O_TMPFILE = 0o100, 0o20000000
 # What tools ask for: plain Linux, and the same with addresses not randomised.
 PERSONALITIES = (0x0, 0x0008, 0x0040000, 0xFFFFFFFF)
 PR_SET_MM, PR_SET_SECCOMP = 35, 22
+# A lease makes another process that opens the file wait, a notification signals on each change in a folder.
+F_SETLEASE, F_NOTIFY = 1024, 1026
 
 
 @functools.cache
@@ -82,6 +85,8 @@ def program(*, fork: bool = False, setuid: bool = True, machine: str | None = No
     made.load(bpf.NUMBER)
     if machine == "x86_64":
         made.if_at_least(X32_BIT, bpf.giving(bpf.KILL))
+    # Programs take ENOSYS for an older kernel, and do without the call.
+    made.if_at_least(NEWEST + 1, bpf.giving(bpf.refuse(errno.ENOSYS)))
     answers = {name: bpf.giving(bpf.KILL) for name in _names(KILLED)}
     answers.update(dict.fromkeys(_names(REFUSED), eperm))
     answers.update(_looked_into())
@@ -127,6 +132,8 @@ def _looked_into() -> dict[str, bpf.Program]:
         "mknodat": _device(2),
         "prctl": _refusing(0, (PR_SET_MM,)),
         "seccomp": _seccomp(),
+        "fcntl": _refusing(1, (F_SETLEASE, F_NOTIFY)),
+        "prlimit64": _limits(),
     }
 
 
@@ -191,6 +198,19 @@ def _refusing(index: int, values: tuple[int, ...]) -> bpf.Program:
     found.load_argument(index)
     for value in values:
         found.if_equal(value, bpf.giving(bpf.refuse(errno.EPERM)))
+    found.give(bpf.ALLOW)
+    return found
+
+
+def _limits() -> bpf.Program:
+    """A process sets its own limits as process 0. Under another number it may only read them: the filter cannot tell
+    its own number from that of the worker, which new limits could stop or end."""
+    found = bpf.Program()
+    found.load_argument(0)
+    found.if_equal(0, bpf.giving(bpf.ALLOW))
+    for high in (False, True):
+        found.load_argument(2, high=high)
+        found.unless_equal(0, bpf.giving(bpf.refuse(errno.EPERM)))
     found.give(bpf.ALLOW)
     return found
 

@@ -48,6 +48,7 @@ class Init:
         self.permits = Permits()
         self.forks = Forks(self)
         self.workers: set[int] = set()
+        self.tending = ending.Tending()
         # The first worker of a fork is in a session of the place above, which has no number here.
         self.sessions: set[int] = set() if above is None else {0}
         self.poll = select.poll()
@@ -192,6 +193,8 @@ class Init:
                 elif record.get("op") == "again":
                     self._end_run_of(record.get("session"), record.get("since"), record.get("besides"))
                     self._again(record.get("id"), descriptors)
+                elif record.get("op") == "tend":
+                    self.tending.look(int(record["worker"]), set(record["spare"]), record["end"])
                 elif record.get("op") == "upper" and self.plan.confined:
                     self._show_upper(record.get("id"))
                 for descriptor in descriptors:

@@ -10,6 +10,9 @@ import os
 import re
 import stat
 from collections.abc import Iterator
+from typing import NamedTuple
+
+from .native import holders
 
 _library = ctypes.PyDLL(None, use_errno=True)
 _library.mmap.restype = _library.mremap.restype = ctypes.c_void_p
@@ -30,14 +33,22 @@ _GONE = " (deleted)"
 _SHARED_ROWS = re.compile(rb"^[0-9a-f-]+ ...s .*$", re.MULTILINE)
 
 
-def files_of(opened: dict[int, str], own: set[int]) -> dict[int, str | None]:
-    """The files and folders that code has open, with their paths; None for one that has none any more."""
-    found: dict[int, str | None] = {}
+class Opened(NamedTuple):
+    """A file or folder behind a descriptor."""
+
+    path: str | None
+    """None for one that has none any more."""
+    inode: tuple[int, int]
+
+
+def files_of(opened: dict[int, str], own: set[int]) -> dict[int, Opened]:
+    """The files and folders that code has open."""
+    found: dict[int, Opened] = {}
     for fd in opened.keys() - own:
         with contextlib.suppress(OSError):  # closed by now: that of the listing itself
             what = os.fstat(fd)
             if stat.S_ISREG(what.st_mode) or stat.S_ISDIR(what.st_mode):
-                found[fd] = opened[fd] if _is_at(opened[fd], what) else None
+                found[fd] = Opened(opened[fd] if _is_at(opened[fd], what) else None, (what.st_dev, what.st_ino))
     return found
 
 
@@ -54,16 +65,17 @@ def _is_pipe(fd: int) -> bool:
         return False
 
 
-def make_own(files: dict[int, str | None], *, memory: bool) -> None:
+def make_own(files: dict[int, Opened], *, memory: bool) -> None:
     """In the fork: open the files again at their places, and copy what no path leads to; OSError says what failed.
 
     Whoever it came from must stand still meanwhile; `memory`: it had some that was shared."""
     copies: dict[tuple[int, int], int] = {}
-    for fd, path in files.items():
+    for fd, file in files.items():
         try:
-            _open_again(fd, path, copies)
+            _open_again(fd, file, copies)
         except OSError as problem:
-            raise OSError(problem.errno, f"{path or 'a deleted file'} cannot be opened again: {problem}") from None
+            what = f"{file.path or 'a deleted file'} cannot be opened again: {problem}"
+            raise OSError(problem.errno, f"{what}{holders([fd])}") from None
     for mapping in shared_memory() if memory else ():
         try:
             mapping.replace(copies)
@@ -78,15 +90,22 @@ def _is_at(path: str, what: os.stat_result) -> bool:
         return False
 
 
-def _open_again(fd: int, path: str | None, copies: dict[tuple[int, int], int]) -> None:
-    flags, inherited = fcntl.fcntl(fd, fcntl.F_GETFL), os.get_inheritable(fd)
-    at = 0
+def _open_again(fd: int, file: Opened, copies: dict[tuple[int, int], int]) -> None:
+    try:
+        what = os.fstat(fd)
+        flags, inherited = fcntl.fcntl(fd, fcntl.F_GETFL), os.get_inheritable(fd)
+    except OSError as problem:
+        if problem.errno == errno.EBADF:
+            return  # Code that runs at a fork has closed it.
+        raise
+    if (what.st_dev, what.st_ino) != file.inode:
+        return  # It has closed that file, and opened another.
+    path, at = file.path, 0
     with contextlib.suppress(OSError):
         at = os.lseek(fd, 0, os.SEEK_CUR)
     if path is not None:
         new = os.open(path, (flags & ~_MADE_ANEW) | os.O_CLOEXEC)
     else:
-        what = os.fstat(fd)
         # Several descriptors of one file are of one copy.
         known = copies.get((what.st_dev, what.st_ino))
         new = os.open(f"/proc/self/fd/{known}", os.O_RDWR | os.O_CLOEXEC) if known is not None else _copy(fd, what)

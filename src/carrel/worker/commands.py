@@ -7,6 +7,7 @@ import fcntl
 import os
 import selectors
 import shlex
+import signal
 import subprocess
 import sys
 import termios
@@ -183,6 +184,10 @@ class Commands:
             os.close(command.watched)
             command.watched = -1
         status = command.process.wait()
+        if status == -signal.SIGKILL and command.deadline is not None and time.monotonic() >= command.deadline:
+            # Init has killed it, because it stopped this process again and again.
+            command.timed_out = True
+            command.family.kill()
         command.family.over = True
         if command.process.pid not in self._running:
             return

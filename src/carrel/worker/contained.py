@@ -22,7 +22,7 @@ from collections.abc import Callable
 from typing import Any
 
 from .contained_children import become_worker, set_dumpable
-from .families import end_since
+from .families import end_others, end_since, is_stopped
 from .line import LARGEST, Line, LineBroken
 from .naming import be_called
 from .unpacking import Unpacker
@@ -33,6 +33,7 @@ LINE, RUN, FRESH = b"l", b"r", b"f"
 """Records of the line; from the host also those that begin a run, with the pipes there are or with fresh ones."""
 CONTROL, STDOUT, STDERR, ARCHIVE = b"c", b"o", b"e", b"a"
 
+STOPPED_TOO_OFTEN = 3
 _AT_ONCE = 1 << 16
 _TOLD_AFTER = 1 << 20
 _MOST_DISCARDED = 64
@@ -62,6 +63,8 @@ class Contained:
         self._environment: dict[str, str] = {}
         self._unpacker = Unpacker(self._selector, lambda status: self._tell({"op": "unpacked", "status": status}))
         self._broke = ""
+        self._stopped = 0
+        """How many looks in a row have found the worker stopped."""
         self._killed_before = 0
         self._wake_read, wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         os.set_blocking(0, True)
@@ -126,12 +129,22 @@ class Contained:
         elif operation == "wake":
             self._wake()
         elif operation == "signal" and self._worker:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(self._worker, record["number"])
+            _signal(self._worker, record["number"])
+        elif operation == "tend" and self._worker:
+            self._tend(self._worker, record["end"])
         elif operation == "hold":
             self._hold(record["on"])
         elif operation == "unpack":
             self._unpacker.begin(record["at"], record["remove"])
+
+    def _tend(self, worker: int, end: bool) -> None:
+        """Continue a worker that was stopped; where that happens time and again, everything else is ended first."""
+        self._stopped = self._stopped + 1 if is_stopped(worker) else 0
+        if end and self._stopped >= STOPPED_TOO_OFTEN:
+            end_others({worker, self._frozen[1] if self._frozen is not None else 0})
+            self._stopped = 1
+        if self._stopped:
+            _signal(worker, signal.SIGCONT)
 
     # --- the worker -------------------------------------------------------------------------------------------------
 
@@ -171,6 +184,7 @@ class Contained:
         self._frozen = None
         for fd in others:
             os.close(fd)
+        _signal(pid, signal.SIGCONT)  # It can have been stopped together with the worker.
         self._live_with(pid, socket.socket(fileno=line))
         self._pass_to_worker(LINE, b'{"op":"wake"}')
 
@@ -370,6 +384,11 @@ class Contained:
         self._discarded.remove(fd)
         self._unwatch(fd)
         os.close(fd)
+
+
+def _signal(pid: int, number: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, number)
 
 
 def _send_with(line: socket.socket, data: memoryview, fds: tuple[int, ...]) -> int:

@@ -106,6 +106,30 @@ def since(moment: int, besides: set[int], session: int | None = None) -> list[in
         found -= others
 
 
+def is_stopped(pid: int) -> bool:
+    """Whether a signal has stopped a process, and nothing has continued it."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            return file.read().rpartition(b")")[2].split()[0] in (b"T", b"t")
+    except (OSError, IndexError):
+        return False
+
+
+def end_others(spared: set[int]) -> None:
+    """End all that descends from this process, but those that are spared."""
+    until = time.monotonic() + _PATIENCE
+    while _signal_all(sorted(_descendants(os.getpid()) - spared), signal.SIGKILL) and time.monotonic() < until:
+        time.sleep(0.001)
+
+
+def _descendants(pid: int) -> set[int]:
+    table, found, newest = _table(), set[int](), {pid}
+    while newest:
+        newest = {child for child, (parent, _, _) in table.items() if parent in newest} - found
+        found |= newest
+    return found
+
+
 def begun_since(moment: int, pids: set[int]) -> list[int]:
     return sorted(pid for pid in pids if _began(pid) >= moment)
 

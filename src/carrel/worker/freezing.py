@@ -15,6 +15,7 @@ from collections.abc import Callable
 
 from .apart import connections
 from .line import Line, LineBroken, TooManySent
+from .native import holders, owners
 
 _NEVER_SHARED = ("/dev/nvidia", "/dev/kfd", "/dev/dri/")
 _BEAR_A_FORK = ("jemalloc_bg_thd",)
@@ -103,7 +104,7 @@ def python_threads() -> str | None:
 
 
 def native_threads(left: set[int]) -> str:
-    return f"{len(left)} native thread{'s' * (len(left) > 1)} of a library, which no fork survives"
+    return f"{len(left)} native thread{'s' * (len(left) > 1)} of {owners(left)}, which no fork survives"
 
 
 def devices(opened: dict[int, str]) -> str | None:
@@ -121,7 +122,8 @@ def channels(opened: dict[int, str], own: set[int]) -> str | None:
     if not found:
         return None
     kinds = sorted({opened[fd].partition(":")[0] for fd in found})
-    return f"open connections cannot be shared: {', '.join(kinds)} (descriptors {', '.join(map(str, found[:5]))})"
+    shown = f"{', '.join(kinds)} (descriptors {', '.join(map(str, found[:5]))})"
+    return f"open connections cannot be shared: {shown}{holders(found)}"
 
 
 def descriptors() -> dict[int, str]:

@@ -8,7 +8,6 @@ import selectors
 import socket
 import sys
 import time
-import traceback
 from collections.abc import Callable
 from contextlib import suppress
 from select import POLLIN, poll  # by name: what code sets on the module select does not matter here
@@ -38,6 +37,7 @@ from .naming import be_called
 from .output import out_of_the_way
 from .quick import QuickSuccession
 from .running import Running, Woken
+from .telling import worker_traceback
 
 PROTOCOL = 1
 IDLE = 0.001
@@ -58,7 +58,7 @@ class Worker:
         self._home = str(settings.get("home") or os.getcwd())
         self._frozen = Frozen(int(settings.get("frozen_ceiling") or CEILING))
         self._keeps_frozen = bool(settings.get("frozen", True))
-        self._opened: dict[int, str | None] = {}
+        self._opened: dict[int, apart.Opened] = {}
         self._shares_memory = False
         self._asleep: int | None = None
         """In a fork that is there only to be forked: whether others could look into its process before."""
@@ -391,14 +391,14 @@ class Worker:
 
 def _end_stray(outcome: Record) -> None:
     """End a child that the user's code forked, as a Python program ends."""
-    code = outcome.get("exit_code", 1 if "error" in outcome else 0)
+    code = outcome.get("exit_code", int("error" in outcome))
     if "error" in outcome and "exit_code" not in outcome:
         sys.stderr.write(f"{outcome['error']}\n")
     try:
         sys.stdout.flush()
         sys.stderr.flush()
     finally:
-        os._exit(code & 0xFF if isinstance(code, int) else 1)
+        os._exit(code)
 
 
 def prepare(settings: dict[str, Any]) -> None:
@@ -416,7 +416,7 @@ def run(line_fd: int, init_fd: int, settings: dict[str, Any]) -> None:
         os.close(line_fd)
         Worker(Line(socket.socket(fileno=line)), init_fd, settings).serve()
         code = 0
-    except BaseException:  # noqa: BLE001 - the worker's own fault: told where the session's output goes, then the end
-        traceback.print_exc()
+    except BaseException as problem:  # noqa: BLE001 - a bug of the worker: reported in the session's output
+        sys.stderr.write(f"{worker_traceback(problem)}\n")
     finally:
         os._exit(code)

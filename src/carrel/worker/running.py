@@ -124,7 +124,7 @@ class Running:
             mend(self._names)
             outcome = {"error": telling.told(problem), "error_type": telling.kind(problem)}
             if isinstance(problem, SystemExit):
-                outcome["exit_code"] = problem.code if type(problem.code) is int else int(problem.code is not None)
+                outcome["exit_code"] = exit_status(problem.code)
             kept.append(problem)
             line = line_in(problem.__traceback__, filename)
         if kept:
@@ -137,6 +137,13 @@ class Running:
         for value in shown:
             if not self._shown.add(value):
                 sys.stdout.write(f"{value}\n")
+
+
+def exit_status(code: object) -> int:
+    """The status with which a Python program ends that raises SystemExit with this code."""
+    if type(code) is not int:
+        return int(code is not None)
+    return code & 0xFF if -(1 << 63) <= code < 1 << 63 else 0xFF
 
 
 _INHERITED = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

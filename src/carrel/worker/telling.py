@@ -66,6 +66,15 @@ def _hint(problem: BaseException, trace: TracebackException) -> str:
     return ""
 
 
+def worker_traceback(problem: BaseException) -> str:
+    """The traceback of an exception in the worker itself; its files are named without their folder on the host."""
+    trace = TracebackException(type(problem), problem, problem.__traceback__)
+    for frame in trace.stack:
+        if frame.filename.startswith(_HERE):
+            frame.filename = os.path.relpath(frame.filename, os.path.dirname(_HERE))
+    return "".join(trace.format(chain=False)).rstrip("\n")
+
+
 def told_of_thread(ended: threading.ExceptHookArgs) -> None:
     """What Python writes when a thread ends by an exception, in the same form."""
     if ended.exc_value is not None and not isinstance(ended.exc_value, SystemExit) and sys.stderr is not None:

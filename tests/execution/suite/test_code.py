@@ -120,12 +120,17 @@ async def test_an_error_shows_the_users_own_lines(executor: Executor) -> None:
         ("raise SystemExit", "SystemExit"),
         ("class E(BaseException): pass\nraise E", "E"),
         ("raise asyncio_", "NameError"),
+        ("raise SystemExit(10**5000)", "SystemExit"),
+        ("raise SystemExit(-(10**30))", "SystemExit"),
+        ("class Closed(Exception): pass\nraise Closed('mine')", "Closed"),
     ],
 )
 async def test_whatever_is_raised_is_a_result_and_the_session_goes_on(executor: Executor, code: str, name: str) -> None:
     await executor.run("kept = 5")
     result = await executor.run(code)
     assert (result.error_type, result.state) == (name, "kept")
+    assert "Session is closed" not in (result.error or "")
+    assert "carrel" not in f"{result.stderr}{result.error}"
     assert (await executor.run("kept")).value == 5
 
 

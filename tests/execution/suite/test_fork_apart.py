@@ -128,3 +128,66 @@ async def test_files_may_come_and_go_while_they_are_copied(executor: Executor) -
     await executor.rewind(moment)
     assert await executor.processes() == []
     assert await executor.read_file("kept") == b"kept"
+
+
+HELD = """
+import ctypes, os
+libc = ctypes.CDLL(None)
+libc.fopen.restype = ctypes.c_void_p
+for name in ('held', 'closed', 'other', 'unlike'):
+    open(name, 'w').write(name + ' 456789')
+held = ctypes.c_void_p(libc.fopen(b'held', b'r'))
+libc.fgetc(held)
+closed, unlike = open('closed'), os.open('unlike', os.O_RDONLY)
+
+def instead():
+    os.close(unlike)
+    assert os.open('other', os.O_RDONLY) == unlike
+
+os.register_at_fork(after_in_child=instead)
+os.register_at_fork(after_in_child=closed.close)
+closed.read(2)
+look = lambda: (chr(libc.fgetc(held)), os.pread(unlike, 5, 0), closed.closed or closed.read(2))
+"""
+
+
+@pytest.mark.promise("forks")
+async def test_files_that_c_code_holds_and_that_a_hook_closes(executor: Executor) -> None:
+    assert (await executor.run(HELD)).error is None
+    # The snapshot of each run is a fork too, whose hooks run only in a child that goes on.
+    async with await executor.fork() as fork:
+        result = await fork.run("look()")
+        assert result.value == ("e", b"other", True), result.error
+    moment = await executor.checkpoint()
+    assert (await executor.run("look()")).value == ("e", b"unlik", "os")
+    await executor.rewind(moment)
+    assert (await executor.run("look()")).value == ("e", b"other", True)
+
+
+@pytest.mark.promise("forks")
+async def test_after_a_plot_it_can_be_forked(executor: Executor) -> None:
+    draw = "plt.plot([1, 2]); plt.title('words'); plt.savefig('/tmp/plot.png'); plt.close()"
+    result = await executor.run(f"import matplotlib; matplotlib.use('agg')\nimport matplotlib.pyplot as plt\n{draw}")
+    assert result.error is None
+    moment = await executor.checkpoint()
+    async with await executor.fork() as fork:
+        assert (await fork.run(draw)).error is None
+    await executor.rewind(moment)
+    assert (await executor.run(draw)).error is None
+
+
+LIBRARIES = {
+    "polars": "import polars; polars.DataFrame({'a': [1, 2]}).lazy().select(polars.col('a').sum()).collect()",
+    "duckdb": "import duckdb; database = duckdb.connect(); database.sql('select 42').fetchall()",
+    "pyarrow": "import pyarrow.csv; open('a.csv', 'w').write('a,b\\n1,2\\n'); pyarrow.csv.read_csv('a.csv')",
+}
+
+
+@pytest.mark.promise("forks")
+@pytest.mark.parametrize("name", LIBRARIES)
+async def test_a_refused_fork_names_the_library(executor: Executor, name: str) -> None:
+    assert (await executor.run(LIBRARIES[name])).error is None
+    for branch in (executor.fork, executor.checkpoint):
+        with pytest.raises(ForkRefused, match=name):
+            await branch()
+    assert (await executor.run("1 + 1")).value == 2

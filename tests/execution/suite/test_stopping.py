@@ -45,6 +45,12 @@ async def test_waiting_code_is_interrupted(executor: Executor) -> None:
     assert (await executor.run("await asyncio.sleep(0, 2)")).value == 2
 
 
+async def test_a_timeout_is_told_whatever_the_code_raises_then(executor: Executor) -> None:
+    code = "class Closed(Exception): pass\ntry:\n    while True: pass\nexcept KeyboardInterrupt:\n    raise Closed"
+    result = await executor.run(code, timeout=1)
+    assert (result.error_type, result.state) == ("Timeout", "kept")
+
+
 @pytest.mark.promise("stops anything")
 async def test_code_that_will_not_stop_is_killed_and_the_variables_are_restored(start: Start) -> None:
     executor = start(grace=0.3)
@@ -106,6 +112,37 @@ async def test_cancelling_the_caller_stops_the_code(start: Start) -> None:
     first = (await executor.run("n")).value
     await asyncio.sleep(0.05)
     assert (await executor.run("n")).value == first > 0
+
+
+async def test_a_caller_that_is_cancelled_twice_stops_the_code(start: Start) -> None:
+    here = Here()
+    executor = start(grace=0.5, handlers={"here": here})
+    code = "import time\nn = 0\nwhile n < 3_000_000:\n    try:\n        here.once() if n == 0 else None\n"
+    code += "        while True: n += 1; time.sleep(0.001)\n    except BaseException: n += 1"
+    running = asyncio.ensure_future(executor.run(code))
+    await here.came()
+    running.cancel()
+    await asyncio.sleep(0.05)
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    assert (await executor.run("1 + 1", timeout=20)).value == 2
+    # It was killed, or left behind where nothing can be killed.
+    assert (await executor.run("n")).error_type == "NameError"
+
+
+async def test_a_caller_that_is_cancelled_twice_ends_the_command(executor: Executor) -> None:
+    wrote = asyncio.Event()
+    command = "trap '' TERM INT; echo here; sleep 400; touch over"
+    running = asyncio.ensure_future(executor.exec(command, on_output=lambda output: wrote.set()))
+    await asyncio.wait_for(wrote.wait(), 60)
+    running.cancel()
+    await asyncio.sleep(0)
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    assert (await asyncio.wait_for(executor.exec("echo on"), 60)).stdout == "on\n"
+    assert await executor.processes() == []
 
 
 async def test_a_cancelled_caller_in_the_queue_never_runs(start: Start) -> None:
@@ -212,6 +249,64 @@ async def test_ending_all_programs_called_python_ends_none_of_the_sessions_own(e
     result = await executor.run(ALL_PYTHONS)
     assert result.value == (True, -15), result
     assert result.state == "kept"
+    assert (await executor.run("x")).value == 5
+
+
+def stops_all(kind: str) -> str:
+    """As a shell says it. Without a sandbox only the worker: all processes would be those of the machine."""
+    return {"in-process": "kill -STOP $$", "subprocess": "kill -STOP $PPID"}.get(kind, "kill -STOP -1")
+
+
+async def test_a_command_that_stops_all_processes_ends_when_its_time_is_up(
+    executor: Executor, executor_kind: str
+) -> None:
+    await executor.run("x = 5")
+    result = await executor.exec(f"echo on; {stops_all(executor_kind)}; sleep 600", timeout=2)
+    assert (result.exit_code, result.timed_out, result.stdout) == (124, True, "on\n")
+    assert await executor.processes() == []
+    assert (await executor.run("x")).value == 5
+
+
+@pytest.mark.promise("survives the end of its process")
+async def test_a_command_that_stops_all_processes_for_ever_ends_when_its_time_is_up(
+    executor: Executor, executor_kind: str
+) -> None:
+    await executor.run("x = 5")
+    result = await executor.exec(f"while :; do {stops_all(executor_kind)}; done", timeout=1)
+    assert (result.exit_code, result.timed_out) == (124, True)
+    assert await executor.processes() == []
+    assert (await executor.run("x")).value == 5
+
+
+@pytest.mark.promise("survives the end of its process")
+async def test_files_are_read_also_after_something_has_stopped_all_processes(
+    executor: Executor, executor_kind: str
+) -> None:
+    await executor.write_file("kept.txt", "kept")
+    await executor.exec(f"(while ! [ -e go ]; do sleep 0.01; done; {stops_all(executor_kind)}; touch gone) & touch go")
+    await asyncio.sleep(0.2)
+    assert await executor.read_file("kept.txt") == b"kept"
+
+
+@pytest.mark.promise("survives the end of its process")
+async def test_code_that_stops_all_processes_ends_when_its_time_is_up(start: Start, executor_kind: str) -> None:
+    executor = start(grace=0.5)
+    await executor.run("import subprocess\nx = 5")
+    command = f"{stops_all(executor_kind)}; sleep 600"
+    for _ in range(2):
+        result = await executor.run(f"x = 6; subprocess.run({command!r}, shell=True)", timeout=0.5)
+        assert result.error_type == "Timeout"
+        # Where it was continued before the grace was over, the interrupt has reached it.
+        assert (await executor.run("x")).value == {"restored": 5, "kept": 6}[result.state]
+        await executor.run("x = 5")
+
+
+@pytest.mark.promise("survives the end of its process")
+@pytest.mark.promise("a file system of its own")
+async def test_a_snapshot_that_the_code_has_stopped_is_continued(executor: Executor) -> None:
+    await executor.run("import os, signal\nx = 5")
+    result = await executor.run("x = 6; os.kill(-1, signal.SIGSTOP); os._exit(1)")
+    assert (result.error_type, result.state) == ("Crashed", "restored")
     assert (await executor.run("x")).value == 5
 
 
