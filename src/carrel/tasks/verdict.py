@@ -12,6 +12,7 @@ from carrel.tasks.sample import Sample
 from carrel.tasks.told import Told
 
 Outcome = Literal["solved", "flaky", "partly", "not_solved", "tests_did_not_run", "infrastructure_failed"]
+Integrity = Literal["clean", "suspicious", "unknown"]
 Standing = Literal["passed", "failed", "skipped", "missing"]
 LONGEST_MESSAGE = 4000
 """Characters of one test's message in a result."""
@@ -48,6 +49,9 @@ class VerificationResult(BaseModel):
     outcome: Outcome = "not_solved"
     score: float = 0.0
     """From 0 to 1: the part of `fail_to_pass` that passes, times the part of `pass_to_pass` that still does."""
+    integrity: Integrity = "unknown"
+    """Whether the code under test left its test runner alone: `suspicious` where it may not have, with the reasons in
+    `evidence`; `unknown` where no recorder could see it."""
     suite_ran: bool = False
     """Whether the tests were really run to their end."""
     required: dict[str, Standing] = {}
@@ -82,6 +86,9 @@ class Run(BaseModel):
     """Why this was no run of the tests; empty when it was one."""
     by_exit_code: bool = False
     """Whether there is nothing to go by but the exit code."""
+    integrity: Integrity = "unknown"
+    remarks: list[str] = []
+    """What supports `integrity`, in words."""
 
 
 def standing(cases: Sequence[Told]) -> Standing:
@@ -125,7 +132,10 @@ def verdict(sample: Sample, runs: Sequence[Run]) -> VerificationResult:
     told.tool = sample.verifier
     real = [run for run in runs if not run.problem]
     told.evidence += [f"run {number}: {run.problem}" for number, run in enumerate(runs, 1) if run.problem]
+    told.integrity = _integrity([run.integrity for run in runs])
+    remarks = list(dict.fromkeys(remark for run in runs for remark in run.remarks))
     if not real:
+        told.evidence += remarks
         told.required = dict.fromkeys(required_of(sample), "missing")
         told.missing = required_of(sample)
         told.outcome = "tests_did_not_run"
@@ -142,7 +152,12 @@ def verdict(sample: Sample, runs: Sequence[Run]) -> VerificationResult:
         _judge_by_strangers(told)
     else:
         told.outcome = "partly" if told.score > 0 else "not_solved"
+    told.evidence += remarks
     return told
+
+
+def _integrity(found: Sequence[Integrity]) -> Integrity:
+    return "suspicious" if "suspicious" in found else "unknown" if "unknown" in found else "clean"
 
 
 def _judge_by_lists(sample: Sample, runs: list[Run], told: VerificationResult) -> None:
