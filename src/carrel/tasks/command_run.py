@@ -21,6 +21,7 @@ from carrel.tasks.verdict import Integrity, Run, claims_something, required_of
 from carrel.tasks.watching import Watch
 
 LARGEST_REPORT = 64 * 1024 * 1024
+_TRACES = re.compile(r"settrace|setprofile|sys\.monitoring|_profile|_trace\b|cProfile|\bbdb\b")
 
 
 @dataclass(frozen=True)
@@ -76,15 +77,15 @@ class Records:
         return self.lines.begun or self.notes.begun or self.notes.unable
 
 
-async def run_command(place: Executor, sample: Sample, watch: Watch | None = None) -> Ran:
-    """Run it once; whatever the code under test does, a run comes of it."""
+async def run_command(place: Executor, sample: Sample, watch: Watch | None = None, files: str = "") -> Ran:
+    """Run it once; whatever the code under test does, a run comes of it. `files` is for the recorders."""
     verify = sample.verify
     nonce = secrets.token_hex(12)
     report, secret = f"/tmp/carrel-report-{nonce}", f"/tmp/carrel-word-{nonce}"
     word, notes = f"carrel-{secrets.token_hex(16)}", f"/tmp/carrel-notes-{nonce}"
     try:
         await _remove_reports(place, verify.reports)
-        env = await _call_witnesses(place, sample, secret, word, notes)
+        env = await _call_witnesses(place, sample, secret, word, notes, files)
         listening, command = _Listening(word), verify.command.replace("{report}", report)
         if env:
             command = witnesses.recorded(command, env["PYTHONPATH"].partition(":")[0])
@@ -104,8 +105,10 @@ async def run_command(place: Executor, sample: Sample, watch: Watch | None = Non
                 run.cases = await asyncio.to_thread(_cases, text, kind)
                 if await asyncio.to_thread(claims_something, sample, run):
                     doubted = await _doubts(place, sample, records, secret, run.cases) or _at_odds(kind, run)
+                    doubted = doubted or _traced(sample, records.lines.tracers, watch)
             elif kind == "exit_code" and not done.exit_code:
                 doubted = await _doubts(place, sample, records, secret, []) or _contradicted(sample, records.lines)
+                doubted = doubted or _traced(sample, records.lines.tracers, watch)
         except ReportUnreadable as problem:
             run.problem = f"{problem}; the command ended with {done.exit_code}{_last_line(done)}"
         run.problem = run.problem or doubted
@@ -155,14 +158,16 @@ def _confined(place: Executor) -> bool:
     return "filesystem_isolation" in place.supported_capabilities()
 
 
-async def _call_witnesses(place: Executor, sample: Sample, secret: str, word: str, notes: str) -> dict[str, str]:
+async def _call_witnesses(
+    place: Executor, sample: Sample, secret: str, word: str, notes: str, files: str
+) -> dict[str, str]:
     """The environment that brings them along; what they need lies in files of the place."""
     at = witnesses.AT if _confined(place) else str(witnesses.FOLDER)
     if not witnesses.wanted(sample):
         return {}
     await place.write_file(secret, word)
     await place.write_file(notes, "")
-    return witnesses.variables(sample, secret, notes, at)
+    return witnesses.variables(sample, secret, notes, at, files)
 
 
 async def _doubts(place: Executor, sample: Sample, records: Records, secret: str, cases: list[Told]) -> str:
@@ -207,6 +212,15 @@ def _compared(sample: Sample, run: Run, uncompared: dict[str, str]) -> tuple[Int
     reason = uncompared[told.find(missed[0])[0].name]
     more = f" and {len(missed) - 1} more" if len(missed) > 1 else ""
     return "unknown", [f"{missed[0]}{more} could not be compared with the sample's files: {reason}"]
+
+
+def _traced(sample: Sample, tracers: list[str], watch: Watch | None) -> str:
+    """A tracer that the work has brought along, in a project that has none of its own: it can change what tests see."""
+    for path in tracers:
+        before = (watch.base.read(path) if watch is not None else None) or b""
+        if not _TRACES.search(sample.patch) and not _TRACES.search(before.decode("utf-8", "replace")):
+            return f"{path} installed a tracer or a profiler while the tests ran, which can change what they see"
+    return ""
 
 
 async def _noted(place: Executor, sample: Sample, notes: str) -> str | None:
