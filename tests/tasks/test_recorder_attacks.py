@@ -9,9 +9,10 @@ import pytest
 
 from carrel.tasks.grading import grade_patch, verify
 from carrel.tasks.watching import may_write
+from tests.tasks import memory_attacks as memory
 from tests.tasks.conftest import OpenPlace
 from tests.tasks.small_samples import COMMAND, GOLD, SOLVE, calc
-from tests.tasks.test_attacks import CALL, PLUGIN
+from tests.tasks.test_attacks import CALL, PLUGIN, RUN
 
 FIRST = 'python -c "import calc" && '
 NEW_FILES = {
@@ -121,3 +122,39 @@ async def test_the_word_of_the_recorder_is_not_the_sources_to_remove(
 )
 def test_what_a_command_may_write_itself(command: str, path: str, may: bool) -> None:
     assert may_write(command, path) is may
+
+
+@pytest.mark.parametrize("attack", memory.IN_PYTEST)
+async def test_source_that_changes_tests_in_memory(
+    attack: str, tmp_path: Path, open_sample: OpenPlace, cache: Path
+) -> None:
+    test = memory.HELPED if attack in memory.ONLY_HELPER else memory.ONLY_FIXTURE
+    files = {**memory.FILES, "tests/z/test_z.py": test}
+    sample = calc(tmp_path / "calc", files, fail_to_pass=["tests/z/test_z.py::test_add"])
+    place = await open_sample(sample)
+    await place.exec(f"cp calc.py /tmp; cat >> calc.py <<'END'\n{memory.IN_PYTEST[attack]}\nEND\n")
+    own = await place.exec(RUN)
+    assert own.exit_code == 0, f"the attack does not even work: {own.stdout}{own.stderr}"
+    result = await verify(sample, place, cache=cache)
+    assert (result.outcome, result.integrity) == ("tests_did_not_run", "suspicious"), result
+    await place.exec(f"cp /tmp/calc.py .; {SOLVE}")
+    result = await verify(sample, place, cache=cache)
+    assert (result.outcome, result.integrity, result.evidence) == ("solved", "clean", []), result
+
+
+@pytest.mark.parametrize("attack", memory.IN_UNITTEST)
+async def test_source_that_changes_tests_of_unittest_in_memory(
+    attack: str, tmp_path: Path, open_sample: OpenPlace, cache: Path
+) -> None:
+    lists = {"fail_to_pass": ["tests.test_z.Calc.test_add"], "pass_to_pass": ["tests.test_calc.One.test_one"]}
+    command = "python -m unittest -v"
+    sample = calc(tmp_path / "calc", memory.CASES, **lists, verify={"command": command})
+    place = await open_sample(sample)
+    await place.exec(f"cp calc.py /tmp; cat >> calc.py <<'END'\n{memory.IN_UNITTEST[attack]}\nEND\n")
+    own = await place.exec(command)
+    assert own.exit_code == 0, f"the attack does not even work: {own.stdout}{own.stderr}"
+    result = await verify(sample, place, cache=cache)
+    assert (result.outcome, result.integrity) == ("tests_did_not_run", "suspicious"), result
+    await place.exec(f"cp /tmp/calc.py .; {SOLVE}")
+    result = await verify(sample, place, cache=cache)
+    assert (result.outcome, result.integrity, result.evidence) == ("solved", "clean", []), result
