@@ -16,6 +16,7 @@ from carrel.execution.subprocess_executor import SubprocessExecutor
 from carrel.tasks import witnesses
 from carrel.tasks.changes import Change, Changes, apply_patch, carry_over, changes_in, without_traps
 from carrel.tasks.command_run import Ran, run_command
+from carrel.tasks.integrity import reasons_in
 from carrel.tasks.place import Prepared, make_ready, open_place
 from carrel.tasks.protection import Folder, Protection
 from carrel.tasks.sample import Sample
@@ -110,6 +111,12 @@ async def grade(
     result = await asyncio.to_thread(judge, sample, ran)
     if "filesystem_isolation" not in SubprocessExecutor(ready.config).supported_capabilities():
         result.evidence.append("no sandbox is in force here, so nothing keeps an agent's processes from the judging")
+    if sample.verifier == "test_suite":
+        base = Folder(ready.workspace)
+        reasons = await asyncio.to_thread(reasons_in, [(each, base.read(each.path)) for each in work.entries], sample)
+        result.evidence += reasons
+        if reasons:
+            result.integrity = "suspicious"
     if keep is not None:
         _keep(ran, keep)
     result.stdout, result.stderr = shortened(result.stdout), shortened(result.stderr)
