@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 import secrets
+import signal
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 
@@ -21,6 +22,7 @@ from carrel.tasks.verdict import Integrity, Run, claims_something, required_of
 from carrel.tasks.watching import Watch
 
 LARGEST_REPORT = 64 * 1024 * 1024
+_ERROR = re.compile(r"^\s*(?:SyntaxError|ReferenceError|TypeError|RangeError)\b.*", re.MULTILINE)
 _TRACES = re.compile(r"settrace|setprofile|sys\.monitoring|_profile|_trace\b|cProfile|\bbdb\b")
 
 
@@ -122,9 +124,11 @@ async def run_command(place: Executor, sample: Sample, watch: Watch | None = Non
     except WorkerLost as problem:
         lost = f"the code under test ended the place it ran in: {problem}"
         return Ran(Run(problem=lost, exit_code=-1), None, "exit_code")
+    if not doubted and not done.timed_out and not await asyncio.to_thread(claims_something, sample, run):
+        run.broken = _broken(done)
     run.by_exit_code = kind == "exit_code"
     if sample.verify.recorder == "required" and witnesses.wanted(sample) and not records.any_begun:
-        run.problem = run.problem or "verify.recorder is `required`, and no recorder ran in the test command"
+        run.problem, run.broken = "verify.recorder is `required`, and no recorder ran in the test command", ""
     if done.timed_out:
         run.problem = f"the command did not end within {verify.timeout:g} s"
     elif not run.problem and kind not in ("json", "exit_code", "sarif") and not run.cases:
@@ -293,6 +297,15 @@ def _kind(sample: Sample, text: str | None) -> ReportKind:
     if "{report}" in sample.verify.command or sample.verify.reports:
         return kind_of_report(text) if text else "junit"
     return kind_of_report(text or "", sample.verify.command)
+
+
+def _broken(done: CommandResult) -> str:
+    """How the code under test ended the command before it had a result; empty where that cannot be told."""
+    number = -done.exit_code if done.exit_code < 0 else done.exit_code - 128
+    if number in {each.value for each in signal.Signals}:
+        return f"the tests were killed by {signal.Signals(number).name} before they had a result"
+    error = _ERROR.search(f"{done.stderr}\n{done.stdout}")
+    return f"the source cannot be loaded: {error[0].strip()[:300]}" if error and done.exit_code else ""
 
 
 def _no_report(done: CommandResult) -> str:

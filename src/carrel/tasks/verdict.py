@@ -84,6 +84,8 @@ class Run(BaseModel):
     stderr: str = ""
     problem: str = ""
     """Why this was no run of the tests; empty when it was one."""
+    broken: str = ""
+    """How the code under test ended the tests before there was a result; empty when it did not."""
     by_exit_code: bool = False
     """Whether there is nothing to go by but the exit code."""
     integrity: Integrity = "unknown"
@@ -139,6 +141,7 @@ def verdict(sample: Sample, runs: Sequence[Run]) -> VerificationResult:
         told.required = dict.fromkeys(required_of(sample), "missing")
         told.missing = required_of(sample)
         told.outcome = "tests_did_not_run"
+        _judge_broken(runs, told)
         return told
     told.suite_ran = True
     if required_of(sample):
@@ -150,6 +153,7 @@ def verdict(sample: Sample, runs: Sequence[Run]) -> VerificationResult:
         told.score = 1.0
     elif sample.fail_to_pass and not any(how != "missing" for how in told.required.values()):
         _judge_by_strangers(told)
+        _judge_broken(runs, told)
     else:
         told.outcome = "partly" if told.score > 0 else "not_solved"
     told.evidence += remarks
@@ -185,6 +189,13 @@ def _judge_by_strangers(told: VerificationResult) -> None:
         told.evidence += [f"{each.name} failed: {_reason(each.message)}" for each in told.failures[:3]]
     else:
         told.outcome, told.suite_ran = "tests_did_not_run", False
+
+
+def _judge_broken(runs: Sequence[Run], told: VerificationResult) -> None:
+    """Source that its tests cannot load, or that ended them by a signal, does not solve the sample."""
+    if told.outcome == "tests_did_not_run" and all(run.broken for run in runs):
+        told.outcome = "not_solved"
+        told.evidence.insert(0, runs[-1].broken)
 
 
 def _reason(message: str) -> str:
