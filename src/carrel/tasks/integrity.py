@@ -6,7 +6,6 @@ import ast
 import re
 import sys
 from collections.abc import Iterable, Iterator
-from pathlib import PurePosixPath
 
 from carrel.tasks.changes import Change
 from carrel.tasks.sample import Sample
@@ -95,7 +94,7 @@ def _is_process(node: ast.expr) -> bool:
 
 
 def _lines_with(path: str, new: str, old: str) -> Iterator[str]:
-    looks = next((looks for end, looks in _OTHERS.items() if re.search(end, PurePosixPath(path).name)), None)
+    looks = next((looks for end, looks in _OTHERS.items() if re.search(end, path)), None)
     if looks is not None:
         known = set(old.splitlines())
         for line in new.splitlines():

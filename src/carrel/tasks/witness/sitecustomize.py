@@ -58,11 +58,12 @@ def _load_the_next() -> None:
         spec.loader.exec_module(module)
 
 
-if "CARREL_WITNESS" in os.environ:
-    words = getattr(sys, "orig_argv", [])
-    if "-munittest" in words or ("-m" in words[:-1] and words[words.index("-m") + 1] == "unittest"):
-        import carrel_unittest
+_words = getattr(sys, "orig_argv", [])
+_runs_unittest = "-munittest" in _words or ("-m" in _words[:-1] and _words[_words.index("-m") + 1] == "unittest")
+if "CARREL_WITNESS" in os.environ and _runs_unittest:
+    import carrel_unittest
 
-        carrel_unittest.attend()
+    carrel_unittest.attend()
+if "CARREL_WITNESS" in os.environ:
     sys.meta_path.insert(0, _Pytest())  # type: ignore[arg-type]
 _load_the_next()
