@@ -124,7 +124,8 @@ async def test_the_whole_way_as_the_page_shows_it(client: Any) -> None:
     await got(session.write_file("fix.patch", sample.patch))
     assert (await got(session.execute_command("git apply fix.patch && rm fix.patch"))).exit_code == 0
     job = await got(session.verify())
-    assert (job.result.is_success, job.result.score) == (True, 1.0)
+    assert (job.result.is_success, job.result.score, job.result.outcome) == (True, 1.0, "solved")
+    assert (job.result.integrity, job.result.evidence) == ("clean", [])
     closed = await got(client.sessions.close(session_id=session.session_id))
     assert closed.duration_seconds > 0
     assert (await got(client.sessions.retrieve(session.session_id))).status == "closed"

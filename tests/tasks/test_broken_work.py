@@ -5,15 +5,18 @@ from __future__ import annotations
 import re
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from carrel.tasks.changes import Change, Changes
 from carrel.tasks.dataset import Datasets
-from carrel.tasks.grading import verify
+from carrel.tasks.grading import grade, verify
 from carrel.tasks.sample import Sample
 from tests.needs import skip_without
 from tests.tasks.conftest import OpenPlace
-from tests.tasks.small_samples import ADD, ONE
+from tests.tasks.real_runners import program
+from tests.tasks.small_samples import ADD, ONE, written
 
 ACCUSING = re.compile(r"forged|changed the test runner|from inside|was changed")
 
@@ -60,4 +63,38 @@ async def test_source_that_other_runners_cannot_read(
     result = await verify(sample, place, cache=cache)
     assert result.outcome == outcome, result
     assert said in str(result.evidence)
+    assert not ACCUSING.search(str(result.evidence)), result.evidence
+
+
+TAP_TEST = """
+const { add } = require('./calc.js');
+console.log(`TAP version 13\\n${add(1, 2) === 3 ? 'ok' : 'not ok'} 1 - adds\\n1..1`);
+"""
+PYTHON_TEST = "from calc import add\n\n\ndef test_add():\n    assert add(1, 2) == 3\n"
+KILLED = "import os\n\n\ndef add(a, b):\n    os.kill(os.getpid(), 11)\n"
+
+
+@pytest.mark.parametrize(
+    ("command", "report", "name", "source", "said"),
+    [
+        ("node tap.js", "auto", "calc.js", "exports.add = (\n", "cannot be loaded: SyntaxError"),
+        ("node tap.js", "tap", "calc.js", "exports.add = (\n", "cannot be loaded: SyntaxError"),
+        ("node tap.js", "tap", "calc.js", "exports.add = () => process.abort();\n", "killed by SIG"),
+        ("python -m pytest --junitxml={report}", "auto", "calc.py", KILLED, "killed by SIGSEGV"),
+    ],
+)
+async def test_source_that_ends_its_tests_has_not_solved_them(
+    command: str, report: Any, name: str, source: str, said: str, tmp_path: Path
+) -> None:
+    if command.startswith("node"):
+        program("node")
+    files = written(tmp_path / "files", {"tap.js": TAP_TEST, "test_calc.py": PYTHON_TEST, name: ""})
+    verification: Any = {"command": command, "report": report}
+    wanted = ["adds"] if command.startswith("node") else ["test_calc.py::test_add"]
+    sample = Sample(sample_id="calc-1", files=files, fail_to_pass=wanted, verify=verification)
+    work = Changes((Change(name, "file", source.encode()),))
+    result = await grade(sample, work, cache=tmp_path / "cache")
+    assert (result.outcome, result.suite_ran, result.score) == ("not_solved", False, 0), result
+    assert said in result.evidence[0], result.evidence
+    assert result.integrity != "suspicious"
     assert not ACCUSING.search(str(result.evidence)), result.evidence

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from carrel.tasks.changes import Changes
+from carrel.tasks.changes import Change, Changes
 from carrel.tasks.grading import grade, grade_patch
 from carrel.tasks.sample import Sample
 from tests.tasks.real_runners import ready_for, runner_sample
@@ -355,3 +355,177 @@ async def test_node_with_all_that_it_has(tmp_path: Path) -> None:
     sample: Sample = runner_sample("node", tmp_path / "files", files=folder)
     result = await grade(sample, Changes(), prepared=await ready_for("node", sample, tmp_path / "cache"))
     assert (result.outcome, result.evidence, result.failed) == ("solved", [], 0), result
+
+
+LAYOUTS = """
+import functools
+import importlib
+import sys
+import threading
+
+import pytest
+from calc import add, one
+from tests import helpers
+from tests.helpers import Shared, twice
+
+CASES = [(1, 2, 3), (2, 2, 4)]
+
+
+def logged(function):
+    @functools.wraps(function)
+    def inner(*these, **those):
+        return function(*these, **those)
+
+    return inner
+
+
+@pytest.fixture(params=[1, 2], ids=["one", "two"])
+def number(request):
+    return request.param
+
+
+@pytest.fixture(scope="module", autouse=True)
+def other_helper():
+    honest = helpers.thrice
+    helpers.thrice = lambda number: honest(number)
+    yield
+    helpers.thrice = honest
+
+
+@pytest.mark.parametrize(("a", "b", "c"), CASES)
+def test_cases(a, b, c):
+    assert add(a, b) == c, f"{a} and {b}"
+
+
+@logged
+@pytest.mark.parametrize("a", [1])
+def test_decorated(a, *, wanted=2):
+    assert add(a, a) == wanted
+
+
+def test_fixture(number):
+    assert twice(number) == helpers.thrice(number) - number
+
+
+def test_patches(monkeypatch):
+    monkeypatch.setattr(sys.modules[__name__], "twice", lambda number: 7)
+    monkeypatch.setattr("builtins.input", lambda: "x")
+    assert (twice(1), input()) == (7, "x")
+
+
+def test_reloads():
+    import calc
+
+    assert importlib.reload(calc).add(1, 2) == 3
+
+
+def test_traces():
+    seen = []
+    honest = sys.gettrace()
+    sys.settrace(lambda *these: seen.append(these))
+    add(1, 1)
+    sys.settrace(honest)
+    thread = threading.Thread(target=seen.append, args=(1,))
+    thread.start()
+    thread.join()
+    assert seen
+
+
+def make(wanted):
+    def test(self):
+        assert wanted == 3
+
+    return test
+
+
+class TestMade(Shared):
+    test_made = make(3)
+
+    def setup_method(self):
+        self.check = lambda number: self.assert_three(number)
+
+    def test_method(self):
+        self.check(add(1, 2))
+
+
+if sys.version_info > (3, 0):
+
+    def test_either():
+        for _ in range(200):
+            assert one() == 1
+else:
+
+    def test_either():
+        raise AssertionError
+"""
+HELPERS = """
+from calc import add
+
+
+def twice(number):
+    return add(number, number)
+
+
+def thrice(number):
+    return add(number, twice(number))
+
+
+class Shared:
+    def assert_three(self, number):
+        assert number == 3
+
+    def test_inherited(self):
+        self.assert_three(add(1, 2))
+"""
+DOCTESTED = (
+    'def add(a, b):\n    """\n    >>> add(1, 2)\n    3\n    """\n    return a - b\n\n\ndef one():\n    return 1\n'
+)
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        COMMAND,
+        "python -m pytest -q --collect-only; python -m pytest -q --junitxml={report}",
+        "python -m pytest -q tests/test_calc.py; python -m pytest -q tests/test_layouts.py --junitxml={report}",
+        "python trace_it.py {report}",
+        "python -O -m pytest -q --junitxml={report} --import-mode=importlib",
+    ],
+)
+async def test_no_honest_layout_is_suspicious(command: str, tmp_path: Path, cache: Path) -> None:
+    at = "tests/test_layouts.py"
+    files = {
+        "tests/__init__.py": "",
+        "tests/helpers.py": HELPERS,
+        "tests/test_layouts.py": LAYOUTS,
+        "trace_it.py": "import sys, pytest\nsys.settrace(lambda *these: None)\n"
+        "sys.exit(pytest.main(['-q', '--junitxml=' + sys.argv[1]]))\n",
+    }
+    passing = [f"{at}::{name}" for name in ("test_cases", "test_fixture", "TestMade::test_method")]
+    staying = [f"{at}::{name}" for name in ("test_patches", "test_traces", "test_either")]
+    sample = calc(
+        tmp_path / "calc",
+        files,
+        fail_to_pass=[*passing, f"{at}::TestMade::test_inherited", f"{at}::test_decorated"],
+        pass_to_pass=staying,
+        verify={"command": command, "timeout": 90},
+    )
+    result = await grade_patch(sample, GOLD, cache=cache)
+    assert (result.outcome, result.integrity, result.evidence) == ("solved", "clean", []), result
+    made = sample.model_copy(update={"pass_to_pass": [*staying, f"{at}::TestMade::test_made"]})
+    result = await grade_patch(made, GOLD, cache=cache)
+    assert (result.outcome, result.integrity) == ("solved", "unknown"), result
+    assert "TestMade::test_made could not be compared with the sample's files" in result.evidence[0]
+
+
+async def test_examples_in_documentation_cannot_be_compared(tmp_path: Path, cache: Path) -> None:
+    sample = calc(
+        tmp_path / "calc",
+        {"calc.py": DOCTESTED},
+        fail_to_pass=["calc.py::calc.add"],
+        verify={"command": COMMAND + " --doctest-modules", "timeout": 60},
+    )
+    work = Changes((Change("calc.py", "file", DOCTESTED.replace("a - b", "a + b").encode()),))
+    result = await grade(sample, work, cache=cache)
+    assert (result.outcome, result.integrity) == ("solved", "unknown"), result
+    assert "calc.add could not be compared" in result.evidence[0]

@@ -94,3 +94,13 @@ def test_what_is_typed_wrong_is_one_line(carrel: Carrel, sums: Path) -> None:
     assert "no such variable" in carrel("task", "run", "sums", "--agent", "x", "--env", "NO_SUCH", code=2).stderr
     assert "there is no /no/such" in carrel("task", "run", "sums", "--agent", "x", "--mount", "/no/such", code=2).stderr
     assert "no.patch: No such file" in carrel("task", "verify", "sums", "calc-1", "--patch", "no.patch", code=2).stderr
+
+
+def test_suspicious_solutions_are_counted_apart(carrel: Carrel, sums: Path, tmp_path: Path) -> None:
+    agent = f"{FIX}; echo 'import ctypes' >> calc.py"
+    words = ("task", "run", "sums", "calc-1", "--agent", agent, "--output", str(tmp_path / "out.jsonl"))
+    shown = carrel(*words).stdout
+    assert "solved, suspicious" in shown, shown
+    assert "1 of the solved are suspicious" in shown
+    assert "calc.py now imports ctypes" in shown
+    assert json.loads(carrel(*words, "--resume", "--json").stdout)["summary"]["suspicious"] == 1

@@ -72,7 +72,7 @@ async def test_tests_that_the_source_writes_while_others_are_collected(
     assert (await place.exec(RUN)).exit_code == 0
     result = await verify(sample, place, cache=cache)
     assert result.outcome == "tests_did_not_run", result
-    assert "while the tests ran" in result.evidence[0]
+    assert "while the tests ran" in result.evidence[0] or "the code of test_z" in result.evidence[0]
     await place.exec(f"cp -r /tmp/honest/. .; {SOLVE}")
     assert (await verify(sample, place, cache=cache)).outcome == "solved"
 

@@ -88,7 +88,7 @@ async def run(
         count += 1
         if as_json:
             return
-        words = result.result.outcome.replace("_", " ")
+        words = _words(result.result)
         line = f"{result.sample_id:<24} {words:<18} {result.result.score:>5.2f}  {result.seconds:>7.1f} s"
         show.say(f"{line}  {_reason(result.result)}".rstrip(), _STYLES.get(result.result.outcome, ""))
         show.flush()
@@ -180,9 +180,14 @@ def _mount(text: str) -> Mount:
     return Mount(source=path, at=at or str(path))
 
 
+def _words(result: VerificationResult) -> str:
+    suspicious = result.is_success and result.integrity == "suspicious"
+    return result.outcome.replace("_", " ") + ", suspicious" * suspicious
+
+
 def _reason(result: VerificationResult) -> str:
-    """One line on why it is not solved."""
-    if result.is_success:
+    """One line on why it is not solved, or why it may not be."""
+    if result.is_success and result.integrity != "suspicious":
         return ""
     if result.evidence:
         return result.evidence[0].splitlines()[0]
@@ -198,13 +203,14 @@ def _shortened(names: Sequence[str]) -> str:
 
 
 def _print_result(result: VerificationResult) -> None:
-    words = result.outcome.replace("_", " ")
-    show.say(f"{words}, score {result.score:.2f}", _STYLES.get(result.outcome, "bold"))
+    show.say(f"{_words(result)}, score {result.score:.2f}", _STYLES.get(result.outcome, "bold"))
     show.say(f"{result.passed} passed, {result.failed} failed, {result.skipped} skipped of {result.total}")
     for test in result.failures[:20]:
         show.say(f"  failed  {test.name}", "red")
     for name in result.missing[:20]:
         show.say(f"  missing {name}", "red")
+    if result.integrity != "clean":
+        show.say(f"  integrity: {result.integrity}", "yellow")
     for line in result.evidence:
         show.say(f"  {line}", "yellow")
     for path, reason in list(result.left_out.items())[:20]:
@@ -218,5 +224,7 @@ def _print_summary(total: Summary, file: Path, earlier: int) -> None:
     show.say()
     rate = f"{total.pass_rate:.1%} solved ({total.solved} of {total.judged})"
     show.say(f"{rate}, 95 % between {total.low:.1%} and {total.high:.1%}; mean score {total.mean_score:.2f}", "bold")
+    if total.suspicious:
+        show.say(f"{total.suspicious} of the solved are suspicious; the results say why in `evidence`", "yellow")
     before = f"; {earlier} were done before" if earlier else ""
     show.say(f"Median {total.median_seconds:.1f} s a sample. Results: {file}{before}")

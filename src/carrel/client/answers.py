@@ -197,6 +197,8 @@ class Verdict(Answer):
     outcome: str | None = None
     """solved, flaky, partly, not_solved, tests_did_not_run or infrastructure_failed."""
     score: float | None = None
+    integrity: str | None = None
+    """clean, suspicious or unknown; `evidence` has the reasons."""
     suite_ran: bool | None = None
     evidence: list[str] | None = None
 

@@ -5,21 +5,25 @@ from __future__ import annotations
 import asyncio
 import re
 import secrets
+import signal
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 
 from carrel.errors import ReportUnreadable, WorkerLost
 from carrel.execution.executor import CommandResult, Executor, Output
 from carrel.tasks import witnesses
+from carrel.tasks.named_tests import Reported
 from carrel.tasks.reports import ReportKind, cases_in, kind_of_report
 from carrel.tasks.sample import Sample
 from carrel.tasks.testimony import Testimony, doubt, hear, read_notes, witness_lines
 from carrel.tasks.text_reports import PACKAGE
 from carrel.tasks.told import Told
-from carrel.tasks.verdict import Run, claims_something, required_of
+from carrel.tasks.verdict import Integrity, Run, claims_something, required_of
 from carrel.tasks.watching import Watch
 
 LARGEST_REPORT = 64 * 1024 * 1024
+_ERROR = re.compile(r"^\s*(?:SyntaxError|ReferenceError|TypeError|RangeError)\b.*", re.MULTILINE)
+_TRACES = re.compile(r"settrace|setprofile|sys\.monitoring|_profile|_trace\b|cProfile|\bbdb\b")
 
 
 @dataclass(frozen=True)
@@ -61,22 +65,38 @@ class _Listening:
         return "".join(self._parts[stream]) if self._sizes[stream] <= LARGEST_REPORT else bounded
 
 
-async def run_command(place: Executor, sample: Sample, watch: Watch | None = None) -> Ran:
-    """Run it once; whatever the code under test does, a run comes of it."""
+@dataclass(frozen=True)
+class Records:
+    """What the recorders of one run of a test command noted."""
+
+    lines: Testimony
+    """Of pytest and unittest."""
+    notes: Testimony
+    """Of test programs of cargo, go and node."""
+
+    @property
+    def any_begun(self) -> bool:
+        return self.lines.begun or self.notes.begun or self.notes.unable
+
+
+async def run_command(place: Executor, sample: Sample, watch: Watch | None = None, files: str = "") -> Ran:
+    """Run it once; whatever the code under test does, a run comes of it. `files` is for the recorders."""
     verify = sample.verify
     nonce = secrets.token_hex(12)
     report, secret = f"/tmp/carrel-report-{nonce}", f"/tmp/carrel-word-{nonce}"
     word, notes = f"carrel-{secrets.token_hex(16)}", f"/tmp/carrel-notes-{nonce}"
     try:
         await _remove_reports(place, verify.reports)
-        env = await _call_witnesses(place, sample, secret, word, notes)
+        env = await _call_witnesses(place, sample, secret, word, notes, files)
         listening, command = _Listening(word), verify.command.replace("{report}", report)
+        if env:
+            command = witnesses.recorded(command, env["PYTHONPATH"].partition(":")[0])
         done = await place.exec(command, timeout=verify.timeout, env=env, on_output=listening)
-        heard = listening.testimony()
+        records = Records(listening.testimony(), read_notes(await _noted(place, sample, notes)))
         done.stdout = listening.text("stdout", done.stdout)
         done.stderr = hear(listening.text("stderr", done.stderr), word)[0]
         run = Run(exit_code=done.exit_code, seconds=done.duration, stdout=done.stdout, stderr=done.stderr)
-        text, kind = None, _named_kind(sample)
+        text, kind, doubted = None, _named_kind(sample), ""
         try:
             text = await _report(place, sample, report, done)
             kind = _kind(sample, text)
@@ -86,20 +106,29 @@ async def run_command(place: Executor, sample: Sample, watch: Watch | None = Non
                 # A large report takes its time, in which others want to be answered.
                 run.cases = await asyncio.to_thread(_cases, text, kind)
                 if await asyncio.to_thread(claims_something, sample, run):
-                    run.problem = await _doubts(place, sample, heard, notes, run.cases) or _at_odds(kind, run)
+                    doubted = await _doubts(place, sample, records, secret, run.cases) or _at_odds(kind, run)
+                    doubted = doubted or _traced(sample, records.lines.tracers, watch)
             elif kind == "exit_code" and not done.exit_code:
-                run.problem = await _doubts(place, sample, heard, notes, []) or _contradicted(sample, heard)
+                doubted = await _doubts(place, sample, records, secret, []) or _contradicted(sample, records.lines)
+                doubted = doubted or _traced(sample, records.lines.tracers, watch)
         except ReportUnreadable as problem:
             run.problem = f"{problem}; the command ended with {done.exit_code}{_last_line(done)}"
+        run.problem = run.problem or doubted
         speaks = not run.problem and await asyncio.to_thread(claims_something, sample, run)
         if speaks and watch is not None and (path := await watch.written(place)):
-            run.problem = f"{path} was written to while the tests ran, so it may not be the sample's that was run"
+            doubted = f"{path} was written to while the tests ran, so it may not be the sample's that was run"
+            run.problem = doubted
+        run.integrity, run.remarks = assessed(sample, run, records, doubted=bool(doubted))
         if not _confined(place):
             await place.exec(["rm", "-f", "--", report, secret, notes], timeout=60)  # They lie among the host's files.
     except WorkerLost as problem:
         lost = f"the code under test ended the place it ran in: {problem}"
         return Ran(Run(problem=lost, exit_code=-1), None, "exit_code")
+    if not doubted and not done.timed_out and not await asyncio.to_thread(claims_something, sample, run):
+        run.broken = _broken(done)
     run.by_exit_code = kind == "exit_code"
+    if sample.verify.recorder == "required" and witnesses.wanted(sample) and not records.any_begun:
+        run.problem, run.broken = "verify.recorder is `required`, and no recorder ran in the test command", ""
     if done.timed_out:
         run.problem = f"the command did not end within {verify.timeout:g} s"
     elif not run.problem and kind not in ("json", "exit_code", "sarif") and not run.cases:
@@ -133,29 +162,75 @@ def _confined(place: Executor) -> bool:
     return "filesystem_isolation" in place.supported_capabilities()
 
 
-async def _call_witnesses(place: Executor, sample: Sample, secret: str, word: str, notes: str) -> dict[str, str]:
+async def _call_witnesses(
+    place: Executor, sample: Sample, secret: str, word: str, notes: str, files: str
+) -> dict[str, str]:
     """The environment that brings them along; what they need lies in files of the place."""
     at = witnesses.AT if _confined(place) else str(witnesses.FOLDER)
-    env: dict[str, str] = {}
-    if witnesses.of_python(sample):
-        await place.write_file(secret, word)
-        env |= witnesses.for_python(sample, secret, at)
-    if witnesses.of_programs(sample):
-        await place.write_file(notes, "")
-        env |= witnesses.for_programs(sample, notes, at)
-    return env
+    if not witnesses.wanted(sample):
+        return {}
+    await place.write_file(secret, word)
+    await place.write_file(notes, "")
+    return witnesses.variables(sample, secret, notes, at, files)
 
 
-async def _doubts(place: Executor, sample: Sample, heard: Testimony, notes: str, cases: list[Told]) -> str:
+async def _doubts(place: Executor, sample: Sample, records: Records, secret: str, cases: list[Told]) -> str:
     """Why the report is not to be believed, by all that witnesses say."""
-    required = required_of(sample)
-    problem = await asyncio.to_thread(doubt, heard, cases, required)
-    if problem or not witnesses.of_programs(sample):
+    if not witnesses.wanted(sample):
+        return ""
+    required, noted = required_of(sample), records.notes
+    if problem := await asyncio.to_thread(doubt, records.lines, cases, required):
         return problem
-    noted = read_notes(await _text_of(place, notes))
+    if not records.lines.begun and await _text_of(place, secret) is None:
+        return "the file that a recorder in the test runner needs was removed before one could begin"
     if not noted.begun and not noted.unable and witnesses.must_speak(sample) and _passed(cases):
         return "the report tells of tests that passed, and no test program was seen to run: the report is forged"
     return await asyncio.to_thread(doubt, noted, cases, required)
+
+
+def assessed(sample: Sample, run: Run, records: Records, *, doubted: bool) -> tuple[Integrity, list[str]]:
+    """Pure: what the recorders of a run can say of its integrity, and why."""
+    if doubted:
+        return "suspicious", []
+    if not witnesses.wanted(sample):
+        return "unknown", ["verify.recorder is `off`"] if sample.verify.recorder == "off" else []
+    if not records.any_begun:
+        return "unknown", ["no recorder ran in the test command, so nothing but its own report says what was tested"]
+    if reasons := [f"{file} installed a tracer or a profiler while the tests ran" for file in records.lines.tracers]:
+        return "suspicious", reasons
+    if records.notes.unable:
+        return "unknown", ["the recorder cannot see what this version of the test runner does"]
+    return _compared(sample, run, records.lines.uncompared)
+
+
+def _compared(sample: Sample, run: Run, uncompared: dict[str, str]) -> tuple[Integrity, list[str]]:
+    names = required_of(sample)
+    reported = Reported(run.cases)
+    passed = [case for name in names for case in reported.find(name)] if names else run.cases
+    told = Reported([Told("", name, "passed") for name in uncompared])
+    missed = [case.whole_name for case in passed if case.status == "passed" and told.find(case.whole_name)]
+    if passed and "" in uncompared:
+        return "unknown", [f"the tests could not be compared with the sample's files: {uncompared['']}"]
+    if not missed:
+        return "clean", []
+    reason = uncompared[told.find(missed[0])[0].name]
+    more = f" and {len(missed) - 1} more" if len(missed) > 1 else ""
+    return "unknown", [f"{missed[0]}{more} could not be compared with the sample's files: {reason}"]
+
+
+def _traced(sample: Sample, tracers: list[str], watch: Watch | None) -> str:
+    """A tracer that the work has brought along, in a project that has none of its own: it can change what tests see."""
+    for path in tracers:
+        before = (watch.base.read(path) if watch is not None else None) or b""
+        if not _TRACES.search(sample.patch) and not _TRACES.search(before.decode("utf-8", "replace")):
+            return f"{path} installed a tracer or a profiler while the tests ran, which can change what they see"
+    return ""
+
+
+async def _noted(place: Executor, sample: Sample, notes: str) -> str | None:
+    """What was written to the file for notes; None where it was removed and would have something in it."""
+    text = await _text_of(place, notes) if witnesses.wanted(sample) else ""
+    return "" if text is None and not witnesses.must_speak(sample) else text
 
 
 def _passed(cases: list[Told]) -> bool:
@@ -222,6 +297,15 @@ def _kind(sample: Sample, text: str | None) -> ReportKind:
     if "{report}" in sample.verify.command or sample.verify.reports:
         return kind_of_report(text) if text else "junit"
     return kind_of_report(text or "", sample.verify.command)
+
+
+def _broken(done: CommandResult) -> str:
+    """How the code under test ended the command before it had a result; empty where that cannot be told."""
+    number = -done.exit_code if done.exit_code < 0 else done.exit_code - 128
+    if number in {each.value for each in signal.Signals}:
+        return f"the tests were killed by {signal.Signals(number).name} before they had a result"
+    error = _ERROR.search(f"{done.stderr}\n{done.stdout}")
+    return f"the source cannot be loaded: {error[0].strip()[:300]}" if error and done.exit_code else ""
 
 
 def _no_report(done: CommandResult) -> str:

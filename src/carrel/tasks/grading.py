@@ -10,11 +10,13 @@ from functools import lru_cache
 from pathlib import Path, PurePosixPath
 
 from carrel.errors import CarrelError, ConfigurationError, PlaceLost, WorkerLost
+from carrel.execution import scratch
 from carrel.execution.executor import Executor
 from carrel.execution.subprocess_executor import SubprocessExecutor
 from carrel.tasks import witnesses
 from carrel.tasks.changes import Change, Changes, apply_patch, carry_over, changes_in, without_traps
 from carrel.tasks.command_run import Ran, run_command
+from carrel.tasks.integrity import reasons_in
 from carrel.tasks.place import Prepared, make_ready, open_place
 from carrel.tasks.protection import Folder, Protection
 from carrel.tasks.sample import Sample
@@ -109,6 +111,12 @@ async def grade(
     result = await asyncio.to_thread(judge, sample, ran)
     if "filesystem_isolation" not in SubprocessExecutor(ready.config).supported_capabilities():
         result.evidence.append("no sandbox is in force here, so nothing keeps an agent's processes from the judging")
+    if sample.verifier == "test_suite":
+        base = Folder(ready.workspace)
+        reasons = await asyncio.to_thread(reasons_in, [(each, base.read(each.path)) for each in work.entries], sample)
+        result.evidence += reasons
+        if reasons:
+            result.integrity = "suspicious"
     if keep is not None:
         _keep(ran, keep)
     result.stdout, result.stderr = shortened(result.stdout), shortened(result.stderr)
@@ -162,16 +170,22 @@ def protected(prepared: Prepared, changes: Changes) -> Changes:
 async def _one_run(prepared: Prepared, work: Changes) -> Ran:
     """In a place of its own: no process, variable or file of whoever worked on it but their source."""
     sample = prepared.sample
-    place = await open_place(prepared, mounts=witnesses.mounts(sample))
+    files = scratch.new_folder("sample-files")
+    place: Executor | None = None
     try:
+        place = await open_place(prepared, mounts=witnesses.mounts(sample, files, prepared.workspace))
         try:
             await carry_over(work, place, Folder(prepared.workspace))
             await apply_patch(place, sample.test_patch, "the sample's test_patch")
         except WorkerLost as problem:
             raise CarrelError(f"the place was lost before the tests began: {problem}") from None
-        return await run_command(place, sample, await watch(place, prepared, protection_of(prepared)))
+        theirs = [change.path for change in work.entries]
+        shown = await witnesses.show_files(place, sample, files, prepared.workspace, theirs)
+        return await run_command(place, sample, await watch(place, prepared, protection_of(prepared)), shown)
     finally:
-        await place.close()
+        if place is not None:
+            await place.close()
+        await asyncio.to_thread(scratch.remove, files)
 
 
 @lru_cache(maxsize=64)

@@ -24,6 +24,8 @@ class Summary(BaseModel):
     """Those with a verdict: all but the ones whose infrastructure failed."""
     solved: int
     """With those that needed a retry."""
+    suspicious: int = 0
+    """Of the solved ones, those that may have touched their tests' runner."""
     outcomes: dict[str, int]
     pass_rate: float
     low: float
@@ -45,8 +47,8 @@ def wilson(solved: int, judged: int, z: float = Z) -> tuple[float, float]:
     return max(0.0, (middle - half) / scale), min(1.0, (middle + half) / scale)
 
 
-def summary(outcomes: Sequence[tuple[Outcome, float, float]]) -> Summary:
-    """Of each sample: its outcome, its score, and how many seconds it took."""
+def summary(outcomes: Sequence[tuple[Outcome, float, float]], suspicious: int = 0) -> Summary:
+    """Of each sample its outcome, score and seconds; and how many of the solved are suspicious."""
     counts = Counter(outcome for outcome, _, _ in outcomes)
     judged = len(outcomes) - counts["infrastructure_failed"]
     solved = counts["solved"] + counts["flaky"]
@@ -56,6 +58,7 @@ def summary(outcomes: Sequence[tuple[Outcome, float, float]]) -> Summary:
         samples=len(outcomes),
         judged=judged,
         solved=solved,
+        suspicious=suspicious,
         outcomes={outcome: counts[outcome] for outcome in get_args(Outcome) if counts[outcome]},
         pass_rate=solved / judged if judged else 0.0,
         low=low,

@@ -68,6 +68,13 @@ RUNNER_FOLDERS = (
     ".cargo",
     ".mvn",
 )
+STEERING_FILES = (
+    *("conftest.py", "pytest.ini", ".pytest.ini", "pytest.toml", ".pytest.toml", "tox.ini", "setup.cfg"),
+    *("pyproject.toml", "jest.config.*", "jest.setup.*", "vitest.config.*", "vitest.workspace.*", ".mocharc*"),
+)
+"""Files that steer a runner of tests in their folder and below it, and that no honest run makes there."""
+START_FILES = ("sitecustomize.py", "usercustomize.py", "*.pth")
+"""Files that Python loads when it starts."""
 # Tests and what is built from source, by custom: unless the reference change touches them, which makes them source.
 BUILD_SETTINGS = (
     "vite.config.*",
@@ -271,6 +278,34 @@ class Protection:
         if path in self._named or _any(parts[-1:], (*RUNNER_FILES, *TEST_FILES)):
             return path not in self._source
         return _any(parts[-1:], CODE) and (path in self._tests or _any(parts, TEST_FOLDERS))
+
+    def steers_when_new(self, path: str) -> bool:
+        """Whether a file that was not there before steers the tests' runner: code under test may write one."""
+        *folders, name = PurePosixPath(path).parts
+        if _any(folders, ("site-packages", "dist-packages")):
+            # One that `tox` has just made is not the environment that the tests were to run in.
+            return _any((name,), START_FILES) and self._base.kind("/".join(folders)) is not None
+        if _any([part.lower() for part in folders], RUNNER_FOLDERS):
+            return False
+        if _any((name,), START_FILES[:2]):
+            return True
+        return _any((name,), STEERING_FILES) and tuple(folders) in self._test_folders
+
+    def is_installed(self, path: str) -> bool:
+        """Whether it is a module of an environment in the workdir that was there before."""
+        parts = PurePosixPath(path).parts
+        site = _any(parts, ("site-packages", "dist-packages")) and "__pycache__" not in parts
+        return site and path.endswith((".py", ".pth")) and self._base.kind(path) is not None
+
+    @cached_property
+    def _test_folders(self) -> set[tuple[str, ...]]:
+        """The folders that have tests in them, and all above those."""
+        found: set[tuple[str, ...]] = {()}
+        for path in [*self._base.children(""), *self._tests, *self._named]:
+            folders = PurePosixPath(path).parts[:-1]
+            if folders not in found and self.is_test_code(path):
+                found |= {folders[:count] for count in range(len(folders) + 1)}
+        return found
 
     def is_rebuilt(self, path: str) -> bool:
         """Whether it is what the set-up has built and the test command builds again, so that it is judged without."""

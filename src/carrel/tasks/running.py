@@ -81,7 +81,8 @@ async def run_samples(
             # The disk is full, say; the others were stopped, and what they had finished is in the file.
             raise problems.exceptions[0] from None
     of_these = [found[_key(sample)] for sample in samples if _key(sample) in found]
-    return summary([(each.result.outcome, each.result.score, each.seconds) for each in of_these])
+    suspicious = sum(each.result.is_success and each.result.integrity == "suspicious" for each in of_these)
+    return summary([(each.result.outcome, each.result.score, each.seconds) for each in of_these], suspicious)
 
 
 def _key(sample: Sample) -> tuple[str, str, int]:

@@ -101,6 +101,8 @@ class Verify(BaseModel):
     before it runs."""
     timeout: float = Field(default=300, gt=0)
     """Seconds one run of the command may take."""
+    recorder: Literal["auto", "required", "off"] = "auto"
+    """Whether a recorder in the test runner notes what really ran: `required` believes no run without one."""
     retries: int = Field(default=0, ge=0, le=20)
     """How often a failing run is tried again; one that passes then is called flaky."""
     protected: list[str] = []

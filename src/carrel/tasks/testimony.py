@@ -31,6 +31,10 @@ class Testimony:
     """The test programs that were seen."""
     unable: bool = False
     """Whether a witness said that it cannot see anything here."""
+    uncompared: dict[str, str] = field(default_factory=dict)
+    """Tests that could not be compared with the sample's files, and why; "" stands for all of them."""
+    tracers: list[str] = field(default_factory=list)
+    """Files that installed a tracer or a profiler while the tests ran."""
 
 
 def witness_lines(text: str, word: str) -> tuple[list[str], str]:
@@ -45,13 +49,16 @@ def witness_lines(text: str, word: str) -> tuple[list[str], str]:
 def hear(stderr: str, word: str) -> tuple[str, Testimony]:
     """Standard error without the witness's lines, and what they say."""
     told = Testimony()
-    seen: dict[str, Status] = {}
+    runs: dict[str, dict[str, Status]] = {}
+    finished: set[str] = set()
 
     def take(found: re.Match[str]) -> str:
         try:
             line = json.loads(found[1])
         except ValueError:
             return ""
+        run = str(line.get("run"))
+        seen = runs.setdefault(run, {})
         match line.get("event"):
             case "begun":
                 told.begun = True
@@ -63,12 +70,22 @@ def hear(stderr: str, word: str) -> tuple[str, Testimony]:
                     told.problem = f"the test runner could not be tried with a test that must fail: {problem}"
             case "changed":
                 told.problem = _changed(line)
+            case "uncompared":
+                told.uncompared[str(line.get("id"))] = str(line.get("why"))
+            case "tracer":
+                told.tracers.append(str(line.get("file")))
             case "finished":
-                told.finished = True
+                finished.add(run)
         return ""
 
     rest = re.sub(rf"\n{re.escape(word)} (\{{.*\}})\n", take, stderr)
-    told.cases = [Told("", node, status) for node, status in seen.items()]
+    told.finished = told.begun and runs.keys() <= finished
+    merged: dict[str, Status] = {}
+    for node, status in [item for seen in runs.values() for item in seen.items()]:
+        # A command may run a runner again for what failed; what passed in one of its runs has passed.
+        if merged.get(node) != "passed":
+            merged[node] = status
+    told.cases = [Told("", node, status) for node, status in merged.items()]
     return rest, told
 
 

@@ -12,6 +12,7 @@ from carrel.tasks.sample import Sample
 from carrel.tasks.told import Told
 
 Outcome = Literal["solved", "flaky", "partly", "not_solved", "tests_did_not_run", "infrastructure_failed"]
+Integrity = Literal["clean", "suspicious", "unknown"]
 Standing = Literal["passed", "failed", "skipped", "missing"]
 LONGEST_MESSAGE = 4000
 """Characters of one test's message in a result."""
@@ -48,6 +49,9 @@ class VerificationResult(BaseModel):
     outcome: Outcome = "not_solved"
     score: float = 0.0
     """From 0 to 1: the part of `fail_to_pass` that passes, times the part of `pass_to_pass` that still does."""
+    integrity: Integrity = "unknown"
+    """Whether the code under test left its test runner alone: `suspicious` where it may not have, with the reasons in
+    `evidence`; `unknown` where no recorder could see it."""
     suite_ran: bool = False
     """Whether the tests were really run to their end."""
     required: dict[str, Standing] = {}
@@ -80,8 +84,13 @@ class Run(BaseModel):
     stderr: str = ""
     problem: str = ""
     """Why this was no run of the tests; empty when it was one."""
+    broken: str = ""
+    """How the code under test ended the tests before there was a result; empty when it did not."""
     by_exit_code: bool = False
     """Whether there is nothing to go by but the exit code."""
+    integrity: Integrity = "unknown"
+    remarks: list[str] = []
+    """What supports `integrity`, in words."""
 
 
 def standing(cases: Sequence[Told]) -> Standing:
@@ -125,10 +134,14 @@ def verdict(sample: Sample, runs: Sequence[Run]) -> VerificationResult:
     told.tool = sample.verifier
     real = [run for run in runs if not run.problem]
     told.evidence += [f"run {number}: {run.problem}" for number, run in enumerate(runs, 1) if run.problem]
+    told.integrity = _integrity([run.integrity for run in runs])
+    remarks = list(dict.fromkeys(remark for run in runs for remark in run.remarks))
     if not real:
+        told.evidence += remarks
         told.required = dict.fromkeys(required_of(sample), "missing")
         told.missing = required_of(sample)
         told.outcome = "tests_did_not_run"
+        _judge_broken(runs, told)
         return told
     told.suite_ran = True
     if required_of(sample):
@@ -140,9 +153,15 @@ def verdict(sample: Sample, runs: Sequence[Run]) -> VerificationResult:
         told.score = 1.0
     elif sample.fail_to_pass and not any(how != "missing" for how in told.required.values()):
         _judge_by_strangers(told)
+        _judge_broken(runs, told)
     else:
         told.outcome = "partly" if told.score > 0 else "not_solved"
+    told.evidence += remarks
     return told
+
+
+def _integrity(found: Sequence[Integrity]) -> Integrity:
+    return "suspicious" if "suspicious" in found else "unknown" if "unknown" in found else "clean"
 
 
 def _judge_by_lists(sample: Sample, runs: list[Run], told: VerificationResult) -> None:
@@ -170,6 +189,13 @@ def _judge_by_strangers(told: VerificationResult) -> None:
         told.evidence += [f"{each.name} failed: {_reason(each.message)}" for each in told.failures[:3]]
     else:
         told.outcome, told.suite_ran = "tests_did_not_run", False
+
+
+def _judge_broken(runs: Sequence[Run], told: VerificationResult) -> None:
+    """Source that its tests cannot load, or that ended them by a signal, does not solve the sample."""
+    if told.outcome == "tests_did_not_run" and all(run.broken for run in runs):
+        told.outcome = "not_solved"
+        told.evidence.insert(0, runs[-1].broken)
 
 
 def _reason(message: str) -> str:

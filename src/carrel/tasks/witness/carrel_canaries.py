@@ -57,7 +57,7 @@ def lie_found(session: Any, known: Any, without: Any) -> str:
 
     def failing() -> None:
         ran.append("failing")
-        assert len(ran) < 0, "as it should"
+        raise AssertionError("as it should")  # `python -O` leaves out what `assert` says
 
     def passing() -> None:
         ran.append("passing")

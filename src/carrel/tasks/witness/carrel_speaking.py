@@ -2,16 +2,20 @@
 
 Standard library only, and any Python from 3.6 on. What is written to a pipe cannot be taken back, so a report that is
 rewritten afterwards says something else than these lines. They begin with a word that only the host and the speaker
-know; the file that held it is gone before any code of the project is imported.
+know; the file that held it is gone before any code of the project is imported, and comes back when this process has
+ended, so that the next runner of the same command has a recorder too.
 """
 
+import atexit
 import json
 import os
+import stat
 from typing import Any
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 OURS = (HERE, "carrel_witness")
 _LISTS = (("PYTEST_PLUGINS", ","), ("PYTHONPATH", ":"))
+_OUT = 9
 _WORKERS = "CARREL_WITNESS_IN_WORKERS"
 
 
@@ -25,15 +29,35 @@ def speaker() -> Any:
     except OSError:
         return None
     _leave_the_environment()
-    out = os.dup(2)
+    out = _channel()
     getpid, write, dumps, owner = os.getpid, os.write, json.dumps, os.getpid()
+    run = str(owner) + "-" + os.urandom(4).hex()
+
+    def give_back() -> None:
+        # What was registered first is called last, when the project's code has nothing left to do.
+        if getpid() == owner:
+            with open(file, "w") as kept:
+                kept.write(word)
+
+    atexit.register(give_back)
 
     def say(**what: Any) -> None:
         # A fork of a test is not the runner; and a line must be one write.
         if getpid() == owner:
-            write(out, f"\n{word} {dumps(what)}\n".encode("ascii"))
+            write(out, f"\n{word} {dumps({'run': run, **what})}\n".encode("ascii"))
 
     return say
+
+
+def _channel() -> int:
+    """Standard error as it was when the test command began, or as it is where another program has started this one."""
+    try:
+        if stat.S_ISFIFO(os.fstat(_OUT).st_mode) or stat.S_ISSOCK(os.fstat(_OUT).st_mode):
+            os.set_inheritable(_OUT, False)
+            return _OUT
+    except OSError:
+        pass
+    return os.dup(2)
 
 
 def _leave_the_environment(*ours: str) -> None:

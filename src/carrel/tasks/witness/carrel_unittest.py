@@ -9,6 +9,8 @@ from unittest.result import TestResult
 from unittest.runner import TextTestResult
 from unittest.suite import BaseTestSuite
 
+from carrel_recorder_compare import Comparison, Executed, modules_of, strange_method, test_modules
+from carrel_recorder_tracers import watch
 from carrel_speaking import speaker
 from carrel_unchanged import LATE, Remembered, Tests, is_installed, may_change, plain
 
@@ -108,6 +110,10 @@ def attend() -> None:
     foreign: list[str] = []
     parts = Remembered()
     tests = Tests(parts.may_stand)
+    executed, traced_by = Executed(), set[str]()
+    comparison = Comparison(executed)
+    watch(executed, comparison.workdir, comparison.theirs, traced_by)
+    kinds: dict[type, bool] = {}
 
     def doubt(what: str) -> None:
         if what and not told:
@@ -126,6 +132,7 @@ def attend() -> None:
                 # A result of an old kind, which knows no skips, takes them for successes.
                 if name == "addSuccess" and hasattr(self, "addSkip") and _swallowed(test):
                     doubt(f"what came of {test.id()}")
+                doubt(comparison.changed(test) or comparison.bindings_changed() or strange_method(test))
                 say(event="test", id=test.id(), when="call", outcome=outcome)
             return honest(self, test, *more)
 
@@ -137,6 +144,27 @@ def attend() -> None:
     honest_part: Any = TestResult.addSubTest
     honest_stop: Any = TestResult.stopTestRun
     honest_collect: Any = BaseTestSuite.addTest
+    honest_start: Any = TestResult.startTest
+
+    def start(self: Any, test: Any) -> Any:
+        if not trying and isinstance(test, unittest.TestCase):
+            try:
+                compare(test)
+            except Exception as problem:  # noqa: BLE001 -- what cannot be compared does not end the run
+                say(event="uncompared", id=test.id(), why=f"{type(problem).__name__}: {problem}")
+        return honest_start(self, test)
+
+    def compare(test: Any) -> None:
+        if not kinds.setdefault(type(test), False):
+            new = [kind for kind, is_known in kinds.items() if not is_known]
+            kinds.update(dict.fromkeys(new, True))
+            modules = test_modules([module for kind in new for module in modules_of(kind)])
+            doubt(comparison.prepare(modules, lambda module: False))
+        method = getattr(test, "_testMethodName", "")
+        changed, why = comparison.learn(test, type(test), method, getattr(type(test), method, None))
+        doubt(changed or strange_method(test))
+        if why:
+            say(event="uncompared", id=test.id(), why=why)
 
     def add_part(self: Any, test: Any, subtest: Any, error: Any) -> Any:
         if error is not None and not trying:
@@ -147,6 +175,7 @@ def attend() -> None:
         method = getattr(test, "_testMethodName", None)
         if isinstance(test, unittest.TestCase) and method is not None:
             tests.add(type(test), method, getattr(type(test), method, None))
+            kinds.setdefault(type(test), False)
             if _is_foreign(type(test), method):
                 foreign.append(test.id())
         return honest_collect(self, test)
@@ -155,6 +184,9 @@ def attend() -> None:
         look()
         changed = tests.changed()
         doubt(changed and f"the test {changed}")
+        doubt(comparison.anything_changed())
+        for file in sorted(traced_by):
+            say(event="tracer", file=file)
         loader = foreign and _loads_tests()
         doubt(loader and f"{foreign[0]}, which load_tests of {loader} gave,")
         trying.append(True)
@@ -165,7 +197,7 @@ def attend() -> None:
         return honest_stop(self)
 
     patched: Any = TestResult
-    patched.addSubTest, patched.stopTestRun = add_part, stop
+    patched.addSubTest, patched.stopTestRun, patched.startTest = add_part, stop, start
     patched = BaseTestSuite
     patched.addTest = collect
     for name in ("case", "result", "suite", "runner", "loader", "main"):

@@ -10,7 +10,10 @@ from typing import Any
 import _pytest
 import pluggy
 import pytest
+from _pytest.assertion.rewrite import AssertionRewritingHook
 from carrel_canaries import lie_found
+from carrel_recorder_compare import Comparison, Executed, file_of, modules_of, strange_method, test_modules
+from carrel_recorder_tracers import watch as watch_tracers
 from carrel_speaking import HERE, call_into_workers, is_called_into_worker, speaker
 from carrel_unchanged import LATE, Remembered, Tests, is_installed, may_change, plain
 
@@ -72,6 +75,10 @@ class _Watch:
         self._first = set()  # type: set[int]
         self._plugins = set()  # type: set[int]
         self._called = {}  # type: dict[int, Any]
+        executed = Executed()
+        self._comparison = Comparison(executed)
+        self.traced_by = set()  # type: set[str]
+        watch_tracers(executed, self._comparison.workdir, self._comparison.theirs, self.traced_by)
         self._asked = set()  # type: set[str]
         modules = {name: sys.modules.get("_pytest." + name) for name in _MODULES.split()}
         for name, names in _STEPS.items():
@@ -125,12 +132,51 @@ class _Watch:
                 return "the way to import " + name
         return ""
 
+    def compare(self, session: Any, items: Any) -> Any:
+        """What is not as the sample's files say, and the tests for which that cannot be told."""
+        plugins = [each for each in session.config.pluginmanager.get_plugins() if isinstance(each, ModuleType)]
+        modules = [each for each in plugins if os.path.basename(file_of(each)) == "conftest.py"]
+        functions = [item for item in items if isinstance(item, pytest.Function)]
+        for item in functions:
+            modules += [item.module, *modules_of(item.cls)]
+        modules = test_modules(modules)
+        changed = self._comparison.prepare(modules, _is_rewritten, os.path.dirname(_PYTEST[:-1]), _has_hook(session))
+        changed = changed or self._fixture_changed(session, functions, {file_of(each): each for each in modules})
+        missed = []
+        for item in items:
+            why = "it is no function of Python's"
+            if isinstance(item, pytest.Function):
+                name = getattr(item, "originalname", None) or item.name.partition("[")[0]
+                other, why = self._comparison.learn(
+                    item, item.cls, name, item.obj, [each.func for _, each in _fixtures(item)]
+                )
+                changed = changed or other
+            if why:
+                missed.append((item.nodeid, why))
+        return changed, missed
+
+    def _fixture_changed(self, session: Any, functions: Any, modules: Any) -> str:
+        all_of_them = {id(each): (name, each) for item in functions for name, each in _fixtures(item)}
+        for name, each in all_of_them.values():
+            base = os.path.join(str(session.config.rootdir), str(getattr(each, "baseid", "?")).partition("::")[0])
+            file = base if base.endswith(".py") else os.path.join(base, "conftest.py")
+            module = modules.get(os.path.abspath(file))
+            if module is not None and self._comparison.fixture_differs(module, name, each.func):
+                return "the fixture " + str(name)
+        return ""
+
+    def test_differs(self, item: Any) -> str:
+        changed = self._comparison.changed(item) or self._comparison.bindings_changed()
+        return changed or strange_method(getattr(item, "_instance", None) or getattr(item, "instance", None))
+
     def step_changed(self, item: Any) -> str:
-        return self._steps.changed() or self._instance_changed(item) or self._hook_changed(item.config.pluginmanager)
+        changed = self._steps.changed() or self._instance_changed(item)
+        return changed or self.test_differs(item) or self._hook_changed(item.config.pluginmanager)
 
     def anything_changed(self, session: Any) -> str:
         manager = session.config.pluginmanager
         changed = self._all.changed() or self._steps.changed() or self._hook_changed(manager) or self._test_changed()
+        changed = changed or self._comparison.anything_changed()
         return changed or next(filter(None, (self._all.stranger(*late) for late in LATE)), "")
 
     def _test_changed(self) -> str:
@@ -189,6 +235,22 @@ class _Watch:
         return is_installed(file) or file.startswith((_PYTEST, HERE)) or may_change(file) or _asked_for(hook.plugin)
 
 
+def _is_rewritten(module: Any) -> bool:
+    return isinstance(getattr(module, "__loader__", None), AssertionRewritingHook)
+
+
+def _has_hook(session: Any) -> bool:
+    try:
+        return bool(session.config.getini("enable_assertion_pass_hook"))
+    except (KeyError, ValueError):
+        return False
+
+
+def _fixtures(item: Any) -> Any:
+    found = getattr(getattr(item, "_fixtureinfo", None), "name2fixturedefs", {})
+    return [(name, each) for name, made in found.items() for each in made]
+
+
 def _asked_for(plugin: Any) -> bool:
     """Whether a module of the tests names it in its `pytest_plugins`."""
     name = getattr(plugin, "__name__", None)
@@ -213,6 +275,7 @@ class _Witness:
         self._raised = set()  # type: set[int]
         self._failed = {}  # type: dict[str, Any]
         self._told = False
+        self._is_compared = False
 
     def pytest_plugin_registered(self, plugin: Any) -> None:
         """A `conftest.py` that is younger than this run is none of the sample's."""
@@ -240,6 +303,17 @@ class _Witness:
         self._items = list(session.items)
         between = SystemRandom().sample(self._items, min(2, len(self._items)))
         self._tried_before = {id(item) for item in [*self._items[:1], *between]}
+        self._look(self._compare, session)
+
+    def _compare(self, session: Any) -> str:
+        try:
+            changed, missed = self._watch.compare(session, self._items)
+        except Exception as problem:  # noqa: BLE001 -- what cannot be compared does not end the run
+            changed, missed = "", [("", type(problem).__name__ + ": " + str(problem))]
+        for name, why in missed:
+            self._say(event="uncompared", id=name, why=why)
+        self._is_compared = True
+        return str(changed)
 
     @pytest.hookimpl(hookwrapper=True, tryfirst=True)
     def pytest_runtest_protocol(self, item: Any) -> Any:
@@ -296,8 +370,15 @@ class _Witness:
     @pytest.hookimpl(hookwrapper=True, trylast=True)
     def pytest_sessionfinish(self, session: Any, exitstatus: Any) -> Any:
         yield
-        self._try(session)
+        self._end(session)
         self._say(event="finished", status=int(exitstatus))
+
+    def _end(self, session: Any) -> None:
+        self._try(session)
+        for file in sorted(self._watch.traced_by):
+            self._say(event="tracer", file=file)
+        if self._items and not self._is_compared:
+            self._say(event="uncompared", id="", why="they could not be looked at in memory")
 
     def _try(self, session: Any) -> None:
         self._look(self._watch.anything_changed, session)
@@ -337,13 +418,13 @@ class _InWorker(_Witness):
         super().__init__(self._keep, watch)
 
     def _keep(self, **what: Any) -> None:
-        if what["event"] in ("changed", "canary"):
+        if what["event"] in ("changed", "canary", "uncompared", "tracer"):
             self._found.append(what)
 
     @pytest.hookimpl(hookwrapper=True, trylast=True)
     def pytest_sessionfinish(self, session: Any, exitstatus: Any) -> Any:
         yield
-        self._try(session)
+        self._end(session)
         session.config.workeroutput["carrel"] = self._found
 
 

@@ -1,0 +1,272 @@
+"""Compares the tests that are run with the sample's files, which are mounted where no code under test can write.
+
+Standard library only, and any Python from 3.6 on. What each file compiles to is told by a process of its own.
+"""
+
+import json
+import os
+import sys
+import types
+from typing import Any
+
+from carrel_recorder_codes import digest
+from carrel_unchanged import is_installed, may_change, plain
+
+_HERE = os.path.dirname(os.path.abspath(__file__))
+_Code, _stat, _spawn = types.CodeType, os.stat, getattr(os, "posix_spawn", None)
+_pipe, _read, _write, _close, _wait, _loads, _dumps = (
+    *(os.pipe, os.read, os.write, os.close, os.waitpid),
+    *(json.loads, json.dumps),
+)
+_PYTHON = [sys.executable, "-IB", *(["-" + "O" * sys.flags.optimize] if sys.flags.optimize else [])]
+_ENV = {name: value for name, value in os.environ.items() if name in ("PATH", "HOME", "LANG")}
+
+
+class Executed:
+    """The code of each module that Python has run, which nothing else keeps; fed by an audit hook."""
+
+    def __init__(self) -> None:
+        self.codes = {}  # type: dict[str, list[Any]]
+
+    def note(self, code: Any) -> None:
+        if type(code) is _Code and code.co_name == "<module>":
+            self.codes.setdefault(code.co_filename, []).append(code)
+
+
+class Comparison:
+    """What the sample's test files compile to, and what is in memory of them."""
+
+    def __init__(self, executed: Executed) -> None:
+        self._executed = executed
+        self._tables = {}  # type: dict[str, Any]
+        self._seen = {}  # type: dict[int, Any]
+        self._sure = []  # type: list[Any]
+        self._why = self.workdir = ""
+        self.theirs = set()  # type: set[str]
+        """The files that the work has brought along, which are none of the sample's."""
+        try:
+            with open(os.environ.get("CARREL_RECORDER_FILES", "")) as file:
+                told = json.load(file)
+            self.workdir = told["workdir"].rstrip("/") + "/"
+            self._folders = (told["patched"], told["base"])
+            self.theirs = set(told["theirs"])
+        except (OSError, ValueError, KeyError):
+            self._why = "they are not at hand"
+
+    def prepare(self, modules: Any, rewrites: Any, pytest_at: str = "", hook: bool = False) -> str:
+        """Have the files of these modules compiled. Returns what in them is not what the files say."""
+        asked = []
+        for module in modules:
+            file = file_of(module)
+            known = self._pristine(file)
+            if known and file not in self._tables:
+                self._tables[file] = {"problem": "it could not be compiled"}
+                asked.append([file, known, bool(rewrites(module))])
+        if asked:
+            self._tables.update(_compiled({"files": asked, "pytest": pytest_at, "hook": hook}))
+        return next(filter(None, (self._module_differs(module) for module in modules)), "")
+
+    def _pristine(self, file: str) -> str:
+        """The sample's own version of a file; empty where it is not the sample's."""
+        name = file[len(self.workdir) :] if not self._why and file.startswith(self.workdir) else ""
+        if not name or not name.endswith(".py") or name in self.theirs:
+            return ""
+        for folder in self._folders:
+            try:
+                _stat(folder + "/" + name)
+            except OSError:
+                continue
+            return str(folder + "/" + name)
+        return ""
+
+    def _table(self, file: str) -> Any:
+        table = self._tables.get(file)
+        return table if table is not None and "all" in table else None
+
+    def _module_differs(self, module: Any) -> str:
+        table = self._table(file_of(module))
+        if table is None:
+            return ""
+        run = self._executed.codes.get(file_of(module), ())
+        if any(digest(code) != table["module"] for code in run):
+            return "the code of " + module.__name__
+        for path, about in table["defs"].items():
+            owner, name = _owner(module, path)
+            value = getattr(owner, "__dict__", {}).get(name)
+            function = plain(value)
+            if function is None or not about["sure"]:
+                continue
+            if self._is_other(function, about):
+                return path + " of " + module.__name__
+            self._sure.append((owner, name, value, function, function.__code__, about, path + " of " + module.__name__))
+        return ""
+
+    def _is_other(self, function: Any, about: Any) -> bool:
+        """Whether it is neither the file's nor one that an installed package or a test has put there."""
+        if digest(function.__code__) in about["codes"]:
+            return _defaults_differ(function, about)
+        return self._is_foreign(function.__code__)
+
+    def _is_foreign(self, code: Any) -> bool:
+        file = code.co_filename
+        table = self._table(os.path.abspath(file))
+        if table is not None:
+            return digest(code) not in table["all"]
+        return not is_installed(file) and not may_change(file) and not file.startswith(_STANDARD)
+
+    def bindings_changed(self) -> str:
+        """Another function in the place of one of a test file; quick, so that it can be asked before each test."""
+        for owner, name, value, function, code, _, where in self._sure:
+            now = owner.__dict__.get(name)
+            if now is not value and plain(now) is not None and self._is_foreign(plain(now).__code__):
+                return str(where)
+            if function.__code__ is not code and self._is_foreign(function.__code__):
+                return str(where)
+        return ""
+
+    def anything_changed(self) -> str:
+        return self.bindings_changed() or next(
+            (str(each[-1]) for each in self._sure if self._is_other(each[3], each[-2])), ""
+        )
+
+    def learn(self, test: Any, kind: Any, name: str, function: Any, fixtures: Any = ()) -> Any:
+        """What a test is made of, as `(changed, why it cannot be compared)`."""
+        function = plain(function)
+        owner = next((each for each in getattr(kind, "__mro__", ()) if name in vars(each)), None)
+        module = sys.modules.get(getattr(owner, "__module__", None) or getattr(function, "__module__", None) or "")
+        if self._why:
+            return "", self._why
+        file = file_of(module)
+        table = self._table(file)
+        if table is None:
+            return "", self._tables.get(file, {}).get("problem") or "its file is not one of the sample's tests"
+        path = (owner.__qualname__ + "." if owner is not None else "") + name
+        about = table["defs"].get(path)
+        if file not in self._executed.codes:
+            return "", "its file was loaded in a way that could not be seen"
+        if about is None:
+            return "", "no function of its file has its name"
+        made_of = [each for each in _unwrapped(function) if digest(each.__code__) in about["codes"]]
+        if not made_of:
+            foreign = about["sure"] and (function is None or self._is_foreign(function.__code__))
+            return ("the test " + str(name) if foreign else ""), "what its decorators made of it hides it"
+        made_of += [each for each in map(plain, fixtures) if each is not None and self._is_known(each)]
+        self._seen[id(test)] = (test, name, [(each, digest(each.__code__)) for each in made_of])
+        return "", ""
+
+    def _is_known(self, function: Any) -> bool:
+        table = self._table(os.path.abspath(function.__code__.co_filename))
+        return table is not None and digest(function.__code__) in table["all"]
+
+    def fixture_differs(self, module: Any, name: str, function: Any) -> bool:
+        """Whether the fixture that a conftest or a test file defines by this name is another function."""
+        table = self._table(file_of(module))
+        about = table["defs"].get(name) if table is not None else None
+        function = plain(function)
+        if about is None or function is None or digest(function.__code__) in about["codes"]:
+            return False
+        return self._is_foreign(function.__code__)
+
+    def changed(self, test: Any) -> str:
+        """Whether the code of this test or of its fixtures is another than when it was found."""
+        _, name, made_of = self._seen.get(id(test), (test, "", ()))
+        return "the test " + str(name) if any(digest(each.__code__) != was for each, was in made_of) else ""
+
+
+def file_of(module: Any) -> str:
+    return os.path.abspath(str(getattr(module, "__file__", None) or "?"))
+
+
+def test_modules(modules: Any) -> Any:
+    """These, and all others in memory whose files are named like tests or helpers of tests."""
+    found = {id(each): each for each in modules if each is not None}
+    for each in list(sys.modules.values()):
+        if isinstance(each, types.ModuleType) and may_change(file_of(each)) and not is_installed(file_of(each)):
+            found.setdefault(id(each), each)
+    return list(found.values())
+
+
+def modules_of(kind: Any) -> Any:
+    """Where the classes are defined that a test has its functions from."""
+    return [sys.modules.get(each.__module__) for each in getattr(kind, "__mro__", ())]
+
+
+def strange_method(test: Any) -> str:
+    """A function of the work's that hides one of the test's class, in the test object alone."""
+    for name, value in list(getattr(test, "__dict__", {}).items()):
+        function = plain(getattr(value, "func", value))
+        if function is None or not callable(getattr(type(test), name, None)):
+            continue
+        file = function.__code__.co_filename
+        if not is_installed(file) and not may_change(file) and not file.startswith(_STANDARD):
+            return name + " of " + type(test).__qualname__
+    return ""
+
+
+_STANDARD = os.path.dirname(os.path.abspath(os.__file__)) + os.sep
+
+
+def _owner(module: Any, path: str) -> Any:
+    *above, name = path.split(".")
+    owner = module
+    for each in above:
+        owner = getattr(owner, "__dict__", {}).get(each)
+    return owner, name
+
+
+def _unwrapped(function: Any) -> Any:
+    """The function and those that decorators have put into it."""
+    waiting, seen = [function], []  # type: list[Any], list[Any]
+    while waiting and len(seen) < 50:
+        each = plain(getattr(waiting[0], "func", waiting[0]))
+        del waiting[0]
+        if each is None or any(each is known for known in seen):
+            continue
+        seen.append(each)
+        waiting.append(each.__dict__.get("__wrapped__"))
+        waiting.append(getattr(each.__dict__.get("hypothesis"), "inner_test", None))
+        for cell in each.__closure__ or ():
+            try:
+                waiting.append(cell.cell_contents)
+            except ValueError:
+                continue
+    return seen
+
+
+def _defaults_differ(function: Any, about: Any) -> bool:
+    values = function.__defaults__ or ()
+    if len(values) != len(about["defaults"]):
+        return True
+    if any(wanted is not None and repr(value) != wanted for value, wanted in zip(values, about["defaults"])):  # noqa: B905
+        return True
+    named = function.__kwdefaults__ or {}
+    return any(wanted is not None and repr(named.get(name)) != wanted for name, wanted in about["names"].items())
+
+
+def _compiled(asked: Any) -> Any:
+    """Ask a new process, in which no code under test has run."""
+    if _spawn is None:
+        return {}
+    inside, out = _pipe(), _pipe()
+    try:
+        actions = [(os.POSIX_SPAWN_DUP2, inside[0], 0), (os.POSIX_SPAWN_DUP2, out[1], 1)]
+        words = [*_PYTHON, os.path.join(_HERE, "carrel_recorder_compile.py")]
+        pid = _spawn(_PYTHON[0], words, _ENV, file_actions=actions)
+        _close(inside[0])
+        _close(out[1])
+        text = _dumps(asked).encode("ascii")
+        while text:
+            text = text[_write(inside[1], text) :]
+        _close(inside[1])
+        parts = []
+        while True:
+            part = _read(out[0], 1 << 16)
+            if not part:
+                break
+            parts.append(part)
+        _wait(pid, 0)
+        return _loads(b"".join(parts))
+    except (OSError, ValueError):
+        return {}
+    finally:
+        _close(out[0])

@@ -1,0 +1,137 @@
+"""Compiles test files in a process of its own, into which no code under test comes, and prints their digests.
+
+Standard library only but for pytest's rewriting of assertions. Standard input has
+`{"files": [[name, path, is_rewritten], …], "pytest": folder, "hook": bool}`.
+"""
+
+import ast
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+sys.path.append(os.path.dirname(os.path.abspath(__file__)))
+from carrel_recorder_codes import all_codes, digest
+
+_TRANSPARENT = ("pytest.mark", "mark", "pytest.hookimpl", "hookimpl", "staticmethod", "classmethod", "property")
+"""Decorators that give the function itself, or something in which it is plain to see."""
+
+
+class _Config:
+    """All that pytest's rewriting asks of its settings."""
+
+    def __init__(self, hook: bool) -> None:
+        self._hook = hook
+
+    def getini(self, name: str) -> Any:
+        return self._hook if name == "enable_assertion_pass_hook" else None
+
+
+def table_of(path: str, is_rewritten: bool, config: Any) -> Any:
+    with open(path, "rb") as file:
+        source = file.read()
+    if is_rewritten:
+        from _pytest.assertion.rewrite import _rewrite_test  # noqa: PLC0415 -- only where pytest has rewritten
+
+        code = _rewrite_test(Path(path), config)[1]
+    else:
+        code = compile(source, path, "exec", dont_inherit=True)
+    return {
+        "module": digest(code),
+        "all": sorted({digest(each) for each in all_codes(code)}),
+        "defs": _definitions(ast.parse(source).body, code, "", _made_global(source)),
+    }
+
+
+def _made_global(source: bytes) -> Any:
+    return {name for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Global) for name in node.names}
+
+
+def _definitions(body: Any, code: Any, above: str, unsure: Any) -> Any:
+    """The functions of a module or a class, by their names with those of their classes."""
+    nodes, bound = list(_statements(body)), {}  # type: Any, dict[str, int]
+    for node in nodes:
+        for name in _names_bound(node):
+            bound[name] = bound.get(name, 0) + 1
+    found = {}
+    inner = {}  # type: dict[str, Any]
+    for value in code.co_consts:
+        if hasattr(value, "co_consts"):
+            inner.setdefault(value.co_name, []).append(value)
+    for node in nodes:
+        name = getattr(node, "name", None)
+        if not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)) or name not in inner:
+            continue
+        is_sure = bound[name] == 1 and name not in unsure and all(map(_is_transparent, node.decorator_list))
+        if isinstance(node, ast.ClassDef):
+            is_sure = is_sure and not node.keywords
+            for path, about in _definitions(node.body, inner[name][0], above + name + ".", ()).items():
+                about["sure"] = about["sure"] and is_sure
+                found[path] = about
+        else:
+            found[above + name] = {
+                "codes": [digest(each) for each in inner[name]],
+                "sure": is_sure,
+                "defaults": [_value(each) for each in node.args.defaults],
+                "names": {arg.arg: _value(each) for arg, each in zip(node.args.kwonlyargs, node.args.kw_defaults)},  # noqa: B905
+            }
+    return found
+
+
+def _statements(body: Any) -> Any:
+    """Of one scope, also those in `if`, `try`, `for` and `with`."""
+    for node in body:
+        yield from _below(node)
+
+
+def _below(node: Any) -> Any:
+    yield node
+    if not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)):
+        for child in ast.iter_child_nodes(node):
+            yield from _below(child)
+
+
+def _names_bound(node: Any) -> Any:
+    if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+        return [node.name]
+    if isinstance(node, ast.Name) and isinstance(node.ctx, (ast.Store, ast.Del)):
+        return [node.id]
+    if isinstance(node, ast.alias):
+        return [node.asname or node.name.partition(".")[0]]
+    if isinstance(node, ast.ImportFrom) and any(each.name == "*" for each in node.names):
+        return []
+    return []
+
+
+def _is_transparent(decorator: Any) -> bool:
+    if isinstance(decorator, ast.Call):
+        decorator = decorator.func
+    parts = []  # type: list[str]
+    while isinstance(decorator, ast.Attribute):
+        parts.insert(0, decorator.attr)
+        decorator = decorator.value
+    name = ".".join([decorator.id, *parts]) if isinstance(decorator, ast.Name) else ""
+    return name in _TRANSPARENT or name.startswith(("pytest.mark.", "mark."))
+
+
+def _value(node: Any) -> Any:
+    """What a default must be; None where only running it tells."""
+    return repr(node.value) if isinstance(node, ast.Constant) else None
+
+
+def main() -> None:
+    asked = json.load(sys.stdin)
+    if asked.get("pytest"):
+        sys.path.append(asked["pytest"])
+    config, found = _Config(asked.get("hook", False)), {}
+    for name, path, is_rewritten in asked["files"]:
+        try:
+            found[name] = table_of(path, is_rewritten, config)
+        except Exception as problem:  # noqa: BLE001 -- then its tests cannot be compared, and this says why
+            found[name] = {"problem": type(problem).__name__ + ": " + str(problem)}
+    json.dump(found, sys.stdout)
+
+
+if __name__ == "__main__":
+    main()
