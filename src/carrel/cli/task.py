@@ -141,7 +141,7 @@ async def verify(
         text = wanted.patch if gold else text_in(patch or "")
         result = await tasks.grade_patch(wanted, text, cache=cache, keep=keep)
     if as_json:
-        show.print_json(result.model_dump())
+        show.print_json(result.shown().model_dump())
     else:
         _print_result(result)
     if result.outcome == "infrastructure_failed":

@@ -142,7 +142,7 @@ async def _work_and_judge(
         folder.mkdir(parents=True, exist_ok=True)
         for name, text in (("agent-stdout", ended.stdout), ("agent-stderr", ended.stderr), ("patch", patch)):
             (folder / f"{name}.txt").write_text(text, encoding="utf-8", errors="backslashreplace")
-    told.result = await verify(sample, place, keep=folder, prepared=prepared)
+    told.result = (await verify(sample, place, keep=folder, prepared=prepared)).shown()
 
 
 async def _run_agent(place: SubprocessExecutor, agent: Agent, sample: Sample) -> CommandResult:
