@@ -40,12 +40,24 @@ def sums(home: Path) -> Path:
 def test_an_agent_on_a_dataset(carrel: Carrel, sums: Path, tmp_path: Path) -> None:
     shown = carrel("task", "run", "sums", "--agent", FIX, "--workers", "1").stdout
     assert "calc-1                   solved" in shown
-    assert "calc-2                   not solved" in shown
+    assert "calc-2                   nothing changed" in shown
+    assert "not solved        1\nOn 1 of them the agent changed nothing.\n" in shown
     assert "50.0% solved (1 of 2), 95 % between 9.5% and 90.5%" in shown
     assert len((tmp_path / "sums.results.jsonl").read_text().splitlines()) == 2
     again = carrel("task", "run", "sums", "--agent", FIX, "--resume", "--json")
     assert json.loads(again.stdout)["done_now"] == 0
     assert json.loads(again.stdout)["summary"]["solved"] == 1
+
+
+def test_an_agent_that_is_not_there_is_no_wrong_answer(carrel: Carrel, sums: Path) -> None:
+    done = carrel("task", "run", "sums", "--agent", "./nope.sh", "--output", "a.jsonl", code=1)
+    assert "calc-1                   agent not run" in done.stdout
+    assert "the agent's command ended with 127: " in done.stdout
+    assert "On 2 of them the agent could not be run." in done.stdout
+    assert done.stderr.startswith("error: the agent could not be run on 2 of 2 samples: its command ended with 126 or")
+    done = carrel("task", "run", "sums", "--agent", "true", "--output", "b.jsonl")
+    assert "calc-1                   nothing changed" in done.stdout
+    assert "On 2 of them the agent changed nothing." in done.stdout
 
 
 def test_a_person_sees_how_far_it_is_and_how_to_go_on(carrel: Carrel, sums: Path, at_terminal: Any) -> None:

@@ -39,6 +39,8 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 _STYLES = {"solved": "green", "flaky": "yellow", "partly": "yellow", "infrastructure_failed": "bold red"}
 
+_AGENT_WORDS = {"could_not_run": "agent not run", "changed_nothing": "nothing changed"}
+
 
 @app.command("run")
 @waits
@@ -88,9 +90,9 @@ async def run(
         count += 1
         if as_json:
             return
-        words = result.result.outcome.replace("_", " ")
+        words = _AGENT_WORDS.get(result.agent_status) or result.result.outcome.replace("_", " ")
         line = f"{result.sample_id:<24} {words:<18} {result.result.score:>5.2f}  {result.seconds:>7.1f} s"
-        show.say(f"{line}  {_reason(result.result)}".rstrip(), _STYLES.get(result.result.outcome, ""))
+        show.say(f"{line}  {_reason_of_run(result)}".rstrip(), _STYLES.get(result.result.outcome, ""))
         show.flush()
         step("")
 
@@ -110,6 +112,11 @@ async def run(
         show.print_json({"summary": total.model_dump(), "results": str(file.absolute()), "done_now": count})
     else:
         _print_summary(total, file, len(chosen) - count)
+    if total.could_not_run:
+        raise TaskFailed(
+            f"the agent could not be run on {total.could_not_run} of {total.samples} samples: its command ended with 126 "
+            "or 127; agent_stderr in the results says why, and --resume tries them again"
+        )
     lost = total.samples - total.judged
     if lost:
         raise EnvironmentFailed(f"{lost} of {total.samples} samples have no verdict; --resume tries them again")
@@ -192,6 +199,16 @@ def _reason(result: VerificationResult) -> str:
     return _shortened(lacking)
 
 
+def _reason_of_run(result: TaskResult) -> str:
+    """The same for a run; when the agent itself is broken, what it said last."""
+    if result.agent_status == "could_not_run":
+        last = (result.agent_stderr or result.agent_stdout).strip().splitlines()[-1:]
+        return f"the agent's command ended with {result.agent_exit_code}{': ' if last else ''}{''.join(last)[:200]}"
+    if result.agent_status == "changed_nothing" and not result.result.is_success:
+        return f"the agent changed nothing and ended with {result.agent_exit_code}"
+    return _reason(result.result)
+
+
 def _shortened(names: Sequence[str]) -> str:
     more = f" and {len(names) - 2} more" if len(names) > 2 else ""
     return f"failed: {', '.join(names[:2])}{more}" if names else ""
@@ -215,6 +232,10 @@ def _print_summary(total: Summary, file: Path, earlier: int) -> None:
     show.say()
     rows = [(outcome.replace("_", " "), count) for outcome, count in total.outcomes.items()]
     show.print_table([show.Column("outcome"), show.Column("samples", justify="right")], rows)
+    if total.could_not_run:
+        show.say(f"On {total.could_not_run} of them the agent could not be run.", "bold red")
+    if total.changed_nothing:
+        show.say(f"On {total.changed_nothing} of them the agent changed nothing.", "yellow")
     show.say()
     rate = f"{total.pass_rate:.1%} solved ({total.solved} of {total.judged})"
     show.say(f"{rate}, 95 % between {total.low:.1%} and {total.high:.1%}; mean score {total.mean_score:.2f}", "bold")
