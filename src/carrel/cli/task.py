@@ -114,8 +114,8 @@ async def run(
         _print_summary(total, file, len(chosen) - count)
     if total.could_not_run:
         raise TaskFailed(
-            f"the agent could not be run on {total.could_not_run} of {total.samples} samples: its command ended with 126 "
-            "or 127; agent_stderr in the results says why, and --resume tries them again"
+            f"the agent could not be run on {total.could_not_run} of {total.samples} samples: its command ended with "
+            "126 or 127; agent_stderr in the results says why, and --resume tries them again"
         )
     lost = total.samples - total.judged
     if lost:

@@ -203,6 +203,11 @@ def programs_of(command: str) -> set[str]:
     return found
 
 
+def is_root_test(path: str) -> bool:
+    """Whether it is a program at the root that is called test or tests: `test.js`, `tests.sh`."""
+    return "/" not in path and path.partition(".")[0].lower() in ("test", "tests") and _any((path,), CODE)
+
+
 class Folder:
     """The files that a sample begins with, on the host."""
 
@@ -258,7 +263,7 @@ class Protection:
             return "it steers the linter"
         if path in self._source:
             return None
-        if _any(parts, TEST_FOLDERS) or _any(parts[-1:], TEST_FILES) or path in self._named:
+        if _any(parts, TEST_FOLDERS) or _any(parts[-1:], TEST_FILES) or path in self._named or is_root_test(path):
             return "a test"
         if _any(parts[-1:], BUILD_SETTINGS):
             return "it steers the test runner"
@@ -286,7 +291,7 @@ class Protection:
         parts = PurePosixPath(path).parts
         if _any([part.lower() for part in parts[:-1]], RUNNER_FOLDERS) or self._by_setup(path):
             return False
-        if path in self._named or _any(parts[-1:], (*RUNNER_FILES, *TEST_FILES)):
+        if path in self._named or _any(parts[-1:], (*RUNNER_FILES, *TEST_FILES)) or is_root_test(path):
             return path not in self._source
         return _any(parts[-1:], CODE) and (path in self._tests or _any(parts, TEST_FOLDERS))
 

@@ -13,7 +13,6 @@ from pydantic import BaseModel, ValidationError
 from carrel.errors import ResultsRefused
 from carrel.tasks.verdict import VerificationResult
 
-
 AgentStatus = Literal["worked", "changed_nothing", "could_not_run"]
 
 
