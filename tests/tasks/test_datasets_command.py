@@ -107,7 +107,9 @@ def test_history_becomes_a_dataset(carrel: Carrel, home: Path, tmp_path: Path) -
     words = ["--repo", repo, "--commits", "main~2..main", "--test-command", "sh tests/run", "--report", "tap"]
     done = carrel("datasets", "import", "--name", "hello", *words)
     assert done.stdout.splitlines()[-1] == f"1 samples in {home}/datasets/hello"
-    assert "it touches no tests" in done.stdout
+    lines = [line.split(None, 2) for line in done.stdout.splitlines()]
+    assert done.stdout.startswith("1 commits touch both source and tests\n1/1  ")
+    assert lines[2:4] == [["LEFT", "OUT", "WHY"], [lines[3][0], "it", "touches no tests"]]
     assert "right" in carrel("datasets", "check", "hello").stdout
     assert "is there already" in carrel("datasets", "import", "--name", "hello", *words, code=2).stderr
 
@@ -123,6 +125,11 @@ def test_swebench_lines_become_a_dataset(carrel: Carrel, home: Path, tmp_path: P
     settings = (home / "datasets" / "swe" / "dataset.yaml").read_text()
     assert "python -m pytest -q --junitxml={report}" in settings
     assert "- pytest" in settings
+    more = ["--dep", "idna", "--setup", "true"]
+    carrel("datasets", "import", "swe.jsonl", "--files", "files", "--name", "more", *more)
+    settings = (home / "datasets" / "more" / "dataset.yaml").read_text()
+    assert "deps:\n  - idna\n  - pytest\n" in settings
+    assert "setup_network: true" in settings
 
 
 def test_an_import_that_was_typed_wrong(carrel: Carrel, tmp_path: Path) -> None:

@@ -33,7 +33,10 @@ _LAYOUT = 3
 """Of a set-up layer; another number makes all anew."""
 _WHERE = "(a set-up can write to the workdir and to its home folder, which are kept, and to /tmp, which is not)"
 _NO_NETWORK = "(it has no network; environment.setup_network: true gives it to the set-up alone)"
-_OFFLINE = ("name resolution", "Could not resolve", "Network is unreachable", "Connection refused", "ENOTFOUND")
+_OFFLINE = (
+    *("name resolution", "Name or service not known", "Could not resolve", "ENOTFOUND", "EAI_AGAIN"),
+    *("Network is unreachable", "Failed to establish a new connection", "No matching distribution found"),
+)
 _FILE_VARIABLES = ("SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "PIP_CERT")
 _CLIENT_VARIABLES = (
     *("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY", "http_proxy", "https_proxy", "all_proxy", "no_proxy"),
