@@ -114,6 +114,19 @@ def test_history_becomes_a_dataset(carrel: Carrel, home: Path, tmp_path: Path) -
     assert "is there already" in carrel("datasets", "import", "--name", "hello", *words, code=2).stderr
 
 
+def test_a_person_sees_how_far_an_import_is_and_how_to_go_on(at_terminal: Any, tmp_path: Path) -> None:
+    repo = grown(tmp_path / "hello")
+    commit(repo, "Wait", hello="hello() { echo hey; }\n", tests__run="test -e go || sleep 600\necho 'ok 1 - waits'\n")
+    words = ["--repo", repo, "--commits", "main~3..main", "--test-command", "sh tests/run", "--report", "tap"]
+    words = ["datasets", "import", "--name", "hello", *words, "--workers", "1"]
+    terminal = at_terminal(*words, columns=100)
+    terminal.wait_for("1 fail to pass, 0 pass")
+    terminal.wait_for("1/2")
+    terminal.press("\x03")
+    terminal.wait_for("stopped; 1 of 2 commits are judged, and --resume goes on from there")
+    assert terminal.end() == 130
+
+
 def test_swebench_lines_become_a_dataset(carrel: Carrel, home: Path, tmp_path: Path) -> None:
     (tmp_path / "files" / "a-1").mkdir(parents=True)
     row = {"instance_id": "a-1", "repo": "a/b", "patch": "p", "FAIL_TO_PASS": '["t"]'}

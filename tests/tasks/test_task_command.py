@@ -89,6 +89,17 @@ def test_a_patch_is_judged(carrel: Carrel, sums: Path, tmp_path: Path) -> None:
     assert "the patch does not apply" in lost.stderr
 
 
+def test_a_score_of_almost_one_is_not_shown_as_one(carrel: Carrel, home: Path) -> None:
+    folder = home / "datasets" / "many"
+    folder.mkdir(parents=True)
+    report = "seq 999 | sed 's/.*/ok & - t&/'; echo 'not ok 1000 - t1000'; echo 1..1000"
+    (folder / "dataset.yaml").write_text(json.dumps({"verify": {"command": report, "report": "tap"}}))
+    names = [f"t{number}" for number in range(1, 1001)]
+    (folder / "samples.jsonl").write_text(json.dumps({"sample_id": "m", "fail_to_pass": names}) + "\n")
+    done = carrel("task", "verify", "many", "m", "--patch", "/dev/null", code=1)
+    assert done.stdout.startswith("partly, score 0.99\n")
+
+
 def test_a_folder_is_judged(carrel: Carrel, sums: Path, tmp_path: Path) -> None:
     (tmp_path / "work" / "tests").mkdir(parents=True)
     (tmp_path / "work" / "calc.py").write_text("def add(a, b):\n    return a + b\n")

@@ -91,7 +91,7 @@ async def run(
         if as_json:
             return
         words = _AGENT_WORDS.get(result.agent_status) or result.result.outcome.replace("_", " ")
-        line = f"{result.sample_id:<24} {words:<18} {result.result.score:>5.2f}  {result.seconds:>7.1f} s"
+        line = f"{result.sample_id:<24} {words:<18} {_score(result.result):>5}  {result.seconds:>7.1f} s"
         show.say(f"{line}  {_reason_of_run(result)}".rstrip(), _STYLES.get(result.result.outcome, ""))
         show.flush()
         step("")
@@ -154,7 +154,7 @@ async def verify(
     if result.outcome == "infrastructure_failed":
         raise EnvironmentFailed(f"{sample} could not be judged: {_reason(result)}")
     if not result.is_success:
-        raise TaskFailed(f"{sample}: {result.outcome.replace('_', ' ')}, score {result.score:.2f}")
+        raise TaskFailed(f"{sample}: {result.outcome.replace('_', ' ')}, score {_score(result)}")
 
 
 async def _judge_folder(sample: Sample, folder: Path, cache: Path | None, keep: Path | None) -> VerificationResult:
@@ -187,6 +187,11 @@ def _mount(text: str) -> Mount:
     return Mount(source=path, at=at or str(path))
 
 
+def _score(result: VerificationResult) -> str:
+    """With two decimals; 1.00 is a whole success only."""
+    return f"{result.score if result.score == 1 else min(result.score, 0.99):.2f}"
+
+
 def _reason(result: VerificationResult) -> str:
     """One line on why it is not solved."""
     if result.is_success:
@@ -216,7 +221,7 @@ def _shortened(names: Sequence[str]) -> str:
 
 def _print_result(result: VerificationResult) -> None:
     words = result.outcome.replace("_", " ")
-    show.say(f"{words}, score {result.score:.2f}", _STYLES.get(result.outcome, "bold"))
+    show.say(f"{words}, score {_score(result)}", _STYLES.get(result.outcome, "bold"))
     show.say(f"{result.passed} passed, {result.failed} failed, {result.skipped} skipped of {result.total}")
     for test in result.failures[:20]:
         show.say(f"  failed  {test.name}", "red")
