@@ -107,9 +107,24 @@ def test_history_becomes_a_dataset(carrel: Carrel, home: Path, tmp_path: Path) -
     words = ["--repo", repo, "--commits", "main~2..main", "--test-command", "sh tests/run", "--report", "tap"]
     done = carrel("datasets", "import", "--name", "hello", *words)
     assert done.stdout.splitlines()[-1] == f"1 samples in {home}/datasets/hello"
-    assert "it touches no tests" in done.stdout
+    lines = [line.split(None, 2) for line in done.stdout.splitlines()]
+    assert done.stdout.startswith("1 commits touch both source and tests\n1/1  ")
+    assert lines[2:4] == [["LEFT", "OUT", "WHY"], [lines[3][0], "it", "touches no tests"]]
     assert "right" in carrel("datasets", "check", "hello").stdout
     assert "is there already" in carrel("datasets", "import", "--name", "hello", *words, code=2).stderr
+
+
+def test_a_person_sees_how_far_an_import_is_and_how_to_go_on(at_terminal: Any, tmp_path: Path) -> None:
+    repo = grown(tmp_path / "hello")
+    commit(repo, "Wait", hello="hello() { echo hey; }\n", tests__run="test -e go || sleep 600\necho 'ok 1 - waits'\n")
+    words = ["--repo", repo, "--commits", "main~3..main", "--test-command", "sh tests/run", "--report", "tap"]
+    words = ["datasets", "import", "--name", "hello", *words, "--workers", "1"]
+    terminal = at_terminal(*words, columns=100)
+    terminal.wait_for("1 fail to pass, 0 pass")
+    terminal.wait_for("1/2")
+    terminal.press("\x03")
+    terminal.wait_for("stopped; 1 of 2 commits are judged, and --resume goes on from there")
+    assert terminal.end() == 130
 
 
 def test_swebench_lines_become_a_dataset(carrel: Carrel, home: Path, tmp_path: Path) -> None:
@@ -123,6 +138,11 @@ def test_swebench_lines_become_a_dataset(carrel: Carrel, home: Path, tmp_path: P
     settings = (home / "datasets" / "swe" / "dataset.yaml").read_text()
     assert "python -m pytest -q --junitxml={report}" in settings
     assert "- pytest" in settings
+    more = ["--dep", "idna", "--setup", "true"]
+    carrel("datasets", "import", "swe.jsonl", "--files", "files", "--name", "more", *more)
+    settings = (home / "datasets" / "more" / "dataset.yaml").read_text()
+    assert "deps:\n  - idna\n  - pytest\n" in settings
+    assert "setup_network: true" in settings
 
 
 def test_an_import_that_was_typed_wrong(carrel: Carrel, tmp_path: Path) -> None:

@@ -95,6 +95,40 @@ async def test_a_set_up_that_writes_where_it_cannot_is_told_where_it_can(tmp_pat
         await make_ready(sample, cache)
 
 
+async def test_a_set_up_has_an_environment_to_install_into_that_comes_first_afterwards(
+    tmp_path: Path, open_sample: OpenPlace
+) -> None:
+    file = 'printf "def answer(): return 42\\n" > $(python -c "import site; print(site.getsitepackages()[0])")/found.py'
+    sample = with_place(tmp_path, setup=["pip --version", file])
+    place = await open_sample(sample)
+    words = "python -c 'import sys, found, pytest; print(sys.prefix, found.answer())'; which python pip"
+    assert (await place.exec(words)).stdout == (
+        "/home/agent/.venv 42\n/home/agent/.venv/bin/python\n/home/agent/.venv/bin/pip\n"
+    )
+
+
+async def test_a_set_up_that_is_online_knows_certificates_and_no_passwords(
+    tmp_path: Path, open_sample: OpenPlace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "own.pem").write_text("a certificate\n")
+    monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "own.pem"))
+    monkeypatch.setenv("PIP_INDEX_URL", "https://index.example/simple")
+    monkeypatch.setenv("HTTPS_PROXY", "http://ada:secret@proxy.example:3128")
+    look = 'cat "$SSL_CERT_FILE" > seen; echo "$PIP_INDEX_URL|$HTTPS_PROXY" >> seen'
+    online = await open_sample(with_place(tmp_path / "online", setup=[look], setup_network=True))
+    assert await online.read_file("seen") == b"a certificate\nhttps://index.example/simple|\n"
+    assert (await online.exec('echo "$SSL_CERT_FILE$PIP_INDEX_URL"')).stdout == "\n"
+    assert "network_isolation" in online.supported_capabilities()
+    offline = await open_sample(with_place(tmp_path / "offline", setup=[f"{look} || true"]))
+    assert await offline.read_file("seen") == b"|\n"
+
+
+async def test_a_set_up_that_lacks_the_network_is_told_how_to_get_it(tmp_path: Path, cache: Path) -> None:
+    sample = with_place(tmp_path, setup=["pip download --retries 0 -i https://index.example/simple no-such-package"])
+    with pytest.raises(SetupFailed, match=r"it has no network; environment.setup_network: true"):
+        await make_ready(sample, cache)
+
+
 async def test_another_set_up_is_another_layer(tmp_path: Path, open_sample: OpenPlace) -> None:
     one, two = with_place(tmp_path, setup=["echo 1 > it"]), with_place(tmp_path, setup=["echo 2 > it"])
     assert await (await open_sample(one)).read_file("it") == b"1\n"

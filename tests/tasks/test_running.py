@@ -78,6 +78,38 @@ async def test_an_agent_that_fails_crashes_or_takes_too_long_is_judged_all_the_s
     assert told.result.outcome == "solved", told
 
 
+async def test_a_broken_agent_is_told_apart_from_a_wrong_answer(
+    samples: list[Sample], tmp_path: Path, cache: Path
+) -> None:
+    async def status(command: str) -> str:
+        output = tmp_path / f"{command.split()[0].strip('./')}.jsonl"
+        total = await run_samples(samples[:1], Agent(command=command, timeout=60), output, cache=cache)
+        (line,) = lines(output)
+        assert total.could_not_run == (line.agent_status == "could_not_run")
+        assert total.changed_nothing == (line.agent_status == "changed_nothing")
+        return f"{line.agent_status} {line.agent_exit_code} {line.result.outcome}"
+
+    assert await status("./nope.sh") == "could_not_run 127 not_solved"
+    assert await status("./calc.py") == "could_not_run 126 not_solved"
+    assert await status("true") == "changed_nothing 0 not_solved"
+    assert await status("echo '# a thought' >> calc.py") == "worked 0 not_solved"
+    assert await status(f"{SOLVE}; no-such-program") == "worked 127 solved"
+
+
+async def test_an_agent_that_could_not_be_run_is_tried_again(
+    samples: list[Sample], tmp_path: Path, cache: Path
+) -> None:
+    output, agent = tmp_path / "r.jsonl", tmp_path / "agent"
+    agent.mkdir()
+    solver = Agent(command="/agent/run", timeout=60, mounts=(Mount(source=agent, at="/agent"),))
+    total = await run_samples(samples[:1], solver, output, cache=cache)
+    assert (total.solved, total.could_not_run) == (0, 1)
+    (agent / "run").write_text(f"#!/bin/sh\n{SOLVE}\n")
+    (agent / "run").chmod(0o755)
+    total = await run_samples(samples[:1], solver, output, resume=True, cache=cache)
+    assert (total.solved, total.could_not_run) == (1, 0)
+
+
 async def test_a_sample_that_cannot_be_made_ready_costs_itself_only(
     samples: list[Sample], tmp_path: Path, cache: Path
 ) -> None:

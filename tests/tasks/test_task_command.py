@@ -40,12 +40,24 @@ def sums(home: Path) -> Path:
 def test_an_agent_on_a_dataset(carrel: Carrel, sums: Path, tmp_path: Path) -> None:
     shown = carrel("task", "run", "sums", "--agent", FIX, "--workers", "1").stdout
     assert "calc-1                   solved" in shown
-    assert "calc-2                   not solved" in shown
+    assert "calc-2                   nothing changed" in shown
+    assert "not solved        1\nOn 1 of them the agent changed nothing.\n" in shown
     assert "50.0% solved (1 of 2), 95 % between 9.5% and 90.5%" in shown
     assert len((tmp_path / "sums.results.jsonl").read_text().splitlines()) == 2
     again = carrel("task", "run", "sums", "--agent", FIX, "--resume", "--json")
     assert json.loads(again.stdout)["done_now"] == 0
     assert json.loads(again.stdout)["summary"]["solved"] == 1
+
+
+def test_an_agent_that_is_not_there_is_no_wrong_answer(carrel: Carrel, sums: Path) -> None:
+    done = carrel("task", "run", "sums", "--agent", "./nope.sh", "--output", "a.jsonl", code=1)
+    assert "calc-1                   agent not run" in done.stdout
+    assert "the agent's command ended with 127: " in done.stdout
+    assert "On 2 of them the agent could not be run." in done.stdout
+    assert done.stderr.startswith("error: the agent could not be run on 2 of 2 samples: its command ended with 126 or")
+    done = carrel("task", "run", "sums", "--agent", "true", "--output", "b.jsonl")
+    assert "calc-1                   nothing changed" in done.stdout
+    assert "On 2 of them the agent changed nothing." in done.stdout
 
 
 def test_a_person_sees_how_far_it_is_and_how_to_go_on(carrel: Carrel, sums: Path, at_terminal: Any) -> None:
@@ -75,6 +87,17 @@ def test_a_patch_is_judged(carrel: Carrel, sums: Path, tmp_path: Path) -> None:
     lost = carrel("task", "verify", "sums", "calc-2", "--patch", "fix.patch", "--json", code=3)
     assert json.loads(lost.stdout)["outcome"] == "infrastructure_failed"
     assert "the patch does not apply" in lost.stderr
+
+
+def test_a_score_of_almost_one_is_not_shown_as_one(carrel: Carrel, home: Path) -> None:
+    folder = home / "datasets" / "many"
+    folder.mkdir(parents=True)
+    report = "seq 999 | sed 's/.*/ok & - t&/'; echo 'not ok 1000 - t1000'; echo 1..1000"
+    (folder / "dataset.yaml").write_text(json.dumps({"verify": {"command": report, "report": "tap"}}))
+    names = [f"t{number}" for number in range(1, 1001)]
+    (folder / "samples.jsonl").write_text(json.dumps({"sample_id": "m", "fail_to_pass": names}) + "\n")
+    done = carrel("task", "verify", "many", "m", "--patch", "/dev/null", code=1)
+    assert done.stdout.startswith("partly, score 0.99\n")
 
 
 def test_a_folder_is_judged(carrel: Carrel, sums: Path, tmp_path: Path) -> None:

@@ -115,6 +115,14 @@ def test_without_lists_the_command_and_all_tests_decide() -> None:
     assert verdict(free, [run(by_exit_code=True, exit_code=3)]).outcome == "not_solved"
 
 
+def test_lists_are_whole_inside_and_cut_where_they_are_shown() -> None:
+    many = run(*((f"t{number}", "passed") for number in range(6000)), ("a", "failed"))
+    result = verdict(sample([], []), [many])
+    assert (len(result.passes), result.passed) == (6000, 6000)
+    shown = result.shown()
+    assert (len(shown.passes), shown.passed, len(shown.failures), len(result.passes)) == (5000, 6000, 1, 6000)
+
+
 def test_flaky_tests_are_named() -> None:
     runs = [
         run(("a", "failed"), ("b", "passed"), ("c", "passed")),
@@ -326,6 +334,36 @@ def test_a_folder_is_replaced_only_when_nothing_of_it_is_left() -> None:
 def test_the_paths_of_a_patch() -> None:
     patch = "diff --git a/old.py b/new.py\nrename from old.py\nrename to new.py\n--- a/x y.py\t2026\n+++ b/x y.py\n"
     assert touched_by(patch + "--- /dev/null\n+++ b/added.py\n") == {"old.py", "new.py", "x y.py", "added.py"}
+
+
+def test_names_that_git_quotes_are_those_of_the_files() -> None:
+    quoted = (
+        'diff --git "a/\\303\\251.py" "b/\\303\\251.py"\n--- "a/\\303\\251.py"\n+++ "b/\\303\\251.py"\n'
+        'diff --git a/plain.py "b/a\\"b\\\\c\\td.py"\nrename from plain.py\nrename to "a\\"b\\\\c\\td.py"\n'
+        'diff --git "a/\\377" "b/\\377"\nold mode 100644\n'
+    )
+    assert touched_by(quoted) == {"é.py", "plain.py", 'a"b\\c\td.py', "\udcff"}
+    sample = Sample(sample_id="s", patch='--- "a/tests/\\303\\251.py"\n+++ "b/tests/\\303\\251.py"\n')
+    assert Protection(sample, Folder(Path("/nonexistent"))).why("tests/é.py") is None
+
+
+@pytest.mark.parametrize(
+    ("pattern", "protected", "free"),
+    [
+        ("/data", {"data", "data/x", "data/a/b"}, {"lib/data", "lib/data/x", "database"}),
+        ("data", {"data", "data/x", "lib/data", "lib/data/x"}, {"database"}),
+        ("data/", {"data/x", "lib/data/x"}, {"data", "lib/data"}),
+        ("/data/", {"data/x"}, {"data", "lib/data/x"}),
+        ("lib/data", {"lib/data", "lib/data/x"}, {"src/lib/data"}),
+        ("data/**", {"data/x", "data/a/b"}, {"data", "lib/data/x"}),
+        ("**/data", {"data", "lib/data/x"}, {"database"}),
+        ("/*.txt", {"a.txt"}, {"lib/a.txt"}),
+        ("lib/*.txt", {"lib/a.txt"}, {"lib/b/a.txt", "a.txt"}),
+    ],
+)
+def test_protected_patterns_are_those_of_gitignore(pattern: str, protected: set[str], free: set[str]) -> None:
+    guard = Protection(Sample(sample_id="s", verify=Verify(protected=[pattern])), Folder(Path("/nonexistent")))
+    assert {path for path in protected | free if guard.why(path)} == protected
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+import re
+import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -26,6 +29,7 @@ app = typer.Typer(
 
 PYTEST = "python -m pytest -q --junitxml={report}"
 MOST_LEFT_OUT = 20
+"""Rows of the table of what an import left out."""
 Folder = Annotated[
     Path | None,
     typer.Option("--datasets", metavar="DIR", help="The folder of datasets (default: $CARREL_HOME/datasets)."),
@@ -162,13 +166,17 @@ async def import_dataset(
         list[str] | None, typer.Option(metavar="PACKAGE", help="A package it needs; again for more.")
     ] = None,
     setup: Annotated[
-        list[str] | None, typer.Option(metavar="COMMAND", help="Run once in a sample's files; again for more.")
+        list[str] | None,
+        typer.Option(metavar="COMMAND", help="Run once in a sample's files, online; again for more."),
     ] = None,
     network: Annotated[bool, typer.Option("--network", help="Let samples use the network.")] = False,
     test_pattern: Annotated[
         list[str] | None, typer.Option(metavar="GLOB", help="With --repo: paths that are tests besides the usual ones.")
     ] = None,
     limit: Annotated[int, typer.Option(min=0, help="With --repo: only the newest so many commits that fit.")] = 0,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="With --repo: go on with an import of these settings that was stopped.")
+    ] = False,
     description: Annotated[str, typer.Option(metavar="TEXT", help="What the dataset is about.")] = "",
     workers: Workers = 2,
     folder: Folder = None,
@@ -178,28 +186,63 @@ async def import_dataset(
     """Make a dataset from SWE-bench lines, or from the commits of a repository that touch both source and tests."""
     if not name:
         raise WrongUsage("the new dataset needs a --name")
-    environment = {"deps": dep or ([] if test_command else ["pytest"]), "setup": setup or [], "network": network}
+    deps = [*(dep or []), *([] if test_command or any(map(_is_pytest, dep or [])) else ["pytest"])]
+    environment = {"deps": deps, "setup": setup or [], "setup_network": bool(setup), "network": network}
     verify = {"command": test_command or PYTEST, "report": report, "timeout": timeout}
     settings = {"description": description, "environment": _set(environment), "verify": _set(verify)}
     into = tasks.Datasets(folder).folder / name
     if file is not None and repo is None and files is not None:
         done = tasks.import_swebench(file, files, into, settings)
     elif file is None and repo is not None and commits:
-        with progress(None, f"trying commits of {repo}") as tell:
-            done = await tasks.import_history(
-                repo,
-                commits,
-                into,
-                settings,
-                test_patterns=test_pattern or (),
-                limit=limit,
-                workers=workers,
-                cache=cache,
-                heard=lambda commit, what: tell(f"{commit[:12]}: {what}"),
-            )
+        done = await _import_history(
+            repo,
+            commits,
+            into,
+            settings,
+            as_json=as_json,
+            test_patterns=test_pattern or (),
+            limit=limit,
+            workers=workers,
+            cache=cache,
+            resume=resume,
+        )
     else:
         raise WrongUsage("give a FILE and --files with its repositories, or --repo and --commits")
     _print_imported(done, as_json)
+
+
+async def _import_history(
+    repo: Path, commits: str, into: Path, settings: dict[str, Any], *, as_json: bool, **options: Any
+) -> Imported:
+    """One line for each commit that was judged, and below them a bar for a person."""
+    total = count = 0
+    with progress(None, f"judging commits of {repo.name}", among_lines=not as_json) as step:
+
+        def found(commits: int, judged: int) -> None:
+            nonlocal total
+            total = commits
+            step("", total)
+            if not as_json:
+                earlier = f", {judged} of them judged before" if judged else ""
+                show.say(f"{commits:,} commits touch both source and tests{earlier}", "bold")
+
+        def heard(commit: str, what: str) -> None:
+            nonlocal count
+            count += 1
+            step("")
+            if not as_json:
+                show.say(f"{count:>{len(str(total))}}/{total}  {commit[:12]}  {what}")
+                show.flush()
+
+        try:
+            return await tasks.import_history(repo, commits, into, settings, found=found, heard=heard, **options)
+        except asyncio.CancelledError:
+            print(f"stopped; {count} of {total} commits are judged, and --resume goes on from there", file=sys.stderr)
+            raise
+
+
+def _is_pytest(requirement: str) -> bool:
+    return re.match(r"pytest\s*($|[<>=!~\[@;])", requirement) is not None
 
 
 def _set(settings: dict[str, Any]) -> dict[str, Any]:
@@ -210,10 +253,23 @@ def _set(settings: dict[str, Any]) -> dict[str, Any]:
 def _print_imported(done: Imported, as_json: bool) -> None:
     if as_json:
         left_out = [{"what": left.what, "why": left.why} for left in done.left_out]
-        show.print_json({"folder": str(done.folder), "samples": done.samples, "left_out": left_out})
+        told = {"folder": str(done.folder), "samples": done.samples, "left_out": left_out, "proposal": done.proposal}
+        show.print_json(told)
         return
-    for left in done.left_out[:MOST_LEFT_OUT]:
-        show.say(f"left out {left.what}: {left.why}", "dim")
-    if len(done.left_out) > MOST_LEFT_OUT:
-        show.say(f"… and {len(done.left_out) - MOST_LEFT_OUT:,} more; --json tells all", "dim")
+    _print_left_out(done)
     show.say(f"{len(done.samples):,} samples in {done.folder}", "bold")
+
+
+def _print_left_out(done: Imported) -> None:
+    """A row for each reason, the most frequent first."""
+    reasons: dict[str, list[str]] = {}
+    for left in done.left_out:
+        reasons.setdefault(left.why, []).append(left.what)
+    rows = [(names[0] if len(names) == 1 else f"{len(names):,}", why) for why, names in reasons.items()]
+    rows.sort(key=lambda row: -len(reasons[row[1]]))
+    if rows:
+        show.print_table([show.Column("LEFT OUT", "cyan"), show.Column("WHY", gives_way=True)], rows[:MOST_LEFT_OUT])
+    if len(rows) > MOST_LEFT_OUT:
+        show.say(f"… and {len(rows) - MOST_LEFT_OUT:,} more reasons; --json shows all", "dim")
+    if done.proposal:
+        show.say(f"Something that the tests need is missing; try {done.proposal}", "yellow")

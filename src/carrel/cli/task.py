@@ -39,6 +39,8 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 _STYLES = {"solved": "green", "flaky": "yellow", "partly": "yellow", "infrastructure_failed": "bold red"}
 
+_AGENT_WORDS = {"could_not_run": "agent not run", "changed_nothing": "nothing changed"}
+
 
 @app.command("run")
 @waits
@@ -88,9 +90,9 @@ async def run(
         count += 1
         if as_json:
             return
-        words = _words(result.result)
-        line = f"{result.sample_id:<24} {words:<18} {result.result.score:>5.2f}  {result.seconds:>7.1f} s"
-        show.say(f"{line}  {_reason(result.result)}".rstrip(), _STYLES.get(result.result.outcome, ""))
+        words = _AGENT_WORDS.get(result.agent_status) or _words(result.result)
+        line = f"{result.sample_id:<24} {words:<18} {_score(result.result):>5}  {result.seconds:>7.1f} s"
+        show.say(f"{line}  {_reason_of_run(result)}".rstrip(), _STYLES.get(result.result.outcome, ""))
         show.flush()
         step("")
 
@@ -110,6 +112,11 @@ async def run(
         show.print_json({"summary": total.model_dump(), "results": str(file.absolute()), "done_now": count})
     else:
         _print_summary(total, file, len(chosen) - count)
+    if total.could_not_run:
+        raise TaskFailed(
+            f"the agent could not be run on {total.could_not_run} of {total.samples} samples: its command ended with "
+            "126 or 127; agent_stderr in the results says why, and --resume tries them again"
+        )
     lost = total.samples - total.judged
     if lost:
         raise EnvironmentFailed(f"{lost} of {total.samples} samples have no verdict; --resume tries them again")
@@ -141,13 +148,13 @@ async def verify(
         text = wanted.patch if gold else text_in(patch or "")
         result = await tasks.grade_patch(wanted, text, cache=cache, keep=keep)
     if as_json:
-        show.print_json(result.model_dump())
+        show.print_json(result.shown().model_dump())
     else:
         _print_result(result)
     if result.outcome == "infrastructure_failed":
         raise EnvironmentFailed(f"{sample} could not be judged: {_reason(result)}")
     if not result.is_success:
-        raise TaskFailed(f"{sample}: {result.outcome.replace('_', ' ')}, score {result.score:.2f}")
+        raise TaskFailed(f"{sample}: {result.outcome.replace('_', ' ')}, score {_score(result)}")
 
 
 async def _judge_folder(sample: Sample, folder: Path, cache: Path | None, keep: Path | None) -> VerificationResult:
@@ -185,6 +192,11 @@ def _words(result: VerificationResult) -> str:
     return result.outcome.replace("_", " ") + ", suspicious" * suspicious
 
 
+def _score(result: VerificationResult) -> str:
+    """With two decimals; 1.00 is a whole success only."""
+    return f"{result.score if result.score == 1 else min(result.score, 0.99):.2f}"
+
+
 def _reason(result: VerificationResult) -> str:
     """One line on why it is not solved, or why it may not be."""
     if result.is_success and result.integrity != "suspicious":
@@ -197,13 +209,23 @@ def _reason(result: VerificationResult) -> str:
     return _shortened(lacking)
 
 
+def _reason_of_run(result: TaskResult) -> str:
+    """The same for a run; when the agent itself is broken, what it said last."""
+    if result.agent_status == "could_not_run":
+        last = (result.agent_stderr or result.agent_stdout).strip().splitlines()[-1:]
+        return f"the agent's command ended with {result.agent_exit_code}{': ' if last else ''}{''.join(last)[:200]}"
+    if result.agent_status == "changed_nothing" and not result.result.is_success:
+        return f"the agent changed nothing and ended with {result.agent_exit_code}"
+    return _reason(result.result)
+
+
 def _shortened(names: Sequence[str]) -> str:
     more = f" and {len(names) - 2} more" if len(names) > 2 else ""
     return f"failed: {', '.join(names[:2])}{more}" if names else ""
 
 
 def _print_result(result: VerificationResult) -> None:
-    show.say(f"{_words(result)}, score {result.score:.2f}", _STYLES.get(result.outcome, "bold"))
+    show.say(f"{_words(result)}, score {_score(result)}", _STYLES.get(result.outcome, "bold"))
     show.say(f"{result.passed} passed, {result.failed} failed, {result.skipped} skipped of {result.total}")
     for test in result.failures[:20]:
         show.say(f"  failed  {test.name}", "red")
@@ -221,6 +243,10 @@ def _print_summary(total: Summary, file: Path, earlier: int) -> None:
     show.say()
     rows = [(outcome.replace("_", " "), count) for outcome, count in total.outcomes.items()]
     show.print_table([show.Column("outcome"), show.Column("samples", justify="right")], rows)
+    if total.could_not_run:
+        show.say(f"On {total.could_not_run} of them the agent could not be run.", "bold red")
+    if total.changed_nothing:
+        show.say(f"On {total.changed_nothing} of them the agent changed nothing.", "yellow")
     show.say()
     rate = f"{total.pass_rate:.1%} solved ({total.solved} of {total.judged})"
     show.say(f"{rate}, 95 % between {total.low:.1%} and {total.high:.1%}; mean score {total.mean_score:.2f}", "bold")

@@ -24,7 +24,7 @@ from carrel.execution.upper_layer import Unreadable, Upper, read_upper
 from carrel.execution.uv_program import has_uv
 from carrel.execution.worker_executor import WorkerExecutor
 from carrel.execution.zygotes import AskAgain, Family, Zygote, shared
-from carrel.sandbox.plan import HOME
+from carrel.sandbox.plan import HOME, OWN_ENVIRONMENT
 
 SYSTEM_PATH = "/usr/local/bin:/usr/bin:/bin"
 
@@ -134,8 +134,10 @@ class SubprocessExecutor(WorkerExecutor):
     def _private(self, packages: Packages) -> dict[str, Any]:
         """What no other session may come to know: environment variables hold secrets."""
         config, added = self.config, str(packages.added)
-        own = f"{HOME}/.local/bin:" if config.home is not None else ""
-        path = f"{packages.environment.path}:{added}/bin:{own}{SYSTEM_PATH}"
+        home = path_of(config.home)
+        own = f"{HOME}/.local/bin:" if home is not None else ""
+        first = f"{OWN_ENVIRONMENT}/bin:" if home is not None and (home / ".venv" / "bin").is_dir() else ""
+        path = f"{first}{packages.environment.path}:{added}/bin:{own}{SYSTEM_PATH}"
         return {
             "packages": added,
             "env": {"PATH": path, "PYTHONPATH": packages.path_of_commands(), **config.env},

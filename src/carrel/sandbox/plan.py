@@ -8,6 +8,8 @@ from typing import Any
 MIB = 1024 * 1024
 ALL_PARTS = frozenset({"user", "mount", "pid", "ipc", "uts", "net", "overlay", "seccomp", "landlock", "cgroup", "fork"})
 HOME = "/home/agent"
+OWN_ENVIRONMENT = f"{HOME}/.venv"
+"""A virtualenv in a home folder that was given; its programs are first on PATH."""
 
 
 class PlanRefused(ValueError):

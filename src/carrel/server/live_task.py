@@ -451,7 +451,7 @@ def interrupted(what: Interaction | Job) -> Interaction | Job | None:
 
 
 def _judged(job: Job, result: VerificationResult) -> Job:
-    told = escaped(result.model_dump())
+    told = escaped(result.shown().model_dump())
     told |= {"tool": "test_suite" if result.tool == "test_suite" else None, "verifier": result.tool}
     changes: dict[str, Any] = {"status": "completed", "completed_at": _now(), "result": Result.model_validate(told)}
     if result.outcome == "infrastructure_failed":

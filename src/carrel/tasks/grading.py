@@ -135,7 +135,7 @@ def failed(sample: Sample, problem: Exception) -> VerificationResult:
 
 
 def protection_of(prepared: Prepared) -> Protection:
-    folders = prepared.environment.folders
+    folders = prepared.python_folders
     modules = _site_modules(folders) | witnesses.MODULES
     return Protection(prepared.sample, Folder(prepared.workspace), modules, Folder(prepared.files.folder))
 

@@ -34,6 +34,10 @@ class Summary(BaseModel):
     mean_score: float
     median_seconds: float
     """From the opening of a place to its verdict."""
+    changed_nothing: int = 0
+    """On how many the agent left the workspace as it was."""
+    could_not_run: int = 0
+    """On how many the agent's command ended with 126 or 127, without solving the sample."""
 
 
 def wilson(solved: int, judged: int, z: float = Z) -> tuple[float, float]:

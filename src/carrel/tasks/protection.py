@@ -162,15 +162,33 @@ LINTER_FILES = (
 _WRAPPERS = ("env", "exec", "time", "nice", "command", "xvfb-run", "!")
 _INTERPRETERS = r"(ba|da|z|k)?sh|python[\d.]*|node|deno|bun|ruby|perl|php|Rscript|lua|tclsh"
 _ELF = b"\x7fELF"
-_PATCHED = re.compile(r"^(?:---|\+\+\+) (?:[ab]/)?([^\t\n]+)|^(?:rename|copy) (?:from|to) (.+)$", re.MULTILINE)
-_GIT_HEADER = re.compile(r"^diff --git a/(.+?) b/(.+)$", re.MULTILINE)
+_QUOTED = r'"(?:[^"\\\n]|\\.)*"'
+"""A name in a diff of git's that has quotes, control characters or, by default, anything but ASCII."""
+_PATCHED = re.compile(rf"^(?:---|\+\+\+) ({_QUOTED}|[^\t\n]+)", re.MULTILINE)
+_RENAMED = re.compile(rf"^(?:rename|copy) (?:from|to) ({_QUOTED}|.+)$", re.MULTILINE)
+_GIT_HEADER = re.compile(rf"^diff --git ({_QUOTED}|a/.+?) ({_QUOTED}|b/.+)$", re.MULTILINE)
+_ESCAPE = re.compile(rb"\\([0-7]{3}|.)")
+_ESCAPED = {b"a": b"\a", b"b": b"\b", b"f": b"\f", b"n": b"\n", b"r": b"\r", b"t": b"\t", b"v": b"\v"}
 
 
 def touched_by(patch: str) -> set[str]:
     """The paths that a patch changes, makes, removes or renames."""
-    found = {first or second for first, second in _PATCHED.findall(patch)}
-    found |= {path for pair in _GIT_HEADER.findall(patch) for path in pair}
-    return {path.strip().strip('"') for path in found} - {"/dev/null", "dev/null"}
+    found = {re.sub("^[ab]/", "", _unquoted(name)) for name in _PATCHED.findall(patch)}
+    found |= {_unquoted(name)[2:] for pair in _GIT_HEADER.findall(patch) for name in pair}
+    found |= {_unquoted(name) for name in _RENAMED.findall(patch)}
+    return found - {"/dev/null", "dev/null"}
+
+
+def _unquoted(name: str) -> str:
+    """A name as a diff of git's has it: quoted, its bytes are written as escapes."""
+    if len(name) < 2 or not name.startswith('"') or not name.endswith('"'):
+        return name.strip()
+
+    def byte(found: re.Match[bytes]) -> bytes:
+        code = found[1]
+        return bytes([int(code, 8) & 0xFF]) if len(code) == 3 else _ESCAPED.get(code, code)
+
+    return _ESCAPE.sub(byte, name[1:-1].encode("utf-8", "surrogateescape")).decode("utf-8", "surrogateescape")
 
 
 def programs_of(command: str) -> set[str]:
@@ -190,6 +208,11 @@ def programs_of(command: str) -> set[str]:
             words = scripts if not {"-m", "-c", "-e"} & set(words) else []
         found |= {str(PurePosixPath(word)) for word in words[:1]}
     return found
+
+
+def is_root_test(path: str) -> bool:
+    """Whether it is a program at the root that is called test or tests: `test.js`, `tests.sh`."""
+    return "/" not in path and path.partition(".")[0].lower() in ("test", "tests") and _any((path,), CODE)
 
 
 class Folder:
@@ -247,7 +270,7 @@ class Protection:
             return "it steers the linter"
         if path in self._source:
             return None
-        if _any(parts, TEST_FOLDERS) or _any(parts[-1:], TEST_FILES) or path in self._named:
+        if _any(parts, TEST_FOLDERS) or _any(parts[-1:], TEST_FILES) or path in self._named or is_root_test(path):
             return "a test"
         if _any(parts[-1:], BUILD_SETTINGS):
             return "it steers the test runner"
@@ -275,7 +298,7 @@ class Protection:
         parts = PurePosixPath(path).parts
         if _any([part.lower() for part in parts[:-1]], RUNNER_FOLDERS) or self._by_setup(path):
             return False
-        if path in self._named or _any(parts[-1:], (*RUNNER_FILES, *TEST_FILES)):
+        if path in self._named or _any(parts[-1:], (*RUNNER_FILES, *TEST_FILES)) or is_root_test(path):
             return path not in self._source
         return _any(parts[-1:], CODE) and (path in self._tests or _any(parts, TEST_FOLDERS))
 
@@ -368,15 +391,16 @@ def _any(names: Iterable[str], patterns: tuple[str, ...]) -> bool:
 
 
 def _matches(path: str, patterns: Iterable[str]) -> bool:
-    """As in .gitignore: without a slash for a name anywhere, with one for the path; a folder stands for all in it."""
+    """As in .gitignore, without `!`: a slash at the beginning or in the middle binds a pattern to the root, one at the
+    end says that it is a folder; a folder stands for all in it."""
     parts = PurePosixPath(path).parts
     above = ["/".join(parts[: count + 1]) for count in range(len(parts))]
     for pattern in patterns:
+        bound = "/" in pattern.rstrip("/")
+        folder = pattern.endswith(("/", "/**"))
         plain = pattern.strip("/").removesuffix("/**")
-        if "/" in plain:
-            if any(_path_matches(name, plain) for name in above):
-                return True
-        elif _any(parts, (plain,)):
+        names = above if bound else parts
+        if any(_path_matches(name, plain) for name in (names[:-1] if folder else names)):
             return True
     return False
 

@@ -6,12 +6,14 @@ import fcntl
 import os
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Literal, Self
 
 from pydantic import BaseModel, ValidationError
 
 from carrel.errors import ResultsRefused
 from carrel.tasks.verdict import VerificationResult
+
+AgentStatus = Literal["worked", "changed_nothing", "could_not_run"]
 
 
 class TaskResult(BaseModel):
@@ -27,6 +29,9 @@ class TaskResult(BaseModel):
     """From the opening of the place to the verdict."""
     agent_exit_code: int | None = None
     agent_timed_out: bool = False
+    agent_status: AgentStatus = "worked"
+    """`could_not_run`: its command ended with 126 or 127, and the sample is not solved. `changed_nothing`: it left the
+    workspace as it was. Neither is a wrong answer."""
     agent_seconds: float = 0.0
     agent_stdout: str = ""
     agent_stderr: str = ""

@@ -16,7 +16,7 @@ from carrel.execution.subprocess_executor import SubprocessExecutor
 from carrel.tasks.grading import failed, verify
 from carrel.tasks.pass_rate import Summary, summary
 from carrel.tasks.place import Prepared, make_ready, open_place
-from carrel.tasks.results_file import ResultsFile, TaskResult
+from carrel.tasks.results_file import AgentStatus, ResultsFile, TaskResult
 from carrel.tasks.sample import Sample
 
 SHOWN = 32 * 1024
@@ -59,7 +59,8 @@ async def run_samples(
 ) -> Summary:
     """Work on all of them; each result is in `output` before `done` hears of it.
 
-    With `resume` those that have a verdict there are left out, and those whose infrastructure failed are tried again.
+    With `resume` those that have a verdict there are left out; those whose infrastructure failed, or on which the agent
+    could not be run, are tried again.
     ResultsRefused when the file cannot be gone on with.
     """
     with ResultsFile(output, agent.command, resume=resume) as results:
@@ -82,7 +83,10 @@ async def run_samples(
             raise problems.exceptions[0] from None
     of_these = [found[_key(sample)] for sample in samples if _key(sample) in found]
     suspicious = sum(each.result.is_success and each.result.integrity == "suspicious" for each in of_these)
-    return summary([(each.result.outcome, each.result.score, each.seconds) for each in of_these], suspicious)
+    total = summary([(each.result.outcome, each.result.score, each.seconds) for each in of_these], suspicious)
+    statuses = [each.agent_status for each in of_these]
+    total.changed_nothing, total.could_not_run = statuses.count("changed_nothing"), statuses.count("could_not_run")
+    return total
 
 
 def _key(sample: Sample) -> tuple[str, str, int]:
@@ -91,7 +95,9 @@ def _key(sample: Sample) -> tuple[str, str, int]:
 
 def _judged(found: Mapping[tuple[str, str, int], TaskResult], sample: Sample) -> bool:
     earlier = found.get(_key(sample))
-    return earlier is not None and earlier.result.outcome != "infrastructure_failed"
+    if earlier is None or earlier.agent_status == "could_not_run":
+        return False
+    return earlier.result.outcome != "infrastructure_failed"
 
 
 async def run_sample(
@@ -143,7 +149,17 @@ async def _work_and_judge(
         folder.mkdir(parents=True, exist_ok=True)
         for name, text in (("agent-stdout", ended.stdout), ("agent-stderr", ended.stderr), ("patch", patch)):
             (folder / f"{name}.txt").write_text(text, encoding="utf-8", errors="backslashreplace")
-    told.result = await verify(sample, place, keep=folder, prepared=prepared)
+    told.result = (await verify(sample, place, keep=folder, prepared=prepared)).shown()
+    told.agent_status = _status(told)
+
+
+def _status(told: TaskResult) -> AgentStatus:
+    """A shell ends with 126 or 127 when it could not run a command."""
+    result = told.result
+    if told.agent_exit_code in (126, 127) and not result.is_success:
+        return "could_not_run"
+    changed = told.patch or result.carried_over or result.left_out
+    return "worked" if changed or result.outcome == "infrastructure_failed" else "changed_nothing"
 
 
 async def _run_agent(place: SubprocessExecutor, agent: Agent, sample: Sample) -> CommandResult:

@@ -75,9 +75,13 @@ class Environment(BaseModel):
     """Python packages, put once into a cached virtualenv that is first on PATH."""
     python_version: str | None = None
     setup: list[str] = []
-    """Commands that run once in the workdir; what they leave there and in the home folder is kept for all sessions."""
+    """Commands that run once in the workdir; what they leave there and in the home folder is kept for all sessions.
+
+    They have a virtualenv of the sample to install into, with `deps` in it; its Python is first on PATH afterwards."""
     setup_timeout: float = Field(default=1800, gt=0)
     """Seconds that all of them may take together."""
+    setup_network: bool = False
+    """Let the set-up commands use the network, also where the sessions have none."""
     network: bool = False
     env: dict[str, str] = {}
     limits: Ceilings = Ceilings()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 from pydantic import BaseModel, Field
 
@@ -16,8 +16,8 @@ Integrity = Literal["clean", "suspicious", "unknown"]
 Standing = Literal["passed", "failed", "skipped", "missing"]
 LONGEST_MESSAGE = 4000
 """Characters of one test's message in a result."""
-MOST_TOLD = 5000
-"""Tests of one kind that a result lists; all are counted."""
+MOST_SHOWN = 5000
+"""Tests of one kind that a result lists where it is sent or written to a file; all are counted."""
 
 
 class TestTold(BaseModel):
@@ -72,6 +72,11 @@ class VerificationResult(BaseModel):
     """Those that were not, each with the reason."""
     overhead_seconds: float = 0.0
     """What judging took besides the test command."""
+
+    def shown(self) -> Self:
+        """A copy for sending or storing, with at most `MOST_SHOWN` tests of each kind."""
+        lists = {kind: getattr(self, kind)[:MOST_SHOWN] for kind in ("passes", "failures", "skips")}
+        return self.model_copy(update=lists)
 
 
 class Run(BaseModel):
@@ -228,7 +233,7 @@ def _counts(run: Run) -> VerificationResult:
     groups: dict[str, list[Told]] = {"passed": [], "failed": [], "skipped": []}
     for case in run.cases:
         groups[case.status].append(case)
-    lists = {kind: [_told(case) for case in cases[:MOST_TOLD]] for kind, cases in groups.items()}
+    lists = {kind: [_told(case) for case in cases] for kind, cases in groups.items()}
     return VerificationResult(
         passed=len(groups["passed"]),
         failed=len(groups["failed"]),

@@ -7,19 +7,19 @@ import os
 import re
 import subprocess
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from carrel.errors import DatasetInvalid, ProgramMissing
-from carrel.tasks.changes import Changes
 from carrel.tasks.git_command import Git, GitFailed
-from carrel.tasks.grading import grade, grade_patch
-from carrel.tasks.imports.parts import Parts, split
+from carrel.tasks.imports.advice import proposal, with_layout
+from carrel.tasks.imports.journal import Journal
+from carrel.tasks.imports.judging import Lists, find_lists
+from carrel.tasks.imports.parts import Parts, can_solve, split
 from carrel.tasks.imports.writing import Imported, LeftOut, new_dataset, refuse_wrong, write_samples, write_settings
 from carrel.tasks.sample import Environment, Sample, Verify
-from carrel.tasks.verdict import VerificationResult
 from carrel.tasks.workers import in_parallel
 
 BUNDLE = Path("files/repository.bundle")
@@ -31,6 +31,9 @@ _TRAILER = re.compile(
 
 Heard = Callable[[str, str], None]
 """Called with a commit and what became of it."""
+_MOST_NAMES = 5
+"""Unstable tests of a commit that are named."""
+_HOW_TO_NAME_TESTS = "; name its test files with --test-pattern GLOB if they have unusual names or places"
 
 
 @dataclass(frozen=True)
@@ -54,43 +57,80 @@ async def import_history(
     limit: int = 0,
     workers: int = 2,
     cache: Path | None = None,
+    resume: bool = False,
+    found: Callable[[int, int], None] = lambda commits, judged: None,
     heard: Heard = lambda commit, what: None,
 ) -> Imported:
     """`commits` is a range like `v1.0..main`; `settings` (with `verify.command`) is for `dataset.yaml`.
 
-    A commit becomes a sample when with its tests something fails without its source and passes with it."""
+    A commit becomes a sample when with its tests something fails without its source and passes with it, each time of
+    three. `found` is called once, with how many commits are tried and how many of them an import that was stopped has
+    judged before: with `resume` their results are used.
+    """
     refuse_wrong(settings)
     git = await asyncio.to_thread(_repository, repo)
     done = Imported(into)
     candidates = await asyncio.to_thread(_candidates, git, commits, test_patterns, done)
     candidates = candidates[-limit:] if limit else candidates
     if not candidates:
-        raise DatasetInvalid(f"no commit in {commits} of {repo} touches both source and tests")
+        raise DatasetInvalid(f"no commit in {commits} of {repo} touches both source and tests{_HOW_TO_NAME_TESTS}")
+    newest = candidates[-1]
+    tests = [path for candidate in candidates for path in candidate.parts.tests]
+    settings = await asyncio.to_thread(with_layout, settings, git, newest.commit, tests)
     with new_dataset(into) as folder:
         (folder / "files").mkdir()
         await asyncio.to_thread(_write_bundle, git, candidates, folder / BUNDLE)
+        journal = Journal(into, {"settings": settings, "tests": list(test_patterns)}, resume=resume)
+        found(len(candidates), sum(candidate.commit in journal.judged for candidate in candidates))
+        reasons: list[str] = []
 
         async def one(candidate: Candidate) -> Sample | None:
+            commit = candidate.commit
             try:
                 sample = await asyncio.to_thread(_sample, git, candidate, repo.resolve().name, folder, settings)
-                why = await _derive(sample, cache)
             except UnicodeDecodeError:
-                why = "its changes are no text in UTF-8"
-            heard(candidate.commit, why or f"{len(sample.fail_to_pass)} fail to pass, {len(sample.pass_to_pass)} pass")
-            if why:
-                done.left_out.append(LeftOut(candidate.commit[:12], why))
-            return None if why else sample
+                lists = Lists(why="its changes are no text in UTF-8")
+            else:
+                lists = journal.judged.get(commit) or await find_lists(sample, cache)
+                if commit not in journal.judged:
+                    journal.add(commit, lists)
+            heard(commit, lists.why or f"{len(lists.fail_to_pass)} fail to pass, {len(lists.pass_to_pass)} pass")
+            if lists.unstable:
+                done.left_out.append(LeftOut(commit[:12], _unstable(lists.unstable)))
+            if lists.why:
+                done.left_out.append(LeftOut(commit[:12], lists.why))
+                reasons.append(lists.why)
+                return None
+            sample.fail_to_pass, sample.pass_to_pass = lists.fail_to_pass, lists.pass_to_pass
+            sample.fail_to_fail = lists.fail_to_fail
+            return sample
 
         made = [sample for sample in await in_parallel(one, candidates, workers) if sample is not None]
+        done.proposal = await asyncio.to_thread(proposal, git, newest.commit, reasons)
+        journal.remove()
         if not made:
-            first = done.left_out[-1]
-            raise DatasetInvalid(f"none of {len(candidates)} commits became a sample; {first.what}: {first.why}")
+            hint = f"; try {done.proposal}" if done.proposal else ""
+            raise DatasetInvalid(
+                f"none of {len(candidates)} commits became a sample; {newest_reason(candidates, done)}{hint}"
+            )
         for sample in made:
             sample.files, sample.environment, sample.verify = BUNDLE, Environment(), Verify()
         write_settings(folder, {"name": into.name, **settings})
         write_samples(folder, made)
         done.samples = [sample.sample_id for sample in made]
     return done
+
+
+def newest_reason(candidates: Sequence[Candidate], done: Imported) -> str:
+    """Why the newest commit was left out."""
+    left = next(left for left in done.left_out if left.what == candidates[-1].commit[:12])
+    return f"{left.what}: {left.why}"
+
+
+def _unstable(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
+    count = "1 test" if len(names) == 1 else f"{len(names)} tests"
+    return f"{count} left out of its lists for differing from run to run: {', '.join(names[:_MOST_NAMES])}{more}"
 
 
 def _repository(repo: Path) -> Git:
@@ -141,7 +181,9 @@ def _unfit(parts: Parts, count: int) -> str:
         return f"it changes {count} files"
     if not parts.tests:
         return "it touches no tests"
-    return "" if parts.source else "it touches no source"
+    if not any(map(can_solve, parts.source)):
+        return "it touches no source" + (" but settings" if parts.source else "")
+    return ""
 
 
 def _write_bundle(git: Git, candidates: Sequence[Candidate], file: Path) -> None:
@@ -189,27 +231,3 @@ def _patch(git: Git, candidate: Candidate, paths: Sequence[str]) -> str:
     words = ("--no-color", "--no-ext-diff", "--no-textconv", "--binary", "--full-index", "--no-renames")
     said = git.literally("diff-tree", "-p", *words, candidate.parent, candidate.commit, "--", *paths)
     return said.decode("utf-8")
-
-
-async def _derive(sample: Sample, cache: Path | None) -> str:
-    """Fill in the lists of tests; or why it makes no sample."""
-    before = await grade(sample, Changes(), cache=cache)
-    after = await grade_patch(sample, sample.patch, cache=cache)
-    for result in (before, after):
-        if result.outcome == "infrastructure_failed":
-            return f"it could not be run: {'; '.join(result.evidence)}"
-    if not after.suite_ran:
-        return f"its tests do not run: {'; '.join(after.evidence) or after.outcome}"
-    passed_before = {test.name for test in before.passes}
-    passing = list(_unique(after))
-    sample.fail_to_pass = [name for name in passing if name not in passed_before]
-    sample.pass_to_pass = [name for name in passing if name in passed_before]
-    failing = {test.name for test in before.failures}
-    sample.fail_to_fail = [test.name for test in after.failures if test.name in failing]
-    return "" if sample.fail_to_pass else "no test fails without its source and passes with it"
-
-
-def _unique(result: VerificationResult) -> Iterator[str]:
-    """Tests that passed, but those whose name is also that of one that did not."""
-    spoilt = {test.name for test in (*result.failures, *result.skips)}
-    return iter(dict.fromkeys(test.name for test in result.passes if test.name not in spoilt))

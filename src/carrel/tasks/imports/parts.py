@@ -6,11 +6,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
-from carrel.tasks.protection import TEST_FILES, TEST_FOLDERS
+from carrel.tasks.protection import RUNNER_FILES, TEST_FILES, TEST_FOLDERS, is_root_test
 
 TEST_SETTINGS = ("conftest.py", "pytest.ini", "jest.config.*", "vitest.config.*")
 NO_CODE = ("*.md", "*.rst", "*.txt", "*.adoc", "*.png", "*.svg", "*.jpg", "*.gif", "LICENSE*", "CHANGES*", "CHANGELOG*")
 NO_CODE_FOLDERS = ("docs", "doc", ".github", "changelog", "changes", "news", "newsfragments")
+NO_SOLUTION = (*RUNNER_FILES, ".*", "*.lock", "package-lock.json", "pnpm-lock.yaml")
+"""Settings of tools and runners, and lists of versions: a commit whose only other files are tests is no task."""
 CODE_ALL_THE_SAME = ("requirements*.txt", "constraints*.txt", "CMakeLists.txt")
 
 
@@ -38,6 +40,7 @@ def is_test(path: str, patterns: Sequence[str] = ()) -> bool:
         any(fnmatchcase(path, pattern) for pattern in patterns)
         or any(folder.lower() in TEST_FOLDERS for folder in folders)
         or any(fnmatchcase(name, pattern) for pattern in (*TEST_FILES, *TEST_SETTINGS))
+        or is_root_test(path)
     )
 
 
@@ -46,3 +49,9 @@ def is_no_code(path: str) -> bool:
     if any(fnmatchcase(name, pattern) for pattern in CODE_ALL_THE_SAME):
         return False
     return any(fnmatchcase(name, pattern) for pattern in NO_CODE) or (bool(folders) and folders[0] in NO_CODE_FOLDERS)
+
+
+def can_solve(path: str) -> bool:
+    """Whether a source file can make a test pass."""
+    name = path.rpartition("/")[2]
+    return not any(fnmatchcase(name, pattern) for pattern in NO_SOLUTION)

@@ -36,6 +36,8 @@ class Imported:
     samples: list[str] = field(default_factory=list)
     """Their ids."""
     left_out: list[LeftOut] = field(default_factory=list)
+    proposal: str = ""
+    """Options that may turn commits that were left out into samples."""
 
 
 @contextmanager
