@@ -112,10 +112,10 @@ async def test_what_is_missing_is_shown_with_options_to_try(tmp_path: Path) -> N
     repo = LAYOUTS["src"](tmp_path / "repo")
     needs = "import no_such_helper\n" + TESTS
     repo.commit("Halve more", {"src/halves/__init__.py": HALF, "tests/test_halves.py": needs})
-    with pytest.raises(DatasetInvalid) as told:
+    with pytest.raises(DatasetInvalid) as refused:
         await imported(repo, tmp_path, limit=1)
-    assert "ModuleNotFoundError: No module named 'no_such_helper'" in str(told.value)
-    assert str(told.value).endswith("; try --setup \"pip install -e .\" --dep pytest --dep 'hypothesis>=6'")
+    assert "ModuleNotFoundError: No module named 'no_such_helper'" in str(refused.value)
+    assert str(refused.value).endswith("; try --setup \"pip install -e .\" --dep pytest --dep 'hypothesis>=6'")
 
 
 async def test_tests_that_are_not_seen_are_an_error_that_names_the_option(tmp_path: Path) -> None:

@@ -123,7 +123,7 @@ async def test_a_set_up_that_is_online_knows_certificates_and_no_passwords(
     assert await offline.read_file("seen") == b"|\n"
 
 
-async def test_a_set_up_that_lacks_the_network_is_told_how_to_get_it(tmp_path: Path, cache: Path) -> None:
+async def test_a_set_up_that_lacks_the_network_names_the_setting(tmp_path: Path, cache: Path) -> None:
     sample = with_place(tmp_path, setup=["pip download --retries 0 -i https://index.example/simple no-such-package"])
     with pytest.raises(SetupFailed, match=r"it has no network; environment.setup_network: true"):
         await make_ready(sample, cache)

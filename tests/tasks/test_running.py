@@ -78,9 +78,7 @@ async def test_an_agent_that_fails_crashes_or_takes_too_long_is_judged_all_the_s
     assert told.result.outcome == "solved", told
 
 
-async def test_a_broken_agent_is_told_apart_from_a_wrong_answer(
-    samples: list[Sample], tmp_path: Path, cache: Path
-) -> None:
+async def test_a_broken_agent_is_not_a_wrong_answer(samples: list[Sample], tmp_path: Path, cache: Path) -> None:
     async def status(command: str) -> str:
         output = tmp_path / f"{command.split()[0].strip('./')}.jsonl"
         total = await run_samples(samples[:1], Agent(command=command, timeout=60), output, cache=cache)

@@ -253,8 +253,8 @@ def _set(settings: dict[str, Any]) -> dict[str, Any]:
 def _print_imported(done: Imported, as_json: bool) -> None:
     if as_json:
         left_out = [{"what": left.what, "why": left.why} for left in done.left_out]
-        told = {"folder": str(done.folder), "samples": done.samples, "left_out": left_out, "proposal": done.proposal}
-        show.print_json(told)
+        data = {"folder": str(done.folder), "samples": done.samples, "left_out": left_out, "proposal": done.proposal}
+        show.print_json(data)
         return
     _print_left_out(done)
     show.say(f"{len(done.samples):,} samples in {done.folder}", "bold")
