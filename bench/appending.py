@@ -14,7 +14,6 @@ from unittest import mock
 
 from carrel.conversation.messages import user_text_message
 from carrel.conversation.store import SessionStore
-from carrel.storage import sync_device
 from measure import Line, Scale, in_turn, times_faster
 
 APPENDERS = 32
@@ -44,17 +43,13 @@ async def measure(scale: Scale) -> list[Line]:
 @contextlib.contextmanager
 def _slower_disk() -> Iterator[None]:
     """A disk that waits until it has the bytes, as those in laptops and clouds do: here it is pretended."""
-    sync, sync_all = os.fdatasync, sync_device.syncfs
+    sync = os.fdatasync
 
     def slower(fd: int) -> None:
         time.sleep(SLOWER)
         sync(fd)
 
-    def slower_all(fd: int) -> None:
-        time.sleep(SLOWER)
-        sync_all(fd)
-
-    with mock.patch.object(os, "fdatasync", slower), mock.patch.object(sync_device, "syncfs", slower_all):
+    with mock.patch.object(os, "fdatasync", slower):
         yield
 
 

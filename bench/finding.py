@@ -20,7 +20,7 @@ from carrel.meaning import (
     plain_embedder,
 )
 from carrel.meaning.minilm import MODULE
-from carrel.storage.file_store import FileStore
+from carrel.storage.files.store import FileStore
 from measure import Line, Scale, no_more_than
 
 DATA = Path(__file__).parent / "data" / "finding"

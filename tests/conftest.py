@@ -13,7 +13,7 @@ import pytest
 from hypothesis import settings
 
 from carrel.errors import StorageUnavailable
-from carrel.storage.redis_store import RedisStore
+from carrel.storage.redis.store import RedisStore
 from tests.needs import SETTING, skip_without
 from tests.real_docker import NoEngine, shared_engine
 from tests.real_redis import NoRedis, RealRedis

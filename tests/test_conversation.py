@@ -30,7 +30,7 @@ from carrel.conversation.typed_message import Message
 from carrel.conversation.typed_parts import TextPart
 from carrel.errors import RewindRefused, SessionExists, SessionIdRefused, SessionNotFound
 from carrel.events import Bus, Event, EventType
-from carrel.storage.memory_store import MemoryStore
+from carrel.storage.memory import MemoryStore
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ from carrel.conversation.session_info import SessionInfo
 from carrel.conversation.store import SessionStore
 from carrel.conversation.typed_parts import TextPart
 from carrel.events import Bus
-from carrel.storage.memory_store import MemoryStore
+from carrel.storage.memory import MemoryStore
 from tests.storage.suite import Place
 
 

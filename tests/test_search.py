@@ -33,7 +33,7 @@ from carrel.conversation.search import SearchHit
 from carrel.conversation.searchable import FIELDS, OWNER, Known, kept_meanings, own_parts
 from carrel.conversation.store import SessionStore
 from carrel.storage.catalogue import Catalogue
-from carrel.storage.memory_store import MemoryStore
+from carrel.storage.memory import MemoryStore
 from tests.storage.suite import Place
 
 

@@ -117,6 +117,7 @@ if TYPE_CHECKING:
         FilesRefused,
         ForkRefused,
         FormatRefused,
+        GuardLost,
         ImportRefused,
         InteractionNotFound,
         JobNotFound,
@@ -287,6 +288,7 @@ __all__ = [
     "FilesRefused",
     "ForkRefused",
     "FormatRefused",
+    "GuardLost",
     "ImagePart",
     "ImportRefused",
     "ImportReport",
@@ -428,8 +430,8 @@ _ROOMS = {
         ApiKeyNotFound ArtifactNameRefused ArtifactNotFoundError ArtifactReadError ArtifactWriteError CarrelError
         CatalogueBusy CatalogueLost CommandNotRun CompactRefused ConfigurationError DatasetExists DatasetInvalid
         DatasetNotFound DependencyError EnvironmentFailed ExecutionError ExecutorClosed FilesRefused ForkRefused
-        FormatRefused ImportRefused InteractionNotFound JobNotFound KeyMissing KeyNotAccepted KeyRefused LockLost
-        MessageRefused MetadataRefused NotFoundThere NotNow PatchRefused PlaceLost ProgramMissing RemoteError
+        FormatRefused GuardLost ImportRefused InteractionNotFound JobNotFound KeyMissing KeyNotAccepted KeyRefused
+        LockLost MessageRefused MetadataRefused NotFoundThere NotNow PatchRefused PlaceLost ProgramMissing RemoteError
         ReportUnreadable RequestRefused RequirementRefused ResultsRefused RewindRefused RuntimeDepsDisabledError
         SampleNotFound SandboxUnavailable ServerBusy ServerFailed ServerUnreachable SessionBusy SessionError
         SessionExists SessionIdRefused SessionNotFound SessionNotReady SessionTooNew SetupFailed StorageError

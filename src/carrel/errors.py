@@ -25,8 +25,12 @@ class StorageWriteError(StorageError, OSError):
     """Nothing was written: the disk is full, read-only, or the connection is gone. What was there before is whole."""
 
 
-class LockLost(StorageWriteError):
-    """Nothing was written: the lock under which it was to be written was somebody else's meanwhile."""
+class GuardLost(StorageWriteError):
+    """Nothing was written: the object that guards this write was changed or deleted."""
+
+
+LockLost = GuardLost
+"""The earlier name of `GuardLost`, for one release."""
 
 
 class StorageUnavailable(StorageError, ConnectionError):

@@ -13,7 +13,7 @@ from typing import Any, Literal, Protocol
 import orjson
 
 from carrel.errors import CarrelError
-from carrel.storage.seam import Store
+from carrel.storage.base import Store
 from carrel.worker.reprs import safe_repr
 
 logger = logging.getLogger(__name__)

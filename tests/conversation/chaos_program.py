@@ -29,7 +29,7 @@ from carrel.errors import (
     SessionNotFound,
     StorageError,
 )
-from carrel.storage.redis_store import RedisStore
+from carrel.storage.redis.store import RedisStore
 
 EXPECTED = (CompactRefused, RewindRefused, SessionExists, SessionNotFound)
 

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from carrel.conversation.store import SessionStore
-from carrel.storage.file_store import FileStore
-from carrel.storage.memory_store import MemoryStore
-from carrel.storage.redis_store import RedisStore
+from carrel.storage.files.store import FileStore
+from carrel.storage.memory import MemoryStore
+from carrel.storage.redis.store import RedisStore
 
 Reopen = Callable[..., SessionStore]
 

@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 from carrel.conversation.store import SessionStore
-from carrel.storage.file_store import FileStore
+from carrel.storage.files.store import FileStore
 from tests.conversation.words import call, outline
 
 

@@ -15,8 +15,8 @@ from carrel.conversation.session_info import SessionInfo
 from carrel.conversation.store import SessionStore
 from carrel.conversation.typed_parts import TextPart
 from carrel.errors import CarrelError, SessionNotFound, StorageUnavailable
-from carrel.storage.memory_store import MemoryStore
-from carrel.storage.seam import Block, Lock, Store, process_name
+from carrel.storage.base import Block, Lock, Store, process_name
+from carrel.storage.memory import MemoryStore
 from tests.conversation.words import assistant, call, outline, result, user
 
 Picture = dict[str, Any]
@@ -25,8 +25,8 @@ Operation = Callable[[SessionStore], Awaitable[Deed]]
 """Gets what it needs, as one who has had the session for a while; what it returns does the deed."""
 Cut = Literal["kill", "fault", "fault after", "cancel"]
 
-_WRITES = ("put", "put_pieces", "delete", "copy", "append")
-_CALLS = ("get", "get_many", "folders", "stamp", "stamps", "torn", "changed", "list", *_WRITES)
+_WRITES = ("put", "put_pieces", "delete", "copy", "append", "copy_log")
+_CALLS = ("get", "get_many", "folders", "stamp", "stamps", "incomplete_tail", "scan", "list", *_WRITES)
 _PATIENCE = 60.0
 
 
@@ -55,8 +55,6 @@ class Stepped:
         inner = getattr(self.inner, name)
 
         async def stepped(*args: Any, **how: Any) -> Any:
-            if how.get("held"):
-                how["held"] = [lock.inner for lock in how["held"]]
             number = await self._step()
             done = await inner(*args, **how)
             if self.after is not None and name in _WRITES:
@@ -80,9 +78,11 @@ class Stepped:
             yield block
             await self._step()
 
-    async def read_back(self, key: str, before_seq: int | None = None) -> AsyncIterator[Block]:
+    async def read_back(
+        self, key: str, before_seq: int | None = None, *, hint: tuple[int, int] | None = None
+    ) -> AsyncIterator[Block]:
         await self._step()
-        async for block in self.inner.read_back(key, before_seq):
+        async for block in self.inner.read_back(key, before_seq, hint=hint):
             yield block
             await self._step()
 
@@ -103,7 +103,7 @@ class Stepped:
             del self._holders[key]
             await lock.release()
 
-    async def holder(self, key: str) -> str | None:
+    async def lock_owner(self, key: str) -> str | None:
         await self._step()
         held = self._holders.get(key)
         return None if held is None else process_name() if held is self else "elsewhere:1"
@@ -123,6 +123,7 @@ class _Held:
 
     def __init__(self, way: Stepped, key: str, lock: Lock) -> None:
         self.inner = lock
+        self.lost = lock.lost
         self._way = way
         self._key = key
 

@@ -23,7 +23,7 @@ from carrel.conversation.messages import ConversationMessage, flatten_message_te
 from carrel.conversation.open_calls import call_key
 from carrel.conversation.store import SessionStore
 from carrel.conversation.usage import tokens_of
-from carrel.storage.redis_store import RedisStore
+from carrel.storage.redis.store import RedisStore
 from tests.real_redis import RealRedis
 
 PROGRAM = Path(__file__).with_name("chaos_program.py")
@@ -236,7 +236,7 @@ async def check_session(store: SessionStore, session: str, entries: list[Any], m
     calls = [call_key(session, id_) for _, entry in entries for id_ in tool_calls_of(entry)]
     for key in [*(f"{session}/{name}" for name in ("life", "meta", "cut")), *calls]:
         held = await store._logs.store.lock(key, wait=False)
-        assert held is not None, f"{key} is held by {await store._logs.store.holder(key)}"
+        assert held is not None, f"{key} is held by {await store._logs.store.lock_owner(key)}"
         await held.release()
     newest = next((entry for _, entry in reversed(entries) if entry["role"] == "user" and tokens_in(entry)), None)
     if newest is not None:

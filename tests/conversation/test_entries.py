@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from carrel.conversation.entries import decode, decode_all, encode, timestamp
 from carrel.errors import MessageRefused
-from carrel.storage.seam import Block
+from carrel.storage.base import Block
 
 values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(st.characters()),

@@ -13,8 +13,8 @@ import pytest
 from carrel.conversation.conversation import ConversationStorage
 from carrel.conversation.store import SessionStore
 from carrel.errors import StorageReadError
-from carrel.storage.memory_store import MemoryStore
-from carrel.storage.seam import Block
+from carrel.storage.base import Block
+from carrel.storage.memory import MemoryStore
 from tests.conversation.words import user
 
 

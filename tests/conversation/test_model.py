@@ -23,10 +23,10 @@ from hypothesis.stateful import (
 
 from carrel.conversation.store import SessionStore
 from carrel.errors import CompactRefused, RewindRefused
-from carrel.storage.file_store import FileStore
-from carrel.storage.memory_store import MemoryStore
-from carrel.storage.redis_store import RedisStore
-from carrel.storage.seam import Store
+from carrel.storage.base import Store
+from carrel.storage.files.store import FileStore
+from carrel.storage.memory import MemoryStore
+from carrel.storage.redis.store import RedisStore
 from tests.conversation.words import outline, user
 
 T = TypeVar("T")

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from carrel.conversation.store import SessionStore
-from carrel.storage.file_store import FileStore
-from carrel.storage.memory_store import MemoryStore
+from carrel.storage.files.store import FileStore
+from carrel.storage.memory import MemoryStore
 from tests.conversation.conftest import Reopen
 from tests.conversation.words import call, outline, result, user
 
@@ -135,7 +135,7 @@ def test_programs_without_tasks_of_their_own_are_repaired_too(tmp_path: Path) ->
 IN_A_LOOP = """
 import asyncio
 from carrel.conversation.store import SessionStore
-from carrel.storage.memory_store import MemoryStore
+from carrel.storage.memory import MemoryStore
 from tests.conversation.words import call, outline
 
 async def main():
@@ -164,7 +164,7 @@ async def test_load_session_sync_raises_what_load_session_raises() -> None:
 def test_two_processes_with_the_same_number_and_host_name_are_told_apart() -> None:
     """As in two containers of the same image."""
     ask = ["unshare", "--pid", "--fork", sys.executable, "-c"]
-    words = "import os; from carrel.storage.seam import process_name; print(os.getpid(), process_name())"
+    words = "import os; from carrel.storage.base import process_name; print(os.getpid(), process_name())"
     runs = [subprocess.run([*ask, words], capture_output=True, text=True, check=False) for _ in range(2)]
     if any(run.returncode for run in runs):
         pytest.skip(f"no process namespace can be made here: {runs[0].stderr.strip()[-200:]}")

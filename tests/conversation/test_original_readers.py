@@ -22,7 +22,7 @@ from carrel.conversation.messages import (
     user_text_message,
 )
 from carrel.errors import RewindRefused, SessionIdRefused
-from carrel.storage.memory_store import MemoryStore
+from carrel.storage.memory import MemoryStore
 from tests.conversation.words import call, user
 
 LARGE = base64.b64encode(bytes(range(256)) * 1200).decode()

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from carrel.storage.file_store import FileStore
-from carrel.storage.redis_store import RedisStore
-from carrel.storage.seam import Store
+from carrel.storage.base import Store
+from carrel.storage.files.store import FileStore
+from carrel.storage.redis.store import RedisStore
 from tests.conversation.steps import NAMES, Cut, Laboratory
 
 HALVES = ("append to a new one", "append to a draft", "import")

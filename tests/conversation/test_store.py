@@ -32,7 +32,7 @@ from carrel.errors import (
     SessionNotFound,
 )
 from carrel.events import Event, bus
-from carrel.storage.memory_store import MemoryStore
+from carrel.storage.memory import MemoryStore
 from tests.conversation.conftest import Reopen
 from tests.conversation.words import assistant, call, compact, outline, result, user
 

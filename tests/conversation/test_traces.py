@@ -6,7 +6,7 @@ from datetime import timedelta
 import pytest
 
 from carrel import SessionNotFound, SessionStore, user_text_message
-from carrel.storage.seam import Store
+from carrel.storage.base import Store
 
 
 def kept_by(store: SessionStore) -> Store:

@@ -5,10 +5,10 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 from carrel.errors import StorageUnavailable
-from carrel.storage.seam import Lock, Store
+from carrel.storage.base import Lock, Store
 
-WRITES = {"put", "put_pieces", "delete", "copy", "append"}
-VERBS = WRITES | {"get", "get_many", "folders", "stamp", "stamps", "changed", "list", "lock"}
+WRITES = {"put", "put_pieces", "delete", "copy", "append", "copy_log"}
+VERBS = WRITES | {"get", "get_many", "folders", "stamp", "stamps", "scan", "list", "lock"}
 BLOCKS = {"pieces", "read", "read_back"}
 
 Step = Callable[[int, str], Awaitable[None]]
@@ -76,7 +76,7 @@ class Stepping:
 
     async def held(self) -> list[str]:
         """The locks that it took and did not let go of."""
-        return [key for key, _ in self._locks if await self._store.holder(key) is not None]
+        return [key for key, _ in self._locks if await self._store.lock_owner(key) is not None]
 
 
 def cut(at: int, how: str, user: "list[asyncio.Task[Any]]") -> Step:

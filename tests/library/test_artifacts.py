@@ -17,9 +17,9 @@ from carrel.library.artifact_names import checked_name, key_of, name_of, note_of
 from carrel.library.artifact_notes import standing
 from carrel.library.artifact_uploads import Uploads
 from carrel.library.artifacts import ArtifactStore
-from carrel.storage.file_store import FileStore
-from carrel.storage.memory_store import MemoryStore
-from carrel.storage.seam import Stamp
+from carrel.storage.base import Stamp
+from carrel.storage.files.store import FileStore
+from carrel.storage.memory import MemoryStore
 from tests.storage.suite import Place
 
 

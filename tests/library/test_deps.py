@@ -14,8 +14,8 @@ from carrel.execution.packages import Packages, subprocess_packages
 from carrel.execution.settings import SubprocessConfig
 from carrel.execution.subprocess_executor import SubprocessExecutor
 from carrel.library.deps import Deps
-from carrel.storage.redis_store import RedisStore
-from carrel.storage.seam import Store
+from carrel.storage.base import Store
+from carrel.storage.redis.store import RedisStore
 from tests.late import Late
 from tests.storage.suite import Place
 from tests.wheels import build_wheel

@@ -16,9 +16,9 @@ from carrel.errors import ConfigurationError, StorageUnavailable
 from carrel.library.artifacts import ArtifactStore
 from carrel.library.moving import KINDS, Difference, carry_over, contents, copy, differences, kinds_named
 from carrel.library.workflows import WorkflowLibrary
-from carrel.storage.file_store import FileStore
-from carrel.storage.memory_store import MemoryStore
-from carrel.storage.seam import Store
+from carrel.storage.base import Store
+from carrel.storage.files.store import FileStore
+from carrel.storage.memory import MemoryStore
 from tests.library.steps import Another, Stepping, cut
 from tests.storage.suite import Place, everything
 
@@ -204,7 +204,7 @@ async def test_who_looks_while_it_is_copied_does_not_part_the_histories(folder: 
 
     async def look(number: int, what: str) -> None:
         if number % 2 == 0:
-            await WorkflowLibrary(target)._current(note=not await target.holder("library/workflows"))
+            await WorkflowLibrary(target)._current(note=not await target.lock_owner("library/workflows"))
 
     await copy(folder, Stepping(target, look))  # type: ignore[arg-type]
     key = "library/workflows/history.jsonl"

@@ -17,9 +17,9 @@ from carrel.library.deps import Deps
 from carrel.library.moving import copy
 from carrel.library.search import Index
 from carrel.library.workflows import WorkflowLibrary
-from carrel.storage.file_store import FileStore
-from carrel.storage.memory_store import MemoryStore
-from carrel.storage.seam import Store
+from carrel.storage.base import Store
+from carrel.storage.files.store import FileStore
+from carrel.storage.memory import MemoryStore
 from tests.library.steps import Another, Stepping, cut, until_it_waits
 from tests.storage.suite import Place
 

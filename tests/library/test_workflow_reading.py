@@ -8,7 +8,7 @@ from carrel.errors import WorkflowSyntaxError, WorkflowValidationError
 from carrel.library.workflow_reading import Outlines
 from carrel.library.workflow_source import LARGEST, QUICK, outline
 from carrel.library.workflows import WorkflowLibrary
-from carrel.storage.memory_store import MemoryStore
+from carrel.storage.memory import MemoryStore
 
 RUN = '''\
 """A long one."""

@@ -14,7 +14,7 @@ import pytest
 
 from carrel.errors import WorkflowExecutionError, WorkflowNotFoundError, WorkflowValidationError
 from carrel.library.workflows import WorkflowLibrary
-from carrel.storage.file_store import FileStore
+from carrel.storage.files.store import FileStore
 from tests.storage.suite import Place
 
 FETCH = '''"""Fetch JSON from a URL."""

@@ -8,7 +8,7 @@ import time
 import httpx
 
 from carrel.server.once import DAY, LOG, Answer, Answers
-from carrel.storage.memory_store import MemoryStore
+from carrel.storage.memory import MemoryStore
 from tests.server.conftest import NewServer
 from tests.server.serving_process import executed, ready
 

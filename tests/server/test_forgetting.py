@@ -10,7 +10,7 @@ import pytest
 from carrel.assembly import MemoryStorage
 from carrel.server.ledger import SESSIONS, Ledger, log_of
 from carrel.server.wire import Session
-from carrel.storage.seam import Store
+from carrel.storage.base import Store
 from tests.server.conftest import NewServer
 from tests.server.serving_process import executed, ready
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from carrel.errors import ConfigurationError
 from carrel.server.keys import Keys, opened_keys
-from carrel.storage.memory_store import MemoryStore
+from carrel.storage.memory import MemoryStore
 
 
 async def test_a_key_is_good_as_soon_as_it_is_added(tmp_path: Path) -> None:

@@ -17,8 +17,8 @@ from carrel.errors import ApiKeyNotFound, ConfigurationError
 from carrel.server.edge import Bounds, Edge
 from carrel.server.keys import Keys, opened_keys
 from carrel.server.metrics import Metrics
-from carrel.storage.memory_store import MemoryStore
-from carrel.storage.seam import Stamp
+from carrel.storage.base import Stamp
+from carrel.storage.memory import MemoryStore
 from tests.cli.conftest import Carrel, carrel, environment, home
 from tests.server.serving_process import Serving, executed, ready
 from tests.server.test_isolation import asked, routes

@@ -194,7 +194,7 @@ async def test_a_storage_of_which_a_part_cannot_be_closed_lets_go_of_the_rest() 
     assert await storage.store.lock("held")
     with pytest.raises(StorageUnavailable, match="not now"):
         await storage.close()
-    assert await storage.store.holder("held") is None
+    assert await storage.store.lock_owner("held") is None
     assert uploads._open == {}
 
 

@@ -37,7 +37,7 @@ def mcp(behaviour: str, timeout: float = 1, startup: float = 60) -> str:
 async def goes_on(session: Session) -> None:
     result = await asyncio.wait_for(session.run("(x, tools.echo.say(words='still here'))"), PATIENCE)
     assert result.value == (5, "still here\n"), result.error
-    assert len(await session.list_tools()) >= 2
+    assert "echo" in [tool["name"] for tool in await session.list_tools()]
 
 
 async def started(open_session: Open, **settings: Any) -> Session:

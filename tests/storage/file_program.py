@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from carrel.errors import StorageReadError, StorageWriteError
-from carrel.storage.file_store import FileStore
-from carrel.storage.seam import Lock
+from carrel.storage.base import Lock
+from carrel.storage.files.store import FileStore
 
 
 async def everything(store: FileStore, key: str) -> list[bytes]:
@@ -66,7 +66,7 @@ def append_with_child(root: Path, count: str) -> None:
         os._exit(0)
     _, status = os.waitpid(child, 0)
     assert status == 0
-    say(f"held by {'nobody' if asyncio.run(FileStore(root).holder('mine')) is None else 'somebody'}")
+    say(f"held by {'nobody' if asyncio.run(FileStore(root).lock_owner('mine')) is None else 'somebody'}")
 
 
 def leave_child_behind(root: Path) -> None:
@@ -113,7 +113,7 @@ async def fill_and_go_on(store: FileStore, make_room: Callable[[], object]) -> N
                 refused = error
         say(f"refused: {refused}")
     assert len(await everything(store, "s/log.jsonl")) == count
-    assert await store.torn("s/log.jsonl") == b""
+    assert await store.incomplete_tail("s/log.jsonl") == b""
     try:
         await store.put("s/object", b"z" * 100_000)
     except StorageWriteError as error:
@@ -125,7 +125,7 @@ async def fill_and_go_on(store: FileStore, make_room: Callable[[], object]) -> N
         await store.append("s/log.jsonl", [b"y" * 999])
     except StorageWriteError as error:
         say(f"refused: {error}")
-    assert await store.torn("s/log.jsonl") in (b'{"torn', b"")
+    assert await store.incomplete_tail("s/log.jsonl") in (b'{"torn', b"")
     assert len(await everything(store, "s/log.jsonl")) == count
     make_room()
     assert await store.append("s/log.jsonl", [b"again"]) == count + 1
@@ -168,32 +168,6 @@ async def be_refused_as_somebody_else(root: Path) -> None:
     await be_refused(root)
 
 
-async def do_without_inotify(root: Path) -> None:
-    """Follow a log and ask for changes where the kernel gives no inotify, or too little of it."""
-    store = FileStore(root)
-    for number in range(20):
-        await store.put(f"s/{number}/object", b"x")
-    changes = await store.changed("s")
-    await store.put("s/1/object", b"y")
-    changes = await store.changed("s", changes.cursor)
-    say(changes.keys)
-    watch = store.watch("t/log.jsonl")
-    heard = asyncio.ensure_future(anext(watch))
-    await store.append("t/log.jsonl", [b"one"])
-    say(await asyncio.wait_for(heard, 30))
-    heard = asyncio.ensure_future(anext(watch))
-    await asyncio.sleep(0)
-    await store.append("t/log.jsonl", [b"two"])
-    say(await asyncio.wait_for(heard, 30))
-    heard = asyncio.ensure_future(anext(watch))
-    await asyncio.sleep(0)
-    await store.delete("t")
-    try:
-        await asyncio.wait_for(heard, 30)
-    except StopAsyncIteration:
-        say("ended")
-
-
 if __name__ == "__main__":
     verbs: list[Callable[..., Coroutine[Any, Any, None] | None]] = [
         append_batches,
@@ -205,7 +179,6 @@ if __name__ == "__main__":
         meet_a_full_disk,
         be_refused,
         be_refused_as_somebody_else,
-        do_without_inotify,
     ]
     verb = {verb.__name__: verb for verb in verbs}[sys.argv[1]]
     began = verb(Path(sys.argv[2]), *sys.argv[3:])

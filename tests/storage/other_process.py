@@ -4,7 +4,7 @@ import asyncio
 import json
 import sys
 
-from carrel.storage.seam import Store, process_name
+from carrel.storage.base import MISSING, Store, process_name
 from tests.storage.suite import open_store
 
 
@@ -42,7 +42,7 @@ async def append_until_gone(store: Store, key: str) -> None:
 async def put_new(store: Store, key: str, value: str) -> None:
     say("ready")
     await hear()
-    say(await store.put(key, value.encode(), only_new=True))
+    say(await store.put(key, value.encode(), expect=MISSING) is not None)
 
 
 async def hold(store: Store, key: str) -> None:

@@ -8,10 +8,10 @@ from collections.abc import Awaitable, Callable, Coroutine
 from pathlib import Path
 from typing import Any, TypeVar
 
-from carrel.storage.file_store import FileStore
-from carrel.storage.memory_store import MemoryStore
-from carrel.storage.redis_store import RedisStore
-from carrel.storage.seam import Store
+from carrel.storage.base import Store
+from carrel.storage.files.store import FileStore
+from carrel.storage.memory import MemoryStore
+from carrel.storage.redis.store import RedisStore
 from tests.late import Late
 
 redis = Late("redis")
@@ -23,6 +23,7 @@ KINDS = ("memory", "file", "redis")
 DIFFERENCES: dict[tuple[str, str], str] = {
     ("memory", "between processes"): "what is in one process's memory is seen by no other",
     ("memory", "memory stays flat"): "its records are in memory anyway, and a block only refers to them",
+    ("redis", "an append under way creates nothing"): "an append that arrives after a delete looks like a new one",
     ("file", "any name in a key"): "file names have at most 255 bytes, and those that begin with a dot are its own",
     ("file", "a log is no object"): "both are files, and a person may put one in the place of the other",
     ("file", "a key may also be a folder"): "keys are paths, and a path is a file or a folder",

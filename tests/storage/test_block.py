@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from carrel.storage.seam import Block
+from carrel.storage.base import Block
 
 records = st.lists(st.sampled_from([b"", b",", b"{}", b'{"a":1}', b"x,", b",y", b"\r", b"\xff\x00"]), min_size=1)
 

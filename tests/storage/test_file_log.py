@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from carrel.storage.file_store import FileStore
+from carrel.storage.files.store import FileStore
 from tests.storage.file_places import run, start
 from tests.storage.suite import everything, everything_back, in_a_thread
 
@@ -42,11 +42,11 @@ async def test_a_record_torn_at_any_byte_is_set_aside_and_nothing_else_is_lost(s
     assert await everything_back(store, KEY) == records
     assert await everything(store, KEY, 3) == records[2:]
     assert await everything_back(store, KEY, 3) == records[:2]
-    assert await store.torn(KEY) == (b"" if whole else torn)
+    assert await store.incomplete_tail(KEY) == (b"" if whole else torn)
     assert file_of(store).read_bytes() == before
     assert await store.append(KEY, [b'{"n": 2}']) == len(records) + 1
     assert file_of(store).read_bytes() == b"".join(record + b"\n" for record in [*records, b'{"n": 2}'])
-    assert await store.torn(KEY) == b""
+    assert await store.incomplete_tail(KEY) == b""
     aside = store.root / "s/log.torn"
     assert (aside.read_bytes() if aside.exists() else b"") == (b"" if whole else torn)
 
@@ -82,7 +82,7 @@ async def test_what_a_crash_or_a_power_cut_can_leave_at_the_end(
 ) -> None:
     file_of(store).write_bytes(b'{"n": 1}\n' + end)
     assert await everything(store, KEY) == [b'{"n": 1}', *records]
-    assert await store.torn(KEY) == aside
+    assert await store.incomplete_tail(KEY) == aside
     assert await store.append(KEY, [b"{}"]) == 2 + len(records)
     assert await everything(store, KEY) == [b'{"n": 1}', *records, b"{}"]
     assert (store.root / "s/log.torn").exists() == bool(aside)
@@ -132,7 +132,7 @@ async def test_a_batch_that_was_cut_is_hidden_from_readers_and_taken_back_by_the
         file.write(b'{"batch": 1}\n{"batch": 2}\n{"bat')
     assert len(await everything(store, KEY)) == 4
     assert len(await everything_back(store, KEY)) == 4
-    assert await store.torn(KEY) == b'{"batch": 1}\n{"batch": 2}\n{"bat'
+    assert await store.incomplete_tail(KEY) == b'{"batch": 1}\n{"batch": 2}\n{"bat'
     assert await store.append(KEY, [b'{"n": 5}']) == 5
     assert len(await everything(store, KEY)) == 5
     assert (store.root / "s/log.torn").read_bytes() == b'{"batch": 1}\n{"batch": 2}\n{"bat'

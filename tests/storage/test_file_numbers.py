@@ -1,4 +1,4 @@
-"""Sequence numbers and blocks of large log files: known without reading them, right whatever happened to the marks."""
+"""Sequence numbers and blocks of large log files, which are counted once and then known."""
 
 import asyncio
 import os
@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from carrel.storage.file_store import FileStore
-from carrel.storage.seam import MAX_RECORD
+from carrel.storage.base import MAX_RECORD
+from carrel.storage.files.store import FileStore
 from tests.storage.suite import everything, everything_back
 
 KEY = "s/log.jsonl"
@@ -20,10 +20,6 @@ MIB = 1024 * 1024
 def store(tmp_path: Path) -> FileStore:
     (tmp_path / "store/s").mkdir(parents=True)
     return FileStore(tmp_path / "store")
-
-
-def mark_of(store: FileStore) -> Path:
-    return store.root / "s/.log.jsonl.mark"
 
 
 def bytes_read() -> int:
@@ -43,12 +39,15 @@ async def last_number(store: FileStore) -> int:
     return 0
 
 
-async def test_a_large_log_is_continued_and_read_back_without_reading_it(store: FileStore) -> None:
+async def test_a_large_log_is_counted_once_to_be_continued_and_read_back(store: FileStore) -> None:
     await grown(store, 40_000)
     fresh = FileStore(store.root)
     before = bytes_read()
     assert await last_number(fresh) == 40_000
+    assert bytes_read() - before < 44 * MIB
+    before = bytes_read()
     assert await fresh.append(KEY, [LINE]) == 40_001
+    assert await last_number(fresh) == 40_001
     async for block in fresh.read(KEY, 39_000):
         assert block.first_seq == 39_000
         break
@@ -58,15 +57,19 @@ async def test_a_large_log_is_continued_and_read_back_without_reading_it(store: 
     assert bytes_read() - before < 12 * MIB
 
 
-async def test_what_was_appended_all_at_once_is_read_from_its_middle_without_reading_it(store: FileStore) -> None:
-    await store.append(KEY, [LINE] * 40_000)
+async def test_a_hint_spares_counting_what_was_there_before(store: FileStore) -> None:
+    await grown(store, 40_000)
+    size = (store.root / KEY).stat().st_size
+    await grown(store, 100)
     before = bytes_read()
-    async for block in FileStore(store.root).read(KEY, 30_000):
-        assert block.first_seq == 30_000
+    async for block in FileStore(store.root).read_back(KEY, hint=(40_000, size)):
+        assert block.last_seq == 40_100
         break
-    assert bytes_read() - before < 6 * MIB
-    assert await store.append(KEY, [LINE]) == 40_001
-    assert await last_number(FileStore(store.root)) == 40_001
+    assert bytes_read() - before < MIB
+    for wrong in ((40_000, size - 1), (40_000, size + 10**9), (7, 0)):
+        async for block in FileStore(store.root).read_back(KEY, hint=wrong):
+            assert block.last_seq == 40_100
+            break
 
 
 async def test_a_large_log_that_another_program_made_is_counted_once_to_be_read_from_its_middle(
@@ -92,58 +95,9 @@ async def test_a_large_log_that_another_program_made_is_counted_once_to_be_read_
     assert bytes_read() - before < 25 * MIB
     (store.root / KEY).write_bytes(b"y\n" * 3_000_000)
     assert [await first(seq) for seq in (3, 15_000, 2_900_000)] == [3, 15_000, 2_900_000]
-    assert not mark_of(store).exists()
 
 
-async def test_a_log_that_another_program_made_gets_its_marks_with_the_first_append(store: FileStore) -> None:
-    (store.root / KEY).write_bytes((LINE + b"\n") * 20_000)
-    assert await last_number(store) == 20_000
-    before = bytes_read()
-    assert await last_number(store) == 20_000
-    assert bytes_read() - before < 2 * MIB
-    assert not mark_of(store).exists()
-    assert await store.append(KEY, [b"{}"]) == 20_001
-    assert mark_of(store).exists()
-    fresh = FileStore(store.root)
-    before = bytes_read()
-    assert await last_number(fresh) == 20_001
-    assert await fresh.append(KEY, [b"{}"]) == 20_002
-    assert bytes_read() - before < 6 * MIB
-
-
-def spoil(mark: Path, how: str) -> None:
-    kept = bytearray(mark.read_bytes())
-    match how:
-        case "deleted":
-            mark.unlink()
-        case "cut":
-            mark.write_bytes(kept[:-7])
-        case "other numbers":
-            for at in range(8, len(kept), 20):
-                kept[at] ^= 1
-            mark.write_bytes(kept)
-        case "nonsense":
-            mark.write_bytes(os.urandom(2000))
-        case "empty":
-            mark.write_bytes(b"")
-        case "a folder":
-            mark.unlink()
-            mark.mkdir()
-
-
-@pytest.mark.parametrize("how", ["deleted", "cut", "other numbers", "nonsense", "empty", "a folder"])
-async def test_wrong_marks_are_not_believed_and_made_anew(store: FileStore, how: str) -> None:
-    await grown(store, 5000)
-    spoil(mark_of(store), how)
-    fresh = FileStore(store.root)
-    assert await last_number(fresh) == 5000
-    assert [block.first_seq async for block in fresh.read(KEY, 4990)] == [4990]
-    assert await fresh.append(KEY, [LINE] * 3000) == 8000
-    assert await last_number(FileStore(store.root)) == 8000
-    assert len(await everything(FileStore(store.root), KEY, 7000)) == 1001
-
-
-async def test_marks_of_a_file_that_was_replaced_or_cut_are_not_believed(store: FileStore) -> None:
+async def test_what_is_known_of_a_file_that_was_replaced_or_cut_is_not_used(store: FileStore) -> None:
     await grown(store, 5000)
     (store.root / "s/edited").write_bytes(b"short\n" * 100_000 + (LINE + b"\n") * 5000)
     (store.root / "s/edited").replace(store.root / KEY)

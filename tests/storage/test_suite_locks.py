@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from carrel.storage.seam import process_name
+from carrel.storage.base import process_name
 from tests.storage.suite import Place, in_a_thread
 
 
@@ -26,14 +26,14 @@ async def test_a_lock_is_held_by_one_at_a_time(place: Place) -> None:
 
 async def test_the_holder_is_named(place: Place) -> None:
     store = place.open()
-    assert await store.holder("s") is None
+    assert await store.lock_owner("s") is None
     lock = await store.lock("s")
     assert lock
-    assert await store.holder("s") == process_name()
-    assert await place.open().holder("s") == process_name()
-    assert await store.holder("s/other") is None
+    assert await store.lock_owner("s") == process_name()
+    assert await place.open().lock_owner("s") == process_name()
+    assert await store.lock_owner("s/other") is None
     await lock.release()
-    assert await store.holder("s") is None
+    assert await store.lock_owner("s") is None
 
 
 async def test_to_release_twice_takes_the_lock_from_nobody(place: Place) -> None:
@@ -76,7 +76,7 @@ async def test_one_who_gave_up_waiting_does_not_hold_up_the_others(place: Place)
     theirs = await asyncio.wait_for(waiting[3], 30)
     assert theirs
     await theirs.release()
-    assert await store.holder("s") is None
+    assert await store.lock_owner("s") is None
 
 
 async def test_who_waits_can_give_up_at_any_moment(place: Place) -> None:
@@ -122,7 +122,7 @@ async def test_a_lock_is_no_key_and_does_not_keep_the_key_from_being_written(pla
     assert await store.list() == ["s/1/meta"]
     await store.delete("s/1")
     assert await store.list() == []
-    assert await store.holder("s/1") == process_name()
+    assert await store.lock_owner("s/1") == process_name()
     await lock.release()
     assert await store.list() == []
     assert await store.folders() == []
@@ -134,7 +134,7 @@ async def test_close_lets_go_of_the_locks(place: Place) -> None:
     assert await store.lock("s/2")
     await store.close()
     other = place.open()
-    assert await other.holder("s/1") is None
+    assert await other.lock_owner("s/1") is None
     assert await other.lock("s/1", wait=False)
     assert await other.lock("s/2", wait=False)
 
@@ -145,7 +145,7 @@ async def test_processes_exclude_each_other(place: Place) -> None:
     other = await place.other("hold", "s")
     assert await other.line() == "asking"
     name = await other.line()
-    assert await store.holder("s") == name != process_name()
+    assert await store.lock_owner("s") == name != process_name()
     assert await store.lock("s", wait=False) is None
     waiting = asyncio.create_task(store.lock("s"))
     done, _ = await asyncio.wait([waiting], timeout=0.2)
@@ -153,7 +153,7 @@ async def test_processes_exclude_each_other(place: Place) -> None:
     await other.tell("let go")
     lock = await asyncio.wait_for(waiting, 30)
     assert lock
-    assert await store.holder("s") == process_name()
+    assert await store.lock_owner("s") == process_name()
     third = await place.other("hold", "s")
     assert await third.line() == "asking"
     await lock.release()
@@ -165,11 +165,11 @@ async def test_a_lock_dies_with_its_process(place: Place) -> None:
     store = place.open()
     other = await place.other("hold", "s")
     assert await other.line() == "asking"
-    assert await other.line() == await store.holder("s")
+    assert await other.line() == await store.lock_owner("s")
     waiting = asyncio.create_task(store.lock("s"))
     await asyncio.sleep(0.1)
     await other.kill()
     lock = await asyncio.wait_for(waiting, 60)
     assert lock
-    assert await store.holder("s") == process_name()
+    assert await store.lock_owner("s") == process_name()
     await lock.release()

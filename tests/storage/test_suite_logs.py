@@ -8,7 +8,7 @@ import tracemalloc
 import pytest
 
 from carrel.errors import StorageWriteError
-from carrel.storage.seam import MAX_RECORD, Block
+from carrel.storage.base import MAX_RECORD, MISSING, Block
 from tests.storage.suite import Place, everything, everything_back, in_a_thread
 
 
@@ -28,7 +28,7 @@ async def test_records_come_back_as_they_were(place: Place) -> None:
     assert await store.append("log", records) == len(records)
     assert await everything(store, "log") == records
     assert await everything_back(place.open(), "log") == records
-    assert await store.torn("log") == b""
+    assert await store.incomplete_tail("log") == b""
 
 
 async def test_a_record_of_forty_megabytes_is_a_record_like_others(place: Place) -> None:
@@ -79,7 +79,7 @@ async def test_a_log_that_is_not_there_reads_as_nothing(place: Place) -> None:
         assert await everything(store, "none", seq) == []
         assert await everything_back(store, "none", seq) == []
     assert await everything_back(store, "none") == []
-    assert await store.torn("none") == b""
+    assert await store.incomplete_tail("none") == b""
     assert await store.list() == []
 
 
@@ -237,12 +237,21 @@ async def test_a_delete_by_one_store_and_then_an_append_by_another_begins_anew(p
         assert await other.delete("s") is True
 
 
+@pytest.mark.promise("an append under way creates nothing")
 async def test_an_append_under_way_never_brings_back_what_was_deleted(place: Place) -> None:
+    await append_and_delete(place, create=True)
+
+
+async def test_an_append_that_must_not_create_never_brings_back_what_was_deleted(place: Place) -> None:
+    await append_and_delete(place, create=False)
+
+
+async def append_and_delete(place: Place, *, create: bool) -> None:
     store, other = place.open(), place.open()
     for turn in range(15):
         await store.append("s/log", [b"first"])
         # More than there are connections or threads, so that some are still waiting when the delete is done.
-        appends = [asyncio.create_task(store.append("s/log", [b"x" * 100 * turn])) for _ in range(100)]
+        appends = [asyncio.create_task(store.append("s/log", [b"x" * 100 * turn], create=create)) for _ in range(100)]
         await asyncio.sleep(0)
         deleting = asyncio.create_task(other.delete("s"))
         answers = await asyncio.gather(*appends, return_exceptions=True)
@@ -284,23 +293,23 @@ async def test_a_reader_in_the_middle_of_a_log_is_not_given_another_one(place: P
     assert seen == [b"old %d" % number for number in range(len(seen))]
 
 
-async def test_a_delete_as_of_a_moment_takes_nothing_that_came_since(place: Place) -> None:
+async def test_a_delete_with_an_expected_stamp_takes_nothing_that_came_since(place: Place) -> None:
     store, other = place.open(), place.open()
     await store.append("a/log", [b"1"])
     before = await store.stamp("a/log")
     await other.append("a/log", [b"2"])
-    assert not await store.delete("a", as_of=("a/log", before))
-    assert not await store.delete("a", as_of=("a/log", None))
+    assert not await store.delete("a", expect=("a/log", before))
+    assert not await store.delete("a", expect=("a/log", MISSING))
     assert await everything(other, "a/log") == [b"1", b"2"]
-    assert await store.delete("a", as_of=("a/log", await store.stamp("a/log")))
+    assert await store.delete("a", expect=("a/log", await store.stamp("a/log")))
     assert await other.list() == []
     await store.put("a/object", b"x")
-    assert not await store.delete("a", as_of=("a/log", before))
-    assert await store.delete("a", as_of=("a/log", None))
+    assert not await store.delete("a", expect=("a/log", before))
+    assert await store.delete("a", expect=("a/log", MISSING))
     assert await other.list() == []
 
 
-async def test_of_a_delete_as_of_a_moment_and_appends_at_once_nothing_acknowledged_is_lost(place: Place) -> None:
+async def test_of_deletes_with_an_expected_stamp_and_appends_at_once_nothing_acknowledged_is_lost(place: Place) -> None:
     store, other = place.open(), place.open()
     await store.append("a/log", [b"0"])
     acknowledged = []
@@ -317,7 +326,7 @@ async def test_of_a_delete_as_of_a_moment_and_appends_at_once_nothing_acknowledg
     appending = asyncio.create_task(append())
     while not appending.done():
         before, known = await store.stamp("a/log"), len(acknowledged)
-        if await store.delete("a", as_of=("a/log", before)):
+        if await store.delete("a", expect=("a/log", before)):
             assert len(acknowledged) <= known + 1  # the stamp may be of one whose number was not told yet
             break
         await asyncio.sleep(0)

@@ -7,7 +7,8 @@ from typing import Any
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from carrel.storage.seam import Store
+from carrel.errors import StorageWriteError
+from carrel.storage.base import MISSING, Expected, Stamp, Store
 from tests.storage.suite import Place, everything, everything_back
 
 OBJECTS = ["o", "s/1/o", "s/1!/o", "s/10/deep/o", "s/2/o"]
@@ -17,10 +18,12 @@ data = st.binary(max_size=40)
 record = st.binary(max_size=40).map(lambda text: text.replace(b"\n", b""))
 objects, logs = st.sampled_from(OBJECTS), st.sampled_from(LOGS)
 anything = st.sampled_from(OBJECTS + LOGS + FOLDERS)
+expected = st.sampled_from(["any", "missing", "same", "old"])
 step = st.one_of(
-    st.tuples(st.just("put"), objects, data, st.booleans(), st.booleans()),
+    st.tuples(st.just("put"), objects, data, expected),
     st.tuples(st.just("delete"), anything),
     st.tuples(st.just("copy"), objects, objects),
+    st.tuples(st.just("copy_log"), logs, logs, st.integers(min_value=0, max_value=6), st.lists(record, max_size=2)),
     st.tuples(
         st.just("append"),
         logs,
@@ -28,30 +31,31 @@ step = st.one_of(
         st.booleans(),
         st.one_of(st.none(), st.integers(min_value=0, max_value=6)),
     ),
-    st.tuples(st.just("changed")),
     st.tuples(st.just("reopen")),
 )
 numbers = count()
 
 
 class Model:
-    """The same verbs on two dicts."""
+    """The same methods on two dicts."""
 
     def __init__(self) -> None:
         self.objects: dict[str, bytes] = {}
         self.logs: dict[str, list[bytes]] = {}
-        self.changed: set[str] = set()
 
     def keys(self, prefix: str = "") -> list[str]:
         return sorted(
             key for key in [*self.objects, *self.logs] if not prefix or key == prefix or key.startswith(prefix + "/")
         )
 
-    def put(self, key: str, data: bytes, only_new: bool, only_existing: bool) -> bool:
-        if (only_new and key in self.objects) or (only_existing and key not in self.objects):
+    def put(self, key: str, data: bytes, expect: str) -> bool:
+        if (
+            expect == "old"
+            or (expect == "missing" and key in self.objects)
+            or (expect == "same" and key not in self.objects)
+        ):
             return False
         self.objects[key] = data
-        self.changed.add(key)
         return True
 
     def delete(self, key: str) -> bool:
@@ -59,30 +63,34 @@ class Model:
         for name in gone:
             self.objects.pop(name, None)
             self.logs.pop(name, None)
-        self.changed |= set(gone)
         return bool(gone)
 
     def copy(self, source: str, target: str) -> str | None:
         if source not in self.objects:
             return "KeyError"
         self.objects[target] = self.objects[source]
-        self.changed.add(target)
         return None
+
+    def copy_log(self, source: str, target: str, through: int, more: list[bytes]) -> int | str:
+        if source not in self.logs or len(self.logs[source]) < through:
+            return "KeyError"
+        if target in self.logs:
+            return "StorageWriteError"
+        self.logs[target] = [*self.logs[source][:through], *more]
+        return len(self.logs[target])
 
     def append(self, key: str, records: list[bytes], create: bool, after: int | None) -> int | str:
         if key not in self.logs and (after or not create):
             return "KeyError"
         if after not in (None, len(self.logs.get(key, []))):
             return 0
-        if key not in self.logs or records:
-            self.changed.add(key)
         self.logs.setdefault(key, []).extend(records)
         return len(self.logs[key])
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
 @given(steps=st.lists(step, max_size=14))
-def test_any_sequence_of_verbs_gives_what_a_dict_would(place: Place, steps: list[tuple[Any, ...]]) -> None:
+def test_any_sequence_of_methods_gives_what_a_dict_would(place: Place, steps: list[tuple[Any, ...]]) -> None:
     # A root of its own for each example: what others left beside it must not be seen.
     asyncio.run(follow(place, f"root{next(numbers)}", steps))
 
@@ -90,34 +98,35 @@ def test_any_sequence_of_verbs_gives_what_a_dict_would(place: Place, steps: list
 async def follow(place: Place, root: str, steps: list[tuple[Any, ...]]) -> None:
     store, model = place.open(), Model()
     await store.put(f"{root}/first", b"")
-    cursor = (await store.changed(root)).cursor
-    for verb, *words in steps:
-        if verb == "reopen":
+    for method, *arguments in steps:
+        if method == "reopen":
             await place.done_with(store)
             store = place.open()
-        elif verb == "changed":
-            changes = await store.changed(root, cursor)
-            if changes.keys is not None:
-                assert changes.keys == {f"{root}/{key}" for key in model.changed}
-            cursor, model.changed = changes.cursor, set()
         else:
-            assert await done(store, root, verb, words) == getattr(model, verb)(*words)
+            assert await call(store, root, method, arguments) == getattr(model, method)(*arguments)
     await compare(store, root, model)
     await place.done_with(store)
 
 
-async def done(store: Store, root: str, verb: str, words: list[Any]) -> object:
+async def call(store: Store, root: str, method: str, arguments: list[Any]) -> object:
     try:
-        match verb, words:
-            case "put", [key, data, only_new, only_existing]:
-                return await store.put(f"{root}/{key}", data, only_new=only_new, only_existing=only_existing)
+        match method, arguments:
+            case "put", [key, data, expect]:
+                found = await store.stamp(f"{root}/{key}")
+                old = Stamp(1, 1.0, 1)
+                condition: dict[str, Expected] = {"any": None, "missing": MISSING, "same": found or old, "old": old}
+                return await store.put(f"{root}/{key}", data, expect=condition[expect]) is not None
             case "copy", [source, target]:
                 return await store.copy(f"{root}/{source}", f"{root}/{target}")
+            case "copy_log", [source, target, through, more]:
+                return await store.copy_log(f"{root}/{source}", f"{root}/{target}", through=through, more=more)
             case "append", [key, records, create, after]:
                 return await store.append(f"{root}/{key}", records, create=create, after=after)
-        return await store.delete(f"{root}/{words[0]}")
+        return await store.delete(f"{root}/{arguments[0]}")
     except KeyError:
         return "KeyError"
+    except StorageWriteError:
+        return "StorageWriteError"
 
 
 async def compare(store: Store, root: str, model: Model) -> None:
@@ -135,3 +144,5 @@ async def compare(store: Store, root: str, model: Model) -> None:
         assert await store.folders(f"{root}/{folder}") == sorted({key.split("/")[0] for key in below if "/" in key})
     stamps = await store.stamps([f"{root}/{key}" for key in OBJECTS + LOGS])
     assert [stamp is not None for stamp in stamps] == [key in keys for key in OBJECTS + LOGS]
+    scanned = await store.scan(root)
+    assert scanned == {key: await store.stamp(key) for key in await store.list(root)}

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Callable
 import pytest
 
 from carrel.errors import KeyRefused
-from carrel.storage.seam import Store
+from carrel.storage.base import MISSING, Store
 from tests.storage.suite import DIFFERENCES, KINDS, Place, in_a_thread
 
 BAD_KEYS = [
@@ -43,20 +43,23 @@ VERBS: dict[str, Callable[[Store, str], object]] = {
     "stamps": lambda store, key: store.stamps(["good", key]),
     "copy from": lambda store, key: store.copy(key, "good"),
     "copy to": lambda store, key: store.copy("good", key),
+    "copy_log from": lambda store, key: store.copy_log(key, "good", through=1),
+    "copy_log to": lambda store, key: store.copy_log("good", key, through=1),
     "append": lambda store, key: store.append(key, [b"x"]),
     "read": lambda store, key: consumed(store.read(key)),
     "read from": lambda store, key: consumed(store.read(key, 2)),
     "read_back": lambda store, key: consumed(store.read_back(key)),
     "read_back before": lambda store, key: consumed(store.read_back(key, 2)),
-    "torn": lambda store, key: store.torn(key),
+    "incomplete_tail": lambda store, key: store.incomplete_tail(key),
     "watch": lambda store, key: consumed(store.watch(key)),
     "lock": lambda store, key: store.lock(key),
-    "holder": lambda store, key: store.holder(key),
+    "lock_owner": lambda store, key: store.lock_owner(key),
 }
 ALL_BELOW: dict[str, Callable[[Store, str], object]] = {
     "list": lambda store, key: store.list(key),
     "folders": lambda store, key: store.folders(key),
-    "changed": lambda store, key: store.changed(key),
+    "scan": lambda store, key: store.scan(key),
+    "scan for names": lambda store, key: store.scan(key, ["x"]),
 }
 """An empty prefix means everything there."""
 
@@ -93,7 +96,7 @@ async def test_a_name_in_a_key_may_begin_with_a_dot_and_be_long(place: Place) ->
 async def test_what_is_put_comes_back_as_it_was(place: Place) -> None:
     store = place.open()
     for data in (b"", b"x", bytes(range(256)), b"\n\n", b"z" * 3_000_000):
-        assert await store.put("o", data) is True
+        assert await store.put("o", data)
         assert await store.get("o") == data
         assert await place.open().get("o") == data
     assert await store.get("other") is None
@@ -112,9 +115,10 @@ async def test_many_are_got_in_the_order_asked_for(place: Place) -> None:
 async def test_of_many_who_put_only_what_is_new_one_wins(place: Place) -> None:
     for turn in range(5):
         names = [f"{turn} {number}".encode() for number in range(20)]
-        won = await asyncio.gather(*[place.open().put(f"race/{turn}", name, only_new=True) for name in names])
-        assert sum(won) == 1
-        assert await place.open().get(f"race/{turn}") == names[won.index(True)]
+        won = await asyncio.gather(*[place.open().put(f"race/{turn}", name, expect=MISSING) for name in names])
+        assert sum(stamp is not None for stamp in won) == 1
+        winner = next(name for name, stamp in zip(names, won, strict=True) if stamp)
+        assert await place.open().get(f"race/{turn}") == winner
 
 
 @pytest.mark.promise("between processes")
@@ -127,18 +131,6 @@ async def test_of_many_processes_that_put_only_what_is_new_one_wins(place: Place
     won = [await other.line() for other in others]
     assert sorted(won) == ["False", "False", "True"]
     assert await place.open().get("race") == str(won.index("True")).encode()
-
-
-async def test_a_put_of_only_what_is_there_brings_nothing_back(place: Place) -> None:
-    store = place.open()
-    assert await store.put("o", b"1", only_existing=True) is False
-    assert await store.list() == []
-    await store.put("o", b"1")
-    assert await store.put("o", b"2", only_existing=True) is True
-    assert await store.get("o") == b"2"
-    await store.delete("o")
-    assert await store.put("o", b"3", only_existing=True) is False
-    assert await store.get("o") is None
 
 
 async def test_a_reader_sees_the_old_bytes_or_the_new_and_nothing_between(place: Place) -> None:

@@ -19,7 +19,7 @@ from carrel.library.tools.providers import tool_files
 from carrel.library.tools.seam import Stream
 from carrel.library.tools.secrets import Secrets
 from carrel.session import Library, StorageBackend
-from carrel.storage.file_store import FileStore
+from carrel.storage.files.store import FileStore
 
 
 async def read_library(

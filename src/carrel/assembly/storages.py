@@ -13,10 +13,10 @@ from carrel.errors import ConfigurationError
 from carrel.home import resolve_carrel_home
 from carrel.library.artifacts import ArtifactStore
 from carrel.library.workflows import WorkflowLibrary
-from carrel.storage.file_store import FileStore
-from carrel.storage.memory_store import MemoryStore
-from carrel.storage.redis_store import RedisStore
-from carrel.storage.seam import Store
+from carrel.storage.base import Store
+from carrel.storage.files.store import FileStore
+from carrel.storage.memory import MemoryStore
+from carrel.storage.redis.store import RedisStore
 
 
 class _Storage:

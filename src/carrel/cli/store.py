@@ -14,7 +14,7 @@ from carrel.cli import show
 from carrel.cli.ending import TaskFailed, WrongUsage, waits
 from carrel.conversation.telling import size_of
 from carrel.library.moving import Difference, Moved, contents, copy, differences, kinds_named
-from carrel.storage.seam import Store
+from carrel.storage.base import Store
 
 app = typer.Typer(
     help="Between a folder and a store that others share. STORE is a Redis address (redis://host:6379/0) or a folder.",

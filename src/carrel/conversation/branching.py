@@ -3,16 +3,13 @@
 import asyncio
 
 from carrel.conversation.entries import build_aside, build_rewind_event, encode
-from carrel.conversation.logs import SessionLogs, not_found, unfinished_key
+from carrel.conversation.logs import SessionLogs, not_found
 from carrel.conversation.messages import ConversationMessage, SessionMeta
 from carrel.conversation.metadata import encode_meta
 from carrel.conversation.reading import LogReading, Outline
 from carrel.conversation.repair import mend
 from carrel.errors import KeyMissing, RewindRefused, SessionExists, StorageError
-from carrel.storage.seam import Store
-
-AT_ONCE = 64 * 1024 * 1024
-"""A log up to this many bytes is copied in one append; a longer one, in parts, is no session before the last."""
+from carrel.storage.base import Store
 
 
 def checked_place(name: str, place: object, last: int, meaning: str, lowest: int = 0) -> None:
@@ -66,8 +63,6 @@ async def fork(logs: SessionLogs, source_id: str, id_: str, place: int, *, title
     async with logs.alone(id_):
         if await logs.meta(id_) is not None:
             raise SessionExists(f"session {id_} is there already; give the fork another id")
-        if await logs.is_unfinished(id_):
-            await logs.store.delete(logs.folder(id_))
         try:
             return await _fork(logs, source_id, id_, place, title, now)
         except KeyMissing:
@@ -86,7 +81,9 @@ async def _fork(logs: SessionLogs, source_id: str, id_: str, place: int, title: 
         build_aside("fork", created_at=now, parent_session_id=source_id, root_session_id=root, at_seq=place),
         build_aside("meta", created_at=now, set=told),
     ]
-    await _copy_log(logs.store, logs.folder(source_id), logs.folder(id_), place, [encode(aside) for aside in asides])
+    await _copy_session(
+        logs.store, logs.folder(source_id), logs.folder(id_), place, [encode(aside) for aside in asides]
+    )
     logs.make_output_folder(id_)
     meta = await logs.rebuilt_meta(id_)
     outline, stamp = await logs.reading(id_).outline(), await logs.store.stamp(logs.log_key(id_))
@@ -96,40 +93,13 @@ async def _fork(logs: SessionLogs, source_id: str, id_: str, place: int, title: 
     return meta
 
 
-async def _copy_log(store: Store, source: str, target: str, through: int, asides: list[bytes]) -> None:
-    """Make `target` a log with the entries of `source` up to `through`, and the asides after them.
-
-    When it fails half way, what was made is removed."""
+async def _copy_session(store: Store, source: str, target: str, through: int, more: list[bytes]) -> None:
+    """Copy the entries up to `through` with the files beside them, and add `more`. If it fails, nothing is left."""
     try:
-        await _copy_files(store, source, target)
-        await _copy_lines(store, source, target, through, asides)
+        for folder in ("tool-output", "blobs"):
+            for key in await store.list(f"{source}/{folder}"):
+                await store.copy(key, f"{target}/{key[len(source) + 1 :]}")
+        await store.copy_log(f"{source}/messages.jsonl", f"{target}/messages.jsonl", through=through, more=more)
     except (StorageError, asyncio.CancelledError):
         await store.delete(target)
         raise
-
-
-async def _copy_files(store: Store, source: str, target: str) -> None:
-    for folder in ("tool-output", "blobs"):
-        for key in await store.list(f"{source}/{folder}"):
-            await store.copy(key, f"{target}/{key[len(source) + 1 :]}")
-
-
-async def _copy_lines(store: Store, source: str, target: str, through: int, asides: list[bytes]) -> None:
-    lines: list[bytes] = []
-    size, copied, in_parts = 0, 0, False
-    if through:
-        async for block in store.read(f"{source}/messages.jsonl"):
-            taken = block.records[: through - block.first_seq + 1]
-            lines += taken
-            size += sum(map(len, taken))
-            if size > AT_ONCE:
-                await store.put(unfinished_key(target), b"")
-                await store.append(f"{target}/messages.jsonl", lines)
-                lines, size, in_parts = [], 0, True
-            if (copied := block.last_seq) >= through:
-                break
-    if copied < through:
-        raise KeyMissing(f"{source} was deleted while it was copied")
-    await store.append(f"{target}/messages.jsonl", [*lines, *asides], sync=True)
-    if in_parts:
-        await store.delete(unfinished_key(target))

@@ -10,7 +10,7 @@ import orjson
 
 from carrel.conversation.messages import ConversationMessage, build_message, meta_of, text_block
 from carrel.errors import MessageRefused
-from carrel.storage.seam import Block
+from carrel.storage.base import Block
 
 PAST_THE_END = 2**53 - 1
 """A rewind to here cuts nothing: what only we understand is written so, and other readers pass over it."""

@@ -17,9 +17,9 @@ from carrel.conversation.reading import LogReading
 from carrel.conversation.searchable import Known, Reading, digest, own_parts
 from carrel.errors import CatalogueBusy, CatalogueLost, SessionTooNew, StorageReadError
 from carrel.meaning import Embedder
+from carrel.storage.base import Stamp, Store
 from carrel.storage.catalogue import Catalogue, Found, Update
 from carrel.storage.derived_file import LOCK_WAIT
-from carrel.storage.seam import Stamp, Store
 
 logger = logging.getLogger(__name__)
 
@@ -62,7 +62,8 @@ class SessionIndex:
         self._embedder = embedder
         self._versions: dict[str, int] = {}
         self._edition: tuple[int, int] | None = None
-        self._cursor: object = None
+        self._scanned: dict[str, Stamp] = {}
+        self._is_anew = False
         self._refused: set[str] = set()
         self._turn = threading.Lock()
 
@@ -106,13 +107,9 @@ class SessionIndex:
 
     async def _catch_up(self) -> None:
         await self._meet_others()
-        changes = await self._store.changed(self._prefix, self._cursor)
-        if changes.keys is None:
-            names = set(await self._store.folders(self._prefix)) | self.known.keys()
-        else:
-            start = len(self._prefix) + 1 if self._prefix else 0
-            names = {key[start:].split("/", 1)[0] for key in changes.keys}
-        names = set(filter(is_id, names))
+        self._is_anew = False
+        found = await self._store.scan(self._prefix, ("meta.json", "messages.jsonl"))
+        names = self._changed_since_scan(found)
         for _ in range(_PASSES if names else 0):
             await self._read_all(names)
             names = self._refused | self._misplaced()
@@ -120,9 +117,24 @@ class SessionIndex:
                 await self._reload()
             if not names:
                 break
-        if self._cursor is None and changes.keys is not None:
+        if self._is_anew:
             raise CatalogueLost("the search catalogue was begun anew by another process")
-        self._cursor = changes.cursor
+        self._scanned = found
+
+    def _changed_since_scan(self, found: dict[str, Stamp]) -> set[str]:
+        """Return the sessions that are not as the catalogue knows them."""
+        if found == self._scanned:
+            return set()
+        names = {key.rsplit("/", 2)[-2] for key in found} | self.known.keys()
+        return self._misplaced() | {
+            name
+            for name in names
+            if is_id(name)
+            and (
+                (known := self.known.get(name)) is None
+                or self._is_stale(known, found.get(self.key(name)), found.get(self.key(name, "meta.json")))
+            )
+        }
 
     @asynccontextmanager
     async def _filling(self) -> AsyncIterator[None]:
@@ -160,8 +172,8 @@ class SessionIndex:
         if self.nearest is not None:
             await asyncio.to_thread(self._load_vectors, self.nearest, held.vectors)
         if not before <= self.known.keys():
-            # Somebody began the catalogue anew: what did not change since our last look is missing there too.
-            self._cursor = None
+            # Another process began the catalogue anew: sessions that did not change since are missing there too.
+            self._scanned, self._is_anew = {}, True
         self._refused = set()
 
     def _load_vectors(self, nearest: Nearest, stored: list[tuple[Found, bytes]]) -> None:

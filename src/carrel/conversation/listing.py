@@ -16,8 +16,7 @@ from carrel.conversation.metadata import (
 )
 from carrel.conversation.reading import collector_paused
 from carrel.errors import SessionNotFound, SessionTooNew, StorageReadError
-from carrel.storage.call_order import CallOrder
-from carrel.storage.seam import Changes, Stamp
+from carrel.storage.base import KeyedLock, Stamp
 
 
 class Listing:
@@ -27,10 +26,9 @@ class Listing:
         self._logs = logs
         self._store = logs.store
         self._prefix = logs.prefix
-        self._order = CallOrder()
+        self._order = KeyedLock()
         """Of those who list at once the first reads everything, and the others what changed since."""
-        self._cursor: object = None
-        self._asked = False
+        self._stamps_seen: dict[str, Stamp] = {}
         self._metas: dict[str, SessionMeta] = {}
         self._log_sizes: dict[str, int] = {}
         """How long each log was when its session was last looked at."""
@@ -38,7 +36,7 @@ class Listing:
 
     async def metas(self) -> list[SessionMeta]:
         """Fresh copies, so that a caller may keep and change them."""
-        async with self._order.turn("list"):
+        async with self._order.hold("list"):
             await self._catch_up()
         with collector_paused:
             if self._sorted is None:
@@ -64,27 +62,18 @@ class Listing:
 
     async def _catch_up(self) -> None:
         """Read what changed. It is taken over at the end and at once: this may be cancelled, or not be alone."""
-        if not self._asked:
-            # To be told of changes costs something for each session; whoever lists but once is spared it.
-            self._asked = True
-            changes = Changes(None, None)
-        else:
-            changes = await self._store.changed(self._prefix, self._cursor)
-        if changes.keys is None:
-            names = await self._store.folders(self._prefix)
-        else:
-            start = len(self._prefix) + 1 if self._prefix else 0
-            names = list({key[start:].split("/", 1)[0] for key in changes.keys})
-        found = await self._read(names) if names else {}
-        if changes.keys is None:
-            self._metas = {}
-        for id_ in names:
-            self._metas.pop(id_, None)
-        self._metas |= {id_: meta for id_, (meta, _) in found.items() if meta is not None}
-        self._log_sizes |= {id_: size for id_, (_, size) in found.items()}
-        if names or changes.keys is None:
+        before, now = self._stamps_seen, await self._store.scan(self._prefix, ("meta.json", "messages.jsonl"))
+        changed = [key for key, stamp in now.items() if before.get(key) != stamp]
+        changed += before.keys() - now.keys()
+        names = list(dict.fromkeys(key.rsplit("/", 2)[-2] for key in changed))
+        if names:
+            found = await self._read(names)
+            for id_ in names:
+                self._metas.pop(id_, None)
+            self._metas |= {id_: meta for id_, (meta, _) in found.items() if meta is not None}
+            self._log_sizes |= {id_: size for id_, (_, size) in found.items()}
             self._sorted = None
-        self._cursor = changes.cursor
+        self._stamps_seen = now
 
     async def _read(self, names: Iterable[str]) -> dict[str, tuple[SessionMeta | None, int]]:
         """The metadata of each session and the size of its log; one that cannot be read costs no other."""
@@ -128,7 +117,7 @@ class Listing:
         """The metadata to show in a list; of the log, no more is read than what the metadata does not have yet."""
         try:
             if meta is None:
-                return None if await self._logs.is_unfinished(id_) else await self._logs.rebuilt_meta(id_)
+                return await self._logs.rebuilt_meta(id_)
             return meta if is_too_new(meta) else await self._logs.reading(id_).caught_up(meta, stamp)
         except StorageReadError as problem:
             return meta or _unreadable(id_, problem)

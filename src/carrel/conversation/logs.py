@@ -29,13 +29,15 @@ from carrel.conversation.open_calls import claimed
 from carrel.conversation.reading import LogReading, View
 from carrel.conversation.repair import interrupted_message, unanswered
 from carrel.conversation.spill import OUTPUTS, may_spill, spill
-from carrel.conversation.writer import Writer, few_at_once
-from carrel.errors import LockLost, SessionNotFound, SessionTooNew, StorageError, StorageWriteError
-from carrel.storage.call_order import CallOrder
-from carrel.storage.file_store import FileStore
-from carrel.storage.seam import Lock, Stamp, Store
+from carrel.conversation.writer import Writer
+from carrel.errors import SessionNotFound, SessionTooNew, StorageError, StorageWriteError
+from carrel.storage.base import MISSING, KeyedLock, LoopSemaphore, Stamp, Store
+from carrel.storage.files.store import FileStore
 
 logger = logging.getLogger(__name__)
+
+_locking = LoopSemaphore(32)
+"""A lock is an open file, and thousands of sessions may be begun at the same moment."""
 
 _MOST_WRITERS = 1000
 """For how many sessions it is remembered how to append to them; for another that is looked up again."""
@@ -60,7 +62,7 @@ class SessionLogs:
         self._gone: set[str] = set()
         self._lives: WeakValueDictionary[str, _Life] = WeakValueDictionary()
         """What an append that is under way goes by: a delete ends the life of the session, and it must not go on."""
-        self._order = CallOrder()
+        self._order = KeyedLock()
 
     def folder(self, session_id: str) -> str:
         return f"{self.prefix}/{session_id}" if self.prefix else session_id
@@ -74,39 +76,30 @@ class SessionLogs:
     def given_key(self, session_id: str) -> str:
         return f"{self.folder(session_id)}/created.jsonl"
 
-    async def is_unfinished(self, session_id: str) -> bool:
-        """Whether the log is that of a fork which is still being copied, or was cut off: it is no session."""
-        return await self.store.stamp(unfinished_key(self.folder(session_id))) is not None
-
     def reading(self, session_id: str) -> LogReading:
         return LogReading(self.store, self.folder(session_id))
 
     # --- making and removing ----------------------------------------------------------------------------------------
 
     @asynccontextmanager
-    async def alone(self, session_id: str) -> AsyncIterator[Lock]:
+    async def alone(self, session_id: str) -> AsyncIterator[None]:
         """The lock under which a session is made, forked and deleted, so that none undoes half of the other."""
-        async with few_at_once.turn():
+        async with _locking.turn():
             held = await self.store.lock(f"{self.folder(session_id)}/life")
             assert held is not None
             try:
-                yield held
+                yield
             finally:
                 await held.release()
 
     async def make(self, meta: SessionMeta) -> bool:
         """Put the session there; False when it is already."""
-        try:
-            return await self._make(meta)
-        except LockLost:
-            return await self._make(meta)
-
-    async def _make(self, meta: SessionMeta) -> bool:
         session_id = meta["id"]
-        async with self.alone(session_id) as held:
+        async with self.alone(session_id):
             if await self.store.stamp(self.log_key(session_id)) is not None:
                 return False
             # Metadata that nobody can read, and no log: there is nothing of a session.
+            stamp = await self.store.stamp(self.meta_key(session_id))
             if decode_meta(await self.store.get(self.meta_key(session_id)), session_id) is not None:
                 return False
             meta |= {"message_count": 0, "total_tokens": 0, "log_seq": 0, "log_bytes": 0}
@@ -114,7 +107,8 @@ class SessionLogs:
             # A line and not an object: it is written once, and that takes a fifth of the time.
             await self.store.append(self.given_key(session_id), [as_given(meta)], sync=self._sync)
             self.make_output_folder(session_id)
-            await self.store.put(self.meta_key(session_id), encode_meta(meta), held=[held])
+            if not await self.store.put(self.meta_key(session_id), encode_meta(meta), expect=stamp or MISSING):
+                return False  # the lock was lost, and another process has made it
             await self.store.append(self.log_key(session_id), [], sync=self._sync)
         self._gone.discard(session_id)
         self._keep(Writer(self.store, self.folder(session_id), meta, log_bytes=0, sync=self._sync))
@@ -149,12 +143,12 @@ class SessionLogs:
         try:
             async with self.alone(session_id):
                 log = self.log_key(session_id)
-                as_of = (log, await self.store.stamp(log)) if may is not None else None
+                expect = (log, await self.store.stamp(log) or MISSING) if may is not None else None
                 if may is not None and not await may():
                     return False
                 self._lives.pop(session_id, None)
                 writer = self.writers.pop(session_id, None)
-                there = await self.store.delete(folder, as_of=as_of)
+                there = await self.store.delete(folder, expect=expect)
         finally:
             if writer is not None:
                 await writer.close()
@@ -185,11 +179,11 @@ class SessionLogs:
         messages = [self.redacted(message) for message in messages] if self._redact is not None else messages
         lines, files = _lines(messages)
         writer = self.writers.get(session_id)
-        if writer is None or files or not self._order.idle(session_id):
-            async with self._order.turn(session_id):
+        if writer is None or files or not self._order.is_free(session_id):
+            async with self._order.hold(session_id):
                 writer = self.writers.get(session_id) or await self._opened(session_id, messages, draft, life)
                 for path, data in files.items():
-                    await self.store.put(f"{writer.folder}/{path}", data, only_new=True)
+                    await self.store.put(f"{writer.folder}/{path}", data, expect=MISSING)
         try:
             # Whoever waits for this turn runs only after the first step of this append, so the order stays.
             return await writer.append(messages, lines, self._now(), shown=shown, after=after), writer
@@ -294,17 +288,16 @@ class SessionLogs:
     async def _there(self, session_id: str) -> tuple[SessionMeta | None, Stamp | None]:
         meta = decode_meta(await self.store.get(self.meta_key(session_id)), session_id)
         stamp = await self.store.stamp(self.log_key(session_id))
-        if meta is None and stamp is not None and await self.is_unfinished(session_id):
-            return None, None
         return meta, stamp
 
     async def _complete(self, session_id: str) -> None:
         """Make the metadata or the log where there is but the other, unless it is another who makes or deletes it."""
-        async with self.alone(session_id) as held:
+        async with self.alone(session_id):
+            found = await self.store.stamp(self.meta_key(session_id))
             meta, stamp = await self._there(session_id)
             if meta is None and stamp is not None:
                 made = encode_meta(await self.rebuilt_meta(session_id))
-                await self.store.put(self.meta_key(session_id), made, held=[held])
+                await self.store.put(self.meta_key(session_id), made, expect=found or MISSING)
             elif meta is not None and stamp is None:
                 await self.store.append(self.log_key(session_id), [], sync=self._sync)
 
@@ -319,8 +312,7 @@ class SessionLogs:
             return writer.told()
         meta = decode_meta(raw, session_id)
         if meta is None:
-            is_there = stamp is not None and not await self.is_unfinished(session_id)
-            return await self.rebuilt_meta(session_id) if is_there else None
+            return await self.rebuilt_meta(session_id) if stamp is not None else None
         return await self.reading(session_id).caught_up(meta, stamp)
 
     async def exists(self, session_id: str) -> bool:
@@ -395,8 +387,3 @@ def _deleted(session_id: str) -> SessionNotFound:
     return SessionNotFound(
         f"session {session_id} was deleted meanwhile; nothing was written (create_session begins it anew)"
     )
-
-
-def unfinished_key(folder: str) -> str:
-    """What lies beside a log as long as only a part of it was copied."""
-    return f"{folder}/unfinished"

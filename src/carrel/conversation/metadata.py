@@ -12,7 +12,7 @@ import orjson
 from carrel.conversation.entries import aside_of
 from carrel.conversation.messages import ConversationMessage, SessionMeta, flatten_message_text, meta_of
 from carrel.errors import MetadataRefused, SessionIdRefused, SessionTooNew
-from carrel.storage.seam import Stamp
+from carrel.storage.base import Stamp
 
 MESSAGE_FORMAT_VERSION = 5
 """The version of the session format that carrel writes, and the newest it reads."""

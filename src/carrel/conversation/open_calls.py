@@ -6,7 +6,7 @@ import weakref
 from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager
 
-from carrel.storage.seam import Lock, Store, process_name
+from carrel.storage.base import Lock, Store, process_name
 
 _tasks: "weakref.WeakValueDictionary[str, asyncio.Task[object]]" = weakref.WeakValueDictionary()
 """The task of this process that appended each open call, by the key of its lock."""
@@ -60,7 +60,7 @@ def call_key(folder: str, call: str) -> str:
 async def any_open(store: Store, folder: str, calls: Sequence[str]) -> bool:
     """Whether any process or task still holds one of these calls."""
     for call in calls:
-        if await store.holder(call_key(folder, call)) is not None:
+        if await store.lock_owner(call_key(folder, call)) is not None:
             return True
     return False
 
@@ -88,7 +88,7 @@ async def claimed(store: Store, folder: str, calls: Sequence[str]) -> AsyncItera
 
 
 async def _is_in_use(store: Store, key: str) -> bool:
-    holder = await store.holder(key)
+    holder = await store.lock_owner(key)
     task = _tasks.get(key)
     if holder is None or holder != process_name():
         return True  # None: released in this moment, so its result is being written

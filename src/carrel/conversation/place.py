@@ -15,7 +15,7 @@ from carrel.conversation.typed_log import Look, look_at
 from carrel.conversation.typed_message import Message, lines_to_messages
 from carrel.conversation.usage import tokens_of
 from carrel.conversation.written import Plan, Written
-from carrel.storage.seam import Stamp
+from carrel.storage.base import Stamp
 
 
 class Place:

@@ -16,7 +16,7 @@ from carrel.conversation.repair import ToolOrder
 from carrel.conversation.replay import Backwards, Numbered, Shown, events_among
 from carrel.conversation.spill import MARK, output_paths, paths_of, restore
 from carrel.conversation.usage import total_after
-from carrel.storage.seam import Stamp, Store
+from carrel.storage.base import Stamp, Store
 
 
 class _Pause:
@@ -122,7 +122,7 @@ class LogReading:
                 # Straight to the oldest generation: these live on, and looking through them as young ones is dear.
                 gc.freeze()
                 gc.unfreeze()
-        torn = await self._store.torn(self._key)
+        torn = await self._store.incomplete_tail(self._key)
         if torn:
             view.problems.append(
                 f"the last line is torn ({len(torn)} bytes, never acknowledged); the next append sets it aside"

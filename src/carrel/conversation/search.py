@@ -15,8 +15,8 @@ from carrel.conversation.query import Judgement, Query, judge, parse, rarity, sn
 from carrel.conversation.searchable import FIELDS, OWNER, bounded_texts
 from carrel.errors import CatalogueBusy, CatalogueLost, StorageReadError
 from carrel.meaning import Embedder, KnowsWords
+from carrel.storage.base import Store
 from carrel.storage.catalogue import Catalogue, Found, Phrase
-from carrel.storage.seam import Store
 
 logger = logging.getLogger(__name__)
 

@@ -37,8 +37,8 @@ from carrel.errors import (
 from carrel.events import Event, EventType, bus
 from carrel.home import resolve_sessions_dir
 from carrel.meaning import Embedder, plain_embedder
-from carrel.storage.file_store import FileStore
-from carrel.storage.seam import Store
+from carrel.storage.base import Store
+from carrel.storage.files.store import FileStore
 
 logger = logging.getLogger(__name__)
 

@@ -32,16 +32,12 @@ from carrel.conversation.open_calls import OpenCalls
 from carrel.conversation.reading import LogReading
 from carrel.conversation.replay import Numbered
 from carrel.conversation.usage import tokens_of
-from carrel.errors import LockLost, SessionTooNew, StorageError
-from carrel.storage.call_order import FewAtOnce
-from carrel.storage.seam import Lock, Store
+from carrel.errors import SessionTooNew, StorageError
+from carrel.storage.base import KeyedLock, Store
 
 logger = logging.getLogger(__name__)
 
 _Result = TypeVar("_Result")
-
-few_at_once = FewAtOnce(32)
-"""For those who hold a short lock on their session: thousands of sessions may be begun at the same moment."""
 
 FLUSH_SECONDS = 1.0
 """How long `meta.json` may lag behind the log while a session is busy."""
@@ -64,6 +60,7 @@ class Writer:
         self._later: asyncio.TimerHandle | None = None
         self._later_in: asyncio.AbstractEventLoop | None = None
         self._flushing: set[asyncio.Task[Any]] = set()
+        self._turns = KeyedLock()
         self._in_line: asyncio.AbstractEventLoop | None = None
         """The loop in which a flush has not begun yet: it will write what is said meanwhile too."""
         self._open_calls = OpenCalls(store, folder)
@@ -205,8 +202,7 @@ class Writer:
     async def flush(self) -> None:
         """Write the metadata, unless the session was deleted meanwhile. What another process set there stays.
 
-        Under a lock: what two of them set at the same moment is there afterwards. Who is cancelled does not wait for
-        it, and it goes on: the thread that writes cannot be stopped, and must not write when the lock is another's."""
+        A caller that is cancelled does not wait for it, and it goes on."""
         problem = await asyncio.shield(self._begin(self._flush_alone()))
         if problem is not None:
             raise problem
@@ -214,42 +210,39 @@ class Writer:
     async def _flush_alone(self) -> Exception | None:
         """What went wrong is returned: who would hear of it may be cancelled, and the next flush does it again."""
         try:
-            async with few_at_once.turn():
-                while True:
-                    held = await self._store.lock(f"{self.folder}/meta")
-                    assert held is not None
-                    self._in_line, self._flushed_at = None, time.monotonic()
-                    try:
-                        await self._flush(held)
-                        break
-                    except LockLost:
-                        continue  # what somebody else wrote meanwhile is looked at first
-                    finally:
-                        await held.release()
+            async with self._turns.hold("flush"):  # of several, each begins with what the one before it wrote
+                self._in_line, self._flushed_at = None, time.monotonic()
+                while not await self._flush():
+                    pass
         except (StorageError, RuntimeError) as problem:
             return problem
         return None
 
-    async def _flush(self, held: Lock) -> None:
+    async def _flush(self) -> bool:
+        """Write the metadata over the version that was read; False if another process has replaced it meanwhile."""
         key = f"{self.folder}/meta.json"
+        stamp = await self._store.stamp(key)
         written = await self._store.get(key)
-        if written is None:
-            # Deleted; and who makes one of this name anew in this moment knows nothing of ours.
+        if stamp is None or written is None:
+            # Deleted; and a session of this name that is made anew has nothing to do with this one.
             self._own, self._told = set(), []
-            return
+            return True
         try:
             there = decode_meta(written, self.meta["id"])
         except SessionTooNew:
-            return  # a newer carrel has taken it over; what it wrote is left alone
+            return True  # a newer carrel has taken it over; what it wrote is left alone
         own, told = self._own, self._told
         self._own, self._told = set(), []
         try:
             if there is not None:
                 await self._meet(there, own, told)
-            await self._store.put(key, encode_meta(self.told()), only_existing=True, held=[held])
+            if await self._store.put(key, encode_meta(self.told()), expect=stamp):
+                return True
         except BaseException:
             self._own, self._told = own | self._own, told + self._told
             raise
+        self._own, self._told = own | self._own, told + self._told
+        return False
 
     async def _meet(self, there: SessionMeta, own: AbstractSet[str], told: list[Numbered]) -> None:
         """Take over what others set and said, beside what is `own` here; the last word that the log has counts."""

@@ -13,7 +13,6 @@ from pathlib import Path
 
 from carrel.errors import EnvironmentFailed
 from carrel.execution import scratch
-from carrel.storage.libc import exchange
 
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 _NO_LINKS = (errno.EPERM, errno.EXDEV, errno.EMLINK, errno.EOPNOTSUPP, errno.ENOSYS)
@@ -49,7 +48,7 @@ def _begin(folder: Path, copy: Path) -> None:
     if before and (not folder.exists() or not any(folder.iterdir())):
         with suppress(FileNotFoundError):
             folder.rmdir()
-        before.pop().rename(folder)  # Somebody was killed between the two steps below.
+        before.pop().rename(folder)  # a process was killed between the two steps of `_put_in_place`
     for left in (*before, *folder.parent.glob(f"{folder.name}.new-*")):
         _remove(left)
     _link(str(folder), str(copy))
@@ -72,16 +71,11 @@ def _link(folder: str, copy: str) -> None:
 
 
 def _put_in_place(copy: Path, folder: Path) -> None:
-    try:
-        exchange(str(copy), str(folder))
-    except (OSError, AttributeError) as problem:
-        if isinstance(problem, OSError) and problem.errno not in (errno.EINVAL, errno.ENOSYS):
-            raise
-        # A file system, or a C library, that cannot exchange two folders.
-        old = folder.with_name(f"{folder.name}.old-{copy.name[-32:]}")
-        folder.rename(old)
-        copy.rename(folder)
-        _remove(old)
+    # A process killed between the two steps leaves the old folder, which `_begin` then puts back.
+    old = folder.with_name(f"{folder.name}.old-{copy.name[-32:]}")
+    folder.rename(old)
+    copy.rename(folder)
+    _remove(old)
 
 
 def _remove(folder: Path) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 from carrel.errors import ArtifactWriteError
 from carrel.library.artifact_data import KINDS, Kind, check_json
-from carrel.storage.seam import Stamp
+from carrel.storage.base import Stamp
 
 LONGEST_NOTE = 64 * 1024
 """Characters of a description and its metadata together."""

@@ -26,7 +26,7 @@ from carrel.library.artifact_uploads import Uploads
 from carrel.library.fitting import refuse_misfit
 from carrel.library.search import Entry, Index
 from carrel.library.tools.names import near
-from carrel.storage.seam import Lock, Stamp, Store
+from carrel.storage.base import MISSING, Lock, Stamp, Store
 
 INLINE = 4 * 1024 * 1024
 """What crosses to the inside at once; more goes in pieces."""
@@ -94,8 +94,8 @@ class ArtifactStore:
         with _saying(name):
             lock = await self._alone(name)
             try:
-                note = await self._announce(name, note, len(data), hashlib.sha256(data).hexdigest(), lock)
-                await self._store.put(key, data, held=[lock])
+                note = await self._announce(name, note, len(data), hashlib.sha256(data).hexdigest())
+                await self._store.put(key, data)
                 return self._shown(name, note, None)
             finally:
                 await lock.release()
@@ -122,11 +122,11 @@ class ArtifactStore:
                 yield bytes(piece)
             # Only now, when the last one is there: one that comes slowly holds up nobody.
             locks.append(await self._alone(name))
-            note = await self._announce(name, note, size, digest.hexdigest(), locks[0])
+            note = await self._announce(name, note, size, digest.hexdigest())
 
         with _saying(name):
             try:
-                await self._store.put_pieces(key, counted(), held=locks)
+                await self._store.put_pieces(key, counted())
                 return self._shown(name, note, None)
             finally:
                 for lock in locks:
@@ -154,22 +154,26 @@ class ArtifactStore:
         if any(other != key for other in await self._store.list(key)):
             raise ArtifactWriteError(f"{name} was not saved: there are artifacts below {name}/")
 
-    async def _announce(self, name: str, note: Note, size: int, digest: str, lock: Lock) -> Note:
+    async def _announce(self, name: str, note: Note, size: int, digest: str) -> Note:
         """Say what the data will be before they are there, and what they are until then; what the note says counts.
 
         A reader goes by the one of the two that fits, so what is saved comes whole or not at all."""
         at = self._now().isoformat(timespec="milliseconds")
         note = {"created_at": None, "updated_at": at, "size": size, "sha256": digest, **note}
+        key = self._note_key(name)
+        noted_at = await self._store.stamp(key)
         ((noted, stamp),) = await self._seen([name])
         if stamp is not None:
             before = standing(noted, stamp)
             note["created_at"] = note["created_at"] or before.get("created_at")
             note["before"] = {**before, "before": None, "stamp": list(stamp)}
         note["created_at"] = note["created_at"] or at
-        await self._store.put(self._note_key(name), json.dumps(note, indent=1).encode(), held=[lock])
+        if not await self._store.put(key, json.dumps(note, indent=1).encode(), expect=noted_at or MISSING):
+            # Its lock was lost: this process or the server stood still for too long.
+            raise StorageWriteError("another process saved it at the same time; look at it, and save again")
         return note
 
-    async def take(self, name: str, source: "ArtifactStore", lock: Lock) -> None:
+    async def take(self, name: str, source: "ArtifactStore") -> None:
         """Keep what another store has under this name, with what is noted of it; for whoever holds its lock here."""
 
         async def counted() -> AsyncIterator[bytes]:
@@ -180,11 +184,11 @@ class ArtifactStore:
                 yield piece
             note = await source.noted(name, digest.hexdigest())
             if note is not None:
-                await self._announce(name, note, size, digest.hexdigest(), lock)
+                await self._announce(name, note, size, digest.hexdigest())
 
         with _saying(name):
             await self._refuse_folder(name)
-            await self._store.put_pieces(self._key(name), counted(), held=[lock])
+            await self._store.put_pieces(self._key(name), counted())
 
     async def noted(self, name: str, digest: str = "") -> Note | None:
         """What is noted of its data, of those with this digest where that is given; None for a person's file."""
@@ -200,12 +204,11 @@ class ArtifactStore:
         with _saying(name, "deleted"):
             lock = await self._store.lock(f"{self._notes}/{lock_of(name)}")
             try:
-                held = [lock] if lock is not None else []
                 # A folder of artifacts is none, and stays.
                 if await self._store.stamp(key) is not None:
-                    await self._store.delete(key, held=held)
+                    await self._store.delete(key)
                 if await self._store.stamp(self._note_key(name)) is not None:
-                    await self._store.delete(self._note_key(name), held=held)
+                    await self._store.delete(self._note_key(name))
             finally:
                 if lock is not None:
                     await lock.release()

@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any, Protocol
 
-from carrel.errors import DependencyError, LockLost, RequirementRefused, RuntimeDepsDisabledError
+from carrel.errors import DependencyError, RequirementRefused, RuntimeDepsDisabledError
 from carrel.library.fitting import refuse_misfit
 from carrel.library.requirements_text import (
     Written,
@@ -20,7 +20,7 @@ from carrel.library.requirements_text import (
     with_requirement,
     without_requirement,
 )
-from carrel.storage.seam import Lock, Store
+from carrel.storage.base import MISSING, Lock, Store
 
 
 class Installer(Protocol):
@@ -240,15 +240,13 @@ class _Turn:
     async def edit(self, change: Callable[[str], str]) -> bool:
         """Whether it changed. Edited is what is there now: an install takes long, and a person may write meanwhile."""
         while True:
+            stamp = await self._store.stamp(self._key)
             before = await self._text()
             after = change(before)
             if after == before:
                 return False
-            try:
-                await self._store.put(self._key, after.encode("utf-8"), held=[self._lock] if self._lock else [])
+            if await self._store.put(self._key, after.encode("utf-8"), expect=stamp or MISSING):
                 return True
-            except LockLost:
-                await self.begin()
 
 
 def _constraint(requirement: str) -> str:

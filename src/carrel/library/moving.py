@@ -11,7 +11,7 @@ from carrel.errors import CarrelError, ConfigurationError, StorageUnavailable, S
 from carrel.library.artifact_names import lock_of, name_of, note_of
 from carrel.library.artifacts import ArtifactStore
 from carrel.library.skill_folders import FILE
-from carrel.storage.seam import Lock, Store
+from carrel.storage.base import Store
 
 Kind = Literal["tools", "workflows", "skills", "artifacts", "deps", "sessions"]
 KINDS: tuple[Kind, ...] = ("tools", "workflows", "skills", "artifacts", "deps", "sessions")
@@ -174,10 +174,10 @@ async def _moved(source: Store, target: Store, thing: Thing, moved: Moved, *, ov
     wanted = (*MOVED, "changed") if overwrite else MOVED
     state = await _state(source, target, thing)
     if state in wanted:
-        async with _alone(target, thing) as held:
+        async with _alone(target, thing):
             # Looked at again: somebody may have written it meanwhile.
             state = await _state(source, target, thing)
-            if state in wanted and await _bring(source, target, thing, held):
+            if state in wanted and await _bring(source, target, thing):
                 moved.copied.append(Difference(thing.kind, thing.name, state))
                 return
             state = "apart" if state in wanted else state
@@ -188,7 +188,7 @@ async def _moved(source: Store, target: Store, thing: Thing, moved: Moved, *, ov
 
 
 @asynccontextmanager
-async def _alone(target: Store, thing: Thing) -> AsyncIterator[Lock]:
+async def _alone(target: Store, thing: Thing) -> AsyncIterator[None]:
     """The lock under which others write it."""
     match thing.kind:
         case "artifacts":
@@ -202,7 +202,7 @@ async def _alone(target: Store, thing: Thing) -> AsyncIterator[Lock]:
     lock = await target.lock(key)
     assert lock is not None
     try:
-        yield lock
+        yield
     finally:
         await lock.release()
 
@@ -292,13 +292,13 @@ async def _equal(source: Store, target: Store, key: str) -> bool:
     return not held
 
 
-async def _bring(source: Store, target: Store, thing: Thing, held: Lock) -> bool:
+async def _bring(source: Store, target: Store, thing: Thing) -> bool:
     """False when a session went on in the target meanwhile, and was left."""
     if thing.kind == "artifacts":
-        await ArtifactStore(target).take(thing.name, ArtifactStore(source), held)
+        await ArtifactStore(target).take(thing.name, ArtifactStore(source))
         return True
     if not thing.logs:
-        await target.put_pieces(thing.objects[0], source.pieces(thing.objects[0]), held=[held])
+        await target.put_pieces(thing.objects[0], source.pieces(thing.objects[0]))
         return True
     referred = [key for key in thing.objects if key.count("/") > 2]
     ours, theirs = await source.stamps(referred), await target.stamps(referred)
@@ -315,7 +315,7 @@ async def _bring(source: Store, target: Store, thing: Thing, held: Lock) -> bool
             await target.append(key, [])  # one in which nothing was said is there as well
     for key in thing.objects:
         if key not in referred:
-            await target.put_pieces(key, source.pieces(key), held=[held])
+            await target.put_pieces(key, source.pieces(key))
     return True
 
 

@@ -10,7 +10,7 @@ import orjson
 
 from carrel.errors import KeyMissing
 from carrel.library.workflow_source import without_description
-from carrel.storage.seam import Store
+from carrel.storage.base import Store
 
 _log = logging.getLogger("carrel.library")
 

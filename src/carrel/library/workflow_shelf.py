@@ -16,8 +16,7 @@ from carrel.library.skill_folders import FILE, read_skill
 from carrel.library.tools.names import python_name
 from carrel.library.workflow_reading import Outlines
 from carrel.library.workflow_source import QUICK, checked_name, without_description
-from carrel.storage.call_order import CallOrder
-from carrel.storage.seam import Stamp, Store
+from carrel.storage.base import KeyedLock, Stamp, Store
 
 _FORMAT = 1
 _WORTH_KEEPING = 50
@@ -110,14 +109,13 @@ class Shelf:
         self._store = store
         self._prefixes = tuple(prefixes)
         self._cache = cache
-        self._cursors: dict[str, object] = {}
         self._by_key: dict[str, Shelved] = {}
         self._by_name: dict[str, list[Shelved]] | None = None
         """All of a name, the one that counts last; None when it has to be made anew."""
         self._loaded = False
         self._unkept = 0
         self._passed_over: set[str] = set()
-        self._turns = CallOrder()
+        self._turns = KeyedLock()
 
     @property
     def shelved(self) -> list[Shelved]:
@@ -126,23 +124,17 @@ class Shelf:
 
     async def refresh(self) -> list[tuple[Shelved, bytes]]:
         """Take up what changed; what was read for that, with its bytes."""
-        async with self._turns.turn(self._cache):
+        async with self._turns.hold(self._cache):
             await self._load()
             fresh: list[tuple[Shelved, bytes]] = []
             for prefix in self._prefixes:
-                changes = await self._store.changed(prefix, self._cursors.get(prefix))
-                if changes.keys is None:
-                    keys = [key for key in await self._store.list(prefix) if self._wanted(prefix, key)]
-                    gone = {key for key in self._by_key if key.startswith(f"{prefix}/")} - set(keys)
-                else:
-                    keys = [key for key in changes.keys if self._wanted(prefix, key)]
-                    gone = set()
+                found = await self._store.scan(prefix)
+                keys = [key for key in found if self._wanted(prefix, key) and not self._remembers(key, found[key])]
+                gone = {key for key in self._by_key if key.startswith(f"{prefix}/") and key not in found}
                 fresh += await self._read(prefix, keys, gone)
                 for key in gone:
                     self._by_key.pop(key, None)
                     self._by_name = None
-                # Only now: one who is cut off before this has it all to do again.
-                self._cursors[prefix] = changes.cursor
             self._unkept += len(fresh)
             if self._unkept >= _WORTH_KEEPING:
                 await self.keep()

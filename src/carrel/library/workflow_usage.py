@@ -8,8 +8,8 @@ from typing import Any
 
 import orjson
 
-from carrel.errors import LockLost, StorageError
-from carrel.storage.seam import Store
+from carrel.errors import StorageError
+from carrel.storage.base import MISSING, Store
 
 _LONGEST = 2000
 """What is kept of an error's text."""
@@ -64,19 +64,14 @@ class Usage:
         while self._new:
             new, self._new = self._new, {}
             try:
-                lock = await self._store.lock(self._key)
-                try:
+                while True:
+                    stamp = await self._store.stamp(self._key)
                     kept = await self._kept()
                     for name, counts in new.items():
                         kept[name] = _sum(kept.get(name) or no_use(), counts)
                     data = orjson.dumps(kept, option=orjson.OPT_INDENT_2)
-                    await self._store.put(self._key, data, held=[lock] if lock is not None else [])
-                finally:
-                    if lock is not None:
-                        await lock.release()
-            except LockLost:
-                for name, counts in new.items():
-                    self._new[name] = _sum(counts, self._new[name]) if name in self._new else counts
+                    if await self._store.put(self._key, data, expect=stamp or MISSING):
+                        break
             except StorageError as problem:
                 _log.warning("the use of %s was not counted: %s", ", ".join(sorted(new)), problem)
 

@@ -31,7 +31,7 @@ from carrel.library.workflow_source import (
     without_description,
 )
 from carrel.library.workflow_usage import Usage
-from carrel.storage.seam import Lock, Store
+from carrel.storage.base import Store
 
 LONGEST_DESCRIPTION = 4000
 _LONGEST_QUERY = 2000
@@ -153,7 +153,7 @@ class WorkflowLibrary:
             raise WorkflowValidationError(
                 f"the source of {name} has half a surrogate pair, which no file can hold"
             ) from None
-        async with _Held(self._store, self._notes) as held:
+        async with _Held(self._store, self._notes):
             found = await self._whole(name, await self._found(name, note=False))
             if found is not None and found[0].kind == "workflow" and "." not in found[0].name:
                 key = found[0].key
@@ -161,7 +161,7 @@ class WorkflowLibrary:
                 await self._history.note([_version(*found)])
             else:
                 key = f"{self._prefix}/{name}.py"
-            await self._store.put(key, data, held=held)
+            await self._store.put(key, data)
             added = await self._shelf.look(name)
             if added is None:
                 raise StorageWriteError(f"{key} was removed while it was written; nothing was kept")
@@ -176,7 +176,7 @@ class WorkflowLibrary:
 
     async def _remove(self, name: str, *, folders: bool = True) -> bool:
         """`folders`: also the folder of a skill, which people wrote; without, that is a `WorkflowValidationError`."""
-        async with _Held(self._store, self._notes) as held:
+        async with _Held(self._store, self._notes):
             if await self._found(name, note=False) is None:
                 return False
             fresh = await self._shelf.refresh()
@@ -196,7 +196,7 @@ class WorkflowLibrary:
                     continue
                 aside = await self._put_aside(shelved) if shelved.kind == "instructions" else ""
                 await self._history.note([_version(shelved, data), Version(shelved.name, "", "", aside)])
-            removed = [await self._store.delete(_whole_key(shelved), held=held) for shelved in found]
+            removed = [await self._store.delete(_whole_key(shelved)) for shelved in found]
         return any(removed)
 
     async def _put_aside(self, shelved: Shelved) -> str:
@@ -364,9 +364,8 @@ class _Held:
     def __init__(self, store: Store, key: str) -> None:
         self._store, self._key = store, key
 
-    async def __aenter__(self) -> Sequence[Lock]:
+    async def __aenter__(self) -> None:
         self._lock = await self._store.lock(self._key)
-        return [self._lock] if self._lock is not None else []
 
     async def __aexit__(self, *problem: object) -> None:
         if self._lock is not None:

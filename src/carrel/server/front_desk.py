@@ -33,7 +33,7 @@ from carrel.server.once import Answers
 from carrel.server.warm_places import WarmPlaces
 from carrel.server.wire import ErrorInfo, Interaction, Job, NewFork, NewSession, Session
 from carrel.session import StorageBackend, fork_conversation, unanswered
-from carrel.storage.seam import Lock
+from carrel.storage.base import Lock
 from carrel.tasks.dataset import Datasets
 from carrel.tasks.place import make_ready, open_place
 from carrel.tasks.sample import Sample
@@ -90,7 +90,7 @@ class FrontDesk:
         """Take over the data; what an earlier server left half done is told as what it is."""
         self._lock = await self.storage.store.lock(_LOCK, wait=False)
         if self._lock is None:
-            who = await self.storage.store.holder(_LOCK)
+            who = await self.storage.store.lock_owner(_LOCK)
             raise ServerBusy(f"another server ({who}) works on this data; give this one another --data")
         await self.ledger.open()
         for session in list(self.ledger.sessions.values()):

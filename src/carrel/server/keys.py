@@ -20,7 +20,7 @@ from carrel.assembly import FileStorage
 from carrel.errors import ApiKeyNotFound, ConfigurationError
 from carrel.home import resolve_carrel_home
 from carrel.server.logs import json_object, parse_lines
-from carrel.storage.seam import Stamp, Store
+from carrel.storage.base import Stamp, Store
 
 LOG = "server/keys.jsonl"
 _NAME = re.compile(r"\w[\w.@-]{0,63}")

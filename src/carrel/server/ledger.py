@@ -15,7 +15,7 @@ from carrel.errors import StorageError
 from carrel.server.logs import finish_rewriting, json_object, parse_lines, rewrite
 from carrel.server.odd_values import json_bytes
 from carrel.server.wire import Interaction, Job, Session
-from carrel.storage.seam import Block, Store
+from carrel.storage.base import Block, Store
 
 logger = logging.getLogger(__name__)
 

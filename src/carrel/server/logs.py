@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import orjson
 
-from carrel.storage.seam import Block, Store
+from carrel.storage.base import Block, Store
 
 logger = logging.getLogger(__name__)
 

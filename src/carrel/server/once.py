@@ -17,7 +17,7 @@ from carrel.errors import RequestRefused
 from carrel.server.edge import PREFIX, answer
 from carrel.server.keys import KnownKey
 from carrel.server.logs import finish_rewriting, json_object, parse_lines, rewrite
-from carrel.storage.seam import Store
+from carrel.storage.base import Store
 
 LOG = "server/answers.jsonl"
 DAY = 24 * 3600.0

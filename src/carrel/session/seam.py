@@ -13,7 +13,7 @@ from carrel.library.deps import Deps
 from carrel.library.tools.catalog import Tools
 from carrel.library.tools.secrets import Secrets
 from carrel.library.workflows import WorkflowLibrary
-from carrel.storage.seam import Store
+from carrel.storage.base import Store
 
 
 @runtime_checkable

@@ -13,7 +13,7 @@ import pytest
 from carrel.execution.executor import ExecutionResult, Executor, Handler
 from carrel.library.artifacts import ArtifactStore
 from carrel.library.workflows import WorkflowLibrary
-from carrel.storage.file_store import FileStore
+from carrel.storage.files.store import FileStore
 from tests.execution.kinds import KINDS, make
 
 IN_CONTAINERS = frozenset(

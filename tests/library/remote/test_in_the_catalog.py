@@ -15,7 +15,7 @@ from carrel.library.tools.last_seen import LastSeen
 from carrel.library.tools.mcp_servers import McpServer
 from carrel.library.tools.providers import tool_files
 from carrel.library.tools.secrets import Secrets
-from carrel.storage.memory_store import MemoryStore
+from carrel.storage.memory import MemoryStore
 from tests.library.remote.conftest import SERVERS
 from tests.library.remote.web import Answer, Asked, Web
 from tests.library.tools.making import callable_names

@@ -12,8 +12,8 @@ import pytest
 from carrel.library.search import Entry, Hit, Index
 from carrel.library.search.index import LONGEST_QUERY, meaning_of
 from carrel.meaning import MiniLMEmbedder, plain_embedder
-from carrel.storage.memory_store import MemoryStore
-from carrel.storage.seam import Store
+from carrel.storage.base import Store
+from carrel.storage.memory import MemoryStore
 from tests.storage.suite import Place
 
 ENTRIES = [

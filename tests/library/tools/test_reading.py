@@ -10,7 +10,7 @@ from carrel.library.tools.catalog import Tools
 from carrel.library.tools.providers import tool_files
 from carrel.library.tools.reading import read_definitions
 from carrel.library.tools.secrets import Secrets
-from carrel.storage.file_store import FileStore
+from carrel.storage.files.store import FileStore
 from tests.library.tools.making import callable_names
 from tests.library.tools.test_definition import CURL
 from tests.storage.suite import Place

@@ -17,8 +17,8 @@ from carrel.library.tools.reading import OnError
 from carrel.library.tools.seam import Stream, Tool
 from carrel.library.tools.secrets import Secrets
 from carrel.library.tools.tool_files import Broken, ToolFiles
-from carrel.storage.memory_store import MemoryStore
-from carrel.storage.seam import Stamp, Store
+from carrel.storage.base import Stamp, Store
+from carrel.storage.memory import MemoryStore
 from tests.library.tools.making import callable_names
 from tests.storage.suite import Place
 

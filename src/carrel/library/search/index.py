@@ -10,7 +10,7 @@ from carrel.library.search.meanings import Meanings
 from carrel.library.search.word_index import WordIndex
 from carrel.library.search.words import spelled
 from carrel.meaning import Embedder
-from carrel.storage.seam import Store
+from carrel.storage.base import Store
 
 LEAST_NEARNESS = 0.18
 """Below this cosine, an entry has no more to do with a question than any other."""

@@ -9,7 +9,7 @@ from typing import Any, Literal
 from carrel.errors import StorageError
 from carrel.library.search.vectors import Nearness, VectorTable, digest
 from carrel.meaning import Embedder, MiniLMEmbedder, MPNetEmbedder, StaticEmbedder, default_embedder
-from carrel.storage.seam import Store
+from carrel.storage.base import Store
 
 logger = logging.getLogger(__name__)
 

@@ -10,7 +10,7 @@ from carrel.errors import StorageError
 from carrel.library.tools.aside import in_a_thread
 from carrel.library.tools.seam import Tool
 from carrel.library.tools.secrets import Secrets
-from carrel.storage.seam import Store
+from carrel.storage.base import Store
 
 _LARGEST = 8 * 2**20
 """Bytes; what a server has beyond that is looked at when it has started."""

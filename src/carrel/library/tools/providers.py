@@ -18,7 +18,7 @@ from carrel.library.tools.reading import OnError
 from carrel.library.tools.seam import ToolProvider
 from carrel.library.tools.secrets import Secrets
 from carrel.library.tools.tool_files import ToolFiles, key_beside
-from carrel.storage.seam import Store
+from carrel.storage.base import Store
 
 Read = Callable[[str], Awaitable[bytes]]
 """The bytes of a file that a definition names; `FileNotFoundError` when there is none."""

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from carrel.errors import ConfigurationError, StorageError
 from carrel.library.tools.definition import AnyDefinition, adapter, parse
 from carrel.library.tools.definition_remote import Definition
-from carrel.storage.seam import Store
+from carrel.storage.base import Store
 
 logger = logging.getLogger(__name__)
 

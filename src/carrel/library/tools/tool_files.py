@@ -12,7 +12,7 @@ from carrel.library.tools.definition_remote import OpenApiDefinition
 from carrel.library.tools.names import python_name
 from carrel.library.tools.reading import OnError, definition_files, read_definitions
 from carrel.library.tools.seam import Stream, Tool, ToolProvider
-from carrel.storage.seam import Stamp, Store, checked_key
+from carrel.storage.base import Stamp, Store, check_key
 
 logger = logging.getLogger(__name__)
 
@@ -140,7 +140,7 @@ def _named_by(file: str, definition: AnyDefinition) -> str | None:
     if not isinstance(definition, OpenApiDefinition):
         return None
     try:
-        return checked_key(key_beside(file, definition.spec))
+        return check_key(key_beside(file, definition.spec))
     except KeyRefused:
         # An address, a file of this machine, or one that nobody may read.
         return None

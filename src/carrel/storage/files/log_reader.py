@@ -1,0 +1,318 @@
+"""Reading a log's file in blocks of whole lines, from a sequence number or from the end; never writing."""
+
+import asyncio
+import bisect
+import os
+import threading
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import NamedTuple
+
+from carrel.storage.base import MAX_RECORD, Block
+from carrel.storage.files.log_tail import committed_size, last_newline, parse_unterminated
+from carrel.storage.files.paths import OpenFile, PathMapper, read_error, read_range
+
+READ_SIZE = 1024 * 1024
+"""Bytes that are read from the file at a time."""
+_BLOCK_SIZE = 256 * 1024
+"""Bytes in a block: few enough to be still in the processor's cache when they are parsed."""
+IN_LOOP = 256 * 1024
+"""Bytes that are read or counted at a time in the event loop's own thread."""
+_FIRST_READ_BACK = 64 * 1024
+_EXCERPT = 1024
+"""Bytes that are given of a line that is too long to be a record."""
+
+
+class Position(NamedTuple):
+    """The first `offset` bytes of a log are `lines` whole lines."""
+
+    offset: int
+    lines: int
+
+
+START = Position(0, 0)
+
+
+class LogSnapshot:
+    """A log's file as it was when this was made."""
+
+    def __init__(self, path: str, fd: int, found: os.stat_result, file: OpenFile | None = None) -> None:
+        self.path = path
+        self.fd = fd
+        self.inode = found.st_ino
+        self.size = committed_size(path, found)
+        self._whole = found.st_size
+        self._file = file
+
+    @classmethod
+    def open(cls, paths: PathMapper, key: str) -> "LogSnapshot | None":
+        opened = paths.open(key)
+        if opened is None:
+            return None
+        file, found = opened
+        return cls(paths.path(key), file.fd, found, file)
+
+    def renewed(self) -> "LogSnapshot":
+        """Return a snapshot of the same open file as it is now."""
+        return LogSnapshot(self.path, self.fd, os.fstat(self.fd), self._file)
+
+    def incomplete_tail(self) -> bytes:
+        """Return what comes after the last whole record."""
+        if self._whole > self.size:
+            return read_range(self.fd, self.size, self._whole)
+        end = last_newline(self.fd, self.size)
+        is_whole = parse_unterminated(self.fd, end, self.size) is not None
+        return b"" if is_whole else read_range(self.fd, end, self.size)
+
+    def long_line(self, start: int, end: int) -> bytes:
+        """Return a line that is longer than what is read at a time, or the beginning of one that is no record."""
+        return read_range(self.fd, start, end if end - start <= MAX_RECORD else start + _EXCERPT)
+
+
+class LineOffsets:
+    """How many lines stand before which byte of large logs: about one known position per MiB, in memory."""
+
+    _STEP = 1024 * 1024
+    _MOST_LOGS = 256
+    _CHECKED_BYTES = 64
+
+    def __init__(self) -> None:
+        self._guard = threading.Lock()
+        self._logs: OrderedDict[tuple[str, int], list[tuple[Position, bytes]]] = OrderedDict()
+
+    def before_offset(self, log: LogSnapshot, offset: int) -> Position:
+        """Return the last known position that is not after this byte."""
+        return self._last(log, lambda known: bisect.bisect_right(known, offset, key=lambda entry: entry[0].offset))
+
+    def before_line(self, log: LogSnapshot, seq: int) -> Position:
+        """Return the last known position that is not after the beginning of this line."""
+        return self._last(log, lambda known: bisect.bisect_left(known, seq, key=lambda entry: entry[0].lines))
+
+    def count(self, log: LogSnapshot, start: Position, end: int) -> int:
+        """Return the number of lines in the first `end` bytes, counted from a position on."""
+        offset, lines = start
+        added = start.offset
+        while offset < end and (chunk := os.pread(log.fd, min(READ_SIZE, end - offset), offset)):
+            found = chunk.count(b"\n")
+            if found:
+                lines += found
+                line_end = offset + chunk.rfind(b"\n") + 1
+                if line_end - added >= self._STEP:
+                    added = line_end
+                    self.add(log, Position(line_end, lines))
+            offset += len(chunk)
+        return lines
+
+    def add(self, log: LogSnapshot, position: Position) -> None:
+        """Remember a position, if it is far enough behind the last known one."""
+        with self._guard:
+            known = self._logs.setdefault((log.path, log.inode), [])
+            self._logs.move_to_end((log.path, log.inode))
+            if not known or position.offset - known[-1][0].offset >= self._STEP:
+                known.append((position, self._bytes_before(log, position)))
+            while len(self._logs) > self._MOST_LOGS:
+                self._logs.popitem(last=False)
+
+    def is_valid(self, log: LogSnapshot, position: Position) -> bool:
+        """Return whether a line ends at a position that was noted elsewhere."""
+        return position.offset <= log.size and self._bytes_before(log, position).endswith(b"\n")
+
+    def _last(self, log: LogSnapshot, find: Callable[[list[tuple[Position, bytes]]], int]) -> Position:
+        with self._guard:
+            known = self._logs.get((log.path, log.inode), [])
+            index = find(known)
+            if index == 0:
+                return START
+            position, before = known[index - 1]
+            if position.offset <= log.size and self._bytes_before(log, position) == before:
+                return position
+            del self._logs[log.path, log.inode]  # the file was edited in place: count anew
+            return START
+
+    def _bytes_before(self, log: LogSnapshot, position: Position) -> bytes:
+        start = max(position.offset - self._CHECKED_BYTES, 0)
+        return os.pread(log.fd, position.offset - start, start)
+
+
+class ForwardReader:
+    """Blocks from a sequence number on."""
+
+    def __init__(self, log: LogSnapshot, from_seq: int, start: Position) -> None:
+        self.offset, self.lines = start
+        self.path = log.path
+        self._log = log
+        self._from_seq = from_seq
+        self._tail_given = False
+        self._held = b""
+        self._given = 0
+
+    @property
+    def is_quick(self) -> bool:
+        """Whether the next block is in memory or short."""
+        return bool(self._held) or self._log.size - self.offset <= IN_LOOP
+
+    def next_block(self) -> Block | None:
+        if self._held:
+            return self._next_held()
+        log, fd = self._log, self._log.fd
+        while self.offset < log.size:
+            chunk = os.pread(fd, min(READ_SIZE, log.size - self.offset), self.offset)
+            cut = chunk.rfind(b"\n")
+            seq = self.lines + 1
+            if cut < 0:
+                end = _next_newline(fd, self.offset + len(chunk), log.size)
+                if end is None:
+                    return self._tail(seq)
+                start, self.offset = self.offset, end + 1
+                self.lines += 1
+                if seq >= self._from_seq:
+                    return Block(seq, [log.long_line(start, end)])
+                continue
+            skip = max(self._from_seq - seq, 0)
+            if skip and (lines := chunk.count(b"\n")) <= skip:
+                self.lines += lines
+                self.offset += cut + 1
+                continue
+            start = len(chunk) - len(chunk.split(b"\n", skip)[-1]) if skip else 0
+            self.lines += skip
+            self.offset += start
+            self._held, self._given = chunk[start : cut + 1], 0
+            return self._next_held()
+        return None
+
+    def _next_held(self) -> Block:
+        held, start = self._held, self._given
+        end = held.rfind(b"\n", start, start + _BLOCK_SIZE)
+        if end < 0:
+            end = held.index(b"\n", start)
+        block = Block(self.lines + 1, joined=memoryview(held)[start:end])
+        self.lines += block.count
+        self.offset += end + 1 - start
+        self._given = end + 1
+        if self._given == len(held):
+            self._held = b""
+        return block
+
+    def _tail(self, seq: int) -> Block | None:
+        if self._tail_given or seq < self._from_seq:
+            return None
+        self._tail_given = True
+        record = parse_unterminated(self._log.fd, self.offset, self._log.size)
+        return None if record is None else Block(seq, [record])
+
+
+class BackwardReader:
+    """Blocks from the end, or from just before a line, to the beginning."""
+
+    def __init__(
+        self, log: LogSnapshot, before_seq: int | None, offsets: LineOffsets, hint: Position | None = None
+    ) -> None:
+        self.path = log.path
+        self._log = log
+        self._window = _FIRST_READ_BACK
+        self._tail: Block | None = None
+        self._held = b""
+        self._held_start = self._held_end = 0
+        self._end, self._lines = START
+        if before_seq is not None and before_seq <= 1:
+            return
+        if before_seq is not None:
+            position = _skip_lines(log.fd, offsets.before_line(log, before_seq), before_seq - 1, log.size)
+            if position.lines == before_seq - 1:
+                self._end, self._lines = position
+                return
+        self._end = last_newline(log.fd, log.size)
+        start = offsets.before_offset(log, self._end)
+        if hint is not None and start.offset < hint.offset <= self._end and offsets.is_valid(log, hint):
+            start = hint
+        self._lines = offsets.count(log, start, self._end)
+        if start is not hint:
+            offsets.add(log, Position(self._end, self._lines))
+        record = parse_unterminated(log.fd, self._end, log.size)
+        if record is not None and (before_seq is None or before_seq > self._lines + 1):
+            self._tail = Block(self._lines + 1, [record])
+
+    @property
+    def is_quick(self) -> bool:
+        """Whether the next block is in memory or short."""
+        return self._held_end > 0 or self._tail is not None or min(self._end, self._window) <= IN_LOOP
+
+    def next_block(self) -> Block | None:
+        if self._tail is not None:
+            tail, self._tail = self._tail, None
+            return tail
+        if self._held_end:
+            return self._next_held()
+        if self._end <= 0:
+            return None
+        log, end = self._log, self._end
+        start = max(end - self._window, 0)
+        chunk = os.pread(log.fd, end - start, start)
+        if len(chunk) < end - start:
+            return None  # the file was cut while it was read
+        self._window = min(self._window * 4, READ_SIZE)
+        first = chunk.find(b"\n") + 1 if start else 0
+        if first == len(chunk):
+            self._end = last_newline(log.fd, end - 1)
+            self._lines -= 1
+            return Block(self._lines + 1, [log.long_line(self._end, end - 1)])
+        self._end = start + first
+        self._held, self._held_start, self._held_end = chunk, first, len(chunk)
+        return self._next_held()
+
+    def _next_held(self) -> Block:
+        held, first, end = self._held, self._held_start, self._held_end - 1
+        start = first
+        if end - first > _BLOCK_SIZE:
+            start = held.find(b"\n", end - _BLOCK_SIZE, end) + 1 or held.rfind(b"\n", first, end) + 1 or first
+        self._held_end = start
+        if start == first:
+            self._held, self._held_end = b"", 0
+        block = Block(0, joined=memoryview(held)[start:end])
+        self._lines -= block.count
+        block.first_seq = self._lines + 1
+        return block
+
+
+async def next_block(reader: ForwardReader | BackwardReader) -> Block | None:
+    """Return the next block, read in a thread unless it is in memory or short."""
+    try:
+        if reader.is_quick:
+            return reader.next_block()
+        return await asyncio.to_thread(reader.next_block)
+    except OSError as error:
+        raise read_error(reader.path, error) from error
+
+
+def _next_newline(fd: int, offset: int, end: int) -> int | None:
+    while offset < end and (chunk := os.pread(fd, min(READ_SIZE, end - offset), offset)):
+        found = chunk.find(b"\n")
+        if found >= 0:
+            return offset + found
+        offset += len(chunk)
+    return None
+
+
+def _skip_lines(fd: int, position: Position, lines: int, end: int) -> Position:
+    """Return the position after so many lines, or the last one there is."""
+    while position.lines < lines:
+        chunk = os.pread(fd, max(min(READ_SIZE, end - position.offset), 0), position.offset)
+        found = chunk.count(b"\n")
+        if not chunk:
+            break
+        if found == 0:
+            following = _next_newline(fd, position.offset + len(chunk), end)
+            if following is None:
+                break
+            position = Position(following + 1, position.lines + 1)
+            continue
+        wanted = min(found, lines - position.lines)
+        rest = chunk.split(b"\n", wanted)[-1]
+        position = Position(position.offset + len(chunk) - len(rest), position.lines + wanted)
+    return position
+
+
+def end_of_line(log: LogSnapshot, seq: int, offsets: LineOffsets) -> int | None:
+    """Return the offset at which a line ends, or None if the log is shorter."""
+    position = _skip_lines(log.fd, offsets.before_line(log, seq + 1), seq, log.size)
+    return position.offset if position.lines == seq else None

@@ -1,0 +1,294 @@
+"""Appending to a log's file: one write under its lock, with a known sequence number, whole or not at all."""
+
+import contextlib
+import fcntl
+import os
+import resource
+import stat
+import threading
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from carrel.errors import KeyMissing, StorageError, StorageWriteError
+from carrel.storage.base import Guard, check_records, is_within
+from carrel.storage.files import log_tail
+from carrel.storage.files.log_reader import START, LineOffsets, LogSnapshot, Position
+from carrel.storage.files.objects import check_guard, create_file, guard_folder, locked_folders, make_folders, write_all
+from carrel.storage.files.paths import PathMapper, write_error
+from carrel.storage.files.sync_pool import SyncedFile, sync_error
+
+_IN_LOOP = 256 * 1024
+"""Bytes that may be written or counted at a time in the event loop's own thread."""
+
+_LOCK_TRIES = 20
+"""How often a busy lock is tried before the caller waits: other writers hold it for microseconds."""
+
+_FLAGS = os.O_RDWR | os.O_APPEND
+
+Appended = tuple[int, SyncedFile | None]
+"""The sequence number of the last record, and the file that is still to be synced."""
+
+
+def joined_lines(key: str, records: Sequence[bytes]) -> bytes:
+    """Return the records as lines; `StorageWriteError` if one of them cannot be a line."""
+    data = b"\n".join([*records, b""])
+    if data.count(b"\n") != len(records) or len(data) > _IN_LOOP:
+        check_records(key, records)
+    return data
+
+
+class AppendRequest(NamedTuple):
+    """What is to be appended, and how."""
+
+    data: bytes
+    lines: int
+    create: bool
+    sync: bool
+    after: int | None
+    guard: Guard | None
+
+
+class LogFile:
+    """A log that is written here. Threads exclude each other by a mutex, processes by `flock` on the file.
+
+    The known size and number of lines are compared with the file at each append, so other programs may write too."""
+
+    def __init__(self, paths: PathMapper, key: str, offsets: LineOffsets) -> None:
+        self._paths = paths
+        self._key = key
+        self._path = paths.path(key)
+        self._offsets = offsets
+        self._file: SyncedFile | None = None
+        self._inode = 0
+        self._size = 0
+        self._lines = 0
+        self._mutex = threading.Lock()
+        self._deleted = False
+
+    def append(self, request: AppendRequest, *, in_loop: bool) -> Appended | None:
+        """Write the records, or return None if the log is busy or, `in_loop`, this would take long."""
+        if in_loop and (len(request.data) > _IN_LOOP or request.guard is not None):
+            return None
+        if not self._mutex.acquire(blocking=not in_loop):
+            return None
+        try:
+            if request.guard is None:
+                return self._append(request, in_loop)
+            with locked_folders(guard_folder(self._paths, request.guard)):
+                check_guard(self._paths, self._key, request.guard)
+                return self._append(request, in_loop)
+        finally:
+            self._mutex.release()
+
+    def was_opened(self) -> bool:
+        """Return whether the log existed here: if it is missing at the next append, it was deleted meanwhile."""
+        return self._file is not None
+
+    def mark_deleted(self) -> None:
+        """Make appends that still wait fail instead of recreating the log."""
+        self._deleted = True
+
+    def close(self) -> None:
+        """Close the file when no append or sync uses it any more."""
+        with self._mutex:
+            self._file = None
+
+    # --- under the mutex --------------------------------------------------------------------------------------------
+    # Only `self._file` refers to the open file, and no local variable: a caller may keep an error for as long as it
+    # likes, and with it the variables of all functions that it was raised through.
+
+    def _append(self, request: AppendRequest, in_loop: bool) -> Appended | None:
+        while True:
+            if self._deleted:
+                raise self._missing()
+            fd = (self._file or self._open(request.create)).fd
+            if not _try_lock(fd, self._path):
+                return None
+            try:
+                found = self._find()
+                if found is not None and found.st_ino == self._inode:
+                    return self._append_locked(found, request, in_loop)
+            except FileNotFoundError:
+                raise self._missing() from None  # deleted while it was written
+            except StorageError:
+                raise
+            except OSError as error:
+                raise write_error(self._path, error) from error
+            finally:
+                fcntl.flock(fd, fcntl.LOCK_UN)
+            self._file = None  # deleted, or replaced by another file
+            if found is None and not request.create:
+                raise self._missing()
+
+    def _find(self) -> os.stat_result | None:
+        try:
+            return os.lstat(self._path)
+        except FileNotFoundError:
+            return None
+
+    def _append_locked(self, found: os.stat_result, request: AppendRequest, in_loop: bool) -> Appended | None:
+        assert self._file is not None
+        fd, data, count = self._file.fd, request.data, request.lines
+        if (found.st_size != self._size or log_tail.in_batch(found)) and not self._catch_up(fd, found, in_loop):
+            return None
+        if request.after is not None and request.after != self._lines:
+            return 0, None
+        if count > 1 and log_tail.needs_note(self._size, len(data)):
+            if request.sync and in_loop:
+                return None
+            self._write_batch(data, count, request.sync)
+            return self._lines, None if request.sync else self._file
+        if count:
+            self._write(fd, data, count)
+        return self._lines, self._file
+
+    def _missing(self) -> KeyMissing:
+        return KeyMissing(f"there is no log {self._key!r}, or it was deleted meanwhile; nothing was written")
+
+    def _open(self, create: bool) -> SyncedFile:
+        path = self._paths.safe_path(self._key)
+        try:
+            file = SyncedFile(self._open_or_create(path, create), path, self._paths.root)
+            found = os.fstat(file.fd)
+        except FileNotFoundError:
+            raise self._missing() from None
+        except OSError as error:
+            raise write_error(path, error) from error
+        if not stat.S_ISREG(found.st_mode):
+            raise StorageWriteError(f"{path} is not a regular file, so it cannot be a log; use another key")
+        self._file, self._inode = file, found.st_ino
+        self._size = self._lines = 0
+        return file
+
+    def _open_or_create(self, path: str, create: bool) -> int:
+        while True:
+            with contextlib.suppress(FileNotFoundError):
+                return os.open(path, _FLAGS | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
+            if not create:
+                raise self._missing()
+            with contextlib.suppress(FileExistsError):
+                try:
+                    return create_file(path, _FLAGS)
+                except FileNotFoundError:
+                    make_folders(os.path.dirname(path), self._paths.root)
+                    return create_file(path, _FLAGS)
+
+    def _write(self, fd: int, data: bytes, count: int) -> None:
+        try:
+            write_all(fd, data)
+        except OSError:
+            # Cut off what the failed write left; if even that fails, the next append finds it.
+            with contextlib.suppress(OSError):
+                os.ftruncate(fd, self._size)
+            raise
+        self._size += len(data)
+        self._lines += count
+
+    def _write_batch(self, data: bytes, count: int, sync: bool) -> None:
+        """Write records that a kill could separate; with `sync`, also a power cut."""
+        assert self._file is not None
+        size, fd = self._size, self._file.fd
+        log_tail.begin_batch(fd, self._path, size + len(data), sync=sync)
+        try:
+            self._write(fd, data, count)
+        except OSError:
+            if os.fstat(fd).st_size == size:
+                log_tail.end_batch(fd, self._path)
+            raise
+        try:
+            if sync:
+                self._file.sync()
+        except OSError as error:
+            raise sync_error(self._file, error) from error.with_traceback(None)  # which refers to the open file
+        finally:
+            log_tail.end_batch(fd, self._path)
+
+    def _catch_up(self, fd: int, found: os.stat_result, in_loop: bool) -> bool:
+        """Learn what others did to the file and repair its end; False if that takes too long for the loop."""
+        size = log_tail.committed_size(self._path, found)
+        snapshot = LogSnapshot(self._path, fd, found)
+        known = Position(self._size, self._lines)
+        if known == START or size < known.offset:
+            known = self._offsets.before_offset(snapshot, size)
+        if in_loop and (log_tail.in_batch(found) or size - known.offset > _IN_LOOP):
+            return False
+        end = log_tail.last_newline(fd, size, known.offset)
+        if in_loop and end < size:
+            return False
+        self._lines = self._offsets.count(snapshot, known, end)
+        self._size = end
+        if log_tail.in_batch(found):
+            if size < found.st_size:
+                log_tail.set_aside(fd, self._path, size, found.st_size)
+            log_tail.end_batch(fd, self._path)
+        if end < size:
+            self._repair_tail(fd, end, size)
+        return True
+
+    def _repair_tail(self, fd: int, start: int, end: int) -> None:
+        """Give a record that lacks only its newline that newline, and set anything else aside."""
+        record = log_tail.parse_unterminated(fd, start, end)
+        if record is None:
+            log_tail.set_aside(fd, self._path, start, end)
+            return
+        os.ftruncate(fd, start + len(record))
+        write_all(fd, b"\n")
+        self._size = start + len(record) + 1
+        self._lines += 1
+
+
+def _try_lock(fd: int, path: str) -> bool:
+    """Lock the file; False if another process holds the lock."""
+    try:
+        for _ in range(_LOCK_TRIES):
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                continue
+            return True
+    except OSError as error:
+        raise write_error(path, error) from error
+    return False
+
+
+class LogFileCache:
+    """The logs that were written last, kept open; a file is closed when the last append that uses it is done."""
+
+    _MOST = 128
+    _SHARE = 4
+    """The cache uses at most this part of the files that the process may have open."""
+
+    def __init__(self, paths: PathMapper, offsets: LineOffsets) -> None:
+        self._paths = paths
+        self._offsets = offsets
+        self._guard = threading.Lock()
+        self._logs: OrderedDict[str, LogFile] = OrderedDict()
+
+    def get(self, key: str) -> LogFile:
+        with self._guard:
+            log = self._logs.get(key)
+            if log is not None:
+                self._logs.move_to_end(key)
+                return log
+        fresh = LogFile(self._paths, key, self._offsets)
+        allowed, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        most = self._MOST if allowed == resource.RLIM_INFINITY else max(1, min(self._MOST, allowed // self._SHARE))
+        with self._guard:
+            log = self._logs.setdefault(key, fresh)
+            while len(self._logs) > most:
+                self._logs.popitem(last=False)
+        return log
+
+    def mark_deleted(self, key: str) -> None:
+        """Forget the log `key` and those below it, which were deleted."""
+        with self._guard:
+            for known in [known for known in self._logs if is_within(known, key)]:
+                self._logs.pop(known).mark_deleted()
+
+    def close(self) -> None:
+        with self._guard:
+            logs = list(self._logs.values())
+            self._logs.clear()
+        for log in logs:
+            log.close()
