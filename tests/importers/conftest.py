@@ -1,4 +1,4 @@
-"""Where the sample session files are, and a place for files made by a test."""
+"""The folder of sample session files, and a reader for lines made by a test."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -6,7 +6,7 @@ from pathlib import Path
 import orjson
 import pytest
 
-from carrel.conversation.importers import Imported, read_session_file
+from carrel.conversation.importers import ImportedSession, read_session_file
 
 SAMPLES = Path(__file__).parent / "samples"
 
@@ -17,10 +17,10 @@ def samples() -> Path:
 
 
 @pytest.fixture
-def imported_from(tmp_path: Path) -> Callable[..., list[Imported]]:
-    """Writes lines (dicts, or text as it is) to a file and reads it as a session."""
+def imported_from(tmp_path: Path) -> Callable[..., list[ImportedSession]]:
+    """Return a function that writes lines (dicts, text or bytes) to a file and reads it as a session."""
 
-    def read(*lines: object, name: str = "session.jsonl", **options: bool) -> list[Imported]:
+    def read(*lines: object, name: str = "session.jsonl", **options: bool) -> list[ImportedSession]:
         path = tmp_path / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(b"".join(_line(line) + b"\n" for line in lines))

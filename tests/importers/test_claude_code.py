@@ -1,4 +1,4 @@
-"""Sessions of Claude Code, as it writes them now and as it did."""
+"""Importing Claude Code transcripts, current and older ones."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -6,16 +6,16 @@ from typing import Any
 
 import orjson
 
-from carrel.conversation.importers import Imported, detect, read_session_file
+from carrel.conversation.importers import ImportedSession, detect, read_session_file
 from carrel.conversation.messages import flatten_message_text, tool_calls_of, tool_results_of
 from carrel.conversation.replay import visible_after
 
 NOTES = "claude-code/-home-ada-notes/7d4c1a52-0b7e-4f0e-9a53-1f2f6f0f9c11.jsonl"
 OLDER = "claude-code/-home-ada-older/1b9d2f6e-5a41-4c1b-8f0a-aa20c5f6d201.jsonl"
-Reader = Callable[..., list[Imported]]
+Reader = Callable[..., list[ImportedSession]]
 
 
-def texts(imported: Imported) -> list[str]:
+def texts(imported: ImportedSession) -> list[str]:
     return [f"{entry['role']}: {flatten_message_text(entry, include_thinking=False)}" for entry in imported.messages]
 
 
@@ -23,32 +23,32 @@ def line(kind: str, uuid: str, parent: str | None, **more: Any) -> dict[str, Any
     return {"type": kind, "uuid": uuid, "parentUuid": parent, "sessionId": "s", **more}
 
 
-def asked(uuid: str, parent: str | None, text: str, **more: Any) -> dict[str, Any]:
+def user_line(uuid: str, parent: str | None, text: str, **more: Any) -> dict[str, Any]:
     return line("user", uuid, parent, message={"role": "user", "content": text}, **more)
 
 
-def answered(uuid: str, parent: str | None, *blocks: dict[str, Any], id: str = "", **more: Any) -> dict[str, Any]:
+def assistant_line(uuid: str, parent: str | None, *blocks: dict[str, Any], id: str = "", **more: Any) -> dict[str, Any]:
     message = {"role": "assistant", "id": id or f"msg_{uuid}", "model": "claude", "content": list(blocks)}
     return line("assistant", uuid, parent, message={**message, **more})
 
 
-def result(uuid: str, parent: str, call: str) -> dict[str, Any]:
+def result_line(uuid: str, parent: str, call: str) -> dict[str, Any]:
     block = {"type": "tool_result", "tool_use_id": call, "content": "ok"}
     return line("user", uuid, parent, message={"role": "user", "content": [block]})
 
 
-def says(text: str) -> dict[str, Any]:
+def text_part(text: str) -> dict[str, Any]:
     return {"type": "text", "text": text}
 
 
-def test_the_conversation_is_the_branch_that_the_file_ends_on(samples: Path) -> None:
+def test_the_conversation_is_the_branch_at_the_end_of_the_file(samples: Path) -> None:
     main = next(read_session_file(samples / NOTES))
     assert texts(main) == [
         "user: What is in this folder?",
         "assistant: I will look.",
         "user: ",
         "assistant: A map and a todo list.",
-        "user: Have somebody count the words in todo.md.",
+        "user: Have an agent count the words in todo.md.",
         "assistant: ",
         "user: ",
         "user: and the lines, please",
@@ -62,7 +62,7 @@ def test_the_conversation_is_the_branch_that_the_file_ends_on(samples: Path) -> 
     ]
 
 
-def test_what_is_known_of_the_session_as_a_whole(samples: Path) -> None:
+def test_session_metadata(samples: Path) -> None:
     main = next(read_session_file(samples / NOTES))
     assert (main.kind, main.source_id) == ("claude-code", "7d4c1a52-0b7e-4f0e-9a53-1f2f6f0f9c11")
     assert main.title == "Look through the notes folder"
@@ -71,7 +71,7 @@ def test_what_is_known_of_the_session_as_a_whole(samples: Path) -> None:
     assert main.created_at == "2026-02-03T09:00:04.120000+00:00"
 
 
-def test_the_pieces_of_an_answer_are_one_message_and_its_usage_is_counted_once(samples: Path) -> None:
+def test_the_pieces_of_an_answer_become_one_message_with_one_usage(samples: Path) -> None:
     answer = next(read_session_file(samples / NOTES)).messages[1]
     assert [block["type"] for block in answer["content"]] == ["thinking", "text", "tool_use", "tool_use"]
     assert answer["content"][0]["meta"]["native"]["signature"] == "EuYBCkYICxgCKkDsigned"
@@ -83,7 +83,7 @@ def test_the_pieces_of_an_answer_are_one_message_and_its_usage_is_counted_once(s
     assert meta["created_at"] == "2026-02-03T09:00:06.120000+00:00"
 
 
-def test_calls_made_side_by_side_keep_all_their_results(samples: Path) -> None:
+def test_parallel_calls_keep_all_their_results(samples: Path) -> None:
     messages = next(read_session_file(samples / NOTES)).messages
     assert tool_calls_of(messages[1]) == ["toolu_01", "toolu_02"]
     assert tool_results_of(messages[2]) == ["toolu_01", "toolu_02"]
@@ -91,31 +91,21 @@ def test_calls_made_side_by_side_keep_all_their_results(samples: Path) -> None:
     assert messages[2]["content"][1]["content"][0]["mime_type"] == "image/png"
 
 
-def test_a_call_that_ran_while_the_answer_was_still_coming_stays_in_that_answer(imported_from: Reader) -> None:
+def test_a_call_that_ran_during_its_answer_stays_in_that_answer(imported_from: Reader) -> None:
     call = {"type": "tool_use", "name": "ls", "input": {}}
     [main] = imported_from(
-        asked("u", None, "go"),
-        answered("a", "u", {**call, "id": "t1"}, id="m"),
-        line(
-            "user",
-            "r1",
-            "a",
-            message={"role": "user", "content": [{"type": "tool_result", "tool_use_id": "t1", "content": "1"}]},
-        ),
-        answered("b", "r1", {**call, "id": "t2"}, id="m"),
-        line(
-            "user",
-            "r2",
-            "b",
-            message={"role": "user", "content": [{"type": "tool_result", "tool_use_id": "t2", "content": "2"}]},
-        ),
-        answered("c", "r2", says("done")),
+        user_line("u", None, "go"),
+        assistant_line("a", "u", {**call, "id": "t1"}, id="m"),
+        result_line("r1", "a", "t1"),
+        assistant_line("b", "r1", {**call, "id": "t2"}, id="m"),
+        result_line("r2", "b", "t2"),
+        assistant_line("c", "r2", text_part("done")),
     )
     assert [tool_calls_of(message) for message in main.messages] == [[], ["t1", "t2"], [], []]
     assert tool_results_of(main.messages[2]) == ["t1", "t2"]
 
 
-def test_a_compaction_keeps_what_was_said_before_it_in_the_log(samples: Path) -> None:
+def test_a_compaction_leaves_earlier_messages_in_the_log(samples: Path) -> None:
     main = next(read_session_file(samples / NOTES))
     compact = main.messages[9]
     assert compact["meta"]["compacted_count"] == 9
@@ -125,7 +115,7 @@ def test_a_compaction_keeps_what_was_said_before_it_in_the_log(samples: Path) ->
     assert "What is in this folder?" not in shown
 
 
-def test_a_compaction_that_kept_messages_in_view_keeps_them_here_too(samples: Path) -> None:
+def test_messages_that_a_compaction_kept_visible_stay_visible(samples: Path) -> None:
     main = next(read_session_file(samples / OLDER))
     assert main.messages[4]["role"] == "compact"
     assert main.messages[4]["meta"]["keep_from_seq"] == 2
@@ -133,7 +123,7 @@ def test_a_compaction_that_kept_messages_in_view_keeps_them_here_too(samples: Pa
     assert shown == [0, 0, 2, 3, 4, 6, 7]
 
 
-def test_an_agent_in_a_file_of_its_own_is_a_session_of_its_own(samples: Path) -> None:
+def test_an_agent_with_its_own_file_is_a_separate_session(samples: Path) -> None:
     _, agent = read_session_file(samples / NOTES)
     assert (agent.source_id, agent.parent) == ("a3f9c01", "7d4c1a52-0b7e-4f0e-9a53-1f2f6f0f9c11")
     assert agent.title == "Count words"
@@ -141,7 +131,7 @@ def test_an_agent_in_a_file_of_its_own_is_a_session_of_its_own(samples: Path) ->
     assert agent.model == "claude-haiku-4-5-20251001"
 
 
-def test_an_agent_within_the_file_is_a_session_of_its_own(samples: Path) -> None:
+def test_an_agent_in_the_same_file_is_a_separate_session(samples: Path) -> None:
     main, agent = read_session_file(samples / OLDER)
     assert main.report.ignored["sub-session"] == agent.report.lines == 2
     assert agent.parent == main.source_id
@@ -149,18 +139,18 @@ def test_an_agent_within_the_file_is_a_session_of_its_own(samples: Path) -> None
     assert "user: Say hello" not in texts(main)
 
 
-def test_agent_files_beside_a_session_come_with_it_and_those_of_others_do_not(imported_from: Reader) -> None:
+def test_only_a_session_s_own_agent_files_are_read_with_it(imported_from: Reader) -> None:
     for agent, session in (("agent-1", "11111111-2222-4333-8444-555555555555"), ("agent-2", "another")):
         imported_from(
-            {**asked("g", None, f"task of {agent}"), "isSidechain": True, "agentId": agent, "sessionId": session},
+            {**user_line("g", None, f"task of {agent}"), "isSidechain": True, "agentId": agent, "sessionId": session},
             name=f"{agent}.jsonl",
         )
-    main, agent = imported_from(asked("u", None, "hi"), name="11111111-2222-4333-8444-555555555555.jsonl")
+    main, agent = imported_from(user_line("u", None, "hi"), name="11111111-2222-4333-8444-555555555555.jsonl")
     assert agent.title == "task of agent-1"
     assert agent.parent == main.source_id
 
 
-def test_other_branches_are_counted_and_come_when_asked_for(samples: Path) -> None:
+def test_other_branches_are_counted_and_optionally_imported(samples: Path) -> None:
     main = next(read_session_file(samples / NOTES))
     assert main.report.left_out == 2
     main, branch, _ = read_session_file(samples / NOTES, all_branches=True)
@@ -171,51 +161,53 @@ def test_other_branches_are_counted_and_come_when_asked_for(samples: Path) -> No
     assert (branch.title, branch.report.lines) == ("Delete the map.", 2)
 
 
-def test_where_the_program_says_that_the_conversation_ends_is_believed(imported_from: Reader) -> None:
+def test_an_explicit_end_of_the_conversation_is_used(imported_from: Reader) -> None:
     lines = [
-        asked("u1", None, "one"),
-        answered("a1", "u1", says("1")),
-        asked("u2", "a1", "two"),
-        answered("a2", "u2", says("2")),
+        user_line("u1", None, "one"),
+        assistant_line("a1", "u1", text_part("1")),
+        user_line("u2", "a1", "two"),
+        assistant_line("a2", "u2", text_part("2")),
         {"type": "last-prompt", "lastPrompt": "two", "leafUuid": "a1", "explicit": True, "sessionId": "s"},
     ]
     [main] = imported_from(*lines)
     assert texts(main) == ["user: one", "assistant: 1"]
-    [main] = imported_from(*lines, asked("u3", "a2", "three"))
+    [main] = imported_from(*lines, user_line("u3", "a2", "three"))
     assert texts(main)[-1] == "user: three"
     assert main.report.left_out == 0
 
 
-def test_one_unreadable_line_does_not_cost_what_was_said_before_it(imported_from: Reader) -> None:
-    [main] = imported_from(asked("u1", None, "one"), '{"type":"assistant","uuid":"a1","paren', asked("u2", "a1", "two"))
+def test_an_unreadable_line_does_not_lose_the_lines_before_it(imported_from: Reader) -> None:
+    [main] = imported_from(
+        user_line("u1", None, "one"), '{"type":"assistant","uuid":"a1","paren', user_line("u2", "a1", "two")
+    )
     assert texts(main) == ["user: one", "user: two"]
     assert main.report.unreadable == [2]
 
 
-def test_half_a_character_is_no_reason_to_lose_a_line(imported_from: Reader) -> None:
+def test_a_lone_surrogate_is_imported(imported_from: Reader) -> None:
     [main] = imported_from('{"type":"user","uuid":"u","message":{"role":"user","content":"cut \\ud83d"}}')
     assert texts(main) == ["user: cut \ud83d"]
 
 
-def test_what_the_program_wrote_in_the_model_s_place_is_not_said_by_the_model(samples: Path) -> None:
+def test_answers_written_by_the_program_are_ignored(samples: Path) -> None:
     main = next(read_session_file(samples / NOTES))
     assert main.report.ignored["synthetic answer"] == 1
     assert not any("API Error" in text for text in texts(main))
 
 
-def test_what_nobody_typed_is_marked_and_makes_no_title(imported_from: Reader) -> None:
+def test_injected_text_is_marked_and_not_used_as_title(imported_from: Reader) -> None:
     [main] = imported_from(
-        asked("m", None, "Caveat: these were local commands", isMeta=True),
-        asked("u", "m", "Real question"),
+        user_line("m", None, "Caveat: these were local commands", isMeta=True),
+        user_line("u", "m", "Real question"),
     )
     assert main.title == "Real question"
     assert [message["meta"]["source"].get("injected") for message in main.messages] == [True, None]
 
 
-def test_a_title_given_by_the_user_comes_first_and_summaries_of_other_sessions_never(imported_from: Reader) -> None:
+def test_a_user_s_title_wins_and_summaries_of_other_sessions_are_ignored(imported_from: Reader) -> None:
     lines = [
         {"type": "summary", "summary": "Of another session", "leafUuid": "elsewhere"},
-        asked("u", None, "hi"),
+        user_line("u", None, "hi"),
         {"type": "summary", "summary": "Of this session", "leafUuid": "u"},
     ]
     assert imported_from(*lines)[0].title == "Of this session"
@@ -225,7 +217,7 @@ def test_a_title_given_by_the_user_comes_first_and_summaries_of_other_sessions_n
     assert imported_from(*lines)[0].title == "Chosen"
 
 
-def test_unknown_kinds_of_line_are_reported_by_name(samples: Path) -> None:
+def test_unknown_kinds_of_line_are_reported(samples: Path) -> None:
     report = next(read_session_file(samples / NOTES)).report
     assert report.unknown == {"hologram": 1}
     assert report.unreadable == [45]
@@ -234,7 +226,7 @@ def test_unknown_kinds_of_line_are_reported_by_name(samples: Path) -> None:
     assert any("cut off" in problem for problem in report.problems)
 
 
-def test_blocks_that_only_the_provider_understands_are_kept(samples: Path) -> None:
+def test_provider_specific_blocks_are_kept(samples: Path) -> None:
     last = next(read_session_file(samples / NOTES)).messages[-1]
     assert last["content"][0]["meta"]["native"]["anthropic_block"]["data"] == "EmwKAhgBEgyq"
     assert last["content"][1]["value"]["name"] == "web_search"
@@ -246,19 +238,22 @@ def test_a_file_with_a_title_and_no_messages_is_an_empty_session(imported_from: 
     assert main.report.ignored == {"summary": 1}
 
 
-def test_lines_without_ids_follow_one_another(imported_from: Reader, tmp_path: Path) -> None:
+def test_lines_without_ids_are_in_file_order(imported_from: Reader, tmp_path: Path) -> None:
     bare = {"type": "user", "message": {"role": "user", "content": "hi"}, "session_id": "s"}
-    reply = {"type": "assistant", "message": {"role": "assistant", "content": [says("hello")]}, "session_id": "s"}
+    reply = {"type": "assistant", "message": {"role": "assistant", "content": [text_part("hello")]}, "session_id": "s"}
     [main] = imported_from({"type": "system", "subtype": "init", "tools": []}, bare, reply, {"type": "result"})
     assert texts(main) == ["user: hi", "assistant: hello"]
     assert detect(tmp_path / "session.jsonl") == "claude-code"
 
 
-def test_a_fork_knows_its_parent_and_how_much_is_the_parents(tmp_path: Path) -> None:
+def test_a_fork_has_its_parent_and_the_length_of_the_shared_part(tmp_path: Path) -> None:
     parent, fork = "ffffffff-0000-4000-8000-000000000001", "00000000-0000-4000-8000-000000000002"
-    lines = [asked("u1", None, "one"), answered("a1", "u1", says("1"), usage={"input_tokens": 5, "output_tokens": 5})]
+    lines = [
+        user_line("u1", None, "one"),
+        assistant_line("a1", "u1", text_part("1"), usage={"input_tokens": 5, "output_tokens": 5}),
+    ]
     copies = [{**each, "forkedFrom": {"sessionId": parent, "messageUuid": each["uuid"]}} for each in lines]
-    for name, content in ((parent, lines), (fork, [*copies, asked("u2", "a1", "two")])):
+    for name, content in ((parent, lines), (fork, [*copies, user_line("u2", "a1", "two")])):
         file = tmp_path / f"{name}.jsonl"
         file.write_bytes(b"".join(orjson.dumps({**each, "sessionId": name}) + b"\n" for each in content))
     first, second = read_session_file(tmp_path)
@@ -268,10 +263,14 @@ def test_a_fork_knows_its_parent_and_how_much_is_the_parents(tmp_path: Path) -> 
     assert second.report.lines == second.report.accounted == second.report.imported == 3
 
 
-def test_what_the_program_streamed_out_has_its_agents_apart(imported_from: Reader) -> None:
+def test_agents_in_streamed_output_are_separate_sessions(imported_from: Reader) -> None:
     call = {"type": "tool_use", "id": "toolu_1", "name": "Agent", "input": {}}
-    lines = [answered("a1", None, call), asked("u1", None, "job"), answered("a2", None, says("done"))]
-    lines += [result("u2", "", "toolu_1"), answered("a3", None, says("good"))]
+    lines = [
+        assistant_line("a1", None, call),
+        user_line("u1", None, "job"),
+        assistant_line("a2", None, text_part("done")),
+    ]
+    lines += [result_line("u2", "", "toolu_1"), assistant_line("a3", None, text_part("good"))]
     for each in lines:
         del each["parentUuid"], each["sessionId"]
         each |= {"session_id": "s1", "parent_tool_use_id": "toolu_1" if each["uuid"] in ("u1", "a2") else None}
@@ -281,13 +280,13 @@ def test_what_the_program_streamed_out_has_its_agents_apart(imported_from: Reade
     assert (main.source_id, agent.parent) == ("s1", "s1")
 
 
-def test_the_newest_kinds_of_line_are_ignored_with_a_reason(imported_from: Reader) -> None:
-    said = {"type": "user", "uuid": "1", "message": {"role": "user", "content": "hi"}, "sessionId": "s"}
+def test_newer_kinds_of_line_are_ignored_with_a_reason(imported_from: Reader) -> None:
+    user = {"type": "user", "uuid": "1", "message": {"role": "user", "content": "hi"}, "sessionId": "s"}
     kinds = ["api-request", "api-request-sent", "atis-latch", "cost-state", "tools-used", "history-suppression"]
     subtypes = ["api_request", "api-request-end", "cost_state", "tools-used"]
     lines = [{"type": kind, "sessionId": "s"} for kind in kinds]
     lines += [{"type": "system", "subtype": subtype, "uuid": subtype} for subtype in subtypes]
-    [session] = imported_from(said, *lines)
+    [session] = imported_from(user, *lines)
     report = session.report
     assert not report.unknown
     assert report.imported == 1

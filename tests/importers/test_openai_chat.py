@@ -1,15 +1,15 @@
-"""Sessions of programs that write OpenAI Chat messages to a file, some of them under the name that our log has."""
+"""Importing files of OpenAI Chat messages, some of them with the file name of a carrel log."""
 
 import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from carrel.conversation.importers import Imported, detect, read_session_file
+from carrel.conversation.importers import ImportedSession, detect, read_session_file
 from carrel.conversation.messages import tool_calls_of, tool_results_of
 from carrel.conversation.store import SessionStore
 
-Reader = Callable[..., list[Imported]]
+Reader = Callable[..., list[ImportedSession]]
 
 VIBE: list[dict[str, Any]] = [
     {"role": "user", "content": "list the files", "injected": False, "message_id": "u1"},
@@ -83,17 +83,19 @@ async def test_a_session_of_mistral_vibe(tmp_path: Path) -> None:
     assert messages[1]["content"][1]["input"] == {"command": "ls"}
     assert [block["model_text"] for block in messages[2]["content"]] == ["a.txt", "no JSON"]
     assert messages[4]["meta"]["source"]["injected"]
-    assert "message_id" not in str(messages[1]["meta"].get("native", {})), "its own keys are never sent to a provider"
+    assert "message_id" not in str(messages[1]["meta"].get("native", {})), (
+        "the program's own keys are not sent to a provider"
+    )
 
 
-async def test_calls_with_their_name_beside_their_id(tmp_path: Path) -> None:
+async def test_calls_with_the_name_beside_the_id(tmp_path: Path) -> None:
     data = await stored(tmp_path, write(tmp_path / "grok", FLAT))
     assert data["session"]["title"] == "what is here?"
     assert tool_calls_of(data["messages"][2]) == tool_results_of(data["messages"][3]) == ["g1"]
     assert data["messages"][2]["content"][0]["input"] == {"path": "."}
 
 
-def test_a_call_far_down_in_the_file_tells_its_format(tmp_path: Path) -> None:
+def test_a_call_far_down_in_the_file_decides_the_format(tmp_path: Path) -> None:
     words = [{"role": role, "content": "x"} for role in ("user", "assistant")] * 500
     folder = write(tmp_path / "long", [*words, FLAT[2], FLAT[3]])
     assert detect(folder) == "openai-chat"
@@ -101,20 +103,20 @@ def test_a_call_far_down_in_the_file_tells_its_format(tmp_path: Path) -> None:
     assert [tool_calls_of(entry) for entry in session.messages if tool_calls_of(entry)] == [["g1"]]
 
 
-def test_a_call_that_cannot_be_read_is_reported(imported_from: Reader) -> None:
+def test_a_call_of_unknown_form_is_reported(imported_from: Reader) -> None:
     odd = {"role": "assistant", "content": "x", "tool_calls": [{"tool": "ls"}]}
     [session] = imported_from(*FLAT, odd, name="s/messages.jsonl")
     assert sum(session.report.unknown.values()) == 1
     assert session.report.accounted == session.report.lines == 6
 
 
-def test_a_log_of_ours_with_such_a_line_stays_ours_and_says_so(imported_from: Reader) -> None:
+def test_a_carrel_log_with_an_openai_call_stays_a_carrel_log(imported_from: Reader) -> None:
     [session] = imported_from({"role": "user", "content": [], "meta": {"n": 1}}, FLAT[2], name="s/messages.jsonl")
     assert session.kind == "carrel"
     assert session.messages[1] == FLAT[2]
-    assert "line 2 has a tool call as OpenAI writes it" in session.report.problems[0]
+    assert "line 2 has a tool call in OpenAI's format" in session.report.problems[0]
 
 
-def test_messages_without_any_call_are_still_ours(imported_from: Reader) -> None:
+def test_messages_without_any_call_are_a_carrel_log(imported_from: Reader) -> None:
     [session] = imported_from(FLAT[1] | {"content": []}, {"role": "user", "content": "x"}, name="s/messages.jsonl")
     assert session.kind == "carrel"

@@ -1,4 +1,4 @@
-"""Sessions of our own format, written by us or by another program."""
+"""Importing sessions in carrel's own format, written by carrel or by another program."""
 
 import json
 from collections.abc import Callable
@@ -6,16 +6,16 @@ from pathlib import Path
 
 import pytest
 
-from carrel.conversation.importers import Imported, detect, read_session_file
+from carrel.conversation.importers import ImportedSession, detect, read_session_file
 from carrel.conversation.messages import user_text_message
 from carrel.conversation.replay import visible_after
 from carrel.conversation.store import SessionStore
 from carrel.errors import SessionTooNew
 
-Reader = Callable[..., list[Imported]]
+Reader = Callable[..., list[ImportedSession]]
 
 
-def only(path: Path) -> Imported:
+def only(path: Path) -> ImportedSession:
     [imported] = read_session_file(path)
     return imported
 
@@ -26,7 +26,7 @@ def test_a_folder_and_the_log_in_it_are_the_same_session(samples: Path) -> None:
     assert detect(samples / "carrel/today") == detect(samples / "carrel/today/messages.jsonl") == "carrel"
 
 
-def test_the_metadata_comes_along(samples: Path) -> None:
+def test_metadata_is_imported(samples: Path) -> None:
     session = only(samples / "carrel/today")
     assert (session.source_id, session.title, session.cwd) == ("today", "Bottles", "/home/ada/notes")
     assert (session.provider, session.model) == ("anthropic", "claude-sonnet-4-5")
@@ -34,13 +34,13 @@ def test_the_metadata_comes_along(samples: Path) -> None:
     assert session.meta["tags"] == ["song"]
 
 
-def test_what_was_too_large_for_a_line_comes_back_whole(samples: Path) -> None:
+def test_attachments_are_put_back(samples: Path) -> None:
     result = only(samples / "carrel/today").messages[2]["content"][0]
     assert result["model_text"].endswith("8999 bottles\n")
     assert "meta" not in result
 
 
-def test_a_file_beside_the_log_that_was_changed_is_not_taken(samples: Path, tmp_path: Path) -> None:
+def test_a_changed_attachment_is_not_imported(samples: Path, tmp_path: Path) -> None:
     source = samples / "carrel/today/messages.jsonl"
     (tmp_path / "messages.jsonl").write_bytes(source.read_bytes())
     output = tmp_path / "tool-output"
@@ -48,10 +48,10 @@ def test_a_file_beside_the_log_that_was_changed_is_not_taken(samples: Path, tmp_
     (output / "1d7e88c4434a8bd52f00bc6dba4221ed.txt").write_text("something else")
     session = only(tmp_path)
     assert session.messages[2]["content"][0]["model_text"] == "0 bottles …"
-    assert "not what was stored" in session.report.problems[0]
+    assert "is missing or was changed" in session.report.problems[0]
 
 
-def test_a_reference_out_of_the_folder_is_not_followed(imported_from: Reader, tmp_path: Path) -> None:
+def test_a_reference_outside_the_folder_is_not_followed(imported_from: Reader, tmp_path: Path) -> None:
     (tmp_path / "private.txt").write_text("keep out")
     (tmp_path / "s" / "blobs").mkdir(parents=True)
     (tmp_path / "s" / "blobs" / "link").symlink_to(tmp_path / "private.txt")
@@ -67,7 +67,7 @@ def test_a_reference_out_of_the_folder_is_not_followed(imported_from: Reader, tm
         assert "keep out" not in str(session)
 
 
-def test_entries_that_point_at_others_still_do_when_a_line_is_lost(samples: Path) -> None:
+def test_references_between_entries_survive_a_lost_line(samples: Path) -> None:
     session = only(samples / "carrel/today")
     assert session.report.unreadable == [4]
     assert [entry["role"] for entry in session.messages][4:6] == ["rewind", "compact"]
@@ -75,13 +75,13 @@ def test_entries_that_point_at_others_still_do_when_a_line_is_lost(samples: Path
     assert session.messages[5]["meta"]["keep_from_seq"] == 4
 
 
-def test_unknown_roles_and_blocks_are_kept_as_they_are(samples: Path) -> None:
+def test_unknown_roles_and_blocks_are_kept(samples: Path) -> None:
     session = only(samples / "carrel/today")
     assert session.messages[-1] == {"role": "narrator", "content": [{"type": "hum", "tune": "la"}]}
     assert session.report.unknown == {"no role": 1}
 
 
-def test_an_older_program_s_tool_results_are_brought_up_to_date(samples: Path) -> None:
+def test_tool_results_of_older_versions_are_upgraded(samples: Path) -> None:
     session = only(samples / "carrel/older")
     assert session.messages[2]["content"][0] == {
         "type": "tool_result",
@@ -93,28 +93,28 @@ def test_an_older_program_s_tool_results_are_brought_up_to_date(samples: Path) -
     assert session.meta["api_base"] == "https://llm.example/v1"
 
 
-def test_a_rewind_means_the_same_as_before(samples: Path) -> None:
+def test_a_rewind_keeps_its_meaning(samples: Path) -> None:
     session = only(samples / "carrel/older")
     shown = visible_after(list(enumerate(session.messages, 1)))
     assert [message["content"][0]["text"] for _, message in shown] == ["Start over."]
 
 
-def test_a_log_without_metadata_is_known_from_its_messages(samples: Path) -> None:
+def test_metadata_of_a_bare_log_is_taken_from_its_messages(samples: Path) -> None:
     session = only(samples / "carrel/bare")
-    assert (session.source_id, session.title) == ("bare", "Nobody wrote down my title.")
+    assert (session.source_id, session.title) == ("bare", "My title is missing.")
     assert (session.provider, session.model) == ("gemini", "gemini-2.5-pro")
 
 
 @pytest.mark.parametrize("damage", [b"", b"[]", b"null", b"{oops", b'{"title": 5}'])
-def test_damaged_metadata_does_not_cost_the_session(samples: Path, tmp_path: Path, damage: bytes) -> None:
+def test_a_session_with_damaged_metadata_is_imported(samples: Path, tmp_path: Path, damage: bytes) -> None:
     (tmp_path / "messages.jsonl").write_bytes((samples / "carrel/bare/messages.jsonl").read_bytes())
     (tmp_path / "meta.json").write_bytes(damage)
     session = only(tmp_path)
-    assert session.title == "Nobody wrote down my title."
+    assert session.title == "My title is missing."
     assert "damaged" in session.report.problems[0]
 
 
-async def test_labels_and_pins_are_there_once_after_an_import(tmp_path: Path) -> None:
+async def test_labels_and_pins_are_imported_once(tmp_path: Path) -> None:
     async with SessionStore(tmp_path / "theirs", embedder=None) as theirs, SessionStore(tmp_path / "ours") as ours:
         await theirs.append_message("a", user_text_message("Hello"))
         await theirs.label("a", "begun")
@@ -128,9 +128,7 @@ async def test_labels_and_pins_are_there_once_after_an_import(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("damage", [None, b"", b"{oops"])
-async def test_where_metadata_is_lost_what_the_session_was_made_with_is_found(
-    tmp_path: Path, damage: bytes | None
-) -> None:
+async def test_lost_metadata_is_taken_from_created_jsonl(tmp_path: Path, damage: bytes | None) -> None:
     async with SessionStore(tmp_path / "theirs", embedder=None) as theirs:
         made = await theirs.create_session(
             "Given", session_id="a", provider="openai", model="m", cwd="/work", tone="dry"
@@ -148,19 +146,19 @@ async def test_where_metadata_is_lost_what_the_session_was_made_with_is_found(
     assert ["created.jsonl" in problem for problem in first.report.problems] == [True] * (damage is not None)
 
 
-def test_a_newer_version_is_refused_and_says_so(tmp_path: Path) -> None:
+def test_a_newer_version_is_refused(tmp_path: Path) -> None:
     (tmp_path / "messages.jsonl").write_text('{"role":"user","content":[]}\n')
     (tmp_path / "meta.json").write_text(json.dumps({"id": "x", "message_format_version": 99}))
     with pytest.raises(SessionTooNew, match="format 99"):
         only(tmp_path)
 
 
-def test_a_session_without_messages_is_an_empty_one(tmp_path: Path) -> None:
+def test_an_empty_log_is_an_empty_session(tmp_path: Path) -> None:
     (tmp_path / "messages.jsonl").touch()
     assert only(tmp_path).messages == []
 
 
-def test_lines_of_other_writers_may_have_more_in_them(tmp_path: Path) -> None:
+def test_lines_may_have_additional_keys(tmp_path: Path) -> None:
     (tmp_path / "messages.jsonl").write_text('{"role":"user","content":"hi","id":7}\n')
     [session] = read_session_file(tmp_path)
     assert (session.kind, session.report.imported) == ("carrel", 1)

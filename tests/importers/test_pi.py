@@ -1,4 +1,4 @@
-"""Sessions of pi, versions 1 to 3."""
+"""Importing pi sessions, versions 1 to 3."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -7,27 +7,27 @@ from typing import Any
 import orjson
 
 from carrel.conversation.formats import to_provider
-from carrel.conversation.importers import Imported, read_session_file
+from carrel.conversation.importers import ImportedSession, read_session_file
 from carrel.conversation.messages import flatten_message_text, tool_results_of
 from carrel.conversation.replay import visible_after
 
 TREE = "pi/--home-ada-notes--/2026-01-01T09-00-00-000Z_e99116ac-a6da-48fc-ad8b-2feca1c51550.jsonl"
 FLAT = "pi/--home-ada-old--/2025-11-01T09-00-00-000Z_0f9d1c11-2b5e-4a6b-9d7e-0d5f3f2a1b00.jsonl"
-Reader = Callable[..., list[Imported]]
+Reader = Callable[..., list[ImportedSession]]
 
 HEADER = {"type": "session", "version": 3, "id": "p", "timestamp": "2026-01-01T00:00:00Z", "cwd": "/c"}
 
 
-def only(path: Path) -> Imported:
+def only(path: Path) -> ImportedSession:
     [imported] = read_session_file(path)
     return imported
 
 
-def texts(imported: Imported) -> list[str]:
+def texts(imported: ImportedSession) -> list[str]:
     return [f"{entry['role']}: {flatten_message_text(entry, include_thinking=False)}" for entry in imported.messages]
 
 
-def asked(id_: str, parent: str | None, text: str) -> dict[str, Any]:
+def user_line(id_: str, parent: str | None, text: str) -> dict[str, Any]:
     return {"type": "message", "id": id_, "parentId": parent, "message": {"role": "user", "content": text}}
 
 
@@ -50,7 +50,7 @@ def test_the_conversation_is_the_branch_of_the_last_line(samples: Path) -> None:
     assert session.report.left_out == 2
 
 
-def test_what_is_known_of_the_session_as_a_whole(samples: Path) -> None:
+def test_session_metadata(samples: Path) -> None:
     session = only(samples / TREE)
     assert (session.kind, session.source_id) == ("pi", "e99116ac-a6da-48fc-ad8b-2feca1c51550")
     assert (session.title, session.cwd) == ("One pixel", "/home/ada/notes")
@@ -74,40 +74,40 @@ def test_an_answer_keeps_its_usage_signature_and_calls(samples: Path) -> None:
     assert answer["meta"]["created_at"] == "2026-01-01T09:00:04+00:00"
 
 
-def test_results_that_came_together_stay_together(samples: Path) -> None:
+def test_consecutive_results_become_one_message(samples: Path) -> None:
     results = only(samples / TREE).messages[2]
     assert tool_results_of(results) == ["toolu_p1", "toolu_p2"]
     assert results["content"][1]["is_error"] is True
     assert [part["type"] for part in results["content"][1]["content"]] == ["text", "image"]
 
 
-def test_a_compaction_keeps_the_same_messages_in_view(samples: Path) -> None:
+def test_a_compaction_keeps_the_same_messages_visible(samples: Path) -> None:
     session = only(samples / TREE)
     assert session.messages[10]["meta"]["keep_from_seq"] == 8
     assert [seq for seq, _ in visible_after(list(enumerate(session.messages, 1)))] == [0, 0, 8, 9, 12]
 
 
-def test_a_label_comes_along_unless_it_was_taken_away(samples: Path) -> None:
+def test_a_label_is_imported_unless_it_was_removed(samples: Path) -> None:
     session = only(samples / TREE)
     meta = session.messages[9]["meta"]
     assert (meta["aside"], meta["text"], meta["at_seq"]) == ("label", "the question", 9)
     assert session.report.ignored["label"] == 2
 
 
-def test_a_command_that_the_model_was_not_shown_is_left_out(samples: Path) -> None:
+def test_a_command_hidden_from_the_model_is_ignored(samples: Path) -> None:
     session = only(samples / TREE)
     assert session.report.ignored["bashExecution"] == 1
     assert not any("SECRET" in text for text in texts(session))
 
 
-def test_the_other_branch_comes_when_asked_for(samples: Path) -> None:
+def test_other_branches_are_optionally_imported(samples: Path) -> None:
     main, branch = read_session_file(samples / TREE, all_branches=True)
     assert (branch.parent, branch.forked_at, branch.title) == (main.source_id, 4, "Paint it blue.")
     assert branch.messages[:4] == main.messages[:4]
     assert texts(branch)[4:] == ["user: Paint it blue.", "assistant: Painted."]
 
 
-def test_version_1_is_a_plain_row_of_entries(samples: Path) -> None:
+def test_version_1_is_a_list_of_entries(samples: Path) -> None:
     session = only(samples / FLAT)
     assert texts(session) == [
         "user: One?",
@@ -122,63 +122,65 @@ def test_version_1_is_a_plain_row_of_entries(samples: Path) -> None:
     assert (session.provider, session.model) == ("openai", "gpt-5-mini")
 
 
-def test_a_version_that_is_not_known_yet_is_read_with_a_warning(imported_from: Reader) -> None:
-    [session] = imported_from({**HEADER, "version": 9}, asked("a", None, "hi"))
+def test_a_newer_version_is_read_with_a_warning(imported_from: Reader) -> None:
+    [session] = imported_from({**HEADER, "version": 9}, user_line("a", None, "hi"))
     assert texts(session) == ["user: hi"]
     assert "version 9" in session.report.problems[0]
 
 
-def test_one_unreadable_line_does_not_cost_what_was_said_before_it(imported_from: Reader) -> None:
-    [session] = imported_from(HEADER, asked("a", None, "one"), "{oops", asked("c", "b", "three"))
+def test_an_unreadable_line_does_not_lose_the_lines_before_it(imported_from: Reader) -> None:
+    [session] = imported_from(HEADER, user_line("a", None, "one"), "{oops", user_line("c", "b", "three"))
     assert texts(session) == ["user: one", "user: three"]
     assert session.report.unreadable == [3]
 
 
-def test_entries_that_name_each_other_as_parent_do_not_hang(imported_from: Reader) -> None:
-    [session] = imported_from(HEADER, asked("a", "b", "one"), asked("b", "a", "two"), asked("c", "c", "three"))
+def test_a_cycle_of_parents_does_not_hang(imported_from: Reader) -> None:
+    [session] = imported_from(
+        HEADER, user_line("a", "b", "one"), user_line("b", "a", "two"), user_line("c", "c", "three")
+    )
     assert texts(session)[-1] == "user: three"
 
 
-def answered(api: str, provider: str, *content: dict[str, Any]) -> dict[str, Any]:
+def assistant_line(api: str, provider: str, *content: dict[str, Any]) -> dict[str, Any]:
     message = {"role": "assistant", "api": api, "provider": provider, "model": "m", "content": list(content)}
     return {"type": "message", "id": "a", "parentId": "q", "message": message}
 
 
-def resulted(id_: str) -> dict[str, Any]:
+def result_line(id_: str) -> dict[str, Any]:
     message = {"role": "toolResult", "toolCallId": id_, "content": [{"type": "text", "text": "ok"}]}
     return {"type": "message", "id": "r", "parentId": "a", "message": message}
 
 
-def test_reasoning_of_openai_goes_back_whole_with_the_ids_of_its_items(imported_from: Reader) -> None:
+def test_openai_reasoning_converts_back_with_its_item_ids(imported_from: Reader) -> None:
     item = {"type": "reasoning", "id": "rs_1", "summary": [], "encrypted_content": "x"}
     thought = {"type": "thinking", "thinking": "hm", "thinkingSignature": orjson.dumps(item).decode()}
     call = {"type": "toolCall", "id": "call_1|fc_1", "name": "run", "arguments": {}}
-    answer = answered("openai-responses", "openai", thought, call)
-    [session] = imported_from(HEADER, asked("q", None, "go"), answer, resulted("call_1|fc_1"))
+    answer = assistant_line("openai-responses", "openai", thought, call)
+    [session] = imported_from(HEADER, user_line("q", None, "go"), answer, result_line("call_1|fc_1"))
     sent = to_provider(session.messages, "openai_responses").payload["input"]
     asks = {"type": "function_call", "call_id": "call_1", "name": "run", "arguments": "{}", "id": "fc_1"}
     assert sent[1:] == [item, asks, {"type": "function_call_output", "call_id": "call_1", "output": "ok"}]
 
 
-def test_redacted_thinking_of_anthropic_goes_back_as_such(imported_from: Reader) -> None:
+def test_anthropic_redacted_thinking_converts_back(imported_from: Reader) -> None:
     thought = {"type": "thinking", "thinking": "[redacted]", "thinkingSignature": "sealed", "redacted": True}
-    answer = answered("anthropic-messages", "anthropic", thought, {"type": "text", "text": "yes"})
-    [session] = imported_from(HEADER, asked("q", None, "go"), answer)
+    answer = assistant_line("anthropic-messages", "anthropic", thought, {"type": "text", "text": "yes"})
+    [session] = imported_from(HEADER, user_line("q", None, "go"), answer)
     sent = to_provider(session.messages, "anthropic").payload["messages"][1]["content"]
     assert sent[0] == {"type": "redacted_thinking", "data": "sealed"}
 
 
-def test_signatures_of_gemini_stay_on_their_parts(imported_from: Reader) -> None:
+def test_gemini_signatures_stay_on_their_parts(imported_from: Reader) -> None:
     call = {"type": "toolCall", "id": "c", "name": "run", "arguments": {}, "thoughtSignature": "c2ln"}
-    said = {"type": "text", "text": "yes", "textSignature": "dGV4dA=="}
-    answer = answered("google-generative-ai", "google-vertex", said, call)
-    [session] = imported_from(HEADER, asked("q", None, "go"), answer, resulted("c"))
+    text = {"type": "text", "text": "yes", "textSignature": "dGV4dA=="}
+    answer = assistant_line("google-generative-ai", "google-vertex", text, call)
+    [session] = imported_from(HEADER, user_line("q", None, "go"), answer, result_line("c"))
     parts = to_provider(session.messages, "gemini").payload["contents"][1]["parts"]
     assert [part["thoughtSignature"] for part in parts] == ["dGV4dA==", "c2ln"]
 
 
-def test_reasoning_of_other_servers_goes_back_to_its_field(imported_from: Reader) -> None:
+def test_reasoning_of_other_servers_converts_back_to_its_field(imported_from: Reader) -> None:
     thought = {"type": "thinking", "thinking": "hm", "thinkingSignature": "reasoning_content"}
-    answer = answered("openai-completions", "kimi", thought, {"type": "text", "text": "yes"})
-    [session] = imported_from(HEADER, asked("q", None, "go"), answer)
+    answer = assistant_line("openai-completions", "kimi", thought, {"type": "text", "text": "yes"})
+    [session] = imported_from(HEADER, user_line("q", None, "go"), answer)
     assert to_provider(session.messages, "openai_chat").payload["messages"][1]["reasoning_content"] == "hm"

@@ -17,7 +17,7 @@ from carrel.conversation.compacting import Summarize, compact
 from carrel.conversation.entries import build_aside, timestamp
 from carrel.conversation.export import to_html, to_line, to_markdown
 from carrel.conversation.importers import ImportReport, read_session_file
-from carrel.conversation.intake import Intake
+from carrel.conversation.importers.writer import ImportWriter
 from carrel.conversation.listing import Listing
 from carrel.conversation.logs import Redact, SessionLogs, not_found
 from carrel.conversation.messages import ConversationMessage, SessionData, SessionMeta
@@ -560,10 +560,10 @@ class SessionStore:
         assert held is not None
         try:
             here = [] if again else await self.list_sessions()
-            intake = Intake(self._logs, self.create_session, here, self._now)
+            writer = ImportWriter(self._logs, self.create_session, here, self._now)
             reports = []
             for imported in read_session_file(Path(path), all_branches=all_branches):
-                reports.append(report := await intake.take(imported))
+                reports.append(report := await writer.write(imported))
                 if report.session_id:
                     self._tell(EventType.SESSION_UPDATED, report.session_id)
             return reports

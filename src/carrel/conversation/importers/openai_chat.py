@@ -1,4 +1,4 @@
-"""Reads files of OpenAI Chat messages, one a line, as Mistral Vibe and some Grok programs write `messages.jsonl`."""
+"""Importer for files with an OpenAI Chat message in each line, as Mistral Vibe and some Grok programs write them."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -8,21 +8,19 @@ import orjson
 
 from carrel.conversation.formats.openai_chat import NAME as PROVIDER
 from carrel.conversation.formats.openai_chat import from_openai_chat
-from carrel.conversation.importers.draft import Draft, iso, text_of
-from carrel.conversation.importers.lines import records
-from carrel.conversation.importers.report import Imported, ImportReport
+from carrel.conversation.importers.base import ImportedSession, ImportReport, LogBuilder, iso, read_records, text_of
 from carrel.conversation.messages import blocks_of, meta_of
 
 KIND = "openai-chat"
 LOG = "messages.jsonl"
 
 _ROLES = ("system", "developer", "user", "assistant", "tool")
-_WIRE = ("role", "content", "tool_calls", "tool_call_id", "name", "reasoning_content", "reasoning", "refusal")
-"""The keys of the wire format. What else a line has is the program's own and must never be sent to a provider."""
+_WIRE_KEYS = ("role", "content", "tool_calls", "tool_call_id", "name", "reasoning_content", "reasoning", "refusal")
+"""The keys of the wire format. Other keys belong to the program that wrote the file; never send them to a provider."""
 
 
 def recognizes(record: dict[str, Any]) -> bool:
-    """Whether a line can only be of this format: it has a call or a result beside its content, or marks of Vibe."""
+    """Whether a line can only be of this format: it has a call or a result beside its content, or Vibe's own keys."""
     if record.get("role") not in _ROLES or "type" in record:
         return False
     calls = record.get("tool_calls")
@@ -33,17 +31,17 @@ def recognizes(record: dict[str, Any]) -> bool:
     )
 
 
-def read(path: Path, *, all_branches: bool = False) -> Iterator[Imported]:
-    """The one session of a file; there are no branches in it."""
+def read(path: Path, *, all_branches: bool = False) -> Iterator[ImportedSession]:
+    """Yield the one session of a file; the format has no branches."""
     report = ImportReport(str(path), KIND)
     about = _metadata(path.parent) if path.name == LOG else {}
     report.source_id = text_of(about.get("session_id")) or (path.parent.name if path.name == LOG else path.stem)
-    draft = Draft(KIND, report)
-    for number, record in records(path, report):
-        _take(draft, number, record)
+    builder = LogBuilder(KIND, report)
+    for number, record in read_records(path, report):
+        _add_line(builder, number, record)
     environment = about.get("environment")
-    yield draft.finish(
-        Imported(
+    yield builder.finish(
+        ImportedSession(
             KIND,
             report.source_id,
             report,
@@ -57,27 +55,27 @@ def read(path: Path, *, all_branches: bool = False) -> Iterator[Imported]:
     )
 
 
-def _take(draft: Draft, number: int, record: dict[str, Any]) -> None:
+def _add_line(builder: LogBuilder, number: int, record: dict[str, Any]) -> None:
     if record.get("role") not in _ROLES:
-        draft.report.not_known(f"role {record['role']!r:.40}" if "role" in record else "no role")
+        builder.report.add_unknown(f"role {record['role']!r:.40}" if "role" in record else "no role")
         return
     try:
-        [message] = from_openai_chat([_wire(record)])
+        [message] = from_openai_chat([_wire_message(record)])
     except (KeyError, TypeError, ValueError, AttributeError):
-        draft.report.not_known("a message in a shape that is not known")
+        builder.report.add_unknown("message of unknown form")
         return
     injected = record.get("injected") is True
-    source = draft.source(number, record.get("message_id"), injected=injected)
-    own = {key: value for key, value in record.items() if key not in (*_WIRE, "message_id", "injected")}
+    source = builder.source(number, record.get("message_id"), injected=injected)
+    own = {key: value for key, value in record.items() if key not in (*_WIRE_KEYS, "message_id", "injected")}
     if own:
         source["more"] = own
     created_at = iso(record.get("timestamp")) or iso(record.get("created_at"))
-    draft.say(message["role"], blocks_of(message), source, created_at, meta_of(message))
+    builder.add_message(message["role"], blocks_of(message), source, created_at, meta_of(message))
 
 
-def _wire(record: dict[str, Any]) -> dict[str, Any]:
-    """The message of a line, with each call in the form of the API; some programs write its name beside its id."""
-    wire = {key: value for key, value in record.items() if key in _WIRE}
+def _wire_message(record: dict[str, Any]) -> dict[str, Any]:
+    """Return the message of a line with each call in the API form; some programs write the name beside the id."""
+    wire = {key: value for key, value in record.items() if key in _WIRE_KEYS}
     if calls := wire.get("tool_calls"):
         wire["tool_calls"] = [_call(call) for call in calls]
     elif "tool_calls" in wire:
@@ -96,7 +94,7 @@ def _call(call: dict[str, Any]) -> dict[str, Any]:
 
 
 def _metadata(folder: Path) -> dict[str, Any]:
-    """What Vibe keeps beside the messages; {} when there is nothing of the kind."""
+    """Return the metadata that Vibe writes beside the messages, or an empty dict."""
     try:
         about = orjson.loads((folder / "meta.json").read_bytes())
     except (OSError, ValueError):

@@ -1,4 +1,4 @@
-"""Whatever is in a file, each of its lines is counted once, and nothing breaks."""
+"""Every line of any file is counted exactly once, and damaged files are read as far as possible."""
 
 import copy
 import json
@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from carrel.conversation.entries import decode, encode
-from carrel.conversation.importers import Imported, read_session_file
+from carrel.conversation.importers import ImportedSession, read_session_file
 from carrel.conversation.replay import visible_after
 from carrel.errors import ImportRefused
 
@@ -34,7 +34,7 @@ ODD = st.recursive(
 )
 
 
-def check(imported: Imported) -> None:
+def check(imported: ImportedSession) -> None:
     report = imported.report
     assert report.accounted == report.lines
     assert report.imported == len(imported.messages) - (imported.forked_at or 0)
@@ -50,7 +50,7 @@ def check(imported: Imported) -> None:
             assert 0 <= meta.get("to_seq", 0) <= len(imported.messages)
 
 
-def read(path: Path) -> list[Imported]:
+def read(path: Path) -> list[ImportedSession]:
     found = list(read_session_file(path, all_branches=True))
     for imported in found:
         check(imported)
@@ -70,7 +70,7 @@ def paths_in(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
 
 @st.composite
 def damaged_lines(draw: st.DrawFn) -> list[bytes]:
-    """The lines of a sample, some dropped, doubled, moved, cut, or with an odd value somewhere inside."""
+    """Draw the lines of a sample, some dropped, doubled, moved, cut, or with an odd value inside."""
     lines = list(LINES[draw(st.sampled_from(FILES))])
     for _ in range(draw(st.integers(1, 6))):
         at = draw(st.integers(0, len(lines) - 1))
@@ -109,7 +109,7 @@ def odd(line: bytes, draw: st.DrawFn) -> bytes:
     max_examples=400, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
 )
 @given(lines=damaged_lines())
-def test_a_damaged_file_is_read_as_far_as_it_goes(lines: list[bytes], tmp_path: Path) -> None:
+def test_a_damaged_file_is_read_as_far_as_possible(lines: list[bytes], tmp_path: Path) -> None:
     file = tmp_path / "damaged.jsonl"
     file.write_bytes(b"\n".join(lines) + b"\n")
     try:

@@ -1,4 +1,4 @@
-"""Files and folders that are no sessions, or only partly: a clear answer, never a traceback."""
+"""Recognizing session files and folders, and refusing other files with a clear message."""
 
 import os
 import tracemalloc
@@ -7,16 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from carrel.conversation.importers import Imported, detect, read_session_file
-from carrel.conversation.importers.lines import MAX_LINE, raw_lines
+from carrel.conversation.importers import ImportedSession, detect, read_session_file
+from carrel.conversation.importers.base import MAX_LINE, read_lines
 from carrel.errors import CarrelError, ImportRefused
 
-Reader = Callable[..., list[Imported]]
+Reader = Callable[..., list[ImportedSession]]
 HELLO = b'{"type":"user","uuid":"u","message":{"role":"user","content":"hello"}}\n'
 
 
 @pytest.mark.parametrize("agent", ["claude-code", "codex", "pi", "carrel"])
-def test_each_kind_is_recognized_by_its_content_not_its_name(samples: Path, tmp_path: Path, agent: str) -> None:
+def test_each_kind_is_recognized_by_content_not_by_name(samples: Path, tmp_path: Path, agent: str) -> None:
     for number, file in enumerate(sorted((samples / agent).rglob("*.jsonl"))):
         copy = tmp_path / f"{number}.txt"
         copy.write_bytes(file.read_bytes())
@@ -38,7 +38,7 @@ def test_each_kind_is_recognized_by_its_content_not_its_name(samples: Path, tmp_
     ],
     ids=["empty", "blank lines", "noise", "a picture", "words", "other JSON", "UTF-16", "a prompt history", "nesting"],
 )
-def test_a_file_that_is_no_session_is_refused_by_name(tmp_path: Path, content: bytes) -> None:
+def test_a_file_that_is_not_a_session_is_refused(tmp_path: Path, content: bytes) -> None:
     file = tmp_path / "what.jsonl"
     file.write_bytes(content)
     assert detect(file) is None
@@ -52,7 +52,7 @@ def test_a_missing_file_is_refused(tmp_path: Path) -> None:
         list(read_session_file(tmp_path / "nowhere"))
 
 
-def test_a_link_that_leads_to_itself_is_refused(tmp_path: Path) -> None:
+def test_a_link_to_itself_is_refused(tmp_path: Path) -> None:
     loop = tmp_path / "loop.jsonl"
     loop.symlink_to(loop)
     assert detect(loop) is None
@@ -60,32 +60,32 @@ def test_a_link_that_leads_to_itself_is_refused(tmp_path: Path) -> None:
         list(read_session_file(loop))
 
 
-def test_a_name_that_cannot_be_one_is_refused() -> None:
+def test_an_impossible_file_name_is_refused() -> None:
     assert detect("a\x00b") is None
     with pytest.raises(ImportRefused):
         list(read_session_file("a\x00b"))
 
 
-def test_a_pipe_is_refused_and_not_waited_for(tmp_path: Path) -> None:
+def test_a_pipe_is_refused_without_waiting(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe.jsonl")
-    with pytest.raises(ImportRefused, match="no plain file"):
+    with pytest.raises(ImportRefused, match="not a regular file"):
         list(read_session_file(tmp_path / "pipe.jsonl"))
 
 
-def test_a_compressed_rollout_says_how_to_unpack_it(tmp_path: Path) -> None:
+def test_a_compressed_rollout_is_refused_with_the_command_to_unpack_it(tmp_path: Path) -> None:
     (tmp_path / "rollout-x.jsonl.zst").write_bytes(b"\x28\xb5\x2f\xfd")
     with pytest.raises(ImportRefused, match="zstd -d"):
         list(read_session_file(tmp_path / "rollout-x.jsonl.zst"))
 
 
-def test_a_byte_order_mark_and_windows_line_ends_do_no_harm(tmp_path: Path) -> None:
+def test_byte_order_mark_and_windows_line_ends_are_accepted(tmp_path: Path) -> None:
     file = tmp_path / "s.jsonl"
     file.write_bytes(b"\xef\xbb\xbf" + HELLO.replace(b"\n", b"\r\n"))
     [session] = read_session_file(file)
     assert session.title == "hello"
 
 
-def test_bytes_that_are_no_text_cost_their_line_only(tmp_path: Path) -> None:
+def test_invalid_bytes_make_only_their_line_unreadable(tmp_path: Path) -> None:
     file = tmp_path / "s.jsonl"
     file.write_bytes(HELLO + b'{"type":"user","message":{"content":"\xff\xfe"}}\n' + HELLO.replace(b'"u"', b'"v"'))
     [session] = read_session_file(file)
@@ -93,7 +93,7 @@ def test_bytes_that_are_no_text_cost_their_line_only(tmp_path: Path) -> None:
     assert len(session.messages) == 2
 
 
-def test_a_last_line_without_its_end_is_taken_when_it_is_whole(tmp_path: Path) -> None:
+def test_a_complete_last_line_without_newline_is_read(tmp_path: Path) -> None:
     file = tmp_path / "s.jsonl"
     file.write_bytes(HELLO.rstrip())
     [session] = read_session_file(file)
@@ -101,7 +101,7 @@ def test_a_last_line_without_its_end_is_taken_when_it_is_whole(tmp_path: Path) -
     assert session.report.problems == []
 
 
-def test_a_line_of_a_gigabyte_is_passed_over_without_being_held(tmp_path: Path) -> None:
+def test_a_line_of_a_gigabyte_is_skipped_without_being_held_in_memory(tmp_path: Path) -> None:
     file = tmp_path / "s.jsonl"
     with file.open("wb") as out:
         out.write(HELLO)
@@ -118,7 +118,7 @@ def test_a_line_of_a_gigabyte_is_passed_over_without_being_held(tmp_path: Path) 
     assert peak < 3 * MAX_LINE
 
 
-def test_the_text_of_a_large_file_is_never_held_at_once(tmp_path: Path) -> None:
+def test_a_large_file_is_never_in_memory_at_once(tmp_path: Path) -> None:
     file = tmp_path / "s.jsonl"
     snapshot = b'{"type":"file-history-snapshot","snapshot":"' + b"x" * 100_000 + b'"}\n'
     with file.open("wb") as out:
@@ -132,13 +132,13 @@ def test_the_text_of_a_large_file_is_never_held_at_once(tmp_path: Path) -> None:
     assert peak < file.stat().st_size / 5
 
 
-def test_lines_up_to_the_limit_are_read_and_longer_ones_are_not(tmp_path: Path) -> None:
+def test_only_lines_up_to_the_limit_are_read(tmp_path: Path) -> None:
     file = tmp_path / "s.jsonl"
     file.write_bytes(b"1234567\n12345678\n123456789\n1234567890\nx")
-    assert [line for _, line in raw_lines(file, max_line=8)] == [b"1234567\n", b"12345678\n", None, None, b"x"]
+    assert [line for _, line in read_lines(file, max_line=8)] == [b"1234567\n", b"12345678\n", None, None, b"x"]
 
 
-def test_a_folder_gives_every_session_below_it(samples: Path) -> None:
+def test_a_folder_yields_every_session_below_it(samples: Path) -> None:
     sessions = list(read_session_file(samples))
     assert [session.kind for session in sessions].count("claude-code") == 4
     assert [session.kind for session in sessions].count("codex") == 3
@@ -151,7 +151,7 @@ def test_a_folder_gives_every_session_below_it(samples: Path) -> None:
             assert ids.index(session.parent) < ids.index(session.source_id)
 
 
-def test_one_bad_file_in_a_folder_stops_nobody_and_is_named(tmp_path: Path) -> None:
+def test_bad_files_in_a_folder_are_reported_and_skipped(tmp_path: Path) -> None:
     (tmp_path / "a-noise.jsonl").write_bytes(b"\x00\x01\x02")
     (tmp_path / "b-loop.jsonl").symlink_to(tmp_path / "b-loop.jsonl")
     (tmp_path / "c-packed.jsonl.zst").write_bytes(b"(\xb5/\xfd")
@@ -169,7 +169,7 @@ def test_one_bad_file_in_a_folder_stops_nobody_and_is_named(tmp_path: Path) -> N
     assert all(not found[name].messages for name in refused)
 
 
-def test_an_agent_s_file_without_its_session_comes_on_its_own(tmp_path: Path) -> None:
+def test_an_agent_file_without_its_session_is_read_on_its_own(tmp_path: Path) -> None:
     record = HELLO.replace(b'"uuid"', b'"isSidechain":true,"agentId":"7f","sessionId":"gone","uuid"')
     (tmp_path / "agent-7f.jsonl").write_bytes(record)
     [session] = read_session_file(tmp_path)
@@ -182,7 +182,7 @@ def test_a_folder_without_sessions_is_refused(tmp_path: Path) -> None:
         list(read_session_file(tmp_path))
 
 
-def test_every_refusal_is_one_of_our_errors(tmp_path: Path) -> None:
+def test_a_refusal_is_a_carrel_error_and_a_value_error(tmp_path: Path) -> None:
     with pytest.raises(CarrelError):
         list(read_session_file(tmp_path / "nowhere"))
     with pytest.raises(ValueError, match="nowhere"):
@@ -201,8 +201,8 @@ def test_every_refusal_is_one_of_our_errors(tmp_path: Path) -> None:
         '{"sessionId":"x","history":[{"message":{"role":"user","content":"hi"}}]}',
     ],
 )
-def test_sessions_of_other_programs_are_refused_in_words(tmp_path: Path, text: str) -> None:
+def test_sessions_of_unsupported_programs_are_refused(tmp_path: Path, text: str) -> None:
     file = tmp_path / "session.jsonl"
     file.write_text(text)
-    with pytest.raises(ImportRefused, match="no line of a session of Claude Code, Codex, pi or carrel"):
+    with pytest.raises(ImportRefused, match="is not a session of Claude Code, Codex, pi, carrel"):
         list(read_session_file(file))
