@@ -15,7 +15,7 @@ from carrel import (
     tool_use_block,
     user_text_message,
 )
-from carrel.conversation.inert import inert
+from carrel.text import neutralize_control_chars
 
 ATTACK = "\x1b]0;owned\x07\x1b[2J\x9b31m\x08\u202e[bold red]x[/] :smile:\r\n\x00"
 ALLOWED = re.compile(r"\x1b\[[0-9;]*m")
@@ -78,7 +78,7 @@ def test_an_error_about_something_hostile_is_harmless_too(carrel: Any) -> None:
 
 def test_json_says_everything_and_is_harmless(carrel: Any, hostile: str) -> None:
     raw = carrel("sessions", "show", hostile, "--json").stdout
-    assert raw == inert(raw)
+    assert raw == neutralize_control_chars(raw)
     assert json.loads(raw)["messages"][0]["content"][0]["text"] == ATTACK + "needle"
 
 
@@ -88,7 +88,7 @@ def test_the_log_itself_is_harmless_at_a_terminal_and_itself_in_a_pipe(
     terminal = at_terminal("sessions", "export", hostile, columns=20_000)
     assert terminal.end() == 0
     shown = terminal.shown.replace("\r\n", "\n")
-    assert shown == inert(shown)
+    assert shown == neutralize_control_chars(shown)
     raw = carrel("sessions", "export", hostile).stdout
     assert [json.loads(line) for line in shown.splitlines()] == [json.loads(line) for line in raw.split("\n") if line]
 

@@ -1,4 +1,4 @@
-"""Conversations for the tests: orderly ones as a good client keeps them, and wild ones as no client should."""
+"""Conversations for the tests: well-formed ones, and wild ones with anything a log may contain."""
 
 import base64
 from typing import Any
@@ -79,26 +79,26 @@ def orderly(draw: st.DrawFn, *, media_in_results: bool = True) -> list[Conversat
     messages = [build_message("system", [text_block(draw(words))])] if draw(st.booleans()) else []
     number = 0
     for _ in range(draw(st.integers(1, 3))):
-        said = draw(st.lists(words.map(text_block) | images() | documents(), min_size=1, max_size=3))
+        blocks = draw(st.lists(words.map(text_block) | images() | documents(), min_size=1, max_size=3))
         if messages and messages[-1]["role"] == "user":
-            messages[-1]["content"] += said
+            messages[-1]["content"] += blocks
         else:
-            messages.append(build_message("user", said))
+            messages.append(build_message("user", blocks))
         maker = draw(st.sampled_from(MAKERS))
         blocks = [draw(thoughts(maker))] if draw(st.booleans()) else []
         blocks += draw(st.lists(words.map(text_block), min_size=1, max_size=2))
-        asked = [f"{draw(ids)}_{number + place}" for place in range(draw(st.integers(0, 2)))]
-        number += len(asked)
-        blocks += [draw(calls(id_)) for id_ in asked]
+        call_ids = [f"{draw(ids)}_{number + place}" for place in range(draw(st.integers(0, 2)))]
+        number += len(call_ids)
+        blocks += [draw(calls(id_)) for id_ in call_ids]
         messages.append(assistant_message(blocks, provider=maker, model="m"))
-        if asked:
-            answers = [draw(results(id_, media=media_in_results)) for id_ in draw(st.permutations(asked))]
+        if call_ids:
+            answers = [draw(results(id_, media=media_in_results)) for id_ in draw(st.permutations(call_ids))]
             messages.append(build_message("user", answers))
     return messages
 
 
 class _Marks:
-    """Words that stand nowhere else, so that each can be looked for."""
+    """Makes words that occur only once, so that each can be searched for."""
 
     def __init__(self) -> None:
         self.number = 0
@@ -113,7 +113,7 @@ _WILD_IDS = ["a", "a", "b", "call.1|x", "ü" * 3, "x" * 90, "", None]
 
 @st.composite
 def wild(draw: st.DrawFn) -> list[ConversationMessage]:
-    """Anything a log may hold; every block that says something has a mark of its own."""
+    """Anything a log may contain; every block with content has a mark of its own."""
     marks = _Marks()
     messages: list[Any] = []
     for _ in range(draw(st.integers(0, 7))):
@@ -182,7 +182,7 @@ def _wild_block(draw: st.DrawFn, marks: _Marks, maker: str | None) -> Any:
 
 
 def mark_of(block: Any) -> str | None:
-    """The mark by which a block's words, or its data, are known in a payload."""
+    """The mark by which the text or data of a block is found in a payload."""
     if not isinstance(block, dict):
         return None
     for value in (block.get("text"), block.get("model_text"), block.get("data"), block.get("url"), block.get("name")):

@@ -1,4 +1,4 @@
-"""A value for any type that an SDK declares, so that no kind of block is forgotten when the SDK learns a new one."""
+"""Values for any type that an SDK declares, so that new kinds of blocks are tested without a change here."""
 
 import types
 from collections.abc import Iterator
@@ -10,7 +10,7 @@ DEEPEST = 6
 
 
 def kinds(union: Any) -> Iterator[Any]:
-    """The members of a union, of unions in it too."""
+    """The members of a union, nested unions included."""
     if get_origin(union) is Annotated:
         union = get_args(union)[0]
     if get_origin(union) in (Union, types.UnionType):

@@ -1,4 +1,4 @@
-"""Requests as the providers document them, for what must come back exactly as it went."""
+"""Requests as the providers document them, which must come back unchanged."""
 
 from typing import Any
 
@@ -38,25 +38,25 @@ def fresh(draw: st.DrawFn, prefix: str, used: list[str]) -> str:
 def anthropic(draw: st.DrawFn) -> Wire:
     messages: list[Wire] = []
     used: list[str] = []
-    asked: list[str] = []
+    call_ids: list[str] = []
     for _ in range(draw(st.integers(1, 3))):
-        results = [_anthropic_result(draw, id_) for id_ in draw(st.permutations(asked))]
-        said = [_anthropic_user_block(draw) for _ in range(draw(st.integers(0 if results else 1, 3)))]
+        results = [_anthropic_result(draw, id_) for id_ in draw(st.permutations(call_ids))]
+        blocks = [_anthropic_user_block(draw) for _ in range(draw(st.integers(0 if results else 1, 3)))]
         plain = not results and draw(st.booleans())
-        messages.append({"role": "user", "content": draw(words) if plain else results + said})
+        messages.append({"role": "user", "content": draw(words) if plain else results + blocks})
         if one(draw, True, False, False, False):
             system = draw(words)
             messages.append({"role": "system", "content": one(draw, system, [{"type": "text", "text": system}])})
         blocks = [block for _ in range(draw(st.integers(1, 3))) for block in _anthropic_assistant_blocks(draw, used)]
-        asked = [fresh(draw, "toolu_", used) for _ in range(draw(st.integers(0, 2)))]
+        call_ids = [fresh(draw, "toolu_", used) for _ in range(draw(st.integers(0, 2)))]
         blocks += [
             {"type": "tool_use", "id": id_, "name": draw(ids), "input": draw(objects)}
             | maybe(draw, {"caller": {"type": "direct"}})
-            for id_ in asked
+            for id_ in call_ids
         ]
         if blocks[-1]["type"] in ("thinking", "redacted_thinking"):
             blocks.append({"type": "text", "text": draw(words)})
-        plain = not asked and draw(st.booleans())
+        plain = not call_ids and draw(st.booleans())
         messages.append({"role": "assistant", "content": draw(words) if plain else blocks})
     _mark_some(draw, messages)
     system = one(draw, None, draw(words), [{"type": "text", "text": draw(words)}, {"type": "text", "text": "x"}])
@@ -162,18 +162,18 @@ def _chat_part(draw: st.DrawFn) -> Wire:
 
 
 def _chat_assistant(draw: st.DrawFn, used: list[str]) -> list[Wire]:
-    asked = [fresh(draw, "call_", used) for _ in range(draw(st.integers(0, 2)))]
+    call_ids = [fresh(draw, "call_", used) for _ in range(draw(st.integers(0, 2)))]
     refused = {"type": "refusal", "refusal": draw(words)}
     content: Wire = {"content": one(draw, _chat_text(draw), [{"type": "text", "text": draw(words)}, refused])}
-    if asked:
+    if call_ids:
         content = one(draw, content, {"content": None}, {})
     message = {"role": "assistant", **content} | one(draw, {}, {"refusal": None}, {"refusal": draw(words)})
-    if asked:
-        message["tool_calls"] = [_chat_call(draw, id_) for id_ in asked]
+    if call_ids:
+        message["tool_calls"] = [_chat_call(draw, id_) for id_ in call_ids]
     message |= maybe(draw, {"name": "bot"}) | maybe(draw, {"audio": {"id": "audio_1"}})
     answers = [
         {"role": "tool", "tool_call_id": id_, "content": one(draw, "", _chat_text(draw))}
-        for id_ in draw(st.permutations(asked))
+        for id_ in draw(st.permutations(call_ids))
     ]
     return [message, *answers]
 
@@ -235,15 +235,15 @@ def _responses_part(draw: st.DrawFn) -> Wire:
 
 def _responses_output(draw: st.DrawFn, used: list[str]) -> list[Wire]:
     items: list[Wire] = []
-    asked: list[Wire] = []
+    calls: list[Wire] = []
     for _ in range(draw(st.integers(1, 3))):
         if draw(st.booleans()):
             items.append(_reasoning(draw, used))
         item = _responses_item(draw, used)
         items.append(item)
         if "call_id" in item:
-            asked.append(item)
-    outputs = [_responses_result(draw, call) for call in draw(st.permutations(asked))]
+            calls.append(item)
+    outputs = [_responses_result(draw, call) for call in draw(st.permutations(calls))]
     return items + outputs
 
 
@@ -258,7 +258,7 @@ def _responses_item(draw: st.DrawFn, used: list[str]) -> Wire:
     source = {"type": "url_citation", "start_index": 0, "end_index": 1, "title": "t", "url": "u"}
     text = {"type": "output_text", "text": draw(words), "annotations": one(draw, [], [source])}
     refusal = {"type": "refusal", "refusal": draw(words)}
-    said = {
+    blocks = {
         "type": "message",
         "role": "assistant",
         "id": fresh(draw, "msg_", used),
@@ -284,7 +284,7 @@ def _responses_item(draw: st.DrawFn, used: list[str]) -> Wire:
     } | maybe(draw, {"id": "ctc_1"})
     action = {"type": "search", "query": "x"}
     search = {"type": "web_search_call", "id": "ws_1", "status": "completed", "action": action}
-    return one(draw, said, short, call, custom, search)
+    return one(draw, blocks, short, call, custom, search)
 
 
 def _responses_result(draw: st.DrawFn, call: Wire) -> Wire:
@@ -308,11 +308,11 @@ def gemini(draw: st.DrawFn) -> Wire:
         parts = [_gemini_result(draw, call) for call in calls]
         parts += [_gemini_part(draw) for _ in range(draw(st.integers(0 if parts else 1, 3)))]
         contents.append({"parts": parts} | one(draw, {"role": "user"}, {"role": "user"}, {}))
-        said = [_gemini_said(draw) for _ in range(draw(st.integers(1, 3)))]
+        blocks = [_gemini_model_part(draw) for _ in range(draw(st.integers(1, 3)))]
         calls = _gemini_calls(draw, used)
         signature = {"thoughtSignature": draw(encoded)}
-        said += [{"functionCall": call} | maybe(draw, signature) for call in calls]
-        contents.append({"role": "model", "parts": said})
+        blocks += [{"functionCall": call} | maybe(draw, signature) for call in calls]
+        contents.append({"role": "model", "parts": blocks})
     texts = [{"text": draw(words)} for _ in range(draw(st.integers(0, 2)))]
     system = {"systemInstruction": {"parts": texts} | maybe(draw, {"role": "user"})} if texts else {}
     return {"contents": contents, **system}
@@ -349,7 +349,7 @@ def _gemini_part(draw: st.DrawFn) -> Wire:
     )
 
 
-def _gemini_said(draw: st.DrawFn) -> Wire:
+def _gemini_model_part(draw: st.DrawFn) -> Wire:
     signature = {"thoughtSignature": draw(encoded)}
     return one(
         draw,

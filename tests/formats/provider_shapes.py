@@ -1,4 +1,4 @@
-"""What the providers take: the types of their own SDKs, and the rules that no type can say."""
+"""What the providers accept: the types of their SDKs, and rules that types cannot express."""
 
 import json
 import re

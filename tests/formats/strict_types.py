@@ -1,4 +1,4 @@
-"""The typed dicts of an SDK as models that know every field: nothing is let pass that is not written down there."""
+"""The typed dicts of an SDK as models that refuse unknown fields."""
 
 import collections.abc
 import types
@@ -23,7 +23,7 @@ def _model(kind: Any) -> type[BaseModel]:
         name: (_strict(hint), ... if get_origin(hint) is Required else None) for name, hint in hints.items()
     }
     with warnings.catch_warnings():
-        # A field named `schema` hides a method of the model that nobody calls.
+        # A field named `schema` hides a method of the model that is never called.
         warnings.simplefilter("ignore", UserWarning)
         return create_model(kind.__name__, __config__=ConfigDict(extra="forbid", protected_namespaces=()), **fields)
 
@@ -36,7 +36,7 @@ def _strict(kind: Any) -> Any:
         return _strict(arguments[0])
     if origin in (Union, types.UnionType):
         return Union[tuple(_strict(each) for each in arguments)]  # noqa: UP007
-    # A lazy iterable is looked at by nobody; a list is.
+    # pydantic does not validate a lazy iterable, but a list.
     if origin in (list, collections.abc.Iterable) or getattr(origin, "__name__", "") == "SequenceNotStr":
         return list[_strict(arguments[0])]  # type: ignore[misc]
     if origin is Literal or kind in (str, int, float, bool, type(None)):

@@ -1,4 +1,4 @@
-"""What the clients' own objects say, however they are dumped, can be kept and said again to the same provider."""
+"""Responses of the SDKs, however they are dumped, are kept and can be sent back to the same provider."""
 
 import json
 from collections.abc import Iterator
@@ -34,14 +34,14 @@ CANNOT_BE_REPEATED = {
 
 
 def dumps(answer: Any) -> Iterator[Any]:
-    """The object itself, and every dump that people make of it."""
+    """The object itself and the usual dumps of it."""
     yield answer
     for options in DUMPS.values():
         yield answer.model_dump(warnings=False, **options)
 
 
-def said_again(answer: Any, provider: str) -> dict[str, Any]:
-    """The request that goes on after an answer; what was kept must be a line of JSON."""
+def sent_back(answer: Any, provider: str) -> dict[str, Any]:
+    """The request that follows a response; what the log keeps must be valid JSON."""
     kept = json.loads(json.dumps(from_provider(answer, provider)))
     converted = to_provider([user_text_message("q"), *kept], provider)
     assert not converted.dropped
@@ -59,7 +59,7 @@ def test_every_block_of_anthropic_comes_back() -> None:
     assert len(known) >= 12
     for kind in known:
         for block in shapes(kind):
-            # Thinking alone is no message.
+            # A message with only thinking is not valid.
             content = [block, {"type": "text", "text": "x"}] if "thinking" in block["type"] else [block]
             if block["type"].endswith("_tool_result"):
                 call = {"type": "server_tool_use", "id": block["tool_use_id"], "name": "web_search", "input": {}}
@@ -67,9 +67,9 @@ def test_every_block_of_anthropic_comes_back() -> None:
             wire = {"id": "m", "type": "message", "role": "assistant", "model": "c", "content": content}
             wire |= {"stop_reason": None, "stop_sequence": None, "usage": {"input_tokens": 1, "output_tokens": 1}}
             for answer in dumps(anthropic.Message.model_validate(wire)):
-                [_, said] = said_again(answer, "anthropic")["messages"]
-                strict(list[anthropic.ContentBlockParam]).validate_python(said["content"])  # type: ignore[name-defined]
-                assert [part["type"] for part in said["content"]] == [part["type"] for part in content]
+                [_, echo] = sent_back(answer, "anthropic")["messages"]
+                strict(list[anthropic.ContentBlockParam]).validate_python(echo["content"])  # type: ignore[name-defined]
+                assert [part["type"] for part in echo["content"]] == [part["type"] for part in content]
 
 
 def test_every_item_of_openai_comes_back() -> None:
@@ -80,17 +80,17 @@ def test_every_item_of_openai_comes_back() -> None:
             output = [item, instance(responses.ResponseOutputMessage, full=False)]
             wire = instance(responses.Response, full=False) | {"output": output}
             for answer in dumps(responses.Response.model_validate(wire)):
-                said = said_again(answer, "openai_responses")["input"][1:]
-                strict(list[responses.ResponseInputItemParam]).validate_python(said)  # type: ignore[name-defined]
-                assert [each["type"] for each in said] == [item["type"], "message"]
+                echo = sent_back(answer, "openai_responses")["input"][1:]
+                strict(list[responses.ResponseInputItemParam]).validate_python(echo)  # type: ignore[name-defined]
+                assert [each["type"] for each in echo] == [item["type"], "message"]
 
 
 def test_every_message_of_a_chat_completion_comes_back() -> None:
     for wire in shapes(chat.ChatCompletion):
         completion = chat.ChatCompletion.model_validate(wire)
         for answer in [*dumps(completion), *dumps(completion.choices[0].message), [completion.choices[0].message]]:
-            said = said_again(answer, "openai_chat")["messages"]
-            strict(list[chat.ChatCompletionMessageParam]).validate_python(said)  # type: ignore[name-defined]
+            echo = sent_back(answer, "openai_chat")["messages"]
+            strict(list[chat.ChatCompletionMessageParam]).validate_python(echo)  # type: ignore[name-defined]
 
 
 @pytest.mark.parametrize("field", ["text", "thought_signature", "inline_data", "file_data", "function_call"])
@@ -118,13 +118,13 @@ def _part_comes_back(field: str) -> None:
     response = google.GenerateContentResponse.model_validate_json(json.dumps(given))
     expected = response.candidates[0].content
     for answer in [*dumps(response), *dumps(expected), [expected]]:
-        said = said_again(answer, "gemini")["contents"][1]
-        assert google.Content.model_validate_json(json.dumps(said)) == expected
-        assert "_" not in "".join(said["parts"][0])
+        echo = sent_back(answer, "gemini")["contents"][1]
+        assert google.Content.model_validate_json(json.dumps(echo)) == expected
+        assert "_" not in "".join(echo["parts"][0])
 
 
-def test_the_clients_objects_may_stand_in_the_lists_that_people_keep() -> None:
-    """As the providers' own guides do it: what was answered is appended to what is sent next."""
+def test_sdk_objects_inside_lists_are_read() -> None:
+    """As in the guides of the providers: a response is appended to the next request."""
     block = anthropic.TextBlock(type="text", text="4")
     call = anthropic.ToolUseBlock(type="tool_use", id="t", name="add", input={})
     wire = [{"role": "user", "content": "2+2?"}, {"role": "assistant", "content": [block, call]}]
@@ -144,12 +144,12 @@ def test_what_a_client_put_together_from_a_stream_is_not_sent_back() -> None:
     function = {"name": "add", "arguments": "{}", "parsed_arguments": {}}
     calls = [{"id": "c", "type": "function", "index": 0, "function": function}]
     message = {"role": "assistant", "content": "{}", "parsed": {"a": 1}, "tool_calls": calls}
-    [_, said] = said_again({"choices": [{"message": message}], "model": "m"}, "openai_chat")["messages"]
-    strict(chat.ChatCompletionAssistantMessageParam).validate_python(said)
+    [_, echo] = sent_back({"choices": [{"message": message}], "model": "m"}, "openai_chat")["messages"]
+    strict(chat.ChatCompletionAssistantMessageParam).validate_python(echo)
 
     text = {"type": "output_text", "text": "{}", "annotations": [], "parsed": {"a": 1}}
     output = [{"type": "message", "id": "m", "role": "assistant", "status": "completed", "content": [text]}]
-    [_, item] = said_again({"object": "response", "output": output}, "openai_responses")["input"]
+    [_, item] = sent_back({"object": "response", "output": output}, "openai_responses")["input"]
     strict(responses.ResponseOutputMessageParam).validate_python(item)
 
 
@@ -159,25 +159,25 @@ def test_reasoning_that_a_server_wants_to_see_again_is_sent_again() -> None:
     content = [thought, {"type": "text", "text": "4"}]
     message = {"role": "assistant", "content": content, "reasoning_details": details, "thinking_blocks": details}
     answer = {"choices": [{"message": message}], "model": "m"}
-    [_, said] = said_again(answer, "openai_chat")["messages"]
-    assert said == message
+    [_, echo] = sent_back(answer, "openai_chat")["messages"]
+    assert echo == message
     assert from_provider(answer, "openai_chat")[0]["content"][0]["text"] == "2 and 2"
 
 
-def test_a_call_that_openai_answered_itself_is_no_call_of_ours() -> None:
-    asked = {"type": "function_call", "call_id": "c", "name": "add", "arguments": "{}"}
-    output = [asked, {"type": "function_call_output", "call_id": "c", "output": "4"}]
+def test_a_call_that_openai_answered_itself_is_not_ours_to_answer() -> None:
+    call_item = {"type": "function_call", "call_id": "c", "name": "add", "arguments": "{}"}
+    output = [call_item, {"type": "function_call_output", "call_id": "c", "output": "4"}]
     response = {"object": "response", "output": output}
     [message] = from_provider(response, "openai_responses")
     assert [block["type"] for block in message["content"]] == ["native", "native"]
-    assert said_again(response, "openai_responses")["input"][1:] == output
+    assert sent_back(response, "openai_responses")["input"][1:] == output
 
 
 def test_the_result_of_a_call_that_a_program_made_goes_back_to_the_program() -> None:
     caller = {"type": "program", "caller_id": "p"}
-    asked = {"type": "function_call", "call_id": "c", "name": "add", "arguments": "{}", "caller": caller}
+    call_item = {"type": "function_call", "call_id": "c", "name": "add", "arguments": "{}", "caller": caller}
     answered = [
-        *from_provider([asked], "openai_responses"),
+        *from_provider([call_item], "openai_responses"),
         build_message("user", [tool_result_block(tool_use_id="c")]),
     ]
     assert to_provider(answered, "openai_responses").payload["input"][1]["caller"] == caller
@@ -191,11 +191,11 @@ def test_a_compacted_response_is_the_messages_it_keeps() -> None:
     assert to_provider(messages, "openai_responses").payload["input"] == [kept, item]
 
 
-def test_what_was_spoken_is_words_for_all_and_the_sound_for_its_server() -> None:
+def test_audio_is_its_transcript_for_others_and_its_id_for_its_server() -> None:
     audio = {"id": "audio_1", "data": "UklGRg==", "expires_at": 1, "transcript": "Hello."}
     answer = {"choices": [{"message": {"role": "assistant", "content": None, "audio": audio}}], "model": "m"}
-    [_, said] = said_again(answer, "openai_chat")["messages"]
-    assert said == {"role": "assistant", "content": None, "audio": {"id": "audio_1"}}
+    [_, echo] = sent_back(answer, "openai_chat")["messages"]
+    assert echo == {"role": "assistant", "content": None, "audio": {"id": "audio_1"}}
     messages = [user_text_message("q"), *from_provider(answer, "openai_chat")]
     assert to_provider(messages, "gemini").payload["contents"][1]["parts"] == [{"text": "Hello."}]
 
@@ -220,7 +220,7 @@ def test_the_pieces_of_a_stream_of_gemini_are_one_answer() -> None:
         "tool_use",
     ]
     assert message["meta"]["usage"]["output_tokens"] == 9
-    assert said_again(stream, "gemini")["contents"][1]["parts"][-1] == call
+    assert sent_back(stream, "gemini")["contents"][1]["parts"][-1] == call
 
 
 def test_the_last_event_of_a_stream_of_responses_is_the_answer() -> None:

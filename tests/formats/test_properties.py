@@ -1,4 +1,4 @@
-"""Whatever the conversation: the SDK's own types take what we send, nothing goes in silence, and it all comes back."""
+"""Properties for any conversation: SDK types accept the payload, all losses are reported, the rest comes back."""
 
 import base64
 import json
@@ -25,14 +25,12 @@ OWN = {
 }
 
 
-CANNOT_SAY = {"anthropic": [], "openai_chat": ["is_error"], "openai_responses": ["is_error"], "gemini": ["name"]}
+UNSUPPORTED = {"anthropic": [], "openai_chat": ["is_error"], "openai_responses": ["is_error"], "gemini": ["name"]}
 
 
 @pytest.mark.parametrize("provider", MAKERS)
 @given(messages=wild(), system=st.none() | st.just("Be brief."))
-def test_whatever_a_log_holds_the_provider_takes_what_is_sent(
-    provider: str, messages: list[Any], system: str | None
-) -> None:
+def test_the_payload_is_valid_for_any_log(provider: str, messages: list[Any], system: str | None) -> None:
     converted = to_provider(messages, provider, system=system)
     check_request(converted.payload, provider)
 
@@ -50,7 +48,7 @@ def test_what_is_not_in_the_payload_is_in_the_report(provider: str, messages: li
         content = message["content"]
         blocks = content if isinstance(content, list) else [text_block(content)] if isinstance(content, str) else []
         for place, block in enumerate(blocks):
-            assert says(sent, block) or (index, place) in reported, (index, place, block)
+            assert contains(sent, block) or (index, place) in reported, (index, place, block)
 
 
 @pytest.mark.parametrize("provider", MAKERS)
@@ -90,14 +88,14 @@ def test_a_conversation_comes_back_from_every_provider(provider: str, data: st.D
 
 @pytest.mark.parametrize("provider", MAKERS)
 @given(messages=orderly())
-def test_an_orderly_conversation_loses_only_what_the_provider_cannot_say(
+def test_an_orderly_conversation_loses_only_what_the_provider_does_not_support(
     provider: str, messages: list[ConversationMessage]
 ) -> None:
     lost = {note.what for note in to_provider(messages, provider).dropped}
-    assert lost <= {"thinking", *CANNOT_SAY[provider]}
+    assert lost <= {"thinking", *UNSUPPORTED[provider]}
 
 
-def says(sent: str, block: Any) -> bool:
+def contains(sent: str, block: Any) -> bool:
     mark = mark_of(block)
     if mark is None:
         return isinstance(block, dict) and block.get("type") in ("text", "tool_result")
@@ -114,14 +112,14 @@ def without_dropped(messages: list[ConversationMessage], converted: Converted) -
 
 
 def essence(messages: list[ConversationMessage], provider: str) -> list[tuple[str, list[Any]]]:
-    """What is said, by whom, with the messages of one side in a row taken as one."""
+    """The content by role, with consecutive messages of one role joined."""
     turns: list[tuple[str, list[Any]]] = []
     for message in messages:
-        said = [_essence_of(block, provider) for block in message["content"]]
+        blocks = [_essence_of(block, provider) for block in message["content"]]
         if turns and turns[-1][0] == message["role"]:
-            turns[-1][1].extend(said)
+            turns[-1][1].extend(blocks)
         else:
-            turns.append((message["role"], said))
+            turns.append((message["role"], blocks))
     return turns
 
 
@@ -137,5 +135,5 @@ def _essence_of(block: dict[str, Any], provider: str) -> Any:
         case "thinking":
             return block["text"], meta["native"]
         case _:
-            unsaid = ("meta", *CANNOT_SAY[provider])
-            return {key: value for key, value in block.items() if key not in unsaid}
+            unsupported = ("meta", *UNSUPPORTED[provider])
+            return {key: value for key, value in block.items() if key not in unsupported}

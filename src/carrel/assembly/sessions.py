@@ -29,9 +29,9 @@ from carrel.execution.settings import (
 )
 from carrel.execution.subprocess_executor import SubprocessExecutor
 from carrel.library.tools.approval import Approver
-from carrel.library.tools.names import near
 from carrel.session import Library, StorageBackend
 from carrel.spans import spans
+from carrel.text import did_you_mean
 
 
 class Asked(TypedDict, total=False):
@@ -338,7 +338,9 @@ def _placed(
     for name in settings.keys() - known.__annotations__.keys():
         # Left out in silence, `network=False` would be a wall that is not there.
         what = "whose code runs in this process" if known is Asked else "of this kind"
-        raise TypeError(f"a session {what} has no setting {name}{near(name, [*known.__annotations__, *_EVERYWHERE])}")
+        raise TypeError(
+            f"a session {what} has no setting {name}{did_you_mean(name, [*known.__annotations__, *_EVERYWHERE])}"
+        )
     storage = FileStorage(base)
     try:
         storage.base_path.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -22,7 +22,7 @@ from carrel.cli.ending import TaskFailed, WrongUsage, waits
 from carrel.cli.telling import Teller
 from carrel.conversation.entries import encode
 from carrel.conversation.messages import ConversationMessage, blocks_of, meta_of, tool_result_text
-from carrel.conversation.telling import messages, size_of
+from carrel.text import count_messages, readable_size
 
 QUERY = "baking trouble"
 
@@ -91,7 +91,7 @@ class Tour:
         path = self._store.messages_path(STORY_ID)
         torn = path.read_bytes().rpartition(b"\n")[2]
         self._tell(f"{len(acknowledged)} messages acknowledged in {took * 1000:.0f} ms, then kill -9.")
-        self._tell(f"The log now ends in half a line, {size_of(len(torn))} of it:")
+        self._tell(f"The log now ends in half a line, {readable_size(len(torn))} of it:")
         self._tell(f"… {torn.decode(errors='replace')[-60:]}", "red")
         return acknowledged
 
@@ -114,9 +114,8 @@ class Tour:
         )
         torn = self._store.session_dir(STORY_ID) / "messages.torn"
         if torn.exists():
-            self._tell(
-                f"The half line was set aside in {torn.name} ({size_of(torn.stat().st_size)}); nothing is glued to it."
-            )
+            size = readable_size(torn.stat().st_size)
+            self._tell(f"The half line was set aside in {torn.name} ({size}); nothing is glued to it.")
         result = blocks_of(said[-1])[0]
         self._tell(
             f"The tool call that never came back was answered, so that a model can go on: “{tool_result_text(result)}”."
@@ -129,7 +128,9 @@ class Tour:
         took = perf_counter() - began
         await self._store.label(STORY_ID, "fixed")
         spent = await self._store.usage(STORY_ID)
-        self._tell(f"{messages(len(ENDING))} more in {took * 1000:.1f} ms; the last is entry {last}, labelled “fixed”.")
+        self._tell(
+            f"{count_messages(len(ENDING))} more in {took * 1000:.1f} ms; the last is entry {last}, labelled “fixed”."
+        )
         self._tell(f"So far: {spent.total.input_tokens:,} tokens in, {spent.total.output_tokens:,} out.")
 
     async def _searched(self) -> None:
@@ -150,7 +151,7 @@ class Tour:
         made = await self._store.fork_session(STORY_ID, 4, title="Ask the exporter instead", new_id="demo-fork")
         took = perf_counter() - began
         await self._store.append_message("demo-fork", ENDING[0])
-        self._tell(f"Forked at entry 4 in {took * 1000:.1f} ms: {messages(len(made['messages']))} came along.")
+        self._tell(f"Forked at entry 4 in {took * 1000:.1f} ms: {count_messages(len(made['messages']))} came along.")
         self._tell("What is said in one is not in the other, and what was spent before the fork is counted once.")
 
     async def _rewound(self) -> None:
@@ -159,7 +160,7 @@ class Tour:
         await self._store.append_rewind(STORY_ID, 4)
         after = len(await self._visible())
         log = [entry async for _, entry in self._store.iter_entries(STORY_ID)]
-        self._tell(f"{messages(before)} visible before, {after} after. The log still has all {len(log)} entries,")
+        self._tell(f"{count_messages(before)} visible before, {after} after. The log still has all {len(log)} entries,")
         self._tell("so nothing is lost, and a rewind can be rewound.")
 
     async def _visible(self) -> list[ConversationMessage]:
@@ -170,7 +171,7 @@ class Tour:
         page = self._folder / "totals.html"
         page.write_text(await self._store.export(STORY_ID, "html"), encoding="utf-8")
         lines = (await self._store.export(STORY_ID, "jsonl")).count("\n")
-        self._tell(f"{page} ({size_of(page.stat().st_size)}): one file, no script, nothing fetched.")
+        self._tell(f"{page} ({readable_size(page.stat().st_size)}): one file, no script, nothing fetched.")
         self._tell(f"The same session is {lines} JSON lines, or Markdown: `carrel sessions export`.")
 
 

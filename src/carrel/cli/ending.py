@@ -12,7 +12,6 @@ from typing import Any, ParamSpec
 
 import typer
 
-from carrel.conversation.inert import inert_line
 from carrel.errors import (
     ArtifactReadError,
     ArtifactWriteError,
@@ -30,6 +29,7 @@ from carrel.errors import (
     ToolCallError,
     WorkflowExecutionError,
 )
+from carrel.text import single_line
 
 DONE, FAILED, WRONG_USAGE, MACHINE_LACKS, BUG, INTERRUPTED = 0, 1, 2, 3, 70, 130
 """What happened, the user's task failed, it was typed wrong, no room or no permission, our fault, Ctrl-C."""
@@ -124,7 +124,7 @@ def is_no_text(word: str) -> bool:
 
 class _Note(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
-        return f"note: {inert_line(record.getMessage())}"
+        return f"note: {single_line(record.getMessage())}"
 
 
 def _say(problem: Exception) -> int:
@@ -168,7 +168,7 @@ def _code_of(problem: Exception) -> int:
 
 def _print_error(message: str) -> None:
     try:
-        print(f"error: {inert_line(message)}", file=sys.stderr)
+        print(f"error: {single_line(message)}", file=sys.stderr)
     except OSError:
         # Nobody listens there either; the exit code still tells.
         return

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from carrel.cli.show import Column, console, is_terminal, print_indented, print_table, say, when, words
-from carrel.conversation.inert import inert_line
+from carrel.text import single_line
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -144,7 +144,7 @@ def print_usage(spent: "carrel.Usage") -> None:
     print_table([Column("MODEL", gives_way=True), *numbers, *cost], [*models, ["all", *row(spent.total)]])
     if spent.turns:
         say()
-        turns = [[str(turn.seq), inert_line(turn.text), *row(turn)] for turn in spent.turns]
+        turns = [[str(turn.seq), single_line(turn.text), *row(turn)] for turn in spent.turns]
         print_table([Column("SEQ", justify="right"), Column("TURN", gives_way=True), *numbers, *cost], turns)
     if spent.inherited_through_seq:
         say(
@@ -161,7 +161,7 @@ def print_hits(hits: Sequence["SearchHit"], short: Callable[[str], str]) -> None
         notes += ["archived" if hit.archived else "", "found by meaning" if hit.how == "meaning" else ""]
         console().print(
             words(short(hit.session_id), "cyan"),
-            words(inert_line(hit.title), "bold"),
+            words(single_line(hit.title), "bold"),
             words("· " + " · ".join(note for note in notes if note), "dim"),
             soft_wrap=not is_terminal(),
         )

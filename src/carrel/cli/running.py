@@ -6,8 +6,8 @@ from typing import Any
 
 import carrel
 from carrel.cli import show
-from carrel.conversation.inert import inert
 from carrel.execution.executor import ExecutionResult, Output
+from carrel.text import neutralize_control_chars
 from carrel.worker import values
 
 
@@ -42,7 +42,7 @@ def print_result(result: ExecutionResult, as_json: bool = False) -> None:
 
 def write(stream: Any, text: str) -> None:
     """To a terminal without what would act on it, to a pipe as it is."""
-    stream.write(inert(text) if stream.isatty() else text)
+    stream.write(neutralize_control_chars(text) if stream.isatty() else text)
     stream.flush()
 
 

@@ -13,8 +13,7 @@ from carrel.cli import show
 from carrel.cli.asking import confirmed, duration, prices_in
 from carrel.cli.ending import TaskFailed, WrongUsage, waits
 from carrel.cli.outlines import print_hits, print_imports, print_sessions, print_usage, short_ids
-from carrel.conversation.inert import inert_json
-from carrel.conversation.telling import day_and_time, messages, size_of
+from carrel.text import count_messages, escape_control_chars_in_json, readable_size, readable_time
 
 app = typer.Typer(
     help="The conversations kept here. ID is a full id, the beginning of one, or `last`.",
@@ -101,11 +100,17 @@ async def show_session(
         if as_json:
             show.print_json({**loaded, "messages": said[-limit:] if limit else said})
             return
-        facts = [id_, meta.get("model"), meta.get("cwd"), messages(len(said)), day_and_time(meta.get("updated_at"))]
+        facts = [
+            id_,
+            meta.get("model"),
+            meta.get("cwd"),
+            count_messages(len(said)),
+            readable_time(meta.get("updated_at")),
+        ]
         show.say(meta["title"], "bold")
         show.say(" · ".join(str(fact) for fact in facts if fact) + "\n", "dim")
         if limit and len(said) > limit:
-            show.say(f"… {messages(len(said) - limit)} before\n", "dim")
+            show.say(f"… {count_messages(len(said) - limit)} before\n", "dim")
         for message in said[-limit:] if limit else said:
             show.print_message(message, whole=full)
 
@@ -180,7 +185,7 @@ async def fork(
         if as_json:
             show.print_json(made)
         else:
-            show.say(f"Forked {id_}: {made['id']} has {messages(made['message_count'])}.")
+            show.say(f"Forked {id_}: {made['id']} has {count_messages(made['message_count'])}.")
 
 
 @app.command("rewind")
@@ -203,7 +208,9 @@ async def rewind(
         if as_json:
             show.print_json({"session_id": id_, "seq": seq, "visible_messages": left, "undo_to_seq": seq - 1})
         else:
-            show.say(f"Rewound: {messages(left)} visible. `carrel sessions rewind {id_} --to-seq {seq - 1}` undoes it.")
+            show.say(
+                f"Rewound: {count_messages(left)} visible. `carrel sessions rewind {id_} --to-seq {seq - 1}` undoes it."
+            )
 
 
 @app.command("label")
@@ -367,7 +374,7 @@ async def export(
         id_ = await store.resolve_id(session)
         pieces = store.export_lines(id_) if chosen == "jsonl" else _alone(await store.export(id_, chosen))
         if output is None:
-            harmless = inert_json if chosen == "jsonl" and show.is_terminal() else str
+            harmless = escape_control_chars_in_json if chosen == "jsonl" and show.is_terminal() else str
             async for piece in pieces:
                 show.write(harmless(piece))
             return
@@ -375,7 +382,7 @@ async def export(
     if as_json:
         show.print_json({"session_id": id_, "format": chosen, "path": str(output.absolute()), "bytes": size})
     else:
-        show.say(f"Wrote {output} ({size_of(size)}).")
+        show.say(f"Wrote {output} ({readable_size(size)}).")
 
 
 async def _alone(text: str) -> AsyncIterator[str]:

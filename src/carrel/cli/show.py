@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import orjson
 
-from carrel.conversation.inert import inert, inert_json, inert_line
+from carrel.conversation.export import describe_event, time_of
 from carrel.conversation.messages import (
     ConversationMessage,
     MessageBlock,
@@ -18,7 +18,14 @@ from carrel.conversation.messages import (
     meta_of,
     tool_result_text,
 )
-from carrel.conversation.telling import day_and_time, event_words, moment_of, parsed, size_of
+from carrel.text import (
+    escape_control_chars_in_json,
+    neutralize_control_chars,
+    parse_time,
+    readable_size,
+    readable_time,
+    single_line,
+)
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -53,7 +60,7 @@ def words(text: object, style: str = "") -> "Text":
     """Text from anywhere, made harmless; never read as markup."""
     from rich.text import Text  # noqa: PLC0415 -- see `console`
 
-    return Text(inert(text), style=style)
+    return Text(neutralize_control_chars(text), style=style)
 
 
 def say(text: object = "", style: str = "") -> None:
@@ -84,7 +91,7 @@ def print_json_line(value: Any) -> None:
 def json_text(value: Any, option: int = orjson.OPT_INDENT_2) -> str:
     """Data as JSON; nothing in it can act on a terminal."""
     try:
-        return inert_json(orjson.dumps(value, option=option).decode())
+        return escape_control_chars_in_json(orjson.dumps(value, option=option).decode())
     except TypeError:
         # Integers of any size, lone surrogates: legal in a log, and JSON can say them.
         return json.dumps(value, indent=2 if option else None)
@@ -109,7 +116,7 @@ def print_table(columns: Sequence[Column], rows: Iterable[Sequence[object]]) -> 
     """At a terminal as wide as that is; in a pipe as wide as it takes, so that nothing is cut."""
     from rich.cells import cell_len, set_cell_size  # noqa: PLC0415 -- see `console`
 
-    table = [[column.title for column in columns], *([inert_line(cell) for cell in row] for row in rows)]
+    table = [[column.title for column in columns], *([single_line(cell) for cell in row] for row in rows)]
     widths = [max(cell_len(row[place]) for row in table) for place in range(len(columns))]
     shown = _fitted(columns, widths) if is_terminal() else list(range(len(columns)))
     for number, row in enumerate(table):
@@ -151,7 +158,7 @@ def _fitted(columns: Sequence[Column], widths: list[int]) -> list[int]:
 
 def print_message(message: ConversationMessage, *, seq: int | None = None, whole: bool = False) -> None:
     """A message, or an event of the log, as people read it."""
-    event = event_words(seq or 0, message)
+    event = describe_event(seq or 0, message)
     if event is not None:
         say(_numbered(seq, f"— {event} —"), "dim")
         if message.get("role") == "compact":
@@ -164,10 +171,10 @@ def print_message(message: ConversationMessage, *, seq: int | None = None, whole
         return
     who = "Tool" if blocks and all(block.get("type") == "tool_result" for block in blocks) else role.capitalize()
     style = {"user": "bold green", "assistant": "bold cyan"}.get(role, "bold yellow")
-    title = words(_numbered(seq, inert_line(who)), style)
-    moment = moment_of(message)
+    title = words(_numbered(seq, single_line(who)), style)
+    moment = time_of(message)
     if moment is not None:
-        title.append(f"  {day_and_time(moment.isoformat())}", style="not bold dim")
+        title.append(f"  {readable_time(moment.isoformat())}", style="not bold dim")
     console().print(title)
     _print_blocks(blocks, whole)
     say()
@@ -194,8 +201,8 @@ def _block(block: MessageBlock, whole: bool) -> tuple[str, str]:
         case "tool_use":
             given = json.dumps(block.get("input"), ensure_ascii=False, default=str)
             if not whole and len(given) > LONGEST_LINE:
-                given = f"{given[:LONGEST_LINE]}… ({size_of(len(given))})"
-            return f"→ {inert_line(block.get('name') or 'tool')} {given}", "cyan"
+                given = f"{given[:LONGEST_LINE]}… ({readable_size(len(given))})"
+            return f"→ {single_line(block.get('name') or 'tool')} {given}", "cyan"
         case "tool_result":
             shown = block.get("display_text")
             text = shown if isinstance(shown, str) and shown.strip() else tool_result_text(block)
@@ -203,11 +210,11 @@ def _block(block: MessageBlock, whole: bool) -> tuple[str, str]:
             lines = _lines(text, whole).replace("\n", "\n  ")
             return f"{outcome} {lines or '(nothing)'}", "red" if block.get("is_error") else "dim"
         case "image" | "document":
-            size = size_of(len(str(block.get("data") or "")) * 3 // 4)
-            called = f"{kind} {inert_line(block.get('name') or '')}".rstrip()
-            return f"[{called}, {inert_line(block.get('mime_type'))}, {size}]", "yellow"
+            size = readable_size(len(str(block.get("data") or "")) * 3 // 4)
+            called = f"{kind} {single_line(block.get('name') or '')}".rstrip()
+            return f"[{called}, {single_line(block.get('mime_type'))}, {size}]", "yellow"
         case _:
-            return _lines(f"[{inert_line(kind)}] {json.dumps(block, ensure_ascii=False, default=str)}", whole), "dim"
+            return _lines(f"[{single_line(kind)}] {json.dumps(block, ensure_ascii=False, default=str)}", whole), "dim"
 
 
 def _lines(text: str, whole: bool) -> str:
@@ -219,8 +226,8 @@ def _lines(text: str, whole: bool) -> str:
 
 def print_entry_line(seq: int, entry: ConversationMessage) -> None:
     """An entry of the log on one line, cut where the terminal ends."""
-    text = event_words(seq, entry) or "  ".join(_block(block, whole=False)[0] for block in blocks_of(entry))
-    line = f"{seq:>6}  {inert_line(entry.get('role')):<10} {inert_line(text)}"
+    text = describe_event(seq, entry) or "  ".join(_block(block, whole=False)[0] for block in blocks_of(entry))
+    line = f"{seq:>6}  {single_line(entry.get('role')):<10} {single_line(text)}"
     if meta_of(entry).get("synthetic"):
         line += "  (put in by carrel)"
     console().print(words(line), no_wrap=True, overflow="ellipsis" if is_terminal() else "ignore", crop=is_terminal())
@@ -228,12 +235,12 @@ def print_entry_line(seq: int, entry: ConversationMessage) -> None:
 
 def when(given: object) -> str:
     """How long ago, for a person at a terminal; the time itself for everyone else."""
-    moment = parsed(given)
+    moment = parse_time(given)
     if moment is None or not is_terminal():
         return str(given or "")
     seconds = (datetime.now(UTC) - moment).total_seconds()
     if seconds < -60:  # by a clock that was ahead
-        return day_and_time(given)
+        return readable_time(given)
     for unit, length in (("year", 31_536_000), ("month", 2_592_000), ("day", 86_400), ("hour", 3_600), ("minute", 60)):
         if seconds >= length:
             count = int(seconds // length)

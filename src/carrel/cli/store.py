@@ -12,9 +12,9 @@ import typer
 import carrel
 from carrel.cli import show
 from carrel.cli.ending import TaskFailed, WrongUsage, waits
-from carrel.conversation.telling import size_of
 from carrel.library.moving import Difference, Moved, contents, copy, differences, kinds_named
 from carrel.storage.base import Store
+from carrel.text import readable_size
 
 app = typer.Typer(
     help="Between a folder and a store that others share. STORE is a Redis address (redis://host:6379/0) or a folder.",
@@ -118,7 +118,7 @@ async def list_things(store: Address, prefix: Prefix = "carrel", only: Only = No
         show.say("Nothing is there yet.")
     else:
         columns = [show.Column("KIND"), show.Column("NAME"), show.Column("SIZE", justify="right")]
-        show.print_table(columns, [(thing.kind, thing.name, size_of(thing.size)) for thing in found])
+        show.print_table(columns, [(thing.kind, thing.name, readable_size(thing.size)) for thing in found])
 
 
 @app.command("diff")

@@ -15,7 +15,9 @@ from carrel.conversation import branching
 from carrel.conversation.branching import checked_place
 from carrel.conversation.compacting import Summarize, compact
 from carrel.conversation.entries import build_aside, timestamp
-from carrel.conversation.export import to_html, to_line, to_markdown
+from carrel.conversation.export import to_line
+from carrel.conversation.export.html_page import to_html
+from carrel.conversation.export.markdown import to_markdown
 from carrel.conversation.importers import ImportReport, read_session_file
 from carrel.conversation.importers.writer import ImportWriter
 from carrel.conversation.listing import Listing

@@ -6,7 +6,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from carrel.conversation.entries import aside_of
-from carrel.conversation.formats.turns import compactions
+from carrel.conversation.formats.anthropic import compactions
 from carrel.conversation.messages import ConversationMessage, flatten_message_text, meta_of, tool_results_of
 from carrel.conversation.replay import Numbered
 from carrel.errors import ConfigurationError

@@ -25,8 +25,8 @@ from carrel.library.artifact_notes import Note, fitting, new_note, read_note, sp
 from carrel.library.artifact_uploads import Uploads
 from carrel.library.fitting import refuse_misfit
 from carrel.library.search import Entry, Index
-from carrel.library.tools.names import near
 from carrel.storage.base import MISSING, Lock, Stamp, Store
+from carrel.text import did_you_mean
 
 INLINE = 4 * 1024 * 1024
 """What crosses to the inside at once; more goes in pieces."""
@@ -316,7 +316,7 @@ class ArtifactStore:
             "drop_upload": self._uploads.drop,
         }
         if verb not in answers:
-            raise ArtifactNotFoundError(f"artifacts can do no {verb!r}{near(verb, list(answers)[:7])}")
+            raise ArtifactNotFoundError(f"artifacts can do no {verb!r}{did_you_mean(verb, list(answers)[:7])}")
         refuse_misfit(name, answers[verb], args, kwargs)
         answer = await answers[verb](*args, **kwargs)
         if sees_files or verb not in _RECORDS or answer is None:
@@ -394,7 +394,7 @@ class ArtifactStore:
 
     async def _unknown(self, name: str) -> ArtifactNotFoundError:
         names = [artifact["name"] for artifact in await self.list()]
-        return ArtifactNotFoundError(f"there is no artifact {name!r}{near(name, names)}")
+        return ArtifactNotFoundError(f"there is no artifact {name!r}{did_you_mean(name, names)}")
 
     # Last, because after it the name is no longer that of the type.
     async def list(self) -> list[dict[str, Any]]:

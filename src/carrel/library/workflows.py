@@ -18,7 +18,6 @@ from carrel.errors import (
 from carrel.library.fitting import refuse_misfit
 from carrel.library.search import Index
 from carrel.library.skill_folders import FILE, read_skill
-from carrel.library.tools.names import near
 from carrel.library.workflow_history import History, Version
 from carrel.library.workflow_reading import Outlines
 from carrel.library.workflow_shelf import Shelf, Shelved, digest_of
@@ -32,6 +31,7 @@ from carrel.library.workflow_source import (
 )
 from carrel.library.workflow_usage import Usage
 from carrel.storage.base import Store
+from carrel.text import did_you_mean
 
 LONGEST_DESCRIPTION = 4000
 _LONGEST_QUERY = 2000
@@ -262,7 +262,9 @@ class WorkflowLibrary:
             "ended": self._ended,
         }
         if verb not in answers:
-            raise WorkflowNotFoundError(f"{name} is called where code runs, not on the host{near(verb, answers)}")
+            raise WorkflowNotFoundError(
+                f"{name} is called where code runs, not on the host{did_you_mean(verb, answers)}"
+            )
         refuse_misfit(name, answers[verb], args, kwargs)
         return await answers[verb](*args, **kwargs)
 
@@ -319,7 +321,7 @@ class WorkflowLibrary:
     async def _unknown(self, name: str) -> WorkflowNotFoundError:
         names = [shelved.name for shelved in await self._current()]
         name = name[:LONGEST_NAME]
-        return WorkflowNotFoundError(f"there is no workflow {name}{near(name, names)}")
+        return WorkflowNotFoundError(f"there is no workflow {name}{did_you_mean(name, names)}")
 
     async def _note(self, found: Sequence[tuple[Shelved, bytes]]) -> None:
         """Keep the versions that people made by hand; a store that cannot be written is still a library to read."""

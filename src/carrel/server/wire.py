@@ -8,9 +8,9 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, Field, StrictInt, model_validator
 
 from carrel.server.odd_values import refuse_odd, refuse_surrogates
-from carrel.tasks.nearness import refuse_slips
 from carrel.tasks.unpacking import Receipt
 from carrel.tasks.verdict import VerificationResult
+from carrel.text import refuse_misspelled_fields
 
 SessionStatus = Literal["creating", "ready", "error", "closed", "terminated"]
 JobStatus = Literal["pending", "starting", "running", "completed", "error", "cancelled"]
@@ -33,7 +33,7 @@ class Body(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _no_slips(cls, given: Any) -> Any:
-        refuse_slips(given, cls.model_fields)
+        refuse_misspelled_fields(given, cls.model_fields)
         return given
 
 

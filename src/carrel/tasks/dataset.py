@@ -16,8 +16,8 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from carrel.errors import DatasetInvalid, DatasetNotFound, SampleNotFound
 from carrel.home import resolve_carrel_home
 from carrel.tasks.definition import Definition, faults, read_yaml
-from carrel.tasks.nearness import nearest
 from carrel.tasks.sample import Environment, PlainName, Sample, Verify
+from carrel.text import did_you_mean
 
 logger = logging.getLogger(__name__)
 
@@ -77,7 +77,7 @@ class Dataset:
         """The latest version, or the one asked for; SampleNotFound names near ones."""
         of_this_id = [sample for sample in self.versions if sample.sample_id == sample_id]
         if not of_this_id:
-            near = nearest(sample_id, [sample.sample_id for sample in self.samples])
+            near = did_you_mean(sample_id, [sample.sample_id for sample in self.samples])
             raise SampleNotFound(f"dataset {self.name} has no sample {sample_id!r}{near}")
         for sample in of_this_id:
             if sample.version == version or (version is None and sample.latest):

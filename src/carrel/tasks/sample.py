@@ -13,7 +13,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from carrel.execution.settings import Limits
 from carrel.execution.sizes import size_in_bytes
 from carrel.execution.subprocess_executor import SYSTEM_PATH
-from carrel.tasks.nearness import refuse_slips
+from carrel.text import refuse_misspelled_fields
 
 Verifier = Literal["test_suite", "static_analysis", "linter", "custom"]
 ReportFormat = Literal["auto", "junit", "go", "cargo", "tap", "unittest", "sarif", "json", "exit_code"]
@@ -155,7 +155,7 @@ class Sample(BaseModel):
     @classmethod
     def _no_slips(cls, given: Any) -> Any:
         """Fields of one's own are welcome; one that is nearly the name of ours would be missed in silence."""
-        refuse_slips(given, cls.model_fields)
+        refuse_misspelled_fields(given, cls.model_fields)
         return given
 
     @model_validator(mode="after")

@@ -5,7 +5,7 @@ import random
 import pytest
 
 from carrel.errors import ToolNotFoundError
-from carrel.library.tools.names import near
+from carrel.text import did_you_mean
 from tests.library.tools.making import catalog
 
 WC = "name: wc\ncommand: wc\nstdin: text"
@@ -22,5 +22,5 @@ async def test_a_name_of_millions_of_letters_is_not_looked_at_long() -> None:
 def test_near_names_are_found_among_thousands_of_long_ones() -> None:
     letters = random.Random(1)
     names = ["".join(letters.choices("abcdefgh_", k=90)) for _ in range(8000)]
-    assert near(names[5000][:-2] + "xx", names) == f"; did you mean {names[5000]}?"
-    assert len(near("x" * 3_000_000, [*names, "y" * 3_000_000])) < 1000
+    assert did_you_mean(names[5000][:-2] + "xx", names) == f"; did you mean {names[5000]}?"
+    assert len(did_you_mean("x" * 3_000_000, [*names, "y" * 3_000_000])) < 1000

@@ -1,9 +1,9 @@
-"""Names in Python, and the near ones of a wrong one."""
+"""Names of tools and parameters in Python."""
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from carrel.library.tools.names import near, python_name, python_names
+from carrel.library.tools.names import python_name, python_names
 
 
 def test_names_as_code_writes_them() -> None:
@@ -33,12 +33,3 @@ def test_every_name_can_be_written_and_none_is_lost(names: list[str]) -> None:
     called = python_names(names)
     assert all(word.isidentifier() for word in called)
     assert sorted(called.values()) == sorted(names)
-
-
-def test_near_names_are_told_or_what_there_is() -> None:
-    assert near("serch", ["search", "list"]) == "; did you mean search?"
-    assert near("GET", ["get"]) == "; did you mean get?"
-    assert near("issue", ["create_issue", "close_issue"]) == "; did you mean close_issue or create_issue?"
-    assert near("xyz", ["alpha", "beta"]) == "; there is alpha, beta"
-    assert near("xyz", [f"tool{n}" for n in range(20)]).endswith("and 12 more")
-    assert near("xyz", []) == ""

@@ -1,11 +1,14 @@
-"""The conversation in the words of each provider, and back: whole where the provider can say it, reported where not."""
+"""Convert conversations to the request formats of providers and back, with a report of what cannot be sent."""
 
+import base64
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from carrel.conversation.formats import anthropic, gemini, openai_chat, openai_responses
-from carrel.conversation.formats.echoes import plain
-from carrel.conversation.formats.turns import Converted, Note
+from carrel.conversation.formats.turns import (
+    Converted,
+    Note,
+)
 from carrel.conversation.messages import ConversationMessage
 from carrel.errors import FormatRefused
 
@@ -32,40 +35,57 @@ PROVIDERS = tuple(_FORMATS)
 
 
 def to_provider(messages: Sequence[ConversationMessage], provider: str, *, system: str | None = None) -> Converted:
-    """The part of a request that carries the conversation, and a report of what it does not say.
+    """Convert messages to the part of a request that carries the conversation, with a report of differences.
 
-    Never raises for what a conversation may hold; `FormatRefused` for a provider nobody knows."""
+    Never raises because of what a conversation contains; `FormatRefused` for an unknown provider."""
     return _format(provider).to(messages, system=system)
 
 
 def from_provider(payload: Any, provider: str) -> list[ConversationMessage]:
-    """Our messages from a response or a request of that provider: a dict, a list of messages, or the SDK's object.
+    """Read messages from a response or a request of a provider: a dict, a list of messages, or an SDK object.
 
-    `FormatRefused` when it has another shape."""
+    `FormatRefused` if the payload has another shape."""
     known = _format(provider)
-    payload = plain(payload)
+    payload = to_plain_data(payload)
     if not isinstance(payload, dict | list):
         raise FormatRefused(f"a {provider} payload is a dict or a list, not {type(payload).__name__}")
     if {} in (payload if isinstance(payload, list) else [payload]):
-        raise FormatRefused(f"an empty object is no {provider} request or response; give it as the API has it")
+        raise FormatRefused(
+            f"an empty object is not a valid {provider} request or response; pass the payload as the API returns it"
+        )
     try:
         messages = known.back(payload)
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise FormatRefused(
-            f"this is no {provider} request or response ({type(error).__name__}: {error}); give it as the API has it"
+            f"this is not a valid {provider} request or response ({type(error).__name__}: {error}); "
+            "pass the payload as the API returns it"
         ) from error
     if not all(message["role"] for message in messages):
-        raise FormatRefused(f"this is no {provider} request or response: a message in it does not say whose it is")
+        raise FormatRefused(f"this is not a valid {provider} request or response: a message in it has no role")
     return messages
 
 
 def normalize_usage(usage: dict[str, Any], provider: str) -> dict[str, int]:
-    """A provider's count of tokens under our names; the input has what was cached in it, the output the thinking."""
+    """Convert a provider's token counts to our names; input includes cached tokens, output includes thinking."""
     return _format(provider).usage(usage)
+
+
+def to_plain_data(value: Any) -> Any:
+    """Convert SDK objects, also inside lists and dicts, to JSON data; bytes become base64."""
+    if hasattr(value, "model_dump"):
+        return value.model_dump(mode="json", by_alias=True, exclude_unset=True, warnings=False)
+    match value:
+        case dict():
+            return {key: to_plain_data(inner) for key, inner in value.items()}
+        case list() | tuple():
+            return [to_plain_data(inner) for inner in value]
+        case bytes():
+            return base64.b64encode(value).decode("ascii")
+    return value
 
 
 def _format(provider: str) -> _Format:
     known = _FORMATS.get(_ALSO.get(provider, provider))
     if known is None:
-        raise FormatRefused(f"no format is known for {provider!r}; known are {', '.join(PROVIDERS)}")
+        raise FormatRefused(f"unknown provider {provider!r}; known providers are {', '.join(PROVIDERS)}")
     return known

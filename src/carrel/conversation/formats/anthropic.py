@@ -1,33 +1,34 @@
-"""Pure: our messages as an Anthropic Messages request, and back."""
+"""Convert messages to Anthropic Messages requests and back. Pure."""
 
 import base64
 import binascii
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from carrel.conversation.formats.arguments import arguments_object, unwrapped
-from carrel.conversation.formats.echoes import anthropic_echo
-from carrel.conversation.formats.media import IMAGES, media_of
 from carrel.conversation.formats.turns import (
+    IMAGES,
     OPENING,
     Converted,
-    Piece,
-    Said,
-    Spelling,
+    IdMapper,
     Turn,
-    arrange,
+    WireBlock,
+    WireTurn,
+    arguments_object,
+    arrange_turns,
     as_text,
-    compactions,
     count_of,
-    inside,
-    joined,
+    join_texts,
     keep_native,
-    keep_shape,
-    merged,
+    keep_request_form,
+    media_of,
+    merge_turns,
     native_block,
-    opened,
+    remove_opening,
     rest,
-    without_opening,
+    result_blocks,
+    start_with_user,
+    unwrap_arguments,
+    wire_name,
 )
 from carrel.conversation.messages import (
     ConversationMessage,
@@ -43,53 +44,53 @@ from carrel.conversation.messages import (
 
 NAME = "anthropic"
 BREAKPOINTS = 4
-"""How many `cache_control` marks a request may have."""
+"""The largest number of `cache_control` marks in a request."""
 _SERVER_CALLS = ("server_tool_use", "mcp_tool_use")
 _THINKING = ("thinking", "redacted_thinking")
 
 
 Places = dict[int, tuple[int, int | None]]
-"""Where in the conversation a block of the payload is from, by its identity."""
+"""The position in the conversation of each block of the payload, by the `id()` of the block."""
 
 
 def to_anthropic(messages: Sequence[ConversationMessage], *, system: str | None = None) -> Converted:
-    """`messages`, and `system` when there is any."""
+    """Convert messages to `messages`, and `system` if there are instructions."""
     report = Converted({})
-    turns = arrange(messages, NAME, Spelling(ids=64, names=128, bad_in_id=r"[^a-zA-Z0-9_-]"), report)
+    turns = arrange_turns(messages, NAME, IdMapper(ids=64, names=128, bad_in_id=r"[^a-zA-Z0-9_-]"), report)
     instructions = [turn for place, turn in enumerate(turns) if turn.role == "system" and not _stays(turns, place)]
     for turn in instructions:
         if not turn.leading:
             report.change((turn.index, None), "system", "moved to the system prompt, before everything else")
     places: Places = {}
-    said = [_said(turn, places, report) for turn in turns if turn not in instructions]
-    whole = merged(_without_halves(merged(said), places, report))
-    wire = opened(_without_loose_ends(whole, places, report), {"type": "text", "text": OPENING}, report)
-    heads = [_said(turn, places, report) for turn in instructions]
+    wire_turns = [_to_wire(turn, places, report) for turn in turns if turn not in instructions]
+    whole = merge_turns(_drop_unpaired_server_blocks(merge_turns(wire_turns), places, report))
+    wire = start_with_user(_trim_ends(whole, places, report), {"type": "text", "text": OPENING}, report)
+    heads = [_to_wire(turn, places, report) for turn in instructions]
     head = [{"type": "text", "text": system}] if system else []
     head += [block for each in heads for block in each.content]
     _limit_breakpoints(head, [block for turn in wire for block in turn.content], places, report)
     plain = (not heads and bool(head)) or (len(head) == len(heads) == 1 and bool(heads[0].native.get("plain")))
     if head:
-        report.payload["system"] = _content(Said("system", head, {"plain": plain}))
+        report.payload["system"] = _content(WireTurn("system", head, {"plain": plain}))
     report.payload["messages"] = [{"role": turn.role, "content": _content(turn)} for turn in wire]
     return report
 
 
 def _stays(turns: list[Turn], place: int) -> bool:
-    """Whether a system message came from the middle of such a request and may stand there again."""
+    """Whether a system message came from the middle of an Anthropic request and may be sent there again."""
     before = turns[place - 1].role if place else None
     after = turns[place + 1].role if place + 1 < len(turns) else "assistant"
     return bool(turns[place].native.get("in_place")) and before in ("user", "results") and after == "assistant"
 
 
-def _content(turn: Said) -> str | list[dict[str, Any]]:
-    """A lone text is a plain string where it was one."""
+def _content(turn: WireTurn) -> str | list[dict[str, Any]]:
+    """A single text as a plain string if it came as one."""
     if turn.native.get("plain") and len(turn.content) == 1 and set(turn.content[0]) == {"type", "text"}:
         return as_text(turn.content[0]["text"])
     return turn.content
 
 
-def _said(turn: Turn, places: Places, report: Converted) -> Said:
+def _to_wire(turn: Turn, places: Places, report: Converted) -> WireTurn:
     role = "user" if turn.role == "results" else turn.role
     content: list[dict[str, Any]] = []
     moved: list[dict[str, Any]] = []
@@ -98,50 +99,66 @@ def _said(turn: Turn, places: Places, report: Converted) -> Said:
             content.append(_tool_result(piece, moved, report))
             places[id(content[-1])] = piece.at
         elif role == "assistant" and piece.kind in ("image", "document"):
-            report.drop(piece.at, piece.kind, "an assistant message of Anthropic cannot have it")
+            report.drop(piece.at, piece.kind, "an assistant message cannot contain it at Anthropic")
         elif (block := _block(piece, report)) is not None:
             content.append(block)
             places[id(block)] = piece.at
-    return Said(role, content + moved, turn.native, turn.index)
+    return WireTurn(role, content + moved, turn.native, turn.index)
 
 
-def _block(piece: Piece, report: Converted) -> dict[str, Any] | None:
+def _block(piece: WireBlock, report: Converted) -> dict[str, Any] | None:
     match piece.kind:
         case "text":
             if not piece.text.strip():
-                report.drop(piece.at, "text", "Anthropic refuses a text with nothing in it")
+                report.drop(piece.at, "text", "Anthropic refuses an empty text")
                 return None
-            return anthropic_echo(_marked(piece, {"type": "text", "text": piece.text}))
+            return _strip_response_only_fields(_marked(piece, {"type": "text", "text": piece.text}))
         case "thinking":
             return _thinking(piece, report)
         case "tool_use":
             value = arguments_object(piece, report)
             call = {"type": "tool_use", "id": piece.call_id, "name": piece.name, "input": value}
-            return anthropic_echo(_marked(piece, call))
+            return _strip_response_only_fields(_marked(piece, call))
         case "image" | "document":
             return _media(piece, report)
         case _:
-            return anthropic_echo(piece.block["value"])
+            return _strip_response_only_fields(piece.block["value"])
 
 
-def _marked(piece: Piece, block: dict[str, Any]) -> dict[str, Any]:
+def _marked(piece: WireBlock, block: dict[str, Any]) -> dict[str, Any]:
     hint = meta_of(piece.block).get("cache_control")
     return {**block, **piece.native, **({"cache_control": dict(hint)} if isinstance(hint, dict) else {})}
 
 
-def _thinking(piece: Piece, report: Converted) -> dict[str, Any] | None:
-    # Other writers of the log keep the whole block, or the signature alone, one level higher.
+def _strip_response_only_fields(block: dict[str, Any]) -> dict[str, Any]:
+    """Remove what Anthropic refuses when a response is sent back: a citation's file, a null caller, parsed output.
+
+    A citation needs a title, which may be null."""
+    echo = {wire_name(name): value for name, value in block.items() if name != "parsed_output"}
+    if echo.get("caller", echo) is None:
+        del echo["caller"]
+    for name in ("content", "citations"):
+        if isinstance(echo.get(name), list):
+            echo[name] = [_strip_response_only_fields(part) if isinstance(part, dict) else part for part in echo[name]]
+    if "cited_text" in echo:
+        echo.pop("file_id", None)
+        echo.setdefault("title" if str(echo.get("type")).endswith("search_result_location") else "document_title", None)
+    return echo
+
+
+def _thinking(piece: WireBlock, report: Converted) -> dict[str, Any] | None:
+    # Other programs that write this log format store the whole block, or only the signature, one level higher.
     whole = piece.native.get("anthropic_block")
     if isinstance(whole, dict) and whole.get("type") in _THINKING:
         return dict(whole)
     signature = piece.native.get("signature") or meta_of(piece.block).get("signature")
     if not signature:
-        report.drop(piece.at, "thinking", "it has no signature, and Anthropic takes only what it has signed")
+        report.drop(piece.at, "thinking", "it has no signature, and Anthropic accepts only signed thinking")
         return None
     return {"type": "thinking", "thinking": piece.text, **piece.native, "signature": signature}
 
 
-def _media(piece: Piece, report: Converted) -> dict[str, Any] | None:
+def _media(piece: WireBlock, report: Converted) -> dict[str, Any] | None:
     media = media_of(piece, NAME, report)
     if media is None:
         return None
@@ -151,13 +168,13 @@ def _media(piece: Piece, report: Converted) -> dict[str, Any] | None:
     elif piece.kind == "document" and media.is_text:
         text = _decoded(media.data)
         if text is None:
-            report.drop(piece.at, "document", "its data is no base64 of UTF-8 text")
+            report.drop(piece.at, "document", "its data is not base64 of UTF-8 text")
             return None
         source = {"type": "text", "media_type": "text/plain", "data": text}
         if media.mime_type != "text/plain":
             report.change(piece.at, "document", f"{media.mime_type} is sent as text/plain")
     elif piece.kind == "document" and media.mime_type != "application/pdf":
-        report.drop(piece.at, "document", f"Anthropic has no documents of the kind {media.mime_type}")
+        report.drop(piece.at, "document", f"Anthropic does not accept documents of type {media.mime_type}")
         return None
     if media.name and piece.kind == "image":
         report.drop(piece.at, "name", "an image has no name at Anthropic")
@@ -172,16 +189,16 @@ def _decoded(data: str) -> str | None:
         return None
 
 
-def _tool_result(piece: Piece, moved: list[dict[str, Any]], report: Converted) -> dict[str, Any]:
+def _tool_result(piece: WireBlock, moved: list[dict[str, Any]], report: Converted) -> dict[str, Any]:
     failed = bool(piece.block.get("is_error"))
     parts: list[dict[str, Any]] = []
-    for part in inside(piece, NAME, report):
+    for part in result_blocks(piece, NAME, report):
         if part.kind not in ("text", "image", "document", "native"):
-            report.drop(part.at, part.kind, "a tool result of Anthropic cannot have it")
+            report.drop(part.at, part.kind, "a tool result cannot contain it at Anthropic")
             continue
         block = _block(part, report)
         if block is not None and failed and block["type"] != "text":
-            report.change(part.at, part.kind, "moved after the results: a failed one may have text only")
+            report.change(part.at, part.kind, "moved after the results: a failed result may contain only text")
             moved.append(block)
         elif block is not None:
             parts.append(block)
@@ -196,21 +213,21 @@ def _tool_result(piece: Piece, moved: list[dict[str, Any]], report: Converted) -
     return block
 
 
-def _without_halves(wire: list[Said], places: Places, report: Converted) -> list[Said]:
-    """Anthropic's own tools: a call whose result never came, and a result of no call, are refused.
+def _drop_unpaired_server_blocks(wire: list[WireTurn], places: Places, report: Converted) -> list[WireTurn]:
+    """Drop calls of Anthropic's own tools without a result, and results without a call; both would be refused.
 
-    One at the end may still get its result: when the turn goes on, or once the calls it made in turn are answered."""
+    A call at the end is kept: its result may come when the turn continues or after our tool results."""
     blocks = [block for turn in wire for block in turn.content]
-    asked = {block.get("id") for block in blocks if block.get("type") in _SERVER_CALLS}
+    call_ids = {block.get("id") for block in blocks if block.get("type") in _SERVER_CALLS}
     answered = {block.get("tool_use_id") for block in blocks if _is_server_result(block)}
     for place, turn in enumerate(wire):
         after = wire[place + 1 :]
         waits = not after or (len(after) == 1 and after[0].content[0].get("type") == "tool_result")
         for block in list(turn.content):
             lone_call = block.get("type") in _SERVER_CALLS and block.get("id") not in answered and not waits
-            if lone_call or (_is_server_result(block) and block.get("tool_use_id") not in asked):
+            if lone_call or (_is_server_result(block) and block.get("tool_use_id") not in call_ids):
                 at = places.get(id(block), (-1, None))
-                report.drop(at, "native", "a call without its result, or the other way round, is refused")
+                report.drop(at, "native", "a call without its result, or a result without its call, is refused")
                 turn.content.remove(block)
     return wire
 
@@ -219,18 +236,18 @@ def _is_server_result(block: dict[str, Any]) -> bool:
     return as_text(block.get("type")).endswith("_tool_result")
 
 
-def _without_loose_ends(wire: list[Said], places: Places, report: Converted) -> list[Said]:
-    """An assistant's message may not end with thinking, nor the whole with white space after its last words."""
+def _trim_ends(wire: list[WireTurn], places: Places, report: Converted) -> list[WireTurn]:
+    """Drop thinking at the end of an assistant message, and white space at the end of the conversation."""
     for turn in wire:
         while turn.role == "assistant" and turn.content and turn.content[-1].get("type") in _THINKING:
             at = places[id(turn.content.pop())]
-            report.drop(at, "thinking", "nothing follows it, and Anthropic refuses a message that ends with it")
-    kept = merged(wire)
+            report.drop(at, "thinking", "Anthropic refuses a message that ends with thinking")
+    kept = merge_turns(wire)
     if kept and kept[-1].role == "assistant" and kept[-1].content[-1].get("type") == "text":
         last = kept[-1].content[-1]
         trimmed = as_text(last["text"]).rstrip()
         if trimmed != last["text"]:
-            report.change(places[id(last)], "text", "white space at the very end left out")
+            report.change(places[id(last)], "text", "white space at the end is removed")
             last["text"] = trimmed
     return kept
 
@@ -238,13 +255,13 @@ def _without_loose_ends(wire: list[Said], places: Places, report: Converted) -> 
 def _limit_breakpoints(
     head: list[dict[str, Any]], blocks: list[dict[str, Any]], places: Places, report: Converted
 ) -> None:
-    """Keep those of the system prompt, which other conversations share, and the last ones of the messages."""
+    """Keep the marks of the system prompt, which other conversations share, and the last ones of the messages."""
     inner = [part for block in blocks for part in [*_inner(block), block]]
     marked = [block for block in [*head, *reversed(inner)] if isinstance(block.get("cache_control"), dict)]
     for block in marked[BREAKPOINTS:]:
         del block["cache_control"]
         at = places.get(id(block), (-1, None))
-        report.drop(at, "cache_control", f"a request has at most {BREAKPOINTS}")
+        report.drop(at, "cache_control", f"a request can have at most {BREAKPOINTS}")
 
 
 def _inner(block: dict[str, Any]) -> list[dict[str, Any]]:
@@ -253,14 +270,14 @@ def _inner(block: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def from_anthropic(payload: Any) -> list[ConversationMessage]:
-    """A response, a request, a list of messages, or one message."""
+    """Read messages from a response, a request, a list of messages, or one message."""
     if isinstance(payload, list):
-        return without_opening([_message(message) for message in payload])
+        return remove_opening([_message(message) for message in payload])
     if "messages" not in payload:
         return [_response(payload) if payload.get("type") == "message" else _message(payload)]
     system = payload.get("system")
     head = [_message({"role": "system", "content": system}, in_place=False)] if system else []
-    return without_opening(head + [_message(message) for message in payload["messages"]])
+    return remove_opening(head + [_message(message) for message in payload["messages"]])
 
 
 def _message(wire: dict[str, Any], *, in_place: bool = True) -> ConversationMessage:
@@ -269,7 +286,7 @@ def _message(wire: dict[str, Any], *, in_place: bool = True) -> ConversationMess
     if role == "system" and in_place:
         shape["in_place"] = True
     meta = {"provider": NAME} if role == "assistant" else None
-    return keep_shape(build_message(role, _blocks(content), meta=meta), NAME, shape)
+    return keep_request_form(build_message(role, _blocks(content), meta=meta), NAME, shape)
 
 
 def _response(wire: dict[str, Any]) -> ConversationMessage:
@@ -300,7 +317,7 @@ def _read(wire: dict[str, Any]) -> MessageBlock:
         case "redacted_thinking":
             return keep_native(thinking_block(""), NAME, {"anthropic_block": wire})
         case "tool_use":
-            value, meta = unwrapped(wire.get("input"))
+            value, meta = unwrap_arguments(wire.get("input"))
             call = tool_use_block(tool_id=as_text(wire["id"]), name=as_text(wire["name"]), input=value, meta=meta)
             return _kept(call, wire, "id", "name", "input")
         case "tool_result":
@@ -342,7 +359,7 @@ def _read_result(wire: dict[str, Any]) -> MessageBlock:
     inner = _blocks(content) if isinstance(content, list) else None
     block = tool_result_block(
         tool_use_id=as_text(wire["tool_use_id"]),
-        model_text=joined(inner) if inner is not None else as_text(content),
+        model_text=join_texts(inner) if inner is not None else as_text(content),
         is_error=wire.get("is_error") is True,
         content=inner,
     )
@@ -352,20 +369,26 @@ def _read_result(wire: dict[str, Any]) -> MessageBlock:
     return _kept(block, wire, *known)
 
 
+def compactions(usage: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The usage of Anthropic's own compactions during a response, which its totals do not include."""
+    iterations = usage.get("iterations")
+    listed = iterations if isinstance(iterations, list) else []
+    return [each for each in listed if isinstance(each, dict) and each.get("type") == "compaction"]
+
+
 def usage_of(usage: dict[str, Any]) -> dict[str, int]:
-    """Anthropic counts what the cache gave and took apart from `input_tokens`, and leaves out what its own compactions
-    cost; ours has it all in."""
+    """Convert token counts; ours include cache reads, cache writes and compactions, Anthropic's totals do not."""
     parts = [usage, *compactions(usage)]
     fresh, read, write, output = (
         sum(count_of(part, name) for part in parts)
         for name in ("input_tokens", "cache_read_input_tokens", "cache_creation_input_tokens", "output_tokens")
     )
-    given = fresh + read + write
+    input_tokens = fresh + read + write
     return {
-        "input_tokens": given,
+        "input_tokens": input_tokens,
         "output_tokens": output,
         "cache_read_tokens": read,
         "cache_write_tokens": write,
         "reasoning_tokens": count_of(usage.get("output_tokens_details"), "thinking_tokens"),
-        "total_tokens": given + output,
+        "total_tokens": input_tokens + output,
     }

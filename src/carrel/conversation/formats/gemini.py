@@ -1,30 +1,34 @@
-"""Pure: our messages as a Gemini generateContent request, and back."""
+"""Convert messages to Gemini `generateContent` requests and back. Pure."""
 
 import json
+import mimetypes
 import re
 from collections.abc import Sequence
 from typing import Any
 
-from carrel.conversation.formats.arguments import arguments_object, as_json, unwrapped
-from carrel.conversation.formats.media import guessed_kind, media_of
 from carrel.conversation.formats.turns import (
     OPENING,
     Converted,
-    Piece,
-    Said,
-    Spelling,
+    IdMapper,
+    Media,
     Turn,
-    arrange,
+    WireBlock,
+    WireTurn,
+    arguments_object,
+    arrange_turns,
+    as_json,
     as_text,
     count_of,
-    inside,
     keep_native,
-    keep_shape,
-    merged,
+    keep_request_form,
+    media_of,
+    merge_turns,
     native_block,
-    opened,
+    remove_opening,
     rest,
-    without_opening,
+    result_blocks,
+    start_with_user,
+    unwrap_arguments,
 )
 from carrel.conversation.messages import (
     ConversationMessage,
@@ -40,18 +44,18 @@ from carrel.conversation.messages import (
 
 NAME = "gemini"
 UNSIGNED = "skip_thought_signature_validator"
-"""The signature Google documents for a call that another model made; Gemini 3 refuses one without any."""
+"""The signature that Google documents for calls by other models; Gemini 3 refuses calls without a signature."""
 _OF_THE_CLIENT = ("automaticFunctionCallingHistory", "parsed", "sdkHttpResponse")
-"""What Google's client puts into a response: all that was said before, among others."""
+"""Fields that Google's client adds to a response, such as the previous messages."""
 _DOCUMENTS = ("application/pdf", "text/")
 _CALL_HINTS = ("no_id", "no_args", "functionCall", "part")
 _RESULT_HINTS = ("no_id", "json", "name", "functionResponse", "part")
 
 
 def to_gemini(messages: Sequence[ConversationMessage], *, system: str | None = None) -> Converted:
-    """`contents`, and `systemInstruction` when there is any."""
+    """Convert messages to `contents`, and `systemInstruction` if there are instructions."""
     report = Converted({})
-    turns = arrange(messages, NAME, Spelling(ids=256, names=128, bad_in_name=r"[^a-zA-Z0-9_.:-]"), report)
+    turns = arrange_turns(messages, NAME, IdMapper(ids=256, names=128, bad_in_name=r"[^a-zA-Z0-9_.:-]"), report)
     heads = [turn for turn in turns if turn.role == "system"]
     for turn in heads:
         if not turn.leading:
@@ -61,39 +65,45 @@ def to_gemini(messages: Sequence[ConversationMessage], *, system: str | None = N
     if parts:
         shape = heads[0].native if len(heads) == 1 else {}
         report.payload["systemInstruction"] = {"parts": parts, **rest(shape, "no_role")}
-    said = [_said(turn, report) for turn in turns if turn.role != "system"]
-    report.payload["contents"] = [_content(turn) for turn in opened(merged(said), {"text": OPENING}, report)]
+    wire_turns = [_to_wire(turn, report) for turn in turns if turn.role != "system"]
+    report.payload["contents"] = [
+        _content(turn) for turn in start_with_user(merge_turns(wire_turns), {"text": OPENING}, report)
+    ]
     return report
 
 
-def _content(turn: Said) -> dict[str, Any]:
+def _content(turn: WireTurn) -> dict[str, Any]:
     role = {} if turn.native.get("no_role") else {"role": turn.role}
     return {**role, "parts": turn.content, **rest(turn.native, "no_role")}
 
 
-def _said(turn: Turn, report: Converted) -> Said:
+def _to_wire(turn: Turn, report: Converted) -> WireTurn:
     parts = [part for piece in turn.pieces for part in _part(piece, report)]
     if turn.role != "assistant":
-        return Said("user", parts, turn.native, turn.index)
+        return WireTurn("user", parts, turn.native, turn.index)
     first = next((place for place, part in enumerate(parts) if "functionCall" in part), None)
     piece = next((piece for piece in turn.pieces if piece.kind == "tool_use"), None)
     if first is not None and piece is not None and not _made_here(piece):
         parts[first] = {**parts[first], "thoughtSignature": UNSIGNED}
-        report.change(piece.at, "signature", "a call of another provider's model gets the signature that says so")
-    return Said("model", parts, turn.native, turn.index)
+        report.change(
+            piece.at,
+            "signature",
+            "a call by another provider's model gets Google's placeholder signature",
+        )
+    return WireTurn("model", parts, turn.native, turn.index)
 
 
-def _made_here(piece: Piece) -> bool:
+def _made_here(piece: WireBlock) -> bool:
     return piece.maker in ("gemini", "google")
 
 
-def _part(piece: Piece, report: Converted) -> list[dict[str, Any]]:
+def _part(piece: WireBlock, report: Converted) -> list[dict[str, Any]]:
     extra = _extra(piece)
     match piece.kind:
         case "text" if piece.text or extra:
             return [{"text": piece.text, **extra}]
         case "text":
-            report.drop(piece.at, "text", "Gemini refuses a text with nothing in it")
+            report.drop(piece.at, "text", "Gemini refuses an empty text")
             return []
         case "thinking":
             return [{"text": piece.text, "thought": True, **extra}]
@@ -108,8 +118,8 @@ def _part(piece: Piece, report: Converted) -> list[dict[str, Any]]:
             return [{**media, **extra}] if media else []
 
 
-def _extra(piece: Piece) -> dict[str, Any]:
-    """What else the part had; other writers of the log keep the whole part."""
+def _extra(piece: WireBlock) -> dict[str, Any]:
+    """Other fields of the part; other programs that write this log format store the whole part."""
     hints = (
         _CALL_HINTS if piece.kind == "tool_use" else _RESULT_HINTS if piece.kind == "tool_result" else ("part", "inner")
     )
@@ -120,32 +130,37 @@ def _extra(piece: Piece) -> dict[str, Any]:
     return extra
 
 
-def _inner(piece: Piece, key: str) -> dict[str, Any]:
+def _inner(piece: WireBlock, key: str) -> dict[str, Any]:
     inner = piece.native.get(key)
     return inner if isinstance(inner, dict) else {}
 
 
-def _media(piece: Piece, report: Converted) -> dict[str, Any] | None:
+def _media(piece: WireBlock, report: Converted) -> dict[str, Any] | None:
     media = media_of(piece, NAME, report)
     if media is None:
         return None
-    mime_type = guessed_kind(media)
+    mime_type = _guessed_kind(media)
     if piece.kind == "document" and media.data and not mime_type.startswith(_DOCUMENTS):
         if not media.is_text:
-            report.drop(piece.at, "document", f"gemini takes no documents of the kind {mime_type}")
+            report.drop(piece.at, "document", f"Gemini does not accept documents of type {mime_type}")
             return None
         report.change(piece.at, "document", f"{mime_type} is sent as text/plain")
         mime_type = "text/plain"
     kind = {"mimeType": mime_type} if mime_type else {}
     inner = _inner(piece, "inner")
     if media.name and "displayName" not in inner:
-        report.drop(piece.at, "name", "Gemini takes the name of a file only beside its own server-side tools")
+        report.drop(piece.at, "name", "Gemini accepts file names only with its own server-side tools")
     if media.url:
         return {"fileData": {**kind, "fileUri": media.url, **inner}}
     return {"inlineData": {**kind, "data": media.data, **inner}}
 
 
-def _call(piece: Piece, extra: dict[str, Any], report: Converted) -> dict[str, Any]:
+def _guessed_kind(media: Media) -> str:
+    """The MIME type; for a URL without one, guessed from its ending."""
+    return media.mime_type or mimetypes.guess_type(media.url.partition("?")[0])[0] or ""
+
+
+def _call(piece: WireBlock, extra: dict[str, Any], report: Converted) -> dict[str, Any]:
     call: dict[str, Any] = {} if piece.native.get("no_id") else {"id": piece.call_id}
     call["name"] = piece.name
     value = arguments_object(piece, report)
@@ -154,30 +169,30 @@ def _call(piece: Piece, extra: dict[str, Any], report: Converted) -> dict[str, A
     return {"functionCall": {**call, **_inner(piece, "functionCall")}, **extra}
 
 
-def _response_part(piece: Piece, extra: dict[str, Any], report: Converted) -> dict[str, Any]:
-    unnamed = piece.native.get("no_id") or (piece.call is not None and piece.call.native.get("no_id"))
-    answer: dict[str, Any] = {} if unnamed else {"id": piece.call_id}
+def _response_part(piece: WireBlock, extra: dict[str, Any], report: Converted) -> dict[str, Any]:
+    default_file_name = piece.native.get("no_id") or (piece.call is not None and piece.call.native.get("no_id"))
+    answer: dict[str, Any] = {} if default_file_name else {"id": piece.call_id}
     answer["name"] = as_text(piece.native.get("name")) or piece.name
     answer["response"] = _response_object(piece)
     parts: list[dict[str, Any]] = []
-    given = inside(piece, NAME, report)
-    if sum(part.kind == "text" for part in given) > 1:
-        report.change(piece.at, "tool_result", "its texts are joined to one")
-    for part in given:
+    inner = result_blocks(piece, NAME, report)
+    if sum(part.kind == "text" for part in inner) > 1:
+        report.change(piece.at, "tool_result", "its texts are joined into one")
+    for part in inner:
         if part.kind in ("image", "document"):
             media = _media(part, report)
             parts += [{**media, **_extra(part)}] if media else []
         elif part.kind == "native":
             parts.append(dict(part.block["value"]))
         elif part.kind != "text":
-            report.drop(part.at, part.kind, "a function response cannot have it")
+            report.drop(part.at, part.kind, "a function response cannot contain it")
     if parts:
         answer["parts"] = parts
     return {"functionResponse": {**answer, **_inner(piece, "functionResponse")}, **extra}
 
 
-def _response_object(piece: Piece) -> dict[str, Any]:
-    """The text under the key Google documents for it, or the object that the text stands for."""
+def _response_object(piece: WireBlock) -> dict[str, Any]:
+    """The text under the key that Google documents, or the JSON object that it was read from."""
     text = tool_result_text(piece.block)
     if piece.native.get("json"):
         try:
@@ -190,13 +205,13 @@ def _response_object(piece: Piece) -> dict[str, Any]:
 
 
 def from_gemini(payload: Any) -> list[ConversationMessage]:
-    """A response, also as the pieces of a stream, a request, a list of contents, or one content."""
+    """Read messages from a response, the chunks of a stream, a request, a list of contents, or one content."""
     if isinstance(payload, list):
-        pieces = [_camel(piece) for piece in payload]
+        pieces = [_to_camel_case(piece) for piece in payload]
         if any("candidates" in piece or "usageMetadata" in piece for piece in pieces):
-            return [_response(_put_together(pieces))]
-        return without_opening(_messages(payload))
-    payload = _camel(payload)
+            return [_response(_join_stream(pieces))]
+        return remove_opening(_messages(payload))
+    payload = _to_camel_case(payload)
     if "candidates" in payload or "promptFeedback" in payload:
         return [_response(payload)]
     if "contents" not in payload:
@@ -205,37 +220,41 @@ def from_gemini(payload: Any) -> list[ConversationMessage]:
     head: list[ConversationMessage] = []
     if isinstance(system, dict):
         blocks = [_read(part, "", {}) for part in system.get("parts") or []]
-        head = [keep_shape(build_message("system", blocks), NAME, rest(_camel(system), "parts"))]
-    return without_opening(head + _messages(payload["contents"]))
+        head = [keep_request_form(build_message("system", blocks), NAME, rest(_to_camel_case(system), "parts"))]
+    return remove_opening(head + _messages(payload["contents"]))
 
 
 _SNAKE = re.compile(r"_([a-z])")
-_DATA = ("args", "response", "partMetadata")
-"""What these hold is the model's or the user's, whatever it is named inside."""
+_UNTOUCHED = ("args", "response", "partMetadata")
+"""Fields with data of the model or the user, in which keys are not renamed."""
 
 
-def _camel(wire: Any) -> dict[str, Any]:
-    """The SDK dumps names with underscores; the wire has none."""
+def _to_camel_case(wire: Any) -> dict[str, Any]:
+    """Rename keys from snake_case, as in dumps of the SDK, to camelCase, as in the API."""
     return {_SNAKE.sub(lambda match: match[1].upper(), key): value for key, value in wire.items()}
 
 
 def _wire(part: Any) -> Any:
-    """A part as the wire has it, from any dump of the SDK: no underscores, no nulls."""
+    """A part as in the API, from any dump of the SDK: camelCase, no nulls."""
     if isinstance(part, list):
         return [_wire(inner) for inner in part]
     if not isinstance(part, dict):
         return part
-    return {name: value if name in _DATA else _wire(value) for name, value in _camel(part).items() if value is not None}
+    return {
+        name: value if name in _UNTOUCHED else _wire(value)
+        for name, value in _to_camel_case(part).items()
+        if value is not None
+    }
 
 
-def _put_together(pieces: list[dict[str, Any]]) -> dict[str, Any]:
-    """One response of the pieces of a stream: Google's client leaves this to its users."""
+def _join_stream(pieces: list[dict[str, Any]]) -> dict[str, Any]:
+    """Join the chunks of a stream into one response, which Google's client does not do."""
     whole: dict[str, Any] = {}
     candidate: dict[str, Any] = {}
     parts: list[dict[str, Any]] = []
     for piece in pieces:
         whole |= {name: value for name, value in piece.items() if value is not None and name != "candidates"}
-        first = _camel(next(iter(piece.get("candidates") or []), {}))
+        first = _to_camel_case(next(iter(piece.get("candidates") or []), {}))
         candidate |= {name: value for name, value in first.items() if value is not None and name != "content"}
         for part in map(_wire, (first.get("content") or {}).get("parts") or []):
             plain = {"text", "thought"} >= part.keys() >= {"text"}
@@ -244,7 +263,7 @@ def _put_together(pieces: list[dict[str, Any]]) -> dict[str, Any]:
                 parts[-1] = {**last, "text": last["text"] + part["text"]}
             else:
                 parts.append(part)
-    # A text with nothing in it ends most streams; it says something only with a signature.
+    # Most streams end with an empty text; it matters only if it has a signature.
     spoken = [part for part in parts if part.get("text") != "" or len(part) > 1]
     return {**whole, "candidates": [{**candidate, "content": {"role": "model", "parts": spoken}}]}
 
@@ -255,7 +274,7 @@ def _messages(contents: list[dict[str, Any]]) -> list[ConversationMessage]:
     for place, content in enumerate(contents):
         role = content.get("role")
         if role is None and "parts" not in content:
-            raise ValueError("a content has parts")
+            raise ValueError("a content needs `parts` or a `role`")
         ours = "assistant" if role == "model" else "user"
         prefix = f"call_{place}"
         blocks = [_read(part, f"{prefix}_{index}", open_calls) for index, part in enumerate(content.get("parts") or [])]
@@ -263,12 +282,12 @@ def _messages(contents: list[dict[str, Any]]) -> list[ConversationMessage]:
         if role not in ("model", "user", None):
             shape["role"] = role
         meta = {"provider": NAME} if ours == "assistant" else None
-        messages.append(keep_shape(build_message(ours, blocks, meta=meta), NAME, shape))
+        messages.append(keep_request_form(build_message(ours, blocks, meta=meta), NAME, shape))
     return messages
 
 
 def _read(part: dict[str, Any], new_id: str, open_calls: dict[str, list[str]]) -> MessageBlock:
-    """`open_calls` has the ids of the calls not yet answered, by the function's name: a response may have only that."""
+    """Read a part. `open_calls` has the ids of unanswered calls by function name, since a response may lack an id."""
     wire = _wire(part)
     if "functionCall" in wire:
         return _read_call(wire, new_id, open_calls)
@@ -289,7 +308,7 @@ def _read_media(wire: dict[str, Any]) -> MessageBlock:
         if kind is None or not inner.get(where):
             continue
         name = {"name": inner["displayName"]} if inner.get("displayName") else {}
-        # The SDK dumps bytes in the letters for addresses, which nobody else reads.
+        # The SDK dumps bytes as URL-safe base64, which other readers do not accept.
         block = {"type": kind, ours: as_text(inner[where]), "mime_type": mime_type, **name}
         if ours == "data":
             block["data"] = block["data"].replace("-", "+").replace("_", "/")
@@ -303,7 +322,7 @@ def _read_call(wire: dict[str, Any], new_id: str, open_calls: dict[str, list[str
     name = as_text(call.get("name"))
     id_ = as_text(call.get("id")) or new_id
     open_calls.setdefault(name, []).append(id_)
-    value, meta = unwrapped(call.get("args") or {})
+    value, meta = unwrap_arguments(call.get("args") or {})
     native = rest(wire, "functionCall")
     if extra := rest(call, "id", "name", "args"):
         native["functionCall"] = extra
@@ -313,16 +332,16 @@ def _read_call(wire: dict[str, Any], new_id: str, open_calls: dict[str, list[str
 
 def _read_response(wire: dict[str, Any], new_id: str, open_calls: dict[str, list[str]]) -> MessageBlock:
     answer = wire["functionResponse"]
-    name, given = as_text(answer.get("name")), as_text(answer.get("id"))
+    name, response_id = as_text(answer.get("name")), as_text(answer.get("id"))
     waiting = open_calls.get(name, [])
-    known = (given in waiting) if given else bool(waiting)
-    id_ = given or (waiting[0] if waiting else new_id)
+    known = (response_id in waiting) if response_id else bool(waiting)
+    id_ = response_id or (waiting[0] if waiting else new_id)
     if known:
         waiting.remove(id_)
     native = rest(wire, "functionResponse")
     if extra := rest(answer, "id", "name", "response", "parts"):
         native["functionResponse"] = extra
-    native |= ({} if given else {"no_id": True}) | ({} if known else {"name": name})
+    native |= ({} if response_id else {"no_id": True}) | ({} if known else {"name": name})
     text, failed, is_json = _read_object(answer.get("response"))
     if is_json:
         native["json"] = True
@@ -335,7 +354,7 @@ def _read_response(wire: dict[str, Any], new_id: str, open_calls: dict[str, list
 
 
 def _read_object(response: Any) -> tuple[str, bool, bool]:
-    """The text for the model, whether it tells of an error, and whether it is the JSON of the whole object."""
+    """The text for the model, whether it is an error, and whether it is the JSON of the whole object."""
     value = response if isinstance(response, dict) else {}
     for key in ("output", "error"):
         if set(value) == {key} and isinstance(value[key], str):
@@ -344,7 +363,7 @@ def _read_object(response: Any) -> tuple[str, bool, bool]:
 
 
 def _response(wire: dict[str, Any]) -> ConversationMessage:
-    candidates = [_camel(candidate) for candidate in wire.get("candidates") or []]
+    candidates = [_to_camel_case(candidate) for candidate in wire.get("candidates") or []]
     candidate = candidates[0] if candidates else {}
     response_id = as_text(wire.get("responseId"))
     content = candidate.get("content") or {}
@@ -366,8 +385,8 @@ def _response(wire: dict[str, Any]) -> ConversationMessage:
 
 
 def usage_of(usage: dict[str, Any]) -> dict[str, int]:
-    """Gemini counts thinking apart from the answer, and tool prompts apart from the prompt; ours has both in."""
-    native = _camel(usage)
+    """Convert token counts; ours include thinking in the output and tool prompts in the input, Gemini's do not."""
+    native = _to_camel_case(usage)
     thoughts, prompt, tools = (
         count_of(native, name) for name in ("thoughtsTokenCount", "promptTokenCount", "toolUsePromptTokenCount")
     )

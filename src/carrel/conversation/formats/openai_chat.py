@@ -1,25 +1,28 @@
-"""Pure: our messages as an OpenAI Chat Completions request, and back."""
+"""Convert messages to OpenAI Chat Completions requests and back. Pure."""
 
+import re
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from carrel.conversation.formats.arguments import arguments_text, read_arguments
-from carrel.conversation.formats.echoes import chat_echo
-from carrel.conversation.formats.media import media_block, media_of
 from carrel.conversation.formats.turns import (
+    TEXT_KINDS,
     Converted,
-    Piece,
-    Spelling,
+    IdMapper,
     Turn,
-    arrange,
+    WireBlock,
+    arguments_text,
+    arrange_turns,
+    as_json,
     as_text,
     count_of,
-    inside,
-    joined,
+    join_texts,
     keep_native,
-    keep_shape,
+    keep_request_form,
+    media_of,
     native_block,
+    parse_object,
     rest,
+    result_blocks,
 )
 from carrel.conversation.messages import (
     ConversationMessage,
@@ -35,32 +38,38 @@ from carrel.conversation.messages import (
 
 NAME = "openai_chat"
 _REASONING = ("reasoning_content", "reasoning")
-"""Where servers that speak this format put a model's thinking; OpenAI's own never shows it."""
+"""Fields in which other servers with this format put thinking; OpenAI itself never returns it."""
 _SENT_BACK = ("audio", "reasoning_details", "thinking_blocks")
-"""What a response has beside its words that its server wants to see again."""
+"""Fields of a response that its server wants to receive again."""
+_DATA_URL = re.compile(r"data:([^;,]+);base64,(.*)", re.DOTALL)
+_EXTENSIONS = {"text/plain": ".txt", "text/markdown": ".md", "text/csv": ".csv", "text/html": ".html"}
 _MESSAGE_HINTS = ("parts", "role", "no_content")
 
 
 def to_openai_chat(messages: Sequence[ConversationMessage], *, system: str | None = None) -> Converted:
-    """`messages`, with the system prompt as the first of them."""
+    """Convert messages to `messages`, with the system prompt first."""
     report = Converted({})
-    turns = arrange(messages, NAME, _spelling(), report)
+    turns = arrange_turns(messages, NAME, _id_mapper(), report)
     head = [{"role": "system", "content": system}] if system else []
-    report.payload["messages"] = head + [wire for turn in turns for wire in _said(turn, report)]
+    report.payload["messages"] = head + [wire for turn in turns for wire in _to_wire(turn, report)]
     return report
 
 
 def message_to_chat(message: ConversationMessage) -> list[dict[str, Any]]:
-    """One message on its own: the results it has, each as a `tool` message, then what else it says."""
+    """Convert a single message: first a `tool` message for each of its results, then the rest of it."""
     report = Converted({})
-    return [wire for turn in arrange([message], NAME, _spelling(), report, lone=True) for wire in _said(turn, report)]
+    return [
+        wire
+        for turn in arrange_turns([message], NAME, _id_mapper(), report, lone=True)
+        for wire in _to_wire(turn, report)
+    ]
 
 
-def _spelling() -> Spelling:
-    return Spelling(ids=40, names=64)
+def _id_mapper() -> IdMapper:
+    return IdMapper(ids=40, names=64)
 
 
-def _said(turn: Turn, report: Converted) -> list[dict[str, Any]]:
+def _to_wire(turn: Turn, report: Converted) -> list[dict[str, Any]]:
     match turn.role:
         case "assistant":
             return _assistant(turn, report)
@@ -74,18 +83,18 @@ def _said(turn: Turn, report: Converted) -> list[dict[str, Any]]:
     return [*whole, *spoken]
 
 
-def _is_message(piece: Piece) -> bool:
+def _is_message(piece: WireBlock) -> bool:
     return piece.kind == "native" and "role" in piece.block["value"]
 
 
 def _content(parts: list[dict[str, Any]], turn: Turn) -> str | list[dict[str, Any]]:
-    """One text is a plain string, unless it came as a list."""
+    """A single text as a plain string, unless it came as a list."""
     if len(parts) == 1 and set(parts[0]) == {"type", "text"} and not turn.native.get("parts"):
         return as_text(parts[0]["text"])
     return parts
 
 
-def _part(piece: Piece, report: Converted) -> list[dict[str, Any]]:
+def _part(piece: WireBlock, report: Converted) -> list[dict[str, Any]]:
     match piece.kind:
         case "text":
             return [{"type": "text", "text": piece.text, **piece.native}]
@@ -96,41 +105,47 @@ def _part(piece: Piece, report: Converted) -> list[dict[str, Any]]:
         case "native":
             return [dict(piece.block["value"])]
         case _:
-            report.drop(piece.at, piece.kind, "this place of a chat completion cannot have it")
+            report.drop(piece.at, piece.kind, "a chat completion cannot contain it here")
             return []
 
 
-def _image(piece: Piece, report: Converted) -> list[dict[str, Any]]:
+def _image(piece: WireBlock, report: Converted) -> list[dict[str, Any]]:
     media = media_of(piece, NAME, report)
     if media is None:
         return []
     if media.name:
-        report.drop(piece.at, "name", "an image has no name at OpenAI")
+        report.drop(piece.at, "name", "OpenAI does not accept names of images")
     detail = meta_of(piece.block).get("detail")
     image = {"url": media.address, **({"detail": detail} if detail else {})}
     return [{"type": "image_url", "image_url": image, **piece.native}]
 
 
-def _document(piece: Piece, report: Converted) -> list[dict[str, Any]]:
+def _document(piece: WireBlock, report: Converted) -> list[dict[str, Any]]:
     media = media_of(piece, NAME, report)
     if media is None:
         return []
     if media.url:
-        report.drop(piece.at, "document", "a chat completion takes a document's data, not its address")
+        report.drop(piece.at, "document", "a chat completion accepts a document's data, not its URL")
         return []
-    return [{"type": "file", "file": {"filename": media.file_name, "file_data": media.address}, **piece.native}]
+    return [
+        {
+            "type": "file",
+            "file": {"filename": media.name or default_file_name(media.mime_type), "file_data": media.address},
+            **piece.native,
+        }
+    ]
 
 
 def _results(turn: Turn, report: Converted) -> list[dict[str, Any]]:
-    """A `tool` message for each, then one user message with the images and documents they had."""
+    """A `tool` message for each result, then one user message with their images and documents."""
     wires: list[dict[str, Any]] = []
     moved: list[dict[str, Any]] = []
     for piece in turn.pieces:
         if piece.block.get("is_error"):
-            report.drop(piece.at, "is_error", "a tool message has no such mark; its text is all the model sees")
+            report.drop(piece.at, "is_error", "a tool message has no error mark; the model sees only its text")
         texts: list[dict[str, Any]] = []
         media: list[dict[str, Any]] = []
-        for part in inside(piece, NAME, report):
+        for part in result_blocks(piece, NAME, report):
             (texts if part.kind == "text" else media).extend(_part(part, report))
         if media:
             report.change(piece.at, "tool_result", "its images and documents follow in a user message")
@@ -144,7 +159,7 @@ def _results(turn: Turn, report: Converted) -> list[dict[str, Any]]:
 def _assistant(turn: Turn, report: Converted) -> list[dict[str, Any]]:
     texts: list[dict[str, Any]] = []
     calls: list[dict[str, Any]] = []
-    extra: dict[str, Any] = chat_echo(rest(turn.native, *_MESSAGE_HINTS))
+    extra: dict[str, Any] = _strip_response_only_fields(rest(turn.native, *_MESSAGE_HINTS))
     for piece in turn.pieces:
         match piece.kind:
             case "tool_use":
@@ -152,7 +167,7 @@ def _assistant(turn: Turn, report: Converted) -> list[dict[str, Any]]:
             case "text" if piece.native.get("refusal") == "field":
                 extra["refusal"] = piece.text
             case "text" if piece.native.get("transcript"):
-                # The sound stands for its words, as long as it is there.
+                # The audio replaces its transcript.
                 if "audio" not in extra:
                     texts.append({"type": "text", "text": piece.text})
             case "text" if piece.native.get("refusal"):
@@ -160,13 +175,13 @@ def _assistant(turn: Turn, report: Converted) -> list[dict[str, Any]]:
             case "text":
                 texts.append({"type": "text", "text": piece.text, **piece.native})
                 if calls:
-                    report.change(piece.at, "text", "stands before the calls of its message")
+                    report.change(piece.at, "text", "moved before the calls of its message")
             case "thinking" if isinstance(piece.native.get("part"), dict):
                 texts.append(piece.native["part"])
             case "thinking":
                 _reasoning(piece, extra, report)
             case _:
-                report.drop(piece.at, piece.kind, "an assistant's chat message cannot have it")
+                report.drop(piece.at, piece.kind, "an assistant message cannot contain it here")
     if not texts and not calls and not extra:
         return []
     wire: dict[str, Any] = {"role": "assistant", "content": _content(texts, turn) if texts else None}
@@ -175,16 +190,24 @@ def _assistant(turn: Turn, report: Converted) -> list[dict[str, Any]]:
     return [{**wire, **({"tool_calls": calls} if calls else {}), **extra}]
 
 
-def _reasoning(piece: Piece, extra: dict[str, Any], report: Converted) -> None:
+def _strip_response_only_fields(fields: dict[str, Any]) -> dict[str, Any]:
+    """Remove annotations and parsed output, which requests cannot have, and reduce audio to its id."""
+    echo = {name: value for name, value in fields.items() if name not in ("annotations", "parsed")}
+    if isinstance(echo.get("audio"), dict) and "id" in echo["audio"]:
+        echo["audio"] = {"id": echo["audio"]["id"]}
+    return echo
+
+
+def _reasoning(piece: WireBlock, extra: dict[str, Any], report: Converted) -> None:
     where = piece.native.get("reasoning_field")
     if where in _REASONING:
         extra[where] = as_text(extra.get(where)) + piece.text
     else:
-        report.drop(piece.at, "thinking", "a chat completion has no place for it")
+        report.drop(piece.at, "thinking", "a chat completion cannot contain thinking")
 
 
-def _call(piece: Piece) -> dict[str, Any]:
-    # A client that puts a stream together numbers the calls.
+def _call(piece: WireBlock) -> dict[str, Any]:
+    # Clients that join the chunks of a stream number the calls.
     extra, text = rest(piece.native, "index"), arguments_text(piece)
     value = piece.block.get("input")
     if extra.get("type") == "custom" and isinstance(value, dict) and isinstance(value.get("input"), str):
@@ -194,7 +217,7 @@ def _call(piece: Piece) -> dict[str, Any]:
 
 
 def from_openai_chat(payload: Any) -> list[ConversationMessage]:
-    """A chat completion, a request, a list of messages, or one message."""
+    """Read messages from a chat completion, a request, a list of messages, or one message."""
     if isinstance(payload, list):
         return _messages(payload)
     if "choices" in payload:
@@ -224,12 +247,12 @@ def _message(wire: dict[str, Any]) -> ConversationMessage:
         if isinstance(extra.get("refusal"), str):
             del extra["refusal"]
         message = build_message("assistant", _assistant_blocks(wire), meta={"provider": NAME})
-        return keep_shape(message, NAME, extra | _shape(wire))
+        return keep_request_form(message, NAME, extra | _shape(wire))
     if role not in ("user", "system", "developer"):
         return build_message("user", [native_block(NAME, wire)])
     shape = rest(wire, "role", "content") | _shape(wire) | ({"role": role} if role == "developer" else {})
     ours = "user" if role == "user" else "system"
-    return keep_shape(build_message(ours, _parts(wire.get("content"))), NAME, shape)
+    return keep_request_form(build_message(ours, _parts(wire.get("content"))), NAME, shape)
 
 
 def _shape(wire: dict[str, Any]) -> dict[str, Any]:
@@ -243,14 +266,14 @@ def _response(wire: dict[str, Any]) -> ConversationMessage:
     choices = wire["choices"]
     choice = choices[0] if choices else {}
     if "delta" in choice and "message" not in choice:
-        raise ValueError("a piece of a stream; put the pieces together first")
+        raise ValueError("this is one chunk of a stream; join the chunks first")
     message = choice.get("message") or {}
     usage = wire.get("usage")
     native = rest(wire, "id", "object", "model", "choices") | rest(choice, "index", "finish_reason", "message")
-    # What the message has beside its words: annotations, and what may come.
+    # Other fields of the message, such as annotations.
     native |= rest(message, "role", "content", "tool_calls", "refusal", *_REASONING)
     if sent_back := {name: message[name] for name in _SENT_BACK if message.get(name)}:
-        native["message"] = chat_echo(sent_back)
+        native["message"] = _strip_response_only_fields(sent_back)
     return assistant_message(
         _assistant_blocks(message),
         provider=NAME,
@@ -287,9 +310,9 @@ def _read(part: dict[str, Any]) -> MessageBlock:
         case "text":
             return keep_native(text_block(as_text(part.get("text"))), NAME, rest(part, "type", "text"))
         case "thinking":
-            # Mistral's, which wants it back where it was.
+            # From Mistral, which wants it back at the same position.
             thought = part.get("thinking")
-            text = joined(thought) if isinstance(thought, list) else as_text(thought)
+            text = join_texts(thought) if isinstance(thought, list) else as_text(thought)
             return keep_native(thinking_block(text), NAME, {"part": part})
         case "refusal":
             return keep_native(text_block(as_text(part.get("refusal"))), NAME, {"refusal": "part"})
@@ -303,6 +326,25 @@ def _read(part: dict[str, Any]) -> MessageBlock:
             if "data" in block:
                 return keep_native(block, NAME, rest(part, "type", "file"))
     return native_block(NAME, part)
+
+
+def default_file_name(mime_type: str) -> str:
+    """The file name that is sent for a document without a name."""
+    return f"document{_EXTENSIONS.get(mime_type, '.txt' if TEXT_KINDS.match(mime_type) else '.pdf')}"
+
+
+def media_block(kind: str, address: str, name: str | None = None) -> MessageBlock:
+    """An image or document block from a data URL or another URL; a default file name is not kept as its name."""
+    match = _DATA_URL.fullmatch(address)
+    where = {"data": match[2], "mime_type": match[1]} if match and match[2] else {"url": address}
+    made_up = match is not None and name == default_file_name(match[1])
+    return {"type": kind, **where, **({"name": name} if name and not made_up else {})}
+
+
+def read_arguments(raw: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """A tool call's input from its JSON text, and meta that keeps the text if serializing the input would change it."""
+    value = parse_object(raw)
+    return value or {}, {} if value is not None and as_json(value) == raw else {"raw_arguments": raw}
 
 
 def _read_call(call: dict[str, Any]) -> MessageBlock:
@@ -322,20 +364,20 @@ def _read_result(wire: dict[str, Any]) -> MessageBlock:
     inner = _parts(content) if isinstance(content, list) else None
     block = tool_result_block(
         tool_use_id=as_text(wire["tool_call_id"]),
-        model_text=joined(inner) if inner is not None else as_text(content),
+        model_text=join_texts(inner) if inner is not None else as_text(content),
         content=inner,
     )
     return keep_native(block, NAME, rest(wire, "role", "content", "tool_call_id"))
 
 
 def usage_of(usage: dict[str, Any]) -> dict[str, int]:
-    given, output = (count_of(usage, f"{what}_tokens") for what in ("prompt", "completion"))
+    input_tokens, output = (count_of(usage, f"{what}_tokens") for what in ("prompt", "completion"))
     details = usage.get("prompt_tokens_details")
     return {
-        "input_tokens": given,
+        "input_tokens": input_tokens,
         "output_tokens": output,
         "cache_read_tokens": count_of(details, "cached_tokens") or count_of(usage, "prompt_cache_hit_tokens"),
         "cache_write_tokens": count_of(details, "cache_write_tokens"),
         "reasoning_tokens": count_of(usage.get("completion_tokens_details"), "reasoning_tokens"),
-        "total_tokens": count_of(usage, "total_tokens") or given + output,
+        "total_tokens": count_of(usage, "total_tokens") or input_tokens + output,
     }

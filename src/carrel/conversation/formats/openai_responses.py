@@ -1,27 +1,27 @@
-"""Pure: our messages as an OpenAI Responses request, and back."""
+"""Convert messages to OpenAI Responses requests and back. Pure."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from carrel.conversation.formats.arguments import arguments_text, read_arguments
-from carrel.conversation.formats.echoes import item_echo
-from carrel.conversation.formats.hosted import settle_hosted
-from carrel.conversation.formats.media import media_block, media_of
+from carrel.conversation.formats.openai_chat import default_file_name, media_block, read_arguments
 from carrel.conversation.formats.turns import (
     Converted,
-    Piece,
-    Spelling,
+    IdMapper,
     Turn,
-    arrange,
+    WireBlock,
+    arguments_text,
+    arrange_turns,
     as_text,
     count_of,
-    inside,
-    joined,
+    join_texts,
     keep_native,
-    keep_shape,
+    keep_request_form,
+    media_of,
     native_block,
     native_of,
     rest,
+    result_blocks,
+    wire_name,
 )
 from carrel.conversation.messages import (
     ConversationMessage,
@@ -53,30 +53,81 @@ _OF_THE_REQUEST = (
     *("parallel_tool_calls", "prompt_cache_key", "prompt_cache_options", "prompt_cache_retention", "reasoning", "user"),
     *("safety_identifier", "temperature", "text", "tool_choice", "tools", "top_logprobs", "top_p", "truncation"),
 )
-"""What a response repeats of its request, which may be long."""
+"""Fields of the request that a response repeats; they may be long."""
+_HOSTED_TOOLS = ("computer_call", "local_shell_call", "shell_call", "apply_patch_call")
+_UNTOUCHED = frozenset({"arguments", "attributes", "input", "tools"})
+"""Fields with data of the model or the user, which is not changed."""
+_NULLABLE = frozenset({"code", "keys", "outputs", "param", "result"})
+"""Required fields of items that may be null."""
+_REQUIRED = {"code_interpreter_call": ("code", "outputs"), "image_generation_call": ("result",)}
 _HINTS = ("role", "plain", "untyped", "bare")
 
 
 def to_openai_responses(messages: Sequence[ConversationMessage], *, system: str | None = None) -> Converted:
-    """`input`, and `instructions` when there are any."""
+    """Convert messages to `input`, and `instructions` if there are any."""
     report = Converted({})
-    turns = arrange(messages, NAME, Spelling(ids=64, names=64), report)
+    turns = arrange_turns(messages, NAME, IdMapper(ids=64, names=64), report)
     if system:
         report.payload["instructions"] = system
     elif turns and _is_instructions(turns[0]):
         report.payload["instructions"] = turns.pop(0).pieces[0].text
-    settle_hosted(turns, report)
+    _settle_hosted_tools(turns, report)
     stored = _stored_reasoning(messages)
     items = [
-        item_echo(stored.get(as_text(item.get("id")), item)) for turn in _runs(turns) for item in _items(turn, report)
+        _strip_response_only_fields(stored.get(as_text(item.get("id")), item))
+        for turn in _runs(turns)
+        for item in _items(turn, report)
     ]
     bare = len(turns) == len(items) == 1 and turns[0].native.get("bare")
     report.payload["input"] = items[0]["content"] if bare else items
     return report
 
 
+def _settle_hosted_tools(turns: list[Turn], report: Converted) -> None:
+    """Drop calls without an output and outputs without a call; list unanswered calls at the end.
+
+    These are calls of tools that OpenAI defines and the caller runs."""
+    pieces = [piece for turn in turns for piece in turn.pieces]
+    called, answered = ({_hosted_id(piece, suffix) for piece in pieces} - {""} for suffix in ("", "_output"))
+    for turn in turns:
+        for piece in list(turn.pieces):
+            call, answer = _hosted_id(piece, ""), _hosted_id(piece, "_output")
+            if call and call not in answered and turn is turns[-1]:
+                report.unanswered.append(call)
+            elif (call and call not in answered) or (answer and answer not in called):
+                report.drop(piece.at, "native", "a call without its output, or an output without its call, is refused")
+                turn.pieces.remove(piece)
+
+
+def _hosted_id(piece: WireBlock, suffix: str) -> str:
+    """The id that such a call shares with its output; empty for anything else."""
+    value = piece.block["value"] if piece.kind == "native" else {}
+    if as_text(value.get("type")) not in [f"{kind}{suffix}" for kind in _HOSTED_TOOLS]:
+        return ""
+    return as_text(value.get("call_id") or value.get("id"))
+
+
+def _strip_response_only_fields(item: dict[str, Any]) -> dict[str, Any]:
+    """Remove what OpenAI refuses when a response's item is sent back: its creator, nulls, parsed output."""
+    needed = dict.fromkeys(_REQUIRED.get(str(item.get("type")), ()))
+    return needed | {
+        wire_name(name): value if name in _UNTOUCHED else _without_nulls(value)
+        for name, value in item.items()
+        if name not in ("created_by", "parsed", "parsed_arguments") and (value is not None or name in _NULLABLE)
+    }
+
+
+def _without_nulls(value: Any) -> Any:
+    match value:
+        case dict():
+            return _strip_response_only_fields(value)
+        case list():
+            return [_without_nulls(inner) for inner in value]
+    return value
+
+
 def _runs(turns: list[Turn]) -> list[Turn]:
-    """What the assistant says in a row is one run of items: reasoning may stand in a message before its item's."""
+    """Join consecutive assistant turns: reasoning may be in the message before that of its item."""
     runs: list[Turn] = []
     for turn in turns:
         if runs and runs[-1].role == turn.role == "assistant":
@@ -87,12 +138,12 @@ def _runs(turns: list[Turn]) -> list[Turn]:
 
 
 def _is_instructions(turn: Turn) -> bool:
-    """One plain text before anything else; a system message that came as an item stays one."""
+    """Whether a turn is one plain text; a system message that came as an item is sent as an item."""
     return turn.role == "system" and len(turn.pieces) == 1 and not turn.pieces[0].native and not turn.native
 
 
 def _stored_reasoning(messages: Sequence[ConversationMessage]) -> dict[str, dict[str, Any]]:
-    """Reasoning items by id, where another writer of the log kept them whole beside the message."""
+    """Reasoning items by id, from logs of other programs that store them whole in the meta of the message."""
     kept = (native_of(message).get("output_items") for message in messages if isinstance(message, dict))
     items = (item for some in kept if isinstance(some, list) for item in some if isinstance(item, dict))
     return {
@@ -119,12 +170,12 @@ def _items(turn: Turn, report: Converted) -> list[dict[str, Any]]:
     return [*items, {**wire, "content": parts[0]["text"] if plain else parts, **rest(turn.native, *_HINTS)}]
 
 
-def _is_item(piece: Piece) -> bool:
-    """Whether something only OpenAI understands is an item of its own, not a part of a message."""
+def _is_item(piece: WireBlock) -> bool:
+    """Whether a native block is an item of its own and not a part of a message."""
     return piece.kind == "native" and not as_text(piece.block["value"].get("type")).startswith("input_")
 
 
-def _part(piece: Piece, report: Converted, *, in_result: bool = False) -> list[dict[str, Any]]:
+def _part(piece: WireBlock, report: Converted, *, in_result: bool = False) -> list[dict[str, Any]]:
     match piece.kind:
         case "text":
             return [{"type": "input_text", "text": piece.text, **piece.native}]
@@ -135,29 +186,31 @@ def _part(piece: Piece, report: Converted, *, in_result: bool = False) -> list[d
             if media is None:
                 return []
         case _:
-            report.drop(piece.at, piece.kind, "this place of a Responses request cannot have it")
+            report.drop(piece.at, piece.kind, "a Responses request cannot contain it here")
             return []
     detail = meta_of(piece.block).get("detail")
     if piece.kind == "image":
         if media.name:
-            report.drop(piece.at, "name", "an image has no name at OpenAI")
-        # An image must say its detail, but for that of a function's result.
+            report.drop(piece.at, "name", "OpenAI does not accept names of images")
+        # The detail of an image is required, except in the output of a function.
         hint = {"detail": detail or "auto"} if detail or not in_result else {}
         return [{"type": "input_image", "image_url": media.address, **hint, **piece.native}]
     where = {"file_url": media.url} if media.url else {"file_data": media.address}
-    name = {"filename": media.file_name} if media.name or not media.url else {}
+    name = {"filename": media.name or default_file_name(media.mime_type)} if media.name or not media.url else {}
     return [{"type": "input_file", **name, **where, **piece.native}]
 
 
-def _result(piece: Piece, report: Converted) -> dict[str, Any]:
+def _result(piece: WireBlock, report: Converted) -> dict[str, Any]:
     if piece.block.get("is_error"):
-        report.drop(piece.at, "is_error", "an output has no such mark; its text is all the model sees")
-    asked = piece.call.native if piece.call is not None else {}
-    custom = asked.get("type") == "custom_tool_call"
-    parts = [part for inner in inside(piece, NAME, report) for part in _part(inner, report, in_result=not custom)]
+        report.drop(piece.at, "is_error", "an output has no error mark; the model sees only its text")
+    call = piece.call.native if piece.call is not None else {}
+    custom = call.get("type") == "custom_tool_call"
+    parts = [
+        part for inner in result_blocks(piece, NAME, report) for part in _part(inner, report, in_result=not custom)
+    ]
     listed = isinstance(piece.block.get("content"), list)
-    caller = asked.get("caller")
-    # The result of a call that a program of OpenAI's made goes back to that program.
+    caller = call.get("caller")
+    # The output of a call made by a program at OpenAI goes back to that program.
     to = {"caller": caller} if isinstance(caller, dict) and caller.get("type") == "program" else {}
     return {
         "type": _OUTPUTS[custom],
@@ -169,16 +222,16 @@ def _result(piece: Piece, report: Converted) -> dict[str, Any]:
 
 
 def _assistant(turn: Turn, report: Converted) -> list[dict[str, Any]]:
-    """The items in their order; reasoning only before the item it led to, and ids only beside their reasoning."""
+    """The items in order; reasoning only with the item that it led to, and ids only with their reasoning."""
     items: list[dict[str, Any]] = []
     lost_reasoning = False
     spoken = ("text", "tool_use", "native")
     last_word = max((place for place, piece in enumerate(turn.pieces) if piece.kind in spoken), default=-1)
     for place, piece in enumerate(turn.pieces):
         if piece.kind != "thinking":
-            _say(piece, items, report, with_id=not lost_reasoning)
+            _add_item(piece, items, report, with_id=not lost_reasoning)
         elif place > last_word:
-            report.drop(piece.at, "thinking", "nothing follows it, and OpenAI refuses reasoning without its item")
+            report.drop(piece.at, "thinking", "OpenAI refuses reasoning without the item that follows it")
         elif (item := _reasoning(piece, report)) is not None:
             items.append(item)
         else:
@@ -186,31 +239,31 @@ def _assistant(turn: Turn, report: Converted) -> list[dict[str, Any]]:
     return items
 
 
-def _reasoning(piece: Piece, report: Converted) -> dict[str, Any] | None:
+def _reasoning(piece: WireBlock, report: Converted) -> dict[str, Any] | None:
     native = dict(piece.native)
-    # Other writers of the log keep the id under this name.
+    # Other programs that write this log format store the id under this name.
     id_ = native.pop("item_id", None) or native.get("id")
     if not id_:
-        report.drop(piece.at, "thinking", "it has no id of a reasoning item")
+        report.drop(piece.at, "thinking", "it does not have the id of a reasoning item")
         return None
     summary = [{"type": "summary_text", "text": piece.text}] if piece.text else []
     return {"type": "reasoning", "summary": summary, **native, "id": id_}
 
 
-def _say(piece: Piece, items: list[dict[str, Any]], report: Converted, *, with_id: bool) -> None:
+def _add_item(piece: WireBlock, items: list[dict[str, Any]], report: Converted, *, with_id: bool) -> None:
     match piece.kind:
         case "text":
-            _say_text(piece, items, with_id=with_id)
+            _add_text(piece, items, with_id=with_id)
         case "tool_use":
             items.append(_call(piece, with_id=with_id))
         case "native":
             items.append(dict(piece.block["value"]))
         case _:
-            report.drop(piece.at, piece.kind, "an assistant's item cannot have it")
+            report.drop(piece.at, piece.kind, "an assistant's item cannot contain it")
 
 
-def _say_text(piece: Piece, items: list[dict[str, Any]], *, with_id: bool) -> None:
-    """A part of an output message, or a short message of its own where no such message was."""
+def _add_text(piece: WireBlock, items: list[dict[str, Any]], *, with_id: bool) -> None:
+    """Add a part of an output message, or a short message if the text did not come from one."""
     native = piece.native
     part = {"type": "output_text", "text": piece.text, "annotations": [], **rest(native, *_TEXT_HINTS)}
     if native.get("no_annotations"):
@@ -229,7 +282,7 @@ def _say_text(piece: Piece, items: list[dict[str, Any]], *, with_id: bool) -> No
     items[-1]["content"] = [part] if listed else piece.text
 
 
-def _call(piece: Piece, *, with_id: bool) -> dict[str, Any]:
+def _call(piece: WireBlock, *, with_id: bool) -> dict[str, Any]:
     native = dict(piece.native)
     id_ = native.pop("item_id", None)
     if id_:
@@ -245,25 +298,28 @@ def _call(piece: Piece, *, with_id: bool) -> dict[str, Any]:
 
 
 def from_openai_responses(payload: Any) -> list[ConversationMessage]:
-    """A response, a compacted one, a request, a list of items, or one item."""
+    """Read messages from a response, a compacted response, a request, a list of items, or one item."""
     if isinstance(payload, list):
         return _messages(payload)
     if "output" in payload and payload.get("object") == "response":
         return [_response(payload)]
     if as_text(payload.get("type")).startswith("response."):
-        # The last event of a stream has the whole response in it.
+        # The last event of a stream contains the whole response.
         if not isinstance(payload.get("response"), dict) or payload["type"] not in _ENDINGS:
-            raise ValueError("a piece of a stream; its last event has the whole response")
+            raise ValueError("this is one event of a stream; its last event contains the whole response")
         return [_response(payload["response"])]
     if payload.get("object") == "response.compaction":
         return _messages(payload["output"])
     if "input" not in payload:
         return _messages([payload])
-    instructions, given = payload.get("instructions"), payload["input"]
+    instructions, content = payload.get("instructions"), payload["input"]
     head = [build_message("system", [text_block(instructions)])] if isinstance(instructions, str) else []
-    if isinstance(given, str):
-        return [*head, keep_shape(build_message("user", [text_block(given)]), NAME, {"plain": True, "bare": True})]
-    return [*head, *_messages(given)]
+    if isinstance(content, str):
+        return [
+            *head,
+            keep_request_form(build_message("user", [text_block(content)]), NAME, {"plain": True, "bare": True}),
+        ]
+    return [*head, *_messages(content)]
 
 
 def _messages(items: Iterable[dict[str, Any]]) -> list[ConversationMessage]:
@@ -272,7 +328,7 @@ def _messages(items: Iterable[dict[str, Any]]) -> list[ConversationMessage]:
     for item in items:
         kind, role = as_text(item.get("type") or "message"), as_text(item.get("role"))
         if not role and "type" not in item:
-            raise ValueError("an item has a type or a role")
+            raise ValueError("an item needs a `type` or a `role`")
         if kind == "message" and role in ("user", "system", "developer"):
             messages.append(_input_message(item, role))
             side = ""
@@ -295,7 +351,7 @@ def _input_message(item: dict[str, Any], role: str) -> ConversationMessage:
         shape["untyped"] = True
     if role != "user":
         shape["role"] = role
-    return keep_shape(build_message("user" if role == "user" else "system", _parts(content)), NAME, shape)
+    return keep_request_form(build_message("user" if role == "user" else "system", _parts(content)), NAME, shape)
 
 
 def _parts(content: Any) -> list[MessageBlock]:
@@ -349,7 +405,7 @@ def _read_item(item: dict[str, Any], kind: str) -> list[MessageBlock]:
 
 
 def _read_message(item: dict[str, Any]) -> list[MessageBlock]:
-    """What the assistant said: an output message, or the short form that a request may have."""
+    """Read an assistant message: an output message, or the short form that requests may use."""
     content = item.get("content")
     head = rest(item, "type", "role", "content") | ({} if "type" in item else {"type": None})
     if isinstance(content, str):
@@ -383,7 +439,7 @@ def _read_result(item: dict[str, Any]) -> MessageBlock:
     inner = _parts(output) if isinstance(output, list) else None
     block = tool_result_block(
         tool_use_id=as_text(item["call_id"]),
-        model_text=joined(inner) if inner is not None else as_text(output),
+        model_text=join_texts(inner) if inner is not None else as_text(output),
         content=inner,
     )
     return keep_native(block, NAME, rest(item, "type", "call_id", "output"))
@@ -393,7 +449,7 @@ def _response(wire: dict[str, Any]) -> ConversationMessage:
     usage = wire.get("usage")
     own = rest(wire, "id", "model", "object", "output", "output_text", "status", *_OF_THE_REQUEST)
     items = wire.get("output") or []
-    # A call that OpenAI has answered itself is no call of ours.
+    # A call that OpenAI answered itself is not for the caller to answer.
     done = {item.get("call_id") for item in items if item.get("type") in _OUTPUTS}
     blocks = [
         block
@@ -416,13 +472,13 @@ def _response(wire: dict[str, Any]) -> ConversationMessage:
 
 
 def usage_of(usage: dict[str, Any]) -> dict[str, int]:
-    given, output = (count_of(usage, f"{what}_tokens") for what in ("input", "output"))
+    input_tokens, output = (count_of(usage, f"{what}_tokens") for what in ("input", "output"))
     details = usage.get("input_tokens_details")
     return {
-        "input_tokens": given,
+        "input_tokens": input_tokens,
         "output_tokens": output,
         "cache_read_tokens": count_of(details, "cached_tokens"),
         "cache_write_tokens": count_of(details, "cache_write_tokens"),
         "reasoning_tokens": count_of(usage.get("output_tokens_details"), "reasoning_tokens"),
-        "total_tokens": count_of(usage, "total_tokens") or given + output,
+        "total_tokens": count_of(usage, "total_tokens") or input_tokens + output,
     }

@@ -14,9 +14,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from carrel.errors import ToolCallError
-from carrel.library.tools.names import near, python_name
+from carrel.library.tools.names import python_name
 from carrel.library.tools.patterns import Expressions, TooSlow
 from carrel.library.tools.seam import Tool
+from carrel.text import did_you_mean
 
 _MOST_TOLD, _MOST_ERRORS = 3, 50
 _LEAST_STEPS, _STEPS = 20_000, 200
@@ -83,7 +84,7 @@ class Checker:
 
     def _unknown(self, given: Mapping[str, Any]) -> list[str]:
         unknown = [name for name in given if name not in self._properties] if self._closed else []
-        return [f"it has no parameter {name}{near(name, self._properties)}" for name in unknown]
+        return [f"it has no parameter {name}{did_you_mean(name, self._properties)}" for name in unknown]
 
     def _missing(self, given: Mapping[str, Any]) -> list[str]:
         return [
@@ -263,7 +264,7 @@ def _told(error: Any) -> str:
         case "additionalProperties" if isinstance(value, Mapping):
             known = (error.schema.get("properties") or {}) if isinstance(error.schema, Mapping) else {}
             unknown = next((str(name) for name in value if name not in known), "")
-            return f"{where or 'it'} has no {unknown}{near(unknown, known)}"
+            return f"{where or 'it'} has no {unknown}{did_you_mean(unknown, known)}"
         case "required" if isinstance(value, Mapping):
             missing = next((str(name) for name in wanted if name not in value), "")
             return f"{where}.{missing} is missing".lstrip(".")

@@ -14,12 +14,13 @@ from carrel.library.tools.approval import Approval, Approver
 from carrel.library.tools.arguments import bound
 from carrel.library.tools.aside import in_a_thread
 from carrel.library.tools.last_seen import LastSeen, cleared
-from carrel.library.tools.names import near, python_name
+from carrel.library.tools.names import python_name
 from carrel.library.tools.seam import Stream, Tool, ToolProvider
 from carrel.library.tools.secrets import Secrets
 from carrel.library.tools.source import PATIENCE, Source
 from carrel.library.tools.stubs import Docs, describe, parameters_of, signature_of
 from carrel.library.tools.tool_files import ToolFiles
+from carrel.text import did_you_mean
 
 AT_ONCE = 64
 """Calls that run at the same time; more wait for their turn."""
@@ -356,7 +357,7 @@ class Tools:
         sources = self._sources.get(word, [])
         if not sources:
             known = [*self._sources, *self._known]
-            raise ToolNotFoundError(f"there is no tool {name}{near(called, known)}")
+            raise ToolNotFoundError(f"there is no tool {name}{did_you_mean(called, known)}")
         failed: ToolCallError | None = None
         names: list[str] = []
         for source in sources:
@@ -371,8 +372,8 @@ class Tools:
         if failed is not None:
             raise ToolCallError(self._secrets.hide(str(failed)))
         if called == word:
-            raise ToolNotFoundError(f"{name} itself cannot be called{near('', names)}")
-        raise ToolNotFoundError(f"there is no {called.removeprefix(f'{word}.')} in {word}{near(called, names)}")
+            raise ToolNotFoundError(f"{name} itself cannot be called{did_you_mean('', names)}")
+        raise ToolNotFoundError(f"there is no {called.removeprefix(f'{word}.')} in {word}{did_you_mean(called, names)}")
 
 
 def _word(name: str) -> str:

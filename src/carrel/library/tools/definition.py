@@ -18,7 +18,7 @@ from carrel.library.tools.definition_local import (
     RecipeParameter,
 )
 from carrel.library.tools.definition_remote import Endpoint, HttpDefinition, McpDefinition, OpenApiDefinition
-from carrel.library.tools.names import near
+from carrel.text import did_you_mean
 
 KINDS = ("cli", "mcp", "http", "openapi", "python")
 LONGEST = 1024 * 1024
@@ -57,7 +57,7 @@ def parse(data: bytes, file: str) -> AnyDefinition:
     kind = fields.get("type", "cli")
     if kind not in KINDS:
         raise ConfigurationError(
-            f"{file}, line {_line(data, ['type'])}, type: {kind!r} is no kind of tool{near(str(kind), KINDS)}"
+            f"{file}, line {_line(data, ['type'])}, type: {kind!r} is no kind of tool{did_you_mean(str(kind), KINDS)}"
         )
     try:
         definition: AnyDefinition = adapter().validate_python(fields)
@@ -158,7 +158,7 @@ def _meant(place: Place) -> str:
     """Which field may have been meant, where one is near."""
     whole, *parts = _FIELDS[str(place[0])]
     names = {part.alias or name for one in ([whole] if len(place) == 2 else parts) for name, part in one.items()}
-    said = near(str(place[-1]), names)
+    said = did_you_mean(str(place[-1]), names)
     return said if "did you mean" in said else ""
 
 

@@ -8,7 +8,8 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from carrel.library.tools.definition_remote import Closed, Definition, Seconds
-from carrel.library.tools.names import near, python_name
+from carrel.library.tools.names import python_name
+from carrel.text import did_you_mean
 
 _SPOKEN = {"bool": "boolean", "int": "integer", "str": "string", "float": "number", "list": "array"}
 _PYTHON: dict[str, tuple[type, ...]] = {
@@ -205,7 +206,7 @@ class CliDefinition(Definition):
         for place, words in (("preset", recipe.preset), ("params", recipe.params)):
             for word in words:
                 if python_name(word) not in known:
-                    raise ValueError(f"recipes.{name}.{place}: the schema has no {word}{near(word, known)}")
+                    raise ValueError(f"recipes.{name}.{place}: the schema has no {word}{did_you_mean(word, known)}")
         for word, value in recipe.preset.items():
             if not known[python_name(word)].fits(value):
                 raise ValueError(f"recipes.{name}.preset.{word}: {value!r} is no {known[python_name(word)].type}")

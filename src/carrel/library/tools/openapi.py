@@ -11,10 +11,11 @@ from carrel.errors import ConfigurationError
 from carrel.library.tools.aside import in_a_thread
 from carrel.library.tools.definition_remote import OpenApiDefinition
 from carrel.library.tools.http_calls import HttpCaller
-from carrel.library.tools.names import near, python_name, python_names
+from carrel.library.tools.names import python_name, python_names
 from carrel.library.tools.openapi_operations import Described, Read, read
 from carrel.library.tools.seam import Stream, Tool
 from carrel.library.tools.secrets import Secrets
+from carrel.text import did_you_mean
 
 SECONDS_TO_FETCH = 30.0
 _URL = ("http://", "https://")
@@ -119,7 +120,7 @@ def _wanted(name: str, operations: Sequence[Described], only: Sequence[str]) -> 
     known = {word for operation in operations for word in (operation.name, *operation.tags)}
     for word in only:
         if word not in known and word not in set(map(python_name, known)):
-            raise ConfigurationError(f"{name}, only: there is no operation or tag {word}{near(word, known)}")
+            raise ConfigurationError(f"{name}, only: there is no operation or tag {word}{did_you_mean(word, known)}")
     return [
         operation
         for operation in operations

@@ -20,8 +20,8 @@ from carrel.library.tools.arguments import plain
 from carrel.library.tools.aside import in_a_thread
 from carrel.library.tools.definition_local import PythonDefinition
 from carrel.library.tools.definition_remote import TAKEN
-from carrel.library.tools.names import near
 from carrel.library.tools.seam import Stream, Tool
+from carrel.text import did_you_mean
 
 MOST_ITEMS = 100_000
 """What yields more may never end."""
@@ -169,7 +169,7 @@ def functions_in(module: ModuleType, definition: PythonDefinition) -> list[Funct
     for name in definition.functions:
         if not callable(getattr(module, name, None)):
             raise ConfigurationError(
-                f"{definition.name}, functions: {module.__name__} has no function {name}{near(name, functions)}"
+                f"{definition.name}, functions: {module.__name__} has no function {name}{did_you_mean(name, functions)}"
             )
     if definition.functions:
         functions = {name: getattr(module, name) for name in definition.functions}

@@ -1,4 +1,4 @@
-"""What is taken for a secret before a message is written, and what is not."""
+"""Which texts are replaced as secrets before a message is written, and which are not."""
 
 import base64
 import copy
@@ -8,6 +8,7 @@ import random
 import string
 import time
 import uuid
+from pathlib import Path
 from typing import Any
 
 import orjson
@@ -32,7 +33,7 @@ ALL = string.ascii_letters + string.digits
 
 
 def drawn(length: int, letters: str = ALL) -> str:
-    """A made-up secret, put together here so that no scanner takes this file for a leak."""
+    """A made-up secret, built here so that scanners do not report this file."""
     return "".join(random.Random(length).choices(letters, k=length))
 
 
@@ -108,11 +109,11 @@ def test_a_known_kind_of_key_is_replaced_by_its_name(name: str, secret: str) -> 
 
 
 @pytest.mark.parametrize(("name", "text", "secret"), IN_PLACES)
-def test_a_secret_is_known_by_where_it_stands(name: str, text: str, secret: str) -> None:
+def test_a_secret_is_recognized_by_its_place(name: str, text: str, secret: str) -> None:
     assert redact_secrets.text(text.format(secret)) == text.format(f"[redacted:{name}]")
 
 
-def test_every_ready_pattern_has_been_seen_to_find_something() -> None:
+def test_every_pattern_finds_something() -> None:
     shown = {*SECRETS, *FINE_GRAINED, *(name for name, _, _ in IN_PLACES)}
     rest = {
         "xai": "xai-" + drawn(80),
@@ -179,17 +180,17 @@ ORDINARY = [
 
 
 @pytest.mark.parametrize("text", ORDINARY)
-def test_ordinary_words_code_hashes_and_ids_stay_as_they_are(text: str) -> None:
+def test_ordinary_words_code_hashes_and_ids_are_kept(text: str) -> None:
     assert redact_secrets.text(text) is text
 
 
 def test_our_own_source_has_no_secrets_in_it() -> None:
-    with open(module.__file__) as file:
-        source = file.read()
-    assert redact_secrets.text(source) is source
+    for file in (Path(module.__file__), Path(module.__file__).with_name("secret_patterns.toml")):
+        source = file.read_text("utf-8")
+        assert redact_secrets.text(source) is source
 
 
-def test_images_and_documents_are_left_alone() -> None:
+def test_images_and_documents_are_not_searched() -> None:
     data = base64.b64encode(SECRETS["github"].encode()).decode()
     tricky = "AKIA" + drawn(16, string.ascii_uppercase)
     blocks = [
@@ -203,7 +204,7 @@ def test_images_and_documents_are_left_alone() -> None:
     assert redact_secrets(message) is message
 
 
-def test_what_a_document_of_text_says_is_looked_at() -> None:
+def test_text_documents_are_searched() -> None:
     def document(text: str, mime: str) -> dict[str, Any]:
         return document_block(base64.b64encode(text.encode()).decode(), mime_type=mime, name="a")
 
@@ -218,9 +219,9 @@ def test_what_a_document_of_text_says_is_looked_at() -> None:
         assert redact_secrets(message) is message
 
 
-def test_keys_that_were_two_secrets_stay_two() -> None:
-    asked = {KEY: 1, SECRETS["anthropic"][::-1]: 2, "sk-ant-api03-" + drawn(80): 3}
-    message = {"role": "assistant", "content": [tool_use_block(tool_id="t", name="f", input=asked)]}
+def test_two_secret_keys_stay_distinct() -> None:
+    fields = {KEY: 1, SECRETS["anthropic"][::-1]: 2, "sk-ant-api03-" + drawn(80): 3}
+    message = {"role": "assistant", "content": [tool_use_block(tool_id="t", name="f", input=fields)]}
     redacted = redact_secrets(message)["content"][0]["input"]
     assert list(redacted.values()) == [1, 2, 3]
     assert [key for key in redacted if key.startswith("[red")] == [HIDDEN, f"{HIDDEN} 2"]
@@ -258,14 +259,14 @@ HIDDEN = "[redacted:anthropic]"
         {"role": "user", "content": [{"type": "native", "value": {"media_type": "text/plain", "data": f"x {KEY}"}}]},
     ],
 )
-def test_a_secret_is_found_wherever_a_message_has_words(message: dict[str, Any]) -> None:
+def test_a_secret_is_found_wherever_a_message_has_text(message: dict[str, Any]) -> None:
     before = copy.deepcopy(message)
     redacted = redact_secrets(message)
     assert message == before
     assert orjson.dumps(redacted).decode() == orjson.dumps(message).decode().replace(KEY, HIDDEN)
 
 
-def test_what_is_not_changed_is_not_copied() -> None:
+def test_unchanged_parts_are_not_copied() -> None:
     kept, changed = text_block("fine"), text_block(KEY)
     message = {"role": "user", "content": [kept, changed], "meta": {"source": {"id": "1"}}}
     redacted = redact_secrets(message)
@@ -275,19 +276,19 @@ def test_what_is_not_changed_is_not_copied() -> None:
     assert redact_secrets(redacted) is redacted
 
 
-def test_our_own_metadata_is_left_alone() -> None:
+def test_our_own_metadata_is_not_searched() -> None:
     message = {"role": "user", "content": [text_block("x", meta={"id": KEY})], "meta": {"source": {"id": KEY}}}
     assert redact_secrets(message) is message
 
 
-def test_what_a_provider_has_sealed_is_left_alone() -> None:
+def test_signed_and_encrypted_fields_are_not_searched() -> None:
     sealed = {"signature": JWT, "encrypted_content": SECRETS["google"]}
     message = {"role": "assistant", "content": [thinking_block("hm", meta={"native": sealed})]}
     assert redact_secrets(message) is message
 
 
-def test_a_field_s_name_says_that_its_value_is_a_secret() -> None:
-    asked = {
+def test_a_field_name_says_that_its_value_is_a_secret() -> None:
+    fields = {
         "user": "ada",
         "password": "lovelace",
         "headers": {"X-Api-Key": drawn(24)},
@@ -296,9 +297,9 @@ def test_a_field_s_name_says_that_its_value_is_a_secret() -> None:
         "max_tokens": "128000",
         "password_hint": "the first programmer",
     }
-    message = {"role": "assistant", "content": [tool_use_block(tool_id="t", name="login", input=asked)]}
+    message = {"role": "assistant", "content": [tool_use_block(tool_id="t", name="login", input=fields)]}
     assert redact_secrets(message)["content"][0]["input"] == {
-        **asked,
+        **fields,
         "password": "[redacted:password]",
         "headers": {"X-Api-Key": "[redacted:assignment]"},
     }
@@ -337,7 +338,7 @@ def test_any_message_goes_through_unharmed(message: dict[str, Any]) -> None:
 
 
 @given(st.text(max_size=30), st.text(max_size=30), st.sampled_from(sorted(SECRETS)))
-def test_what_stands_around_a_secret_stays(before: str, after: str, name: str) -> None:
+def test_text_around_a_secret_is_kept(before: str, after: str, name: str) -> None:
     text = f"{before} {SECRETS[name]} {after}"
     assert redact_secrets.text(text) == f"{before} [redacted:{name}] {after}"
 
@@ -373,7 +374,7 @@ HOSTILE = {
 
 
 def seconds(work: Any, *arguments: Any) -> float:
-    """Of the processor, which neighbours on a busy machine do not lengthen as they do those of the clock."""
+    """Seconds of processor time, which depend less on other programs than the clock."""
     start = time.process_time()
     work(*arguments)
     return time.process_time() - start
@@ -381,7 +382,7 @@ def seconds(work: Any, *arguments: Any) -> float:
 
 @pytest.fixture(scope="module")
 def plain_scan() -> float:
-    """What it takes to look at every word of an ordinary text of the same length."""
+    """The processor time to find every word of an ordinary text of the same length."""
     prose = ("It was the best of times, it was the worst of times; the key to it all was a message. " * 60_000)[:SIZE]
     return min(seconds(module.re.compile(r"\w+|\W+").findall, prose) for _ in range(3))
 

@@ -1,7 +1,6 @@
-"""Exports say what was said, whole and in order, and nothing in a conversation can act on whoever reads it."""
+"""Exports are complete and in order, and nothing in a conversation can act on their readers."""
 
 import base64
-import json
 import shutil
 import subprocess
 from base64 import b64encode
@@ -17,8 +16,9 @@ from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 
 from carrel.conversation.entries import build_aside, build_compact_event, build_rewind_event
-from carrel.conversation.export import to_html, to_line, to_markdown
-from carrel.conversation.inert import inert, inert_json, inert_line
+from carrel.conversation.export import to_line
+from carrel.conversation.export.html_page import LONGEST_MARKDOWN, markdown_to_html, page_of, to_html
+from carrel.conversation.export.markdown import to_markdown
 from carrel.conversation.messages import (
     SessionData,
     assistant_message,
@@ -31,8 +31,6 @@ from carrel.conversation.messages import (
     tool_use_block,
     user_text_message,
 )
-from carrel.conversation.page import page_of
-from carrel.conversation.prose import LONGEST_MARKDOWN, prose
 from carrel.conversation.replay import Numbered
 from tests.needs import skip_without
 
@@ -104,13 +102,13 @@ def assert_inert(page: str) -> None:
     assert not set(page) & set(ACTING)
 
 
-# The words themselves
+# The content of a page
 
 
-def test_a_page_shows_what_was_said_with_who_and_when() -> None:
-    asked = user_text_message("Where is the *key*?", meta={"created_at": "2025-03-04T10:02:00+01:00"})
-    answered = assistant_message([text_block("Under the mat.")], model="m-2", usage={"input_tokens": 1200})
-    page = to_html(data(asked, answered, created_at="2025-03-04T09:02:00+00:00", total_tokens=4321, tags=["home"]))
+def test_a_page_shows_messages_with_speaker_and_time() -> None:
+    question = user_text_message("Where is the *key*?", meta={"created_at": "2025-03-04T10:02:00+01:00"})
+    answer = assistant_message([text_block("Under the mat.")], model="m-2", usage={"input_tokens": 1200})
+    page = to_html(data(question, answer, created_at="2025-03-04T09:02:00+00:00", total_tokens=4321, tags=["home"]))
     seen = Seen(page)
     body = seen.text_in("body")
     assert page.count("<article") == 2
@@ -135,7 +133,7 @@ def test_thinking_is_folded_away() -> None:
     assert "open" not in dict(next(attributes for tag, attributes in Seen(page).tags if tag == "details"))
 
 
-def test_a_tool_call_stands_with_its_input_and_result_and_an_error_is_marked() -> None:
+def test_a_tool_call_is_shown_with_input_and_result_and_errors_are_marked() -> None:
     calls = assistant_message(
         [
             tool_use_block(tool_id="a", name="read", input={"path": "x.py", "lines": [1, 2]}),
@@ -151,14 +149,14 @@ def test_a_tool_call_stands_with_its_input_and_result_and_an_error_is_marked() -
         ],
     )
     page = to_html(data(calls, results))
-    inside = Seen(page).text_in("details")
-    for words in ("x.py", "1,\n  2", "2 lines", "What the model read", "all of it", "exit 1", "no result"):
-        assert words in inside
-    assert page.count("<article") == 1, "results stand with their calls and not as a message of the user"
+    folded = Seen(page).text_in("details")
+    for words in ("x.py", "1,\n  2", "2 lines", "Text for the model", "all of it", "exit 1", "no result"):
+        assert words in folded
+    assert page.count("<article") == 1, "results are shown with their calls and not as a message of the user"
     assert [page.count(f'class="call {state}"') for state in ("ok", "error", "no-result")] == [1, 1, 1]
 
 
-def test_a_call_id_that_comes_again_has_its_own_result() -> None:
+def test_a_reused_call_id_has_its_own_result() -> None:
     def turn(text: str) -> list[dict[str, Any]]:
         return [
             assistant_message([tool_use_block(tool_id="call_0", name=f"ask_{text}")]),
@@ -172,11 +170,11 @@ def test_a_call_id_that_comes_again_has_its_own_result() -> None:
     assert "answer two" in second
 
 
-def test_a_result_that_came_late_beats_the_one_that_stood_in_for_it() -> None:
-    stand_in = tool_result_block(tool_use_id="a", model_text="interrupted", is_error=True, meta={"synthetic": True})
+def test_a_late_result_replaces_its_placeholder() -> None:
+    placeholder = tool_result_block(tool_use_id="a", model_text="interrupted", is_error=True, meta={"synthetic": True})
     late = tool_result_block(tool_use_id="a", model_text="here after all")
     call = assistant_message([tool_use_block(tool_id="a", name="read")])
-    page = to_html(data(call, build_message("user", [stand_in]), build_message("user", [late])))
+    page = to_html(data(call, build_message("user", [placeholder]), build_message("user", [late])))
     assert "here after all" in page
     assert 'class="call ok"' in page
 
@@ -204,7 +202,7 @@ def test_images_are_shown_and_documents_can_be_saved() -> None:
     assert "image, its data cannot be read" in seen.text_in("body")
 
 
-def test_what_was_rewound_is_folded_and_marked_where_it_happened() -> None:
+def test_rewound_messages_are_folded_and_the_rewind_is_marked() -> None:
     log = numbered(
         user_text_message("stays"),
         user_text_message("goes"),
@@ -221,7 +219,7 @@ def test_what_was_rewound_is_folded_and_marked_where_it_happened() -> None:
     assert "Rewound to 1 message" in page
 
 
-def test_what_a_summary_stands_for_can_still_be_read() -> None:
+def test_messages_replaced_by_a_summary_are_still_shown() -> None:
     log = numbered(
         user_text_message("old words"),
         user_text_message("undone"),
@@ -238,7 +236,7 @@ def test_what_a_summary_stands_for_can_still_be_read() -> None:
     assert "<strong>long</strong>" in page
 
 
-def test_a_summary_that_was_rewound_gives_the_original_its_place_again() -> None:
+def test_rewinding_a_summary_restores_the_original_messages() -> None:
     log = numbered(
         user_text_message("first"),
         build_compact_event("short", provider="p", model="m", compacted_count=1),
@@ -250,13 +248,13 @@ def test_a_summary_that_was_rewound_gives_the_original_its_place_again() -> None
     assert "after the summary" in folded
 
 
-def test_without_the_log_a_summary_is_a_mark_and_not_something_the_user_said() -> None:
+def test_without_the_log_a_summary_is_a_mark_and_not_a_user_message() -> None:
     summary = user_text_message("[Conversation Summary]\n\nShort.", meta={"synthetic": True})
-    noted = assistant_message([text_block("Understood.")])
-    noted["meta"] = {"synthetic": True}
-    page = to_html(data(summary, noted, user_text_message("go on")))
+    acknowledgement = assistant_message([text_block("Understood.")])
+    acknowledgement["meta"] = {"synthetic": True}
+    page = to_html(data(summary, acknowledgement, user_text_message("go on")))
     assert page.count("<article") == 1
-    assert "Summary of what was said before" in page
+    assert "Summary of earlier messages" in page
 
 
 def test_labels_pins_and_forks_are_marked() -> None:
@@ -273,11 +271,11 @@ def test_labels_pins_and_forks_are_marked() -> None:
     assert '<a class="flag" href="#entry-2">after reading</a>' in page
     assert 'id="entry-2"' in page
     assert "pinned" in Seen(page).text_in("article")
-    assert "Forked here; all above was said in s0" in page
+    assert "Forked here; everything above comes from s0" in page
     assert "unseen" not in page
 
 
-def test_what_could_not_be_read_is_said() -> None:
+def test_unreadable_lines_are_reported() -> None:
     broken = {"role": "unreadable", "meta": {"line": 2, "reason": "no JSON"}}
     page = to_html(
         {"session": session(), "messages": [], "problems": ["line 2 is left out"]},
@@ -308,17 +306,17 @@ def test_an_unknown_role_or_block_is_shown_as_it_is() -> None:
         {"role": "rewind", "meta": {"rewind_to": "x", "to_seq": -1}},
     ],
 )
-def test_odd_lines_cost_no_export(message: dict[str, Any]) -> None:
+def test_odd_entries_do_not_break_an_export(message: dict[str, Any]) -> None:
     assert_inert(to_html(data(message)))
     assert_inert(to_html(data(), numbered(message, user_text_message("after"))))
     assert to_markdown(data(message)).startswith("# A walk")
 
 
 def test_an_empty_session_has_a_page() -> None:
-    assert "Nothing has been said yet." in to_html({"session": {}, "messages": []})
+    assert "No messages yet." in to_html({"session": {}, "messages": []})
 
 
-# Hostile words
+# Hostile content
 
 
 def hostile() -> tuple[SessionData, list[Numbered]]:
@@ -335,7 +333,7 @@ def hostile() -> tuple[SessionData, list[Numbered]]:
         image_block(ATTACK, mime_type="image/png"),
         document_block(PIXEL, mime_type="text/html", name=ATTACK),
         tool_use_block(tool_id=ATTACK, name=ATTACK, input={ATTACK: ATTACK, "n": {ATTACK: [ATTACK]}}),
-        tool_result_block(tool_use_id="nobody", model_text=ATTACK, display_text=ATTACK + "x", is_error=True),
+        tool_result_block(tool_use_id="unknown", model_text=ATTACK, display_text=ATTACK + "x", is_error=True),
         {"type": ATTACK, ATTACK: ATTACK},
     ]
     answer = tool_result_block(
@@ -358,7 +356,7 @@ def hostile() -> tuple[SessionData, list[Numbered]]:
     return full | {"problems": [ATTACK]}, log
 
 
-def test_hostile_content_stays_letters() -> None:
+def test_hostile_content_stays_text() -> None:
     full, log = hostile()
     for page in (to_html(full, log), to_html(full)):
         assert_inert(page)
@@ -379,19 +377,19 @@ def test_the_page_forbids_everything_but_its_style_and_its_images() -> None:
 @example("", ["[", "](", ")"])
 @example("", ["![", "](", ")"])
 @given(st.text(), st.lists(st.sampled_from([*"<>&\"'`*_[]()!|#-\n\\ ", "javascript:", "](", "<a", "&#x202e;", "://"])))
-def test_no_text_becomes_more_than_prose(text: str, pieces: list[str]) -> None:
-    page = prose(text + "".join(pieces))
+def test_no_text_becomes_active_html(text: str, pieces: list[str]) -> None:
+    page = markdown_to_html(text + "".join(pieces))
     assert_inert(page)
 
 
 def test_a_very_long_text_is_shown_as_it_is() -> None:
-    page = prose("*" * (LONGEST_MARKDOWN + 1))
+    page = markdown_to_html("*" * (LONGEST_MARKDOWN + 1))
     assert page == f"<pre>{'*' * (LONGEST_MARKDOWN + 1)}</pre>"
 
 
 @pytest.fixture
 def browse(tmp_path: Path) -> Callable[[str], str]:
-    """What a real browser makes of a page: its document after everything that runs has run."""
+    """The document of a page in a real browser after all scripts have run."""
     program = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
     if program is None:
         skip_without("no Chromium on this machine: `apt install chromium`")
@@ -447,8 +445,8 @@ def test_markdown_reads_like_the_conversation() -> None:
     for piece in (
         "# A walk\n",
         "- Folder: /home/ada\n",
-        "## User\n\nLook at ```x```\n",
-        "> *Thinking*\n>\n> a\n> b\n",
+        "## User\n\n> Look at ```x```\n",
+        "*Thinking:*\n\n> a\n> b\n",
         "**read** `t`\n\n`````json\n",
         "## Tool result\n\nerror from `t`\n\n```\nno\n```\n",
         f"![dot.png](data:image/png;base64,{PIXEL})",
@@ -457,48 +455,46 @@ def test_markdown_reads_like_the_conversation() -> None:
         assert piece in text
 
 
-MARKS = (
+SYNTAX = (
     "<!-- |--> |``` |~~~ |` |`` |\\\\|<script>|</div>|<div>|<b|![|](http://x/y.png)|[a]: http://x|# |## User|"
     "---|===|> |- |    |word|<http://a.b>|&#x202e;|<?|<![CDATA[|1. |User\\n---|\\n|\\n\\n| "
 )
 
 
 @settings(max_examples=300, deadline=None)
-@given(st.lists(st.sampled_from(["|", "|---|", *MARKS.replace("\\n", "\n").split("|")]), max_size=14).map("".join))
+@given(st.lists(st.sampled_from(["|", "|---|", *SYNTAX.replace("\\n", "\n").split("|")]), max_size=14).map("".join))
 @example("User\n---\n---")
 @example("<!--\n\n```\n")
-@example("a ` | <b> ` |\n|---|---|\n")
-def test_markdown_in_a_message_stays_in_it(text: str) -> None:
-    whole = to_markdown(data(user_text_message(f"{text}."), user_text_message("after")))
-    tokens = MarkdownIt("commonmark").enable("table").parse(whole)
-    above = [
-        tokens[number + 1].content
-        for number, token in enumerate(tokens)
-        if token.level == 0 and token.tag in ("h1", "h2")
-    ]
-    assert above[::2] == ["A walk", "User", "User"]
-    inside = [part for token in tokens for part in [token, *(token.children or [])]]
-    assert not {"html_block", "html_inline", "image"} & {part.type for part in inside}
-    written = "".join(part.content for part in inside if part.type == "text")
-    assert "\u202e" not in written
+@example("\u2028# A\r# B\x0b# C\x85# D\n# E")
+def test_markdown_in_a_message_stays_in_its_quote(text: str) -> None:
+    whole = to_markdown(data(user_text_message(f"{text}."), assistant_message([thinking_block(f"{text}.")])))
+    tokens = MarkdownIt("commonmark").enable("table").parse(f"{whole}\n[a]")
+    outside = [number for number, token in enumerate(tokens) if token.level == 0]
+    headings = [tokens[number + 1].content for number in outside if tokens[number].type == "heading_open"]
+    assert headings == ["A walk", "User", "Assistant"]
+    quotes = [number for number in outside if tokens[number].type == "blockquote_open"]
+    assert len(quotes) == 2
+    assert {tokens[number].type for number in outside} <= {
+        *("heading_open", "heading_close", "bullet_list_open", "bullet_list_close"),
+        *("paragraph_open", "paragraph_close", "blockquote_open", "blockquote_close"),
+    }
 
 
-def test_markdown_of_an_honest_message_stays_as_it_was() -> None:
-    text = "Use `List<T>`, see <https://example.org/>:\n\n- one *two*\n\n```html\n<b>\n```\n\n### Next\n\n"
-    text += "    <i>\n\n[a](b) 1 < 2"
-    assert text in to_markdown(data(user_text_message(text)))
-    assert "\n### Big\n" in to_markdown(data(user_text_message("# Big\nwords")))
+def test_markdown_of_a_message_is_quoted_unchanged() -> None:
+    text = "Use `List<T>`, see <https://example.org/>:\n\n- one *two*\n\n```html\n<b>\n```\n\n# Next\n\n    <i>"
+    quoted = "\n".join(f"> {line}".rstrip() for line in text.split("\n"))
+    assert f"## User\n\n{quoted}\n" in to_markdown(data(user_text_message(text)))
 
 
-def test_what_is_no_markdown_is_none_in_it() -> None:
-    told = data(assistant_message([tool_use_block(tool_id="t", name="read_file", input={})]))
-    told["session"]["title"] = "![x](http://x/y.png) <b> _a_ snake_case"
-    text = to_markdown(told)
+def test_titles_and_names_are_escaped() -> None:
+    session_data = data(assistant_message([tool_use_block(tool_id="t", name="read_file", input={})]))
+    session_data["session"]["title"] = "![x](http://x/y.png) <b> _a_ snake_case"
+    text = to_markdown(session_data)
     assert text.startswith("# !\\[x\\](http://x/y.png) \\<b\\> \\_a\\_ snake_case\n")
     assert "**read_file** `t`" in text
 
 
-def test_markdown_has_pictures_and_documents_whole() -> None:
+def test_markdown_contains_images_and_documents() -> None:
     def base64(raw: bytes) -> str:
         return b64encode(raw).decode()
 
@@ -533,7 +529,7 @@ def test_markdown_has_pictures_and_documents_whole() -> None:
         assert piece in text
 
 
-def test_json_lines_are_the_log_again_with_every_line_in_its_place() -> None:
+def test_json_lines_are_the_log_with_every_line_at_its_number() -> None:
     entries = [
         user_text_message("ü\n" + "\ud800"),
         {"role": "unreadable", "meta": {"line": 2, "reason": "no JSON"}},
@@ -548,30 +544,19 @@ def test_json_lines_are_the_log_again_with_every_line_in_its_place() -> None:
     assert '"big":1000000000000000000000000000000' in lines[2]
 
 
-def test_acting_characters_are_shown_and_all_others_left_alone() -> None:
-    assert inert("a\x1b[31mb\x9b\u202e\r\nc\td") == "a␛[31mb⟦U+009B⟧⟦U+202E⟧\nc\td"
-    assert inert_line(" a \n\n b\x00 ") == "a b␀"
-    for left in ("grüße 你好 👩‍💻 שלום", "❤️‍🔥", "می‌خواهم", "葛\U000e0100城", "ខ្ញុំ\u200bទៅ"):
-        assert inert(left) == left
-    assert inert("a\u200b\u200c\u2060b\ufe0f\ufe01\U000e0101") == "a\u200b⟦U+200C⟧⟦U+2060⟧b\ufe0f⟦U+FE01⟧⟦U+E0101⟧"
-    told = json.dumps({"a\x9b": "\u202e\U000e0041 é\n"}, ensure_ascii=False)
-    assert json.loads(inert_json(told)) == json.loads(told)
-    assert inert(inert_json(told)) == inert_json(told)
-
-
-def test_a_day_is_told_where_it_begins_and_not_in_the_midst_of_it() -> None:
+def test_a_new_day_has_a_line_before_its_first_message() -> None:
     log = numbered(
         user_text_message("no time"),
         build_rewind_event(0, created_at="2026-03-01T10:00:00+00:00"),
         build_message("user", [text_block("later")], meta={"created_at": "2026-03-02T10:00:00+00:00"}),
     )
-    begun = data(created_at="2026-03-01T09:00:00+00:00")
-    days = [item.text for item in page_of(begun, log).items if item.kind == "day"]
+    session_data = data(created_at="2026-03-01T09:00:00+00:00")
+    days = [item.text for item in page_of(session_data, log).items if item.kind == "day"]
     assert days == ["2 March 2026"]
-    assert [item.kind for item in page_of(begun, log[2:]).items] == ["day", "message"]
+    assert [item.kind for item in page_of(session_data, log[2:]).items] == ["day", "message"]
 
 
-def test_what_only_a_provider_understands_and_what_is_elsewhere_is_named_on_a_page() -> None:
+def test_provider_content_and_external_images_are_named() -> None:
     found = {"type": "native", "provider": "anthropic", "value": {"type": "search_result", "title": "Desks"}}
     ran = {"type": "native", "provider": "gemini", "value": {"executableCode": {"code": "1+1"}}}
     result = tool_result_block(tool_use_id="a", model_text="ok", content=[text_block("ok"), found])
@@ -592,14 +577,14 @@ def test_what_only_a_provider_understands_and_what_is_elsewhere_is_named_on_a_pa
     assert "Desks" in markdown
 
 
-def test_an_image_in_the_letters_for_addresses_is_shown() -> None:
+def test_an_image_in_url_safe_base64_is_shown() -> None:
     odd = b64encode(b"\xfb\xff\xfe").decode().replace("+", "-").replace("/", "_").rstrip("=")
     message = build_message("user", [image_block(odd, mime_type="image/png")])
     assert f"data:image/png;base64,{b64encode(bytes((0xFB, 0xFF, 0xFE))).decode()}" in to_markdown(data(message))
 
 
-def test_what_nobody_typed_is_told_apart() -> None:
+def test_messages_added_by_a_program_are_marked() -> None:
     message = user_text_message("<caveat>", meta={"source": {"kind": "claude-code", "injected": True}})
-    assert "put in by the program" in to_html(data(message))
-    assert "put in by the program" in to_markdown(data(message))
-    assert "put in by the program" not in to_html(data(user_text_message("hi", meta={"source": "elsewhere"})))
+    assert "added by the program" in to_html(data(message))
+    assert "added by the program" in to_markdown(data(message))
+    assert "added by the program" not in to_html(data(user_text_message("hi", meta={"source": "elsewhere"})))
