@@ -37,7 +37,7 @@ async def measure(scale: Scale) -> list[Line]:
         plain = _read_through(folder, b"zzyzx")
         await store.append_message("another", {"role": "user", "content": [{"type": "text", "text": "one more word"}]})
         after_append = await _once(store, "one more word")
-    catalogue = sum(file.stat().st_size for file in folder.glob(".catalogue*"))
+    index_size = sum(file.stat().st_size for file in folder.glob(".catalogue*"))
     medians = {query: statistics.median(samples) for query, samples in taken.items()}
     slowest = max(medians, key=lambda query: medians[query])
     of = f"{count} sessions, {size / 1e6:.0f} MB"
@@ -49,24 +49,24 @@ async def measure(scale: Scale) -> list[Line]:
             "MB/s",
             "≥ 15 MB/s",
             size / 1e6 / indexing >= 15,
-            how=f"{of}, in {indexing:.1f} s; the catalogue has {catalogue / 1e6:.0f} MB",
+            how=f"{of}, in {indexing:.1f} s; the index has {index_size / 1e6:.0f} MB",
         ),
         Line(
             "search, median of all queries",
             1e3 * statistics.median(medians.values()),
             1e3 * plain,
             "ms",
-            "≤ 100 ms",
-            statistics.median(medians.values()) <= 0.1,
+            "≤ 150 ms",
+            statistics.median(medians.values()) <= 0.15,
             plain / statistics.median(medians.values()),
             repeats=REPEATS,
             how=f"{of}; plain: read every log and look for the bytes",
             samples=taken,
         ),
         no_more_than(
-            "search, the slowest query", 1e3 * medians[slowest], 100, "ms", repeats=REPEATS, how=f"{slowest!r}, {of}"
+            "search, the slowest query", 1e3 * medians[slowest], 150, "ms", repeats=REPEATS, how=f"{slowest!r}, {of}"
         ),
-        no_more_than("search, right after an append", 1e3 * after_append, 100, "ms", how=of),
+        no_more_than("search, right after an append", 1e3 * after_append, 150, "ms", how=of),
     ]
 
 

@@ -8,9 +8,7 @@ import threading
 import numpy
 import pytest
 
-from carrel.conversation.nearest import Nearest, packed
 from carrel.meaning import Embedder, plain_embedder
-from carrel.storage.catalogue import Found
 
 
 @pytest.fixture(scope="module")
@@ -109,34 +107,6 @@ print(plain_embedder().embed(["a text"]).shape)
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "(1, 128)"
-
-
-def test_a_byte_per_number_is_enough_to_tell_directions_apart(embedder: Embedder) -> None:
-    vectors = embedder.embed(TEXTS)
-    nearest = Nearest(embedder.dimensions)
-    nearest.load([(Found("s", number), vector) for number, vector in enumerate(packed(vectors))])
-    for number, vector in enumerate(vectors):
-        place, nearness = nearest.ask(vector, 1, 0.5)[0]
-        assert place == Found("s", number)
-        assert nearness > 0.9995
-
-
-def test_the_nearest_come_first_and_what_is_taken_away_is_gone(embedder: Embedder) -> None:
-    nearest = Nearest(embedder.dimensions)
-    asked = embedder.embed(["baking bread"])[0]
-    assert nearest.ask(asked, 5, -1.0) == []
-    nearest.load([])
-    for number, vector in enumerate(packed(embedder.embed(TEXTS))):
-        nearest.apply(f"session {number}", {7: vector})
-    found = nearest.ask(asked, 2, -1.0)
-    assert len(found) == 2
-    assert found[0][0] == Found("session 1", 7)
-    assert found[0][1] > found[1][1]
-    nearest.apply("session 1", {7: None})
-    assert all(place.source != "session 1" for place, _ in nearest.ask(asked, 5, 0.01))
-    nearest.apply("session 0", {1: packed(embedder.embed(["baking bread"]))[0]}, forget=True)
-    assert nearest.ask(asked, 1, 0.9)[0][0] == Found("session 0", 1)
-    assert Found("session 0", 7) not in [place for place, _ in nearest.ask(asked, 9, 0.01)]
 
 
 @pytest.mark.parametrize("text", ["zzzqqq", "xqzjk vrtplk", "e3b0c44298fc1c149", "登录", "!?", "", "\ud800"])

@@ -71,7 +71,7 @@ if TYPE_CHECKING:
         apply_compact,
         apply_rewind,
     )
-    from carrel.conversation.search import (
+    from carrel.conversation.search.search import (
         SearchHit,
     )
     from carrel.conversation.session_info import (
@@ -420,7 +420,7 @@ _ROOMS = {
     "carrel.conversation.metadata": "DEFAULT_SESSION_PROVIDER DEFAULT_SESSION_TITLE MESSAGE_FORMAT_VERSION",
     "carrel.conversation.redaction": "Redactor redact_secrets",
     "carrel.conversation.replay": "apply_compact apply_rewind",
-    "carrel.conversation.search": "SearchHit",
+    "carrel.conversation.search.search": "SearchHit",
     "carrel.conversation.session_info": "SessionInfo SessionTime",
     "carrel.conversation.store": "SessionStore",
     "carrel.conversation.typed_message": "Message MessageRole",

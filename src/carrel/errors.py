@@ -95,11 +95,11 @@ class KeyMissing(StorageError, KeyError):
 
 
 class CatalogueBusy(StorageError, TimeoutError):
-    """Another process kept the search catalogue for too long; what it holds can still be asked."""
+    """Another process held the search index for too long; what is indexed can still be searched."""
 
 
 class CatalogueLost(StorageError):
-    """The search catalogue was missing or damaged and begins empty; whoever fills it has to do so again."""
+    """The search index was missing or damaged and was begun empty; it must be filled again."""
 
 
 class FormatRefused(CarrelError, ValueError):

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     import carrel
     from carrel.conversation.importers import ImportReport
-    from carrel.conversation.search import SearchHit
+    from carrel.conversation.search.search import SearchHit
 
 SHORTEST_ID = 8
 LONGEST_ID = 20

@@ -26,7 +26,7 @@ from carrel.conversation.messages import ConversationMessage, SessionData, Sessi
 from carrel.conversation.metadata import checked_fields, checked_id, date_of, is_too_new, new_meta
 from carrel.conversation.repair import mend
 from carrel.conversation.replay import Numbered
-from carrel.conversation.search import SearchHit, SessionSearch
+from carrel.conversation.search.search import SearchHit, SessionSearch
 from carrel.conversation.usage import Price, Usage, UsageCount
 from carrel.errors import (
     ConfigurationError,
@@ -523,7 +523,7 @@ class SessionStore:
             embedder = plain_embedder() if self._embedder == "default" else self._embedder
             path = self.data_dir / ".catalogue.sqlite3" if self.data_dir is not None else None
             self._search = SessionSearch(self._logs.store, self._logs.prefix, path, embedder)
-        return await self._search.query(query, limit)
+        return await self._search.search(query, limit)
 
     async def prune(self, older_than: timedelta, keep_labelled: bool = True, dry_run: bool = True) -> list[SessionMeta]:
         """Delete sessions not touched for that long (only say which with `dry_run`); nothing else deletes by age.

@@ -1,0 +1,1 @@
+"""Search over the messages of all sessions, by words and by meaning."""

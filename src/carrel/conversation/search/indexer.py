@@ -1,0 +1,447 @@
+"""Keep the search index up to date: read what was added to the logs since the last search, embed it and write it."""
+
+import asyncio
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from contextlib import ExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from carrel.conversation.messages import ConversationMessage, SessionMeta
+from carrel.conversation.metadata import DEFAULT_SESSION_TITLE, decode_meta, is_id, when_written
+from carrel.conversation.reading import LogReading
+from carrel.conversation.search.documents import DocumentBuilder, IndexedSession, digest, first_own_entries
+from carrel.errors import CatalogueBusy, CatalogueLost, SessionTooNew, StorageReadError
+from carrel.meaning import Embedder
+from carrel.storage.base import Stamp, Store
+from carrel.storage.text_index import LOCK_WAIT, DocumentRef, SourceUpdate, TextIndex
+
+if TYPE_CHECKING:
+    from carrel.meaning.seam import Vectors
+
+logger = logging.getLogger(__name__)
+
+BATCH_BYTES = 12 * 1024 * 1024
+"""Bytes of logs that are written to the index in one transaction."""
+
+_THREAD_FROM_BYTES = 256 * 1024
+_OUTPUTS_AT_ONCE = 16
+_LOCK_POLL = 0.02
+_ATTEMPTS = 3
+_PASSES = 10
+_TABLE_GROWTH = 1.5
+
+
+class _StoredSession(NamedTuple):
+    """A session as it is in the store now; both stamps are None when it was deleted."""
+
+    id: str
+    log: Stamp | None
+    meta: Stamp | None
+
+
+class SessionIndexer:
+    """Brings a `TextIndex` up to date with the sessions of a Store. Nothing is read before the first `refresh`."""
+
+    def __init__(self, store: Store, prefix: str, index: TextIndex, embedder: Embedder | None) -> None:
+        self.sessions: dict[str, IndexedSession] = {}
+        self.vectors = SessionVectors(embedder.dimensions) if embedder is not None else None
+        self._store = store
+        self._prefix = prefix
+        self._index = index
+        self._embedder = embedder
+        self._versions: dict[str, int] = {}
+        self._generation: tuple[int, int] | None = None
+        self._scanned: dict[str, Stamp] = {}
+        self._was_replaced = False
+        self._refused: set[str] = set()
+        self._mutex = threading.Lock()
+
+    def key(self, session_id: str, name: str = "messages.jsonl") -> str:
+        """Return the key of a session's log, or of another object in its folder."""
+        return f"{self._folder(session_id)}/{name}"
+
+    def log(self, session_id: str) -> LogReading:
+        """Return the reader of a session's log."""
+        return LogReading(self._store, self._folder(session_id))
+
+    def _folder(self, session_id: str) -> str:
+        return f"{self._prefix}/{session_id}" if self._prefix else session_id
+
+    async def refresh(self) -> None:
+        """Index what is new; while another process holds the index, log a warning and leave it as it is."""
+        async with self._one_at_a_time():
+            for _ in range(_ATTEMPTS):
+                try:
+                    await self._update()
+                    return
+                except CatalogueLost:
+                    self._generation = None
+                except CatalogueBusy as error:
+                    logger.warning("%s; searching what is indexed so far", error)
+                    self._generation = None
+                    return
+                except BaseException:
+                    # What was read but not written must be read again.
+                    self._generation = None
+                    raise
+        logger.warning("the search index was lost %d times in a row; searching what is indexed so far", _ATTEMPTS)
+
+    @asynccontextmanager
+    async def _one_at_a_time(self) -> AsyncIterator[None]:
+        # Polled, because the others may run in other threads with event loops of their own.
+        while not self._mutex.acquire(blocking=False):  # noqa: ASYNC110 - an asyncio.Event belongs to one loop
+            await asyncio.sleep(0.005)
+        try:
+            yield
+        finally:
+            self._mutex.release()
+
+    async def _update(self) -> None:
+        if await asyncio.to_thread(self._index.needs_rebuild):
+            logger.info("much of the search index belongs to deleted messages; building it again")
+            await asyncio.to_thread(self._index.file.recreate)
+        if await asyncio.to_thread(self._index.generation) != self._generation:
+            await self._reload()
+        self._was_replaced = False
+        found = await self._store.scan(self._prefix, ("meta.json", "messages.jsonl"))
+        ids = self._changed_since_scan(found)
+        for _ in range(_PASSES if ids else 0):
+            await self._index_sessions(ids)
+            ids = self._refused | self._wrongly_divided()
+            if self._refused:
+                await self._reload()
+            if not ids:
+                break
+        if self._was_replaced:
+            raise CatalogueLost("another process began the search index again")
+        self._scanned = found
+
+    def _changed_since_scan(self, found: dict[str, Stamp]) -> set[str]:
+        """Return the sessions that differ from what is indexed."""
+        if found == self._scanned:
+            return set()
+        ids = {id_ for key in found if is_id(id_ := key.rsplit("/", 2)[-2])} | self.sessions.keys()
+        stored = (_StoredSession(id_, found.get(self.key(id_)), found.get(self.key(id_, "meta.json"))) for id_ in ids)
+        return self._wrongly_divided() | {session.id for session in stored if self._is_outdated(session)}
+
+    @asynccontextmanager
+    async def _write_lock(self) -> AsyncIterator[None]:
+        """Hold the index's write lock; raises `CatalogueBusy` when another process holds it for `LOCK_WAIT`."""
+        end = time.monotonic() + LOCK_WAIT
+        with ExitStack() as lock:
+            while True:
+                try:
+                    lock.enter_context(self._index.file.write_lock())
+                    break
+                except CatalogueBusy:
+                    if time.monotonic() >= end:
+                        raise
+                await asyncio.sleep(_LOCK_POLL)
+            yield
+
+    async def _reload(self) -> None:
+        """Read again what the index has, after another process changed it."""
+        before = self.sessions.keys()
+        contents = await asyncio.to_thread(self._index.contents, vectors=self.vectors is not None)
+        self._generation = contents.generation
+        try:
+            self.sessions = {name: IndexedSession.decode(source.state) for name, source in contents.sources.items()}
+        except (TypeError, ValueError) as error:
+            await asyncio.to_thread(self._index.file.recreate)
+            raise CatalogueLost(f"the search index has a state that cannot be read: {error}") from None
+        self._versions = {name: source.version for name, source in contents.sources.items()}
+        if self.vectors is not None and self._embedder is not None:
+            name = self._embedder.name
+            usable = [item for item in contents.vectors if self.sessions[item[0].source].embedded_by == name]
+            await asyncio.to_thread(self.vectors.load, usable)
+        if not before <= self.sessions.keys():
+            # Another process began the index again: sessions that did not change since are missing there too.
+            self._scanned, self._was_replaced = {}, True
+        self._refused = set()
+
+    def _wrongly_divided(self) -> set[str]:
+        """Return the forks of which the inherited messages are indexed and should not be, or the other way round."""
+        first = first_own_entries(self.sessions)
+        return {name for name, session in self.sessions.items() if session.indexed_from != first.get(name, 1)}
+
+    async def _index_sessions(self, ids: Iterable[str]) -> None:
+        outdated = await self._outdated(sorted(ids))
+        if not outdated:
+            return
+        async with self._write_lock():
+            if await asyncio.to_thread(self._index.generation) != self._generation:
+                await self._reload()
+                outdated = await self._outdated(sorted(ids))
+            await self._read_and_write(outdated)
+
+    async def _outdated(self, ids: list[str]) -> list[_StoredSession]:
+        """Return those of the sessions that are not indexed as they are in the store now."""
+        logs = await self._store.stamps([self.key(id_) for id_ in ids])
+        metas = await self._store.stamps([self.key(id_, "meta.json") for id_ in ids])
+        divided = self._wrongly_divided()
+        stored = [_StoredSession(*session) for session in zip(ids, logs, metas, strict=True)]
+        outdated = [session for session in stored if session.id in divided or self._is_outdated(session)]
+        # The oldest first, so that the newest session is the newest in the index.
+        outdated.sort(key=lambda session: (session.log.modified if session.log else 0.0, session.id))
+        return outdated
+
+    def _is_outdated(self, stored: _StoredSession) -> bool:
+        known = self.sessions.get(stored.id)
+        if known is None:
+            return stored.log is not None or stored.meta is not None
+        if known.log_stamp != _as_list(stored.log) or known.meta_stamp != _as_list(stored.meta):
+            return True
+        return self._embedder is not None and (
+            known.embedded_by != self._embedder.name or known.embedded_next < known.next_seq
+        )
+
+    async def _read_and_write(self, sessions: list[_StoredSession]) -> None:
+        pipeline = _BatchPipeline(self._index, self._embedder, self.vectors)
+        first = first_own_entries(self.sessions)
+        raw_metas = await self._store.get_many([self.key(session.id, "meta.json") for session in sessions])
+        present = set(self.sessions) | {session.id for session in sessions if session.log is not None}
+        try:
+            for stored, raw in zip(sessions, raw_metas, strict=True):
+                id_ = stored.id
+                try:
+                    if stored.log is None and stored.meta is None:
+                        self.sessions.pop(id_, None)
+                        pipeline.batch.updates.append(SourceUpdate(id_, self._versions.pop(id_, 0), None))
+                    else:
+                        meta = decode_meta(raw, id_)
+                        if meta is not None:
+                            meta = await self.log(id_).caught_up(meta, stored.log)
+                        # Where the metadata is wrong about the fork, the next pass reads the session again.
+                        own = first.get(id_, 1) if id_ in self.sessions else _first_own_entry(meta, present)
+                        await self._read(stored, meta, own, present, pipeline)
+                except (SessionTooNew, StorageReadError) as error:
+                    logger.warning("session %s is left out of the search: %s", id_, error)
+                await pipeline.flush(BATCH_BYTES)
+            await pipeline.flush(0)
+        finally:
+            await pipeline.close()
+            self._refused |= pipeline.refused
+
+    async def _read(
+        self, stored: _StoredSession, meta: SessionMeta | None, own: int, present: set[str], pipeline: "_BatchPipeline"
+    ) -> None:
+        """Read the new entries of a session; entries before `own` are inherited and not indexed."""
+        id_ = stored.id
+        known = self.sessions.get(id_)
+        is_same_log = known is not None and await self._is_continuation(known, stored)
+        replace = known is not None and (not is_same_log or known.indexed_from != own)
+        if known is None or replace:
+            session = IndexedSession(indexed_from=own if known is None or is_same_log else 1)
+        else:
+            session = IndexedSession.decode(known.encode())
+        builder = self._builder(session)
+        session.log_stamp = None
+        is_first_batch = known is None
+        async for first_seq, records, complete in self._new_entries(id_, builder):
+            if sum(map(len, records)) > _THREAD_FROM_BYTES or complete:
+                await asyncio.to_thread(builder.add, first_seq, records, complete)
+            else:
+                builder.add(first_seq, records)
+            if builder.size > BATCH_BYTES:
+                self._queue(id_, builder, pipeline.batch, replace=replace)
+                await pipeline.flush(BATCH_BYTES)
+                builder, replace, is_first_batch = DocumentBuilder(session, builder.embed_from), False, False
+        if is_first_batch and own == 1 and session.forks and session.forks[-1][0] in present:
+            # A fork without metadata.
+            builder.drop_inherited()
+        session.log_stamp, session.meta_stamp = _as_list(stored.log), _as_list(stored.meta)
+        builder.describe(*_description(session, meta, stored.log))
+        self._queue(id_, builder, pipeline.batch, replace=replace)
+
+    async def _new_entries(
+        self, id_: str, builder: DocumentBuilder
+    ) -> AsyncIterator[tuple[int, list[bytes], dict[int, ConversationMessage]]]:
+        """Read new entries: number of the first, lines, and the entries completed by outputs from beside the log."""
+        log = self.log(id_)
+        async for block in self._store.read(self.key(id_), builder.start):
+            records, first = block.records, block.first_seq
+            detached = builder.detached_outputs(first, records)
+            if not detached:
+                yield first, records, {}
+                continue
+            for start in range(0, len(records), _OUTPUTS_AT_ONCE):
+                piece = records[start : start + _OUTPUTS_AT_ONCE]
+                seqs = range(first + start, first + start + len(piece))
+                yield seqs[0], piece, {seq: await log.with_outputs(detached[seq]) for seq in seqs if seq in detached}
+
+    async def _is_continuation(self, known: IndexedSession, stored: _StoredSession) -> bool:
+        """Whether the log is the one that was read before, perhaps with more at its end."""
+        if known.log_stamp == _as_list(stored.log) or known.next_seq == 1:
+            return True
+        async for block in self._store.read(self.key(stored.id), known.next_seq - 1):
+            return digest(block.records[0]) == known.last_digest
+        return False
+
+    def _builder(self, session: IndexedSession) -> DocumentBuilder:
+        if self._embedder is None:
+            return DocumentBuilder(session, None)
+        outdated: list[int] = []
+        if session.embedded_by != self._embedder.name:
+            session.embedded_by, session.embedded_next = self._embedder.name, 1
+            outdated, session.embedded = session.embedded, []
+        return DocumentBuilder(session, session.embedded_next, outdated)
+
+    def _queue(self, id_: str, builder: DocumentBuilder, batch: "_Batch", *, replace: bool) -> None:
+        version = self._versions.get(id_, 0)
+        texts, vectors = builder.vector_changes()
+        update = SourceUpdate(id_, version, builder.session.encode(), replace, builder.documents, vectors)
+        self.sessions[id_], self._versions[id_] = builder.session, version + 1
+        batch.updates.append(update)
+        batch.to_embed += [(update, number, text) for number, text in texts]
+        batch.size += builder.size + 1000
+
+
+@dataclass
+class _Batch:
+    """Updates to be written together, and the texts to embed before that."""
+
+    updates: list[SourceUpdate] = field(default_factory=list)
+    to_embed: list[tuple[SourceUpdate, int, str]] = field(default_factory=list)
+    size: int = 0
+
+
+class _BatchPipeline:
+    """Embeds and writes batches while the next ones are read; at most three are under way."""
+
+    def __init__(self, index: TextIndex, embedder: Embedder | None, vectors: "SessionVectors | None") -> None:
+        self.batch = _Batch()
+        self.refused: set[str] = set()
+        """The sessions that another process indexed meanwhile."""
+        self._index = index
+        self._embedder = embedder
+        self._vectors = vectors
+        self._tasks: deque[asyncio.Task[None]] = deque()
+
+    async def flush(self, min_size: int) -> None:
+        """Start to write the batch if it has at least this size; with 0, also wait until all batches are written."""
+        if self.batch.updates and self.batch.size >= min_size:
+            before = self._tasks[-1] if self._tasks else None
+            self._tasks.append(asyncio.create_task(self._write(self.batch, before)))
+            self.batch = _Batch()
+        while len(self._tasks) > (2 if min_size else 0):
+            await self._tasks.popleft()
+
+    async def _write(self, batch: _Batch, before: asyncio.Task[None] | None) -> None:
+        if self._embedder is not None and batch.to_embed:
+            texts = [text for _, _, text in batch.to_embed]
+            vectors = await asyncio.to_thread(_embed, self._embedder, texts)
+            for (update, number, _), vector in zip(batch.to_embed, vectors, strict=True):
+                update.vectors[number] = vector
+        if before is not None:
+            await before
+        refused = set(await asyncio.to_thread(self._index.write, batch.updates))
+        self.refused |= refused
+        for update in batch.updates:
+            replace = update.replace or update.state is None
+            if self._vectors is not None and update.source not in refused and (update.vectors or replace):
+                self._vectors.update(update.source, update.vectors, replace=replace)
+
+    async def close(self) -> None:
+        """Cancel what is still under way."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+
+class SessionVectors:
+    """Unit vectors in memory and a search for the nearest; safe to use from any thread."""
+
+    def __init__(self, dimensions: int) -> None:
+        self._dimensions = dimensions
+        self._mutex = threading.Lock()
+        self._rows: dict[DocumentRef, int] = {}
+        self._refs: list[DocumentRef] = []
+        self._table: Any = None
+
+    def load(self, vectors: Sequence[tuple[DocumentRef, bytes]]) -> None:
+        """Replace all vectors."""
+        with self._mutex:
+            self._refs = [ref for ref, _ in vectors]
+            self._rows = {ref: row for row, ref in enumerate(self._refs)}
+            self._table = self._unpack(b"".join([vector for _, vector in vectors]))
+
+    def update(self, source: str, vectors: Mapping[int, bytes | None], *, replace: bool = False) -> None:
+        """Set vectors of a source, or delete those that are None; with `replace`, first delete all it has."""
+        with self._mutex:
+            if self._table is None:
+                return
+            import numpy  # noqa: PLC0415 - only searching by meaning needs it
+
+            deleted = [ref for ref in self._rows if ref.source == source] if replace else []
+            deleted += [DocumentRef(source, number) for number, vector in vectors.items() if vector is None]
+            for ref in deleted:
+                if (row := self._rows.pop(ref, None)) is not None:
+                    self._table[row] = 0
+            for number, vector in vectors.items():
+                if vector is None:
+                    continue
+                ref = DocumentRef(source, number)
+                row = self._rows.setdefault(ref, len(self._refs))
+                if row == len(self._refs):
+                    self._refs.append(ref)
+                if row >= len(self._table):
+                    larger = numpy.zeros((int(row * _TABLE_GROWTH) + 64, self._dimensions), dtype=numpy.float32)
+                    larger[: len(self._table)] = self._table
+                    self._table = larger
+                self._table[row] = self._unpack(vector)[0]
+
+    def _unpack(self, vectors: bytes) -> Any:
+        import numpy  # noqa: PLC0415
+
+        table = numpy.frombuffer(vectors, dtype=numpy.int8).astype(numpy.float32).reshape(-1, self._dimensions)
+        lengths = numpy.linalg.norm(table, axis=1, keepdims=True)
+        table /= numpy.maximum(lengths, 1e-12)
+        return table
+
+    def nearest(self, vector: Any, count: int, min_cosine: float) -> list[tuple[DocumentRef, float]]:
+        """Return at most `count` documents and their cosines, the nearest first, none below `min_cosine`."""
+        import numpy  # noqa: PLC0415
+
+        with self._mutex:
+            if self._table is None or not self._refs:
+                return []
+            cosines = self._table[: len(self._refs)] @ vector
+            rows = numpy.flatnonzero(cosines >= min_cosine)
+            if len(rows) > count:
+                rows = rows[numpy.argpartition(-cosines[rows], count)[:count]]
+            ordered = sorted(rows.tolist(), key=lambda row: (-float(cosines[row]), self._refs[row]))
+            return [(self._refs[row], float(cosines[row])) for row in ordered]
+
+
+def pack_vectors(vectors: "Vectors") -> list[bytes]:
+    """Encode each vector in a byte per dimension, which keeps only its direction, to about half a degree."""
+    import numpy  # noqa: PLC0415
+
+    longest = numpy.maximum(numpy.abs(vectors).max(axis=1, keepdims=True), 1e-12)
+    return [row.tobytes() for row in numpy.rint(vectors / longest * 127).astype(numpy.int8)]
+
+
+def _embed(embedder: Embedder, texts: list[str]) -> list[bytes]:
+    return pack_vectors(embedder.embed(texts))
+
+
+def _first_own_entry(meta: SessionMeta | None, present: set[str]) -> int:
+    """Return the first own entry of a fork with an existing parent, by its metadata; 1 for other sessions."""
+    at = meta.get("forked_at_seq") if meta is not None and meta.get("parent_session_id") in present else None
+    return at + 1 if type(at) is int else 1
+
+
+def _as_list(stamp: Stamp | None) -> list[float] | None:
+    return list(stamp) if stamp is not None else None
+
+
+def _description(session: IndexedSession, meta: SessionMeta | None, log: Stamp | None) -> tuple[str, str, bool]:
+    """Return title, time of the last change and whether it is archived: from `meta.json`, else from the log."""
+    if meta is None:
+        title = session.log_title or session.first_text or DEFAULT_SESSION_TITLE
+        return title, when_written(log), session.log_archived
+    return meta["title"], meta["updated_at"], bool(meta.get("archived_at"))
