@@ -1,4 +1,4 @@
-"""The bus: who subscribed hears of it, in order, and nobody waits for anybody else."""
+"""The event bus: subscribers get events in order and do not wait for one another."""
 
 import asyncio
 import gc
@@ -133,7 +133,7 @@ def test_once_is_called_once_when_many_threads_publish(bus: Bus) -> None:
     assert len(heard) == 1
 
 
-async def test_publishing_to_nobody_makes_nothing(bus: Bus) -> None:
+async def test_publishing_without_subscribers_starts_nothing(bus: Bus) -> None:
     nothing = bus.publish(Event("n"))
     bus.subscribe("other", lambda event: None)
     assert bus.publish(Event("n")) is nothing
@@ -182,7 +182,7 @@ async def test_many_threads_publish_and_nothing_is_lost_or_out_of_order(bus: Bus
             assert [n for t, n in heard if t == thread] == list(range(200))
 
 
-# --- nobody waits for anybody else
+# --- handlers do not wait for one another
 
 
 @pytest.mark.parametrize("manner", ["plain", "async"])
@@ -205,7 +205,7 @@ async def test_a_handler_that_never_ends_holds_up_neither_the_publisher_nor_the_
     await deliveries[-1]
 
 
-async def test_a_handler_that_raises_is_named_in_the_log_and_stops_nobody(
+async def test_a_handler_that_raises_is_named_in_the_log_and_stops_no_other(
     bus: Bus, caplog: pytest.LogCaptureFixture
 ) -> None:
     heard: list[Event] = []
@@ -276,7 +276,7 @@ async def test_events_for_one_who_never_comes_back_are_bounded_and_the_newest_ke
     await until(lambda: heard)
     with caplog.at_level(logging.WARNING, "carrel.events"):
         deliveries = [bus.publish(Event("n", {"n": n})) for n in range(1, 101)]
-        await deliveries[0]  # dropped, so nobody waits for it
+        await deliveries[0]  # dropped, so awaiting it ends
         let_go.set()
         await first
         await deliveries[-1]
@@ -317,7 +317,7 @@ async def test_what_still_waited_when_it_was_unsubscribed_is_not_delivered(bus: 
     assert heard == [1]
 
 
-async def test_unsubscribing_during_publish_skips_nobody(bus: Bus) -> None:
+async def test_unsubscribing_during_publish_skips_no_other(bus: Bus) -> None:
     heard: list[str] = []
     ends = {}
 

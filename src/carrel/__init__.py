@@ -24,14 +24,6 @@ if TYPE_CHECKING:
         DEFAULT_COMPACT_THRESHOLD,
         should_compact,
     )
-    from carrel.conversation.conversation import (
-        Conversation,
-        ConversationStorage,
-        create_session,
-        get_session,
-        get_session_storage,
-        list_sessions,
-    )
     from carrel.conversation.entries import (
         build_compact_event,
         build_rewind_event,
@@ -63,6 +55,28 @@ if TYPE_CHECKING:
         DEFAULT_SESSION_TITLE,
         MESSAGE_FORMAT_VERSION,
     )
+    from carrel.conversation.models.conversation import (
+        Conversation,
+        ConversationStorage,
+        create_session,
+        get_session,
+        get_session_storage,
+        list_sessions,
+    )
+    from carrel.conversation.models.info import (
+        SessionInfo,
+        SessionTime,
+    )
+    from carrel.conversation.models.message import (
+        Message,
+        MessageRole,
+    )
+    from carrel.conversation.models.parts import (
+        ImagePart,
+        TextPart,
+        ToolCallPart,
+        ToolResultPart,
+    )
     from carrel.conversation.redaction import (
         Redactor,
         redact_secrets,
@@ -74,22 +88,8 @@ if TYPE_CHECKING:
     from carrel.conversation.search.search import (
         SearchHit,
     )
-    from carrel.conversation.session_info import (
-        SessionInfo,
-        SessionTime,
-    )
     from carrel.conversation.store import (
         SessionStore,
-    )
-    from carrel.conversation.typed_message import (
-        Message,
-        MessageRole,
-    )
-    from carrel.conversation.typed_parts import (
-        ImagePart,
-        TextPart,
-        ToolCallPart,
-        ToolResultPart,
     )
     from carrel.conversation.usage import (
         Price,
@@ -409,7 +409,7 @@ _ROOMS = {
     "carrel.assembly": "FileStorage MemoryStorage RedisStorage Session TaskSession",
     "carrel.client": "AsyncClient AsyncRemoteSession Client RemoteSession",
     "carrel.conversation.compaction": "COMPACT_SUMMARY_PROMPT DEFAULT_COMPACT_THRESHOLD should_compact",
-    "carrel.conversation.conversation": """
+    "carrel.conversation.models.conversation": """
         Conversation ConversationStorage create_session get_session get_session_storage list_sessions""",
     "carrel.conversation.entries": "build_compact_event build_rewind_event",
     "carrel.conversation.formats": "Converted from_provider to_provider",
@@ -421,10 +421,10 @@ _ROOMS = {
     "carrel.conversation.redaction": "Redactor redact_secrets",
     "carrel.conversation.replay": "apply_compact apply_rewind",
     "carrel.conversation.search.search": "SearchHit",
-    "carrel.conversation.session_info": "SessionInfo SessionTime",
+    "carrel.conversation.models.info": "SessionInfo SessionTime",
     "carrel.conversation.store": "SessionStore",
-    "carrel.conversation.typed_message": "Message MessageRole",
-    "carrel.conversation.typed_parts": "ImagePart TextPart ToolCallPart ToolResultPart",
+    "carrel.conversation.models.message": "Message MessageRole",
+    "carrel.conversation.models.parts": "ImagePart TextPart ToolCallPart ToolResultPart",
     "carrel.conversation.usage": "Price Usage",
     "carrel.errors": """
         ApiKeyNotFound ArtifactNameRefused ArtifactNotFoundError ArtifactReadError ArtifactWriteError CarrelError

@@ -1,4 +1,4 @@
-"""Who wants to know: events go to their subscribers in order, and the one who publishes waits for nobody."""
+"""Publish events to subscribers within the process, in order and without waiting for them."""
 
 import asyncio
 import atexit
@@ -17,19 +17,19 @@ from typing import Any, NamedTuple
 logger = logging.getLogger(__name__)
 
 BACKLOG = 10_000
-"""How many events wait for one handler; when there are more, its oldest waiting ones are dropped."""
+"""How many events may wait for one handler; beyond that, the oldest of them are dropped."""
 
 _LINGER = 1.0
-"""Seconds that the thread of a plain handler waits for the next event before it ends."""
+"""Seconds for which the thread of a plain handler waits for another event before it ends."""
 
-_RAISED = "the event handler %s raised on %s; the others go on"
+_RAISED = "the event handler %s raised on %s; other handlers are not affected"
 
 _MANY_TYPES = 1000
-"""More types than this are not remembered with their subscribers."""
+"""How many event types are cached with their subscribers."""
 
 
 class EventType(StrEnum):
-    """What can happen: first what carrel does, then words for programs that tell one another."""
+    """Types of events: first those that carrel publishes, then others for programs to use."""
 
     SESSION_CREATED = "session.created"
     SESSION_UPDATED = "session.updated"
@@ -80,7 +80,7 @@ Handler = Callable[[Event], Awaitable[Any] | Any]
 
 
 class Delivery:
-    """What `publish` gives back: leave it, or await it to wait until every handler of that event has finished."""
+    """What `publish` returns; await it to wait until every handler of the event has finished."""
 
     __slots__ = ("_lock", "_pending", "_waiters")
 
@@ -93,12 +93,12 @@ class Delivery:
         return self._finished(_inside.get()).__await__()
 
     def wait(self, timeout: float | None = None) -> bool:
-        """The same for code without a loop, blocking; False when the time was not enough."""
+        """Wait, blocking, for code without a loop; False when the timeout passed."""
         done = threading.Event()
-        return not self._tell(_inside.get(), done.set) or done.wait(timeout)
+        return not self._notify_when_done(_inside.get(), done.set) or done.wait(timeout)
 
     async def settle(self, timeout: float = 0.05) -> None:
-        """Give quick handlers the time to finish; one that was too slow is not waited for again until it caught up."""
+        """Wait briefly for the handlers; one that exceeds the timeout is skipped here until it has caught up."""
         if not self._pending:
             return
         late = frozenset(lane for lane in tuple(self._pending) if lane.late)
@@ -112,29 +112,29 @@ class Delivery:
         loop = asyncio.get_running_loop()
         future: asyncio.Future[None] = loop.create_future()
 
-        def tell() -> None:
-            # The loop of one that waited may have ended meanwhile: then there is nobody to tell.
+        def notify() -> None:
+            # The loop of the waiting task may have been closed meanwhile.
             with contextlib.suppress(RuntimeError):
                 loop.call_soon_threadsafe(_resolve, future)
 
-        if self._tell(but, tell):
+        if self._notify_when_done(but, notify):
             await future
 
-    def _tell(self, but: frozenset["_Lane"], tell: Callable[[], None]) -> bool:
-        """Call `tell` once all handlers (but those) have finished; False when they have already."""
+    def _notify_when_done(self, but: frozenset["_Lane"], notify: Callable[[], None]) -> bool:
+        """Call `notify` once all handlers except `but` have finished; False when they have already."""
         with self._lock:
             if self._pending <= but:
                 return False
-            self._waiters.append((but, tell))
+            self._waiters.append((but, notify))
             return True
 
     def _finish(self, lane: "_Lane") -> None:
         with self._lock:
             self._pending.discard(lane)
-            ready = [tell for but, tell in self._waiters if self._pending <= but]
-            self._waiters = [(but, tell) for but, tell in self._waiters if not self._pending <= but]
-        for tell in ready:
-            tell()
+            ready = [notify for but, notify in self._waiters if self._pending <= but]
+            self._waiters = [(but, notify) for but, notify in self._waiters if not self._pending <= but]
+        for notify in ready:
+            notify()
 
 
 def _resolve(future: asyncio.Future[None]) -> None:
@@ -148,13 +148,13 @@ class _Item(NamedTuple):
     event: Event
     delivery: Delivery
     inside: frozenset["_Lane"]
-    """The handlers at work where this was published: to wait for them there would be to wait for oneself."""
+    """The handlers that were running where this was published; waiting for them there would be a deadlock."""
     loop: asyncio.AbstractEventLoop | None
-    """Where it was published."""
+    """The loop on which it was published."""
 
 
 class _Lane:
-    """One handler and the events waiting for it, handed over one at a time, in order, by a task or a thread."""
+    """One handler with its queue of events; a task or a thread calls it with one event at a time, in order."""
 
     def __init__(self, bus: "Bus", handler: Handler, once: bool = False) -> None:
         self.once = once
@@ -192,7 +192,7 @@ class _Lane:
             self._start(item.loop)
 
     def close(self) -> None:
-        """No call begins after this; one that is under way ends by itself."""
+        """Start no more calls; a running one is not interrupted."""
         with self._changed:
             self._closed = True
         self._drop_waiting()
@@ -223,7 +223,7 @@ class _Lane:
         return len(left)
 
     def _is_dead(self) -> bool:
-        """Whether what handed the events over is gone: a loop can be closed under it, and a process forked."""
+        """Whether the loop or thread that calls the handler is gone, after a loop was closed or the process forked."""
         if self._thread is not None:
             return not self._thread.is_alive()
         return self._loop is not None and self._loop.is_closed()
@@ -251,7 +251,7 @@ class _Lane:
         try:
             loop.call_soon_threadsafe(self._serve_on, loop)
         except RuntimeError:
-            # It was closed between the choice and the call.
+            # The loop was closed after it was chosen.
             self._start_on(self._bus._own_loop())
 
     def _pick_loop(self, published_on: asyncio.AbstractEventLoop | None) -> asyncio.AbstractEventLoop:
@@ -321,18 +321,17 @@ class _Lane:
             return None
 
     def _wake_home(self) -> None:
-        """A plain handler may have fed an asyncio queue or event, and its loop looks only when something wakes it."""
+        """Wake the loop of the subscriber: a plain handler may have fed an asyncio queue or event of it."""
         if self._home is not None and self._home.is_running():
             with contextlib.suppress(RuntimeError):
                 self._home.call_soon_threadsafe(lambda: None)
 
 
 class Bus:
-    """Takes events from those who publish to those who subscribed.
+    """Event bus: `publish` puts an event into the queue of each subscriber and returns.
 
-    `publish` puts the event into the queue of each subscriber and returns. An async handler runs on the loop it was
-    subscribed on (else on the publisher's, else on one of the bus's own), a plain one in a thread of its own.
-    Safe to use from several threads."""
+    An async handler runs on the loop it was subscribed on, else on the publisher's, else on one of the bus; a plain
+    handler runs in a thread of its own. Thread-safe."""
 
     def __init__(self, backlog: int = BACKLOG) -> None:
         self.backlog = backlog
@@ -344,33 +343,33 @@ class Bus:
         self._loop_thread: threading.Thread | None = None
 
     def subscribe(self, type: EventType | str, handler: Handler) -> Callable[[], None]:
-        """Have `handler` called with each event of that type; call what comes back to end it (twice is harmless)."""
+        """Call `handler` with each event of a type; returns a function that ends the subscription."""
         return self._add(_Lane(self, handler), _name_of(type))
 
     def subscribe_all(self, handler: Handler) -> Callable[[], None]:
-        """The same for every event."""
+        """Call `handler` with every event."""
         return self._add(_Lane(self, handler), None)
 
     def once(self, type: EventType | str, handler: Handler) -> Callable[[], None]:
-        """The same for the next event of that type only."""
+        """Call `handler` with the next event of a type only."""
         return self._add(_Lane(self, handler, once=True), _name_of(type))
 
     @property
     def is_heard(self) -> bool:
-        """Whether anybody subscribed to anything: where nobody did, an event need not even be made."""
+        """Whether there are subscribers; without any, callers need not create an event."""
         return bool(self._lanes)
 
     def publish(self, event: Event) -> Delivery:
-        """Hand the event on and return at once; `await` what comes back to wait for its handlers."""
+        """Queue the event for its handlers and return at once; await the result to wait for them."""
         if not self._lanes:
-            return _NOBODY
+            return _NO_DELIVERY
         lanes = self._routes.get(event.type)
         if lanes is None:
             lanes = self._route(event.type)
         if lanes and any(lane.once for lane in lanes):
             lanes = self._claimed(lanes)
         if not lanes:
-            return _NOBODY
+            return _NO_DELIVERY
         delivery = Delivery(lanes)
         item = _Item(event, delivery, _inside.get(), _running_loop())
         for lane in lanes:
@@ -378,7 +377,7 @@ class Bus:
         return delivery
 
     def publish_sync(self, event: Event) -> None:
-        """`publish` for code without a loop: returns when the handlers have finished (inside a loop: at once)."""
+        """Publish and wait for the handlers, for code without a loop; inside a loop it does not wait."""
         delivery = self.publish(event)
         if _running_loop() is None:
             delivery.wait()
@@ -393,7 +392,7 @@ class Bus:
             lane.close()
 
     def drain(self, timeout: float) -> bool:
-        """Wait, blocking, until what was published has been handled; False when the time was not enough."""
+        """Wait, blocking, until all events have been handled; False when the timeout passed."""
         until = time.monotonic() + timeout
         return all(lane.wait_idle(until) for lane in tuple(self._at_work))
 
@@ -419,7 +418,7 @@ class Bus:
             return lanes
 
     def _claimed(self, lanes: tuple[_Lane, ...]) -> tuple[_Lane, ...]:
-        """Without those that wanted one event only and have had it; those that get it now are taken out."""
+        """Remove subscriptions of `once` that had their event, and end those that get this one."""
         with self._lock:
             mine = tuple(lane for lane in lanes if not lane.once or self._lanes.pop(lane, None) is not None)
             self._routes = {}
@@ -453,10 +452,10 @@ def _running_loop() -> asyncio.AbstractEventLoop | None:
 
 
 _inside: ContextVar[frozenset[_Lane]] = ContextVar("handlers at work", default=frozenset())
-_NOBODY = Delivery(())
+_NO_DELIVERY = Delivery(())
 
 bus = Bus()
-"""The one that carrel publishes on unless it is given another."""
+"""The bus that carrel publishes on by default."""
 
-# So that a short program's last events still reach their handlers.
+# Let the last events of a short program reach their handlers.
 atexit.register(bus.drain, 2.0)

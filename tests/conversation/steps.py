@@ -9,11 +9,11 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any, Literal
 
-from carrel.conversation.conversation import Conversation, ConversationStorage
 from carrel.conversation.entries import timestamp
-from carrel.conversation.session_info import SessionInfo
+from carrel.conversation.models.conversation import Conversation, ConversationStorage
+from carrel.conversation.models.info import SessionInfo
+from carrel.conversation.models.parts import TextPart
 from carrel.conversation.store import SessionStore
-from carrel.conversation.typed_parts import TextPart
 from carrel.errors import CarrelError, SessionNotFound, StorageUnavailable
 from carrel.storage.base import Block, Lock, Store, process_name
 from carrel.storage.memory import MemoryStore

@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 
 from carrel.conversation import writer
-from carrel.conversation.conversation import Conversation, ConversationStorage
 from carrel.conversation.entries import build_rewind_event, encode
 from carrel.conversation.messages import ConversationMessage
+from carrel.conversation.models.conversation import Conversation, ConversationStorage
+from carrel.conversation.models.info import SessionInfo
+from carrel.conversation.models.parts import TextPart
 from carrel.conversation.open_calls import call_key
-from carrel.conversation.session_info import SessionInfo
 from carrel.conversation.store import SessionStore
-from carrel.conversation.typed_parts import TextPart
 from carrel.errors import (
     CompactRefused,
     RewindRefused,

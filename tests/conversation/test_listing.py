@@ -10,7 +10,7 @@ from typing import Any
 import orjson
 import pytest
 
-from carrel.conversation.conversation import ConversationStorage
+from carrel.conversation.models.conversation import ConversationStorage
 from carrel.conversation.store import SessionStore
 from carrel.errors import StorageReadError
 from carrel.storage.base import Block

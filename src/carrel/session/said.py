@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from uuid import uuid4
 
-from carrel.conversation.conversation import Conversation, ConversationStorage
+from carrel.conversation.models.conversation import Conversation, ConversationStorage
 from carrel.errors import ForkRefused
 from carrel.session.forking import fork_conversation
 from carrel.session.seam import StorageBackend

@@ -1,4 +1,4 @@
-"""One conversation in several hands: what each of them says is there afterwards, once."""
+"""Several writers of one conversation: appends of all stay, and of two edits the later one wins."""
 
 import asyncio
 import sys
@@ -11,12 +11,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from carrel.conversation.conversation import Conversation, ConversationStorage
 from carrel.conversation.entries import encode
 from carrel.conversation.messages import user_text_message
-from carrel.conversation.session_info import SessionInfo
+from carrel.conversation.models.conversation import Conversation, ConversationStorage
+from carrel.conversation.models.info import SessionInfo
+from carrel.conversation.models.parts import TextPart
 from carrel.conversation.store import SessionStore
-from carrel.conversation.typed_parts import TextPart
 from carrel.events import Bus
 from carrel.storage.memory import MemoryStore
 from tests.storage.suite import Place
@@ -24,14 +24,14 @@ from tests.storage.suite import Place
 
 @pytest.fixture
 async def stores(tmp_path: Path) -> AsyncIterator[list[ConversationStorage]]:
-    """Three that know nothing of each other, on one folder."""
+    """Three independent storages of one folder."""
     stores = [SessionStore(tmp_path, embedder=None) for _ in range(3)]
     yield [ConversationStorage(store, bus=Bus()) for store in stores]
     for store in stores:
         await store.close()
 
 
-async def begin(storage: ConversationStorage, *texts: str) -> Conversation:
+async def created(storage: ConversationStorage, *texts: str) -> Conversation:
     conversation = Conversation(info=SessionInfo(id="shared", project_dir="/project", working_dir="/project"))
     for text in texts:
         conversation.create_user_message(text)
@@ -52,8 +52,8 @@ def reword(conversation: Conversation, place: int, text: str) -> None:
     conversation.messages[place].parts = [TextPart(content=text)]
 
 
-async def test_two_add_messages_and_both_are_there(stores: list[ConversationStorage]) -> None:
-    mine = await begin(stores[0], "one")
+async def test_messages_added_by_two_writers_are_all_there_in_order(stores: list[ConversationStorage]) -> None:
+    mine = await created(stores[0], "one")
     theirs = await opened(stores[1])
     for n in range(5):
         mine.create_user_message(f"mine {n}")
@@ -66,64 +66,58 @@ async def test_two_add_messages_and_both_are_there(stores: list[ConversationStor
     assert len(found) == 11
 
 
-async def test_a_message_changed_by_one_does_not_hide_what_the_other_said(stores: list[ConversationStorage]) -> None:
-    mine = await begin(stores[0], "one", "two")
+async def test_an_edit_does_not_hide_what_the_other_writer_added(stores: list[ConversationStorage]) -> None:
+    mine = await created(stores[0], "one", "two", "three")
     theirs = await opened(stores[1])
     theirs.create_user_message("theirs")
     await stores[1].update(theirs)
     reword(mine, 1, "two, changed")
     mine.create_user_message("mine")
     await stores[0].update(mine)
-    assert sorted(await texts(stores[2])) == ["mine", "one", "theirs", "two, changed"]
-    reword(mine, 0, "one, changed")
-    await stores[0].update(mine)
-    assert sorted(await texts(stores[2])) == ["mine", "one, changed", "theirs", "two, changed"]
+    assert await texts(stores[2]) == ["one", "two, changed", "three", "theirs", "mine"]
     theirs.create_user_message("theirs again")
-    reword(theirs, 2, "theirs, changed")
-    await stores[1].update(theirs)
-    assert sorted(await texts(stores[2])) == [
-        "mine",
-        "one, changed",
-        "theirs again",
-        "theirs, changed",
-        "two, changed",
-    ]
-
-
-async def test_their_change_and_mine_to_other_messages_are_both_there(stores: list[ConversationStorage]) -> None:
-    mine = await begin(stores[0], "one", "two", "three")
-    theirs = await opened(stores[1])
-    reword(theirs, 0, "one of theirs")
-    await stores[1].update(theirs)
-    mine.create_user_message("four")
-    await stores[0].update(mine)
-    reword(mine, 2, "three of mine")
-    await stores[0].update(mine)
-    assert await texts(stores[2]) == ["one of theirs", "two", "three of mine", "four"]
-
-
-async def test_what_one_takes_out_is_out_and_what_the_other_added_stays(stores: list[ConversationStorage]) -> None:
-    mine = await begin(stores[0], "one", "two", "three")
-    theirs = await opened(stores[1])
-    theirs.create_user_message("theirs")
-    await stores[1].update(theirs)
-    del mine.messages[1]
-    await stores[0].update(mine)
-    assert await texts(stores[2]) == ["one", "three", "theirs"]
-    theirs.create_user_message("more")
-    await stores[1].update(theirs)
     reword(theirs, 3, "theirs, changed")
     await stores[1].update(theirs)
-    assert await texts(stores[2]) == ["one", "three", "theirs, changed", "more"]
+    del mine.messages[2]
+    await stores[0].update(mine)
+    assert await texts(stores[2]) == ["one", "two, changed", "theirs, changed", "mine", "theirs again"]
 
 
-async def test_a_summary_made_elsewhere_stays_and_the_new_message_comes_after_it(
+async def test_of_two_edits_of_one_message_the_later_wins_and_the_log_keeps_the_other(
     stores: list[ConversationStorage],
 ) -> None:
-    mine = await begin(stores[0], "one", "two", "three", "four")
+    mine = await created(stores[0], "one", "two", "three")
+    theirs = await opened(stores[1])
+    reword(theirs, 0, "one of theirs")
+    reword(theirs, 2, "three of theirs")
+    await stores[1].update(theirs)
+    reword(mine, 2, "three of mine")
+    mine.create_user_message("four")
+    await stores[0].update(mine)
+    assert await texts(stores[2]) == ["one of theirs", "two", "three of mine", "four"]
+    assert "three of theirs" in stores[2].store.messages_path("shared").read_text()
+    reword(theirs, 2, "three of theirs again")
+    await stores[1].update(theirs)
+    assert await texts(stores[2]) == ["one of theirs", "two", "three of theirs again", "four"]
+
+
+async def test_a_message_removed_by_another_writer_stays_removed_unless_it_is_changed_here(
+    stores: list[ConversationStorage],
+) -> None:
+    mine = await created(stores[0], "one", "two", "three", "four")
+    theirs = await opened(stores[1])
+    del theirs.messages[1:3]
+    await stores[1].update(theirs)
+    reword(mine, 2, "three, changed")
+    await stores[0].update(mine)
+    assert await texts(stores[2]) == ["one", "three, changed", "four"]
+
+
+async def test_a_summary_made_elsewhere_stays(stores: list[ConversationStorage]) -> None:
+    mine = await created(stores[0], "one", "two", "three", "four")
 
     async def summarize(messages: object) -> str:
-        return "it was said"
+        return "the summary"
 
     await stores[1].store.compact("shared", summarize, keep_turns=1)
     message = mine.create_user_message("five")
@@ -131,26 +125,24 @@ async def test_a_summary_made_elsewhere_stays_and_the_new_message_comes_after_it
     message.add_text("changed")
     await stores[0].update(mine)
     found = await texts(stores[2])
-    assert "it was said" in found[0]
+    assert "the summary" in found[0]
     assert found[2:] == ["four", "five\nchanged"]
 
 
-async def test_a_program_that_uses_the_plain_store_and_a_typed_one_get_along(stores: list[ConversationStorage]) -> None:
-    mine = await begin(stores[0], "one")
+async def test_entries_of_a_plain_session_store_count_as_another_writer(stores: list[ConversationStorage]) -> None:
+    mine = await created(stores[0], "one")
     await stores[1].store.append_message("shared", user_text_message("plain"))
     reword(mine, 0, "one, changed")
     await stores[0].update(mine)
-    assert sorted(await texts(stores[2])) == ["one, changed", "plain"]
+    assert await texts(stores[2]) == ["one, changed", "plain"]
     await stores[1].store.append_rewind("shared", 0)
     mine.create_user_message("on")
     await stores[0].update(mine)
     assert await texts(stores[2]) == ["on"]
 
 
-async def test_tokens_are_counted_once_when_messages_are_written_again_for_others(
-    stores: list[ConversationStorage],
-) -> None:
-    mine = await begin(stores[0], "one")
+async def test_tokens_are_counted_once_when_messages_are_written_again(stores: list[ConversationStorage]) -> None:
+    mine = await created(stores[0], "one")
     theirs = await opened(stores[1])
     for conversation, storage in ((mine, stores[0]), (theirs, stores[1])):
         answer = conversation.create_assistant_message()
@@ -168,7 +160,7 @@ async def test_tokens_are_counted_once_when_messages_are_written_again_for_other
 
 PROGRAM = """
 import asyncio, sys
-from carrel.conversation.conversation import ConversationStorage
+from carrel.conversation.models.conversation import ConversationStorage
 from carrel.conversation.store import SessionStore
 
 async def main(folder, name):
@@ -194,10 +186,10 @@ def expected_of(name: str) -> list[str]:
     return [f"{name} {n}" + "\nchanged" * (n % 2 == 0) + "\nlater" * (n % 5 == 2) for n in range(40)]
 
 
-async def test_three_processes_write_and_change_at_once_and_lose_nothing(
+async def test_three_processes_append_and_edit_at_once_and_nothing_is_lost(
     stores: list[ConversationStorage], tmp_path: Path
 ) -> None:
-    await begin(stores[0], "one")
+    await created(stores[0], "one")
     await stores[0].store.close()
     processes = [
         await asyncio.create_subprocess_exec(
@@ -221,43 +213,40 @@ async def test_three_processes_write_and_change_at_once_and_lose_nothing(
     assert [info.message_count for info in await stores[2].list_infos()] == [121]
 
 
-class Crowded(MemoryStore):
-    """A store where others get in a word just before and just after each append to a log."""
+class InterruptedStore(MemoryStore):
+    """A store in which another writer appends just before and just after the appends of the test."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.words: list[str] = []
+        self.others: list[str] = []
 
-    async def append(self, key: str, records: Sequence[bytes], **how: Any) -> int:
-        await self._put_in(key)
-        seq = await super().append(key, records, **how)
-        await self._put_in(key)
+    async def append(self, key: str, records: Sequence[bytes], **options: Any) -> int:
+        await self._append_other(key)
+        seq = await super().append(key, records, **options)
+        await self._append_other(key)
         return seq
 
-    async def _put_in(self, key: str) -> None:
-        if self.words and (word := self.words.pop(0)):
-            await super().append(key, [encode(user_text_message(word))], create=False)
+    async def _append_other(self, key: str) -> None:
+        if self.others and (text := self.others.pop(0)):
+            await super().append(key, [encode(user_text_message(text))], create=False)
 
 
-@pytest.mark.parametrize(
-    "moments", [(1,), (0, 1), (1, 1), (1, 0, 1), (1, 1, 1), (1, 1, 1, 1), (1, 1, 0, 1, 1), (1,) * 9]
-)
-async def test_words_that_come_in_at_any_moment_of_a_change_stay(moments: tuple[int, ...]) -> None:
-    crowd = Crowded()
-    storage = ConversationStorage(SessionStore(store=crowd, embedder=None), bus=Bus())
-    conversation = await begin(storage, "one", "two", "three")
-    words = [f"word {n}" for n in range(sum(moments))]
-    ready = iter(words)
-    crowd.words = [next(ready) if moment else "" for moment in moments]
+@pytest.mark.parametrize("moments", [(1,), (0, 1), (1, 1), (1, 0, 1), (1, 1, 0, 1, 1), (1,) * 9])
+async def test_messages_that_others_append_at_any_moment_of_an_edit_stay(moments: tuple[int, ...]) -> None:
+    store = InterruptedStore()
+    storage = ConversationStorage(SessionStore(store=store, embedder=None), bus=Bus())
+    conversation = await created(storage, "one", "two", "three")
+    store.others = [f"other {n}" if moment else "" for n, moment in enumerate(moments)]
+    expected = [text for text in store.others if text]
     reword(conversation, 1, "two, changed")
     conversation.create_user_message("four")
     await storage.update(conversation)
     found = await texts(storage)
-    assert [text for text in found if not text.startswith("word")] == ["one", "two, changed", "three", "four"]
-    assert sorted(text for text in found if text.startswith("word")) == [
-        word for word in words if word not in crowd.words
+    assert [text for text in found if not text.startswith("other")] == ["one", "two, changed", "three", "four"]
+    assert [text for text in found if text.startswith("other")] == [
+        text for text in expected if text not in store.others
     ]
-    crowd.words = ["last"]
+    store.others = ["last"]
     await conversation.create_user_message("five")
     assert (await texts(storage))[-2:] == ["last", "five"]
 
@@ -267,7 +256,7 @@ async def test_it_is_the_same_in_every_kind_of_store(place: Place) -> None:
         ConversationStorage(SessionStore(store=place.open(), prefix="sessions", embedder=None), bus=Bus())
         for _ in range(3)
     )
-    mine = await begin(mine_in, "one", "two")
+    mine = await created(mine_in, "one", "two")
     theirs = await opened(theirs_in)
     theirs.create_user_message("theirs")
     await theirs_in.update(theirs)
@@ -286,14 +275,8 @@ async def test_it_is_the_same_in_every_kind_of_store(place: Place) -> None:
     assert await look.get("shared") is None
 
 
-STEPS = st.lists(
-    st.tuples(
-        st.integers(0, 1),
-        st.sampled_from(["add", "add", "change", "grow", "remove", "insert", "save", "save", "reload", "title"]),
-        st.integers(0, 30),
-    ),
-    max_size=40,
-)
+ACTIONS = ["add", "add", "change", "grow", "remove", "insert", "save", "save", "reload", "title"]
+STEPS = st.lists(st.tuples(st.integers(0, 1), st.sampled_from(ACTIONS), st.integers(0, 30)), max_size=40)
 
 
 @settings(max_examples=150, deadline=None)
@@ -301,7 +284,7 @@ STEPS = st.lists(
 def test_one_writer_reads_exactly_what_it_has(steps: list[tuple[int, str, int]]) -> None:
     async def run() -> None:
         storage = ConversationStorage(SessionStore(store=MemoryStore(), embedder=None), bus=Bus())
-        conversation = await begin(storage, "start")
+        conversation = await created(storage, "start")
         for number, (_, step, place) in enumerate(steps):
             conversation = await _step(storage, conversation, step, place, f"text {number}")
             if step in ("save", "reload"):
@@ -315,20 +298,20 @@ def test_one_writer_reads_exactly_what_it_has(steps: list[tuple[int, str, int]])
 
 @settings(max_examples=150, deadline=None)
 @given(STEPS)
-def test_two_writers_in_turn_lose_nothing_that_nobody_took_out(steps: list[tuple[int, str, int]]) -> None:
+def test_two_writers_in_turn_lose_nothing_unless_one_removed_it(steps: list[tuple[int, str, int]]) -> None:
     async def run() -> None:
         store = MemoryStore()
         storages = [ConversationStorage(SessionStore(store=store, embedder=None), bus=Bus()) for _ in range(2)]
-        await begin(storages[0], "start")
-        hands = [await opened(storage) for storage in storages]
-        for number, (who, step, place) in enumerate(steps):
+        await created(storages[0], "start")
+        conversations = [await opened(storage) for storage in storages]
+        for number, (writer, step, place) in enumerate(steps):
             step = "add" if step == "remove" else step
-            hands[who] = await _step(storages[who], hands[who], step, place, f"text {number}")
-        for storage, conversation in zip(storages, hands, strict=True):
+            conversations[writer] = await _step(storages[writer], conversations[writer], step, place, f"text {number}")
+        for storage, conversation in zip(storages, conversations, strict=True):
             await storage.update(conversation)
         found = [message.id for message in (await opened(storages[0])).messages]
         assert len(found) == len(set(found))
-        for conversation in hands:
+        for conversation in conversations:
             assert {message.id for message in conversation.messages} <= set(found)
 
     asyncio.run(run())

@@ -9,7 +9,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from carrel.conversation.conversation import Conversation
 from carrel.conversation.formats import from_provider
 from carrel.conversation.messages import (
     ConversationMessage,
@@ -21,18 +20,19 @@ from carrel.conversation.messages import (
     tool_result_block,
     tool_use_block,
 )
-from carrel.conversation.session_info import SessionInfo
-from carrel.conversation.typed_message import (
+from carrel.conversation.models.conversation import Conversation
+from carrel.conversation.models.info import SessionInfo
+from carrel.conversation.models.message import (
     Message,
     MessageRole,
+    add_usage,
     lines_to_messages,
     message_to_lines,
-    minus,
-    plus,
     provider_messages,
+    subtract_usage,
     without_counting_again,
 )
-from carrel.conversation.typed_parts import (
+from carrel.conversation.models.parts import (
     ImagePart,
     MessagePart,
     OtherPart,
@@ -111,10 +111,10 @@ def test_a_text_part_may_be_given_text_or_content() -> None:
     assert TextPart(content="hi").text == "hi"
 
 
-def test_a_role_is_a_word_that_is_no_event_of_the_log() -> None:
+def test_a_role_of_another_kind_is_refused() -> None:
     assert Message(session_id="s", role=MessageRole.ASSISTANT).role == "assistant"
     for role in ("", "tool", "developer", "compact", "rewind", "unreadable"):
-        with pytest.raises(ValidationError, match="no role"):
+        with pytest.raises(ValidationError, match="invalid message role"):
             Message(session_id="s", role=role)
 
 
@@ -305,7 +305,7 @@ def test_a_lone_result_and_a_lone_answer_bring_nothing_made_up_with_them(provide
     assert "begins with" not in wire
 
 
-def test_a_provider_nobody_knows_is_a_clear_error() -> None:
+def test_an_unknown_provider_is_a_clear_error() -> None:
     message = Message(session_id="s", role="user")
     message.add_text("hi")
     with pytest.raises(FormatRefused, match="smoke signals"):
@@ -497,9 +497,9 @@ USAGES = st.recursive(
 
 @settings(deadline=None)
 @given(USAGES, USAGES)
-def test_what_was_added_can_be_told_from_what_was_there(before: dict[str, Any], more: dict[str, Any]) -> None:
-    total = plus(before, more)
-    assert plus(before, minus(total, before)) == total
+def test_added_usage_is_told_apart_from_earlier_usage(before: dict[str, Any], more: dict[str, Any]) -> None:
+    total = add_usage(before, more)
+    assert add_usage(before, subtract_usage(total, before)) == total
 
 
 def test_a_line_written_anew_counts_only_what_is_new() -> None:

@@ -1,4 +1,4 @@
-"""The parts of a typed message, and the blocks of the log that they stand for."""
+"""The parts of a typed message, and their conversion from and to blocks of the log."""
 
 import json
 from collections.abc import Awaitable, Callable
@@ -16,17 +16,17 @@ def new_part_id() -> str:
     return str(uuid4())
 
 
-class Noticed(BaseModel):
-    """A model that tells those who watch it when it is changed."""
+class ObservedModel(BaseModel):
+    """A model that calls its observers when a field is assigned."""
 
     model_config = ConfigDict(protected_namespaces=(), populate_by_name=True)
 
-    # Slots and no fields: they are not part of what the model says, and a copy does not have them.
-    __slots__ = ("_save", "_source", "_watchers")
+    # Slots instead of fields: they are not serialized, and a copy does not have them.
+    __slots__ = ("_on_change", "_save", "_source")
     if TYPE_CHECKING:
         _save: Callable[[], Awaitable[Any]]
         _source: Any
-        _watchers: list[Callable[[], None]]
+        _on_change: list[Callable[[], None]]
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name.startswith("_"):
@@ -36,13 +36,13 @@ class Noticed(BaseModel):
             self.touch()
 
     def touch(self) -> None:
-        """Say that something inside was changed; assigning a field says it by itself."""
-        for tell in getattr(self, "_watchers", ()):
-            tell()
+        """Report a change inside a dict or list; assigning a field reports itself."""
+        for notify in getattr(self, "_on_change", ()):
+            notify()
 
 
-class Part(Noticed):
-    """What every part has; `meta` and `extra` are what the block of the log has beside the fields here."""
+class Part(ObservedModel):
+    """The fields of every part; `meta` and `extra` hold what else the block of the log has."""
 
     id: str = Field(default_factory=new_part_id)
     meta: dict[str, Any] = Field(default_factory=dict)
@@ -75,7 +75,7 @@ class ImagePart(Part):
 
 
 def _arguments(value: Any) -> Any:
-    """Models give arguments as JSON text; what is no object is left for the validation to name."""
+    """Parse JSON text, as models return it; validation reports everything that is not an object."""
     if not isinstance(value, str):
         return value
     try:
@@ -102,14 +102,14 @@ class ToolResultPart(Part):
 
     @property
     def model_text(self) -> str:
-        """What the model reads: the output, with the error before it."""
+        """The text that the model reads: the output, with the error before it."""
         if self.error is None:
             return self.output
         return f"Error: {self.error}\n{self.output}" if self.output else self.error
 
 
 class OtherPart(Part):
-    """A block that has no part of its own (a document, what only one provider understands, …), kept as it is."""
+    """A block without a part class of its own, such as a document; kept as it is."""
 
     type: str = "other"
     block: dict[str, Any] = Field(default_factory=dict)
@@ -142,17 +142,17 @@ MessagePart = Annotated[
 ]
 
 
-def part_to_block(part: Part, usual_id: str) -> MessageBlock:
-    """The block of a part; its id is written only when it is not the usual one of its place."""
+def part_to_block(part: Part, default_id: str) -> MessageBlock:
+    """Convert a part; its id is written only when it differs from the default one of its place."""
     source: MessageBlock | None = getattr(part, "_source", None)
-    if source is not None and block_to_part(source, usual_id) == part:
+    if source is not None and block_to_part(source, default_id) == part:
         return source
-    block, meta = _written(part)
-    meta = {**part.meta, **meta, **({"id": part.id} if part.id != usual_id else {})}
+    block, meta = _block_and_meta(part)
+    meta = {**part.meta, **meta, **({"id": part.id} if part.id != default_id else {})}
     return {**block, **part.extra, **({"meta": meta} if meta else {})}
 
 
-def _written(part: Part) -> tuple[MessageBlock, dict[str, Any]]:
+def _block_and_meta(part: Part) -> tuple[MessageBlock, dict[str, Any]]:
     match part:
         case TextPart() | ThinkingPart():
             return {"type": part.type, "text": part.content}, {}
@@ -163,13 +163,13 @@ def _written(part: Part) -> tuple[MessageBlock, dict[str, Any]]:
         case ToolCallPart():
             return {"type": "tool_use", "id": part.tool_call_id, "name": part.tool_name, "input": part.arguments}, {}
         case ToolResultPart():
-            return _written_result(part)
+            return _result_to_block(part)
         case OtherPart():
             return {"type": part.type, **part.block}, {}
-    raise TypeError(f"a message has parts, not {type(part).__name__}")
+    raise TypeError(f"invalid message part of type {type(part).__name__}; use a part class of carrel")
 
 
-def _written_result(part: ToolResultPart) -> tuple[MessageBlock, dict[str, Any]]:
+def _result_to_block(part: ToolResultPart) -> tuple[MessageBlock, dict[str, Any]]:
     text = part.model_text
     block = {
         "type": "tool_result",
@@ -185,28 +185,28 @@ def _written_result(part: ToolResultPart) -> tuple[MessageBlock, dict[str, Any]]
     return block, meta
 
 
-def block_to_part(block: Any, usual_id: str) -> MessagePart:
-    """The part that stands for a block; one of an unexpected shape is kept as an `OtherPart`."""
+def block_to_part(block: Any, default_id: str) -> MessagePart:
+    """Convert a block; one of an unexpected shape becomes an `OtherPart`."""
     if not isinstance(block, dict):
-        return OtherPart(id=usual_id, block={"value": block})
+        return OtherPart(id=default_id, block={"value": block})
     meta = dict(meta_of(block))
-    given = meta.pop("id", None)
-    if isinstance(given, str) and given:
-        usual_id = given
-    elif given is not None:
-        meta["id"] = given
-    part = _read(block, usual_id, meta)
+    id_ = meta.pop("id", None)
+    if isinstance(id_, str) and id_:
+        default_id = id_
+    elif id_ is not None:
+        meta["id"] = id_
+    part = _convert_block(block, default_id, meta)
     part._source = block
     return part
 
 
-def _read(block: MessageBlock, part_id: str, meta: dict[str, Any]) -> MessagePart:
+def _convert_block(block: MessageBlock, part_id: str, meta: dict[str, Any]) -> MessagePart:
     kind = block.get("type")
     match block:
         case {"type": "text" | "thinking", "text": str(text)}:
-            made = TextPart if kind == "text" else ThinkingPart
-            return made(id=part_id, content=text, meta=meta, extra=_rest(block, "text"))
-        case {"type": "image"} if _are_texts(block, "data", "url", "mime_type", "name"):
+            part_class = TextPart if kind == "text" else ThinkingPart
+            return part_class(id=part_id, content=text, meta=meta, extra=_rest(block, "text"))
+        case {"type": "image"} if _are_strings(block, "data", "url", "mime_type", "name"):
             detail = meta.pop("detail", _AUTO)
             return ImagePart(
                 id=part_id,
@@ -228,7 +228,7 @@ def _read(block: MessageBlock, part_id: str, meta: dict[str, Any]) -> MessagePar
                 extra=_rest(block, "id", "name", "input"),
             )
         case {"type": "tool_result", "tool_use_id": str(id_)}:
-            return _read_result(block, id_, part_id, meta)
+            return _block_to_result(block, id_, part_id, meta)
     if not isinstance(kind, str) or kind in _KNOWN:
         return OtherPart(
             id=part_id, block={"type": kind, **_rest(block)} if "type" in block else _rest(block), meta=meta
@@ -236,7 +236,7 @@ def _read(block: MessageBlock, part_id: str, meta: dict[str, Any]) -> MessagePar
     return OtherPart(id=part_id, type=kind, block=_rest(block), meta=meta)
 
 
-def _read_result(block: MessageBlock, id_: str, part_id: str, meta: dict[str, Any]) -> ToolResultPart:
+def _block_to_result(block: MessageBlock, id_: str, part_id: str, meta: dict[str, Any]) -> ToolResultPart:
     text = tool_result_text(block)
     error, output = (text, "") if block.get("is_error") else (None, text)
     known = meta.pop("error", None)
@@ -260,7 +260,7 @@ def _read_result(block: MessageBlock, id_: str, part_id: str, meta: dict[str, An
 
 
 def _rest(block: MessageBlock, *known: str) -> dict[str, Any]:
-    """The fields that have no place of their own in the part."""
+    """The fields of a block that the part has no field for."""
     return {
         key: value
         for key, value in block.items()
@@ -268,5 +268,5 @@ def _rest(block: MessageBlock, *known: str) -> dict[str, Any]:
     }
 
 
-def _are_texts(block: MessageBlock, *keys: str) -> bool:
+def _are_strings(block: MessageBlock, *keys: str) -> bool:
     return all(isinstance(block.get(key), str | None) for key in keys)

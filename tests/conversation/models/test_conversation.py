@@ -1,4 +1,4 @@
-"""Conversations as typed objects: small programs as people write them, and that nothing they said is lost."""
+"""Conversations as typed objects: short programs, what the log holds afterwards, and that nothing is lost."""
 
 import asyncio
 import base64
@@ -14,7 +14,8 @@ from typing import Any
 
 import pytest
 
-from carrel.conversation.conversation import (
+from carrel.conversation.messages import ConversationMessage, build_message, text_block, user_text_message
+from carrel.conversation.models.conversation import (
     Conversation,
     ConversationStorage,
     create_session,
@@ -23,11 +24,10 @@ from carrel.conversation.conversation import (
     list_sessions,
     set_session_storage,
 )
-from carrel.conversation.messages import ConversationMessage, build_message, text_block, user_text_message
-from carrel.conversation.session_info import SessionInfo, SessionTime
+from carrel.conversation.models.info import SessionInfo, SessionTime
+from carrel.conversation.models.message import Message
+from carrel.conversation.models.parts import TextPart
 from carrel.conversation.store import SessionStore
-from carrel.conversation.typed_message import Message
-from carrel.conversation.typed_parts import TextPart
 from carrel.errors import RewindRefused, SessionExists, SessionIdRefused, SessionNotFound
 from carrel.events import Bus, Event, EventType
 from carrel.storage.memory import MemoryStore
@@ -41,7 +41,7 @@ async def storage(tmp_path: Path) -> AsyncIterator[ConversationStorage]:
 
 @pytest.fixture
 async def shared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[ConversationStorage]:
-    """The storage everybody shares, in a home of its own."""
+    """The shared storage, in a home of its own."""
     monkeypatch.setenv("CARREL_HOME", str(tmp_path / "home"))
     yield get_session_storage()
     await get_session_storage().store.close()
@@ -57,13 +57,13 @@ def log(storage: ConversationStorage, conversation: Conversation) -> list[Conver
     return [json.loads(line) for line in text.splitlines()]
 
 
-def said(conversation: Conversation | None) -> list[str]:
+def texts(conversation: Conversation | None) -> list[str]:
     assert conversation is not None
     return [message.get_text_content() for message in conversation.messages]
 
 
 async def again(storage: ConversationStorage, conversation: Conversation) -> Conversation:
-    """The conversation as somebody else reads it, from the files alone."""
+    """The conversation as another process reads it, from the files alone."""
     await storage.store.close()
     async with SessionStore(storage.store.data_dir, embedder=None) as store:
         found = await ConversationStorage(store, bus=Bus()).get(conversation.id)
@@ -93,7 +93,7 @@ def test_an_agent_with_a_tool_and_its_resumption_in_another_process(tmp_path: Pa
         """
         import asyncio
         from pathlib import Path
-        from carrel.conversation.conversation import create_session, get_session_storage
+        from carrel.conversation.models.conversation import create_session, get_session_storage
         from carrel.events import Event, EventType, bus
 
         async def on_update(event):
@@ -127,7 +127,7 @@ def test_an_agent_with_a_tool_and_its_resumption_in_another_process(tmp_path: Pa
         tmp_path,
         """
         import asyncio
-        from carrel.conversation.conversation import get_session, list_sessions
+        from carrel.conversation.models.conversation import get_session, list_sessions
 
         async def main():
             sessions = sorted(await list_sessions(), key=lambda s: s.time.updated, reverse=True)
@@ -136,7 +136,7 @@ def test_an_agent_with_a_tool_and_its_resumption_in_another_process(tmp_path: Pa
             session = await get_session(info.id)
             for message in session.get_messages_for_llm():
                 print(message["role"], message.get("tool_call_id"), message["content"])
-            print(await get_session("nobody"))
+            print(await get_session("missing"))
 
         asyncio.run(main())
         """,
@@ -156,7 +156,7 @@ def test_a_program_that_awaits_each_message_is_there_when_it_is_killed(tmp_path:
         tmp_path,
         """
         import asyncio, os
-        from carrel.conversation.conversation import create_session
+        from carrel.conversation.models.conversation import create_session
 
         async def main():
             conversation = await create_session("/project", session_id="killed")
@@ -177,7 +177,7 @@ def test_a_program_that_awaits_each_message_is_there_when_it_is_killed(tmp_path:
         tmp_path,
         """
         import asyncio
-        from carrel.conversation.conversation import get_session, list_sessions
+        from carrel.conversation.models.conversation import get_session, list_sessions
 
         async def main():
             info, = await list_sessions()
@@ -205,12 +205,12 @@ async def test_awaiting_what_a_method_gives_back_writes_it(storage: Conversation
     conversation = await storage.create(begun())
     message = await conversation.create_user_message("hi")
     assert message.role == "user"
-    assert said(await again(storage, conversation)) == ["hi"]
+    assert texts(await again(storage, conversation)) == ["hi"]
     assert (
         await conversation.add_message(Message(session_id="", role="user", parts=[TextPart(content="more")]))
         is not message
     )
-    assert said(await again(storage, conversation)) == ["hi", "more"]
+    assert texts(await again(storage, conversation)) == ["hi", "more"]
 
 
 async def test_images_come_with_a_user_message(storage: ConversationStorage) -> None:
@@ -231,14 +231,14 @@ async def test_images_come_with_a_user_message(storage: ConversationStorage) -> 
 
 
 @pytest.mark.parametrize("image", ["shot.png", b"AAAA", None, {"media_type": "image/png"}, {"path": "shot.png"}])
-async def test_what_is_no_image_is_refused_and_nothing_is_said(storage: ConversationStorage, image: Any) -> None:
+async def test_an_invalid_image_is_refused_and_nothing_is_added(storage: ConversationStorage, image: Any) -> None:
     conversation = await storage.create(begun())
     with pytest.raises(ValueError, match="media_type and data"):
         conversation.create_user_message("Look", images=[image])
     assert conversation.messages == []
 
 
-async def test_the_system_has_its_say_in_the_log(storage: ConversationStorage) -> None:
+async def test_a_system_message_is_in_the_log(storage: ConversationStorage) -> None:
     conversation = await storage.create(begun())
     conversation.create_system_message("Be kind.")
     conversation.create_user_message("hi")
@@ -283,7 +283,7 @@ async def test_one_more_message_costs_the_same_bytes_in_a_long_conversation(stor
     for length in (1, 2000):
         conversation = await storage.create(begun())
         for _ in range(length):
-            conversation.create_user_message("said before")
+            conversation.create_user_message("written before")
         await storage.update(conversation)
         path = storage.store.messages_path(conversation.id)
         before = path.read_bytes()
@@ -359,7 +359,7 @@ def clear(conversation: Conversation) -> None:
 
 
 def summarize(conversation: Conversation) -> None:
-    summary = Message(session_id=conversation.id, role="user", parts=[TextPart(content="what was said")])
+    summary = Message(session_id=conversation.id, role="user", parts=[TextPart(content="a summary")])
     conversation.messages = [conversation.messages[0], summary, *conversation.messages[-2:]]
 
 
@@ -389,7 +389,7 @@ CHANGES = [
 
 @pytest.mark.parametrize("read_first", [False, True])
 @pytest.mark.parametrize("change", CHANGES)
-async def test_a_change_to_what_was_said_is_seen_and_the_log_keeps_what_was(
+async def test_a_change_to_a_written_message_is_seen_and_the_log_keeps_the_old_one(
     storage: ConversationStorage, change: Callable[[Conversation], None], read_first: bool
 ) -> None:
     conversation = await storage.create(begun())
@@ -423,7 +423,7 @@ async def test_changing_the_last_message_writes_only_that_one_again(storage: Con
         await storage.update(conversation)
     lines = log(storage, conversation)
     assert len(lines) == 51 + 2 * 2
-    assert said(await again(storage, conversation))[-1] == "together"
+    assert texts(await again(storage, conversation))[-1] == "together"
 
 
 async def test_an_old_message_is_changed_too(storage: ConversationStorage) -> None:
@@ -433,16 +433,16 @@ async def test_an_old_message_is_changed_too(storage: ConversationStorage) -> No
     await storage.update(conversation)
     conversation.messages[3].parts[0].content = "changed"  # type: ignore[union-attr]
     await storage.update(conversation)
-    assert said(await again(storage, conversation))[3] == "changed"
+    assert texts(await again(storage, conversation))[3] == "changed"
     conversation.messages[4].meta["why"] = "inside a dict"
     await storage.update(conversation)
     assert (await again(storage, conversation)).messages[4].meta == {}
     await storage.update(conversation, recheck=True)
     assert (await again(storage, conversation)).messages[4].meta == {"why": "inside a dict"}
-    conversation.messages[5].meta["why"] = "and told"
+    conversation.messages[5].meta["why"] = "and why not"
     conversation.messages[5].touch()
     await storage.update(conversation)
-    assert (await again(storage, conversation)).messages[5].meta == {"why": "and told"}
+    assert (await again(storage, conversation)).messages[5].meta == {"why": "and why not"}
 
 
 async def test_a_change_made_while_the_last_one_is_being_written_is_not_lost(storage: ConversationStorage) -> None:
@@ -454,7 +454,7 @@ async def test_a_change_made_while_the_last_one_is_being_written_is_not_lost(sto
         message.parts[0].content = str(n)  # type: ignore[union-attr]
         await writing
     await storage.update(conversation)
-    assert said(await again(storage, conversation)) == ["29"]
+    assert texts(await again(storage, conversation)) == ["29"]
 
 
 async def test_title_and_whereabouts_are_kept_and_only_the_changed_is_written(storage: ConversationStorage) -> None:
@@ -614,7 +614,7 @@ async def test_an_empty_message_is_kept(storage: ConversationStorage) -> None:
     assert found.info.message_count == 2
     empty.add_text("filled")
     await storage.update(conversation)
-    assert said(await again(storage, conversation)) == ["hi", "filled"]
+    assert texts(await again(storage, conversation)) == ["hi", "filled"]
 
 
 @pytest.mark.parametrize("folders", [("p", "p/./w"), ("~/p", "/w/../x"), ("/p", "/w"), ("", ""), ("..", "~")])
@@ -673,7 +673,7 @@ async def test_an_id_that_is_taken_or_no_name_is_refused(storage: ConversationSt
         await storage.create(begun(id="../outside"))
     with pytest.raises(SessionIdRefused):
         await storage.get("../outside")
-    assert await storage.get("nobody") is None
+    assert await storage.get("missing") is None
 
 
 async def test_update_keeps_a_conversation_that_is_not_there_yet(storage: ConversationStorage) -> None:
@@ -701,7 +701,7 @@ async def test_a_write_that_failed_is_made_up_for_by_the_next(tmp_path: Path) ->
             await storage.update(conversation)
         conversation.create_user_message("third")
         await storage.update(conversation)
-        assert said(await again(storage, conversation)) == ["first", "second", "third"]
+        assert texts(await again(storage, conversation)) == ["first", "second", "third"]
 
 
 async def test_an_update_that_is_cancelled_is_neither_lost_nor_doubled(storage: ConversationStorage) -> None:
@@ -714,7 +714,7 @@ async def test_an_update_that_is_cancelled_is_neither_lost_nor_doubled(storage: 
         writing.cancel()
         await asyncio.gather(writing, return_exceptions=True)
     await storage.update(conversation)
-    assert said(await again(storage, conversation)) == [str(n) for n in range(40)]
+    assert texts(await again(storage, conversation)) == [str(n) for n in range(40)]
     assert len(log(storage, conversation)) == 40
 
 
@@ -726,7 +726,7 @@ async def test_many_updates_at_once_write_each_message_once(storage: Conversatio
         await storage.update(conversation)
 
     await asyncio.gather(*(say(n) for n in range(50)))
-    assert said(await again(storage, conversation)) == [str(n) for n in range(50)]
+    assert texts(await again(storage, conversation)) == [str(n) for n in range(50)]
     assert len(log(storage, conversation)) == 50
 
 
@@ -739,7 +739,7 @@ async def test_a_message_that_is_no_json_is_refused_and_the_rest_goes_on(storage
         await storage.update(conversation)
     del bad.meta["object"]
     await storage.update(conversation)
-    assert said(await again(storage, conversation)) == ["fine", "not fine"]
+    assert texts(await again(storage, conversation)) == ["fine", "not fine"]
 
 
 async def test_a_call_that_was_interrupted_has_a_result_when_it_is_read_again(storage: ConversationStorage) -> None:
@@ -784,7 +784,7 @@ async def test_a_session_of_another_program_is_read_and_only_what_is_changed_is_
     (folder / "messages.jsonl").write_text("".join(json.dumps(line) + "\n" for line in theirs))
     conversation = await storage.get(session_id)
     assert conversation is not None
-    assert said(conversation) == ["plain words", "hello", "bye"]
+    assert texts(conversation) == ["plain words", "hello", "bye"]
     assert (conversation.info.message_count, conversation.info.total_tokens) == (3, 9)
     assert conversation.info.working_dir == conversation.info.project_dir == "/theirs"
     await storage.update(conversation)
@@ -814,16 +814,16 @@ async def test_a_compacted_a_forked_and_a_rewound_session_are_read(storage: Conv
     fork = await storage.store.fork_session(conversation.id)
     await storage.store.compact(conversation.id, summarize, keep_turns=1)
     found = await again(storage, conversation)
-    assert said(found)[0].startswith("[Conversation Summary]")
-    assert said(found)[-2:] == ["message 5", "answer 5"]
+    assert texts(found)[0].startswith("[Conversation Summary]")
+    assert texts(found)[-2:] == ["message 5", "answer 5"]
     conversation = await storage.get(conversation.id) or conversation
     conversation.messages[-1].add_text("and more")
     conversation.create_user_message("go on")
     await storage.update(conversation)
     assert (await again(storage, conversation)).messages == conversation.messages
-    assert said(await storage.get(fork["session"]["id"])) == said(await storage.get(fork["session"]["id"]))
+    assert texts(await storage.get(fork["session"]["id"])) == texts(await storage.get(fork["session"]["id"]))
     await storage.store.append_rewind(fork["session"]["id"], 2)
-    assert said(await storage.get(fork["session"]["id"])) == ["message 0", "answer 0"]
+    assert texts(await storage.get(fork["session"]["id"])) == ["message 0", "answer 0"]
 
 
 async def test_large_results_and_images_come_back_whole_and_can_be_written_again(storage: ConversationStorage) -> None:
@@ -856,11 +856,11 @@ async def test_a_copy_through_json_is_written_where_it_belongs(storage: Conversa
     copy.messages[1].parts[0].content = "good day"  # type: ignore[union-attr]
     copy.create_user_message("bye")
     await storage.update(copy)
-    assert said(await again(storage, conversation)) == ["hi", "good day", "bye"]
+    assert texts(await again(storage, conversation)) == ["hi", "good day", "bye"]
     assert (await storage.store.usage(conversation.id)).total.total_tokens == 4
     conversation.create_user_message("and I?")
     await storage.update(conversation)
-    assert said(await again(storage, conversation)) == ["hi", "good day", "bye", "and I?"]
+    assert texts(await again(storage, conversation)) == ["hi", "good day", "bye", "and I?"]
 
 
 async def test_a_conversation_can_be_kept_in_another_storage_too(storage: ConversationStorage, tmp_path: Path) -> None:
@@ -872,9 +872,9 @@ async def test_a_conversation_can_be_kept_in_another_storage_too(storage: Conver
         await other.update(conversation)
         conversation.create_user_message("there")
         await other.update(conversation)
-        assert said(await other.get(conversation.id)) == ["hi", "there"]
+        assert texts(await other.get(conversation.id)) == ["hi", "there"]
     await storage.update(conversation)
-    assert said(await again(storage, conversation)) == ["hi", "there"]
+    assert texts(await again(storage, conversation)) == ["hi", "there"]
 
 
 async def test_it_goes_back_to_an_entry_and_on_from_there(storage: ConversationStorage) -> None:
@@ -887,16 +887,16 @@ async def test_it_goes_back_to_an_entry_and_on_from_there(storage: ConversationS
     conversation.update_title("Two")
     assert await storage.rewind(conversation, to_seq=then) is conversation
     assert conversation.messages is held
-    assert (said(conversation), conversation.info.message_count, conversation.title) == (["one"], 1, "Two")
+    assert (texts(conversation), conversation.info.message_count, conversation.title) == (["one"], 1, "Two")
     assert any("two, not yet written" in str(line) for line in log(storage, conversation))
     before = len(log(storage, conversation))
     conversation.create_user_message("three")
     await storage.update(conversation)
     assert len(log(storage, conversation)) == before + 1
-    assert said(await again(storage, conversation)) == ["one", "three"]
+    assert texts(await again(storage, conversation)) == ["one", "three"]
     with pytest.raises(RewindRefused):
         await storage.rewind(conversation, to_seq=99)
-    assert said(conversation) == ["one", "three"]
+    assert texts(conversation) == ["one", "three"]
 
 
 async def test_what_may_not_be_written_is_not(tmp_path: Path) -> None:
@@ -912,7 +912,7 @@ async def test_what_may_not_be_written_is_not(tmp_path: Path) -> None:
         conversation.messages[1].add_text("there")
         conversation.update_title("another secret")
         await storage.update(conversation)
-        assert said(await again(storage, conversation)) == ["the ****** word", "hi\nthere"]
+        assert texts(await again(storage, conversation)) == ["the ****** word", "hi\nthere"]
         assert b"secret" not in store.messages_path(conversation.id).read_bytes()
         assert b"secret" not in store.meta_path(conversation.id).read_bytes()
 
@@ -952,7 +952,7 @@ async def test_all_conversations_with_their_messages(storage: ConversationStorag
     for text in ("a", "b"):
         conversation = await storage.create(begun(title=text))
         await conversation.create_user_message(text)
-    assert [said(conversation) for conversation in await storage.list()] == [["b"], ["a"]]
+    assert [texts(conversation) for conversation in await storage.list()] == [["b"], ["a"]]
 
 
 async def test_a_session_from_the_future_hides_no_other(
@@ -1008,21 +1008,21 @@ async def test_sub_sessions_know_where_they_come_from(shared: ConversationStorag
     root = await create_session(tmp_path, title="root")
     child = await create_session(tmp_path, title="child", parent_session_id=root.id)
     grandchild = await create_session(tmp_path, title="grandchild", parent_session_id=child.id)
-    told = await create_session(tmp_path, title="told", root_session_id=root.id)
+    other = await create_session(tmp_path, title="other", root_session_id=root.id)
     assert (child.info.parent_session_id, child.info.root_session_id) == (root.id, root.id)
     assert (grandchild.info.parent_session_id, grandchild.info.root_session_id) == (child.id, root.id)
-    assert (told.info.parent_session_id, told.info.root_session_id) == (None, root.id)
+    assert (other.info.parent_session_id, other.info.root_session_id) == (None, root.id)
     assert [info.title for info in await shared.children(root.id)] == ["child"]
-    told.info.parent_session_id = root.id
-    await shared.update(told)
-    assert {info.title for info in await shared.children(root.id)} == {"child", "told"}
+    other.info.parent_session_id = root.id
+    await shared.update(other)
+    assert {info.title for info in await shared.children(root.id)} == {"child", "other"}
     assert await get_session(grandchild.id) == grandchild
 
 
 # --- events
 
 
-async def test_whoever_subscribed_has_heard_when_the_call_returns(storage: ConversationStorage) -> None:
+async def test_subscribers_have_been_called_when_the_call_returns(storage: ConversationStorage) -> None:
     heard: list[tuple[str, dict[str, Any]]] = []
 
     async def hear(event: Event) -> None:
@@ -1091,7 +1091,7 @@ async def test_one_who_never_ends_or_raises_does_not_hold_up_the_writer(storage:
     let_go.set()
 
 
-async def test_events_go_to_the_bus_everybody_shares_unless_told_otherwise(shared: ConversationStorage) -> None:
+async def test_events_go_to_the_shared_bus_by_default(shared: ConversationStorage) -> None:
     heard: list[str] = []
     unsubscribe = shared.bus.subscribe_all(lambda event: heard.append(f"{event.type} {event.data['session_id']}"))
     conversation = await create_session("/project")

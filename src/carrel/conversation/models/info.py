@@ -1,4 +1,4 @@
-"""A session as a typed object, and the metadata of the log that holds it."""
+"""The metadata of a session as a typed object."""
 
 import os
 from datetime import UTC, datetime
@@ -22,7 +22,7 @@ def _path_text(value: Any) -> Any:
 
 
 class SessionTime(BaseModel):
-    """When a session was made, last changed, and put away; all UTC."""
+    """When a session was created, last changed and archived, in UTC."""
 
     created: datetime = Field(default_factory=now)
     updated: datetime = Field(default_factory=now)
@@ -30,7 +30,7 @@ class SessionTime(BaseModel):
 
 
 class SessionInfo(BaseModel):
-    """What is known of a session without reading its messages."""
+    """What a session is called, where it works and how large it is; known without reading its messages."""
 
     model_config = ConfigDict(protected_namespaces=())
 
@@ -38,20 +38,20 @@ class SessionInfo(BaseModel):
     title: str = DEFAULT_TITLE
     project_dir: Annotated[str, BeforeValidator(_path_text)]
     working_dir: Annotated[str, BeforeValidator(_path_text)]
-    """As it was given, also where it is relative; the metadata of the session has the whole path too, as `cwd`."""
+    """As the caller wrote it, which may be relative; the metadata also has the absolute path, as `cwd`."""
     time: SessionTime = Field(default_factory=SessionTime)
     model_id: str | None = None
     provider_id: str | None = None
     root_session_id: str | None = None
-    """The session that the first parent of all came from; None for one that has no parent."""
+    """The topmost ancestor; None for a session without a parent."""
     parent_session_id: str | None = None
     message_count: int = 0
     total_tokens: int = 0
-    """All that was ever spent, also on messages that are not visible any more."""
+    """All tokens ever used, also by messages that are not visible any more."""
 
 
 def meta_fields(info: SessionInfo) -> dict[str, Any]:
-    """What of it is kept in the session's metadata, under the names it has there; the counts follow from the log."""
+    """The fields as the metadata names them, without the counts, which follow from the log."""
     return {
         "title": info.title,
         "working_dir": info.working_dir,
@@ -64,14 +64,14 @@ def meta_fields(info: SessionInfo) -> dict[str, Any]:
     }
 
 
-def kept_folder(working_dir: str) -> dict[str, str | None]:
-    """A working folder as the metadata has it: whole, and as it was given where that is something else."""
+def cwd_fields(working_dir: str) -> dict[str, str | None]:
+    """A working folder as the metadata has it: the absolute path, and what the caller wrote if that differs."""
     cwd = whole_path(working_dir)
     return {"cwd": cwd, "working_dir": working_dir if working_dir != cwd else None}
 
 
-def info_of(meta: SessionMeta) -> SessionInfo:
-    """The typed form of metadata, also of a session that another program made."""
+def info_from_meta(meta: SessionMeta) -> SessionInfo:
+    """Convert metadata, also that of a session made by another program."""
     created = date_of(meta.get("created_at")) or datetime.fromtimestamp(0, UTC)
     fields: dict[str, Any] = dict(meta)
     return SessionInfo(
@@ -85,7 +85,7 @@ def info_of(meta: SessionMeta) -> SessionInfo:
             archived=date_of(meta.get("archived_at")),
         ),
         model_id=meta["model"] or None,
-        # A session made without a provider has the default one in its metadata, for the other readers of the format.
+        # Without a provider, `provider` in the metadata is the default one, for other readers of the format.
         provider_id=_text(fields["provider_id"] if "provider_id" in fields else meta["provider"]),
         root_session_id=_text(fields.get("root_session_id")),
         parent_session_id=_text(fields.get("parent_session_id")),

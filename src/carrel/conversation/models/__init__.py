@@ -1,0 +1,1 @@
+"""The conversation as typed objects: `Conversation`, `Message` with parts, `SessionInfo`, and their storage."""
