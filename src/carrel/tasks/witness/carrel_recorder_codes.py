@@ -18,8 +18,14 @@ _Code, _sha256, _repr = types.CodeType, hashlib.sha256, repr
 _PLAIN = (int, float, complex, bool, str, bytes, type(None), type(Ellipsis))
 
 
+_TRACED = "INSTRUMENTED_"
+
+
 def _adapted() -> Any:
-    """For each number of an instruction its plain one and how many cells of memory follow it; None if not known."""
+    """For each number of an instruction its plain one and how many cells of memory follow it; None if not known.
+
+    None stands for one that hides the plain one (`INSTRUMENTED_LINE`), which only `co_code` knows then.
+    """
     names, numbers = getattr(dis, "deoptmap", None), getattr(dis, "_all_opmap", None)
     caches = getattr(opcode, "_inline_cache_entries", None)
     if names is None or numbers is None or caches is None:
@@ -31,6 +37,10 @@ def _adapted() -> Any:
     for name, plain in names.items():
         if name in numbers and plain in opcode.opmap:
             table[numbers[name]] = table[opcode.opmap[plain]]
+    # What is measured or traced (from Python 3.12 on) has instructions of its own in the place of the plain ones.
+    for name, number in numbers.items():
+        if name.startswith(_TRACED):
+            table[number] = table.get(opcode.opmap.get(name[len(_TRACED) :]))
     return table
 
 
@@ -41,11 +51,15 @@ def byte_code(code: Any) -> bytes:
     """What is really run, as it was compiled."""
     if _TABLE is None:
         return bytes(code.co_code)
-    raw, found, at = code._co_code_adaptive, bytearray(), 0
+    raw, compiled, found, at = code._co_code_adaptive, code.co_code, bytearray(), 0
+    if raw == compiled:
+        return bytes(compiled)
     while at < len(raw):
-        known = _TABLE.get(raw[at])
+        known = _TABLE.get(raw[at], ())
         if known is None:
-            return bytes(code.co_code)
+            known = _TABLE.get(compiled[at])
+        if not known:
+            return bytes(compiled)
         number, cells = known
         found += bytes((number, raw[at + 1])) + bytes(2 * cells)
         at += 2 + 2 * cells

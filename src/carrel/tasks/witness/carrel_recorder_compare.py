@@ -18,6 +18,7 @@ _pipe, _read, _write, _close, _wait, _loads, _dumps = (
     *(os.pipe, os.read, os.write, os.close, os.waitpid),
     *(json.loads, json.dumps),
 )
+_open = os.open
 _PYTHON = [sys.executable, "-IB", *(["-" + "O" * sys.flags.optimize] if sys.flags.optimize else [])]
 _ENV = {name: value for name, value in os.environ.items() if name in ("PATH", "HOME", "LANG")}
 
@@ -41,6 +42,11 @@ class Comparison:
         self._tables = {}  # type: dict[str, Any]
         self._seen = {}  # type: dict[int, Any]
         self._sure = []  # type: list[Any]
+        self._sure_of = {}  # type: dict[Any, list[Any]]
+        """The same by file and test, so that a test looks at its own: by (file, ""), what is no test of this file; by
+        ("", ""), what is in no file of tests."""
+        self._patched = set()  # type: set[str]
+        """Attributes that test files set themselves, to whatever they like; `self.name` for one of a test."""
         self._why = self.workdir = ""
         self.theirs = set()  # type: set[str]
         """The files that the work has brought along, which are none of the sample's."""
@@ -59,11 +65,15 @@ class Comparison:
         for module in modules:
             file = file_of(module)
             known = self._pristine(file)
-            if known and file not in self._tables:
+            if known and file not in self._tables and not self._is_as_it_was(file):
+                self._tables[file] = {"problem": "its file was written to before it was loaded"}
+            elif known and file not in self._tables:
                 self._tables[file] = {"problem": "it could not be compiled"}
                 asked.append([file, known, bool(rewrites(module))])
         if asked:
-            self._tables.update(_compiled({"files": asked, "pytest": pytest_at, "hook": hook}))
+            made = _compiled({"files": asked, "pytest": pytest_at, "hook": hook})
+            self._tables.update(made)
+            self._patched.update(*(table.get("patched", ()) for table in made.values()))
         return next(filter(None, (self._module_differs(module) for module in modules)), "")
 
     def _pristine(self, file: str) -> str:
@@ -78,6 +88,13 @@ class Comparison:
                 continue
             return str(folder + "/" + name)
         return ""
+
+    def _is_as_it_was(self, file: str) -> bool:
+        """Whether a file is what the sample has; a test command may write to it before it starts the runner."""
+        try:
+            return _content(file) == _content(self._pristine(file))
+        except OSError:
+            return True
 
     def _table(self, file: str) -> Any:
         table = self._tables.get(file)
@@ -94,12 +111,19 @@ class Comparison:
             owner, name = _owner(module, path)
             value = getattr(owner, "__dict__", {}).get(name)
             function = plain(value)
-            if function is None or not about["sure"]:
+            if function is None or not self._is_sure(owner, name, about):
                 continue
             if self._is_other(function, about):
                 return path + " of " + module.__name__
-            self._sure.append((owner, name, value, function, function.__code__, about, path + " of " + module.__name__))
+            sure = (owner, name, value, function, function.__code__, about, path + " of " + module.__name__)
+            self._sure.append(sure)
+            file = file_of(module) if _has_tests(file_of(module)) else ""
+            self._sure_of.setdefault((file, name if file and name.startswith("test") else ""), []).append(sure)
         return ""
+
+    def _is_sure(self, owner: Any, name: str, about: Any) -> bool:
+        """Whether only this function of the file can have its name."""
+        return about["sure"] and name not in self._patched and not _is_made_over(owner)
 
     def _is_other(self, function: Any, about: Any) -> bool:
         """Whether it is neither the file's nor one that an installed package or a test has put there."""
@@ -112,12 +136,19 @@ class Comparison:
         table = self._table(os.path.abspath(file))
         if table is not None:
             return digest(code) not in table["all"]
-        return not is_installed(file) and not may_change(file) and not file.startswith(_STANDARD)
+        return not _is_of_others(file)
 
-    def bindings_changed(self) -> str:
-        """Another function in the place of one of a test file; quick, so that it can be asked before each test."""
-        for owner, name, value, function, code, _, where in self._sure:
+    def binding_changed_for(self, kind: Any, module: Any, name: str) -> str:
+        """Another function in the place of one that this test may call; quick, so that each test can be looked at."""
+        files = {file_of(each) for each in (module, *modules_of(kind)) if each is not None}
+        keys = [("", ""), *((file, part) for file in files for part in ("", name))]
+        return next(filter(None, (self._binding_changed(self._sure_of.get(key, ())) for key in keys)), "")
+
+    def _binding_changed(self, sure: Any) -> str:
+        for owner, name, value, function, code, _, where in sure:
             now = owner.__dict__.get(name)
+            if name in self._patched:
+                continue
             if now is not value and plain(now) is not None and self._is_foreign(plain(now).__code__):
                 return str(where)
             if function.__code__ is not code and self._is_foreign(function.__code__):
@@ -125,7 +156,7 @@ class Comparison:
         return ""
 
     def anything_changed(self) -> str:
-        return self.bindings_changed() or next(
+        return self._binding_changed(self._sure) or next(
             (str(each[-1]) for each in self._sure if self._is_other(each[3], each[-2])), ""
         )
 
@@ -148,7 +179,8 @@ class Comparison:
             return "", "no function of its file has its name"
         made_of = [each for each in _unwrapped(function) if digest(each.__code__) in about["codes"]]
         if not made_of:
-            foreign = about["sure"] and (function is None or self._is_foreign(function.__code__))
+            sure = self._is_sure(owner, name, about)
+            foreign = sure and (function is None or self._is_foreign(function.__code__))
             return ("the test " + str(name) if foreign else ""), "what its decorators made of it hides it"
         made_of += [each for each in map(plain, fixtures) if each is not None and self._is_known(each)]
         self._seen[id(test)] = (test, name, [(each, digest(each.__code__)) for each in made_of])
@@ -167,10 +199,26 @@ class Comparison:
             return False
         return self._is_foreign(function.__code__)
 
+    def strange_method(self, test: Any) -> str:
+        """A function of the work's that hides one of the test's class, in the test object alone."""
+        for name, value in list(getattr(test, "__dict__", {}).items()):
+            function = plain(getattr(value, "func", value))
+            if function is None or not callable(getattr(type(test), name, None)) or "self." + name in self._patched:
+                continue
+            file = function.__code__.co_filename
+            if not _is_of_others(file) and not (self._pristine(file) and self._is_as_it_was(file)):
+                return name + " of " + type(test).__qualname__
+        return ""
+
     def changed(self, test: Any) -> str:
         """Whether the code of this test or of its fixtures is another than when it was found."""
         _, name, made_of = self._seen.get(id(test), (test, "", ()))
         return "the test " + str(name) if any(digest(each.__code__) != was for each, was in made_of) else ""
+
+
+def _has_tests(file: str) -> bool:
+    name = os.path.basename(file)
+    return name.startswith("test") or name.endswith("_test.py")
 
 
 def file_of(module: Any) -> str:
@@ -191,19 +239,31 @@ def modules_of(kind: Any) -> Any:
     return [sys.modules.get(each.__module__) for each in getattr(kind, "__mro__", ())]
 
 
-def strange_method(test: Any) -> str:
-    """A function of the work's that hides one of the test's class, in the test object alone."""
-    for name, value in list(getattr(test, "__dict__", {}).items()):
-        function = plain(getattr(value, "func", value))
-        if function is None or not callable(getattr(type(test), name, None)):
-            continue
-        file = function.__code__.co_filename
-        if not is_installed(file) and not may_change(file) and not file.startswith(_STANDARD):
-            return name + " of " + type(test).__qualname__
-    return ""
-
-
 _STANDARD = os.path.dirname(os.path.abspath(os.__file__)) + os.sep
+
+
+def _is_of_others(file: str) -> bool:
+    """Whether a function of this file is Python's, an installed package's or a test's."""
+    return is_installed(file) or may_change(file) or file.startswith(_STANDARD)
+
+
+def _content(file: str) -> bytes:
+    opened, parts = _open(file, os.O_RDONLY), []
+    try:
+        while not parts or parts[-1]:
+            parts.append(_read(opened, 1 << 16))
+    finally:
+        _close(opened)
+    return b"".join(parts)
+
+
+def _is_made_over(owner: Any) -> bool:
+    """Whether a class has its functions from a metaclass or an `__init_subclass__` of the project's."""
+    if not isinstance(owner, type):
+        return False
+    hooks = [getattr(type(owner), "__new__", None), getattr(type(owner), "__init__", None), type(owner).__call__]
+    hooks.append(getattr(owner, "__init_subclass__", None))
+    return any(plain(each) is not None and not _is_of_others(plain(each).__code__.co_filename) for each in hooks)
 
 
 def _owner(module: Any, path: str) -> Any:
@@ -240,7 +300,8 @@ def _defaults_differ(function: Any, about: Any) -> bool:
     if any(wanted is not None and repr(value) != wanted for value, wanted in zip(values, about["defaults"])):  # noqa: B905
         return True
     named = function.__kwdefaults__ or {}
-    return any(wanted is not None and repr(named.get(name)) != wanted for name, wanted in about["names"].items())
+    wanted = {name: value for name, value in about["names"].items() if value is not None and name in named}
+    return any(repr(named[name]) != value for name, value in wanted.items())
 
 
 def _compiled(asked: Any) -> Any:

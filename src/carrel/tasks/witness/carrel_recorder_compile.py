@@ -41,11 +41,24 @@ def table_of(path: str, is_rewritten: bool, config: Any) -> Any:
         "module": digest(code),
         "all": sorted({digest(each) for each in all_codes(code)}),
         "defs": _definitions(ast.parse(source).body, code, "", _made_global(source)),
+        "patched": sorted(set(_patched(source))),
     }
 
 
 def _made_global(source: bytes) -> Any:
     return {name for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Global) for name in node.names}
+
+
+def _patched(source: bytes) -> Any:
+    """The attributes that the file sets itself: `Case.test_it = …`, `monkeypatch.setattr(helpers, "name", …)`."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Attribute) and not isinstance(node.ctx, ast.Load):
+            yield ("self." if getattr(node.value, "id", "") == "self" else "") + node.attr
+        elif isinstance(node, ast.Call):
+            name = getattr(node.func, "attr", getattr(node.func, "id", ""))
+            for each in node.args[:2] if name in ("setattr", "delattr", "patch", "object") else ():
+                if isinstance(each, ast.Constant) and isinstance(each.value, str):
+                    yield each.value.rpartition(".")[2]
 
 
 def _definitions(body: Any, code: Any, above: str, unsure: Any) -> Any:

@@ -9,7 +9,7 @@ from unittest.result import TestResult
 from unittest.runner import TextTestResult
 from unittest.suite import BaseTestSuite
 
-from carrel_recorder_compare import Comparison, Executed, modules_of, strange_method, test_modules
+from carrel_recorder_compare import Comparison, Executed, modules_of, test_modules
 from carrel_recorder_tracers import watch
 from carrel_speaking import speaker
 from carrel_unchanged import LATE, Remembered, Tests, is_installed, may_change, plain
@@ -132,7 +132,9 @@ def attend() -> None:
                 # A result of an old kind, which knows no skips, takes them for successes.
                 if name == "addSuccess" and hasattr(self, "addSkip") and _swallowed(test):
                     doubt(f"what came of {test.id()}")
-                doubt(comparison.changed(test) or comparison.bindings_changed() or strange_method(test))
+                method = getattr(test, "_testMethodName", "")
+                doubt(comparison.changed(test) or comparison.binding_changed_for(type(test), None, method))
+                doubt(comparison.strange_method(test))
                 say(event="test", id=test.id(), when="call", outcome=outcome)
             return honest(self, test, *more)
 
@@ -162,7 +164,7 @@ def attend() -> None:
             doubt(comparison.prepare(modules, lambda module: False))
         method = getattr(test, "_testMethodName", "")
         changed, why = comparison.learn(test, type(test), method, getattr(type(test), method, None))
-        doubt(changed or strange_method(test))
+        doubt(changed or comparison.strange_method(test))
         if why:
             say(event="uncompared", id=test.id(), why=why)
 

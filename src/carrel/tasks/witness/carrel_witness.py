@@ -12,7 +12,7 @@ import pluggy
 import pytest
 from _pytest.assertion.rewrite import AssertionRewritingHook
 from carrel_canaries import lie_found
-from carrel_recorder_compare import Comparison, Executed, file_of, modules_of, strange_method, test_modules
+from carrel_recorder_compare import Comparison, Executed, file_of, modules_of, test_modules
 from carrel_recorder_tracers import watch as watch_tracers
 from carrel_speaking import HERE, call_into_workers, is_called_into_worker, speaker
 from carrel_unchanged import LATE, Remembered, Tests, is_installed, may_change, plain
@@ -166,12 +166,18 @@ class _Watch:
         return ""
 
     def test_differs(self, item: Any) -> str:
-        changed = self._comparison.changed(item) or self._comparison.bindings_changed()
-        return changed or strange_method(getattr(item, "_instance", None) or getattr(item, "instance", None))
+        instance = getattr(item, "_instance", None) or getattr(item, "instance", None)
+        return self._comparison.changed(item) or self._comparison.strange_method(instance)
 
     def step_changed(self, item: Any) -> str:
         changed = self._steps.changed() or self._instance_changed(item)
         return changed or self.test_differs(item) or self._hook_changed(item.config.pluginmanager)
+
+    def changed_before(self, item: Any) -> str:
+        """Before a test also what its file's names stand for, which a test itself may patch until it is torn down."""
+        name = getattr(item, "originalname", None) or item.name.partition("[")[0]
+        kind, module = getattr(item, "cls", None), getattr(item, "module", None)
+        return self.step_changed(item) or self._comparison.binding_changed_for(kind, module, name)
 
     def anything_changed(self, session: Any) -> str:
         manager = session.config.pluginmanager
@@ -320,7 +326,7 @@ class _Witness:
         if id(item) in self._tried_before:
             self._try(item.session)
         else:
-            self._look(self._watch.step_changed, item)
+            self._look(self._watch.changed_before, item)
         yield
 
     @pytest.hookimpl(hookwrapper=True, trylast=True)
