@@ -583,7 +583,7 @@ async def test_a_rewind_is_not_taken_back_when_others_have_gone_on_from_it(monke
         await other.append_message("s", user("theirs"))
         raise StorageReadError("the disk is gone")
 
-    monkeypatch.setattr(storage, "_show", fails)
+    monkeypatch.setattr(storage, "_reload", fails)
     with pytest.raises(StorageReadError):
         await storage.rewind(talk, to_seq=1)
     assert await shown(other) == ["one", "theirs"]

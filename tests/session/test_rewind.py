@@ -22,7 +22,7 @@ from carrel import (
     TaskSession,
     user_text_message,
 )
-from carrel.conversation import conversation
+from carrel.conversation.models import conversation
 from carrel.execution.executor import Moment
 from carrel.execution.settings import Limits
 from carrel.sandbox.cgroups import trees
@@ -305,7 +305,7 @@ async def test_a_log_that_cannot_be_written_leaves_the_variables_alone(
             raise StorageWriteError("no space left on the disk")
 
         store = session.storage.get_session_store()
-        for place, name in ((store, "append_rewind"), (conversation, "look_at")):
+        for place, name in ((store, "append_rewind"), (conversation, "read_log")):
             with monkeypatch.context() as patch:
                 patch.setattr(place, name, full)
                 with pytest.raises(ForkRefused, match="no space left"):

@@ -160,8 +160,8 @@ class PathMapper:
 
     def is_missing(self, error: OSError) -> bool:
         """Return whether the error only says that there is nothing, and not that the root itself is unusable."""
-        if isinstance(error, (FileNotFoundError, IsADirectoryError)):
-            return True
+        if isinstance(error, (FileNotFoundError, IsADirectoryError)) or error.errno == errno.ELOOP:
+            return True  # ELOOP: a link that leads to itself
         return isinstance(error, NotADirectoryError) and (os.path.isdir(self.root) or not os.path.lexists(self.root))
 
     # --- reading ----------------------------------------------------------------------------------------------------
