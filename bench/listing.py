@@ -50,6 +50,6 @@ async def measure(scale: Scale) -> list[Line]:
     how = f"{count} sessions; plain: open and json.load of every meta.json, sort"
     return [
         times_faster("list, cold", first, 1, unit="ms", how=f"{how}; a new store each time"),
-        times_faster("list, warm", again, 15, unit="ms", how=how),
+        times_faster("list, warm", again, 4, unit="ms", how=how),
         times_faster("list, warm, after one append", changed, 1, unit="ms", how=how),
     ]

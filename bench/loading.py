@@ -82,8 +82,8 @@ async def measure(scale: Scale) -> list[Line]:
     count = scale(100_000)
     folder = scale.folder / "load"
     logs = {
-        "load, people talking": (await write_log(folder, "talk", spoken(count)), 4),
-        "load, an agent at work": (await write_log(folder, "work", worked(count)), 4),
+        "load, people talking": (await write_log(folder, "talk", spoken(count)), 2.5),
+        "load, an agent at work": (await write_log(folder, "work", worked(count)), 2),
         "load, ending in a compact": (await write_log(folder, "compact", worked(count), compact=True), 50),
     }
     lines = []

@@ -24,10 +24,6 @@ if TYPE_CHECKING:
         DEFAULT_COMPACT_THRESHOLD,
         should_compact,
     )
-    from carrel.conversation.entries import (
-        build_compact_event,
-        build_rewind_event,
-    )
     from carrel.conversation.formats import (
         Converted,
         from_provider,
@@ -35,6 +31,10 @@ if TYPE_CHECKING:
     )
     from carrel.conversation.importers import (
         ImportReport,
+    )
+    from carrel.conversation.log_entries import (
+        build_compact_event,
+        build_rewind_event,
     )
     from carrel.conversation.messages import (
         SessionData,
@@ -49,11 +49,6 @@ if TYPE_CHECKING:
         tool_result_block,
         tool_use_block,
         user_text_message,
-    )
-    from carrel.conversation.metadata import (
-        DEFAULT_SESSION_PROVIDER,
-        DEFAULT_SESSION_TITLE,
-        MESSAGE_FORMAT_VERSION,
     )
     from carrel.conversation.models.conversation import (
         Conversation,
@@ -87,6 +82,11 @@ if TYPE_CHECKING:
     )
     from carrel.conversation.search.search import (
         SearchHit,
+    )
+    from carrel.conversation.session_state import (
+        DEFAULT_SESSION_PROVIDER,
+        DEFAULT_SESSION_TITLE,
+        MESSAGE_FORMAT_VERSION,
     )
     from carrel.conversation.store import (
         SessionStore,
@@ -411,13 +411,13 @@ _ROOMS = {
     "carrel.conversation.compaction": "COMPACT_SUMMARY_PROMPT DEFAULT_COMPACT_THRESHOLD should_compact",
     "carrel.conversation.models.conversation": """
         Conversation ConversationStorage create_session get_session get_session_storage list_sessions""",
-    "carrel.conversation.entries": "build_compact_event build_rewind_event",
+    "carrel.conversation.log_entries": "build_compact_event build_rewind_event",
     "carrel.conversation.formats": "Converted from_provider to_provider",
     "carrel.conversation.importers": "ImportReport",
     "carrel.conversation.messages": """
         SessionData SessionMeta assistant_message build_message document_block flatten_message_text image_block
         text_block thinking_block tool_result_block tool_use_block user_text_message""",
-    "carrel.conversation.metadata": "DEFAULT_SESSION_PROVIDER DEFAULT_SESSION_TITLE MESSAGE_FORMAT_VERSION",
+    "carrel.conversation.session_state": "DEFAULT_SESSION_PROVIDER DEFAULT_SESSION_TITLE MESSAGE_FORMAT_VERSION",
     "carrel.conversation.redaction": "Redactor redact_secrets",
     "carrel.conversation.replay": "apply_compact apply_rewind",
     "carrel.conversation.search.search": "SearchHit",

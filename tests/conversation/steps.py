@@ -9,7 +9,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any, Literal
 
-from carrel.conversation.entries import timestamp
+from carrel.conversation.log_entries import timestamp
 from carrel.conversation.models.conversation import Conversation, ConversationStorage
 from carrel.conversation.models.info import SessionInfo
 from carrel.conversation.models.parts import TextPart

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from carrel.conversation import writer
-from carrel.conversation.entries import build_rewind_event, encode
+from carrel.conversation import session_writer
+from carrel.conversation.log_entries import build_rewind_event, encode
 from carrel.conversation.messages import ConversationMessage
 from carrel.conversation.models.conversation import Conversation, ConversationStorage
 from carrel.conversation.models.info import SessionInfo
@@ -370,7 +370,7 @@ async def test_a_tool_call_that_came_too_late_leaves_no_hold_behind_and_takes_no
 
 
 async def test_who_cancels_every_task_does_not_keep_the_metadata_from_being_written(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(writer, "FLUSH_SECONDS", 0.05)
+    monkeypatch.setattr(session_writer, "FLUSH_SECONDS", 0.05)
     store = SessionStore(store=(hooked := Hooked()), embedder=None)
     await store.append_message("s", user("hello"))
     await store.append_message("s", user("more"))
@@ -462,7 +462,7 @@ async def test_a_session_that_is_gone_on_with_is_not_pruned(reopened: Reopen):
 
 
 async def test_metadata_that_waits_to_be_written_waits_once(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(writer, "FLUSH_SECONDS", 0)
+    monkeypatch.setattr(session_writer, "FLUSH_SECONDS", 0)
     store = SessionStore(store=(hooked := Hooked()), embedder=None)
     await store.append_message("s", user("hello"))
     held = await hooked.lock("s/meta")
@@ -476,20 +476,20 @@ async def test_metadata_that_waits_to_be_written_waits_once(monkeypatch: pytest.
 
 
 async def test_no_metadata_is_written_when_the_store_is_closed(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(writer, "FLUSH_SECONDS", 0.1)
+    monkeypatch.setattr(session_writer, "FLUSH_SECONDS", 0.1)
     store = SessionStore(store=MemoryStore(), embedder=None)
     await store.append_message("s", user("hello"))
     await asyncio.sleep(0.05)
     await store.append_message("s", user("written a moment later"))
-    monkeypatch.setattr(writer, "FLUSH_SECONDS", 0)
+    monkeypatch.setattr(session_writer, "FLUSH_SECONDS", 0)
     await store.append_message("s", user("written at once"))
     flushed: list[str] = []
 
-    async def flush(self: writer.Writer) -> None:
+    async def flush(self: session_writer.SessionWriter) -> None:
         flushed.append(self.folder)
 
     await store.close()
-    monkeypatch.setattr(writer.Writer, "flush", flush)
+    monkeypatch.setattr(session_writer.SessionWriter, "flush", flush)
     await asyncio.sleep(0.3)
     assert flushed == []
 

@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from carrel.conversation.entries import aside_of
+from carrel.conversation.log_entries import note_kind
 from carrel.conversation.messages import ConversationMessage, flatten_message_text, meta_of, tool_calls_of
 from carrel.conversation.open_calls import call_key
 from carrel.conversation.store import SessionStore
@@ -142,11 +142,11 @@ def check_metadata(logs: dict[str, Any], listed: dict[str, Any], notes: list[dic
     for session, entries in logs.items():
         meta = listed[session]
         labels = Counter(label["text"] for label in meta.get("labels", []))
-        in_log = Counter(meta_of(entry)["text"] for _, entry in entries if aside_of(entry) == "label")
+        in_log = Counter(meta_of(entry)["text"] for _, entry in entries if note_kind(entry) == "label")
         assert not labels - in_log, (session, labels - in_log)
         missing = [text for text in in_log - labels if text.split()[1] in acknowledged]
         assert not missing, (session, missing)
-        told = [meta_of(entry)["set"] for _, entry in entries if aside_of(entry) == "meta"]
+        told = [meta_of(entry)["set"] for _, entry in entries if note_kind(entry) == "meta"]
         titles = [fields["title"] for fields in told if "title" in fields]
         if titles and titles[-1].split()[-1] in acknowledged:
             assert meta["title"] == titles[-1], session
@@ -156,7 +156,7 @@ def check_metadata(logs: dict[str, Any], listed: dict[str, Any], notes: list[dic
 
 
 def parent_of(entries: list[tuple[int, ConversationMessage]]) -> str | None:
-    forks = [meta_of(entry)["parent_session_id"] for _, entry in entries if aside_of(entry) == "fork"]
+    forks = [meta_of(entry)["parent_session_id"] for _, entry in entries if note_kind(entry) == "fork"]
     return forks[-1] if forks else None
 
 
@@ -221,7 +221,7 @@ async def check_session(store: SessionStore, session: str, entries: list[Any], m
     shown = [said(message) async for message in store.iter_messages(session)]
     assert shown == wanted, session
     assert meta["message_count"] == len(wanted), session
-    own = max((seq for seq, entry in entries if aside_of(entry) == "fork"), default=0)
+    own = max((seq for seq, entry in entries if note_kind(entry) == "fork"), default=0)
     spent = sum(tokens_of(meta_of(entry).get("usage")).total_tokens for seq, entry in entries if seq > own)
     assert meta["total_tokens"] == spent, session
     assert (await store.usage(session)).total.total_tokens == spent, session

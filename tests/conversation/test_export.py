@@ -15,10 +15,10 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 
-from carrel.conversation.entries import build_aside, build_compact_event, build_rewind_event
 from carrel.conversation.export import to_line
 from carrel.conversation.export.html_page import LONGEST_MARKDOWN, markdown_to_html, page_of, to_html
 from carrel.conversation.export.markdown import to_markdown
+from carrel.conversation.log_entries import build_compact_event, build_note, build_rewind_event
 from carrel.conversation.messages import (
     SessionData,
     assistant_message,
@@ -262,10 +262,10 @@ def test_labels_pins_and_forks_are_marked() -> None:
         user_text_message("one"),
         assistant_message([tool_use_block(tool_id="a", name="read")]),
         build_message("user", [tool_result_block(tool_use_id="a", model_text="x")]),
-        build_aside("label", text="after reading", at_seq=3),
-        build_aside("pin", at_seq=1),
-        build_aside("fork", parent_session_id="s0", at_seq=5),
-        build_aside("meta", set={"title": "unseen"}),
+        build_note("label", text="after reading", at_seq=3),
+        build_note("pin", at_seq=1),
+        build_note("fork", parent_session_id="s0", at_seq=5),
+        build_note("meta", set={"title": "unseen"}),
     )
     page = to_html(data(), log)
     assert '<a class="flag" href="#entry-2">after reading</a>' in page
@@ -345,8 +345,8 @@ def hostile() -> tuple[SessionData, list[Numbered]]:
         ),
         build_message("user", [answer]),
         build_message(ATTACK, [text_block(ACTING)]),
-        build_aside("label", text=ATTACK, at_seq=1),
-        build_aside("fork", parent_session_id=ATTACK),
+        build_note("label", text=ATTACK, at_seq=1),
+        build_note("fork", parent_session_id=ATTACK),
         build_compact_event(ATTACK, provider=ATTACK, model=ATTACK, compacted_count=1),
         {"role": "unreadable", "meta": {"reason": ATTACK}},
         user_text_message(ACTING + ATTACK),

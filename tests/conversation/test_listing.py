@@ -38,9 +38,9 @@ class BadSectors(MemoryStore):
         async for block in super().read(key, from_seq):
             yield block
 
-    async def read_back(self, key: str, before_seq: int | None = None) -> AsyncIterator[Block]:
+    async def read_back(self, key: str, before_seq: int | None = None, **how: Any) -> AsyncIterator[Block]:
         self._look(key)
-        async for block in super().read_back(key, before_seq):
+        async for block in super().read_back(key, before_seq, **how):
             yield block
 
 
@@ -138,9 +138,9 @@ async def test_garbage_is_collected_while_a_list_or_a_load_waits_for_storage() -
             seen.append(gc.isenabled())
             return await super().get_many(keys)
 
-        async def read_back(self, key: str, before_seq: int | None = None) -> AsyncIterator[Block]:
+        async def read_back(self, key: str, before_seq: int | None = None, **how: Any) -> AsyncIterator[Block]:
             seen.append(gc.isenabled())
-            async for block in super().read_back(key, before_seq):
+            async for block in super().read_back(key, before_seq, **how):
                 yield block
 
     store = SessionStore(store=Noting(), embedder=None)

@@ -4,27 +4,34 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from carrel.conversation.messages import ConversationMessage, blocks_of, tool_calls_of, tool_results_of
-from carrel.conversation.repair import INTERRUPTED, ToolOrder, interrupted_message, mend, unanswered
+from carrel.conversation.repair import (
+    INTERRUPTED,
+    interrupted_message,
+    is_well_formed,
+    repair_messages,
+    unanswered_calls,
+    without_texts,
+)
 from tests.conversation.words import assistant, call, outline, result, user
 
 
 def mended(*messages: ConversationMessage) -> list[str]:
-    return outline(mend(messages).messages)
+    return outline(repair_messages(messages).messages)
 
 
 def test_a_whole_conversation_is_left_alone():
     whole = [user("go"), call("a"), result("a"), assistant("done")]
-    assert mend(whole).messages == whole
-    assert all(left is right for left, right in zip(mend(whole).messages, whole, strict=True))
+    assert repair_messages(whole).messages == whole
+    assert all(left is right for left, right in zip(repair_messages(whole).messages, whole, strict=True))
 
 
 def test_a_call_with_no_result_at_the_end():
-    assert unanswered([user("go"), call("a", "b"), result("a")]) == ["b"]
+    assert unanswered_calls([user("go"), call("a", "b"), result("a")]) == ["b"]
     assert mended(user("go"), call("a")) == ["go", "call:a", "stand-in:a"]
 
 
 def test_only_the_last_tool_loop_counts_as_unanswered():
-    assert unanswered([call("old"), user("never mind"), call("a"), result("a")]) == []
+    assert unanswered_calls([call("old"), user("never mind"), call("a"), result("a")]) == []
 
 
 def test_an_older_orphan_gets_its_stand_in_before_the_next_words():
@@ -64,7 +71,7 @@ def test_ids_that_a_model_uses_again():
 
 
 def test_the_origins_tell_where_each_message_came_from():
-    assert mend([call("a"), assistant("hm"), user("x")]).origins == [0, None, 1, 2]
+    assert repair_messages([call("a"), assistant("hm"), user("x")]).origins == [0, None, 1, 2]
 
 
 def test_content_that_is_no_list_does_not_disturb():
@@ -73,7 +80,7 @@ def test_content_that_is_no_list_does_not_disturb():
         {"role": "user"},
         {"role": "x", "content": 5},
     ]
-    assert mend(odd).messages == odd
+    assert repair_messages(odd).messages == odd
 
 
 def test_the_model_is_told_that_the_call_was_interrupted():
@@ -94,7 +101,7 @@ anything = st.one_of(
 
 @given(st.lists(anything, max_size=12))
 def test_no_provider_refuses_what_comes_out(log: list[ConversationMessage]):
-    messages = mend(log).messages
+    messages = repair_messages(log).messages
     for index, message in enumerate(messages):
         answers: list[str] = []
         for later in messages[index + 1 :]:
@@ -104,7 +111,7 @@ def test_no_provider_refuses_what_comes_out(log: list[ConversationMessage]):
         assert set(tool_calls_of(message)) <= set(answers), outline(messages)
         if message["role"] == "assistant":
             assert len(answers) == len(set(answers)) == len(set(tool_calls_of(message))), outline(messages)
-    assert messages == mend(messages).messages
+    assert messages == repair_messages(messages).messages
     if log and messages and not tool_calls_of(messages[0]):
         assert not (messages[0]["role"] == "user" and tool_results_of(messages[0]))
 
@@ -120,22 +127,26 @@ def test_nothing_real_is_lost(log: list[ConversationMessage]):
                     found.add(str(block.get("model_text", "")))
         return found - {""}
 
-    assert texts(log) <= texts(mend(log).messages)
+    assert texts(log) <= texts(repair_messages(log).messages)
 
 
-@given(st.lists(anything, max_size=12), st.integers(1, 5))
-def test_what_is_told_to_be_in_order_needs_no_mending(log: list[ConversationMessage], size: int):
-    order = ToolOrder()
-    for start in range((len(log) - 1) // size * size, -1, -size):
-        order.take(log[start : start + size])
-    if order.whole():
-        assert mend(log).messages == log
+@given(st.lists(anything, max_size=12))
+def test_a_well_formed_conversation_is_not_changed(log: list[ConversationMessage]):
+    if is_well_formed(log):
+        assert repair_messages(log).messages == log
 
 
-def test_an_ordinary_conversation_is_told_to_be_in_order():
+@given(st.lists(anything, max_size=12))
+def test_the_repair_of_messages_without_texts_is_the_same(log: list[ConversationMessage]):
+    assert repair_messages(list(map(without_texts, log))).origins == repair_messages(log).origins
+
+
+def test_an_ordinary_conversation_is_well_formed():
     log = [user("go"), call("a", "b"), result("b", "a"), assistant("done"), call("a"), result("a")]
-    for size in range(1, 7):
-        order = ToolOrder()
-        for start in range((len(log) - 1) // size * size, -1, -size):
-            order.take(log[start : start + size])
-        assert order.whole(), size
+    assert is_well_formed(log)
+    assert not is_well_formed(log[1:2])
+    assert not is_well_formed(log[2:])
+    assert not is_well_formed([call("a"), result("a", "b")])
+    assert not is_well_formed([call("a"), result("a", "a")])
+    assert not is_well_formed([call("a"), assistant("no"), result("a")])
+    assert not is_well_formed([call("a", "a"), result("a", "a")])

@@ -2,9 +2,9 @@
 
 import pytest
 
-from carrel.conversation.entries import build_aside
+from carrel.conversation.log_entries import build_note
 from carrel.conversation.messages import ConversationMessage, image_block
-from carrel.conversation.replay import Backwards, apply_compact, apply_rewind, events_among, visible_after
+from carrel.conversation.replay import BackwardReplay, apply_compact, apply_rewind, events_in, visible_after
 from tests.conversation.words import assistant, compact, outline, rewind, user
 
 SUMMARY = ["(s)", "(ack)"]
@@ -46,7 +46,7 @@ def test_a_rewind_past_the_end_cuts_nothing():
 
 
 def test_asides_are_never_seen():
-    assert seen(user("a"), build_aside("label", text="x", at_seq=1), user("b")) == ["a", "b"]
+    assert seen(user("a"), build_note("label", text="x", at_seq=1), user("b")) == ["a", "b"]
 
 
 def test_messages_kept_by_a_compact_follow_the_summary():
@@ -101,8 +101,8 @@ def test_what_was_visible_after_an_earlier_entry():
 @pytest.mark.parametrize("odd", [None, "3", -1, 1.5, True, [], {}])
 def test_a_rewind_that_does_not_say_where_to_cuts_nothing_and_is_reported(odd: object):
     event = {"role": "rewind", "meta": {"rewind_to": odd}}
-    walk = Backwards()
-    walk.take(1, 2, events_among(1, [user("a"), event]))
+    walk = BackwardReplay()
+    walk.take(1, 2, events_in(1, [user("a"), event]))
     assert len(walk.shown()) == 1
     assert walk.problems == ["line 2 is a rewind that does not say where to; it changes nothing"]
 
@@ -113,21 +113,21 @@ def test_unknown_roles_and_blocks_are_seen_as_they_are():
 
 
 def test_a_line_that_cannot_be_read_is_left_out_and_reported():
-    walk = Backwards()
+    walk = BackwardReplay()
     walk.take(1, 3, [(2, {"role": "unreadable", "meta": {"reason": "no JSON"}})])
     assert list(walk.shown().seqs()) == [1, 3]
     assert walk.problems == ["line 2 is left out: no JSON"]
 
 
 def test_reading_backwards_stops_at_the_newest_compact():
-    walk = Backwards()
+    walk = BackwardReplay()
     walk.take(10, 12, [(11, compact("s"))])
     assert walk.enough
     assert list(walk.shown().seqs()) == [0, 0, 12]
 
 
 def test_reading_backwards_goes_on_to_what_the_compact_keeps():
-    walk = Backwards()
+    walk = BackwardReplay()
     walk.take(10, 12, [(11, compact("s", 8))])
     assert not walk.enough
     walk.take(1, 9, [])
@@ -136,8 +136,8 @@ def test_reading_backwards_goes_on_to_what_the_compact_keeps():
 
 
 def stood_for(*entries: ConversationMessage) -> list[int]:
-    walk = Backwards(summed=True)
-    walk.take(1, len(entries), events_among(1, entries))
+    walk = BackwardReplay(summed=True)
+    walk.take(1, len(entries), events_in(1, entries))
     return list(walk.stood_for().seqs())
 
 

@@ -1,11 +1,11 @@
-"""Tokens and cost: per model, per turn, each counted once."""
+"""Tokens and cost by model, each counted once."""
 
 from typing import Any
 
 import pytest
 
-from carrel.conversation.entries import build_aside, build_compact_event
 from carrel.conversation.formats import normalize_usage
+from carrel.conversation.log_entries import build_compact_event, build_note
 from carrel.conversation.usage import count_usage, tokens_of
 from carrel.errors import ConfigurationError
 from tests.conversation.words import assistant, result, rewind, user
@@ -17,12 +17,11 @@ def spent(text: str, model: str = "m", usage: object = None) -> dict:
     return assistant(text, model=model, usage=usage or FIVE)
 
 
-def test_per_model_and_per_turn():
+def test_tokens_by_model():
     log = [user("first"), spent("a"), result("x"), spent("b", "n"), user("second"), spent("c")]
     usage = count_usage(enumerate(log, 1))
     assert usage.total.total_tokens == 15
     assert {name: tokens.total_tokens for name, tokens in usage.models.items()} == {"m": 10, "n": 5}
-    assert [(turn.seq, turn.text, turn.total_tokens) for turn in usage.turns] == [(1, "first", 10), (5, "second", 5)]
 
 
 def test_what_was_rewound_was_still_paid_for():
@@ -33,11 +32,10 @@ def test_every_line_that_says_what_was_spent_counts():
     lines = [user("a") | {"meta": {"usage": FIVE}}, result("x") | {"meta": {"usage": FIVE}}, spent("b")]
     usage = count_usage(enumerate(lines, 1))
     assert usage.total.total_tokens == 15
-    assert [(turn.seq, turn.total_tokens) for turn in usage.turns] == [(1, 15)]
 
 
 def test_a_sum_that_the_session_says_may_be_larger_than_that_of_the_lines():
-    told = build_aside("meta", set={"total_tokens": 9})
+    told = build_note("meta", set={"total_tokens": 9})
     assert count_usage(enumerate([spent("a"), told, spent("b")], 1)).total.total_tokens == 14
     assert count_usage(enumerate([spent("a"), spent("b"), told], 1)).total.total_tokens == 10
 
@@ -54,7 +52,7 @@ def test_a_summary_is_paid_for_too():
 
 
 def test_a_fork_counts_only_what_it_added():
-    log = [user("a"), spent("b"), build_aside("fork", parent_session_id="p", at_seq=2), user("c"), spent("d")]
+    log = [user("a"), spent("b"), build_note("fork", parent_session_id="p", at_seq=2), user("c"), spent("d")]
     usage = count_usage(enumerate(log, 1))
     assert usage.total.total_tokens == 5
     assert usage.inherited_through_seq == 3
@@ -146,7 +144,7 @@ def test_a_providers_own_count_costs_the_same_as_ours_of_it(provider: str) -> No
     assert raw.total.cost == pytest.approx((40 - written + 500 + 6 + 2 * written) / 1_000_000)
 
 
-def test_what_is_told_later_is_counted_with_its_model_and_turn() -> None:
-    log = [user("first"), assistant("a", model="m"), build_aside("usage", usage=FIVE, model="m")]
+def test_usage_in_a_later_note_is_counted_with_its_model() -> None:
+    log = [user("first"), assistant("a", model="m"), build_note("usage", usage=FIVE, model="m")]
     usage = count_usage(list(enumerate(log, 1)))
-    assert (usage.models["m"].total_tokens, usage.turns[0].total_tokens) == (5, 5)
+    assert usage.models["m"].total_tokens == 5

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from carrel.conversation.entries import build_compact_event
+from carrel.conversation.log_entries import build_compact_event
 from carrel.conversation.messages import (
     ConversationMessage,
     assistant_message,

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from carrel.conversation.entries import decode, encode
 from carrel.conversation.importers import ImportedSession, read_session_file
+from carrel.conversation.log_entries import decode, encode
 from carrel.conversation.replay import visible_after
 from carrel.errors import ImportRefused
 

@@ -10,7 +10,6 @@ import subprocess
 import pytest
 
 from carrel.tasks import witnesses
-from tests.needs import skip_without
 
 PROGRAM = """
 import sys
@@ -52,7 +51,7 @@ def _python(version: str) -> str:
     for each in filter(None, found):
         if subprocess.run([each, "-c", ""], capture_output=True, check=False).returncode == 0:
             return each
-    return skip_without(f"no Python {version} on this machine")
+    pytest.skip(f"no Python {version} on this machine")
 
 
 @pytest.mark.parametrize("version", ["3.11", "3.12", "3.13", "3.14"])

@@ -11,8 +11,8 @@ from carrel import session as places
 from carrel import tasks
 from carrel.assembly.library import read_library
 from carrel.assembly.storages import FileStorage, MemoryStorage
-from carrel.conversation.metadata import checked_id
 from carrel.conversation.models.conversation import Conversation
+from carrel.conversation.session_state import checked_id
 from carrel.errors import ConfigurationError
 from carrel.execution.container_executor import ContainerExecutor
 from carrel.execution.executor import Executor, Place

@@ -20,7 +20,7 @@ from carrel.cli.demo_story import ENDING, MODEL, PROVIDER, STORY, STORY_ID
 from carrel.cli.demo_task import TaskTour
 from carrel.cli.ending import TaskFailed, WrongUsage, waits
 from carrel.cli.telling import Teller
-from carrel.conversation.entries import encode
+from carrel.conversation.log_entries import encode
 from carrel.conversation.messages import ConversationMessage, blocks_of, meta_of, tool_result_text
 from carrel.text import count_messages, readable_size
 

@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from carrel.cli.demo_story import CUT_SHORT, MODEL, OTHERS, PROVIDER, STORY, STORY_ID
-from carrel.conversation.entries import encode
+from carrel.conversation.log_entries import encode
 from carrel.conversation.messages import ConversationMessage
 from carrel.conversation.store import SessionStore
 from carrel.errors import CarrelError

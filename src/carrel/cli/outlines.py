@@ -142,10 +142,6 @@ def print_usage(spent: "carrel.Usage") -> None:
 
     models = [[model, *row(tokens)] for model, tokens in spent.models.items()]
     print_table([Column("MODEL", gives_way=True), *numbers, *cost], [*models, ["all", *row(spent.total)]])
-    if spent.turns:
-        say()
-        turns = [[str(turn.seq), single_line(turn.text), *row(turn)] for turn in spent.turns]
-        print_table([Column("SEQ", justify="right"), Column("TURN", gives_way=True), *numbers, *cost], turns)
     if spent.inherited_through_seq:
         say(
             f"Entries up to {spent.inherited_through_seq} came with the fork and are counted where they were made.",

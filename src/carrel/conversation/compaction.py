@@ -1,8 +1,10 @@
-"""Pure: when to compact, where to cut, and a report of what leaves the context."""
+"""Compaction: when to compact, where to cut, a report of what leaves the context, and the entry in the log."""
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, NamedTuple
 
+from carrel.conversation.log_entries import build_compact_event
+from carrel.conversation.log_reader import SessionLogReader
 from carrel.conversation.messages import (
     ConversationMessage,
     MessageBlock,
@@ -13,23 +15,27 @@ from carrel.conversation.messages import (
     tool_result_text,
     tool_results_of,
 )
+from carrel.conversation.repair import repair_messages
 from carrel.conversation.replay import FILES, Numbered
+from carrel.conversation.repository import SessionRepository
 from carrel.errors import CompactRefused, ConfigurationError
+
+Summarize = Callable[[list[ConversationMessage]], Awaitable[Any]]
 
 DEFAULT_COMPACT_THRESHOLD = 0.8
 
 COMPACT_SUMMARY_PROMPT = """\
-The conversation above is about to leave your context. Write the notes with which you, or somebody who has read \
+The conversation above is about to leave your context. Write the notes with which you, or a reader who has seen \
 nothing of it, can go on with the work as if nothing had been lost.
 
 Write these parts, each under its own heading, and leave out a part that would be empty:
 
-1. Asked for: every request and constraint of the user, in order, in the user's own words where the wording matters.
+1. Requested: every request and constraint of the user, in order, in the user's own words where the wording matters.
 2. Done: what was finished, with the exact names of files, functions and commands, and what each change was for.
 3. Found out: facts about the project, the machine and the problem that took effort to learn, errors seen with their \
 exact text, and what turned out not to work and why.
 4. Decided: choices made and the reasons given, so that they are not reopened by accident.
-5. Where things stand: what works, what does not, what was half done, which checks were run and what they said.
+5. Where things stand: what works, what does not, what was half done, which checks were run and with what result.
 6. Next: the steps that remain, first the one that was under way.
 
 State facts only; keep names, numbers and quotations exact; add no advice of your own. Be as short as that allows.\
@@ -225,3 +231,53 @@ def summary_and_usage(answer: Any) -> tuple[str, Any]:
     if not isinstance(text, str) or not text.strip():
         raise CompactRefused("the summary is empty; nothing was written and the conversation is as it was")
     return text.strip(), usage
+
+
+async def compact(
+    logs: SessionRepository,
+    session_id: str,
+    summarize: Summarize,
+    *,
+    keep_tokens: int,
+    keep_turns: int | None,
+    provider: str | None,
+    model: str | None,
+    now: Callable[[], str],
+) -> tuple[int, ConversationMessage]:
+    """Write the entry and return it with its number; `CompactRefused` when the view it goes by is no longer true."""
+    view = await logs.view(session_id)
+    reading = logs.reading(session_id)
+    # Measured as the model sees them, with their attachments.
+    whole = await reading.whole(view)
+    shown = list(zip(view.shown.seqs(), whole, strict=True))
+    cut = choose_cut(shown, keep_tokens=keep_tokens, keep_turns=keep_turns)
+    leaving = [message for _, message in cut.summarized]
+    text, usage = summary_and_usage(await summarize(repair_messages(leaving).messages))
+    meta = await logs.known_meta(session_id)
+    # Also when nothing is kept: messages that others append while the summary is written come after it.
+    keep_from = cut.kept[0][0] if cut.kept else view.last_seq + 1
+    pinned = await _pinned(reading, [seq for seq in meta.get("pins", []) if seq < keep_from])
+    event = build_compact_event(
+        text + pinned_text(pinned),
+        provider=provider or meta["provider"],
+        model=model or meta["model"],
+        compacted_count=len(cut.summarized),
+        usage=usage,
+    )
+    event["content"] += pinned_files(pinned)
+    event["meta"] |= {"keep_from_seq": keep_from, "created_at": now(), "report": report_of(cut.summarized)}
+    seq = await logs.append_if_unchanged(session_id, event, since=view.last_seq)
+    if not seq:
+        raise CompactRefused(
+            f"session {session_id} was changed meanwhile: another writer rewound or compacted it while the "
+            "summary was being written; nothing was written, and the summary may tell of what is gone"
+        )
+    return seq, event
+
+
+async def _pinned(reading: SessionLogReader, pins: list[int]) -> list[Numbered]:
+    """The pinned messages that are part of the conversation still, visible or summed up, and whole."""
+    if not pins:
+        return []
+    runs = [piece for piece in (await reading.stood_for()).pieces if isinstance(piece, range)]
+    return await reading.read_entries(seq for seq in pins if any(seq in run for run in runs))

@@ -151,7 +151,7 @@ def blocks_of(message: ConversationMessage) -> list[MessageBlock]:
     return []
 
 
-def goes_on(message: ConversationMessage) -> bool:
+def is_continuation(message: ConversationMessage) -> bool:
     """Whether a line is not a message of its own, but goes on with that of the line before."""
     return bool(meta_of(message).get("continues"))
 

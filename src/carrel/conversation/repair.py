@@ -1,6 +1,8 @@
-"""Pure: a conversation in, one that no provider refuses out: every tool call has its result, right after it."""
+"""Pure: repair a conversation so that every tool call has its result right after it, as providers require."""
 
 from collections.abc import Sequence
+from contextlib import suppress
+from functools import lru_cache
 from itertools import chain
 from operator import itemgetter
 from typing import NamedTuple
@@ -23,7 +25,7 @@ INTERRUPTED = "error: tool call was interrupted"
 _TOOLS = frozenset(("tool_use", "tool_result"))
 
 
-class Mended(NamedTuple):
+class Repaired(NamedTuple):
     messages: list[ConversationMessage]
     origins: list[int | None]
     """For each message, its place in the list that was given; None for one put in."""
@@ -32,9 +34,9 @@ class Mended(NamedTuple):
 class _Call:
     """One tool call, the message that makes it, and the best result found."""
 
-    def __init__(self, tool_use_id: str, asked_at: int) -> None:
+    def __init__(self, tool_use_id: str, called_at: int) -> None:
         self.tool_use_id = tool_use_id
-        self.asked_at = asked_at
+        self.called_at = called_at
         self.answer: MessageBlock | None = None
         self.answered_at = -1
 
@@ -54,68 +56,66 @@ def interrupted_message(tool_use_ids: Sequence[str]) -> ConversationMessage:
     return build_message("user", [interrupted_result(id_) for id_ in tool_use_ids], meta={"synthetic": True})
 
 
-class ToolOrder:
-    """Fed a log block by block from its end, tells whether every tool call has its results in the message after it.
+def is_well_formed(messages: Sequence[ConversationMessage]) -> bool:
+    """Return whether every tool call has its result in the next message, as in most conversations.
 
-    Most logs are so, and then nothing needs mending. What it cannot tell at a glance counts as not in order."""
-
-    def __init__(self) -> None:
-        self.kept = True
-        self._asked_for: tuple[object, ...] = ()
-
-    def take(self, messages: Sequence[ConversationMessage]) -> None:
-        """The next older messages, in order."""
-        if not self.kept:
-            return
-        try:
-            first, last = _answers_and_questions(messages)
-            self.kept = self._asked_for == last or {*self._asked_for} == {*last}
-            self._asked_for = first
-        except (AttributeError, LookupError, TypeError, ValueError):
-            self.kept = False
-
-    def whole(self) -> bool:
-        """After the oldest: no result may stand before all calls."""
-        return self.kept and not self._asked_for
-
-
-def _answers_and_questions(messages: Sequence[ConversationMessage]) -> tuple[tuple[object, ...], tuple[object, ...]]:
-    """The calls that the first message answers and that the last one makes; an error when order is broken between."""
-    if _TOOLS.isdisjoint(map(itemgetter("type"), chain.from_iterable(map(itemgetter("content"), messages)))):
-        return (), ()
-    first: tuple[object, ...] | None = None
-    asked: list[object] = []
-    for message in messages:
-        role = message["role"]
-        found: list[object] = []
-        if role == "assistant":
+    False also for messages of an unusual form, which need a closer look."""
+    calls: list[object] = []
+    try:
+        if _has_no_tools(messages):
+            return True
+        for message in messages:
+            role = message["role"]
+            kind, name = ("tool_use", "id") if role == "assistant" else ("tool_result", "tool_use_id")
+            ids = []
             for block in message["content"]:
-                kind = block["type"]
-                if kind == "tool_use":
-                    found.append(block["id"])
-                elif kind == "tool_result":
-                    raise ValueError("a result where none can be")
-            if asked:
-                raise ValueError("a call without its result")
-            first = first or ()
-            asked = found
-        else:
-            for block in message["content"]:
-                kind = block["type"]
-                if kind == "tool_result" and role == "user":
-                    found.append(block["tool_use_id"])
-                elif kind in _TOOLS:
-                    raise ValueError("a call or a result where none can be")
-            if first is None:
-                first = tuple(found)
-            elif found != asked and (len(found) != len(asked) or {*found} != {*asked}):
-                raise ValueError("a call without its result, or a result without its call")
-            asked = []
-    return first or (), tuple(asked)
+                if block["type"] in _TOOLS:
+                    if block["type"] != kind or role not in ("assistant", "user") or not block[name]:
+                        return False
+                    ids.append(block[name])
+            if role == "assistant":
+                if calls or len({*ids}) != len(ids):
+                    return False
+                calls = ids
+            elif len(ids) != len(calls) or (ids != calls and {*ids} != {*calls}):
+                return False
+            else:
+                calls = []
+    except (LookupError, TypeError):
+        return False
+    return not calls
 
 
-def unanswered(messages: Sequence[ConversationMessage]) -> list[str]:
+def _has_no_tools(messages: Sequence[ConversationMessage]) -> bool:
+    """Return whether no block is a tool call or a result; LookupError or TypeError for messages of an unusual form."""
+    return _TOOLS.isdisjoint(map(itemgetter("type"), chain.from_iterable(map(itemgetter("content"), messages))))
+
+
+@lru_cache
+def _plain(role: str, *, is_empty: bool) -> ConversationMessage:
+    return {"role": role, "content": [] if is_empty else [{"type": "text"}]}
+
+
+def without_texts(message: ConversationMessage) -> ConversationMessage:
+    """Return what `repair_messages` looks at: the role and the tool blocks, so that a long log needs little memory."""
+    role, blocks = str(message.get("role")), blocks_of(message)
+    if not any(block.get("type") in ("tool_use", "tool_result") for block in blocks):
+        return _plain(role, is_empty=not blocks)
+    return {"role": role, "content": list(map(_without_text, blocks))}
+
+
+def _without_text(block: MessageBlock) -> MessageBlock:
+    short: MessageBlock = {name: block[name] for name in ("type", "id", "tool_use_id", "is_error") if name in block}
+    if block.get("type") == "tool_result":
+        short |= {"model_text": tool_result_text(block)[: len(INTERRUPTED)], "meta": meta_of(block)}
+    return short
+
+
+def unanswered_calls(messages: Sequence[ConversationMessage]) -> list[str]:
     """The calls of the last assistant message with calls that have no result after it."""
+    with suppress(LookupError, TypeError):
+        if _has_no_tools(messages):
+            return []
     answered: set[str] = set()
     for message in reversed(messages):
         calls = tool_calls_of(message)
@@ -125,21 +125,23 @@ def unanswered(messages: Sequence[ConversationMessage]) -> list[str]:
     return []
 
 
-def is_stand_in(block: MessageBlock) -> bool:
+def is_placeholder(block: MessageBlock) -> bool:
     """Whether a result only stands for one that never came; another program's are known by their text."""
     return bool(meta_of(block).get("synthetic")) or (
         block.get("is_error") is True and tool_result_text(block).startswith(INTERRUPTED)
     )
 
 
-def mend(messages: Sequence[ConversationMessage]) -> Mended:
+def repair_messages(messages: Sequence[ConversationMessage]) -> Repaired:
     """Put each result right after its call, a stand-in where there is none, and turn results without a call into text.
 
     A real result beats a stand-in wherever it comes. Messages are copied when they change, never edited."""
+    if is_well_formed(messages):
+        return Repaired(list(messages), list(range(len(messages))))
     calls, misplaced = _match(messages)
     moved = [call for call in calls if call.answer is None or not _in_place(call, messages, misplaced)]
     if not moved and not misplaced:
-        return Mended(list(messages), list(range(len(messages))))
+        return Repaired(list(messages), list(range(len(messages))))
     return _rebuild(messages, moved, misplaced)
 
 
@@ -157,14 +159,14 @@ def _match(messages: Sequence[ConversationMessage]) -> tuple[list[_Call], dict[t
             kind = block.get("type") if type(block) is dict else None
             if kind == "tool_use" and role == "assistant" and block.get("id"):
                 id_ = str(block["id"])
-                if id_ not in latest or latest[id_].asked_at != index:
+                if id_ not in latest or latest[id_].called_at != index:
                     latest[id_] = _Call(id_, index)
                     calls.append(latest[id_])
             elif kind == "tool_result" and role == "user":
                 call = latest.get(str(block.get("tool_use_id") or ""))
                 if call is None:
-                    misplaced[index, place] = "drop" if is_stand_in(block) else "orphan"
-                elif call.answer is None or (is_stand_in(call.answer) and not is_stand_in(block)):
+                    misplaced[index, place] = "drop" if is_placeholder(block) else "orphan"
+                elif call.answer is None or (is_placeholder(call.answer) and not is_placeholder(block)):
                     if call.answer is not None:
                         misplaced[places[id(call)]] = "drop"
                     call.answer, call.answered_at = block, index
@@ -183,17 +185,17 @@ def _in_place(call: _Call, messages: Sequence[ConversationMessage], misplaced: d
         messages[index].get("role") == "user"
         and all(block.get("type") == "tool_result" for block in blocks_of(messages[index]))
         and "orphan" not in [misplaced.get((index, place)) for place in range(len(blocks_of(messages[index])))]
-        for index in range(call.asked_at + 1, call.answered_at)
+        for index in range(call.called_at + 1, call.answered_at)
     )
 
 
 def _rebuild(
     messages: Sequence[ConversationMessage], moved: list[_Call], misplaced: dict[tuple[int, int], str]
-) -> Mended:
+) -> Repaired:
     wanted: dict[int, list[MessageBlock]] = {}
     for call in moved:
-        wanted.setdefault(call.asked_at, []).append(call.answer or interrupted_result(call.tool_use_id))
-    mended = Mended([], [])
+        wanted.setdefault(call.called_at, []).append(call.answer or interrupted_result(call.tool_use_id))
+    repaired = Repaired([], [])
     waiting: list[MessageBlock] = []
     for index, message in enumerate(messages):
         changed = _without_misplaced(index, message, misplaced)
@@ -202,17 +204,17 @@ def _rebuild(
             changed = {**changed, "content": [*waiting, *(content if type(content) is list else blocks_of(changed))]}
             waiting = []
         elif waiting:
-            mended.messages.append(build_message("user", waiting, meta={"synthetic": True}))
-            mended.origins.append(None)
+            repaired.messages.append(build_message("user", waiting, meta={"synthetic": True}))
+            repaired.origins.append(None)
             waiting = []
         if changed is message or changed["content"]:
-            mended.messages.append(changed)
-            mended.origins.append(index)
+            repaired.messages.append(changed)
+            repaired.origins.append(index)
         waiting = waiting + wanted.get(index, [])
     if waiting:
-        mended.messages.append(build_message("user", waiting, meta={"synthetic": True}))
-        mended.origins.append(None)
-    return mended
+        repaired.messages.append(build_message("user", waiting, meta={"synthetic": True}))
+        repaired.origins.append(None)
+    return repaired
 
 
 def _without_misplaced(

@@ -3,9 +3,9 @@
 from collections.abc import Iterator, Mapping, Sequence
 from operator import itemgetter
 
-from carrel.conversation.entries import UNREADABLE, aside_of
+from carrel.conversation.attachments import MARK
+from carrel.conversation.log_entries import UNREADABLE, note_kind
 from carrel.conversation.messages import ConversationMessage, blocks_of, build_message, meta_of, text_block
-from carrel.conversation.spill import MARK
 
 Numbered = tuple[int, ConversationMessage]
 """An entry and its sequence number; 0 for a message that stands in no line of its own."""
@@ -31,7 +31,7 @@ def apply_rewind(messages: list[ConversationMessage]) -> list[ConversationMessag
     shown: list[ConversationMessage] = []
     for message in messages:
         if message.get("role") == "rewind":
-            cut = cut_of(message)
+            cut = rewind_target_count(message)
             if cut is not None:
                 del shown[cut:]
         else:
@@ -39,19 +39,19 @@ def apply_rewind(messages: list[ConversationMessage]) -> list[ConversationMessag
     return shown
 
 
-def cut_of(entry: ConversationMessage) -> int | None:
+def rewind_target_count(entry: ConversationMessage) -> int | None:
     """How many messages a rewind leaves, or None when it does not say (it then cuts nothing)."""
     cut = meta_of(entry).get("rewind_to")
     return cut if type(cut) is int and cut >= 0 else None
 
 
-def jump_of(entry: ConversationMessage) -> int | None:
+def rewind_target_seq(entry: ConversationMessage) -> int | None:
     """The entry that a rewind goes back to, or None when it is a plain cut."""
     jump = meta_of(entry).get("to_seq")
     return jump if type(jump) is int and jump >= 0 else None
 
 
-def kept_from(entry: ConversationMessage) -> int | None:
+def kept_from_seq(entry: ConversationMessage) -> int | None:
     """From which entry on a compact keeps messages as they are, or None when it keeps none."""
     keep = meta_of(entry).get("keep_from_seq")
     return keep if type(keep) is int and keep > 0 else None
@@ -60,13 +60,13 @@ def kept_from(entry: ConversationMessage) -> int | None:
 def _summary(compact: ConversationMessage) -> list[ConversationMessage]:
     text = next((str(block.get("text") or "") for block in blocks_of(compact) if block.get("type") == "text"), "")
     files = [block for block in blocks_of(compact) if block.get("type") in FILES or "blob" in meta_of(block)]
-    told = build_message("user", [text_block(f"[Conversation Summary]\n\n{text}"), *files], meta={"synthetic": True})
+    message = build_message("user", [text_block(f"[Conversation Summary]\n\n{text}"), *files], meta={"synthetic": True})
     if MARK in compact:
-        told[MARK] = compact[MARK]
-    return [told, build_message("assistant", [text_block(COMPACT_ACKNOWLEDGEMENT)], meta={"synthetic": True})]
+        message[MARK] = compact[MARK]
+    return [message, build_message("assistant", [text_block(COMPACT_ACKNOWLEDGEMENT)], meta={"synthetic": True})]
 
 
-class Shown:
+class VisibleEntries:
     """The visible conversation as runs of entries, so that it costs no memory until the messages are wanted."""
 
     def __init__(self, pieces: list[ConversationMessage | range] | None = None) -> None:
@@ -93,15 +93,17 @@ class Shown:
                 return
             length -= size
 
-    def since(self, seq: int) -> "Shown":
+    def since(self, seq: int) -> "VisibleEntries":
         """Only what stands in entry `seq` or later."""
         runs = [range(max(piece.start, seq), piece.stop) for piece in self.pieces if isinstance(piece, range)]
-        return Shown([run for run in runs if run])
+        return VisibleEntries([run for run in runs if run])
 
-    def before(self, seq: int | None) -> "Shown":
+    def before(self, seq: int | None) -> "VisibleEntries":
         """Only what stands in an entry before `seq` (None: all that stands in one)."""
         runs = [piece for piece in self.pieces if isinstance(piece, range)]
-        return Shown([run for run in (range(run.start, min(run.stop, seq or run.stop)) for run in runs) if run])
+        return VisibleEntries(
+            [run for run in (range(run.start, min(run.stop, seq or run.stop)) for run in runs) if run]
+        )
 
     def seqs(self) -> Iterator[int]:
         """The entry of each message; 0 for a message that stands in no line of its own."""
@@ -119,7 +121,7 @@ class Shown:
         return found
 
 
-def events_among(first_seq: int, entries: Sequence[ConversationMessage]) -> list[Numbered]:
+def events_in(first_seq: int, entries: Sequence[ConversationMessage]) -> list[Numbered]:
     """Those of some consecutive entries that are no messages."""
     try:
         if _EVENTS.isdisjoint(map(itemgetter("role"), entries)):
@@ -129,55 +131,55 @@ def events_among(first_seq: int, entries: Sequence[ConversationMessage]) -> list
     return [(seq, entry) for seq, entry in enumerate(entries, first_seq) if entry.get("role") in _EVENTS]
 
 
-def visible(path: Sequence[range | Numbered]) -> Shown:
+def visible(path: Sequence[range | Numbered]) -> VisibleEntries:
     """What is visible after runs of messages and events, oldest first, in which jumps have been followed already."""
-    shown = Shown()
+    shown = VisibleEntries()
     for item in path:
         if isinstance(item, range):
             shown.add(item)
             continue
         entry = item[1]
         if entry.get("role") == "compact":
-            keep = kept_from(entry)
+            keep = kept_from_seq(entry)
             kept = shown.since(keep).pieces if keep is not None else []
-            shown = Shown([*_summary(entry), *kept])
-        elif (cut := cut_of(entry)) is not None:
+            shown = VisibleEntries([*_summary(entry), *kept])
+        elif (cut := rewind_target_count(entry)) is not None:
             shown.cut(cut)
     return shown
 
 
-def stood_for(path: Sequence[range | Numbered]) -> Shown:
+def stood_for(path: Sequence[range | Numbered]) -> VisibleEntries:
     """The messages that what is visible consists of or sums up, given the same as `visible` but from the log's start.
 
-    What was rewound is not among them, and neither is what only a summary told of that was rewound itself."""
-    shown, summed = Shown(), Shown()
+    What was rewound is not among them, nor what only a rewound summary stands for."""
+    shown, summed = VisibleEntries(), VisibleEntries()
     for item in path:
         if isinstance(item, range):
             shown.add(item)
         elif item[1].get("role") == "compact":
-            keep = kept_from(item[1])
-            summed = Shown([*summed.pieces, *shown.before(keep).pieces])
-            shown = Shown([*_summary(item[1]), *(shown.since(keep).pieces if keep is not None else [])])
-        elif (cut := cut_of(item[1])) is not None:
+            keep = kept_from_seq(item[1])
+            summed = VisibleEntries([*summed.pieces, *shown.before(keep).pieces])
+            shown = VisibleEntries([*_summary(item[1]), *(shown.since(keep).pieces if keep is not None else [])])
+        elif (cut := rewind_target_count(item[1])) is not None:
             shown.cut(cut)
             if not shown.pieces or isinstance(shown.pieces[0], range):
-                summed = Shown()
-    return Shown([*summed.pieces, *shown.since(0).pieces])
+                summed = VisibleEntries()
+    return VisibleEntries([*summed.pieces, *shown.since(0).pieces])
 
 
 def visible_after(entries: Sequence[Numbered], seq: int | None = None) -> list[Numbered]:
     """What was visible right after entry `seq` of a whole log (None: after all of it)."""
-    walk = Backwards(seq)
+    walk = BackwardReplay(seq)
     if entries:
         first, last = entries[0][0], entries[-1][0]
-        walk.take(first, last, events_among(first, [entry for _, entry in entries]))
+        walk.take(first, last, events_in(first, [entry for _, entry in entries]))
     return walk.shown().numbered(dict(entries))
 
 
-class Backwards:
+class BackwardReplay:
     """Fed a log from its end, keeps what the visible conversation needs and says when it has enough.
 
-    So that opening a long session costs what is visible, not what was ever said. With `summed`, it wants what the
+    Opening a long session costs what is visible, not the whole log. With `summed`, it wants what the
     summaries stand for too, and so the whole log."""
 
     def __init__(self, until: int | None = None, *, summed: bool = False) -> None:
@@ -219,7 +221,7 @@ class Backwards:
             return self._wanted_rewind(seq, entry)
         if role == "compact":
             if not self._summed:
-                self._keep = kept_from(entry)
+                self._keep = kept_from_seq(entry)
                 self.enough = self._keep is None
             return True
         reason = meta_of(entry).get("reason") or "its role says that it cannot be read"
@@ -228,23 +230,23 @@ class Backwards:
         return False
 
     def _wanted_rewind(self, seq: int, entry: ConversationMessage) -> bool:
-        if aside_of(entry) is not None:
+        if note_kind(entry) is not None:
             return False
-        jump = jump_of(entry)
+        jump = rewind_target_seq(entry)
         if jump is not None and jump < seq:
             self._until = jump
             self.enough = jump == 0
             return False
-        if cut_of(entry) is None:
+        if rewind_target_count(entry) is None:
             self.problems.append(f"line {seq} is a rewind that does not say where to; it changes nothing")
             return False
         # A cut counts from the start of what was visible then, so all of that is needed.
         self._keep = None
         return True
 
-    def shown(self) -> Shown:
+    def shown(self) -> VisibleEntries:
         return visible(self._path[::-1])
 
-    def stood_for(self) -> Shown:
-        """Only for one who asked for what was `summed` up too."""
+    def stood_for(self) -> VisibleEntries:
+        """What is visible or summed up; only with `summed`."""
         return stood_for(self._path[::-1])

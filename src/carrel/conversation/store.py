@@ -1,11 +1,10 @@
-"""SessionStore: what was said, in files a person can read, or in any other Store."""
+"""SessionStore: conversations in files that a person can read, or in any other Store."""
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
-from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self
@@ -13,20 +12,20 @@ from uuid import uuid4
 
 from carrel.conversation import branching
 from carrel.conversation.branching import checked_place
-from carrel.conversation.compacting import Summarize, compact
-from carrel.conversation.entries import build_aside, timestamp
+from carrel.conversation.compaction import Summarize, compact
 from carrel.conversation.export import to_line
 from carrel.conversation.export.html_page import to_html
 from carrel.conversation.export.markdown import to_markdown
 from carrel.conversation.importers import ImportReport, read_session_file
 from carrel.conversation.importers.writer import ImportWriter
-from carrel.conversation.listing import Listing
-from carrel.conversation.logs import Redact, SessionLogs, not_found
+from carrel.conversation.log_entries import build_note, timestamp
 from carrel.conversation.messages import ConversationMessage, SessionData, SessionMeta
-from carrel.conversation.metadata import checked_fields, checked_id, date_of, is_too_new, new_meta
-from carrel.conversation.repair import mend
+from carrel.conversation.repair import repair_messages
 from carrel.conversation.replay import Numbered
+from carrel.conversation.repository import Redact, SessionRepository, not_found
 from carrel.conversation.search.search import SearchHit, SessionSearch
+from carrel.conversation.session_list import SessionList
+from carrel.conversation.session_state import checked_fields, checked_id, date_of, is_too_new, new_meta
 from carrel.conversation.usage import Price, Usage, UsageCount
 from carrel.errors import (
     ConfigurationError,
@@ -39,7 +38,7 @@ from carrel.errors import (
 from carrel.events import Event, EventType, bus
 from carrel.home import resolve_sessions_dir
 from carrel.meaning import Embedder, plain_embedder
-from carrel.storage.base import Store
+from carrel.storage.base import MISSING, Expected, Store
 from carrel.storage.files.store import FileStore
 
 logger = logging.getLogger(__name__)
@@ -52,7 +51,7 @@ class SessionStore:
     """Conversations as append-only logs.
 
     An acknowledged append survives the death of the process, with `durability="fsync"` a power cut too. Any number
-    of tasks and processes may use the same folder. Nothing that was said is ever edited; reading never writes into
+    of tasks and processes may use the same folder. No entry of a log is ever edited; reading never writes into
     a session that another process is writing."""
 
     def __init__(
@@ -81,9 +80,9 @@ class SessionStore:
         self._now = now
         self._new_id = new_id
         self._embedder = embedder
-        self._logs = SessionLogs(store, prefix, sync=durability == "fsync", redact=redact, now=now)
+        self._logs = SessionRepository(store, prefix, sync=durability == "fsync", redact=redact, now=now)
         self._drafts: dict[str, SessionMeta] = {}
-        self._listing = Listing(self._logs)
+        self._listing = SessionList(self._logs)
         self._search: SessionSearch | None = None
 
     async def __aenter__(self) -> Self:
@@ -157,11 +156,11 @@ class SessionStore:
         Without a `session_id`, or with an empty one, it gets a new id."""
         given = {"title": title, "provider": provider, "model": model, "cwd": cwd, "api_base": api_base}
         data = await self._made(session_id, given, more)
-        self._tell(EventType.SESSION_CREATED, data["session"]["id"])
+        self._publish(EventType.SESSION_CREATED, data["session"]["id"])
         return data
 
     async def _made(self, session_id: str | None, given: dict[str, Any], more: dict[str, Any]) -> SessionData:
-        """The same, and nobody is told: for those who tell it in their own words."""
+        """Create a session without publishing an event."""
         id_ = self._new_id() if session_id in (None, "") else checked_id(session_id)
         checked_fields({name: value for name, value in given.items() if value is not None})
         meta = new_meta(id_, now=self._now(), **self._logs.redacted_fields(given | more))
@@ -201,13 +200,13 @@ class SessionStore:
         return [meta for meta in await self.list_sessions() if meta.get("parent_session_id") == session_id]
 
     async def traces(self) -> list[SessionMeta]:
-        """What is left of sessions in which nothing was said: a trace of what was done, and when it was written."""
+        """Folders without messages that hold only a trace of what was done, with the time of its last change."""
         return await self._listing.traces()
 
     async def resolve_id(self, text: str, *, traces: bool = False) -> str:
         """A full id, the beginning of exactly one, or "last"; `SessionNotFound` says what is near.
 
-        With `traces`, also one in which nothing was said and only the trace of what was done lies."""
+        With `traces`, also a folder without messages that holds only a trace."""
         return await self._listing.resolve(text, traces=traces)
 
     # --- writing ----------------------------------------------------------------------------------------------------
@@ -253,22 +252,21 @@ class SessionStore:
                 drafted = new_meta(session_id, now=self._now(), **self._logs.redacted_fields(given))
             return drafted
 
-        seq, _ = await self._logs.append(session_id, messages, draft)
+        seq, writer = await self._logs.append(session_id, messages, draft)
         self._drafts.pop(session_id, None)
         if bus.is_heard:
-            self._tell_appended(session_id, messages, seq, drafted)
+            self._publish_appended(session_id, messages, seq, is_new=writer.created_from is drafted)
         return seq
 
-    def _tell_appended(
-        self, session_id: str, messages: Sequence[ConversationMessage], seq: int, drafted: SessionMeta | None
+    def _publish_appended(
+        self, session_id: str, messages: Sequence[ConversationMessage], seq: int, *, is_new: bool
     ) -> None:
-        writer = self._logs.writers.get(session_id)
-        if drafted is not None and writer is not None and writer.meta is drafted:
-            self._tell(EventType.SESSION_CREATED, session_id)
+        if is_new:
+            self._publish(EventType.SESSION_CREATED, session_id)
         for number, message in enumerate(messages, seq - len(messages) + 1):
             if (role := message.get("role")) not in ("compact", "rewind"):
-                self._tell(EventType.MESSAGE_CREATED, session_id, role=role, seq=number)
-        self._tell(EventType.SESSION_UPDATED, session_id)
+                self._publish(EventType.MESSAGE_CREATED, session_id, role=role, seq=number)
+        self._publish(EventType.SESSION_UPDATED, session_id)
 
     async def append_rewind(self, session_id: str, rewind_to: int | None = None, *, to_seq: int | None = None) -> int:
         """Go back to the first `rewind_to` visible messages, or to right after entry `to_seq`; the log keeps all.
@@ -280,7 +278,7 @@ class SessionStore:
         seq = await branching.rewind(self._logs, session_id, rewind_to, to_seq, self._now())
         if (writer := self._logs.writers.get(session_id)) is not None:
             await writer.let_go()
-        self._tell(EventType.SESSION_REWOUND, session_id, seq=seq)
+        self._publish(EventType.SESSION_REWOUND, session_id, seq=seq)
         return seq
 
     async def clear_session(self, session_id: str) -> None:
@@ -292,11 +290,11 @@ class SessionStore:
         """Remove the session and all that belongs to it; False when there was none."""
         return await self._delete(session_id)
 
-    async def _delete(self, session_id: str, may: Callable[[], Awaitable[bool]] | None = None) -> bool:
+    async def _delete(self, session_id: str, *, expect: Expected = None) -> bool:
         title = await self._last_title(session_id) if bus.is_heard else ""
-        there = await self._logs.delete(session_id, may)
+        there = await self._logs.delete(session_id, expect=expect)
         if there:
-            self._tell(EventType.SESSION_DELETED, session_id, title=title)
+            self._publish(EventType.SESSION_DELETED, session_id, title=title)
         return there
 
     async def _last_title(self, session_id: str) -> str:
@@ -315,12 +313,12 @@ class SessionStore:
         last message with calls are also appended to the log, once, unless they may still be answered: by another
         process that is alive, or by a task of this process that appended the call, is not done, and is not the one
         that loads the session. `repair=False` writes nothing: for viewers."""
-        if not await self._logs.exists(session_id):
+        hint, reading = await self._logs.position(session_id), self._logs.reading(session_id)
+        if hint is False:
             return None
-        view = await (self._logs.repaired_view(session_id) if repair else self._logs.reading(session_id).view())
-        messages = await self._logs.reading(session_id).whole(view)
-        if not view.whole:
-            messages = mend(messages).messages
+        view = await (self._logs.repaired_view(session_id, hint) if repair else reading.view(hint=hint))
+        messages = await reading.whole(view)
+        messages = repair_messages(messages).messages
         meta = await self._logs.meta(session_id)
         if meta is None:
             return None  # deleted meanwhile
@@ -380,13 +378,13 @@ class SessionStore:
     async def update_meta(self, session_id: str, **fields: Any) -> SessionMeta:
         """Set metadata, in the log too, so that it is there when `meta.json` has to be made again."""
         meta = await self._set_meta(session_id, fields)
-        self._tell(EventType.SESSION_UPDATED, session_id)
+        self._publish(EventType.SESSION_UPDATED, session_id)
         return meta
 
     async def _set_meta(self, session_id: str, fields: dict[str, Any]) -> SessionMeta:
         await self.read_meta(session_id)
         fields = checked_fields(self._logs.redacted_fields(fields))
-        return await self._logs.tell(session_id, build_aside("meta", created_at=self._now(), set=fields))
+        return await self._logs.append_note(session_id, build_note("meta", created_at=self._now(), set=fields))
 
     async def rename(self, session_id: str, title: str) -> SessionMeta:
         if not isinstance(title, str) or not title.strip():
@@ -401,12 +399,12 @@ class SessionStore:
 
     async def archive(self, session_id: str) -> SessionMeta:
         meta = await self._set_meta(session_id, {"archived_at": self._now()})
-        self._tell(EventType.SESSION_ARCHIVED, session_id)
+        self._publish(EventType.SESSION_ARCHIVED, session_id)
         return meta
 
     async def unarchive(self, session_id: str) -> SessionMeta:
         meta = await self._set_meta(session_id, {"archived_at": None})
-        self._tell(EventType.SESSION_UNARCHIVED, session_id)
+        self._publish(EventType.SESSION_UNARCHIVED, session_id)
         return meta
 
     async def label(self, session_id: str, text: str, at: int | None = None) -> int:
@@ -415,7 +413,7 @@ class SessionStore:
             raise MetadataRefused("a label needs a text with something in it; nothing was written")
         text = self._logs.redacted_text(text)
         place = await self._mark(session_id, "label", at, text=text)
-        self._tell(EventType.SESSION_LABELLED, session_id, text=text, seq=place)
+        self._publish(EventType.SESSION_LABELLED, session_id, text=text, seq=place)
         return place
 
     async def labels(self, session_id: str) -> list[dict[str, Any]]:
@@ -429,11 +427,11 @@ class SessionStore:
         last = await self.last_seq(session_id)
         place = last if at is None else at
         checked_place("at", place, last, "is the last entry", lowest=1)
-        await self._logs.tell(session_id, build_aside(kind, created_at=self._now(), at_seq=place, **fields))
+        await self._logs.append_note(session_id, build_note(kind, created_at=self._now(), at_seq=place, **fields))
         return place
 
     async def usage(self, session_id: str, prices: Mapping[str, Price | Mapping[str, float]] | None = None) -> Usage:
-        """Tokens (and cost, given prices per million) by model and by turn; a fork counts only what it added."""
+        """Tokens (and cost, given prices per million) by model; a fork counts only what it added."""
         count = UsageCount(session_id, prices)
         async for seq, entry in self.iter_entries(session_id):
             count.take(seq, entry)
@@ -463,7 +461,7 @@ class SessionStore:
             model=model,
             now=self._now,
         )
-        self._tell(EventType.SESSION_COMPACTED, session_id, seq=seq)
+        self._publish(EventType.SESSION_COMPACTED, session_id, seq=seq)
         return event
 
     async def fork_session(
@@ -487,11 +485,11 @@ class SessionStore:
             self._logs, session_id, id_, place, title=title and self._logs.redacted_text(title), now=self._now()
         )
         data = await self._loaded(id_) if load else SessionData(session=meta, messages=[])
-        self._tell(EventType.SESSION_FORKED, session_id, fork_id=id_, title=data["session"]["title"], at_seq=place)
+        self._publish(EventType.SESSION_FORKED, session_id, fork_id=id_, title=data["session"]["title"], at_seq=place)
         return data
 
     async def export(self, session_id: str, format: Literal["jsonl", "markdown", "html"] = "jsonl") -> str:
-        """The session as text: its whole log with what was spilled put back, or the visible conversation as a page."""
+        """The session as text: its whole log with its attachments, or the visible conversation as a page."""
         if format == "markdown":
             return to_markdown(await self._loaded(session_id, repair=False))
         if format == "jsonl":
@@ -528,7 +526,7 @@ class SessionStore:
     async def prune(self, older_than: timedelta, keep_labelled: bool = True, dry_run: bool = True) -> list[SessionMeta]:
         """Delete sessions not touched for that long (only say which with `dry_run`); nothing else deletes by age.
 
-        Traces of sessions in which nothing was said are among them. One of a newer format is left alone, and the log of
+        Folders that hold only a trace are among them. One of a newer format is left alone, and the log of
         this program says so: its labels cannot be read."""
         if not isinstance(older_than, timedelta) or older_than < timedelta(0):
             raise ConfigurationError(
@@ -538,6 +536,7 @@ class SessionStore:
             border = (date_of(self._now()) or datetime.now(UTC)) - older_than
         except OverflowError:
             return []
+        logs = await self._logs.log_stamps()
         every = [*await self.list_sessions(), *await self.traces()]
         old = [meta for meta in every if (date := date_of(meta["updated_at"])) is not None and date < border]
         newer = [meta["id"] for meta in old if is_too_new(meta)]
@@ -546,8 +545,8 @@ class SessionStore:
         chosen = [meta for meta in old if not is_too_new(meta) and not (keep_labelled and meta.get("labels"))]
         if dry_run:
             return chosen
-        # Deleting many takes its time, and somebody may have gone on with one of them meanwhile.
-        return [meta for meta in chosen if await self._delete(meta["id"], partial(self._listing.is_as_listed, meta))]
+        # A session that got a message or a label since then stays.
+        return [meta for meta in chosen if await self._delete(meta["id"], expect=logs.get(meta["id"], MISSING))]
 
     async def import_file(
         self, path: Path | str, *, all_branches: bool = False, again: bool = False
@@ -567,12 +566,12 @@ class SessionStore:
             for imported in read_session_file(Path(path), all_branches=all_branches):
                 reports.append(report := await writer.write(imported))
                 if report.session_id:
-                    self._tell(EventType.SESSION_UPDATED, report.session_id)
+                    self._publish(EventType.SESSION_UPDATED, report.session_id)
             return reports
         finally:
             await held.release()
 
-    def _tell(self, kind: EventType, session_id: str, **facts: Any) -> None:
+    def _publish(self, kind: EventType, session_id: str, **facts: Any) -> None:
         if bus.is_heard:
             writer = self._logs.writers.get(session_id)
             about = {"session_id": session_id, "title": writer.meta["title"] if writer is not None else ""}

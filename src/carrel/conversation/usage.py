@@ -1,13 +1,13 @@
-"""Pure: what a conversation has cost, per model and per turn, each token counted once."""
+"""Pure: what a conversation has cost, by model, each token counted once."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from carrel.conversation.entries import aside_of
 from carrel.conversation.formats.anthropic import compactions
-from carrel.conversation.messages import ConversationMessage, flatten_message_text, meta_of, tool_results_of
+from carrel.conversation.log_entries import note_kind
+from carrel.conversation.messages import ConversationMessage, meta_of
 from carrel.conversation.replay import Numbered
 from carrel.errors import ConfigurationError
 
@@ -48,19 +48,10 @@ class Tokens(BaseModel):
         return Tokens(**sums, cost=sum(costs) if costs else None)
 
 
-class Turn(Tokens):
-    """What followed one user message, up to the next."""
-
-    seq: int
-    """The entry of the user message; 0 for what came before any."""
-    text: str = ""
-
-
 class Usage(BaseModel):
     session_id: str = ""
     total: Tokens = Field(default_factory=Tokens)
     models: dict[str, Tokens] = Field(default_factory=dict)
-    turns: list[Turn] = Field(default_factory=list)
     inherited_through_seq: int = 0
     """Entries up to here came with a fork and are counted where they were made."""
     unpriced: list[str] = Field(default_factory=list)
@@ -107,13 +98,13 @@ def total_after(total: int, entry: ConversationMessage) -> int:
 
     What any line says was spent is added. What a fork was begun with was spent elsewhere. An entry about the session as
     a whole may say a larger sum than the lines do, for what no line has; never a smaller one."""
-    meta, aside = meta_of(entry), aside_of(entry)
-    if aside in (None, "usage"):
+    meta, kind = meta_of(entry), note_kind(entry)
+    if kind in (None, "usage"):
         return total + tokens_of(meta["usage"]).total_tokens if meta.get("usage") else total
-    if aside == "fork":
+    if kind == "fork":
         return 0
-    told = meta["set"].get("total_tokens") if aside == "meta" and isinstance(meta.get("set"), dict) else None
-    return max(total, told) if type(told) is int else total
+    stated = meta["set"].get("total_tokens") if kind == "meta" and isinstance(meta.get("set"), dict) else None
+    return max(total, stated) if type(stated) is int else total
 
 
 def _first_count(usage: Mapping[str, Any], names: Iterable[str]) -> int:
@@ -164,15 +155,13 @@ class UsageCount:
         self._usage = Usage(session_id=session_id)
 
     def take(self, seq: int, entry: ConversationMessage) -> None:
-        meta, aside = meta_of(entry), aside_of(entry)
-        if aside == "fork":
+        meta, kind = meta_of(entry), note_kind(entry)
+        if kind == "fork":
             self._usage = Usage(session_id=self._usage.session_id, inherited_through_seq=seq)
             return
-        if entry.get("role") == "user" and not meta.get("synthetic") and not tool_results_of(entry):
-            self._usage.turns.append(Turn(seq=seq, text=flatten_message_text(entry, include_thinking=False)[:80]))
         before = self._usage.total.total_tokens
         total = total_after(before, entry)
-        if aside in (None, "usage") and meta.get("usage"):
+        if kind in (None, "usage") and meta.get("usage"):
             self._add(tokens_of(meta["usage"]), meta)
         elif total > before:
             self._add(Tokens(total_tokens=total - before), {})
@@ -184,10 +173,6 @@ class UsageCount:
         usage = self._usage
         usage.total = usage.total.plus(spent)
         usage.models[model] = usage.models.get(model, Tokens()).plus(spent)
-        if not usage.turns:
-            usage.turns.append(Turn(seq=0))
-        turn = usage.turns[-1]
-        usage.turns[-1] = Turn(seq=turn.seq, text=turn.text, **turn.plus(spent).model_dump())
         if self._prices and price is None and model not in usage.unpriced:
             usage.unpriced.append(model)
 

@@ -10,9 +10,9 @@ from types import TracebackType
 from typing import Any, Self
 from uuid import uuid4
 
-from carrel.conversation.metadata import checked_id
 from carrel.conversation.models.conversation import Conversation, ConversationStorage
 from carrel.conversation.models.info import SessionInfo
+from carrel.conversation.session_state import checked_id
 from carrel.errors import ExecutorClosed, ForkRefused, SessionExists, ToolCallError
 from carrel.execution import given
 from carrel.execution.executor import (

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from carrel.conversation.entries import encode
+from carrel.conversation.log_entries import encode
 from carrel.conversation.messages import user_text_message
 from carrel.conversation.models.conversation import Conversation, ConversationStorage
 from carrel.conversation.models.info import SessionInfo

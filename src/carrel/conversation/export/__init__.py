@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Literal
 
-from carrel.conversation.entries import PAST_THE_END, UNREADABLE, aside_of, encode
 from carrel.conversation.formats.turns import normalize_base64, split_data_url
+from carrel.conversation.log_entries import PAST_THE_END, UNREADABLE, encode, note_kind
 from carrel.conversation.messages import ConversationMessage, MessageBlock, meta_of
-from carrel.conversation.replay import cut_of, jump_of
+from carrel.conversation.replay import rewind_target_count, rewind_target_seq
 from carrel.text import count_messages, neutralize_control_chars, parse_time, readable_size, single_line
 
 _IMAGE = re.compile(r"image/(png|jpeg|jpg|gif|webp|avif|bmp|svg\+xml)")
@@ -84,9 +84,9 @@ def describe_event(seq: int, entry: ConversationMessage) -> str | None:
     if role != "rewind":
         return None
     at = meta.get("at_seq")
-    match aside_of(entry):
+    match note_kind(entry):
         case None:
-            jump, cut = jump_of(entry), cut_of(entry)
+            jump, cut = rewind_target_seq(entry), rewind_target_count(entry)
             if jump is not None:
                 return f"Rewound to right after entry {jump}"
             return f"Rewound to {count_messages(cut)}" if cut else "Rewound to the start"

@@ -10,8 +10,8 @@ from importlib.resources import files
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from carrel.conversation.entries import UNREADABLE, aside_of
 from carrel.conversation.export import attachment_of, describe_event, indented_json, time_of
+from carrel.conversation.log_entries import UNREADABLE, note_kind
 from carrel.conversation.messages import (
     ConversationMessage,
     MessageBlock,
@@ -20,7 +20,7 @@ from carrel.conversation.messages import (
     meta_of,
     tool_result_text,
 )
-from carrel.conversation.replay import Numbered, jump_of, kept_from, visible_after
+from carrel.conversation.replay import Numbered, kept_from_seq, rewind_target_seq, visible_after
 from carrel.conversation.usage import count_usage, tokens_of
 from carrel.text import count_messages, neutralize_control_chars, parse_time, readable_time, single_line
 
@@ -90,7 +90,7 @@ def _active_entries(log: Sequence[Numbered]) -> set[int]:
     compact = _compact_in_effect(log, log[-1][0])
     while compact is not None:
         seq, entry = compact
-        keep = kept_from(entry) or seq
+        keep = kept_from_seq(entry) or seq
         active |= {seq, *(before for before, _ in visible_after(log, seq - 1) if before < keep)}
         compact = _compact_in_effect(log, seq - 1)
     return active
@@ -103,7 +103,7 @@ def _compact_in_effect(log: Sequence[Numbered], until: int) -> Numbered | None:
             continue
         if entry.get("role") == "compact":
             return seq, entry
-        jump = jump_of(entry) if entry.get("role") == "rewind" and aside_of(entry) is None else None
+        jump = rewind_target_seq(entry) if entry.get("role") == "rewind" and note_kind(entry) is None else None
         if jump is not None and jump < seq:
             until = jump
     return None
@@ -121,10 +121,10 @@ class _Layout:
         self._pins: set[Any] = set()
         for seq, entry in entries:
             at = meta_of(entry).get("at_seq")
-            if aside_of(entry) == "label":
+            if note_kind(entry) == "label":
                 text = single_line(meta_of(entry).get("text") or "")
                 self._labels.setdefault(at if type(at) is int else seq, []).append(text)
-            elif aside_of(entry) == "pin":
+            elif note_kind(entry) == "pin":
                 self._pins.add(at if type(at) is int else seq)
 
     def items(self) -> list[Item]:
@@ -182,7 +182,7 @@ class _Layout:
 
 def _mark(seq: int, entry: ConversationMessage) -> Item | None:
     """The mark for an event; None for a message and for events that are not shown."""
-    role, kind = entry.get("role"), aside_of(entry)
+    role, kind = entry.get("role"), note_kind(entry)
     is_summary = meta_of(entry).get("synthetic") and _text_of(entry).startswith(SUMMARY_OPENING)
     words = "Summary of earlier messages" if is_summary else describe_event(seq, entry)
     if words is None or kind not in (None, "fork"):

@@ -5,9 +5,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
-from carrel.conversation.entries import UNREADABLE, decode
 from carrel.conversation.importers import claude_code, codex, openai_chat, own_format, pi
 from carrel.conversation.importers.base import ImportedSession, ImportReport, check_readable, read_lines
+from carrel.conversation.log_entries import UNREADABLE, decode
 from carrel.errors import ImportRefused, SessionTooNew
 
 __all__ = ["ImportReport", "ImportedSession", "detect", "read_session_file"]

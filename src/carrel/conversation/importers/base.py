@@ -8,17 +8,17 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from carrel.conversation.entries import (
+from carrel.conversation.log_entries import (
     BLANK,
     UNREADABLE,
-    build_aside,
     build_compact_event,
+    build_note,
     build_rewind_event,
     decode,
 )
 from carrel.conversation.messages import ConversationMessage, MessageBlock, blocks_of, build_message, meta_of
-from carrel.conversation.metadata import title_from
 from carrel.conversation.replay import visible_after
+from carrel.conversation.session_state import title_from
 from carrel.errors import ImportRefused
 
 OTHER_BRANCH = "other branch"
@@ -411,7 +411,7 @@ class LogBuilder:
         self._append_event(build_rewind_event(cut, to_seq=to_seq, created_at=created_at or _NO_TIME), source)
 
     def add_label(self, text: str, at_seq: int, source: dict[str, Any], created_at: str | None) -> None:
-        self._append_event(build_aside("label", text=text, at_seq=at_seq, created_at=created_at or _NO_TIME), source)
+        self._append_event(build_note("label", text=text, at_seq=at_seq, created_at=created_at or _NO_TIME), source)
 
     def _append_event(self, event: ConversationMessage, source: dict[str, Any]) -> None:
         if event["meta"]["created_at"] == _NO_TIME:

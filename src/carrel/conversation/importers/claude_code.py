@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from carrel.conversation.entries import decode
 from carrel.conversation.formats.anthropic import NAME as PROVIDER
 from carrel.conversation.formats.anthropic import from_anthropic, usage_of
 from carrel.conversation.formats.turns import native_block, rest
@@ -29,6 +28,7 @@ from carrel.conversation.importers.base import (
     reasons_by_kind,
     text_of,
 )
+from carrel.conversation.log_entries import decode
 from carrel.conversation.messages import (
     ConversationMessage,
     MessageBlock,

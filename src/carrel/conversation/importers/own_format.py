@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from carrel.conversation.attachments import paths_of, reattach
 from carrel.conversation.importers.base import ImportedSession, ImportReport, first_title, iso, read_records, text_of
 from carrel.conversation.messages import ConversationMessage, MessageBlock, blocks_of, meta_of, tool_result_text
-from carrel.conversation.metadata import DEFAULT_SESSION_TITLE, decode_meta
-from carrel.conversation.spill import paths_of, restore
+from carrel.conversation.session_state import DEFAULT_SESSION_TITLE, decode_meta
 
 KIND = "carrel"
 LOG = "messages.jsonl"
@@ -141,7 +141,7 @@ def _with_attachments(entry: ConversationMessage, folder: Path, report: ImportRe
         for path in paths
         if path not in files
     ]
-    return restore(entry, files)
+    return reattach(entry, files)
 
 
 def _attachment(folder: Path, path: str) -> bytes | None:

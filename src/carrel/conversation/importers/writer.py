@@ -4,11 +4,11 @@ import hashlib
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal
 
-from carrel.conversation.entries import build_aside, encode
 from carrel.conversation.importers.base import ImportedSession, ImportReport
-from carrel.conversation.logs import SessionLogs
+from carrel.conversation.log_entries import build_note, encode
 from carrel.conversation.messages import ConversationMessage, SessionData, SessionMeta, meta_of
-from carrel.conversation.metadata import is_id
+from carrel.conversation.repository import SessionRepository
+from carrel.conversation.session_state import is_id
 
 SourceChange = Literal["unchanged", "appended", "changed"]
 """What happened to a source since it was imported: nothing, entries were added at its end, or anything else."""
@@ -21,7 +21,7 @@ class ImportWriter:
 
     def __init__(
         self,
-        logs: SessionLogs,
+        logs: SessionRepository,
         create: Callable[..., Awaitable[SessionData]],
         existing: Iterable[SessionMeta],
         now: Callable[[], str],
@@ -117,7 +117,7 @@ def _stored_entries(imported: ImportedSession, parent_id: str | None, now: str) 
     entries, shared = imported.messages, imported.forked_at
     if shared is None or parent_id is None:
         return entries
-    note = build_aside("fork", created_at=now, parent_session_id=parent_id, root_session_id=parent_id, at_seq=shared)
+    note = build_note("fork", created_at=now, parent_session_id=parent_id, root_session_id=parent_id, at_seq=shared)
     return [*entries[:shared], note, *(_shifted(entry, shared) for entry in entries[shared:])]
 
 

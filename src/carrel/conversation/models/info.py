@@ -8,7 +8,7 @@ from uuid import uuid4
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from carrel.conversation.messages import SessionMeta
-from carrel.conversation.metadata import date_of, whole_path
+from carrel.conversation.session_state import absolute_path, date_of
 
 DEFAULT_TITLE = "New Session"
 
@@ -66,7 +66,7 @@ def meta_fields(info: SessionInfo) -> dict[str, Any]:
 
 def cwd_fields(working_dir: str) -> dict[str, str | None]:
     """A working folder as the metadata has it: the absolute path, and what the caller wrote if that differs."""
-    cwd = whole_path(working_dir)
+    cwd = absolute_path(working_dir)
     return {"cwd": cwd, "working_dir": working_dir if working_dir != cwd else None}
 
 

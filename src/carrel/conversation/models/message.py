@@ -9,8 +9,8 @@ from uuid import uuid4
 from pydantic import Field, ValidationInfo, field_validator
 
 from carrel.conversation import formats
-from carrel.conversation.entries import UNREADABLE
 from carrel.conversation.formats.openai_chat import message_to_chat
+from carrel.conversation.log_entries import UNREADABLE
 from carrel.conversation.messages import (
     ConversationMessage,
     build_message,
@@ -20,7 +20,6 @@ from carrel.conversation.messages import (
     tool_use_block,
     user_text_message,
 )
-from carrel.conversation.metadata import date_of
 from carrel.conversation.models.info import now
 from carrel.conversation.models.parts import (
     ImagePart,
@@ -33,6 +32,7 @@ from carrel.conversation.models.parts import (
     part_to_block,
 )
 from carrel.conversation.replay import Numbered
+from carrel.conversation.session_state import date_of
 from carrel.conversation.usage import tokens_of
 from carrel.errors import FormatRefused
 

@@ -9,16 +9,16 @@ from functools import partial
 from operator import is_
 from typing import Any, NamedTuple
 
-from carrel.conversation.entries import build_aside, build_rewind_event, encode
-from carrel.conversation.logs import SessionLogs
+from carrel.conversation.log_entries import build_note, build_rewind_event, encode
+from carrel.conversation.log_reader import collector_paused
 from carrel.conversation.messages import ConversationMessage, SessionMeta, meta_of, tool_calls_of, tool_results_of
-from carrel.conversation.metadata import date_of, has_sums, later, when_written
 from carrel.conversation.models.info import SessionInfo, cwd_fields, info_from_meta, meta_fields
 from carrel.conversation.models.message import Message, lines_to_messages, message_to_lines, without_counting_again
 from carrel.conversation.open_calls import any_open
-from carrel.conversation.reading import collector_paused
-from carrel.conversation.repair import mend, unanswered
+from carrel.conversation.repair import repair_messages, unanswered_calls
 from carrel.conversation.replay import Numbered
+from carrel.conversation.repository import SessionRepository
+from carrel.conversation.session_state import date_of, has_counts, later, when_written
 from carrel.conversation.usage import tokens_of
 from carrel.errors import StorageReadError
 
@@ -40,7 +40,7 @@ class ConversationLog(NamedTuple):
         return lines_to_messages(self.repaired, session_id=info.id, since=info.time.created)
 
 
-async def read_log(logs: SessionLogs, session_id: str, *, awaits_result: bool = False) -> ConversationLog:
+async def read_log(logs: SessionRepository, session_id: str, *, awaits_result: bool = False) -> ConversationLog:
     """Read what is visible in a session, without writing into it; `SessionNotFound` when there is none.
 
     `awaits_result`: the caller may still answer the last tool call."""
@@ -51,12 +51,12 @@ async def read_log(logs: SessionLogs, session_id: str, *, awaits_result: bool = 
     if view.problems:
         logger.warning("session %s: %s", session_id, "; ".join(view.problems))
     raw = list(zip(view.shown.seqs(), lines, strict=True))
-    mended = mend(lines)
+    mended = repair_messages(lines)
     repaired = [
         (raw[origin][0] if origin is not None else 0, line)
         for line, origin in zip(mended.messages, mended.origins, strict=True)
     ]
-    missing = unanswered(lines)
+    missing = unanswered_calls(lines)
     calls = set(missing)
     if calls and None in mended.origins:
         awaits_result = awaits_result or await any_open(logs.store, logs.folder(session_id), missing)
@@ -65,7 +65,7 @@ async def read_log(logs: SessionLogs, session_id: str, *, awaits_result: bool = 
     return ConversationLog(raw, repaired, view.last_seq)
 
 
-async def recount_outdated(logs: SessionLogs, metas: Sequence[SessionMeta]) -> None:
+async def recount_outdated(logs: SessionRepository, metas: Sequence[SessionMeta]) -> None:
     """Count messages and tokens again where the log is ahead of its metadata.
 
     That is so while several processes write, and after a writer was killed. Sessions of other programs have no counts
@@ -73,7 +73,7 @@ async def recount_outdated(logs: SessionLogs, metas: Sequence[SessionMeta]) -> N
     ours = [meta for meta in metas if "message_count" in meta or "project_dir" in meta]
     stamps = await logs.store.stamps([logs.log_key(meta["id"]) for meta in ours])
     for meta, stamp in zip(ours, stamps, strict=True):
-        if stamp is None or has_sums(meta, stamp.size):
+        if stamp is None or has_counts(meta, stamp.size):
             continue
         reading = logs.reading(meta["id"])
         meta["updated_at"] = later(when_written(stamp), meta["updated_at"])
@@ -94,8 +94,6 @@ class WrittenMessage:
     """Of its lines; empty when the log does not show it any more because another process removed it."""
     start: int
     """The place of its first line among the visible lines."""
-    number: int
-    """How many visible messages are before it."""
     live: list[dict[str, Any]]
     """The fields of the message and of its parts as they are now …"""
     saved: list[dict[str, Any]]
@@ -117,16 +115,12 @@ class AppendPlan(NamedTuple):
     lines: list[ConversationMessage]
     rewind_to: int | None
     """To how many visible lines the log is rewound first; None: not at all."""
-    shown: int
-    """How many messages are visible before the first of these lines."""
     first: int
     """The messages before this one are not touched …"""
     written: list[WrittenMessage]
     """… and these follow them."""
     visible: int
-    """How many lines are visible afterwards …"""
-    messages: int
-    """… and how many messages they hold."""
+    """How many lines are visible afterwards."""
     is_exact: bool
     """Whether the log shows exactly the messages of the conversation afterwards."""
     created: list[Message]
@@ -159,7 +153,6 @@ class ConversationState:
         self._must_read = True
         """Whether `written` cannot be relied on: the log was not read yet, or a write failed."""
         self._visible = 0
-        self._visible_messages = 0
         self._fields: dict[str, Any] = {}
         """What the metadata of the session holds."""
         self._total_tokens = 0
@@ -172,7 +165,7 @@ class ConversationState:
         """Start with a session that has this metadata: an empty one when it is new, else one that was not read yet."""
         info = info_from_meta(meta)
         self.written, self.last_seq, self._must_read = [], 0, not is_new
-        self._visible = self._visible_messages = 0
+        self._visible = 0
         self._messages, self._places, self._touched = [], {}, []
         self._fields = meta_fields(info)
         self._total_tokens = info.total_tokens
@@ -189,7 +182,9 @@ class ConversationState:
         info.message_count = len(messages)
         return messages
 
-    async def save(self, logs: SessionLogs, info: SessionInfo, messages: list[Message], recheck: bool) -> AppendPlan:
+    async def save(
+        self, logs: SessionRepository, info: SessionInfo, messages: list[Message], recheck: bool
+    ) -> AppendPlan:
         """Append what is new, and update `info`."""
         try:
             plan = await self._save(logs, info, messages, recheck)
@@ -200,7 +195,9 @@ class ConversationState:
         info.message_count = len(messages)
         return plan
 
-    async def _save(self, logs: SessionLogs, info: SessionInfo, messages: list[Message], recheck: bool) -> AppendPlan:
+    async def _save(
+        self, logs: SessionRepository, info: SessionInfo, messages: list[Message], recheck: bool
+    ) -> AppendPlan:
         first = self.first_change(messages, recheck=recheck)
         fields = self._changed_fields(logs, info)
         if not self._must_read and first == len(self.written):
@@ -214,19 +211,24 @@ class ConversationState:
         return plan
 
     async def _append(
-        self, logs: SessionLogs, info: SessionInfo, messages: Sequence[Message], fields: dict[str, Any]
+        self, logs: SessionRepository, info: SessionInfo, messages: Sequence[Message], fields: dict[str, Any]
     ) -> "_Appended":
         """Append new messages only; entries that other processes append at the same time do not matter."""
         plan = self.plan(messages, len(self.written))
         entries = [*plan.entries, *self._notes(info, plan, fields)]
         if not entries:
             return _Appended(plan, self.last_seq, entries)
-        seq, _ = await logs.append(info.id, entries, shown=plan.shown)
+        seq, _ = await logs.append(info.id, entries)
         is_alone = self.last_seq is not None and seq == self.last_seq + len(entries)
         return _Appended(plan, seq if is_alone else None, entries)
 
     async def _edit(
-        self, logs: SessionLogs, info: SessionInfo, messages: Sequence[Message], first: int, fields: dict[str, Any]
+        self,
+        logs: SessionRepository,
+        info: SessionInfo,
+        messages: Sequence[Message],
+        first: int,
+        fields: dict[str, Any],
     ) -> "_Appended":
         """Rewind the log to the first change and append the messages from there on.
 
@@ -243,7 +245,7 @@ class ConversationState:
             entries = [*plan.entries, *self._notes(info, plan, fields)]
             if not entries:
                 return _Appended(plan, last_seq, entries)
-            seq, _ = await logs.append(info.id, entries, shown=plan.shown, after=last_seq)
+            seq, _ = await logs.append(info.id, entries, after=last_seq)
             if seq:
                 return _Appended(plan, seq, entries)
             last_seq = None
@@ -269,8 +271,8 @@ class ConversationState:
         before = self.written[first:]
         known = {each.message.id: each for each in before}
         wanted = [_wanted(message, _counted_usage(known, message)) for message in messages[first:]]
-        start, number = (before[0].start, before[0].number) if before else (self._visible, self._visible_messages)
-        plan = _plan(wanted, [digest for each in before for digest in each.digests], start, number)
+        start = before[0].start if before else self._visible
+        plan = _plan(wanted, [digest for each in before for digest in each.digests], start)
         visible = {id for id, each in known.items() if each.digests}
         old = [each for each in plan.written if each.message.id in visible]
         return plan._replace(
@@ -320,7 +322,7 @@ class ConversationState:
             self._places.pop(id(message), None)
         self.written[plan.first :] = plan.written
         self._messages[plan.first :] = [each.message for each in plan.written]
-        self._visible, self._visible_messages, self.last_seq = plan.visible, plan.messages, last_seq
+        self._visible, self.last_seq = plan.visible, last_seq
         for place, message in enumerate(self._messages[plan.first :], plan.first):
             self._places[id(message)] = place
             self._observe(message)
@@ -334,7 +336,7 @@ class ConversationState:
         for part in message.parts:
             part._on_change = message._on_change
 
-    def _changed_fields(self, logs: SessionLogs, info: SessionInfo) -> dict[str, Any]:
+    def _changed_fields(self, logs: SessionRepository, info: SessionInfo) -> dict[str, Any]:
         info.title = logs.redacted_text(info.title)
         fields = {key: value for key, value in meta_fields(info).items() if value != self._fields.get(key)}
         if "working_dir" in fields:
@@ -348,10 +350,12 @@ class ConversationState:
     def _notes(self, info: SessionInfo, plan: AppendPlan, fields: dict[str, Any]) -> list[ConversationMessage]:
         """Entries for tokens that no message accounts for, and for changed metadata."""
         spent = info.total_tokens - self._total_tokens - _tokens_in(plan.lines)
-        notes = [build_aside("usage", usage={"total_tokens": spent})] if spent > 0 else []
-        return [*notes, build_aside("meta", set=fields)] if fields else notes
+        notes = [build_note("usage", usage={"total_tokens": spent})] if spent > 0 else []
+        return [*notes, build_note("meta", set=fields)] if fields else notes
 
-    async def _follow_metadata(self, logs: SessionLogs, info: SessionInfo, plan: AppendPlan, *, flush: bool) -> None:
+    async def _follow_metadata(
+        self, logs: SessionRepository, info: SessionInfo, plan: AppendPlan, *, flush: bool
+    ) -> None:
         """Copy what the metadata holds after the write into `info`."""
         writer = logs.writers.get(info.id)
         if writer is None:
@@ -426,7 +430,7 @@ def _wanted(message: Message, counted_usage: Any) -> _Wanted:
     return _Wanted(message, message_to_lines(message), counted_usage)
 
 
-def _plan(wanted: Sequence[_Wanted], before: Sequence[bytes], start: int = 0, number: int = 0) -> AppendPlan:
+def _plan(wanted: Sequence[_Wanted], before: Sequence[bytes], start: int = 0) -> AppendPlan:
     """Make the visible lines from place `start` on those of `wanted`; now they have the digests `before`."""
     lines: list[ConversationMessage] = []
     written: list[WrittenMessage] = []
@@ -445,12 +449,10 @@ def _plan(wanted: Sequence[_Wanted], before: Sequence[bytes], start: int = 0, nu
             count += 1
         live = [each.message.__dict__, *(part.__dict__ for part in each.message.parts)]
         saved = [_copied(fields) for fields in live]
-        written.append(WrittenMessage(each.message, digests, start + count - len(digests), number, live, saved))
-        number += bool(digests)
+        written.append(WrittenMessage(each.message, digests, start + count - len(digests), live, saved))
     common = count - len(lines)
     rewind_to = start + common if common < len(before) else None
-    shown = next((each.number for each in written if each.start >= start + common), number)
-    return AppendPlan(lines, rewind_to, shown, 0, written, start + count, number, True, [], [], 0)
+    return AppendPlan(lines, rewind_to, 0, written, start + count, True, [], [], 0)
 
 
 def _line_to_append(each: _Wanted, line: ConversationMessage) -> ConversationMessage:

@@ -9,11 +9,11 @@ from typing import Any, NamedTuple
 
 import orjson
 
-from carrel.conversation.entries import UNREADABLE, aside_of, decode
+from carrel.conversation.attachments import MARK, blob_of, output_paths
+from carrel.conversation.log_entries import UNREADABLE, decode, note_kind
 from carrel.conversation.messages import ConversationMessage, blocks_of, flatten_message_text, meta_of, tool_result_text
-from carrel.conversation.metadata import DEFAULT_SESSION_TITLE, title_from
-from carrel.conversation.replay import Backwards
-from carrel.conversation.spill import MARK, blob_of, output_paths
+from carrel.conversation.replay import BackwardReplay
+from carrel.conversation.session_state import DEFAULT_SESSION_TITLE, title_from
 from carrel.storage.text_index import TextDocument
 
 FIELDS = ("title", "text", "tools")
@@ -50,7 +50,7 @@ def entry_texts(entry: ConversationMessage) -> EntryTexts:
     if role == UNREADABLE:
         return EntryTexts("", "")
     if role == "rewind":
-        label = meta_of(entry).get("text") if aside_of(entry) == "label" else ""
+        label = meta_of(entry).get("text") if note_kind(entry) == "label" else ""
         return EntryTexts(label if isinstance(label, str) else "", "")
     texts: list[str] = []
     tools: list[str] = []
@@ -165,7 +165,7 @@ class IndexedSession:
         event = next((event for number, event in self.events if number == seq), None)
         if event is not None:
             return bool(event["role"] == "compact" or "aside" in event["meta"])
-        walk = Backwards()
+        walk = BackwardReplay()
         walk.take(1, self.next_seq - 1, self.events)
         return seq == 0 or any(isinstance(piece, range) and seq in piece for piece in walk.shown().pieces)
 
@@ -228,10 +228,10 @@ class DocumentBuilder:
         elif role in ("compact", "rewind", UNREADABLE):
             kept = {name: meta[name] for name in ("keep_from_seq", "rewind_to", "to_seq", "aside") if name in meta}
             session.events.append((seq, {"role": role, "meta": kept}))
-            if aside_of(entry) == "meta" and isinstance(changes := meta.get("set"), dict):
+            if note_kind(entry) == "meta" and isinstance(changes := meta.get("set"), dict):
                 session.log_title = str(changes.get("title", session.log_title) or "")
                 session.log_archived = bool(changes.get("archived_at", session.log_archived))
-            elif aside_of(entry) == "fork":
+            elif note_kind(entry) == "fork":
                 parent, at = meta.get("parent_session_id"), meta.get("at_seq")
                 if isinstance(parent, str) and type(at) is int:
                     session.forks.append((parent, at, seq))

@@ -10,10 +10,10 @@ from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from carrel.conversation.log_reader import SessionLogReader
 from carrel.conversation.messages import ConversationMessage, SessionMeta
-from carrel.conversation.metadata import DEFAULT_SESSION_TITLE, decode_meta, is_id, when_written
-from carrel.conversation.reading import LogReading
 from carrel.conversation.search.documents import DocumentBuilder, IndexedSession, digest, first_own_entries
+from carrel.conversation.session_state import DEFAULT_SESSION_TITLE, decode_meta, is_id, when_written
 from carrel.errors import CatalogueBusy, CatalogueLost, SessionTooNew, StorageReadError
 from carrel.meaning import Embedder
 from carrel.storage.base import Stamp, Store
@@ -64,9 +64,9 @@ class SessionIndexer:
         """Return the key of a session's log, or of another object in its folder."""
         return f"{self._folder(session_id)}/{name}"
 
-    def log(self, session_id: str) -> LogReading:
+    def log(self, session_id: str) -> SessionLogReader:
         """Return the reader of a session's log."""
-        return LogReading(self._store, self._folder(session_id))
+        return SessionLogReader(self._store, self._folder(session_id))
 
     def _folder(self, session_id: str) -> str:
         return f"{self._prefix}/{session_id}" if self._prefix else session_id

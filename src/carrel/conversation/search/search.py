@@ -9,7 +9,7 @@ from typing import Literal, NamedTuple
 
 from pydantic import BaseModel, Field
 
-from carrel.conversation.entries import aside_of, decode
+from carrel.conversation.log_entries import decode, note_kind
 from carrel.conversation.search.documents import CONTENT_ID, FIELDS, indexed_texts
 from carrel.conversation.search.indexer import SessionIndexer
 from carrel.conversation.search.query import Query, Score, parse, rarity, score_document, snippet
@@ -194,7 +194,7 @@ class SessionSearch:
         try:
             async for block in self._store.read(self._indexer.key(ref.source), ref.number):
                 entry = await self._indexer.log(ref.source).with_outputs(decode(block.records[0]))
-                return _Texts(aside_of(entry) or str(entry.get("role")), *indexed_texts(entry))
+                return _Texts(note_kind(entry) or str(entry.get("role")), *indexed_texts(entry))
         except StorageReadError as error:
             logger.warning("left a message out of the search: %s", error)
         return None

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from carrel.conversation.entries import encode
+from carrel.conversation.attachments import MARK, detach, may_need_detaching, paths_of, reattach
+from carrel.conversation.log_entries import encode
 from carrel.conversation.messages import build_message, document_block, image_block, text_block, tool_result_block
-from carrel.conversation.spill import MARK, may_spill, paths_of, restore, spill
 
 LONG = "line of output\n" * 5000
 PICTURE = base64.b64encode(bytes(range(256)) * 400).decode()
@@ -18,7 +18,7 @@ PICTURE = base64.b64encode(bytes(range(256)) * 400).decode()
 
 def test_a_long_tool_output_leaves_a_preview():
     message = build_message("user", [tool_result_block(tool_use_id="a", model_text=LONG)])
-    spilled = spill(message)
+    spilled = detach(message)
     [path] = spilled.files
     assert path.startswith("tool-output/")
     assert path.endswith(".txt")
@@ -27,7 +27,7 @@ def test_a_long_tool_output_leaves_a_preview():
     assert kept.startswith("line of output")
     assert path in kept
     assert len(encode(spilled.message)) < 20_000
-    assert restore(spilled.message, spilled.files) == message
+    assert reattach(spilled.message, spilled.files) == message
 
 
 def test_images_and_documents_stay_in_the_line():
@@ -41,8 +41,8 @@ def test_images_and_documents_stay_in_the_line():
             tool_result_block(tool_use_id="a", model_text="x", content=inner),
         ],
     )
-    assert may_spill(encode(message))
-    spilled = spill(message)
+    assert may_need_detaching(encode(message))
+    spilled = detach(message)
     assert spilled.message is message
     assert spilled.files == {}
 
@@ -71,18 +71,18 @@ def test_an_image_that_an_older_carrel_put_into_a_file_comes_back(encoding: str)
     ):
         message = {MARK: 1, **build_message("user", content)}
         assert paths_of(message) == list(files)
-        assert restore(message, files) == build_message("user", whole)
+        assert reattach(message, files) == build_message("user", whole)
 
 
 def test_small_things_stay_where_they_are():
     message = build_message("user", [tool_result_block(tool_use_id="a", model_text="short")])
-    assert spill(message).message is message
-    assert not may_spill(encode(message))
+    assert detach(message).message is message
+    assert not may_need_detaching(encode(message))
 
 
 def test_a_file_that_is_gone_leaves_the_preview():
-    message = spill(build_message("user", [tool_result_block(tool_use_id="a", model_text=LONG)])).message
-    assert restore(message, {}) == message
+    message = detach(build_message("user", [tool_result_block(tool_use_id="a", model_text=LONG)])).message
+    assert reattach(message, {}) == message
 
 
 def test_a_reference_that_points_elsewhere_is_not_followed():
@@ -105,7 +105,7 @@ blocks: Any = st.one_of(
 @given(st.lists(blocks, max_size=3))
 def test_spilling_loses_nothing(content: list[Any]):
     message = build_message("user", content)
-    spilled = spill(message)
+    spilled = detach(message)
     assert (MARK in spilled.message) == bool(spilled.files)
-    assert bool(spilled.files) <= may_spill(encode(message))
-    assert restore(spilled.message, spilled.files) == message
+    assert bool(spilled.files) <= may_need_detaching(encode(message))
+    assert reattach(spilled.message, spilled.files) == message

@@ -1,37 +1,37 @@
-"""The sessions of one store: made, opened, appended to, read and removed, each rule in one place."""
+"""The sessions of one store: create, open, append to, read and delete them."""
 
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from itertools import islice
-from typing import Any
+from typing import Any, Literal
 from weakref import WeakValueDictionary
 
-from carrel.conversation.entries import UNREADABLE, aside_of, encode
+from carrel.conversation.attachments import OUTPUTS, detach, may_need_detaching
+from carrel.conversation.log_entries import encode, note_kind
+from carrel.conversation.log_reader import Hint, SessionLogReader, VisibleMessages
 from carrel.conversation.messages import (
     ConversationMessage,
     SessionMeta,
     flatten_message_text,
-    goes_on,
     user_text_message,
 )
-from carrel.conversation.metadata import (
+from carrel.conversation.open_calls import claimed
+from carrel.conversation.repair import interrupted_message, unanswered_calls
+from carrel.conversation.session_state import (
     DEFAULT_SESSION_TITLE,
-    Rebuild,
+    SessionState,
     as_given,
     checked_id,
     decode_meta,
     encode_meta,
+    position_of,
     title_from,
     when_written,
 )
-from carrel.conversation.open_calls import claimed
-from carrel.conversation.reading import LogReading, View
-from carrel.conversation.repair import interrupted_message, unanswered
-from carrel.conversation.spill import OUTPUTS, may_spill, spill
-from carrel.conversation.writer import Writer
+from carrel.conversation.session_writer import SessionWriter
 from carrel.errors import SessionNotFound, SessionTooNew, StorageError, StorageWriteError
-from carrel.storage.base import MISSING, KeyedLock, LoopSemaphore, Stamp, Store
+from carrel.storage.base import MISSING, Expected, KeyedLock, LoopSemaphore, Stamp, Store, is_expected
 from carrel.storage.files.store import FileStore
 
 logger = logging.getLogger(__name__)
@@ -49,12 +49,12 @@ class _Life:
     """A session from its making to its end, as long as an append to it is under way."""
 
 
-class SessionLogs:
-    """Which sessions are open for writing here, which were deleted, and who may write when."""
+class SessionRepository:
+    """Creates, opens, appends to and deletes the sessions of a store."""
 
     def __init__(self, store: Store, prefix: str, *, sync: bool, redact: Redact | None, now: Callable[[], str]) -> None:
         self.store = store
-        self.writers: dict[str, Writer] = {}
+        self.writers: dict[str, SessionWriter] = {}
         self.prefix = prefix
         self._sync = sync
         self._redact = redact
@@ -76,13 +76,13 @@ class SessionLogs:
     def given_key(self, session_id: str) -> str:
         return f"{self.folder(session_id)}/created.jsonl"
 
-    def reading(self, session_id: str) -> LogReading:
-        return LogReading(self.store, self.folder(session_id))
+    def reading(self, session_id: str) -> SessionLogReader:
+        return SessionLogReader(self.store, self.folder(session_id))
 
     # --- making and removing ----------------------------------------------------------------------------------------
 
     @asynccontextmanager
-    async def alone(self, session_id: str) -> AsyncIterator[None]:
+    async def session_lock(self, session_id: str) -> AsyncIterator[None]:
         """The lock under which a session is made, forked and deleted, so that none undoes half of the other."""
         async with _locking.turn():
             held = await self.store.lock(f"{self.folder(session_id)}/life")
@@ -95,10 +95,10 @@ class SessionLogs:
     async def make(self, meta: SessionMeta) -> bool:
         """Put the session there; False when it is already."""
         session_id = meta["id"]
-        async with self.alone(session_id):
+        async with self.session_lock(session_id):
             if await self.store.stamp(self.log_key(session_id)) is not None:
                 return False
-            # Metadata that nobody can read, and no log: there is nothing of a session.
+            # Unreadable metadata without a log is no session.
             stamp = await self.store.stamp(self.meta_key(session_id))
             if decode_meta(await self.store.get(self.meta_key(session_id)), session_id) is not None:
                 return False
@@ -107,14 +107,17 @@ class SessionLogs:
             # A line and not an object: it is written once, and that takes a fifth of the time.
             await self.store.append(self.given_key(session_id), [as_given(meta)], sync=self._sync)
             self.make_output_folder(session_id)
-            if not await self.store.put(self.meta_key(session_id), encode_meta(meta), expect=stamp or MISSING):
+            written = await self.store.put(self.meta_key(session_id), encode_meta(meta), expect=stamp or MISSING)
+            if not written:
                 return False  # the lock was lost, and another process has made it
             await self.store.append(self.log_key(session_id), [], sync=self._sync)
         self._gone.discard(session_id)
-        self._keep(Writer(self.store, self.folder(session_id), meta, log_bytes=0, sync=self._sync))
+        self._keep(
+            SessionWriter(self.store, self.folder(session_id), SessionState(meta), stamp=written, sync=self._sync)
+        )
         return True
 
-    def _keep(self, writer: Writer) -> Writer:
+    def _keep(self, writer: SessionWriter) -> SessionWriter:
         """Have it at hand for the next append, in the place of the oldest ones that have nothing left to do."""
         self.writers[writer.meta["id"]] = writer
         excess = len(self.writers) - _MOST_WRITERS
@@ -136,19 +139,24 @@ class SessionLogs:
                 "whether the disk is full"
             ) from problem
 
-    async def delete(self, session_id: str, may: Callable[[], Awaitable[bool]] | None = None) -> bool:
-        """Remove it; False when there was none, or `may` says no, or somebody writes to it while that is asked."""
+    async def log_stamps(self) -> dict[str, Stamp]:
+        """The version of each session's log."""
+        found = await self.store.scan(self.prefix, ("messages.jsonl",))
+        return {key.rsplit("/", 2)[-2]: stamp for key, stamp in found.items()}
+
+    async def delete(self, session_id: str, *, expect: Expected = None) -> bool:
+        """Remove it; False if there was none, or its log is not of the expected version."""
         folder = self.folder(checked_id(session_id))
-        writer: Writer | None = None
+        writer: SessionWriter | None = None
         try:
-            async with self.alone(session_id):
-                log = self.log_key(session_id)
-                expect = (log, await self.store.stamp(log) or MISSING) if may is not None else None
-                if may is not None and not await may():
+            async with self.session_lock(session_id):
+                found = await self.store.stamp(self.log_key(session_id))
+                if not is_expected(expect, found):
                     return False
                 self._lives.pop(session_id, None)
                 writer = self.writers.pop(session_id, None)
-                there = await self.store.delete(folder, expect=expect)
+                condition = None if expect is None else (self.log_key(session_id), expect)
+                there = await self.store.delete(folder, expect=condition)
         finally:
             if writer is not None:
                 await writer.close()
@@ -167,14 +175,13 @@ class SessionLogs:
         messages: Sequence[ConversationMessage],
         draft: Callable[[], SessionMeta] | None = None,
         *,
-        shown: int | None = None,
         after: int | None = None,
-    ) -> tuple[int, Writer]:
+    ) -> tuple[int, SessionWriter]:
         """Write messages in the order of the calls; with a draft the session is made when missing.
 
-        Returns the number of the last entry, and who wrote it: by now the session may be deleted, or the store closed.
-        `SessionNotFound` when the session is missing, or was deleted after this call or this store knew it. With
-        `after`, 0 and nothing written unless that is the last entry."""
+        Returns the number of the last entry and the writer: by now the session may be deleted, or the store closed.
+        `SessionNotFound` if the session is missing, or was deleted after this call or this store knew it. With
+        `after`, returns 0 and writes nothing unless that is the last entry."""
         life = self._life(session_id)
         messages = [self.redacted(message) for message in messages] if self._redact is not None else messages
         lines, files = _lines(messages)
@@ -185,8 +192,8 @@ class SessionLogs:
                 for path, data in files.items():
                     await self.store.put(f"{writer.folder}/{path}", data, expect=MISSING)
         try:
-            # Whoever waits for this turn runs only after the first step of this append, so the order stays.
-            return await writer.append(messages, lines, self._now(), shown=shown, after=after), writer
+            # Tasks that wait for this lock run only after the first step of this append, so the order stays.
+            return await writer.append(messages, lines, self._now(), after=after), writer
         except KeyError:
             self.writers.pop(session_id, None)
             if self._lives.get(session_id) is life:
@@ -203,36 +210,31 @@ class SessionLogs:
 
     async def _drop(self, session_id: str, files: Iterable[str]) -> None:
         """Remove what was written beside the log of a session that was deleted meanwhile, unless there is a new one."""
-        async with self.alone(session_id):
+        async with self.session_lock(session_id):
             if await self._there(session_id) == (None, None):
                 for path in files:
                     await self.store.delete(f"{self.folder(session_id)}/{path}")
 
-    async def tell(self, session_id: str, aside: ConversationMessage) -> SessionMeta:
-        """Write an aside, and the metadata that it changes."""
-        _, writer = await self.append(session_id, [aside])
+    async def append_note(self, session_id: str, note: ConversationMessage) -> SessionMeta:
+        """Append a note and write the metadata that it changes."""
+        _, writer = await self.append(session_id, [note])
         await writer.flush()
-        return writer.told()
+        return writer.metadata()
 
-    async def append_event(
-        self, session_id: str, event: ConversationMessage, *, since: int, shown: int, keeps: bool = False
-    ) -> int:
-        """Write an event that was made by looking at the log as it was after entry `since`.
+    async def append_if_unchanged(self, session_id: str, event: ConversationMessage, *, since: int) -> int:
+        """Write an event that was made from the log as it was after entry `since`.
 
-        0 and nothing written when somebody went back or compacted after that. What others merely said does not
-        matter; with `keeps` it is visible afterwards, beside the `shown` messages."""
-        said, refused = 0, False
+        Returns 0 and writes nothing if there was a rewind or a compact after that. Later messages do not matter."""
+        refused = False
         while True:
             looked_at = since
             async for seq, entry in self.reading(session_id).entries(since + 1):
                 since = seq
-                if entry.get("role") not in ("compact", "rewind", UNREADABLE):
-                    said += not goes_on(entry)
-                elif entry.get("role") != UNREADABLE and aside_of(entry) is None:
+                if entry.get("role") in ("compact", "rewind") and note_kind(entry) is None:
                     return 0
             if refused and since == looked_at:
                 return 0  # nothing came, and yet that is not the last entry: it is another log by now
-            written, _ = await self.append(session_id, [event], shown=shown + said * keeps, after=since)
+            written, _ = await self.append(session_id, [event], after=since)
             if written:
                 return written
             refused = True
@@ -263,7 +265,7 @@ class SessionLogs:
         messages: Sequence[ConversationMessage],
         draft: Callable[[], SessionMeta] | None,
         life: "_Life",
-    ) -> Writer:
+    ) -> SessionWriter:
         if self._lives.get(session_id) is not life:
             raise _deleted(session_id)
         meta, stamp = await self._there(session_id)
@@ -283,7 +285,10 @@ class SessionLogs:
             return await self._opened(session_id, messages, draft, life)
         meta = await self.reading(session_id).caught_up(meta, stamp)
         self._gone.discard(session_id)
-        return self._keep(Writer(self.store, self.folder(session_id), meta, log_bytes=stamp.size, sync=self._sync))
+        state = SessionState(meta)
+        return self._keep(
+            SessionWriter(self.store, self.folder(session_id), state, log_bytes=stamp.size, sync=self._sync)
+        )
 
     async def _there(self, session_id: str) -> tuple[SessionMeta | None, Stamp | None]:
         meta = decode_meta(await self.store.get(self.meta_key(session_id)), session_id)
@@ -292,11 +297,11 @@ class SessionLogs:
 
     async def _complete(self, session_id: str) -> None:
         """Make the metadata or the log where there is but the other, unless it is another who makes or deletes it."""
-        async with self.alone(session_id):
+        async with self.session_lock(session_id):
             found = await self.store.stamp(self.meta_key(session_id))
             meta, stamp = await self._there(session_id)
             if meta is None and stamp is not None:
-                made = encode_meta(await self.rebuilt_meta(session_id))
+                made = encode_meta((await self.rebuilt(session_id)).meta)
                 await self.store.put(self.meta_key(session_id), made, expect=found or MISSING)
             elif meta is not None and stamp is None:
                 await self.store.append(self.log_key(session_id), [], sync=self._sync)
@@ -308,16 +313,21 @@ class SessionLogs:
         raw = await self.store.get(self.meta_key(checked_id(session_id)))
         stamp = await self.store.stamp(self.log_key(session_id))
         writer = self.writers.get(session_id)
-        if writer is not None and raw is not None and stamp is not None and writer.knows_all(stamp.size):
-            return writer.told()
+        if writer is not None and raw is not None and stamp is not None and writer.is_current(stamp.size):
+            return writer.metadata()
         meta = decode_meta(raw, session_id)
         if meta is None:
             return await self.rebuilt_meta(session_id) if stamp is not None else None
         return await self.reading(session_id).caught_up(meta, stamp)
 
-    async def exists(self, session_id: str) -> bool:
-        """Whether there is such a session; its log is not read for that."""
-        return await self._there(checked_id(session_id)) != (None, None)
+    async def position(self, session_id: str) -> "tuple[int, int] | Literal[False] | None":
+        """The end of the log as `meta.json` has it, None if it does not, False if there is no such session.
+
+        The log is not read."""
+        meta, stamp = await self._there(checked_id(session_id))
+        if meta is None:
+            return None if stamp is not None else False
+        return position_of(meta)
 
     async def known_meta(self, session_id: str) -> SessionMeta:
         meta = await self.meta(session_id)
@@ -326,11 +336,21 @@ class SessionLogs:
         return meta
 
     async def rebuilt_meta(self, session_id: str) -> SessionMeta:
+        return (await self.rebuilt(session_id)).meta
+
+    async def rebuilt(self, session_id: str) -> SessionState:
+        """The metadata made again from the whole log."""
         stamp = await self.store.stamp(self.log_key(session_id))
-        rebuild = Rebuild(session_id, when_written(stamp) or self._now(), await self._given(session_id))
-        async for seq, entry in self.reading(session_id).entries():
-            rebuild.take(seq, entry)
-        return rebuild.meta
+        written = when_written(stamp) or self._now()
+        state, reading = (
+            SessionState.first(session_id, written, await self._given(session_id)),
+            self.reading(session_id),
+        )
+        async for seq, entry, size in reading.since(0):
+            state.apply(seq, entry, size)
+        if state.needs_recount:
+            await reading.recount(state)
+        return state
 
     async def _given(self, session_id: str) -> SessionMeta | None:
         """The metadata as it was when the session was made, where that is known."""
@@ -341,22 +361,22 @@ class SessionLogs:
                 return None
         return None
 
-    async def view(self, session_id: str) -> View:
+    async def view(self, session_id: str) -> VisibleMessages:
         await self.known_meta(session_id)
         return await self.reading(session_id).view()
 
-    async def repaired_view(self, session_id: str) -> View:
+    async def repaired_view(self, session_id: str, hint: Hint = None) -> VisibleMessages:
         """The view after missing tool results were written, unless their calls are still in use."""
-        view, looked_at = await self.reading(session_id).view(), 0
+        view, looked_at = await self.reading(session_id).view(hint=hint), 0
         try:
-            while not view.whole and (missing := unanswered(view.messages)) and view.last_seq != looked_at:
+            while (missing := unanswered_calls(view.messages)) and view.last_seq != looked_at:
                 async with claimed(self.store, self.folder(session_id), missing) as is_ours:
                     if not is_ours:
                         return view
                     looked_at = view.last_seq
                     # Written only after what was looked at: another may have answered or repaired them meanwhile.
                     written, _ = await self.append(session_id, [interrupted_message(missing)], after=looked_at)
-                view = await self.reading(session_id).view()
+                view = await self.reading(session_id).view(hint=hint)
                 if written:
                     break
         except (StorageError, SessionNotFound) as problem:
@@ -370,11 +390,11 @@ def _lines(messages: Sequence[ConversationMessage]) -> tuple[list[bytes], dict[s
     files: dict[str, bytes] = {}
     for message in messages:
         line = encode(message)
-        if may_spill(line):
-            spilled = spill(message)
-            if spilled.files:
-                files |= spilled.files
-                line = encode(spilled.message)
+        if may_need_detaching(line):
+            detached = detach(message)
+            if detached.files:
+                files |= detached.files
+                line = encode(detached.message)
         lines.append(line)
     return lines, files
 

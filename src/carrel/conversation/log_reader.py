@@ -3,20 +3,27 @@
 import bisect
 import gc
 import threading
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from operator import itemgetter
 from typing import NamedTuple
 
-from carrel.conversation.entries import UNREADABLE, aside_of, decode, decode_all
-from carrel.conversation.messages import ConversationMessage, SessionMeta, goes_on, meta_of
-from carrel.conversation.metadata import DEFAULT_SESSION_TITLE, catch_up, later, title_from, when_written
-from carrel.conversation.repair import ToolOrder
-from carrel.conversation.replay import Backwards, Numbered, Shown, events_among
-from carrel.conversation.spill import MARK, output_paths, paths_of, restore
+from carrel.conversation.attachments import MARK, output_paths, paths_of, reattach
+from carrel.conversation.log_entries import UNREADABLE, decode, decode_all, note_kind
+from carrel.conversation.messages import ConversationMessage, SessionMeta, is_continuation, meta_of
+from carrel.conversation.repair import without_texts
+from carrel.conversation.replay import BackwardReplay, Numbered, VisibleEntries, events_in
+from carrel.conversation.session_state import (
+    DEFAULT_SESSION_TITLE,
+    SessionState,
+    later,
+    position_of,
+    title_from,
+    when_written,
+)
 from carrel.conversation.usage import total_after
-from carrel.storage.base import Stamp, Store
+from carrel.storage.base import Block, Stamp, Store
 
 
 class _Pause:
@@ -46,34 +53,28 @@ class _Pause:
 
 collector_paused = _Pause()
 
-_MANY = 20_000
-
 
 @dataclass
-class View:
+class VisibleMessages:
     """The visible part of a log, parsed."""
 
-    shown: Shown
+    shown: VisibleEntries
     messages: list[ConversationMessage]
     problems: list[str]
     last_seq: int = 0
-    spilled: Sequence[int] = ()
+    detached: Sequence[int] = ()
     """The places of those messages that refer to files beside the log."""
-    whole: bool = False
-    """Whether every tool call is known to have its result right after it: there is nothing to mend."""
 
     @property
     def numbered(self) -> list[Numbered]:
         return list(zip(self.shown.seqs(), self.messages, strict=True))
 
 
-class Outline(NamedTuple):
+class VisibleRange(NamedTuple):
     """What is visible in a log, without any of its messages."""
 
-    shown: Shown
+    shown: VisibleEntries
     last_seq: int
-    whole: bool
-    """As in a `View`."""
     continued: frozenset[int]
     """The entries that go on with the message before them."""
 
@@ -84,7 +85,17 @@ class Outline(NamedTuple):
         return sum(1 for seq in islice(self.shown.seqs(), lines) if seq not in self.continued)
 
 
-class LogReading:
+Hint = tuple[int, int] | None
+"""A position in a log that is known from earlier: the number of an entry, and the byte at which it ends."""
+
+
+def _sized(block: Block) -> Iterator[tuple[int, ConversationMessage, int]]:
+    records = block.records
+    for seq, entry in enumerate(decode_all(block), block.first_seq):
+        yield seq, entry, len(records[seq - block.first_seq]) + 1
+
+
+class SessionLogReader:
     """One session's log; never writes."""
 
     def __init__(self, store: Store, folder: str) -> None:
@@ -92,36 +103,29 @@ class LogReading:
         self._folder = folder
         self._key = f"{folder}/messages.jsonl"
 
-    async def view(self, until: int | None = None) -> View:
-        """What is visible now (or was right after entry `until`)."""
-        walk = Backwards(until)
+    async def view(self, until: int | None = None, *, hint: Hint = None, texts: bool = True) -> VisibleMessages:
+        """What is visible now (or was right after entry `until`); `hint` as in `Store.read_back`.
+
+        Without `texts`, messages have only what `repair_messages` looks at."""
+        walk = BackwardReplay(until)
         blocks: list[tuple[int, list[ConversationMessage]]] = []
-        order, plain = ToolOrder(), True
-        last_seq, spilled = 0, list[int]()
-        async for block in self._store.read_back(self._key):
+        last_seq, detached = 0, list[int]()
+        async for block in self._store.read_back(self._key, hint=hint):
             last_seq = max(last_seq, block.last_seq)
             with collector_paused:
                 entries = decode_all(block)
                 # All that must be known of each entry is looked at now, while it is in the processor's cache.
                 if MARK in set().union(*entries):
-                    spilled += [seq for seq, entry in enumerate(entries, block.first_seq) if MARK in entry]
-                events = events_among(block.first_seq, entries)
-                plain = plain and not events
-                if plain:
-                    order.take(entries)
-                blocks.append((block.first_seq, entries))
+                    detached += [seq for seq, entry in enumerate(entries, block.first_seq) if MARK in entry]
+                events = events_in(block.first_seq, entries)
+                blocks.append((block.first_seq, entries if texts else list(map(without_texts, entries))))
                 walk.take(block.first_seq, block.last_seq, events)
                 if walk.enough:
                     break
         with collector_paused:
             shown = walk.shown()
-            whole = plain and until is None and order.whole()
-            messages, places = _materialize(shown, blocks[::-1]), _places(shown, sorted(spilled))
-            view = View(shown, messages, walk.problems[::-1], last_seq, places, whole)
-            if len(view.messages) > _MANY and not gc.get_freeze_count():
-                # Straight to the oldest generation: these live on, and looking through them as young ones is dear.
-                gc.freeze()
-                gc.unfreeze()
+            messages, places = _materialize(shown, blocks[::-1]), _places(shown, sorted(detached))
+            view = VisibleMessages(shown, messages, walk.problems[::-1], last_seq, places)
         torn = await self._store.incomplete_tail(self._key)
         if torn:
             view.problems.append(
@@ -134,36 +138,33 @@ class LogReading:
             return block.last_seq
         return 0
 
-    async def shown(self) -> Shown:
+    async def shown(self) -> VisibleEntries:
         """Which entries are visible, without holding any of them."""
         return (await self.outline()).shown
 
-    async def outline(self, until: int | None = None) -> Outline:
+    async def outline(self, until: int | None = None) -> VisibleRange:
         """The same and more of it, now or as it was right after entry `until`; memory does not grow with the log."""
-        walk, order, last_seq, plain = Backwards(until), ToolOrder(), 0, True
+        walk, last_seq = BackwardReplay(until), 0
         continued: list[int] = []
         async for block in self._store.read_back(self._key):
             last_seq = max(last_seq, block.last_seq)
             entries = decode_all(block)
-            events = events_among(block.first_seq, entries)
-            plain = plain and not events
-            if plain:
-                order.take(entries)
+            events = events_in(block.first_seq, entries)
             if b'"continues"' in block.array:
-                continued += [seq for seq, entry in enumerate(entries, block.first_seq) if goes_on(entry)]
+                continued += [seq for seq, entry in enumerate(entries, block.first_seq) if is_continuation(entry)]
             walk.take(block.first_seq, block.last_seq, events)
             if walk.enough:
                 break
-        return Outline(walk.shown(), last_seq, plain and until is None and order.whole(), frozenset(continued))
+        return VisibleRange(walk.shown(), last_seq, frozenset(continued))
 
-    async def stood_for(self) -> Shown:
+    async def stood_for(self) -> VisibleEntries:
         """Which entries are visible or summed up in what is; what was rewound is not."""
-        walk = Backwards(summed=True)
+        walk = BackwardReplay(summed=True)
         async for block in self._store.read_back(self._key):
-            walk.take(block.first_seq, block.last_seq, events_among(block.first_seq, decode_all(block)))
+            walk.take(block.first_seq, block.last_seq, events_in(block.first_seq, decode_all(block)))
         return walk.stood_for()
 
-    async def some(self, seqs: Iterable[int]) -> list[Numbered]:
+    async def read_entries(self, seqs: Iterable[int]) -> list[Numbered]:
         """These entries, whole; one that is not there is left out."""
         found: list[Numbered] = []
         for wanted in seqs:
@@ -178,30 +179,55 @@ class LogReading:
             for seq, record in enumerate(block.records, block.first_seq):
                 yield seq, await self.entry(seq, record)
 
+    async def since(self, after: int, hint: Hint = None) -> AsyncIterator[tuple[int, ConversationMessage, int]]:
+        """Each later entry as it stands in the log, with how many bytes of the log it takes.
+
+        Reads from the end back to there; `hint` as in `Store.read_back`."""
+        blocks = list[Block]()
+        if after:
+            async for block in self._store.read_back(self._key, hint=hint):
+                if block.last_seq > after:
+                    blocks.append(block)
+                if block.first_seq <= after + 1:
+                    break
+            for block in reversed(blocks):
+                for found in _sized(block):
+                    if found[0] > after:
+                        yield found
+            return
+        async for block in self._store.read(self._key):
+            for found in _sized(block):
+                yield found
+
     async def caught_up(self, meta: SessionMeta, stamp: Stamp | None) -> SessionMeta:
-        """The metadata with what the log says since: it is written a moment later, or never when that was cut off."""
+        """The metadata with what later entries say about the session; nothing is counted.
+
+        It is written up to a second after the entries, or never if that was cut off."""
         if stamp is not None and meta.get("log_bytes", stamp.size) != stamp.size:
             meta["updated_at"] = later(when_written(stamp), meta["updated_at"])
-            _, news = await self.news(meta.get("log_seq", 0), entitling=meta["title"] == DEFAULT_SESSION_TITLE)
-            catch_up(meta, news)
+            state = SessionState(meta)
+            for seq, entry in await self._notes_since(meta):
+                state.note(seq, entry)
         return meta
 
-    async def news(self, after: int, *, entitling: bool) -> tuple[int, list[Numbered]]:
-        """The number of the last entry, and of those after `after` what tells of the session as a whole.
-
-        That is the asides and, where one is wanted, the first message that gives a title."""
-        last_seq, asides, first = 0, list[Numbered](), list[Numbered]()
-        async for block in self._store.read_back(self._key):
-            last_seq = max(last_seq, block.last_seq)
-            if block.last_seq > after and (entitling or b'"aside"' in block.array):
+    async def _notes_since(self, meta: SessionMeta) -> list[Numbered]:
+        """The later entries that change metadata: notes and, if there is no title, the first message that gives one."""
+        after, needs_title = meta.get("log_seq", 0), meta["title"] == DEFAULT_SESSION_TITLE
+        notes, first = list[Numbered](), list[Numbered]()
+        async for block in self._store.read_back(self._key, hint=position_of(meta)):
+            if block.last_seq > after and (needs_title or b'"aside"' in block.array):
                 for seq, entry in zip(range(block.last_seq, after, -1), reversed(decode_all(block)), strict=False):
-                    if aside_of(entry) is not None:
-                        asides.append((seq, entry))
-                    elif entitling and title_from(entry):
+                    if note_kind(entry) is not None:
+                        notes.append((seq, entry))
+                    elif needs_title and title_from(entry):
                         first = [(seq, entry)]
             if block.first_seq <= after + 1:
                 break
-        return last_seq, sorted([*asides, *first], key=itemgetter(0))
+        return sorted([*notes, *first], key=itemgetter(0))
+
+    async def recount(self, state: SessionState) -> None:
+        """Count what was visible after the last entry that the state covers."""
+        state.meta["message_count"] = (await self.outline(state.last_seq)).messages()
 
     async def tokens_spent(self) -> int:
         """All that was spent in a session, also on what is not visible any more."""
@@ -239,12 +265,12 @@ class LogReading:
         if not paths:
             return entry
         found = await self._store.get_many([f"{self._folder}/{path}" for path in paths])
-        return restore(entry, {path: data for path, data in zip(paths, found, strict=True) if data is not None})
+        return reattach(entry, {path: data for path, data in zip(paths, found, strict=True) if data is not None})
 
-    async def whole(self, view: View) -> list[ConversationMessage]:
-        """The messages with what was spilled put back; a file that is gone is added to the view's problems."""
-        messages = list(view.messages) if view.spilled else view.messages
-        for place in view.spilled:
+    async def whole(self, view: VisibleMessages) -> list[ConversationMessage]:
+        """The messages with their attachments; a file that is gone is added to the view's problems."""
+        messages = list(view.messages) if view.detached else view.messages
+        for place in view.detached:
             messages[place] = await self._restored(messages[place], view.problems)
         return messages
 
@@ -255,16 +281,16 @@ class LogReading:
         found = await self._store.get_many([f"{self._folder}/{path}" for path in paths])
         files = {path: data for path, data in zip(paths, found, strict=True) if data is not None}
         problems += [f"{path} is gone; the message shows what the log has of it" for path in paths if path not in files]
-        return restore(message, files)
+        return reattach(message, files)
 
 
-def _places(shown: Shown, spilled: Sequence[int]) -> list[int]:
+def _places(shown: VisibleEntries, detached: Sequence[int]) -> list[int]:
     """Where the messages that refer to files stand among the visible ones, given the numbers of all such entries."""
     places: list[int] = []
     start = 0
     for piece in shown.pieces:
         if isinstance(piece, range):
-            inside = spilled[bisect.bisect_left(spilled, piece.start) : bisect.bisect_left(spilled, piece.stop)]
+            inside = detached[bisect.bisect_left(detached, piece.start) : bisect.bisect_left(detached, piece.stop)]
             places += [start + seq - piece.start for seq in inside]
             start += len(piece)
         else:
@@ -273,7 +299,9 @@ def _places(shown: Shown, spilled: Sequence[int]) -> list[int]:
     return places
 
 
-def _materialize(shown: Shown, blocks: list[tuple[int, list[ConversationMessage]]]) -> list[ConversationMessage]:
+def _materialize(
+    shown: VisibleEntries, blocks: list[tuple[int, list[ConversationMessage]]]
+) -> list[ConversationMessage]:
     starts = [first for first, _ in blocks]
     found: list[ConversationMessage] = []
     for piece in shown.pieces:

@@ -2,11 +2,12 @@
 
 from collections.abc import Iterable
 
-from carrel.conversation.logs import SessionLogs
+from carrel.conversation.log_reader import collector_paused
 from carrel.conversation.messages import SessionMeta
-from carrel.conversation.metadata import (
+from carrel.conversation.repository import SessionRepository
+from carrel.conversation.session_state import (
     decode_meta,
-    has_sums,
+    has_counts,
     is_id,
     is_too_new,
     last_change,
@@ -14,15 +15,14 @@ from carrel.conversation.metadata import (
     new_meta,
     when_written,
 )
-from carrel.conversation.reading import collector_paused
 from carrel.errors import SessionNotFound, SessionTooNew, StorageReadError
 from carrel.storage.base import KeyedLock, Stamp
 
 
-class Listing:
+class SessionList:
     """Every session's metadata, newest first; one that cannot be read is there too, with what is known of it."""
 
-    def __init__(self, logs: SessionLogs) -> None:
+    def __init__(self, logs: SessionRepository) -> None:
         self._logs = logs
         self._store = logs.store
         self._prefix = logs.prefix
@@ -54,8 +54,8 @@ class Listing:
     def _as_written(self, meta: SessionMeta, log_size: int) -> SessionMeta:
         """The metadata with what our own writer knows and has not written yet."""
         writer = self._logs.writers.get(meta["id"])
-        if writer is not None and writer.knows_all(log_size):
-            return writer.told()
+        if writer is not None and writer.is_current(log_size):
+            return writer.metadata()
         if writer is not None:
             meta["updated_at"] = later(meta["updated_at"], writer.meta["updated_at"])
         return meta
@@ -104,8 +104,8 @@ class Listing:
     def _decoded(self, id_: str, raw: bytes | None, stamp: Stamp | None) -> SessionMeta | None:
         """The metadata as it is stored, or None when it must be made again."""
         writer = self._logs.writers.get(id_)
-        if writer is not None and raw is not None and stamp is not None and writer.knows_all(stamp.size):
-            return writer.told()
+        if writer is not None and raw is not None and stamp is not None and writer.is_current(stamp.size):
+            return writer.metadata()
         try:
             return decode_meta(raw, id_)
         except SessionTooNew as problem:
@@ -122,21 +122,12 @@ class Listing:
         except StorageReadError as problem:
             return meta or _unreadable(id_, problem)
 
-    async def is_as_listed(self, meta: SessionMeta) -> bool:
-        """Whether nothing was said or done in a session since it was listed."""
-        id_ = meta["id"]
-        found, log_size = (await self._read([id_]))[id_]
-        if found is None:
-            return [meta] == await self.traces([id_])
-        now = self._as_written(found, log_size)
-        return all(now.get(name) == meta.get(name) for name in ("updated_at", "labels"))
-
     async def counted(self, meta: SessionMeta) -> SessionMeta:
         """The metadata with counts that are true: the log is read where it is ahead of what is noted."""
         stamp = await self._store.stamp(self._logs.log_key(meta["id"]))
         if is_too_new(meta):
             return meta
-        if stamp is not None and not has_sums(meta, stamp.size):
+        if stamp is not None and not has_counts(meta, stamp.size):
             if meta.get("log_bytes", stamp.size) != stamp.size:
                 meta["updated_at"] = later(when_written(stamp), meta["updated_at"])
             reading = self._logs.reading(meta["id"])
@@ -145,7 +136,7 @@ class Listing:
         return meta
 
     async def traces(self, names: Iterable[str] | None = None) -> list[SessionMeta]:
-        """Folders (of these) in which nothing was said and only a trace lies, with when that was last written."""
+        """Folders (of these) in which nothing was matching and only a trace lies, with when that was last written."""
         ids = [name for name in (await self._store.folders(self._prefix) if names is None else names) if is_id(name)]
         files = [
             await self._stamps([f"{self._logs.folder(id_)}/{name}" for id_ in ids])
@@ -169,21 +160,21 @@ class Listing:
         ids = await self._store.folders(self._prefix)
         found = [text] if text in ids else [id_ for id_ in ids if text and id_.startswith(text)]
         only_traced = {meta["id"] for meta in await self.traces(found)}
-        said = [id_ for id_ in found if traces or id_ not in only_traced]
-        if text == "last" and text not in said:
+        matching = [id_ for id_ in found if traces or id_ not in only_traced]
+        if text == "last" and text not in matching:
             metas = await self.metas()
             if not metas:
                 raise SessionNotFound("there are no sessions yet")
             return metas[0]["id"]
-        if len(said) == 1:
-            return said[0]
-        if said:
+        if len(matching) == 1:
+            return matching[0]
+        if matching:
             raise SessionNotFound(
-                f"{len(said)} sessions begin with {text!r}: {', '.join(said[:5])}…; give more of the id"
+                f"{len(matching)} sessions begin with {text!r}: {', '.join(matching[:5])}…; give more of the id"
             )
         if only_traced:
             raise SessionNotFound(
-                f"nothing was said in session {found[0]}: there is only a trace of what was done; "
+                f"session {found[0]} has no messages, only a trace of what was done; "
                 f"`carrel sessions delete {found[0]}` removes it"
             )
         raise SessionNotFound(f"no session begins with {text!r}; `carrel sessions list` shows them all")

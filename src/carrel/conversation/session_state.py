@@ -1,16 +1,23 @@
-"""Pure: what `meta.json` holds, how it is checked, and how it is made again from the log."""
+"""Pure: the metadata of a session as a fold of its log, and its form in `meta.json`."""
 
 import json
 import os.path
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any, cast
 
 import orjson
 
-from carrel.conversation.entries import aside_of
-from carrel.conversation.messages import ConversationMessage, SessionMeta, flatten_message_text, meta_of
+from carrel.conversation.log_entries import UNREADABLE, note_kind
+from carrel.conversation.messages import (
+    ConversationMessage,
+    SessionMeta,
+    flatten_message_text,
+    is_continuation,
+    meta_of,
+)
+from carrel.conversation.usage import total_after
 from carrel.errors import MetadataRefused, SessionIdRefused, SessionTooNew
 from carrel.storage.base import Stamp
 
@@ -19,10 +26,8 @@ MESSAGE_FORMAT_VERSION = 5
 DEFAULT_SESSION_TITLE = "New chat"
 DEFAULT_SESSION_PROVIDER = "anthropic"
 TITLE_LENGTH = 48
-SUMS = ("message_count", "total_tokens")
-"""What was counted in the log; left out where somebody else wrote too."""
-COUNTS = (*SUMS, "log_seq", "log_bytes")
-"""The same, and up to where the metadata has what the log says."""
+COUNTS = ("message_count", "total_tokens", "log_seq", "log_bytes")
+"""What is counted in the log: visible messages, tokens spent, and the entries and bytes that the metadata covers."""
 
 _NEVER = datetime.min.replace(tzinfo=UTC)
 _PLAIN_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
@@ -43,7 +48,7 @@ def checked_id(session_id: object) -> str:
     return session_id
 
 
-def whole_path(folder: str | None) -> str:
+def absolute_path(folder: str | None) -> str:
     """A folder as the metadata has it: absolute; empty when there is none."""
     return os.path.abspath(os.path.expanduser(folder)) if folder else ""
 
@@ -64,7 +69,7 @@ def new_meta(
         "title": title or DEFAULT_SESSION_TITLE,
         "provider": provider or DEFAULT_SESSION_PROVIDER,
         "model": model or "",
-        "cwd": whole_path(cwd),
+        "cwd": absolute_path(cwd),
         "api_base": api_base,
         "message_format_version": MESSAGE_FORMAT_VERSION,
         "created_at": now,
@@ -199,58 +204,16 @@ def title_from(message: ConversationMessage) -> str:
     return flatten_message_text(message, include_thinking=False).replace("\n", " ").strip()[:TITLE_LENGTH]
 
 
-def has_sums(meta: SessionMeta, log_bytes: int) -> bool:
-    """Whether the metadata has true sums of a log that is so long."""
+def has_counts(meta: SessionMeta, log_bytes: int) -> bool:
+    """Whether the metadata has exact counts of a log of this length."""
     return "log_seq" in meta and "message_count" in meta and meta.get("log_bytes") == log_bytes
 
 
-def catch_up(meta: SessionMeta, news: Iterable[tuple[int, ConversationMessage]]) -> None:
-    """Have the metadata say what these entries do; to hear it twice changes nothing."""
-    for seq, entry in news:
-        if meta["title"] == DEFAULT_SESSION_TITLE and (title := title_from(entry)):
-            meta["title"] = title
-        apply_aside(cast(dict[str, Any], meta), seq, entry)
-
-
-class Rebuild:
-    """Metadata made again from the log, fed entry by entry, and from what was given when the session was made.
-
-    `written`: when the log was last written to. It is the date of what has none."""
-
-    def __init__(self, session_id: str, written: str, given: SessionMeta | None = None) -> None:
-        self.meta = new_meta(session_id, now=written)
-        self._written = written
-        self._given: set[str] = set()
-        """What somebody said, and is not to be guessed from the messages."""
-        if given is not None:
-            self.meta.update(given)
-            self.meta["updated_at"] = written
-            self._given = {
-                name for name, value in given.items() if value and (name, value) != ("title", DEFAULT_SESSION_TITLE)
-            }
-
-    def take(self, seq: int, entry: ConversationMessage) -> None:
-        meta, said = cast(dict[str, Any], self.meta), meta_of(entry)
-        date = said.get("created_at")
-        if isinstance(date, str) and date:
-            self._guess("created_at", date)
-            self._given.add("created_at")
-            meta["updated_at"] = date
-        else:
-            meta["updated_at"] = self._written
-        if entry.get("role") == "assistant":
-            for name in ("provider", "model"):
-                self._guess(name, said.get(name))
-        elif "title" not in self._given and (title := title_from(entry)):
-            meta["title"] = title
-            self._given.add("title")
-        apply_aside(meta, seq, entry)
-        if aside_of(entry) == "meta" and isinstance(said.get("set"), dict):
-            self._given.update(said["set"])
-
-    def _guess(self, name: str, value: object) -> None:
-        if name not in self._given and isinstance(value, str):
-            cast(dict[str, Any], self.meta)[name] = value
+def position_of(meta: SessionMeta) -> tuple[int, int] | None:
+    """The last entry that the metadata covers and where it ends in the log, as the `hint` of `Store.read_back`."""
+    if meta.get("log_seq") and "message_count" in meta:
+        return meta["log_seq"], meta.get("log_bytes", 0)
+    return None  # written by another program, or by an earlier version while several programs wrote
 
 
 def as_given(meta: SessionMeta) -> bytes:
@@ -262,22 +225,111 @@ def as_given(meta: SessionMeta) -> bytes:
         return json.dumps(given).encode("ascii")
 
 
-def apply_aside(meta: dict[str, Any], seq: int, entry: ConversationMessage) -> None:
-    """What an aside in the log says about the session as a whole."""
-    kind, said = aside_of(entry), meta_of(entry)
-    told: dict[str, Any] = {}
-    if kind == "meta" and isinstance(said.get("set"), dict):
-        ours = ("id", "message_format_version", "message_count", "log_seq", "log_bytes")
-        told = {name: value for name, value in said["set"].items() if name not in ours}
-        if _is_count(told.get("total_tokens")):
-            told["total_tokens"] = max(told["total_tokens"], meta.get("total_tokens", 0))
-    elif kind == "label":
-        label = {k: said.get(k) for k in ("text", "at_seq", "created_at")}
-        told["labels"] = [*(other for other in meta.get("labels", []) if other != label), label]
-    elif kind == "pin" and _is_count(said.get("at_seq")):
-        told["pins"] = sorted({*meta.get("pins", []), said["at_seq"]})
-    elif kind == "fork":
-        told = {name: said.get(name) for name in ("parent_session_id", "root_session_id")}
-        told["forked_at_seq"] = said.get("at_seq")
-        told["created_at"] = said.get("created_at") or meta["created_at"]
-    meta.update({name: value for name, value in told.items() if _is_sound(name, value)})
+class SessionState:
+    """The metadata of a session after some of its log entries: the only place where entries change metadata.
+
+    `meta` is what `meta.json` holds. It covers the entries up to `log_seq`, which end at byte `log_bytes` of the log.
+    `message_count` is missing after a rewind or compact, until the visible messages are counted again."""
+
+    def __init__(self, meta: SessionMeta) -> None:
+        self.meta = meta
+        self._guessed: set[str] = set()
+        """Fields that no program set; they follow what the messages say."""
+        self._written = ""
+        """While the metadata is rebuilt: when the log was last written to, the date of entries without a date."""
+
+    @classmethod
+    def first(cls, session_id: str, written: str, created: SessionMeta | None = None) -> "SessionState":
+        """Begin to rebuild the metadata, with what the session was created with, if that is known.
+
+        `written`: when the log was last written to."""
+        state = cls(new_meta(session_id, now=written))
+        state._written = written
+        state._guessed = {"provider", "model", "created_at"}
+        if created is not None:
+            state.meta.update(created)
+            state.meta["updated_at"] = written
+            state._guessed -= {name for name, value in created.items() if value}
+        state.start_again()
+        return state
+
+    def copy(self) -> "SessionState":
+        return SessionState(self.meta.copy())
+
+    @property
+    def last_seq(self) -> int | None:
+        """The last entry that is covered; None if another program wrote the metadata."""
+        return self.meta.get("log_seq")
+
+    @property
+    def log_bytes(self) -> int:
+        return self.meta.get("log_bytes", 0)
+
+    @property
+    def needs_recount(self) -> bool:
+        """Whether the visible messages must be counted again, because of a rewind or compact."""
+        return "message_count" not in self.meta and "total_tokens" in self.meta
+
+    def start_again(self) -> None:
+        """Cover no entry. What the entries have set stays, as applying them again changes nothing."""
+        self.meta |= {"message_count": 0, "total_tokens": 0, "log_seq": 0, "log_bytes": 0}
+
+    def apply(self, seq: int, entry: ConversationMessage, size: int) -> None:
+        """Apply an entry that takes `size` bytes of the log.
+
+        Only the entry after the last one is counted; of any other, what it says about the session is applied."""
+        if seq - 1 == self.last_seq:
+            self._count(seq, entry, size)
+        self.note(seq, entry)
+
+    def _count(self, seq: int, entry: ConversationMessage, size: int) -> None:
+        meta, role = self.meta, entry.get("role")
+        meta["log_seq"] = seq
+        meta["log_bytes"] = self.log_bytes + size
+        if "total_tokens" in meta:
+            meta["total_tokens"] = total_after(meta["total_tokens"], entry)
+        if role == "compact" or (role == "rewind" and note_kind(entry) is None):
+            meta.pop("message_count", None)
+        elif "message_count" in meta and role not in ("rewind", UNREADABLE) and not is_continuation(entry):
+            meta["message_count"] += 1
+
+    def note(self, seq: int, entry: ConversationMessage) -> None:
+        """Apply what an entry says about the session, without counting; to do it twice changes nothing."""
+        meta, kind = cast(dict[str, Any], self.meta), note_kind(entry)
+        if self._written or self._guessed:
+            self._guess(entry)
+        if kind is None:
+            if meta["title"] == DEFAULT_SESSION_TITLE and (title := title_from(entry)):
+                meta["title"] = title
+            return
+        fields = meta_of(entry)
+        changed: dict[str, Any] = {}
+        if kind == "meta" and isinstance(fields.get("set"), dict):
+            ours = ("id", "message_format_version", *COUNTS)
+            changed = {name: value for name, value in fields["set"].items() if name not in ours}
+            self._guessed -= changed.keys()
+        elif kind == "label":
+            label = {name: fields.get(name) for name in ("text", "at_seq", "created_at")}
+            changed["labels"] = [*(other for other in meta.get("labels", []) if other != label), label]
+        elif kind == "pin" and _is_count(fields.get("at_seq")):
+            changed["pins"] = sorted({*meta.get("pins", []), fields["at_seq"]})
+        elif kind == "fork":
+            changed = {name: fields.get(name) for name in ("parent_session_id", "root_session_id")}
+            changed["forked_at_seq"] = fields.get("at_seq")
+            changed["created_at"] = fields.get("created_at") or meta["created_at"]
+        meta.update({name: value for name, value in changed.items() if _is_sound(name, value)})
+
+    def _guess(self, entry: ConversationMessage) -> None:
+        """Take over from a message what no program has set."""
+        meta, fields = cast(dict[str, Any], self.meta), meta_of(entry)
+        date = fields.get("created_at")
+        is_dated = isinstance(date, str) and bool(date)
+        if self._written:
+            meta["updated_at"] = date if is_dated else self._written
+        if is_dated and "created_at" in self._guessed:
+            meta["created_at"] = date
+            self._guessed.discard("created_at")
+        if entry.get("role") == "assistant":
+            for name in self._guessed & {"provider", "model"}:
+                if isinstance(fields.get(name), str):
+                    meta[name] = fields[name]

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from carrel.conversation.entries import decode, decode_all, encode, timestamp
+from carrel.conversation.log_entries import decode, decode_all, encode, timestamp
 from carrel.errors import MessageRefused
 from carrel.storage.base import Block
 

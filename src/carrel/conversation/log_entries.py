@@ -136,14 +136,14 @@ def build_rewind_event(
     return {"role": "rewind", "meta": meta}
 
 
-def build_aside(kind: str, *, created_at: str | None = None, **fields: Any) -> ConversationMessage:
+def build_note(kind: str, *, created_at: str | None = None, **fields: Any) -> ConversationMessage:
     """An event that only we understand (label, pin, fork, meta), written as a rewind that cuts nothing."""
     event = build_rewind_event(PAST_THE_END, created_at=created_at)
     event["meta"] |= {"aside": kind, **fields}
     return event
 
 
-def aside_of(entry: ConversationMessage) -> str | None:
-    """Which aside this entry is, or None when it is something else."""
+def note_kind(entry: ConversationMessage) -> str | None:
+    """The kind of a note (label, pin, fork, meta, usage), or None for any other entry."""
     kind = meta_of(entry).get("aside") if entry.get("role") == "rewind" else None
     return kind if isinstance(kind, str) else None

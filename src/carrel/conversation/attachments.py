@@ -1,4 +1,4 @@
-"""Pure: long outputs of tools go to files beside the log, and come back whole.
+"""Pure: detach long outputs of tools into files beside the log, and reattach them.
 
 Images and documents stay in the line, where every reader of the format finds them. Logs written before that keep them
 in `blobs/`; those are still read."""
@@ -20,14 +20,14 @@ _PATH = re.compile(r"(tool-output|blobs)/[A-Za-z0-9_-][A-Za-z0-9._-]{0,99}")
 _RESULT_TEXTS = ("model_text", "display_text", "content")
 
 
-class Spilled(NamedTuple):
+class Detached(NamedTuple):
     message: ConversationMessage
     """The message as the line keeps it; the very same object when nothing was too large."""
     files: dict[str, bytes]
     """What to store beside the log first, by path."""
 
 
-def may_spill(line: bytes) -> bool:
+def may_need_detaching(line: bytes) -> bool:
     """Whether a line is long enough to hold anything that is too large for it."""
     return len(line) > TEXT_LIMIT
 
@@ -38,16 +38,16 @@ MARK = "spilled"
 """The key of a message that refers to files beside the log, so that a reader need not look at each block."""
 
 
-def spill(message: ConversationMessage) -> Spilled:
+def detach(message: ConversationMessage) -> Detached:
     files: dict[str, bytes] = {}
     content = message.get("content")
     if not isinstance(content, list):
-        return Spilled(message, files)
-    blocks = [_spill_result(block, files) for block in content]
-    return Spilled({MARK: len(files), **message, "content": blocks} if files else message, files)
+        return Detached(message, files)
+    blocks = [_detach_result(block, files) for block in content]
+    return Detached({MARK: len(files), **message, "content": blocks} if files else message, files)
 
 
-def _spill_result(block: Any, files: dict[str, bytes]) -> Any:
+def _detach_result(block: Any, files: dict[str, bytes]) -> Any:
     if not isinstance(block, dict) or block.get("type") != "tool_result":
         return block
     changed = dict(block)
@@ -107,17 +107,17 @@ def output_paths(message: ConversationMessage) -> list[str]:
     return [path for path in paths_of(message) if path.startswith(OUTPUTS)] if MARK in message else []
 
 
-def restore(message: ConversationMessage, files: Mapping[str, bytes]) -> ConversationMessage:
-    """The message as it was before `spill`; what is not among the files stays as the line has it."""
+def reattach(message: ConversationMessage, files: Mapping[str, bytes]) -> ConversationMessage:
+    """The message as it was before `detach`; what is not among the files stays as the line has it."""
     content = message.get("content")
     if not isinstance(content, list):
         return message
     if all(path in files for path in paths_of(message)):
         message = {key: value for key, value in message.items() if key != MARK}
-    return {**message, "content": [_restore_block(block, files) for block in content]}
+    return {**message, "content": [_reattach_block(block, files) for block in content]}
 
 
-def _restore_block(block: Any, files: Mapping[str, bytes]) -> Any:
+def _reattach_block(block: Any, files: Mapping[str, bytes]) -> Any:
     if not isinstance(block, dict):
         return block
     meta = meta_of(block)
@@ -141,7 +141,7 @@ def _restore_block(block: Any, files: Mapping[str, bytes]) -> Any:
             changed.pop("meta", None)
     inner = block.get("content")
     if isinstance(inner, list):
-        changed["content"] = [_restore_block(part, files) for part in inner]
+        changed["content"] = [_reattach_block(part, files) for part in inner]
     return changed
 
 
