@@ -272,3 +272,17 @@ async def test_threads_with_loops_of_their_own_share_one_store_and_its_syncs(sto
     numbers = await asyncio.gather(*(in_a_thread(work) for _ in range(4)))
     assert sorted(number for some in numbers for number in some) == list(range(1, 401))
     assert all(some == sorted(some) for some in numbers)
+
+
+async def test_a_log_whose_last_record_lacks_its_newline_is_copied_with_that_record(store: FileStore) -> None:
+    await store.append(KEY, [b'{"n": 1}'])
+    with file_of(store).open("ab") as file:
+        file.write(b'{"n": 2}')
+    assert await store.copy_log(KEY, "t/log", through=2, more=[b"end"]) == 3
+    assert await everything(store, "t/log") == [b'{"n": 1}', b'{"n": 2}', b"end"]
+    assert await store.copy_log(KEY, "t/alone", through=2) == 2
+    assert await store.append("t/alone", [b"on"]) == 3
+    with file_of(store).open("ab") as file:
+        file.write(b'{"torn')
+    with pytest.raises(KeyError):
+        await store.copy_log(KEY, "t/torn", through=3)

@@ -526,3 +526,15 @@ async def test_pieces_that_are_cancelled_at_any_moment_leave_nothing(store: File
         await asyncio.gather(putting, return_exceptions=True)
     await asyncio.sleep(0.2)  # threads that nobody waited for would have come to their end
     assert [path.name for path in (store.root / "folder").iterdir()] == []
+
+
+async def test_a_folder_is_searched_for_abandoned_files_once(store: FileStore) -> None:
+    await store.put("s/first", b"x")
+    await store.put("s/second", b"x")
+    old = time.time() - 7200
+    (store.root / "s" / ".new-0123").write_bytes(b"half")
+    os.utime(store.root / "s" / ".new-0123", (old, old))
+    await store.put("s/third", b"x")
+    assert (store.root / "s" / ".new-0123").exists(), "writing to a folder with many files must not list them each time"
+    await FileStore(store.root).put("s/fourth", b"x")
+    assert not (store.root / "s" / ".new-0123").exists()

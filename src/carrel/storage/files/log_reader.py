@@ -312,7 +312,10 @@ def _skip_lines(fd: int, position: Position, lines: int, end: int) -> Position:
     return position
 
 
-def end_of_line(log: LogSnapshot, seq: int, offsets: LineOffsets) -> int | None:
-    """Return the offset at which a line ends, or None if the log is shorter."""
+def end_of_record(log: LogSnapshot, seq: int, offsets: LineOffsets) -> tuple[int, bool] | None:
+    """Return the offset at which a record ends and whether it has its newline, or None if the log is shorter."""
     position = _skip_lines(log.fd, offsets.before_line(log, seq + 1), seq, log.size)
-    return position.offset if position.lines == seq else None
+    if position.lines == seq:
+        return position.offset, True
+    record = parse_unterminated(log.fd, position.offset, log.size) if position.lines == seq - 1 else None
+    return None if record is None else (position.offset + len(record), False)

@@ -18,6 +18,7 @@ PIECE = 1024 * 1024
 
 _NEW = ".new-"
 _ABANDONED_SECONDS = 3600
+_MOST_CLEANED = 10_000
 
 
 def write_all(fd: int, data: bytes) -> None:
@@ -120,7 +121,7 @@ class PendingObject:
             if self._made_folder:
                 make_folders(self._folder, paths.root)
             else:
-                _remove_abandoned(self._folder)
+                _remove_abandoned(paths, self._folder)
             self.temp = f"{self._folder}/{_NEW}{os.urandom(8).hex()}"
             self._file = OpenFile(create_file(self.temp, os.O_WRONLY))
         except FileNotFoundError:
@@ -295,8 +296,13 @@ def _move_to_trash(path: str, trash: str, root: str) -> str:
     return trash
 
 
-def _remove_abandoned(folder: str) -> None:
-    """Remove files whose writer was killed: begun long ago and not touched since."""
+def _remove_abandoned(paths: PathMapper, folder: str) -> None:
+    """Remove files whose writer was killed, begun long ago and not touched since; once for each folder."""
+    if folder in paths.cleaned:
+        return
+    if len(paths.cleaned) >= _MOST_CLEANED:
+        paths.cleaned.clear()
+    paths.cleaned.add(folder)
     try:
         with os.scandir(folder) as found:
             begun = [entry for entry in found if entry.name.startswith(_NEW)]
@@ -305,4 +311,4 @@ def _remove_abandoned(folder: str) -> None:
             if stat.S_ISREG(state.st_mode) and time.time() - state.st_mtime > _ABANDONED_SECONDS:
                 os.unlink(entry.path)
     except OSError:
-        return  # nothing depends on it; the next write tries again
+        return  # nothing depends on it

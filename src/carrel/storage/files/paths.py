@@ -101,6 +101,8 @@ class PathMapper:
 
     def __init__(self, root: Path | str) -> None:
         self.root = os.path.abspath(root)
+        self.cleaned: set[str] = set()
+        """The folders in which abandoned files of killed writers were looked for."""
         self._warned: set[str] = set()
 
     # --- the path of a key ------------------------------------------------------------------------------------------

@@ -21,7 +21,7 @@ from carrel.storage.files.log_reader import (
     LineOffsets,
     LogSnapshot,
     Position,
-    end_of_line,
+    end_of_record,
     next_block,
 )
 from carrel.storage.files.log_tail import last_newline
@@ -189,15 +189,14 @@ class FileStore:
 
     def _copy_log(self, source: str, target: str, through: int, lines: bytes, guard: Guard | None) -> None:
         log = LogSnapshot.open(self._paths, source)
-        end = None
-        with contextlib.suppress(FileNotFoundError):
-            end = end_of_line(log, through, self._offsets) if log is not None else None
-        if log is None or end is None:
+        found = end_of_record(log, through, self._offsets) if log is not None else None
+        if log is None or found is None:
             raise KeyMissing(f"the log {source!r} has no record {through} to copy to {target!r}; nothing was written")
         pending = PendingObject(self._paths, target, MISSING, guard)
         try:
+            end, has_newline = found
             pending.copy_range(log.fd, end)
-            pending.write(lines)
+            pending.write(lines if has_newline else b"\n" + lines)
             placed = pending.place()
         finally:
             pending.discard()

@@ -285,6 +285,8 @@ class RedisStore:
             if block is None:
                 return
             yield block
+            if len(page) < _PAGE:
+                return
             life = page[-1].life
             start = f"{life}-{page[-1].seq + 1}"
 
