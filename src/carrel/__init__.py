@@ -203,6 +203,9 @@ if TYPE_CHECKING:
     from carrel.execution.subprocess_executor import (
         SubprocessExecutor,
     )
+    from carrel.guest.worker.values import (
+        Repr,
+    )
     from carrel.home import (
         resolve_carrel_home,
         resolve_sessions_dir,
@@ -234,9 +237,6 @@ if TYPE_CHECKING:
     )
     from carrel.tasks.verdict import (
         VerificationResult,
-    )
-    from carrel.worker.values import (
-        Repr,
     )
 
 __all__ = [
@@ -454,7 +454,7 @@ _ROOMS = {
     "carrel.tasks.sample": "Sample",
     "carrel.tasks.unpacking": "Receipt",
     "carrel.tasks.verdict": "VerificationResult",
-    "carrel.worker.values": "Repr",
+    "carrel.guest.worker.values": "Repr",
 }
 _ROOM_OF = {name: room for room, names in _ROOMS.items() for name in names.split()}
 

@@ -13,8 +13,8 @@ from typing import Any, Literal, Protocol
 import orjson
 
 from carrel.errors import CarrelError
+from carrel.guest.worker.reprs import safe_repr
 from carrel.storage.base import Store
-from carrel.worker.reprs import safe_repr
 
 logger = logging.getLogger(__name__)
 

@@ -14,7 +14,7 @@ from carrel.execution.endings import told_ending
 from carrel.execution.in_process import InProcessExecutor
 from carrel.execution.settings import Limits, Mount, SubprocessConfig, sandbox_mode
 from carrel.execution.subprocess_executor import SubprocessExecutor
-from carrel.sandbox.probe import probe
+from carrel.guest.sandbox.probe import probe
 
 MIB = 1024 * 1024
 

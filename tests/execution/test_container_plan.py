@@ -17,8 +17,8 @@ from carrel.execution.container_plan import container_of, environment_of, host_o
 from carrel.execution.container_session import ContainerSession
 from carrel.execution.container_stream import ContainerStream
 from carrel.execution.settings import ContainerConfig, Limits, Mount, SubprocessConfig
-from carrel.worker.contained import CONTROL, HEAD
-from carrel.worker.line import LineBroken
+from carrel.guest.worker.contained import CONTROL, HEAD
+from carrel.guest.worker.line import LineBroken
 from tests.execution.kinds import IN_CONTAINERS
 
 USUAL = "rw,exec,nosuid,nodev,mode=1777,size=1073741824,nr_inodes=200000"

@@ -22,7 +22,7 @@ from carrel.execution.init_control import InitControl
 from carrel.execution.settings import SubprocessConfig
 from carrel.execution.subprocess_executor import SubprocessExecutor
 from carrel.execution.zygotes import Family, SpawnFailed, Zygotes, shared
-from carrel.sandbox.probe import probe
+from carrel.guest.sandbox.probe import probe
 from tests.execution.conftest import Here
 from tests.execution.processes import alive, descendants, groups_of, mounts, started, until, wait_gone
 
@@ -437,7 +437,7 @@ HOST = """
 import asyncio, sys
 from carrel.execution.settings import Limits, SubprocessConfig
 from carrel.execution.subprocess_executor import SubprocessExecutor
-from carrel.sandbox.probe import probe
+from carrel.guest.sandbox.probe import probe
 async def main():
     modes = ["required"] * 14 + ["off"] * 6
     held = any(part.name == "memory" and part.in_force for part in probe())

@@ -19,7 +19,7 @@ from carrel.execution.init_control import InitControl
 from carrel.execution.pipes import Discard, OutputPipe
 from carrel.execution.settings import SubprocessConfig
 from carrel.execution.subprocess_executor import SubprocessExecutor
-from carrel.worker.line import LineBroken
+from carrel.guest.worker.line import LineBroken
 from tests.execution.processes import descriptors, until
 
 

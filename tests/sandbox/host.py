@@ -13,13 +13,13 @@ import time
 from pathlib import Path
 from typing import Any
 
-from carrel.sandbox.records import Records
+from carrel.guest.sandbox.records import Records
 
 NOBODY = 65534
 
 
 def readable(name: str) -> Path:
-    """The copy of `sandbox` or `program` that every user can read; tests/conftest.py makes it."""
+    """The copy of `guest` or `program` that every user can read; tests/conftest.py makes it."""
     return Path(os.environ["CARREL_TESTS_READABLE"]) / name
 
 
@@ -183,7 +183,7 @@ class Zygote:
         self.control = Records(ours)
         self.number = 0
         drop = [] if user is None else ["setpriv", f"--reuid={user}", f"--regid={user}", "--clear-groups"]
-        command = [*apart(), *drop, python, "-I", str(readable("sandbox") / "zygote.py")]
+        command = [*apart(), *drop, python, "-I", str(readable("guest") / "sandbox" / "zygote.py")]
         actions = [(os.POSIX_SPAWN_DUP2, theirs.fileno(), 3)]
         self.pid = os.posix_spawnp(command[0], command, {"PATH": "/usr/bin:/bin"}, file_actions=actions)
         theirs.close()

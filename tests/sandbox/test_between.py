@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from carrel.sandbox import between
+from carrel.guest.sandbox import between
 from tests.needs import skip_without
 
 ASSEMBLERS = {"x86_64": "x86_64-linux-gnu-as", "aarch64": "aarch64-linux-gnu-as"}
@@ -19,7 +19,7 @@ ASSEMBLERS = {"x86_64": "x86_64-linux-gnu-as", "aarch64": "aarch64-linux-gnu-as"
 
 def run(code: str) -> subprocess.CompletedProcess[str]:
     """In a Python of its own, which it may break."""
-    given = "import os\nfrom carrel.sandbox import between, syscalls\n" + textwrap.dedent(code)
+    given = "import os\nfrom carrel.guest.sandbox import between, syscalls\n" + textwrap.dedent(code)
     return subprocess.run([sys.executable, "-c", given], capture_output=True, text=True, timeout=30, check=False)
 
 
@@ -176,7 +176,7 @@ def test_many_in_a_row_leave_nothing() -> None:
 def test_the_kernel_knows_the_child_s_restartable_sequences() -> None:
     """libc believes that its own are registered, as in every child of a fork."""
     code = """
-        from carrel.sandbox.numbers import MACHINE
+        from carrel.guest.sandbox.numbers import MACHINE
         way = between.way()
         def registered():
             if way._sequences is None:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from carrel.sandbox import cgroups
+from carrel.guest.sandbox import cgroups
 from tests.sandbox.conftest import Host, waiting_place
 from tests.sandbox.host import Session, Zygote, wait_gone
 
@@ -154,10 +154,10 @@ def test_twenty_at_once(host: Host) -> None:
 
 GONE = """
 import os, socket, sys, time
-from carrel.sandbox.records import Records
-from carrel.sandbox.claiming import Child
-from carrel.sandbox.plan import Plan
-from carrel.sandbox.spawning import Zygote
+from carrel.guest.sandbox.records import Records
+from carrel.guest.sandbox.claiming import Child
+from carrel.guest.sandbox.plan import Plan
+from carrel.guest.sandbox.spawning import Zygote
 ours, theirs = socket.socketpair()
 zygote = Zygote(Records(theirs))
 pid = os.fork()

@@ -19,7 +19,7 @@ def test_below_a_folder_that_only_its_owner_may_enter(tmp_path: Path) -> None:
     closed = tmp_path / "closed"
     clone = closed / "a clone"
     leave_out = shutil.ignore_patterns("__pycache__")
-    for folder in ("tests", "src/carrel/sandbox"):
+    for folder in ("tests", "src/carrel/guest"):
         shutil.copytree(HERE / folder, clone / folder, ignore=leave_out)
     shutil.copy(HERE / "pyproject.toml", clone)
     closed.chmod(0o700)

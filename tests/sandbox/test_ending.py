@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from carrel.sandbox import ending, starting
-from carrel.sandbox.report import Report
+from carrel.guest.sandbox import ending, starting
+from carrel.guest.sandbox.report import Report
 
 
 def test_who_has_been_buried_meanwhile_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,8 +11,8 @@ from collections.abc import Callable
 
 import pytest
 
-from carrel.sandbox.filter import KILLED, REFUSED
-from carrel.sandbox.numbers import NEWEST, NUMBERS
+from carrel.guest.sandbox.filter import KILLED, REFUSED
+from carrel.guest.sandbox.numbers import NEWEST, NUMBERS
 from tests.sandbox.attempts import EACCES, EAFNOSUPPORT, EINVAL, ENOENT, ENOSYS, EPERM, RAW, in_a_child
 from tests.sandbox.host import Session
 

@@ -8,8 +8,8 @@ import struct
 
 import pytest
 
-from carrel.sandbox import bpf, filter
-from carrel.sandbox.numbers import NEWEST, TABLES
+from carrel.guest.sandbox import bpf, filter
+from carrel.guest.sandbox.numbers import NEWEST, TABLES
 
 EPERM = bpf.refuse(errno.EPERM)
 MACHINES = sorted(TABLES)

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from carrel.sandbox import cgroups, namespaces
-from carrel.sandbox.plan import Limits
+from carrel.guest.sandbox import cgroups, namespaces
+from carrel.guest.sandbox.plan import Limits
 from tests.sandbox.conftest import Host
 from tests.sandbox.host import Session
 
@@ -124,7 +124,7 @@ def test_the_machine_s_root_is_held_by_a_cgroup() -> None:
     """The kernel does not hold its processes to any number."""
     assert not namespaces.count_processes((0, 0))
     if os.geteuid() == 0 and Path("/proc/self/uid_map").read_text().split()[2] == "4294967295":
-        mapped = "from carrel.sandbox.namespaces import count_processes; print(count_processes((5, 5)))"
+        mapped = "from carrel.guest.sandbox.namespaces import count_processes; print(count_processes((5, 5)))"
         for command, held in (([], "True"), (["unshare", "--map-root-user"], "False")):
             done = subprocess.run([*command, sys.executable, "-c", mapped], capture_output=True, text=True, check=True)
             assert done.stdout == f"{held}\n"

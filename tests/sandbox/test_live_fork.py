@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from carrel.sandbox.numbers import NUMBERS
+from carrel.guest.sandbox.numbers import NUMBERS
 from tests.sandbox.attempts import EACCES, EPERM, RAW
 from tests.sandbox.conftest import Host
 from tests.sandbox.host import InitGone, Refused, Session, wait_gone

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from carrel.sandbox import place
+from carrel.guest.sandbox import place
 from tests.sandbox.conftest import Host
 from tests.sandbox.host import Refused, Session, readable, wait_gone
 
@@ -86,10 +86,12 @@ def test_the_workspace_is_there_to_write_in(start: Callable[..., Session], host:
 def test_of_what_runs_it_nothing_is_seen(start: Callable[..., Session], host: Host) -> None:
     """All of the program was loaded before; only a checkout inside of the Python's own folder shows its files."""
     session = start()
-    files = [str(path) for path in (readable("program"), readable("sandbox"), Path(__file__))]
+    files = [str(path) for path in (readable("program"), readable("guest"), Path(__file__))]
     shown = [file for file in files if not any(place.is_in(file, path) for path in host.readonly)]
     assert session.value(f"import os; answer = [os.path.exists(path) for path in {shown}]") == [False for _ in shown]
-    assert session.value("import traceback, carrel_sandbox.forks, tests_inside.main; answer = 'loaded'") == "loaded"
+    assert (
+        session.value("import traceback, carrel_guest.sandbox.forks, tests_inside.main; answer = 'loaded'") == "loaded"
+    )
 
 
 def test_an_overlay_leaves_the_folder_as_it_was(start: Callable[..., Session], folder: Path, host: Host) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from carrel.sandbox import probe
+from carrel.guest.sandbox import probe
 from tests.sandbox.conftest import Host
 from tests.sandbox.host import Session, readable
 
@@ -19,7 +19,7 @@ NAMESPACES = {"user", "mount", "pid", "ipc", "uts", "net", "overlay"}
 
 def tried(host: Host, *around: str) -> dict[str, dict[str, str | None]]:
     drop = [] if host.user is None else ["setpriv", f"--reuid={host.user}", f"--regid={host.user}", "--clear-groups"]
-    command = [*drop, *around, host.python, "-I", str(readable("sandbox") / "zygote.py"), "trying"]
+    command = [*drop, *around, host.python, "-I", str(readable("guest") / "sandbox" / "zygote.py"), "trying"]
     found: dict[str, dict[str, str | None]] = json.loads(subprocess.check_output(command, text=True))
     return found
 
@@ -39,7 +39,7 @@ def test_a_machine_without_user_namespaces(host: Host) -> None:
 
 
 NO_MAPS = """
-from carrel.sandbox import trying
+from carrel.guest.sandbox import trying
 def refused(*_): raise PermissionError(1, "Operation not permitted")
 trying.namespaces.write_maps = refused
 print(trying.in_child(trying.USER, lambda: None))

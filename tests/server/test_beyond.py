@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
-from carrel.worker import values
+from carrel.guest.worker import values
 from tests.server.serving_process import Serving, executed, ready
 
 

@@ -25,7 +25,7 @@ from carrel import (
 from carrel.conversation.models import conversation
 from carrel.execution.executor import Moment
 from carrel.execution.settings import Limits
-from carrel.sandbox.cgroups import trees
+from carrel.guest.sandbox.cgroups import trees
 from carrel.session.checkpoints import MOST
 from tests.real_redis import RealRedis
 from tests.session.conftest import executor_of

@@ -19,11 +19,11 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from carrel.worker import values
-from carrel.worker.line import Line, LineBroken, Record
+from carrel.guest.worker import values
+from carrel.guest.worker.line import Line, LineBroken, Record
 from tests.warm import Forks
 
-ROOM = Path(__file__).parents[2] / "src" / "carrel" / "worker"
+GUEST = Path(__file__).parents[2] / "src" / "carrel" / "guest"
 START = Path(__file__).parent / "program" / "start.py"
 PATIENCE = 60.0
 
@@ -104,7 +104,7 @@ class Outcome:
 
 @functools.cache
 def forks(python: str) -> Forks:
-    return Forks([python, "-I", START, ROOM], env={"PATH": os.environ["PATH"]})
+    return Forks([python, "-I", START, GUEST], env={"PATH": os.environ["PATH"]})
 
 
 class Session:
@@ -129,7 +129,7 @@ class Session:
         self._pidfds: list[int] = []
         here, there = socket.socketpair()
         told = {"home": self.home, "names": ["tools"], **settings}
-        self._forks = Forks([python, "-I", START, ROOM], env={"PATH": os.environ["PATH"]}) if fresh else forks(python)
+        self._forks = Forks([python, "-I", START, GUEST], env={"PATH": os.environ["PATH"]}) if fresh else forks(python)
         self.process = self._forks.start(
             [json.dumps(told)],
             {"PATH": os.environ["PATH"], "HOME": self.home, "MPLCONFIGDIR": self.home},

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from carrel.worker import cells
+from carrel.guest.worker import cells
 from tests.worker.driver import Session
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from carrel.worker import files, writing
+from carrel.guest.worker import files, writing
 from tests.worker.driver import Session
 
 
@@ -205,7 +205,7 @@ def test_what_cannot_be_done(session: Session, wanted: dict[str, Any], error: st
 
 DIES = """
 import resource, signal, sys
-from carrel.worker import writing
+from carrel.guest.worker import writing
 signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
 resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
 resource.setrlimit(resource.RLIMIT_CORE, (0, 0))

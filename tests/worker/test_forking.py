@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from carrel.worker import values
-from carrel.worker.line import Line
+from carrel.guest.worker import values
+from carrel.guest.worker.line import Line
 from tests.worker.driver import Pipe, Session
 
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from carrel.worker.line import LARGEST, Line, LineBroken, TooLong, packed
+from carrel.guest.worker.line import LARGEST, Line, LineBroken, TooLong, packed
 from tests.worker.driver import Session
 
 json_data = st.recursive(

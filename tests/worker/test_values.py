@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from carrel.worker.values import Repr, decode, encode
+from carrel.guest.worker.values import Repr, decode, encode
 
 plain: Any = st.one_of(
     st.none(),

@@ -10,7 +10,7 @@ from carrel.cli import show
 from carrel.cli.bases import Base, Json, group, opened
 from carrel.cli.ending import WrongUsage, waits
 from carrel.cli.running import write
-from carrel.worker import values
+from carrel.guest.worker import values
 
 app = group("What agents kept: text, data, tables, pictures.")
 

@@ -7,8 +7,8 @@ from typing import Any
 import carrel
 from carrel.cli import show
 from carrel.execution.executor import ExecutionResult, Output
+from carrel.guest.worker import values
 from carrel.text import neutralize_control_chars
-from carrel.worker import values
 
 
 async def shown(session: "carrel.Session", code: str, timeout: float | None = None) -> ExecutionResult:

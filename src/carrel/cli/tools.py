@@ -9,7 +9,7 @@ from carrel.cli import show
 from carrel.cli.bases import Base, Json, Limit, arguments_in, group, opened, takes_by_schema
 from carrel.cli.ending import waits
 from carrel.cli.running import write
-from carrel.worker import values
+from carrel.guest.worker import values
 
 app = group("The tools that code can call: programs, MCP servers, HTTP endpoints, OpenAPI operations, functions.")
 

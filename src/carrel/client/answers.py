@@ -8,7 +8,7 @@ from urllib.parse import unquote
 
 from pydantic import BaseModel, ConfigDict, model_validator
 
-from carrel.worker import values
+from carrel.guest.worker import values
 
 SessionStatus = Literal["creating", "ready", "error", "closed", "terminated"]
 JobStatus = Literal["pending", "starting", "running", "completed", "error", "cancelled"]

@@ -8,7 +8,7 @@ import os
 from collections.abc import Callable
 from time import perf_counter
 
-from carrel.worker.quick import QUICK
+from carrel.guest.worker.quick import QUICK
 
 _ROUND = 0.00003
 """Seconds after which everything else in the loop has its turn."""

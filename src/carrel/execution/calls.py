@@ -14,8 +14,8 @@ from carrel.errors import CarrelError, ToolCallError
 from carrel.execution import requests
 from carrel.execution.executor import RUN_CLOCK, RUN_COMMAND, RUN_OUTPUT, CommandEnded, Handler, RunClock
 from carrel.execution.host_line import Record
-from carrel.worker import turns, values
-from carrel.worker.line import LineBroken
+from carrel.guest.worker import turns, values
+from carrel.guest.worker.line import LineBroken
 
 MOST_OPEN = 2 * turns.MOST
 """Twice what a worker asks at once: those that it has given up may not have ended yet."""

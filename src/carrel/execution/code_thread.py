@@ -20,10 +20,10 @@ from typing import Any
 from carrel.execution import thread_streams
 from carrel.execution.calls import known_errors
 from carrel.execution.host_line import Record
-from carrel.worker import display, telling, values
-from carrel.worker.cells import Cell, let_go, line_in
-from carrel.worker.host_errors import error_class
-from carrel.worker.output import no_input
+from carrel.guest.worker import display, telling, values
+from carrel.guest.worker.cells import Cell, let_go, line_in
+from carrel.guest.worker.host_errors import error_class
+from carrel.guest.worker.output import no_input
 
 Done = Callable[[Record], None]
 _threads = itertools.count(1)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from carrel.errors import SandboxUnavailable
 from carrel.execution.settings import SandboxMode, SubprocessConfig
-from carrel.sandbox.probe import NEEDED, Part, can_confine, probe, usable
+from carrel.guest.sandbox.probe import NEEDED, Part, can_confine, probe, usable
 
 REQUIRED = (*NEEDED, "ipc", "uts", "net", "overlay", "seccomp")
 """What `sandbox="required"` insists on; limits of the whole session come on top when they are asked for."""

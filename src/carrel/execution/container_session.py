@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import carrel.worker
+import carrel.guest
 from carrel.execution.container_plan import PACKAGES
 from carrel.execution.container_stream import ContainerStream
 from carrel.execution.endings import Ending, WorkerDied, told_ending
@@ -24,10 +24,10 @@ from carrel.execution.executor import Handler, RunClock
 from carrel.execution.host_line import Record, framed_body, read_body
 from carrel.execution.live_session import LiveSession, SpawnFailed, fail
 from carrel.execution.pipes import Sink
-from carrel.worker.contained import ARCHIVE, CONTROL, FRESH, LINE, RUN, STDERR, STDOUT
-from carrel.worker.line import LineBroken
+from carrel.guest.worker.contained import ARCHIVE, CONTROL, FRESH, LINE, RUN, STDERR, STDOUT
+from carrel.guest.worker.line import LineBroken
 
-WORKER = Path(carrel.worker.__file__).parent
+GUEST = Path(carrel.guest.__file__).parent
 DEAF = 10.0
 """Seconds that the first process has to kill the worker; it takes that long only when the container stands still."""
 
@@ -276,21 +276,24 @@ class ContainerSession(LiveSession):
 def program() -> bytes:
     """The worker as a tar archive, compiled for this Python: one of the same version inside need not do it again."""
     with io.BytesIO() as out, tarfile.open(fileobj=out, mode="w") as archive, tempfile.TemporaryDirectory() as compiled:
-        for source in sorted(WORKER.glob("*.py")):
+        archive.add(GUEST / "worker" / "__main__.py", "__main__.py", filter=_plain)
+        for source in sorted([*GUEST.glob("*.py"), *GUEST.glob("worker/*.py")]):
             if source.name == "__main__.py":
-                archive.add(source, "__main__.py", filter=_plain)
                 continue
-            archive.add(source, f"carrel_worker/{source.name}", filter=_plain)
+            name = f"carrel_guest/{source.relative_to(GUEST)}"
+            archive.add(source, name, filter=_plain)
             made = py_compile.compile(
                 str(source),
                 os.path.join(compiled, source.name),
-                dfile=f"carrel_worker/{source.name}",
+                dfile=name,
                 doraise=True,
                 invalidation_mode=py_compile.PycInvalidationMode.UNCHECKED_HASH,
             )
-            name = f"{source.stem}.{sys.implementation.cache_tag}.pyc"
-            archive.add(str(made), f"carrel_worker/__pycache__/{name}", filter=_plain)
-        archive.add(WORKER / "for_commands" / "sitecustomize.py", "packages.path/sitecustomize.py", filter=_plain)
+            cached = f"__pycache__/{source.stem}.{sys.implementation.cache_tag}.pyc"
+            archive.add(str(made), f"{os.path.dirname(name)}/{cached}", filter=_plain)
+        archive.add(
+            GUEST / "worker" / "for_commands" / "sitecustomize.py", "packages.path/sitecustomize.py", filter=_plain
+        )
         leading = tarfile.TarInfo("packages")
         leading.type, leading.linkname = tarfile.SYMTYPE, PACKAGES
         archive.addfile(leading)

@@ -8,8 +8,8 @@ import struct
 from collections.abc import Callable
 from typing import Any
 
-from carrel.worker.contained import CONTROL, HEAD
-from carrel.worker.line import LARGEST
+from carrel.guest.worker.contained import CONTROL, HEAD
+from carrel.guest.worker.line import LARGEST
 
 _ENGINE_HEAD = struct.Struct(">BxxxI")
 _STDERR = 2

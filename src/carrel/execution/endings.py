@@ -7,7 +7,7 @@ import signal
 from dataclasses import dataclass
 from pathlib import Path
 
-from carrel.sandbox.cgroups import trees
+from carrel.guest.sandbox.cgroups import trees
 
 _FAULTS = {
     signal.SIGSEGV: "a segmentation fault",

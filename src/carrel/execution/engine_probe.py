@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from carrel.errors import SandboxUnavailable
 from carrel.execution.engine import connect
-from carrel.sandbox.probe import Part
+from carrel.guest.sandbox.probe import Part
 
 _ENGINE = "containers, of the engine {} (ContainerExecutor)"
 _KERNEL = "another kernel between the code and this one (gVisor: runtime='runsc')"

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from carrel.execution.settings import is_seconds
-from carrel.worker.reprs import safe_repr
+from carrel.guest.worker.reprs import safe_repr
 
 
 def path_text(path: object, name: str = "path") -> str:

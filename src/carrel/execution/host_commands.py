@@ -13,7 +13,7 @@ from uuid import uuid4
 
 from carrel.execution.executor import CommandEnded, RunningCommand
 from carrel.execution.pipes import OutputPipe, Sink
-from carrel.worker.families import MARK, Family, look
+from carrel.guest.worker.families import MARK, Family, look
 
 SHELL = ["/bin/sh", "-c"]
 

@@ -12,8 +12,8 @@ from typing import Any
 
 import orjson
 
-from carrel.sandbox.limits import raise_open_files
-from carrel.worker.line import LARGEST, MOST_FDS, LineBroken, TooLong, packed, unpacked
+from carrel.guest.sandbox.limits import raise_open_files
+from carrel.guest.worker.line import LARGEST, MOST_FDS, LineBroken, TooLong, packed, unpacked
 
 Record = dict[str, Any]
 _FIRST = 1 << 13

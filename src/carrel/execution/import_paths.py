@@ -6,7 +6,7 @@ import importlib
 import sys
 import threading
 
-from carrel.worker import telling
+from carrel.guest.worker import telling
 
 _lock = threading.Lock()
 _users: dict[str, int] = {}

@@ -40,10 +40,10 @@ from carrel.execution.streaming import Streaming, streamed
 from carrel.execution.turns import Turn
 from carrel.execution.uv_program import has_uv
 from carrel.execution.workspace_files import WorkspaceFiles
-from carrel.worker import files, values
-from carrel.worker.asking import encoded
-from carrel.worker.host_errors import raised
-from carrel.worker.namespaces import namespaces
+from carrel.guest.worker import files, values
+from carrel.guest.worker.asking import encoded
+from carrel.guest.worker.host_errors import raised
+from carrel.guest.worker.namespaces import namespaces
 
 _ONE_PROCESS = "code that runs in the host's own process cannot be forked apart from it; use a subprocess"
 _LOOK = 0.02

@@ -14,7 +14,7 @@ from carrel.execution.endings import Ending, WorkerDied
 from carrel.execution.executor import Handler, RunClock
 from carrel.execution.host_line import Record
 from carrel.execution.pipes import Sink
-from carrel.worker.line import LineBroken
+from carrel.guest.worker.line import LineBroken
 
 READY = 30.0
 """Seconds in which a worker that was started, or woken, must say so."""

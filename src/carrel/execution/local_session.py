@@ -19,7 +19,7 @@ from carrel.execution.init_control import InitControl
 from carrel.execution.live_session import READY, LiveSession, Piece, SpawnFailed
 from carrel.execution.pipes import Discard, OutputPipe, Sink, refuse_the_last
 from carrel.execution.zygotes import Zygote
-from carrel.worker.line import LineBroken
+from carrel.guest.worker.line import LineBroken
 
 _SETTLES = 2.0
 """Seconds that a worker has to end a fork in that nobody wants any more."""

@@ -8,8 +8,8 @@ from typing import Any, Literal, Protocol
 from carrel.execution.executor import ExecutionResult, RunUsage
 from carrel.execution.host_line import Record
 from carrel.execution.settings import is_seconds
-from carrel.worker import values
-from carrel.worker.reprs import safe_repr
+from carrel.guest.worker import values
+from carrel.guest.worker.reprs import safe_repr
 
 Why = Literal["timeout", "cancelled"]
 _AGAIN = 0.1

@@ -19,7 +19,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
-from carrel import worker
 from carrel.errors import DependencyError, EnvironmentFailed
 from carrel.execution import scratch
 from carrel.execution.changed_whole import changing
@@ -34,6 +33,7 @@ from carrel.execution.environments import (
 )
 from carrel.execution.settings import InProcessConfig, SubprocessConfig, path_of
 from carrel.execution.uv_program import NEUTRAL, has_uv, uv
+from carrel.guest import worker
 from carrel.home import resolve_carrel_home
 
 MARK = "carrel-deps.json"

@@ -24,7 +24,7 @@ from carrel.execution.upper_layer import Unreadable, Upper, read_upper
 from carrel.execution.uv_program import has_uv
 from carrel.execution.worker_executor import WorkerExecutor
 from carrel.execution.zygotes import AskAgain, Family, Zygote, shared
-from carrel.sandbox.plan import HOME, OWN_ENVIRONMENT
+from carrel.guest.sandbox.plan import HOME, OWN_ENVIRONMENT
 
 SYSTEM_PATH = "/usr/local/bin:/usr/bin:/bin"
 

@@ -30,7 +30,7 @@ from carrel.execution.settings import PlaceSettings
 from carrel.execution.streaming import Streaming, streamed
 from carrel.execution.turns import Turn
 from carrel.execution.workspace_files import WorkspaceFiles
-from carrel.worker.line import LineBroken
+from carrel.guest.worker.line import LineBroken
 
 LATE = 10.0
 """Seconds after the time of a command was up in which its worker must have ended it."""

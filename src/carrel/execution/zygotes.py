@@ -14,15 +14,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import carrel.sandbox
-import carrel.worker
+import carrel.guest.sandbox
 from carrel.errors import ExecutionError
 from carrel.execution.calls import known_errors
 from carrel.execution.live_session import SpawnFailed
-from carrel.sandbox.records import PeerBroken, Records
+from carrel.guest.sandbox.records import PeerBroken, Records
 
-SANDBOX = Path(carrel.sandbox.__file__).parent
-WORKER = Path(carrel.worker.__file__).parent
+SANDBOX = Path(carrel.guest.sandbox.__file__).parent
 IDLE = 60.0
 """Seconds without a session after which a zygote is ended."""
 START = 60.0
@@ -153,10 +151,8 @@ class Zygote:
             errors_write = -1
             setup = {
                 "op": "setup",
-                "program": str(WORKER),
-                "package": "carrel_worker",
-                "entry": "carrel_worker.main:run",
-                "prepare": "carrel_worker.main:prepare",
+                "entry": "carrel_guest.worker.main:run",
+                "prepare": "carrel_guest.worker.main:prepare",
                 "settings": {"errors": known_errors()},
                 "preload": list(self.family.preload),
             }

@@ -8,8 +8,8 @@ import orjson
 from mcp.types import CallToolResult, ContentBlock, ImageContent, TextContent
 
 from carrel.execution.executor import ExecutionResult
-from carrel.worker import values
-from carrel.worker.reprs import safe_repr
+from carrel.guest.worker import values
+from carrel.guest.worker.reprs import safe_repr
 
 LONGEST = 40_000
 """Characters of one text; clients refuse what has many more."""

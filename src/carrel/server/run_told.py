@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from carrel.execution.executor import ExecutionResult
+from carrel.guest.worker import values
+from carrel.guest.worker.reprs import safe_repr
 from carrel.server.odd_values import escaped
 from carrel.server.wire import RunTold, RunUsageTold
-from carrel.worker import values
-from carrel.worker.reprs import safe_repr
 
 
 def told_run(result: ExecutionResult) -> RunTold:

@@ -20,8 +20,8 @@ from carrel.execution.executor import CommandResult, Handler
 from carrel.execution.packages import environment_for_all
 from carrel.execution.settings import Mount, SandboxMode, SubprocessConfig
 from carrel.execution.subprocess_executor import SubprocessExecutor
+from carrel.guest.sandbox.plan import HOME, OWN_ENVIRONMENT
 from carrel.home import resolve_carrel_home
-from carrel.sandbox.plan import HOME, OWN_ENVIRONMENT
 from carrel.tasks.holding import Hold
 from carrel.tasks.sample import Sample
 from carrel.tasks.unpacking import Files, prepared_files

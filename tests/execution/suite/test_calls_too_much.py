@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from carrel.execution.calls import MOST_BYTES, MOST_OPEN, Calls
-from carrel.worker.turns import MOST
+from carrel.guest.worker.turns import MOST
 from tests.execution.conftest import Start
 
 DEEP = "deep = []\nfor _ in range(300): deep = [deep]\n"

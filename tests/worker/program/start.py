@@ -16,8 +16,8 @@ def load(name, file):
 
 
 here, room, asked = os.path.dirname(os.path.abspath(__file__)), sys.argv[1], int(sys.argv[2])
-load("carrel_worker", room + "/__init__.py")
-main = importlib.import_module("carrel_worker.main")
+load("carrel_guest", room + "/__init__.py")
+main = importlib.import_module("carrel_guest.worker.main")
 begun = load("forked", here + "/../../forked.py").serve(socket.socket(fileno=asked))
 if begun is not None:
     (settings,), (line,) = begun

@@ -55,7 +55,8 @@ class Zygote:
         """Load the program and what sessions will import; from here on memory is shared with every session."""
         for folder in record.get("path_extra", []):
             sys.path.append(folder)
-        load_folder(record["program"], record["package"])
+        if "program" in record:
+            load_folder(record["program"], record["package"])
         module, _, name = record["entry"].partition(":")
         self.entry = getattr(importlib.import_module(module), name)
         if "prepare" in record:

@@ -7,7 +7,7 @@ import importlib.util
 import os
 import sys
 
-PACKAGE = "carrel_sandbox"
+PACKAGE = "carrel_guest"
 # A session is a copy of this process, its first environment included (/proc/self/environ): nothing secret may be in it.
 KEPT = frozenset({"LANG", "LC_ALL", "LC_CTYPE", "PATH", "LD_LIBRARY_PATH", "PYTHONHASHSEED", "TZ"})
 
@@ -27,13 +27,13 @@ def main() -> None:
     if not set(os.environ) <= KEPT:
         kept = {name: value for name, value in os.environ.items() if name in KEPT}
         os.execve(sys.executable, [sys.executable, "-I", os.path.abspath(__file__), *sys.argv[1:]], kept)
-    load_folder(os.path.dirname(os.path.abspath(__file__)), PACKAGE)
+    load_folder(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), PACKAGE)
     # A folder that a session's own /tmp covers later would be in the way of its overlay.
     os.chdir("/")
     if sys.argv[1:] == ["trying"]:
-        importlib.import_module(PACKAGE + ".trying").main()
+        importlib.import_module(PACKAGE + ".sandbox.trying").main()
     else:
-        importlib.import_module(PACKAGE + ".spawning").serve(3)
+        importlib.import_module(PACKAGE + ".sandbox.spawning").serve(3)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The program that a container starts: `python3 -I FOLDER`, in which this lies beside the folder `carrel_worker`."""
+"""The program that a container starts: `python3 -I FOLDER`, in which this lies beside the folder `carrel_guest`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import sys
 
 
 def main() -> None:
-    contained = importlib.import_module("carrel_worker.contained")
+    contained = importlib.import_module("carrel_guest.worker.contained")
     del sys.path[0]  # the folder itself: code finds nothing of it by name
     contained.main()
 

@@ -1,0 +1,1 @@
+"""Everything that runs inside a sandbox: the worker and what builds the sandbox. Standard library only."""
