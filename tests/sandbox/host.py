@@ -104,6 +104,21 @@ class Session:
         os.close(err)
         self.greet()
 
+    def serve_commands(self, user: str = "agent") -> CommandServer:
+        """Start the second process of the session, which runs commands for the host."""
+        line, theirs = socket.socketpair()
+        stdout, out = os.pipe()
+        self.control.send({"op": "serve_commands", "id": 11, "user": user}, [theirs.fileno(), out, out])
+        theirs.close()
+        os.close(out)
+        record, descriptors = self.hear()
+        if record["op"] != "serving":
+            line.close()
+            os.close(stdout)
+            raise Refused(record)
+        (pidfd,) = descriptors
+        return CommandServer(line, stdout, pidfd, record["pid"])
+
     def fork(self) -> Session:
         """A live fork: the same variables and files, in a place of its own."""
         fork = Session.__new__(Session)
@@ -165,6 +180,28 @@ class Session:
             wait_gone(self.pid)
 
 
+class CommandServer:
+    """The host's end of the process that was started by `serve_commands`."""
+
+    def __init__(self, line: socket.socket, stdout: int, pidfd: int, pid: int) -> None:
+        self.line, self.stdout, self.pidfd, self.pid = line, stdout, pidfd, pid
+        self.stream = line.makefile("rb")
+        line.settimeout(60)
+        self.ready = json.loads(self.stream.readline())
+
+    def value(self, code: str) -> Any:
+        self.line.sendall(json.dumps({"code": code}).encode() + b"\n")
+        reply = json.loads(self.stream.readline())
+        assert "value" in reply, reply
+        return reply["value"]
+
+    def close(self) -> None:
+        self.stream.close()
+        self.line.close()
+        os.close(self.stdout)
+        os.close(self.pidfd)
+
+
 @functools.cache
 def apart() -> list[str]:
     """How to start a zygote with mounts of its own, where that can be: it discards what it has built ahead whenever
@@ -191,6 +228,7 @@ class Zygote:
             "program": str(readable("program")),
             "package": "tests_inside",
             "entry": "tests_inside.main:run",
+            "command_entry": "tests_inside.main:run",
             **setup,
         }
         self.control.send({"op": "setup", "preload": preload or [], **setup})

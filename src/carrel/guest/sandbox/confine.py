@@ -53,8 +53,8 @@ def standard_streams(stdout: int, stderr: int) -> None:
             os.close(source)
 
 
-def give_up_privileges(plan: Plan, step: Step) -> int | None:
-    """For good. Where the session can be forked, the descriptor on which init answers for setns."""
+def give_up_privileges(plan: Plan, step: Step, *, forks: bool) -> int | None:
+    """For good. With `forks`, returns the descriptor on which init answers for setns."""
     step("limits")
     limits.apply(plan)
     step("no new privileges")
@@ -70,9 +70,7 @@ def give_up_privileges(plan: Plan, step: Step) -> int | None:
             landlock.fence(*reachable(plan))
     if "seccomp" in plan.parts:
         step("system call filter")
-        return filter.install(
-            filter.program(fork=plan.can_fork, setuid=not plan.reaches_the_disk), listen=plan.can_fork
-        )
+        return filter.install(filter.program(fork=forks, setuid=not plan.reaches_the_disk), listen=forks)
     return None
 
 

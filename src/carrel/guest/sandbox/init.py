@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import select
 import signal
 import socket
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 from . import copying, ending, place, syscalls
 from .forks import Forks
@@ -20,7 +21,18 @@ MOST_WORKERS = 64
 LARGEST_FROM_WORKER = 1 << 16
 QUIET = 0.005
 """Seconds without anything to do, after which the next fork's place is built."""
-StartWorker = Callable[["list[int]", Report], "tuple[int, socket.socket]"]
+
+
+StartProcess = Callable[["list[int]", Report], "tuple[int, socket.socket]"]
+"""From channel, stdout and stderr: the new process and this end of the link to it."""
+
+
+class Starter(Protocol):
+    """Starts the session's processes: the worker, and the command server."""
+
+    def __call__(self, ends: list[int], report: Report) -> tuple[int, socket.socket]: ...
+
+    def serve_commands(self, ends: list[int], report: Report) -> tuple[int, socket.socket]: ...
 
 
 class Link:
@@ -37,7 +49,7 @@ class Link:
 class Init:
     """The loop: nothing in it runs user code, and nothing that a worker sends is believed beyond the session."""
 
-    def __init__(self, plan: Plan, control: int, go: int, start: StartWorker, above: Records | None = None) -> None:
+    def __init__(self, plan: Plan, control: int, go: int, start: Starter, above: Records | None = None) -> None:
         self.plan = plan
         self.go = go
         self.start = start
@@ -106,23 +118,43 @@ class Init:
 
     def _again(self, identity: object, ends: list[int]) -> None:
         """Another worker in the same place, when the last was lost with all its frozen forks."""
-        said_read, said_write = os.pipe2(os.O_CLOEXEC)
-        try:
-            if len(ends) != 3:
-                raise OSError(22, "line, stdout and stderr are needed")
-            worker, link = self.start(ends, Report(said_write))
-        except OSError as error:
-            os.close(said_write)
-            said: dict[str, Any] = {"step": "fork the worker", "errno": error.errno, "message": str(error)}
-        else:
-            os.close(said_write)
-            self._connect(Link(link, started_here=True))
-            said = heard(said_read)
-        os.close(said_read)
-        if said.get("ok"):
+        worker, said = self._start(self.start, ends, started_here=True)
+        if worker:
             self._announce(worker)
         else:
             self.tell({"op": "again_failed", "id": identity, **said})
+
+    def _serve_commands(self, identity: object, user: object, ends: list[int]) -> None:
+        """Start a process that runs commands and reads files for the host, confined like the worker."""
+        failed = {"op": "serve_failed", "id": identity, "step": "check", "errno": errno.EPERM}
+        if user != "agent":
+            self.tell({**failed, "message": f"there is no user {user!r} in this sandbox, only 'agent'"})
+            return
+        pid, said = self._start(self.start.serve_commands, ends, started_here=False)
+        if not pid:
+            self.tell({**failed, **said})
+            return
+        self.workers.add(pid)
+        descriptor = syscalls.pidfd_open(pid)
+        self.tell({"op": "serving", "id": identity, "pid": pid}, [descriptor])
+        os.close(descriptor)
+
+    def _start(self, start: StartProcess, ends: list[int], *, started_here: bool) -> tuple[int, dict[str, Any]]:
+        """The number of the new process, or 0 and the step that failed."""
+        said_read, said_write = os.pipe2(os.O_CLOEXEC)
+        try:
+            if len(ends) != 3:
+                raise OSError(errno.EINVAL, "three descriptors are needed: channel, stdout and stderr")
+            pid, link = start(ends, Report(said_write))
+        except OSError as error:
+            os.close(said_write)
+            said: dict[str, Any] = {"step": "fork the process", "errno": error.errno, "message": str(error)}
+        else:
+            os.close(said_write)
+            self._connect(Link(link, started_here=started_here))
+            said = heard(said_read)
+        os.close(said_read)
+        return (pid, said) if said.get("ok") else (0, said)
 
     def _heard(self, source: int) -> None:
         if source == self.go:
@@ -193,6 +225,8 @@ class Init:
                 elif record.get("op") == "again":
                     self._end_run_of(record.get("session"), record.get("since"), record.get("besides"))
                     self._again(record.get("id"), descriptors)
+                elif record.get("op") == "serve_commands":
+                    self._serve_commands(record.get("id"), record.get("user", "agent"), descriptors)
                 elif record.get("op") == "tend":
                     self.tending.look(int(record["worker"]), set(record["spare"]), record["end"])
                 elif record.get("op") == "upper" and self.plan.confined:

@@ -16,6 +16,7 @@ import signal
 import socket
 import sys
 import time
+from collections.abc import Callable
 from typing import Any
 
 from . import between, cgroups, etc_files, filter, namespaces, starting, syscalls
@@ -40,7 +41,7 @@ class Zygote:
         self.owners = namespaces.OwnerMaps(self.outside)
         self.poll = select.poll()
         self.wake_read, self.wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        self.entry: starting.Entry | None = None
+        self.entries: starting.Entries | None = None
         self.trees = cgroups.trees()
         self.left: list[cgroups.Group] = []
         self.made = 0
@@ -57,11 +58,10 @@ class Zygote:
             sys.path.append(folder)
         if "program" in record:
             load_folder(record["program"], record["package"])
-        module, _, name = record["entry"].partition(":")
-        self.entry = getattr(importlib.import_module(module), name)
+        commands = record.get("command_entry")
+        self.entries = starting.Entries(_function(record["entry"]), _function(commands) if commands else None)
         if "prepare" in record:
-            module, _, name = record["prepare"].partition(":")
-            getattr(importlib.import_module(module), name)(record.get("settings", {}))
+            _function(record["prepare"])(record.get("settings", {}))
         failures = {}
         for wanted in record.get("preload", []):
             try:
@@ -155,7 +155,7 @@ class Zygote:
         step = Report(-1)
         try:
             plan = read_plan(record.get("settings", {}))
-            if len(descriptors) != 4 or self.entry is None:
+            if len(descriptors) != 4 or self.entries is None:
                 raise PlanRefused(
                     "a spawn needs a setup before it, and four descriptors: line, control, stdout, stderr"
                 )
@@ -200,8 +200,8 @@ class Zygote:
         try:
             pid = syscalls.fork_with(namespaces.flags(plan))
             if pid == 0:
-                assert self.entry is not None
-                starting.live(plan, starting.Ends([theirs.detach(), go_read, report_write]), self.entry, group)
+                assert self.entries is not None
+                starting.live(plan, starting.Ends([theirs.detach(), go_read, report_write]), self.entries, group)
         except OSError:
             os.close(report_read)
             os.close(go_write)
@@ -354,6 +354,13 @@ class Zygote:
                 break
             time.sleep(0.01)
         os._exit(0)
+
+
+def _function(name: str) -> Callable[..., Any]:
+    """The function of a module that is written as `package.module:function`."""
+    module, _, function = name.partition(":")
+    found: Callable[..., Any] = getattr(importlib.import_module(module), function)
+    return found
 
 
 def _wait(pid: int, seconds: float) -> None:

@@ -4,6 +4,7 @@ is told, finishes both, and becomes init."""
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import signal
 import socket
@@ -22,6 +23,13 @@ from .report import Report
 Entry = Callable[[int, int, "dict[str, Any]"], None]
 
 
+class Entries:
+    """What a session's processes run: the worker, and the server of commands and files where the host has one."""
+
+    def __init__(self, worker: Entry, commands: Entry | None) -> None:
+        self.worker, self.commands = worker, commands
+
+
 class Ends:
     """The descriptors that init starts with."""
 
@@ -29,7 +37,7 @@ class Ends:
         self.claim, self.go, self.report = self.all = descriptors
 
 
-def live(plan: Plan, ends: Ends, entry: Entry, group: cgroups.Group | None) -> None:
+def live(plan: Plan, ends: Ends, entries: Entries, group: cgroups.Group | None) -> None:
     """The whole life of init, in the process that the zygote has just forked; never returns."""
     report = Report(ends.report)
     try:
@@ -48,12 +56,12 @@ def live(plan: Plan, ends: Ends, entry: Entry, group: cgroups.Group | None) -> N
             place.begin()
             # User code has the same user id: what is not dumpable it cannot trace or read in /proc.
             syscalls.prctl(syscalls.PR_SET_DUMPABLE, 0)
-            ahead = NewWorker(plan, entry, report)
+            ahead = NewWorker(plan, entries.worker, report)
         claim = Claim.wait(ends.claim, plan.held, ahead.link if ahead is not None else None)
         if claim is None:
             os._exit(1)
         report.step("read the settings")
-        start = Starter(claim.plan, entry, _read_settings(claim.control))
+        start = Starter(claim.plan, entries, _read_settings(claim.control))
         if plan.confined:
             place.plan, place.given = claim.plan, claim.trees
             if not place.given:
@@ -112,13 +120,13 @@ def _unmapped(path: str) -> None:
 class NewWorker:
     """A process that has given up all it must, and waits to be told whose worker it is."""
 
-    def __init__(self, plan: Plan, entry: Entry, report: Report) -> None:
+    def __init__(self, plan: Plan, entry: Entry, report: Report, *, forks: bool = True) -> None:
         report.step("fork the worker")
         theirs, self.link = socket.socketpair()
         self.pid = os.fork()
         if self.pid == 0:
             self.link.close()
-            _become_worker(plan, theirs, entry, report)
+            _become_worker(plan, theirs, entry, report, forks=forks and plan.can_fork)
         theirs.close()
 
     def begin(self, plan: Plan, settings: bytes, ends: list[int]) -> None:
@@ -132,18 +140,27 @@ class NewWorker:
 class Starter:
     """Starts a worker in the place that is there: the session's first, and another when that was lost."""
 
-    def __init__(self, plan: Plan, entry: Entry, settings: bytes) -> None:
-        self.plan, self.entry, self.settings = plan, entry, settings
+    def __init__(self, plan: Plan, entries: Entries, settings: bytes) -> None:
+        self.plan, self.entries, self.settings = plan, entries, settings
 
     def __call__(self, ends: list[int], report: Report, ahead: NewWorker | None = None) -> tuple[int, socket.socket]:
         """With line, stdout and stderr; gives the process number and our end of the link to it."""
-        worker = ahead or NewWorker(self.plan, self.entry, report)
+        worker = ahead or NewWorker(self.plan, self.entries.worker, report)
+        return self._begin(worker, ends, report)
+
+    def serve_commands(self, ends: list[int], report: Report) -> tuple[int, socket.socket]:
+        """The same for the server of commands and files, which is confined as a worker is and never forks."""
+        if self.entries.commands is None:
+            raise OSError(errno.ENOSYS, "this zygote was set up without a command server (command_entry)")
+        return self._begin(NewWorker(self.plan, self.entries.commands, report, forks=False), ends, report)
+
+    def _begin(self, worker: NewWorker, ends: list[int], report: Report) -> tuple[int, socket.socket]:
         report.step("begin the worker")
         worker.begin(self.plan, self.settings, ends)
         return worker.pid, worker.link
 
 
-def _become_worker(plan: Plan, init: socket.socket, entry: Entry, report: Report) -> None:
+def _become_worker(plan: Plan, init: socket.socket, entry: Entry, report: Report, *, forks: bool) -> None:
     try:
         report.step("prepare the worker")
         if not plan.confined:
@@ -157,7 +174,7 @@ def _become_worker(plan: Plan, init: socket.socket, entry: Entry, report: Report
         # When memory runs out, the session's own processes go before its init.
         with open("/proc/self/oom_score_adj", "w", encoding="ascii") as file:
             file.write("500")
-        listener = confine.give_up_privileges(plan, report.step)
+        listener = confine.give_up_privileges(plan, report.step, forks=forks)
         if listener is not None:
             Records(init).send({"op": "listener"}, [listener])
             os.close(listener)
@@ -182,7 +199,7 @@ def _become_worker(plan: Plan, init: socket.socket, entry: Entry, report: Report
         os._exit(1)
     try:
         number = init.detach()
-        confine.call_entry(entry, line, number, entering.offer(settings, number) if plan.can_fork else settings)
+        confine.call_entry(entry, line, number, entering.offer(settings, number) if forks else settings)
     except SystemExit as stopped:
         os._exit(stopped.code if isinstance(stopped.code, int) else 1)
     except BaseException:  # noqa: BLE001 -- the worker's own fault, shown where its output goes
