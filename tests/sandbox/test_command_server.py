@@ -8,7 +8,9 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from tests.sandbox.attempts import EPERM, RAW
+from carrel.guest.sandbox.namespaces import offers_root
+from tests.sandbox.attempts import EACCES, EPERM, EROFS, RAW
+from tests.sandbox.conftest import Host
 from tests.sandbox.host import CommandServer, Refused, Session, Zygote
 
 Start = Callable[..., Session]
@@ -73,6 +75,45 @@ def test_it_lives_on_when_the_worker_is_lost(session: Session, server: CommandSe
     record, _ = session.hear()
     assert record["op"] == "exited"
     assert server.value("answer = 6 * 7") == 42
+
+
+def test_as_root_it_may_do_more_with_files_and_nothing_else(host: Host, session: Session) -> None:
+    if host.user is not None or not offers_root():
+        with pytest.raises(Refused, match="there is no user 'root' in this sandbox, only agent"):
+            session.serve_commands("root")
+        return
+    session.value("import os; open('mine', 'w').write('x'); os.chmod('mine', 0); os.mkdir('of_root')")
+    server = session.serve_commands("root")
+    assert server.value("import os; answer = [os.getuid(), os.environ['USER'], open('mine').read()]") == [
+        0,
+        "root",
+        "x",
+    ]
+    server.value("os.chown('of_root', 0, 0); open('of_root/made', 'w').write('x'); os.chmod('of_root/made', 0o600)")
+    assert session.run("open('of_root/made')")["errno"] == EACCES
+    assert session.run("open('of_root/other', 'w')")["errno"] == EACCES
+    # What it starts is root with the same few rights.
+    shell = "import subprocess; answer = subprocess.run(['sh', '-c', {!r}], capture_output=True, text=True).stdout"
+    assert server.value(shell.format("id -u; grep CapEff /proc/self/status")).split() == [
+        "0",
+        "CapEff:",
+        "00000000000004fb",
+    ]
+    assert server.value(shell.format("chown 1000:1000 of_root/made && chmod 644 of_root/made && echo done")) == "done\n"
+    assert session.value("answer = open('of_root/made').read()") == "x"
+    for attempt in (
+        "os.chroot('/')",
+        "os.mknod('device', 0o60600, os.makedev(8, 0))",
+        "open('/usr/file', 'w')",
+        "open('/proc/sys/kernel/hostname', 'w')",
+        "open('/proc/1/environ').read()",
+        "os.listdir('/proc/1/cwd/')",
+        f"os.kill({session.ready['ready']}, 9)",
+        f"open('/proc/{session.ready['ready']}/mem', 'rb')",
+    ):
+        code = f"try:\n    {attempt}\nexcept OSError as error:\n    answer = error.errno"
+        assert server.value(code) in (EPERM, EACCES, EROFS), attempt
+    server.close()
 
 
 def test_a_user_that_does_not_exist_is_refused(session: Session) -> None:

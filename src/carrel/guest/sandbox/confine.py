@@ -15,9 +15,21 @@ from .plan import Plan
 PATH = "/usr/local/bin:/usr/bin:/bin:/usr/local/sbin:/usr/sbin:/sbin"
 
 
-def environment(plan: Plan, settings: dict[str, Any]) -> dict[str, str]:
+ROOT_CAPABILITIES = frozenset({0, 1, 3, 4, 5, 6, 7, 10})
+"""What a session's own root may do, within the session: change the owner and mode of files and open all of them (CHOWN,
+DAC_OVERRIDE, FOWNER, FSETID), become the session's user (SETGID, SETUID), end what it started (KILL), and listen on a
+low port of the session's own network (NET_BIND_SERVICE). No mounts, no tracing, no devices."""
+
+
+def become_root() -> None:
+    """The session's own root, in a process that will give up all but a few of its rights."""
+    os.setresgid(0, 0, 0)
+    os.setresuid(0, 0, 0)
+
+
+def environment(plan: Plan, settings: dict[str, Any], user: str) -> dict[str, str]:
     """Nothing of the host's but what was named."""
-    own = {"PATH": PATH, "HOME": plan.home, "USER": "agent", "LOGNAME": "agent", "LANG": "C.UTF-8", "TMPDIR": "/tmp"}
+    own = {"PATH": PATH, "HOME": plan.home, "USER": user, "LOGNAME": user, "LANG": "C.UTF-8", "TMPDIR": "/tmp"}
     if not plan.confined:
         own = {"PATH": PATH, "HOME": plan.workspace.source or "/", "LANG": "C.UTF-8"}
     return {**own, **{str(name): str(value) for name, value in settings.get("env", {}).items()}}
@@ -53,7 +65,7 @@ def standard_streams(stdout: int, stderr: int) -> None:
             os.close(source)
 
 
-def give_up_privileges(plan: Plan, step: Step, *, forks: bool) -> int | None:
+def give_up_privileges(plan: Plan, step: Step, *, forks: bool, root: bool) -> int | None:
     """For good. With `forks`, returns the descriptor on which init answers for setns."""
     step("limits")
     limits.apply(plan)
@@ -61,7 +73,7 @@ def give_up_privileges(plan: Plan, step: Step, *, forks: bool) -> int | None:
     syscalls.prctl(syscalls.PR_SET_NO_NEW_PRIVS, 1)
     if plan.confined or (plan.parts and os.geteuid() == 0):
         step("drop capabilities")
-        syscalls.drop_capabilities()
+        syscalls.drop_capabilities(ROOT_CAPABILITIES if root else frozenset())
     if "landlock" in plan.parts:
         step("landlock")
         if plan.confined:

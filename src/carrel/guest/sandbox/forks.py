@@ -162,7 +162,8 @@ class Forks:
             pid = syscalls.fork_with(namespaces.flags(self.init.plan))
             if pid == 0:
                 self._live(ends, folder)
-            namespaces.write_maps(pid, self.init.plan.uid, (self.init.plan.uid, self.init.plan.uid))
+            uid, root = self.init.plan.uid, 0 if namespaces.has_root() else None
+            namespaces.write_maps(pid, uid, (uid, uid), root)
             doors = _doors(pid, namespaces.flags(self.init.plan))
         except OSError:
             ends.close_ours()

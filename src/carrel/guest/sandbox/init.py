@@ -10,7 +10,7 @@ import socket
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from . import copying, ending, place, syscalls
+from . import copying, ending, namespaces, place, syscalls
 from .forks import Forks
 from .permits import Permits, number_of
 from .plan import Plan
@@ -32,7 +32,7 @@ class Starter(Protocol):
 
     def __call__(self, ends: list[int], report: Report) -> tuple[int, socket.socket]: ...
 
-    def serve_commands(self, ends: list[int], report: Report) -> tuple[int, socket.socket]: ...
+    def serve_commands(self, ends: list[int], report: Report, user: str) -> tuple[int, socket.socket]: ...
 
 
 class Link:
@@ -127,10 +127,13 @@ class Init:
     def _serve_commands(self, identity: object, user: object, ends: list[int]) -> None:
         """Start a process that runs commands and reads files for the host, confined like the worker."""
         failed = {"op": "serve_failed", "id": identity, "step": "check", "errno": errno.EPERM}
-        if user != "agent":
-            self.tell({**failed, "message": f"there is no user {user!r} in this sandbox, only 'agent'"})
+        users = ["agent", "root"] if self.plan.confined and namespaces.has_root() else ["agent"]
+        if user not in users:
+            self.tell({**failed, "message": f"there is no user {user!r} in this sandbox, only {' and '.join(users)}"})
             return
-        pid, said = self._start(self.start.serve_commands, ends, started_here=False)
+        pid, said = self._start(
+            lambda ends, report: self.start.serve_commands(ends, report, str(user)), ends, started_here=False
+        )
         if not pid:
             self.tell({**failed, **said})
             return

@@ -1,8 +1,8 @@
 """Namespaces: which a session gets, who it is outside of them, and the loopback device of a network of its own.
 
-Inside, a session is one user, 1000 by default; root does not exist there. Outside it is the user who runs carrel,
-or, when that is root, a number from a range that nobody uses: so that even a way out of the namespace leads to an
-account which owns nothing.
+Inside, a session is one user, 1000 by default. Outside it is the user who runs carrel, or, when that is root, a number
+from a range that no account uses: so that even a way out of the namespace leads to an account which owns nothing.
+Only then is there a root inside too, for commands that the host runs as root: outside it is a second unused number.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from . import syscalls
 from .plan import Plan
 
 # systemd lists the numbers from here up to 2^31 as used by nobody.
-UNUSED_FIRST, UNUSED_COUNT = 0x7000_0000, 0x0FFF_0000
+# The lower half is for users, the upper half for the roots of their sessions.
+UNUSED_FIRST, UNUSED_COUNT = 0x7000_0000, 0x07FF_0000
 NOBODY = 65534
 SIOCGIFFLAGS, SIOCSIFFLAGS, IFF_UP = 0x8913, 0x8914, 1
 
@@ -67,11 +68,31 @@ def _is_mapped(number: int, path: str) -> bool:
     return any(first <= number < first + count for first, _, count in rows)
 
 
-def write_maps(pid: int, inside: int, outside: tuple[int, int]) -> None:
-    """One user and one group; supplementary groups cannot be changed any more."""
+def outer_root(outside: tuple[int, int]) -> int | None:
+    """The number outside of a session's own root; None where there is none, because carrel is not root itself, or has
+    no number to spare (in a container)."""
+    wanted = outside[0] + UNUSED_COUNT
+    if outside[0] < UNUSED_FIRST or not all(_is_mapped(wanted, f"/proc/self/{kind}_map") for kind in ("uid", "gid")):
+        return None
+    return wanted
+
+
+def offers_root() -> bool:
+    """Whether sessions of this process can run commands as root."""
+    return outer_root(outer_ids()) is not None
+
+
+def has_root() -> bool:
+    """Whether this process is in a session with a root of its own."""
+    return _is_mapped(0, "/proc/self/uid_map")
+
+
+def write_maps(pid: int, inside: int, outside: tuple[int, int], root: int | None) -> None:
+    """One user and one group, and root where there is one; supplementary groups cannot be changed any more."""
     _tell(f"/proc/{pid}/setgroups", "deny")
     for kind, number in (("uid", outside[0]), ("gid", outside[1])):
-        _tell(f"/proc/{pid}/{kind}_map", f"{inside} {number} 1")
+        rows = [f"{inside} {number} 1"] + ([] if root is None else [f"0 {root} 1"])
+        _tell(f"/proc/{pid}/{kind}_map", "\n".join(rows))
 
 
 def _tell(path: str, text: str) -> None:

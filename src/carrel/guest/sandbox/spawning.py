@@ -219,7 +219,7 @@ class Zygote:
         step.step("write the id maps")
         try:
             if plan.confined:
-                namespaces.write_maps(pid, plan.uid, self.outside)
+                namespaces.write_maps(pid, plan.uid, self.outside, namespaces.outer_root(self.outside))
             os.write(go_write, b"g")
         except OSError:
             self._end(child)

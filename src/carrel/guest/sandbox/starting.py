@@ -120,13 +120,13 @@ def _unmapped(path: str) -> None:
 class NewWorker:
     """A process that has given up all it must, and waits to be told whose worker it is."""
 
-    def __init__(self, plan: Plan, entry: Entry, report: Report, *, forks: bool = True) -> None:
+    def __init__(self, plan: Plan, entry: Entry, report: Report, *, forks: bool = True, user: str = "agent") -> None:
         report.step("fork the worker")
         theirs, self.link = socket.socketpair()
         self.pid = os.fork()
         if self.pid == 0:
             self.link.close()
-            _become_worker(plan, theirs, entry, report, forks=forks and plan.can_fork)
+            _become_worker(plan, theirs, entry, report, forks=forks and plan.can_fork, user=user)
         theirs.close()
 
     def begin(self, plan: Plan, settings: bytes, ends: list[int]) -> None:
@@ -148,11 +148,12 @@ class Starter:
         worker = ahead or NewWorker(self.plan, self.entries.worker, report)
         return self._begin(worker, ends, report)
 
-    def serve_commands(self, ends: list[int], report: Report) -> tuple[int, socket.socket]:
+    def serve_commands(self, ends: list[int], report: Report, user: str) -> tuple[int, socket.socket]:
         """The same for the server of commands and files, which is confined as a worker is and never forks."""
         if self.entries.commands is None:
             raise OSError(errno.ENOSYS, "this zygote was set up without a command server (command_entry)")
-        return self._begin(NewWorker(self.plan, self.entries.commands, report, forks=False), ends, report)
+        server = NewWorker(self.plan, self.entries.commands, report, forks=False, user=user)
+        return self._begin(server, ends, report)
 
     def _begin(self, worker: NewWorker, ends: list[int], report: Report) -> tuple[int, socket.socket]:
         report.step("begin the worker")
@@ -160,12 +161,14 @@ class Starter:
         return worker.pid, worker.link
 
 
-def _become_worker(plan: Plan, init: socket.socket, entry: Entry, report: Report, *, forks: bool) -> None:
+def _become_worker(plan: Plan, init: socket.socket, entry: Entry, report: Report, *, forks: bool, user: str) -> None:
     try:
         report.step("prepare the worker")
         if not plan.confined:
             syscalls.prctl(syscalls.PR_SET_PDEATHSIG, signal.SIGKILL)
         os.setsid()
+        if user == "root":
+            confine.become_root()
         # Unlike init: user code may look at itself in /proc, and none is running yet.
         syscalls.prctl(syscalls.PR_SET_DUMPABLE, 1)
         confine.usual_signals()
@@ -174,7 +177,7 @@ def _become_worker(plan: Plan, init: socket.socket, entry: Entry, report: Report
         # When memory runs out, the session's own processes go before its init.
         with open("/proc/self/oom_score_adj", "w", encoding="ascii") as file:
             file.write("500")
-        listener = confine.give_up_privileges(plan, report.step, forks=forks)
+        listener = confine.give_up_privileges(plan, report.step, forks=forks, root=user == "root")
         if listener is not None:
             Records(init).send({"op": "listener"}, [listener])
             os.close(listener)
@@ -188,7 +191,7 @@ def _become_worker(plan: Plan, init: socket.socket, entry: Entry, report: Report
         settings = given[0].get("settings", {})
         confine.standard_streams(stdout, stderr)
         os.environ.clear()
-        os.environ.update(confine.environment(plan, settings))
+        os.environ.update(confine.environment(plan, settings, user))
         os.chdir(begin[0]["cwd"])
         report.step("call the entry")
         report.succeeded()

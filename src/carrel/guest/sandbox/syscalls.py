@@ -161,11 +161,14 @@ def fork_as_it_is() -> int:
     return pid
 
 
-def drop_capabilities() -> None:
-    """Give up every capability for good, also those a set-user-ID program would bring."""
-    prctl(PR_SET_SECUREBITS, SECUREBITS_LOCKED)
+def drop_capabilities(kept: frozenset[int] = frozenset()) -> None:
+    """Give up every capability but those for good, also those that a set-user-ID program or root would bring."""
+    if not kept:
+        prctl(PR_SET_SECUREBITS, SECUREBITS_LOCKED)
     prctl(PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL)
     for capability in range(64):
+        if capability in kept:
+            continue
         # Without the detour over call(): there are forty of them in every start.
         if libc.prctl(PR_CAPBSET_DROP, capability, 0, 0, 0) != 0:
             number = ctypes.get_errno()
@@ -173,5 +176,6 @@ def drop_capabilities() -> None:
                 break
             raise OSError(number, f"prctl PR_CAPBSET_DROP {capability}: {os.strerror(number)}")
     header = (ctypes.c_uint32 * 2)(0x20080522, 0)
-    nothing = (ctypes.c_uint32 * 6)()
-    call("capset", header, nothing)
+    # Effective, permitted and inheritable, of the capabilities below 32; then the same of those above.
+    left = sum(1 << capability for capability in kept)
+    call("capset", header, (ctypes.c_uint32 * 6)(left, left, 0, 0, 0, 0))

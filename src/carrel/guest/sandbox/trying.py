@@ -46,7 +46,7 @@ def in_child(flags: int, attempt: Callable[[], None]) -> str | None:
     os.close(said_write)
     try:
         if flags & USER:
-            namespaces.write_maps(pid, 1000, namespaces.outer_ids())
+            namespaces.write_maps(pid, 1000, namespaces.outer_ids(), None)
     except OSError as error:
         os.close(go_write)
         os.waitpid(pid, 0)
