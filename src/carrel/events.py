@@ -336,7 +336,8 @@ class Bus:
     def __init__(self, backlog: int = BACKLOG) -> None:
         self.backlog = backlog
         self._lock = threading.Lock()
-        self._lanes: dict[_Lane, str | None] = {}
+        self.subscribers: dict[_Lane, str | None] = {}
+        """Every subscription with its type (None: all events); while it is empty, callers need not create an event."""
         self._routes: dict[str, tuple[_Lane, ...]] = {}
         self._at_work: set[_Lane] = set()
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -354,14 +355,9 @@ class Bus:
         """Call `handler` with the next event of a type only."""
         return self._add(_Lane(self, handler, once=True), _name_of(type))
 
-    @property
-    def is_heard(self) -> bool:
-        """Whether there are subscribers; without any, callers need not create an event."""
-        return bool(self._lanes)
-
     def publish(self, event: Event) -> Delivery:
         """Queue the event for its handlers and return at once; await the result to wait for them."""
-        if not self._lanes:
+        if not self.subscribers:
             return _NO_DELIVERY
         lanes = self._routes.get(event.type)
         if lanes is None:
@@ -385,8 +381,8 @@ class Bus:
     def clear(self) -> None:
         """End all subscriptions."""
         with self._lock:
-            lanes = {*self._lanes, *self._at_work}
-            self._lanes.clear()
+            lanes = {*self.subscribers, *self._at_work}
+            self.subscribers.clear()
             self._routes = {}
         for lane in lanes:
             lane.close()
@@ -398,12 +394,12 @@ class Bus:
 
     def _add(self, lane: _Lane, type: str | None) -> Callable[[], None]:
         with self._lock:
-            self._lanes[lane] = type
+            self.subscribers[lane] = type
             self._routes = {}
 
         def unsubscribe() -> None:
             with self._lock:
-                self._lanes.pop(lane, None)
+                self.subscribers.pop(lane, None)
                 self._routes = {}
             lane.close()
 
@@ -413,14 +409,14 @@ class Bus:
         with self._lock:
             if len(self._routes) >= _MANY_TYPES:
                 self._routes = {}
-            lanes = tuple(lane for lane, type in self._lanes.items() if type is None or type == wanted)
+            lanes = tuple(lane for lane, type in self.subscribers.items() if type is None or type == wanted)
             self._routes[wanted] = lanes
             return lanes
 
     def _claimed(self, lanes: tuple[_Lane, ...]) -> tuple[_Lane, ...]:
         """Remove subscriptions of `once` that had their event, and end those that get this one."""
         with self._lock:
-            mine = tuple(lane for lane in lanes if not lane.once or self._lanes.pop(lane, None) is not None)
+            mine = tuple(lane for lane in lanes if not lane.once or self.subscribers.pop(lane, None) is not None)
             self._routes = {}
             return mine
 

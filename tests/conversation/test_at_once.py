@@ -15,7 +15,7 @@ from carrel.conversation.messages import ConversationMessage
 from carrel.conversation.models.conversation import Conversation, ConversationStorage
 from carrel.conversation.models.info import SessionInfo
 from carrel.conversation.models.parts import TextPart
-from carrel.conversation.open_calls import call_key
+from carrel.conversation.session_writer import call_key
 from carrel.conversation.store import SessionStore
 from carrel.errors import (
     CompactRefused,

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from carrel.conversation.attachments import MARK, detach, may_need_detaching, paths_of, reattach
+from carrel.conversation.attachments import MARK, TEXT_LIMIT, detach, paths_of, reattach
 from carrel.conversation.log_entries import encode
 from carrel.conversation.messages import build_message, document_block, image_block, text_block, tool_result_block
 
@@ -41,7 +41,7 @@ def test_images_and_documents_stay_in_the_line():
             tool_result_block(tool_use_id="a", model_text="x", content=inner),
         ],
     )
-    assert may_need_detaching(encode(message))
+    assert len(encode(message)) > TEXT_LIMIT
     spilled = detach(message)
     assert spilled.message is message
     assert spilled.files == {}
@@ -77,7 +77,7 @@ def test_an_image_that_an_older_carrel_put_into_a_file_comes_back(encoding: str)
 def test_small_things_stay_where_they_are():
     message = build_message("user", [tool_result_block(tool_use_id="a", model_text="short")])
     assert detach(message).message is message
-    assert not may_need_detaching(encode(message))
+    assert not (len(encode(message)) > TEXT_LIMIT)
 
 
 def test_a_file_that_is_gone_leaves_the_preview():
@@ -107,5 +107,5 @@ def test_spilling_loses_nothing(content: list[Any]):
     message = build_message("user", content)
     spilled = detach(message)
     assert (MARK in spilled.message) == bool(spilled.files)
-    assert bool(spilled.files) <= may_need_detaching(encode(message))
+    assert bool(spilled.files) <= (len(encode(message)) > TEXT_LIMIT)
     assert reattach(spilled.message, spilled.files) == message

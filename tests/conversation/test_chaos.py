@@ -20,7 +20,7 @@ import pytest
 
 from carrel.conversation.log_entries import note_kind
 from carrel.conversation.messages import ConversationMessage, flatten_message_text, meta_of, tool_calls_of
-from carrel.conversation.open_calls import call_key
+from carrel.conversation.session_writer import call_key
 from carrel.conversation.store import SessionStore
 from carrel.conversation.usage import tokens_of
 from carrel.storage.redis.store import RedisStore

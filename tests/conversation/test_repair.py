@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from carrel.conversation.messages import ConversationMessage, blocks_of, tool_calls_of, tool_results_of
-from carrel.conversation.repair import (
+from carrel.conversation.replay import (
     INTERRUPTED,
     interrupted_message,
     is_well_formed,

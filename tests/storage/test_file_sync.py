@@ -8,8 +8,8 @@ import threading
 from pathlib import Path
 
 from carrel.errors import StorageWriteError
+from carrel.storage.files.log_writer import SyncedFile, SyncPool
 from carrel.storage.files.store import FileStore
-from carrel.storage.files.sync_pool import SyncedFile, SyncPool
 from tests.storage.suite import in_a_thread
 
 

@@ -27,11 +27,6 @@ class Detached(NamedTuple):
     """What to store beside the log first, by path."""
 
 
-def may_need_detaching(line: bytes) -> bool:
-    """Whether a line is long enough to hold anything that is too large for it."""
-    return len(line) > TEXT_LIMIT
-
-
 OUTPUTS = "tool-output/"
 
 MARK = "spilled"

@@ -5,7 +5,7 @@ import asyncio
 from carrel.conversation.log_entries import build_note, build_rewind_event, encode
 from carrel.conversation.log_reader import SessionLogReader, VisibleMessages, VisibleRange
 from carrel.conversation.messages import ConversationMessage, SessionMeta
-from carrel.conversation.repair import repair_messages
+from carrel.conversation.replay import repair_messages
 from carrel.conversation.repository import SessionRepository, not_found
 from carrel.conversation.session_state import encode_meta
 from carrel.errors import KeyMissing, RewindRefused, SessionExists, StorageError

@@ -15,8 +15,7 @@ from carrel.conversation.messages import (
     tool_result_text,
     tool_results_of,
 )
-from carrel.conversation.repair import repair_messages
-from carrel.conversation.replay import FILES, Numbered
+from carrel.conversation.replay import FILES, Numbered, repair_messages
 from carrel.conversation.repository import SessionRepository
 from carrel.errors import CompactRefused, ConfigurationError
 

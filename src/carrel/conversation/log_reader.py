@@ -12,8 +12,7 @@ from typing import NamedTuple
 from carrel.conversation.attachments import MARK, output_paths, paths_of, reattach
 from carrel.conversation.log_entries import UNREADABLE, decode, decode_all, note_kind
 from carrel.conversation.messages import ConversationMessage, SessionMeta, is_continuation, meta_of
-from carrel.conversation.repair import without_texts
-from carrel.conversation.replay import BackwardReplay, Numbered, VisibleEntries, events_in
+from carrel.conversation.replay import BackwardReplay, Numbered, VisibleEntries, events_in, without_texts
 from carrel.conversation.session_state import (
     DEFAULT_SESSION_TITLE,
     SessionState,

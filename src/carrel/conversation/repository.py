@@ -7,7 +7,7 @@ from itertools import islice
 from typing import Any, Literal
 from weakref import WeakValueDictionary
 
-from carrel.conversation.attachments import OUTPUTS, detach, may_need_detaching
+from carrel.conversation.attachments import OUTPUTS, TEXT_LIMIT, detach
 from carrel.conversation.log_entries import encode, note_kind
 from carrel.conversation.log_reader import Hint, SessionLogReader, VisibleMessages
 from carrel.conversation.messages import (
@@ -16,8 +16,7 @@ from carrel.conversation.messages import (
     flatten_message_text,
     user_text_message,
 )
-from carrel.conversation.open_calls import claimed
-from carrel.conversation.repair import interrupted_message, unanswered_calls
+from carrel.conversation.replay import interrupted_message, unanswered_calls
 from carrel.conversation.session_state import (
     DEFAULT_SESSION_TITLE,
     SessionState,
@@ -29,7 +28,7 @@ from carrel.conversation.session_state import (
     title_from,
     when_written,
 )
-from carrel.conversation.session_writer import SessionWriter
+from carrel.conversation.session_writer import SessionWriter, claimed
 from carrel.errors import SessionNotFound, SessionTooNew, StorageError, StorageWriteError
 from carrel.storage.base import MISSING, Expected, KeyedLock, LoopSemaphore, Stamp, Store, is_expected
 from carrel.storage.files.store import FileStore
@@ -390,7 +389,7 @@ def _lines(messages: Sequence[ConversationMessage]) -> tuple[list[bytes], dict[s
     files: dict[str, bytes] = {}
     for message in messages:
         line = encode(message)
-        if may_need_detaching(line):
+        if len(line) > TEXT_LIMIT:
             detached = detach(message)
             if detached.files:
                 files |= detached.files

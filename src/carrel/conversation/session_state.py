@@ -283,12 +283,12 @@ class SessionState:
         self.note(seq, entry)
 
     def _count(self, seq: int, entry: ConversationMessage, size: int) -> None:
-        meta, role = self.meta, entry.get("role")
+        meta, role, kind = self.meta, entry.get("role"), note_kind(entry)
         meta["log_seq"] = seq
         meta["log_bytes"] = self.log_bytes + size
-        if "total_tokens" in meta:
+        if "total_tokens" in meta and (kind is not None or meta_of(entry).get("usage")):
             meta["total_tokens"] = total_after(meta["total_tokens"], entry)
-        if role == "compact" or (role == "rewind" and note_kind(entry) is None):
+        if role == "compact" or (role == "rewind" and kind is None):
             meta.pop("message_count", None)
         elif "message_count" in meta and role not in ("rewind", UNREADABLE) and not is_continuation(entry):
             meta["message_count"] += 1

@@ -20,8 +20,7 @@ from carrel.conversation.importers import ImportReport, read_session_file
 from carrel.conversation.importers.writer import ImportWriter
 from carrel.conversation.log_entries import build_note, timestamp
 from carrel.conversation.messages import ConversationMessage, SessionData, SessionMeta
-from carrel.conversation.repair import repair_messages
-from carrel.conversation.replay import Numbered
+from carrel.conversation.replay import Numbered, repair_messages
 from carrel.conversation.repository import Redact, SessionRepository, not_found
 from carrel.conversation.search.search import SearchHit, SessionSearch
 from carrel.conversation.session_list import SessionList
@@ -82,7 +81,7 @@ class SessionStore:
         self._embedder = embedder
         self._logs = SessionRepository(store, prefix, sync=durability == "fsync", redact=redact, now=now)
         self._drafts: dict[str, SessionMeta] = {}
-        self._listing = SessionList(self._logs)
+        self._listing: SessionList | None = None
         self._search: SessionSearch | None = None
 
     async def __aenter__(self) -> Self:
@@ -172,7 +171,7 @@ class SessionStore:
         self, *, cwd: str | None = None, archived: bool | None = None, counts: bool = False
     ) -> list[SessionMeta]:
         """Newest first, no messages read. `archived`: only such, or only others; `counts`: with exact counts."""
-        metas = await self._listing.metas()
+        metas = await self._list().metas()
         if cwd is not None:
             wanted = new_meta("x", now="", cwd=cwd)["cwd"]
             metas = [meta for meta in metas if meta["cwd"] == wanted]
@@ -185,7 +184,7 @@ class SessionStore:
         counted = []
         for meta in metas:
             try:
-                counted.append(await self._listing.counted(meta))
+                counted.append(await self._list().counted(meta))
             except StorageReadError:
                 counted.append(meta)  # it is listed all the same, and hides no other
         return counted
@@ -201,13 +200,18 @@ class SessionStore:
 
     async def traces(self) -> list[SessionMeta]:
         """Folders without messages that hold only a trace of what was done, with the time of its last change."""
-        return await self._listing.traces()
+        return await self._list().traces()
 
     async def resolve_id(self, text: str, *, traces: bool = False) -> str:
         """A full id, the beginning of exactly one, or "last"; `SessionNotFound` says what is near.
 
         With `traces`, also a folder without messages that holds only a trace."""
-        return await self._listing.resolve(text, traces=traces)
+        return await self._list().resolve(text, traces=traces)
+
+    def _list(self) -> SessionList:
+        if self._listing is None:
+            self._listing = SessionList(self._logs)
+        return self._listing
 
     # --- writing ----------------------------------------------------------------------------------------------------
 
@@ -254,7 +258,7 @@ class SessionStore:
 
         seq, writer = await self._logs.append(session_id, messages, draft)
         self._drafts.pop(session_id, None)
-        if bus.is_heard:
+        if bus.subscribers:
             self._publish_appended(session_id, messages, seq, is_new=writer.created_from is drafted)
         return seq
 
@@ -291,7 +295,7 @@ class SessionStore:
         return await self._delete(session_id)
 
     async def _delete(self, session_id: str, *, expect: Expected = None) -> bool:
-        title = await self._last_title(session_id) if bus.is_heard else ""
+        title = await self._last_title(session_id) if bus.subscribers else ""
         there = await self._logs.delete(session_id, expect=expect)
         if there:
             self._publish(EventType.SESSION_DELETED, session_id, title=title)
@@ -344,7 +348,7 @@ class SessionStore:
     async def read_meta(self, session_id: str, *, counts: bool = False) -> SessionMeta:
         """The metadata of one session, `counts`: with exact counts; `SessionNotFound`."""
         meta = await self._logs.known_meta(session_id)
-        return await self._listing.counted(meta) if counts else meta
+        return await self._list().counted(meta) if counts else meta
 
     async def find_meta(self, session_id: str) -> SessionMeta | None:
         """The same; None when there is no such session."""
@@ -572,7 +576,7 @@ class SessionStore:
             await held.release()
 
     def _publish(self, kind: EventType, session_id: str, **facts: Any) -> None:
-        if bus.is_heard:
+        if bus.subscribers:
             writer = self._logs.writers.get(session_id)
             about = {"session_id": session_id, "title": writer.meta["title"] if writer is not None else ""}
             bus.publish(Event(kind, about | facts))

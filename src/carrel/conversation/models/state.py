@@ -14,11 +14,10 @@ from carrel.conversation.log_reader import collector_paused
 from carrel.conversation.messages import ConversationMessage, SessionMeta, meta_of, tool_calls_of, tool_results_of
 from carrel.conversation.models.info import SessionInfo, cwd_fields, info_from_meta, meta_fields
 from carrel.conversation.models.message import Message, lines_to_messages, message_to_lines, without_counting_again
-from carrel.conversation.open_calls import any_open
-from carrel.conversation.repair import repair_messages, unanswered_calls
-from carrel.conversation.replay import Numbered
+from carrel.conversation.replay import Numbered, repair_messages, unanswered_calls
 from carrel.conversation.repository import SessionRepository
 from carrel.conversation.session_state import date_of, has_counts, later, when_written
+from carrel.conversation.session_writer import any_open
 from carrel.conversation.usage import tokens_of
 from carrel.errors import StorageReadError
 

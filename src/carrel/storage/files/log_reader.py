@@ -3,14 +3,16 @@
 import asyncio
 import bisect
 import os
+import stat
 import threading
 from collections import OrderedDict
 from collections.abc import Callable
 from typing import NamedTuple
 
+import orjson
+
 from carrel.storage.base import MAX_RECORD, Block
-from carrel.storage.files.log_tail import committed_size, last_newline, parse_unterminated
-from carrel.storage.files.paths import OpenFile, PathMapper, read_error, read_range
+from carrel.storage.files.paths import OpenFile, PathMapper, hidden_beside, read_error, read_range
 
 READ_SIZE = 1024 * 1024
 """Bytes that are read from the file at a time."""
@@ -19,6 +21,9 @@ _BLOCK_SIZE = 256 * 1024
 IN_LOOP = 256 * 1024
 """Bytes that are read or counted at a time in the event loop's own thread."""
 _FIRST_READ_BACK = 64 * 1024
+_STEP_BACK = 64 * 1024
+BATCH_BIT = stat.S_ISVTX
+"""Set on the file of a log while a batch of records is written to it; see `log_writer`."""
 _EXCERPT = 1024
 """Bytes that are given of a line that is too long to be a record."""
 
@@ -319,3 +324,46 @@ def end_of_record(log: LogSnapshot, seq: int, offsets: LineOffsets) -> tuple[int
         return position.offset, True
     record = parse_unterminated(log.fd, position.offset, log.size) if position.lines == seq - 1 else None
     return None if record is None else (position.offset + len(record), False)
+
+
+def last_newline(fd: int, size: int, known: int = 0) -> int:
+    """Return where the last newline of the first `size` bytes ends; `known` is the end of a line before it."""
+    while size > known:
+        start = max(size - _STEP_BACK, known)
+        found = os.pread(fd, size - start, start).rfind(b"\n")
+        if found >= 0:
+            return start + found + 1
+        size = start
+    return known
+
+
+def parse_unterminated(fd: int, start: int, end: int) -> bytes | None:
+    """Return the record that the bytes after the last newline are, or None if they are incomplete.
+
+    A complete JSON value has lost only its newline; a number may have lost digits as well. A power cut can leave NUL
+    bytes after it."""
+    if not 0 < end - start <= MAX_RECORD:
+        return None
+    record = os.pread(fd, end - start, start).rstrip(b"\0")
+    if not record.rstrip().endswith((b"}", b"]", b'"', b"true", b"false", b"null")):
+        return None
+    try:
+        orjson.loads(record)
+    except orjson.JSONDecodeError:
+        return None
+    return record
+
+
+def committed_size(path: str, found: os.stat_result) -> int:
+    """Return the size of the log without an incomplete batch."""
+    if not found.st_mode & BATCH_BIT:
+        return found.st_size
+    try:
+        note = os.open(hidden_beside(path, "batch"), os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            inode, start, end = map(int, os.read(note, 100).split())
+        finally:
+            os.close(note)
+    except (OSError, ValueError):
+        return found.st_size
+    return start if inode == found.st_ino and start <= found.st_size < end else found.st_size

@@ -6,7 +6,7 @@ import os
 import threading
 import weakref
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Collection, Sequence
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -22,13 +22,12 @@ from carrel.storage.files.log_reader import (
     LogSnapshot,
     Position,
     end_of_record,
+    last_newline,
     next_block,
 )
-from carrel.storage.files.log_tail import last_newline
-from carrel.storage.files.log_writer import AppendRequest, LogFile, LogFileCache, joined_lines
+from carrel.storage.files.log_writer import AppendRequest, LogFile, LogFileCache, joined_lines, sync_pool
 from carrel.storage.files.objects import PIECE, PendingObject
 from carrel.storage.files.paths import PathMapper, read_error
-from carrel.storage.files.sync_pool import sync_pool
 
 T = TypeVar("T")
 
@@ -57,10 +56,10 @@ class FileStore:
         _stores.add(self)
 
     def _reset(self) -> None:
+        self.__dict__.pop("_logs", None)
+        self.__dict__.pop("_locks", None)
         self._offsets = LineOffsets()
         self._counting = threading.Lock()
-        self._logs = LogFileCache(self._paths, self._offsets)
-        self._locks = FileLocks(self._paths)
         self._turns = KeyedLock()
         self._watched = Signals()
 
@@ -68,6 +67,18 @@ class FileStore:
         """After a fork no open file may be shared with the parent: a lock on it would belong to both."""
         self._locks.close_in_child()
         self._reset()
+
+    # Made by the first write; `setdefault` gives all threads the same one.
+
+    @cached_property
+    def _logs(self) -> LogFileCache:
+        cache: LogFileCache = self.__dict__.setdefault("_logs", LogFileCache(self._paths, self._offsets))
+        return cache
+
+    @cached_property
+    def _locks(self) -> FileLocks:
+        locks: FileLocks = self.__dict__.setdefault("_locks", FileLocks(self._paths))
+        return locks
 
     def __repr__(self) -> str:
         return f"FileStore({str(self.root)!r})"
