@@ -9,9 +9,9 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from carrel.library.tools.renaming import renamed
-from carrel.library.tools.seam import Tool
+from carrel.library.names import with_python_names
 from carrel.library.tools.stubs import Docs, describe, group_stub
+from carrel.library.tools.tool import Tool
 from measure import Line, Scale, no_more_than
 
 DATA = Path(__file__).parent / "data" / "mcp_tools"
@@ -31,7 +31,7 @@ def as_tools(server: str, definitions: list[dict[str, Any]]) -> list[Tool]:
             parameters=parameters,
             positional=tuple(parameters["properties"]),
         )
-        for one, parameters in ((one, renamed(one["inputSchema"])[0]) for one in definitions)
+        for one, parameters in ((one, with_python_names(one["inputSchema"])[0]) for one in definitions)
     ]
 
 

@@ -12,12 +12,11 @@ from carrel.execution.settings import ContainerConfig, SubprocessConfig
 from carrel.library.deps import Deps
 from carrel.library.search import Index
 from carrel.library.tools.approval import ApprovalRequest, Approver, Decision, asked
-from carrel.library.tools.catalog import Tools
+from carrel.library.tools.definition_files import tool_files
 from carrel.library.tools.last_seen import LastSeen
-from carrel.library.tools.programs import Ended, Written
-from carrel.library.tools.providers import tool_files
-from carrel.library.tools.seam import Stream
+from carrel.library.tools.registry import ToolRegistry
 from carrel.library.tools.secrets import Secrets
+from carrel.processes import OnOutput, ProcessOutput, ProcessResult
 from carrel.session import Library, StorageBackend
 from carrel.storage.files.store import FileStore
 
@@ -29,7 +28,7 @@ async def read_library(
     config = getattr(executor, "config", None)
     own = getattr(config, "tools_path", None)
     secrets = Secrets()
-    tools = Tools(
+    tools = ToolRegistry(
         files=[
             tool_files(store, prefix=prefix, secrets=secrets, sandbox=_Inside(executor), on_error=on_error)
             for store, prefix in [(storage.store, "tools"), *([(FileStore(Path(own)), "")] if own is not None else [])]
@@ -88,16 +87,16 @@ class _Inside:
         env: Mapping[str, str] | None = None,
         cwd: str | None = None,
         timeout: float | None = None,
-        stream: Stream | None = None,
-    ) -> Ended:
+        stream: OnOutput | None = None,
+    ) -> ProcessResult:
         run = RUN_COMMAND.get()
         if run is None:
             result = await self._executor.exec(list(argv), timeout=timeout, cwd=cwd, env=env, stdin=stdin)
             if stream is not None:
                 stream(result.stdout)
-            return Ended(result.exit_code, result.stdout.encode(), result.stderr, 0, result.timed_out)
+            return ProcessResult(result.exit_code, result.stdout.encode(), result.stderr, 0, result.timed_out)
         # For code in a run, in whose turn the executor is until it has its answer.
-        written = Written(stream)
+        written = ProcessOutput(stream)
         ended = await run(argv, output=written.add, timeout=timeout, cwd=cwd, env=env, stdin=stdin)
         if ended.error is not None:
             missing = ended.exit_code == 127

@@ -23,7 +23,7 @@ from carrel.library.artifact_data import KINDS, Kind, decoded, encoded, guessed,
 from carrel.library.artifact_names import checked_name, is_name, key_of, lock_of, name_of, note_of
 from carrel.library.artifact_notes import Note, fitting, new_note, read_note, speaks_of, standing
 from carrel.library.artifact_uploads import Uploads
-from carrel.library.fitting import refuse_misfit
+from carrel.library.names import check_call_signature
 from carrel.library.search import Entry, Index
 from carrel.storage.base import MISSING, Lock, Stamp, Store
 from carrel.text import did_you_mean
@@ -317,7 +317,7 @@ class ArtifactStore:
         }
         if verb not in answers:
             raise ArtifactNotFoundError(f"artifacts can do no {verb!r}{did_you_mean(verb, list(answers)[:7])}")
-        refuse_misfit(name, answers[verb], args, kwargs)
+        check_call_signature(name, answers[verb], args, kwargs)
         answer = await answers[verb](*args, **kwargs)
         if sees_files or verb not in _RECORDS or answer is None:
             return answer

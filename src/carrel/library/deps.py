@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from carrel.errors import DependencyError, RequirementRefused, RuntimeDepsDisabledError
-from carrel.library.fitting import refuse_misfit
+from carrel.library.names import check_call_signature
 from carrel.library.requirements_text import (
     Written,
     checked,
@@ -186,7 +186,7 @@ class Deps:
         verb = name.partition(".")[2]
         if verb not in verbs:
             raise AttributeError(f"deps has no {verb or 'call of its own'}; it has {', '.join(verbs)}")
-        refuse_misfit(name, verbs[verb], args, kwargs)
+        check_call_signature(name, verbs[verb], args, kwargs)
         if verb in ("add", "sync") and self._allow_runtime and self._cut_off():
             raise DependencyError(
                 f"deps.{verb} is closed to code in this session: it has no network, and the name of a package would go "

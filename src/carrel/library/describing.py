@@ -5,7 +5,7 @@ from typing import Any
 
 from carrel.library.artifacts import ArtifactStore
 from carrel.library.deps import Deps
-from carrel.library.tools.catalog import Tools
+from carrel.library.tools.registry import ToolRegistry
 from carrel.library.workflows import WorkflowLibrary
 
 _OPENING = """\
@@ -19,7 +19,7 @@ _LEAST = 200
 
 
 async def described(
-    tools: Tools, workflows: WorkflowLibrary, artifacts: ArtifactStore, deps: Deps, task: str | None, limit: int
+    tools: ToolRegistry, workflows: WorkflowLibrary, artifacts: ArtifactStore, deps: Deps, task: str | None, limit: int
 ) -> str:
     """The four namespaces in about `limit` characters; what fits the task comes first."""
     rest = limit - len(_OPENING)

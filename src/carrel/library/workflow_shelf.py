@@ -11,9 +11,9 @@ from typing import Any, Literal
 import orjson
 
 from carrel.errors import StorageError, WorkflowValidationError
+from carrel.library.names import python_name
 from carrel.library.search import Entry
 from carrel.library.skill_folders import FILE, read_skill
-from carrel.library.tools.names import python_name
 from carrel.library.workflow_reading import Outlines
 from carrel.library.workflow_source import QUICK, checked_name, without_description
 from carrel.storage.base import KeyedLock, Stamp, Store

@@ -15,7 +15,7 @@ from carrel.errors import (
     WorkflowNotFoundError,
     WorkflowValidationError,
 )
-from carrel.library.fitting import refuse_misfit
+from carrel.library.names import check_call_signature
 from carrel.library.search import Index
 from carrel.library.skill_folders import FILE, read_skill
 from carrel.library.workflow_history import History, Version
@@ -265,7 +265,7 @@ class WorkflowLibrary:
             raise WorkflowNotFoundError(
                 f"{name} is called where code runs, not on the host{did_you_mean(verb, answers)}"
             )
-        refuse_misfit(name, answers[verb], args, kwargs)
+        check_call_signature(name, answers[verb], args, kwargs)
         return await answers[verb](*args, **kwargs)
 
     async def _delete(self, name: str) -> bool:

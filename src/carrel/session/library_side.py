@@ -7,8 +7,8 @@ from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Literal
 
 from carrel.library.describing import described
-from carrel.library.tools.python_functions import register
-from carrel.library.tools.seam import ToolProvider
+from carrel.library.tools.python import register
+from carrel.library.tools.tool import ToolProvider
 from carrel.session.seam import Library
 from carrel.session.steps import Steps, sized
 

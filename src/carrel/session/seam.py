@@ -10,7 +10,7 @@ from carrel.errors import ExecutorClosed
 from carrel.execution.executor import Handler
 from carrel.library.artifacts import ArtifactStore
 from carrel.library.deps import Deps
-from carrel.library.tools.catalog import Tools
+from carrel.library.tools.registry import ToolRegistry
 from carrel.library.tools.secrets import Secrets
 from carrel.library.workflows import WorkflowLibrary
 from carrel.storage.base import Store
@@ -39,7 +39,7 @@ class StorageBackend(Protocol):
 class Library:
     """What a session has at hand."""
 
-    tools: Tools
+    tools: ToolRegistry
     workflows: WorkflowLibrary
     artifacts: ArtifactStore
     deps: Deps

@@ -28,7 +28,7 @@ from carrel.execution.executor import (
 )
 from carrel.execution.outcome import closed_result, failed_result
 from carrel.library.moving import carry_over
-from carrel.library.tools.seam import ToolProvider
+from carrel.library.tools.tool import ToolProvider
 from carrel.session.checkpoints import Checkpoints
 from carrel.session.forking import refusing
 from carrel.session.inside import WOULD_WAIT, Inside

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from carrel.library.tools.definition_remote import McpDefinition
-from carrel.library.tools.mcp_servers import McpServer
+from carrel.library.tools.definitions import McpDefinition
+from carrel.library.tools.mcp import McpProvider
 from carrel.library.tools.secrets import Secrets
 from tests.library.remote.web import Answer, Asked, Web
 from tests.ports import free_port
@@ -48,14 +48,16 @@ def alive(pid: int) -> bool:
 
 
 @pytest.fixture
-async def unruly() -> AsyncIterator[Callable[..., McpServer]]:
+async def unruly() -> AsyncIterator[Callable[..., McpProvider]]:
     """A provider of the unruly server: `unruly("banner", timeout=1)`."""
-    made: list[McpServer] = []
+    made: list[McpProvider] = []
 
-    def make(behaviour: str = "", secrets: Secrets | None = None, patience: float = 1, **fields: Any) -> McpServer:
+    def make(behaviour: str = "", secrets: Secrets | None = None, patience: float = 1, **fields: Any) -> McpProvider:
         words = [str(SERVERS / "unruly.py"), behaviour]
         fields = {"command": sys.executable, "args": words, "timeout": 20, "startup_timeout": 60} | fields
-        made.append(McpServer(McpDefinition(name="odd", type="mcp", **fields), secrets or Secrets(), patience=patience))
+        made.append(
+            McpProvider(McpDefinition(name="odd", type="mcp", **fields), secrets or Secrets(), patience=patience)
+        )
         return made[-1]
 
     yield make
@@ -84,7 +86,7 @@ async def start_official() -> AsyncIterator[Callable[[str, int], Awaitable[async
 
 
 @pytest.fixture
-async def official(request: pytest.FixtureRequest, start_official: Any) -> AsyncIterator[McpServer]:
+async def official(request: pytest.FixtureRequest, start_official: Any) -> AsyncIterator[McpProvider]:
     """A provider of the official server, over the transport that the test's parameter names."""
     kind = getattr(request, "param", "stdio")
     fields: dict[str, Any] = {"name": "kind", "type": "mcp", "transport": kind, "startup_timeout": 60}
@@ -94,7 +96,7 @@ async def official(request: pytest.FixtureRequest, start_official: Any) -> Async
         port = free_port()
         await start_official(kind, port)
         fields["url"] = f"http://127.0.0.1:{port}/{'sse' if kind == 'sse' else 'mcp'}"
-    server = McpServer(McpDefinition(**fields), Secrets({"HIDDEN": "mellon-mellon"}))
+    server = McpProvider(McpDefinition(**fields), Secrets({"HIDDEN": "mellon-mellon"}))
     yield server
     await server.close()
 

@@ -11,11 +11,10 @@ import pytest
 from pydantic import ValidationError
 
 from carrel.errors import ConfigurationError, ToolCallError, ToolTimeoutError
-from carrel.library.tools.definition_remote import HttpDefinition
-from carrel.library.tools.http_calls import LONGEST_COMPLAINT, LONGEST_READ
-from carrel.library.tools.http_endpoints import HttpEndpoints
-from carrel.library.tools.seam import ToolProvider
+from carrel.library.tools.definitions import HttpDefinition
+from carrel.library.tools.http import LONGEST_COMPLAINT, LONGEST_READ, HttpProvider
 from carrel.library.tools.secrets import Secrets
+from carrel.library.tools.tool import ToolProvider
 from tests.library.remote.web import Answer, Asked, Web
 from tests.ports import free_port
 
@@ -39,14 +38,14 @@ ENDPOINTS: dict[str, Any] = {
 
 
 @pytest.fixture
-async def service() -> AsyncIterator[Callable[..., HttpEndpoints]]:
+async def service() -> AsyncIterator[Callable[..., HttpProvider]]:
     """The endpoints above at a URL."""
-    made: list[HttpEndpoints] = []
+    made: list[HttpProvider] = []
 
-    def make(url: str, **fields: Any) -> HttpEndpoints:
+    def make(url: str, **fields: Any) -> HttpProvider:
         headers = {"Authorization": "Bearer ${KEY}"}
         given = {"name": "git", "type": "http", "base_url": url, "headers": headers, "endpoints": ENDPOINTS} | fields
-        made.append(HttpEndpoints(HttpDefinition(**given), Secrets({"KEY": "mellon-mellon"})))
+        made.append(HttpProvider(HttpDefinition(**given), Secrets({"KEY": "mellon-mellon"})))
         return made[-1]
 
     yield make
@@ -55,7 +54,7 @@ async def service() -> AsyncIterator[Callable[..., HttpEndpoints]]:
 
 
 async def call(
-    provider: HttpEndpoints, name: str, stream: Callable[[str], None] | None = None, /, **arguments: Any
+    provider: HttpProvider, name: str, stream: Callable[[str], None] | None = None, /, **arguments: Any
 ) -> Any:
     tools = {tool.name: tool for tool in await provider.definitions()}
     return await provider.call(tools[f"git.{name}"], arguments, stream)
@@ -314,7 +313,7 @@ async def test_a_complaint_that_is_cut_has_no_rest_of_a_secret(web: Serve, shown
         "headers": {"Authorization": "${KEY}"},
         "endpoints": {"get": {"path": "/", "params": {"n": {"type": "integer"}}}},
     }
-    endpoints = HttpEndpoints(HttpDefinition(**definition), Secrets({"KEY": key}))
+    endpoints = HttpProvider(HttpDefinition(**definition), Secrets({"KEY": key}))
     try:
         (tool,) = await endpoints.definitions()
         for padding in range(shown - len(key) - 1, shown, 5):
@@ -335,7 +334,7 @@ async def test_the_log_of_requests_has_no_secret_in_it(web: Serve, caplog: pytes
         "query": {"api_key": "${KEY}"},
         "endpoints": {"get": {"path": "/"}},
     }
-    endpoints = HttpEndpoints(HttpDefinition(**definition), Secrets({"KEY": "sk-LIVE-0123456789"}))
+    endpoints = HttpProvider(HttpDefinition(**definition), Secrets({"KEY": "sk-LIVE-0123456789"}))
     with caplog.at_level(logging.DEBUG):
         (tool,) = await endpoints.definitions()
         await endpoints.call(tool, {})

@@ -7,15 +7,15 @@ from urllib.parse import parse_qsl
 import pytest
 
 from carrel.errors import ToolCallError
-from carrel.library.tools.http_request import Operation, Part, Place, Prepared, prepared
+from carrel.library.tools.http_request import ApiOperation, HttpRequest, Place, RequestParameter, build_request
 
 
-def made(part: Part, value: Any, path: str = "/x") -> Prepared:
-    return prepared(Operation("GET", path, (part,)), {"p": value})
+def made(part: RequestParameter, value: Any, path: str = "/x") -> HttpRequest:
+    return build_request(ApiOperation("GET", path, (part,)), {"p": value})
 
 
 def path_of(value: Any, style: str = "simple", explode: bool = False) -> str:
-    return made(Part("p", "p", "path", style=style, explode=explode), value, "/a/{p}/b").path.split("/")[2]
+    return made(RequestParameter("p", "p", "path", style=style, explode=explode), value, "/a/{p}/b").path.split("/")[2]
 
 
 # The examples of OpenAPI 3.1, "Style Examples".
@@ -59,7 +59,7 @@ def test_path_styles(style: str, explode: bool, of_list: str, of_object: str) ->
     ],
 )
 def test_query_styles(style: str, explode: bool, value: Any, expected: list[tuple[str, str]]) -> None:
-    assert made(Part("p", "p", "query", style=style, explode=explode), value).query == expected
+    assert made(RequestParameter("p", "p", "query", style=style, explode=explode), value).query == expected
 
 
 def test_a_value_cannot_leave_its_place_in_the_path() -> None:
@@ -71,7 +71,7 @@ def test_a_value_cannot_leave_its_place_in_the_path() -> None:
 
 
 def test_a_value_that_is_a_whole_path_keeps_its_slashes_and_leads_nowhere_else() -> None:
-    part = Part("p", "p", "path", style="simple", explode=False, whole_path=True)
+    part = RequestParameter("p", "p", "path", style="simple", explode=False, whole_path=True)
     assert made(part, "/subscriptions/7/a b?", "/{p}/x").path == "/subscriptions/7/a%20b%3F/x"
     for text in ("a/../b", "a//b", "/", ".."):
         with pytest.raises(ToolCallError, match="p cannot be"):
@@ -79,16 +79,17 @@ def test_a_value_that_is_a_whole_path_keeps_its_slashes_and_leads_nowhere_else()
 
 
 def test_a_value_cannot_begin_a_header_of_its_own() -> None:
-    assert made(Part("p", "X-P", "header"), ["a", 1]).headers == {"X-P": "a,1"}
+    assert made(RequestParameter("p", "X-P", "header"), ["a", 1]).headers == {"X-P": "a,1"}
     for text in ("a\r\nX-Other: 1", "a\x00", "ä"):
         with pytest.raises(ToolCallError, match="p cannot be"):
-            made(Part("p", "X-P", "header"), text)
-    assert made(Part("p", "p", "cookie"), "a; b=c").headers == {"Cookie": "p=a%3B%20b%3Dc"}
+            made(RequestParameter("p", "X-P", "header"), text)
+    assert made(RequestParameter("p", "p", "cookie"), "a; b=c").headers == {"Cookie": "p=a%3B%20b%3Dc"}
 
 
-def body(content_type: str, arguments: dict[str, Any], place: Place = "body") -> Prepared:
-    return prepared(
-        Operation("POST", "/", tuple(Part(name, name, place) for name in arguments), content_type), arguments
+def body(content_type: str, arguments: dict[str, Any], place: Place = "body") -> HttpRequest:
+    return build_request(
+        ApiOperation("POST", "/", tuple(RequestParameter(name, name, place) for name in arguments), content_type),
+        arguments,
     )
 
 
@@ -100,7 +101,7 @@ def test_bodies() -> None:
     assert body("application/json", {"p": [1, 2]}, "payload").content == b"[1, 2]"
     assert body("text/csv", {"p": "a,b"}, "payload").content == b"a,b"
     assert body("application/octet-stream", {"p": b"\xff"}, "payload").content == b"\xff"
-    assert prepared(Operation("POST", "/", (Part("a", "a", "body"),)), {}).content is None
+    assert build_request(ApiOperation("POST", "/", (RequestParameter("a", "a", "body"),)), {}).content is None
     with pytest.raises(ToolCallError, match="cannot be written as JSON"):
         body("application/json", {"a": float("nan")})
 
@@ -117,11 +118,11 @@ def test_multipart_bodies_hold_files_and_fields() -> None:
 
 def test_fields_of_a_form_are_written_as_the_service_wants_them() -> None:
     given = {"card": {"number": 4, "tags": ["a", "b"]}, "to": {"name": "x"}, "ids": [1, 2], "expand": ["y"]}
-    parts = tuple(Part(name, name, "body") for name in given)
-    deep = {name: Part(name, name, "body", style="deepObject") for name in ("card", "expand")}
-    fields = {**deep, "ids": Part("ids", "ids", "body", explode=False)}
-    form = Operation("POST", "/", parts, "application/x-www-form-urlencoded", fields)
-    assert parse_qsl((prepared(form, given).content or b"").decode()) == [
+    parts = tuple(RequestParameter(name, name, "body") for name in given)
+    deep = {name: RequestParameter(name, name, "body", style="deepObject") for name in ("card", "expand")}
+    fields = {**deep, "ids": RequestParameter("ids", "ids", "body", explode=False)}
+    form = ApiOperation("POST", "/", parts, "application/x-www-form-urlencoded", fields)
+    assert parse_qsl((build_request(form, given).content or b"").decode()) == [
         ("card[number]", "4"),
         ("card[tags][0]", "a"),
         ("card[tags][1]", "b"),
@@ -129,8 +130,11 @@ def test_fields_of_a_form_are_written_as_the_service_wants_them() -> None:
         ("ids", "1,2"),
         ("expand[0]", "y"),
     ]
-    kinds = {"card": Part("card", "card", "body", kind="application/vnd.card+json"), "expand": deep["expand"]}
-    sent = prepared(Operation("POST", "/", parts, "multipart/form-data", kinds), given).content or b""
+    kinds = {
+        "card": RequestParameter("card", "card", "body", kind="application/vnd.card+json"),
+        "expand": deep["expand"],
+    }
+    sent = build_request(ApiOperation("POST", "/", parts, "multipart/form-data", kinds), given).content or b""
     for piece in (
         b'name="card"\r\nContent-Type: application/vnd.card+json\r\n\r\n{"number"',
         b'name="to"\r\nContent-Type: application/json\r\n\r\n{"name": "x"}',
@@ -141,15 +145,17 @@ def test_fields_of_a_form_are_written_as_the_service_wants_them() -> None:
 
 
 def test_a_query_that_stands_in_the_path_is_sent() -> None:
-    parts = (Part("city", "city", "path", style="simple"), Part("days", "days", "query"))
-    request = prepared(Operation("GET", "/now?op=all&city={city}#more", parts), {"city": "a&b=c", "days": 2})
+    parts = (RequestParameter("city", "city", "path", style="simple"), RequestParameter("days", "days", "query"))
+    request = build_request(ApiOperation("GET", "/now?op=all&city={city}#more", parts), {"city": "a&b=c", "days": 2})
     assert (request.path, request.query) == ("/now", [("op", "all"), ("city", "a&b=c"), ("days", "2")])
 
 
 def test_what_is_not_given_is_sent_only_when_it_has_a_default() -> None:
-    operation = Operation("GET", "/", (Part("a", "a", "query"), Part("b", "b", "query", default=7)))
-    assert prepared(operation, {}).query == [("b", "7")]
-    assert prepared(operation, {"b": 8}).query == [("b", "8")]
+    operation = ApiOperation(
+        "GET", "/", (RequestParameter("a", "a", "query"), RequestParameter("b", "b", "query", default=7))
+    )
+    assert build_request(operation, {}).query == [("b", "7")]
+    assert build_request(operation, {"b": 8}).query == [("b", "8")]
 
 
 @pytest.mark.parametrize("explode", [False, True])

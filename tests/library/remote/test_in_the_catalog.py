@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from carrel.errors import ToolCallError, ToolNotFoundError
-from carrel.library.tools.catalog import Tools
+from carrel.library.tools.definition_files import tool_files
 from carrel.library.tools.last_seen import LastSeen
-from carrel.library.tools.mcp_servers import McpServer
-from carrel.library.tools.providers import tool_files
+from carrel.library.tools.mcp import McpProvider
+from carrel.library.tools.registry import ToolRegistry
 from carrel.library.tools.secrets import Secrets
 from carrel.storage.memory import MemoryStore
 from tests.library.remote.conftest import SERVERS
@@ -59,7 +59,7 @@ async def test_all_kinds_side_by_side_and_one_that_dies_costs_only_itself(web: S
     }
     for name, text in files.items():
         await store.put(f"tools/{name}", text.encode())
-    tools = Tools(files=[tool_files(store, secrets=secrets)], secrets=secrets, patience=60)
+    tools = ToolRegistry(files=[tool_files(store, secrets=secrets)], secrets=secrets, patience=60)
     try:
         listed = {entry["name"]: entry for entry in await tools.list()}
         assert {"odd.echo", "git.get_repo", "shop.get_pet"} <= set(callable_names([*listed.values()]))
@@ -86,9 +86,11 @@ async def test_all_kinds_side_by_side_and_one_that_dies_costs_only_itself(web: S
         await tools.close()
 
 
-async def test_what_a_server_says_of_its_tools_has_no_secret_in_it(unruly: Callable[..., McpServer]) -> None:
+async def test_what_a_server_says_of_its_tools_has_no_secret_in_it(unruly: Callable[..., McpProvider]) -> None:
     secrets = Secrets({"TOKEN_HERE": "mellon-mellon"})
-    tools = Tools([unruly("telltale", env={"TOKEN": "${TOKEN_HERE}"}, secrets=secrets)], secrets=secrets, patience=60)
+    tools = ToolRegistry(
+        [unruly("telltale", env={"TOKEN": "${TOKEN_HERE}"}, secrets=secrets)], secrets=secrets, patience=60
+    )
     told = [
         await tools.list(),
         await tools.handle("tools.list", [], {}),
@@ -111,7 +113,7 @@ async def test_a_server_is_started_again_when_its_definition_changes_and_only_th
     store, secrets = MemoryStore(), Secrets({})
     server = f"name: odd\ntype: mcp\ncommand: {sys.executable}\nargs: [{SERVERS / 'unruly.py'}, '']\n"
     await store.put("tools/odd.yaml", server.encode())
-    tools = Tools(files=[tool_files(store, secrets=secrets)], secrets=secrets)
+    tools = ToolRegistry(files=[tool_files(store, secrets=secrets)], secrets=secrets)
     try:
         first = await tools.call("odd.do")
         await store.put("tools/other.yaml", b"name: other\ncommand: echo\n")
@@ -124,8 +126,8 @@ async def test_a_server_is_started_again_when_its_definition_changes_and_only_th
         await tools.close()
 
 
-async def test_one_that_is_starting_keeps_nobody_waiting_who_looks_around(unruly: Callable[..., McpServer]) -> None:
-    tools = Tools([unruly("silent", startup_timeout=3)], patience=0.2)
+async def test_one_that_is_starting_keeps_nobody_waiting_who_looks_around(unruly: Callable[..., McpProvider]) -> None:
+    tools = ToolRegistry([unruly("silent", startup_timeout=3)], patience=0.2)
     async with asyncio.timeout(2.5):
         (listed,) = await tools.list()
         assert listed["error"] == "odd is still starting; tools.odd.list() waits until it has said what it has"
@@ -141,16 +143,16 @@ async def test_one_that_is_starting_keeps_nobody_waiting_who_looks_around(unruly
     await tools.close()
 
 
-async def test_one_that_is_still_starting_is_ended_with_the_session(unruly: Callable[..., McpServer]) -> None:
+async def test_one_that_is_still_starting_is_ended_with_the_session(unruly: Callable[..., McpProvider]) -> None:
     server = unruly("silent", startup_timeout=60)
-    tools = Tools([server], patience=0.1)
+    tools = ToolRegistry([server], patience=0.1)
     await tools.list()
     async with asyncio.timeout(20):
         await tools.close()
 
 
-async def test_a_slow_server_is_there_when_it_has_started(unruly: Callable[..., McpServer]) -> None:
-    tools = Tools([unruly()], patience=0.01)
+async def test_a_slow_server_is_there_when_it_has_started(unruly: Callable[..., McpProvider]) -> None:
+    tools = ToolRegistry([unruly()], patience=0.01)
     assert "still starting" in (await tools.list())[0]["error"]
     assert "echo" in {one["name"] for one in await tools.handle("tools.odd.list", [], {})}
     assert "odd.echo" in callable_names(await tools.list())
@@ -158,8 +160,8 @@ async def test_a_slow_server_is_there_when_it_has_started(unruly: Callable[..., 
     await tools.close()
 
 
-async def test_whoever_looks_again_does_not_wait_again(unruly: Callable[..., McpServer]) -> None:
-    tools = Tools([unruly("silent", startup_timeout=60)], patience=2)
+async def test_whoever_looks_again_does_not_wait_again(unruly: Callable[..., McpProvider]) -> None:
+    tools = ToolRegistry([unruly("silent", startup_timeout=60)], patience=2)
     await tools.list()
     # Waiting each time would take twice as long as this, and longer.
     async with asyncio.timeout(20):
@@ -170,8 +172,8 @@ async def test_whoever_looks_again_does_not_wait_again(unruly: Callable[..., Mcp
     await tools.close()
 
 
-async def test_ready_waits_for_all_and_for_those_that_fail(unruly: Callable[..., McpServer]) -> None:
-    tools = Tools([unruly(), unruly("dies")], patience=0.01)
+async def test_ready_waits_for_all_and_for_those_that_fail(unruly: Callable[..., McpProvider]) -> None:
+    tools = ToolRegistry([unruly(), unruly("dies")], patience=0.01)
     await tools.ready()
     async with asyncio.timeout(20):
         assert "odd.echo" in callable_names(await tools.list())
@@ -188,9 +190,9 @@ async def test_what_a_server_had_before_is_shown_while_it_starts(tmp_path: Path)
     )
     await store.put("tools/odd.yaml", text.encode())
 
-    def begun(patience: float) -> Tools:
+    def begun(patience: float) -> ToolRegistry:
         files = [tool_files(store, secrets=secrets)]
-        return Tools(files=files, secrets=secrets, last_seen=LastSeen(store, secrets), patience=patience)
+        return ToolRegistry(files=files, secrets=secrets, last_seen=LastSeen(store, secrets), patience=patience)
 
     first = begun(60)
     listed = await first.list()

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from carrel.errors import ToolCallError, ToolTimeoutError
-from carrel.library.tools.definition_remote import McpDefinition
-from carrel.library.tools.mcp_servers import McpServer
-from carrel.library.tools.seam import Tool
+from carrel.library.tools.definitions import McpDefinition
+from carrel.library.tools.mcp import McpProvider
 from carrel.library.tools.secrets import Secrets
+from carrel.library.tools.tool import Tool
 from tests.library.remote.web import Answer, Asked, Web
 from tests.ports import free_port
 
@@ -23,12 +23,12 @@ ECHO = Tool(name="far.echo", timeout=60)
 @pytest.fixture
 async def far() -> Any:
     """A provider of whatever is at a URL."""
-    made: list[McpServer] = []
+    made: list[McpProvider] = []
 
-    def make(url: str, environment: dict[str, str] | None = None, **fields: Any) -> McpServer:
+    def make(url: str, environment: dict[str, str] | None = None, **fields: Any) -> McpProvider:
         fields = {"transport": "http", "startup_timeout": 60} | fields
         secrets = Secrets({"KEY": "mellon-mellon"} if environment is None else environment)
-        made.append(McpServer(McpDefinition(name="far", type="mcp", url=url, **fields), secrets, patience=1))
+        made.append(McpProvider(McpDefinition(name="far", type="mcp", url=url, **fields), secrets, patience=1))
         return made[-1]
 
     yield make

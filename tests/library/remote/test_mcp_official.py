@@ -6,19 +6,19 @@ from pathlib import Path
 import pytest
 
 from carrel.errors import ToolCallError, ToolTimeoutError
-from carrel.library.tools.mcp_servers import McpServer
-from carrel.library.tools.seam import Tool, ToolProvider
+from carrel.library.tools.mcp import McpProvider
+from carrel.library.tools.tool import Tool, ToolProvider
 from tests.library.remote.conftest import until
 
 EVERY_TRANSPORT = pytest.mark.parametrize("official", ["stdio", "http", "sse"], indirect=True)
 
 
-async def tools_of(server: McpServer) -> dict[str, Tool]:
+async def tools_of(server: McpProvider) -> dict[str, Tool]:
     return {tool.name.partition(".")[2]: tool for tool in await server.definitions()}
 
 
 @EVERY_TRANSPORT
-async def test_everything_a_server_answers_is_data(official: McpServer, tmp_path: Path) -> None:
+async def test_everything_a_server_answers_is_data(official: McpProvider, tmp_path: Path) -> None:
     assert isinstance(official, ToolProvider)
     tools = await tools_of(official)
     assert tools["moved"].description == "Move a point."
@@ -57,7 +57,7 @@ async def test_everything_a_server_answers_is_data(official: McpServer, tmp_path
 
 @EVERY_TRANSPORT
 async def test_a_call_that_takes_too_long_is_cancelled_at_the_server_and_others_go_on(
-    official: McpServer, tmp_path: Path
+    official: McpProvider, tmp_path: Path
 ) -> None:
     tools = await tools_of(official)
     mark = tmp_path / "mark"
@@ -68,7 +68,7 @@ async def test_a_call_that_takes_too_long_is_cancelled_at_the_server_and_others_
     assert await official.call(tools["say_hello"], {"name": "Ada"}) == "hello Ada"
 
 
-async def test_a_server_that_says_it_has_other_tools_now_is_asked_again(official: McpServer) -> None:
+async def test_a_server_that_says_it_has_other_tools_now_is_asked_again(official: McpProvider) -> None:
     before = await official.definitions()
     assert await official.definitions() is before
     assert await official.call((await tools_of(official))["grow"], {}) == "grown"

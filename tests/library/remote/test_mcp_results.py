@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from carrel.errors import ToolCallError
-from carrel.library.tools.mcp_mending import mended
-from carrel.library.tools.mcp_results import complaint_of, value_of
+from carrel.library.tools.mcp import complaint_of, value_of
+from carrel.library.tools.mcp_connection import mended
 
 PICTURE = {"type": "image", "mimeType": "image/png", "data": "iVBORw=="}
 AS_DATA = {"type": "image", "mime_type": "image/png", "data": b"\x89PNG"}

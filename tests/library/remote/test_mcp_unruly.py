@@ -9,18 +9,18 @@ from pathlib import Path
 import pytest
 
 from carrel.errors import ConfigurationError, ToolCallError, ToolTimeoutError
-from carrel.library.tools.mcp_servers import McpServer
-from carrel.library.tools.seam import Tool
+from carrel.library.tools.mcp import McpProvider
 from carrel.library.tools.secrets import Secrets
+from carrel.library.tools.tool import Tool
 from tests.library.remote.conftest import alive, open_files, until
 
-Make = Callable[..., McpServer]
+Make = Callable[..., McpProvider]
 ECHO = Tool(name="odd.echo", timeout=60)
 DO = Tool(name="odd.do", timeout=100)
 HURRIED = Tool(name="odd.do", timeout=0.3)
 
 
-async def pid_of(server: McpServer) -> int:
+async def pid_of(server: McpProvider) -> int:
     return int(str(await server.call(DO, {})).removeprefix("pid "))
 
 

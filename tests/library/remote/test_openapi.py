@@ -13,11 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from carrel.errors import ConfigurationError, ToolCallError
-from carrel.library.tools.definition_remote import OpenApiDefinition
-from carrel.library.tools.openapi import OpenApi
-from carrel.library.tools.openapi_operations import read
-from carrel.library.tools.seam import Tool, ToolProvider
+from carrel.library.tools.definitions import OpenApiDefinition
+from carrel.library.tools.openapi import OpenApiProvider, read
 from carrel.library.tools.secrets import Secrets
+from carrel.library.tools.tool import Tool, ToolProvider
 from tests.library.remote.web import Answer, Asked, Web
 
 Serve = Callable[[Callable[[Asked], Answer]], Web]
@@ -25,11 +24,11 @@ SHOP = (Path(__file__).parent / "shop.yaml").read_bytes()
 
 
 @pytest.fixture
-async def shop() -> AsyncIterator[Callable[..., OpenApi]]:
+async def shop() -> AsyncIterator[Callable[..., OpenApiProvider]]:
     """A provider of the shop, or of another description."""
-    made: list[OpenApi] = []
+    made: list[OpenApiProvider] = []
 
-    def make(data: bytes | str | dict[str, Any] = SHOP, **fields: Any) -> OpenApi:
+    def make(data: bytes | str | dict[str, Any] = SHOP, **fields: Any) -> OpenApiProvider:
         content = (
             json.dumps(data).encode() if isinstance(data, dict) else data.encode() if isinstance(data, str) else data
         )
@@ -40,7 +39,7 @@ async def shop() -> AsyncIterator[Callable[..., OpenApi]]:
             return content
 
         fields = {"name": "shop", "type": "openapi", "spec": "./shop.yaml", "headers": {"X-Api-Key": "${KEY}"}} | fields
-        made.append(OpenApi(OpenApiDefinition(**fields), Secrets({"KEY": "mellon-mellon"}), read=read))
+        made.append(OpenApiProvider(OpenApiDefinition(**fields), Secrets({"KEY": "mellon-mellon"}), read=read))
         return made[-1]
 
     yield make
@@ -48,7 +47,7 @@ async def shop() -> AsyncIterator[Callable[..., OpenApi]]:
         await provider.close()
 
 
-async def tools_of(provider: OpenApi) -> dict[str, Tool]:
+async def tools_of(provider: OpenApiProvider) -> dict[str, Tool]:
     return {tool.name.partition(".")[2]: tool for tool in await provider.definitions()}
 
 

@@ -1,19 +1,19 @@
-"""Tools for tests, made from the text of a definition."""
+"""ToolRegistry for tests, made from the text of a definition."""
 
 from typing import Any
 
-from carrel.library.tools.catalog import Tools
-from carrel.library.tools.cli import Program
-from carrel.library.tools.definition import parse
-from carrel.library.tools.definition_local import CliDefinition
-from carrel.library.tools.programs import Runner
+from carrel.library.tools.cli import CliProvider
+from carrel.library.tools.definition_files import parse
+from carrel.library.tools.definitions import CliDefinition
+from carrel.library.tools.registry import ToolRegistry
 from carrel.library.tools.secrets import Secrets
+from carrel.processes import Runner
 
 
-def program(text: str, *, secrets: Secrets | None = None, sandbox: Runner | None = None) -> Program:
+def program(text: str, *, secrets: Secrets | None = None, sandbox: Runner | None = None) -> CliProvider:
     definition = parse(text.encode(), "tools/test.yaml")
     assert isinstance(definition, CliDefinition)
-    return Program(definition, secrets or Secrets({}), sandbox=sandbox)
+    return CliProvider(definition, secrets or Secrets({}), sandbox=sandbox)
 
 
 def callable_names(entries: list[dict[str, Any]]) -> list[str]:
@@ -25,7 +25,7 @@ def callable_names(entries: list[dict[str, Any]]) -> list[str]:
     return names
 
 
-def catalog(*texts: str, environment: dict[str, str] | None = None, **settings: Any) -> Tools:
+def catalog(*texts: str, environment: dict[str, str] | None = None, **settings: Any) -> ToolRegistry:
     """The tools of some CLI definitions; `environment` is what `${NAME}` stands for."""
     secrets = Secrets(environment or {})
-    return Tools([program(text, secrets=secrets) for text in texts], secrets=secrets, **settings)
+    return ToolRegistry([program(text, secrets=secrets) for text in texts], secrets=secrets, **settings)

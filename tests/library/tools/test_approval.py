@@ -10,7 +10,7 @@ import pytest
 
 from carrel.errors import ToolCallError, ToolRefusedError
 from carrel.library.tools.approval import ApprovalRequest, Approve, Refuse
-from carrel.library.tools.catalog import Tools
+from carrel.library.tools.registry import ToolRegistry
 from tests.library.tools.making import catalog
 
 ECHO = """\
@@ -24,7 +24,7 @@ recipes: {hello: {preset: {text: hello}, approval: never}}
 """
 
 
-def asking(answer: Any) -> Tools:
+def asking(answer: Any) -> ToolRegistry:
     return catalog(ECHO, approve=lambda request: answer)
 
 

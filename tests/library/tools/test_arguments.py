@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from carrel.errors import ToolCallError
-from carrel.library.tools.arguments import Checker, bound, plain
-from carrel.library.tools.seam import Tool
+from carrel.library.tools.arguments import ArgumentValidator, bind_arguments, to_json_value
+from carrel.library.tools.tool import Tool
 
 BOX = {"type": "object", "properties": {"w": {"type": "integer"}}, "required": ["w"], "additionalProperties": False}
 TOOL = Tool(
@@ -33,21 +33,21 @@ TOOL = Tool(
 
 
 def checked(arguments: dict[str, Any], tool: Tool = TOOL) -> dict[str, Any]:
-    return Checker(tool).checked(arguments)
+    return ArgumentValidator(tool).checked(arguments)
 
 
 def test_positional_arguments_get_their_names() -> None:
-    assert bound(TOOL, ["a", 2], {"how": "fast"}) == {"what": "a", "count": 2, "how": "fast"}
+    assert bind_arguments(TOOL, ["a", 2], {"how": "fast"}) == {"what": "a", "count": 2, "how": "fast"}
     with pytest.raises(ToolCallError, match="pack: 3 arguments without a name, and it takes only what, count"):
-        bound(TOOL, [1, 2, 3], {})
+        bind_arguments(TOOL, [1, 2, 3], {})
     with pytest.raises(ToolCallError, match="pack: what is given twice"):
-        bound(TOOL, ["a"], {"what": "b"})
+        bind_arguments(TOOL, ["a"], {"what": "b"})
 
 
 def test_required_arguments_are_filled_first_as_the_signature_shows() -> None:
     schema = {"type": "object", "properties": {"a": {}, "b": {}}, "required": ["b"]}
     tool = Tool(name="x", parameters=schema, positional=("a", "b"))
-    assert bound(tool, [1, 2], {}) == {"b": 1, "a": 2}
+    assert bind_arguments(tool, [1, 2], {}) == {"b": 1, "a": 2}
 
 
 @pytest.mark.parametrize(
@@ -102,7 +102,7 @@ def test_values_become_plain_data() -> None:
         "price": Decimal("1.5"),
         3: None,
     }
-    assert plain(given) == {
+    assert to_json_value(given) == {
         "path": "/a/b",
         "when": "2024-02-29",
         "pair": [1, [2]],

@@ -8,10 +8,11 @@ import pytest
 
 from carrel.errors import ConfigurationError, ToolCallError, ToolNotFoundError, ToolTimeoutError
 from carrel.library.search import Index
-from carrel.library.tools.catalog import Tools
-from carrel.library.tools.python_functions import register
-from carrel.library.tools.seam import Stream, Tool, ToolProvider
+from carrel.library.tools.python import register
+from carrel.library.tools.registry import ToolRegistry
 from carrel.library.tools.secrets import Secrets
+from carrel.library.tools.tool import Tool, ToolProvider
+from carrel.processes import OnOutput
 from tests.library.tools.making import callable_names, catalog
 from tests.library.tools.test_definition import CURL
 
@@ -36,7 +37,7 @@ class Servant:
             raise self.fails
         return self.tools
 
-    async def call(self, tool: Tool, arguments: Mapping[str, Any], stream: Stream | None = None) -> Any:
+    async def call(self, tool: Tool, arguments: Mapping[str, Any], stream: OnOutput | None = None) -> Any:
         if isinstance(self.answers, Exception):
             raise self.answers
         return self.answers
@@ -88,7 +89,7 @@ async def test_code_inside_lists_searches_describes_and_calls() -> None:
 
 
 async def test_a_tool_that_is_called_list_is_called() -> None:
-    tools = Tools([Servant("box", "box.list", answers=["a"])])
+    tools = ToolRegistry([Servant("box", "box.list", answers=["a"])])
     assert await tools.handle("tools.box.list", [], {}) == ["a"]
 
 
@@ -112,12 +113,12 @@ async def test_what_is_not_there_is_told_with_what_is_near(name: str, told: str)
 
 
 async def test_names_with_a_dash_are_found() -> None:
-    tools = Tools([Servant("box", "box.open_it")])
+    tools = ToolRegistry([Servant("box", "box.open_it")])
     assert await tools.call("box.open-it") == "yes"
 
 
 async def test_a_tool_in_the_place_of_another_is_told_of_once(caplog: pytest.LogCaptureFixture) -> None:
-    tools = Tools([Servant("box", "box.open", "box.shut")])
+    tools = ToolRegistry([Servant("box", "box.open", "box.shut")])
     tools.add(Servant("box", "box.open"))
     for _ in range(2):
         assert callable_names(await tools.list()) == ["box.open", "box.shut"]
@@ -147,7 +148,7 @@ async def test_a_provider_that_fails_costs_its_own_tools_only(fails: Exception) 
 
 async def test_one_that_failed_is_tried_again_when_it_is_called_and_not_when_somebody_looks_around() -> None:
     servant = Servant("box", "box.open", fails=OSError("not yet"))
-    tools = Tools([servant])
+    tools = ToolRegistry([servant])
     for _ in range(3):
         await tools.list()
     assert servant.asked == 1
@@ -158,7 +159,7 @@ async def test_one_that_failed_is_tried_again_when_it_is_called_and_not_when_som
 
 async def test_those_who_wait_for_one_that_fails_share_its_answer() -> None:
     servant = Servant("box", fails=OSError("no"))
-    tools = Tools([servant])
+    tools = ToolRegistry([servant])
     ended = await asyncio.gather(*(tools.call("box.open") for _ in range(20)), return_exceptions=True)
     assert all(isinstance(problem, ToolCallError) for problem in ended)
     assert servant.asked < 20
@@ -166,7 +167,7 @@ async def test_those_who_wait_for_one_that_fails_share_its_answer() -> None:
 
 async def test_what_a_provider_has_may_change() -> None:
     servant = Servant("box", "box.open")
-    tools = Tools([servant])
+    tools = ToolRegistry([servant])
     assert callable_names(await tools.list()) == ["box.open"]
     servant.tools = [Tool(name="box.shut")]
     assert callable_names(await tools.list()) == ["box.shut"]
@@ -186,7 +187,7 @@ async def test_whatever_a_provider_raises_is_an_error_of_the_call(
     answers: Exception, error: type[Exception], told: str
 ) -> None:
     with pytest.raises(error) as raised:
-        await Tools([Servant("box", "box.open", answers=answers)]).call("box.open")
+        await ToolRegistry([Servant("box", "box.open", answers=answers)]).call("box.open")
     assert str(raised.value) == told
     assert type(raised.value) is error
 
@@ -194,7 +195,7 @@ async def test_whatever_a_provider_raises_is_an_error_of_the_call(
 async def test_secrets_are_in_no_result_no_error_and_no_stream() -> None:
     secrets = Secrets({"KEY": "hunter2"})
     servant = Servant("box", "box.open", answers={"token": "hunter2", "all": [b"hunter2"]})
-    tools = Tools([servant], secrets=secrets)
+    tools = ToolRegistry([servant], secrets=secrets)
     secrets.fill("${KEY}")
     assert await tools.call("box.open") == {"token": "${KEY}", "all": [b"${KEY}"]}
     servant.answers = ToolCallError("401 for hunter2")
@@ -212,14 +213,14 @@ async def test_closing_ends_every_provider_also_when_one_fails() -> None:
             raise OSError("will not")
 
     servants = [Stubborn("a"), Servant("b")]
-    tools = Tools(servants)
+    tools = ToolRegistry(servants)
     with pytest.raises(OSError, match="will not"):
         await tools.close()
     assert [servant.closed for servant in servants] == [1, 1]
 
 
 async def test_of_two_of_one_name_the_later_is_called() -> None:
-    tools = Tools([Servant("box", "box.open", "box.shut", answers="old")])
+    tools = ToolRegistry([Servant("box", "box.open", "box.shut", answers="old")])
     tools.add(Servant("box", "box.open", answers="new"))
     assert await tools.call("box.open") == "new"
     assert await tools.call("box.shut") == "old"
@@ -275,11 +276,11 @@ async def test_describe_puts_what_fits_the_task_first_and_keeps_its_length() -> 
         return city
 
     index = Index(None, "search/tools", embedder=None)
-    tools = Tools([*(register(make(number)) for number in range(300)), register(weather)], index=index)
+    tools = ToolRegistry([*(register(make(number)) for number in range(300)), register(weather)], index=index)
     plain = await tools.describe(limit=3000)
     assert len(plain) <= 3000
     assert "more tools" in plain
     fitting = await tools.describe("what is the weather like?", limit=3000)
     assert len(fitting) <= 3000
     assert fitting.splitlines()[2] == 'def weather(city: str) -> str: "Tell the weather of a city."'
-    assert await Tools().describe() == ""
+    assert await ToolRegistry().describe() == ""

@@ -15,13 +15,11 @@ from typing import Any
 import pytest
 
 from carrel.errors import ConfigurationError, ToolCallError, ToolNotFoundError, ToolTimeoutError
-from carrel.library.tools.bounded import LIMIT
-from carrel.library.tools.catalog import Tools
 from carrel.library.tools.cli import words_for
-from carrel.library.tools.definition import parse
-from carrel.library.tools.definition_local import CliDefinition
-from carrel.library.tools.programs import Ended
-from carrel.library.tools.seam import Stream
+from carrel.library.tools.definition_files import parse
+from carrel.library.tools.definitions import CliDefinition
+from carrel.library.tools.registry import ToolRegistry
+from carrel.processes import LIMIT, OnOutput, ProcessResult
 from tests.library.tools.making import catalog, program
 from tests.library.tools.test_definition import CURL
 
@@ -366,13 +364,13 @@ async def test_a_program_that_runs_in_the_sandbox_goes_through_the_runner(tmp_pa
         env: Mapping[str, str] | None = None,
         cwd: str | None = None,
         timeout: float | None = None,
-        stream: Stream | None = None,
-    ) -> Ended:
+        stream: OnOutput | None = None,
+    ) -> ProcessResult:
         asked.append((list(argv), stdin, dict(env or {}), cwd, timeout))
-        return Ended(exit_code=0, stdout=b"from inside\n", stderr="")
+        return ProcessResult(exit_code=0, stdout=b"from inside\n", stderr="")
 
     text = "name: ls\ncommand: ls\nruns: sandbox\ncwd: src\nstdin: text\nenv: {A: b}\ntimeout: 7\n"
-    tools = Tools([program(text, sandbox=inside)])
+    tools = ToolRegistry([program(text, sandbox=inside)])
     assert await tools.call("ls", {"text": "x"}) == "from inside\n"
     assert asked == [(["ls"], b"x", {"A": "b"}, "src", 7)]
     with pytest.raises(ConfigurationError, match="runs: sandbox, and no sandbox is there"):

@@ -3,9 +3,14 @@
 import pytest
 
 from carrel.errors import ConfigurationError
-from carrel.library.tools.definition import LONGEST, parse
-from carrel.library.tools.definition_local import CliDefinition, PythonDefinition
-from carrel.library.tools.definition_remote import HttpDefinition, McpDefinition, OpenApiDefinition
+from carrel.library.tools.definition_files import LONGEST, parse
+from carrel.library.tools.definitions import (
+    CliDefinition,
+    HttpDefinition,
+    McpDefinition,
+    OpenApiDefinition,
+    PythonDefinition,
+)
 
 CURL = """\
 name: curl

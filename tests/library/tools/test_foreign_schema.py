@@ -5,11 +5,10 @@ from typing import Any
 
 import pytest
 
-from carrel.library.tools.arguments import Checker
-from carrel.library.tools.foreign_schema import DEEPEST, LONGEST_TEXT, Parts, taken
-from carrel.library.tools.python_types import Work, python_type
-from carrel.library.tools.seam import Tool
+from carrel.library.tools.arguments import ArgumentValidator
+from carrel.library.tools.schema_types import DEEPEST, LONGEST_TEXT, SizeBudget, Work, bounded_schema, python_type
 from carrel.library.tools.stubs import describe, parameters_of, signature_of
+from carrel.library.tools.tool import Tool
 
 
 def twice(k: int) -> dict[str, Any]:
@@ -65,11 +64,11 @@ def test_a_chain_of_references_is_not_followed_for_ever() -> None:
 
 
 def test_arguments_are_checked_without_going_all_the_ways() -> None:
-    Checker(doubling(both)).checked({"a": "x"})
+    ArgumentValidator(doubling(both)).checked({"a": "x"})
     deep: Any = 5
     for _ in range(11):
         deep = [deep]
-    Checker(doubling(either)).checked({"a": deep})
+    ArgumentValidator(doubling(either)).checked({"a": deep})
 
 
 def test_expressions_are_left_to_whoever_has_the_tool() -> None:
@@ -84,14 +83,14 @@ def test_expressions_are_left_to_whoever_has_the_tool() -> None:
         "patternProperties": {"^x-": {"type": "string"}},
         "required": ["a"],
     }
-    kept = taken(schema, Parts())
+    kept = bounded_schema(schema, SizeBudget())
     assert kept["properties"] == {
         "a": {"type": "string"},
         "pattern": {"type": "string", "description": "to look for"},
         "b": {"type": "array", "items": {"anyOf": [{}, {"type": "null"}]}},
         "c": {"additionalProperties": True},
     }
-    checker = Checker(Tool(name="t", parameters=kept))
+    checker = ArgumentValidator(Tool(name="t", parameters=kept))
     assert checker.checked({"a": "a" * 50 + "!", "x-more": "1"}) == {"a": "a" * 50 + "!", "x-more": "1"}
 
 
@@ -99,11 +98,11 @@ def test_depth_number_and_length_are_bounded() -> None:
     deep: dict[str, Any] = {"type": "string"}
     for _ in range(5000):
         deep = {"items": deep}
-    assert str(taken(deep, Parts())).count("items") == DEEPEST + 1
+    assert str(bounded_schema(deep, SizeBudget())).count("items") == DEEPEST + 1
     wide = {"properties": {f"p{n}": {"type": "string"} for n in range(1000)}}
-    assert str(taken(wide, Parts(100))).count("string") < 100
-    said = taken({"description": "w " * 7_000_000, "default": "x" * 100_000}, Parts())
+    assert str(bounded_schema(wide, SizeBudget(100))).count("string") < 100
+    said = bounded_schema({"description": "w " * 7_000_000, "default": "x" * 100_000}, SizeBudget())
     assert len(said["description"]) == LONGEST_TEXT + 1
     assert "default" not in said
     data = {"enum": ["a"], "default": {"pattern": "kept, for it is data"}}
-    assert taken(data, Parts()) == data
+    assert bounded_schema(data, SizeBudget()) == data

@@ -9,7 +9,7 @@ import pytest
 
 from carrel.execution.in_process import InProcessExecutor
 from carrel.library.tools.approval import ApprovalRequest
-from carrel.library.tools.catalog import Tools
+from carrel.library.tools.registry import ToolRegistry
 from tests.library.tools.making import catalog
 from tests.library.tools.test_cli import gone, until_there
 
@@ -19,11 +19,11 @@ SHELL = "name: sh\ncommand: [sh, -c]\nschema: {positional: [{name: script, requi
 
 
 @pytest.fixture
-async def session() -> AsyncIterator[Callable[[Tools], InProcessExecutor]]:
+async def session() -> AsyncIterator[Callable[[ToolRegistry], InProcessExecutor]]:
     """An executor whose code has these tools."""
     executor = InProcessExecutor()
 
-    def with_tools(tools: Tools) -> InProcessExecutor:
+    def with_tools(tools: ToolRegistry) -> InProcessExecutor:
         executor.handlers["tools"] = tools.handle
         return executor
 
@@ -31,7 +31,7 @@ async def session() -> AsyncIterator[Callable[[Tools], InProcessExecutor]]:
     await executor.close()
 
 
-Open = Callable[[Tools], InProcessExecutor]
+Open = Callable[[ToolRegistry], InProcessExecutor]
 
 
 async def value(executor: InProcessExecutor, code: str) -> Any:

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from carrel.library.tools.names import python_name, python_names
+from carrel.library.names import python_name, python_names
 
 
 def test_names_as_code_writes_them() -> None:

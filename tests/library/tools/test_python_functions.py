@@ -17,10 +17,10 @@ from pydantic import BaseModel, Field
 from typing_extensions import TypedDict
 
 from carrel.errors import ConfigurationError, ToolCallError, ToolNotFoundError, ToolTimeoutError
-from carrel.library.tools.catalog import Tools
-from carrel.library.tools.definition import parse
-from carrel.library.tools.definition_local import PythonDefinition
-from carrel.library.tools.python_functions import PythonModule, register
+from carrel.library.tools.definition_files import parse
+from carrel.library.tools.definitions import PythonDefinition
+from carrel.library.tools.python import ModuleProvider, register
+from carrel.library.tools.registry import ToolRegistry
 from tests.library.tools.making import callable_names
 
 
@@ -36,7 +36,7 @@ def mean(numbers: list[float], trim: int = 0) -> float:
 
 
 async def told(function: Any, **settings: Any) -> dict[str, Any]:
-    [one] = await Tools([register(function, **settings)]).list()
+    [one] = await ToolRegistry([register(function, **settings)]).list()
     return one
 
 
@@ -65,7 +65,7 @@ async def test_hints_and_docstring_say_what_it_takes() -> None:
 
 
 async def test_it_is_called_with_and_without_names() -> None:
-    tools = Tools([register(mean)])
+    tools = ToolRegistry([register(mean)])
     assert await tools.call("mean", {"numbers": [1, 2, 6]}) == 3
     assert await tools.handle("tools.mean", [[1, 2, 6, 100], 1], {}) == 4
     with pytest.raises(ToolCallError, match=r"mean: numbers\[1\] must be float, not str 'x'"):
@@ -82,7 +82,7 @@ async def test_what_it_yields_is_a_list() -> None:
         for number in range(upto):
             yield number
 
-    tools = Tools([register(count), register(count_slowly)])
+    tools = ToolRegistry([register(count), register(count_slowly)])
     for name in ("count", "count_slowly"):
         assert await tools.call(name, {"upto": 3}) == [0, 1, 2]
         with pytest.raises(ToolCallError, match="it yields more than 100,000 items"):
@@ -90,7 +90,7 @@ async def test_what_it_yields_is_a_list() -> None:
 
 
 async def test_a_failure_is_told_and_harms_nobody() -> None:
-    tools = Tools([register(mean)])
+    tools = ToolRegistry([register(mean)])
     with pytest.raises(ToolCallError, match="mean failed: ZeroDivisionError: division by zero") as raised:
         await tools.call("mean", {"numbers": []})
     assert isinstance(raised.value.__cause__, ZeroDivisionError)
@@ -99,7 +99,7 @@ async def test_a_failure_is_told_and_harms_nobody() -> None:
         raise StopIteration("odd")
 
     with pytest.raises(ToolCallError, match="stop failed: RuntimeError"):
-        await Tools([register(stop)]).call("stop")
+        await ToolRegistry([register(stop)]).call("stop")
 
 
 async def test_values_arrive_as_the_types_say() -> None:
@@ -128,7 +128,7 @@ async def test_values_arrive_as_the_types_say() -> None:
         seen.append((at, size, when, file, extra, how, count))
         return Point(x=at.x + 1)
 
-    tools = Tools([register(place)])
+    tools = ToolRegistry([register(place)])
     arguments = {
         "at": {"x": 1},
         "size": {"w": 2},
@@ -156,7 +156,7 @@ async def test_a_plain_function_may_block_and_the_others_go_on() -> None:
         barrier.wait()
         return threading.get_ident() != loop_thread
 
-    tools = Tools([register(meet)])
+    tools = ToolRegistry([register(meet)])
     assert all(await asyncio.gather(*(tools.call("meet") for _ in range(30))))
 
 
@@ -173,8 +173,8 @@ async def test_an_async_function_runs_on_the_loop_and_is_cancelled_with_its_call
             raise
         return "done"
 
-    tools = Tools([register(wait, timeout=0.05)])
-    patient = Tools([register(wait, timeout=None)])
+    tools = ToolRegistry([register(wait, timeout=0.05)])
+    patient = ToolRegistry([register(wait, timeout=None)])
     assert await patient.call("wait", {"seconds": 0}) == "done"
     with pytest.raises(ToolTimeoutError, match=r"wait took longer than 0\.05 s"):
         await tools.call("wait", {"seconds": 60})
@@ -196,7 +196,7 @@ async def test_a_plain_function_that_never_ends_costs_its_caller_the_timeout() -
         release.wait(60)
 
     with pytest.raises(ToolTimeoutError, match="hang took longer"):
-        await Tools([register(hang, timeout=0.05)]).call("hang")
+        await ToolRegistry([register(hang, timeout=0.05)]).call("hang")
     release.set()
 
 
@@ -205,7 +205,7 @@ async def test_a_timeout_of_its_own_is_a_failure_and_not_our_timeout() -> None:
         raise TimeoutError("the other side is slow")
 
     with pytest.raises(ToolCallError, match="fetch failed: TimeoutError: the other side is slow") as raised:
-        await Tools([register(fetch)]).call("fetch")
+        await ToolRegistry([register(fetch)]).call("fetch")
     assert not isinstance(raised.value, ToolTimeoutError)
 
 
@@ -223,7 +223,7 @@ async def test_methods_partials_and_callable_objects_are_functions_too() -> None
             return by
 
     counter = Counter()
-    tools = Tools(
+    tools = ToolRegistry(
         [
             register(counter.add),
             register(counter, name="counter"),
@@ -244,7 +244,7 @@ async def test_odd_parameters() -> None:
     def odd(first: int, /, copy: str = "c", *, class_: str = "k", **more: Any) -> list[Any]:
         return [first, copy, class_, more]
 
-    tools = Tools([register(odd)])
+    tools = ToolRegistry([register(odd)])
     assert await tools.call("odd", {"first": 1, "schema": 2}) == [1, "c", "k", {"schema": 2}]
     assert await tools.handle("tools.odd", [5, "d"], {"class_": "x"}) == [5, "d", "x", {}]
 
@@ -263,7 +263,7 @@ async def test_context_of_the_caller_reaches_the_thread() -> None:
         return user.get()
 
     user.set("me")
-    assert await Tools([register(who)]).call("who") == "me"
+    assert await ToolRegistry([register(who)]).call("who") == "me"
 
 
 # --- modules ----------------------------------------------------------------------------------------------------------
@@ -297,10 +297,10 @@ def module(tmp_path: Path) -> Iterator[str]:
     sys.modules.pop(name, None)
 
 
-def module_tools(text: str) -> Tools:
+def module_tools(text: str) -> ToolRegistry:
     definition = parse(text.encode(), "tools/stats.yaml")
     assert isinstance(definition, PythonDefinition)
-    return Tools([PythonModule(definition)])
+    return ToolRegistry([ModuleProvider(definition)])
 
 
 async def test_the_public_functions_of_a_module_are_tools(module: str) -> None:
@@ -343,7 +343,7 @@ async def test_values_arrive_as_they_are_where_no_hint_says_otherwise() -> None:
     def take(value, text: str = "", exact: decimal.Decimal | None = None, numbers: list[int] | None = None, **more):  # type: ignore[no-untyped-def]
         got.append((value, text, exact, numbers, more))
 
-    tools = Tools([register(take)])
+    tools = ToolRegistry([register(take)])
     day = datetime.date(2026, 2, 3)
     for value in (
         (1, (2,)),
@@ -382,7 +382,7 @@ async def test_a_plain_function_around_an_async_one_is_called_as_it_is() -> None
     def waited_for(x: int) -> int:
         return asyncio.run(double(x))
 
-    tools = Tools()
+    tools = ToolRegistry()
     for name, function in {"cached": cached, "passed_on": passed_on, "waited_for": waited_for}.items():
         tools.add(register(function, name=name))
     assert await tools.call("cached", {"x": 1}) == 41

@@ -5,10 +5,9 @@ from pathlib import Path
 import pytest
 
 from carrel.errors import ConfigurationError
-from carrel.library.tools import reading
-from carrel.library.tools.catalog import Tools
-from carrel.library.tools.providers import tool_files
-from carrel.library.tools.reading import read_definitions
+from carrel.library.tools import definition_files
+from carrel.library.tools.definition_files import read_definitions, tool_files
+from carrel.library.tools.registry import ToolRegistry
 from carrel.library.tools.secrets import Secrets
 from carrel.storage.files.store import FileStore
 from tests.library.tools.making import callable_names
@@ -40,7 +39,7 @@ async def test_all_files_below_tools_are_read(place: Place) -> None:
 async def test_tools_from_a_store_can_be_called_and_are_shared(place: Place) -> None:
     await place.open().put("tools/echo.yaml", ECHO)
     secrets = Secrets({})
-    tools = Tools(files=[tool_files(place.open(), secrets=secrets)], secrets=secrets)
+    tools = ToolRegistry(files=[tool_files(place.open(), secrets=secrets)], secrets=secrets)
     assert await tools.call("echo", {"text": "a"}) == "a\n"
     await tools.close()
 
@@ -68,11 +67,11 @@ async def test_a_name_that_stands_in_two_files_is_told(place: Place) -> None:
 async def test_what_another_process_has_read_is_not_read_again(place: Place) -> None:
     store = place.open()
     await store.put("tools/curl.yaml", CURL.encode())
-    reading._parsed.clear()
+    definition_files._parsed.clear()
     first = await read_definitions(store)
     kept = await store.get("library/tools/parsed.json")
     assert kept is not None
-    reading._parsed.clear()
+    definition_files._parsed.clear()
     assert (await read_definitions(place.open())).by_file == first.by_file
     assert await store.get("library/tools/parsed.json") == kept
 
@@ -82,7 +81,7 @@ async def test_a_damaged_cache_costs_nothing_but_time(tmp_path: Path, damage: by
     store = FileStore(tmp_path)
     await store.put("tools/curl.yaml", CURL.encode())
     await store.put("library/tools/parsed.json", damage)
-    reading._parsed.clear()
+    definition_files._parsed.clear()
     assert [definition.name for definition in (await read_definitions(store)).by_file.values()] == ["curl"]
 
 
@@ -100,7 +99,7 @@ async def test_a_description_of_a_service_beside_its_definition_is_no_definition
     await store.put("tools/shop.yaml", b"name: shop\ntype: openapi\nspec: ./shop.openapi.yaml\n")
     await store.put("tools/shop.openapi.yaml", SPEC)
     secrets = Secrets({})
-    tools = Tools(files=[tool_files(store, secrets=secrets)], secrets=secrets)
+    tools = ToolRegistry(files=[tool_files(store, secrets=secrets)], secrets=secrets)
     assert callable_names(await tools.list()) == ["shop.list_items"]
     await tools.close()
 
@@ -110,7 +109,7 @@ async def test_a_file_that_a_definition_names_and_nobody_has_costs_that_tool(pla
     await store.put("tools/shop.yaml", b"name: shop\ntype: openapi\nspec: ../../../etc/shop.json\n")
     await store.put("tools/echo.yaml", ECHO)
     secrets = Secrets({})
-    tools = Tools(files=[tool_files(store, secrets=secrets)], secrets=secrets)
+    tools = ToolRegistry(files=[tool_files(store, secrets=secrets)], secrets=secrets)
     listed = await tools.list()
     assert [one["name"] for one in listed] == ["echo", "shop"]
     assert "shop cannot be used" in listed[1]["error"]

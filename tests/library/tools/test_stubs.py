@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from carrel.library.tools.python_types import python_type
-from carrel.library.tools.renaming import renamed
-from carrel.library.tools.seam import Tool
+from carrel.library.names import with_python_names
+from carrel.library.tools.schema_types import python_type
 from carrel.library.tools.stubs import describe, first_sentence, group_stub, parameters_of, signature_of, stub
+from carrel.library.tools.tool import Tool
 
 PUBLIC = sorted((Path(__file__).parents[3] / "bench" / "data" / "mcp_tools").glob("*.json"))
 
@@ -28,7 +28,7 @@ def public(path: Path) -> list[Tool]:
             parameters=parameters,
             positional=tuple(parameters["properties"]),
         )
-        for one, parameters in ((one, renamed(one["inputSchema"])[0]) for one in said)
+        for one, parameters in ((one, with_python_names(one["inputSchema"])[0]) for one in said)
     ]
 
 

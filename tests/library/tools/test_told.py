@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from carrel.library.tools.seam import Tool
+from carrel.library.tools.schema_types import told, without_signature
 from carrel.library.tools.stubs import group_stub
-from carrel.library.tools.told import told, without_signature
+from carrel.library.tools.tool import Tool
 
 
 @pytest.mark.parametrize(

@@ -9,14 +9,12 @@ from typing import Any
 import pytest
 
 from carrel.errors import ConfigurationError, StorageUnavailable, ToolCallError, ToolNotFoundError
-from carrel.library.tools.catalog import Tools
-from carrel.library.tools.definition import AnyDefinition
-from carrel.library.tools.providers import tool_files
-from carrel.library.tools.python_functions import register
-from carrel.library.tools.reading import OnError
-from carrel.library.tools.seam import Stream, Tool
+from carrel.library.tools.definition_files import AnyDefinition, Broken, OnError, ToolFiles, tool_files
+from carrel.library.tools.python import register
+from carrel.library.tools.registry import ToolRegistry
 from carrel.library.tools.secrets import Secrets
-from carrel.library.tools.tool_files import Broken, ToolFiles
+from carrel.library.tools.tool import Tool
+from carrel.processes import OnOutput
 from carrel.storage.base import Stamp, Store
 from carrel.storage.memory import MemoryStore
 from tests.library.tools.making import callable_names
@@ -27,13 +25,13 @@ def echo(name: str = "echo", says: str = "", about: str = "Say it") -> bytes:
     return f"name: {name}\ndescription: {about}\ncommand: echo -n {says}\n".encode()
 
 
-def catalog(store: Store, on_error: OnError = "raise") -> Tools:
+def catalog(store: Store, on_error: OnError = "raise") -> ToolRegistry:
     secrets = Secrets({})
-    return Tools(files=[tool_files(store, secrets=secrets, on_error=on_error)], secrets=secrets)
+    return ToolRegistry(files=[tool_files(store, secrets=secrets, on_error=on_error)], secrets=secrets)
 
 
 @pytest.fixture
-async def tools(place: Place) -> AsyncIterator[Tools]:
+async def tools(place: Place) -> AsyncIterator[ToolRegistry]:
     store = place.open()
     await store.put("tools/a.yaml", echo("a", "one"))
     tools = catalog(store)
@@ -42,7 +40,7 @@ async def tools(place: Place) -> AsyncIterator[Tools]:
     await tools.close()
 
 
-async def test_a_file_that_comes_can_be_called_listed_and_found(tools: Tools, place: Place) -> None:
+async def test_a_file_that_comes_can_be_called_listed_and_found(tools: ToolRegistry, place: Place) -> None:
     await place.open().put("tools/b.yaml", echo("b", "two"))
     assert await tools.call("b") == "two"
     await place.open().put("tools/c.yaml", echo("c", about="Count the sheep"))
@@ -55,14 +53,14 @@ async def test_a_file_that_comes_can_be_called_listed_and_found(tools: Tools, pl
     assert [one["name"] for one in await tools.handle("tools.f.list", [], {})] == ["g"]
 
 
-async def test_a_file_that_changes_is_called_as_it_is_now(tools: Tools, place: Place) -> None:
+async def test_a_file_that_changes_is_called_as_it_is_now(tools: ToolRegistry, place: Place) -> None:
     assert await tools.call("a") == "one"
     await place.open().put("tools/a.yaml", echo("a", "another", about="Something else"))
     assert await tools.call("a") == "another"
     assert [one["description"] for one in await tools.list()] == ["Something else"]
 
 
-async def test_a_file_that_goes_takes_its_tools_along(tools: Tools, place: Place) -> None:
+async def test_a_file_that_goes_takes_its_tools_along(tools: ToolRegistry, place: Place) -> None:
     assert await tools.call("a") == "one"
     await place.open().delete("tools/a.yaml")
     with pytest.raises(ToolNotFoundError, match=r"there is no tool a$"):
@@ -71,7 +69,7 @@ async def test_a_file_that_goes_takes_its_tools_along(tools: Tools, place: Place
 
 
 async def test_a_file_that_breaks_says_why_and_costs_only_itself(
-    tools: Tools, place: Place, caplog: pytest.LogCaptureFixture
+    tools: ToolRegistry, place: Place, caplog: pytest.LogCaptureFixture
 ) -> None:
     await place.open().put("tools/b.yaml", echo("b", "two"))
     assert await tools.call("b") == "two"
@@ -87,7 +85,7 @@ async def test_a_file_that_breaks_says_why_and_costs_only_itself(
     assert await tools.call("b") == "three"
 
 
-async def test_a_name_that_a_second_file_takes_stays_with_the_first(tools: Tools, place: Place) -> None:
+async def test_a_name_that_a_second_file_takes_stays_with_the_first(tools: ToolRegistry, place: Place) -> None:
     await place.open().put("tools/b.yaml", echo("a", "two"))
     told = {one["name"]: one.get("error", "") for one in await tools.list()}
     assert "tools/b.yaml, name: a is defined in tools/a.yaml already" in told["b"]
@@ -112,7 +110,9 @@ async def test_a_file_that_was_never_right_is_an_error_or_left_out(place: Place)
     await tools.close()
 
 
-async def test_a_registered_function_is_called_rather_than_a_file_of_its_name(tools: Tools, place: Place) -> None:
+async def test_a_registered_function_is_called_rather_than_a_file_of_its_name(
+    tools: ToolRegistry, place: Place
+) -> None:
     def a() -> str:
         return "a function"
 
@@ -156,7 +156,7 @@ class Counted:
     async def definitions(self) -> Sequence[Tool]:
         return self._tools
 
-    async def call(self, tool: Tool, arguments: Mapping[str, Any], stream: Stream | None = None) -> int:
+    async def call(self, tool: Tool, arguments: Mapping[str, Any], stream: OnOutput | None = None) -> int:
         self.began.set()
         await self.may_end.wait()
         return self.number
@@ -173,7 +173,7 @@ class Counting:
     def __init__(self, store: Store) -> None:
         self.made: list[Counted] = []
         self._more = asyncio.Event()
-        self.tools = Tools(files=[ToolFiles(store, "tools", self._make)])
+        self.tools = ToolRegistry(files=[ToolFiles(store, "tools", self._make)])
 
     def _make(self, file: str, definition: AnyDefinition) -> Counted:
         self.made.append(Counted(len(self.made), definition))
@@ -278,7 +278,7 @@ async def test_many_at_once_see_one_change_once() -> None:
 
 async def test_the_error_of_a_file_that_is_wrong_does_not_grow_with_each_call() -> None:
     problem = ConfigurationError("tools/bad.yaml, line 1: no YAML")
-    tools = Tools([Broken("bad", problem)])
+    tools = ToolRegistry([Broken("bad", problem)])
     for _ in range(50):
         with pytest.raises(ToolCallError, match="no YAML"):
             await tools.call("bad")

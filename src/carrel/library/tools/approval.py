@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from carrel.errors import ToolRefusedError
-from carrel.library.tools.aside import in_a_thread
-from carrel.library.tools.seam import Tool
+from carrel.library.tools.tool import Tool
+from carrel.processes import run_in_thread
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ async def asked(approver: Approver, request: ApprovalRequest) -> Decision:
     if inspect.iscoroutinefunction(approver) or inspect.iscoroutinefunction(getattr(approver, "__call__", None)):  # noqa: B004
         answer = approver(request)
     else:
-        answer = await in_a_thread(lambda: approver(request))
+        answer = await run_in_thread(lambda: approver(request))
     return await answer if inspect.isawaitable(answer) else answer
 
 

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from carrel.errors import ToolCallError
-from carrel.library.tools.names import python_name
+from carrel.library.names import python_name
 from carrel.library.tools.patterns import Expressions, TooSlow
-from carrel.library.tools.seam import Tool
+from carrel.library.tools.tool import Tool
 from carrel.text import did_you_mean
 
 _MOST_TOLD, _MOST_ERRORS = 3, 50
@@ -29,7 +29,7 @@ _ELSEWHERE = {"patternProperties", "allOf", "anyOf", "oneOf", "$ref", "if", "dep
 _PYTHON = {"string": "str", "integer": "int", "number": "float", "boolean": "bool", "array": "list", "object": "dict"}
 
 
-def bound(tool: Tool, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+def bind_arguments(tool: Tool, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
     """All arguments by name, as Python would bind them; `ToolCallError` for too many, or one said twice."""
     order = tool.in_order
     if len(args) > len(order):
@@ -44,7 +44,7 @@ def bound(tool: Tool, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[st
     return {**named, **kwargs}
 
 
-class Checker:
+class ArgumentValidator:
     """Checks arguments for one tool; made once, because reading a schema costs more than using it."""
 
     def __init__(self, tool: Tool) -> None:
@@ -61,7 +61,7 @@ class Checker:
         """The arguments as the tool takes them; `ToolCallError` names each one that is missing, unknown or wrong."""
         try:
             named = self._named(arguments)
-            given = {name: plain(value) for name, value in named.items()}
+            given = {name: to_json_value(value) for name, value in named.items()}
             problems = self._unknown(given) + self._missing(given) or self._wrong(given)
         except RecursionError:
             raise ToolCallError(f"{self.tool.name}: its arguments are nested too deeply") from None
@@ -205,19 +205,19 @@ def _is_closed(schema: Mapping[str, Any]) -> bool:
     return bool(schema.get("properties")) and not _ELSEWHERE & schema.keys()
 
 
-def plain(value: Any) -> Any:
+def to_json_value(value: Any) -> Any:
     """The value as JSON knows it; what JSON does not know stays as it is."""
     match value:
         case enum.Enum():
-            return plain(value.value)
+            return to_json_value(value.value)
         case None | bool() | int() | float() | str() | bytes():
             return value
         case Mapping():
-            return {key if isinstance(key, str) else str(key): plain(item) for key, item in value.items()}
+            return {key if isinstance(key, str) else str(key): to_json_value(item) for key, item in value.items()}
         case list() | tuple():
-            return [plain(item) for item in value]
+            return [to_json_value(item) for item in value]
         case set() | frozenset():
-            return sorted((plain(item) for item in value), key=repr)
+            return sorted((to_json_value(item) for item in value), key=repr)
         case uuid.UUID():
             return str(value)
         case datetime.datetime() | datetime.date() | datetime.time():
@@ -227,7 +227,7 @@ def plain(value: Any) -> Any:
         case decimal.Decimal():
             return float(value)
         case _ if hasattr(value, "__fspath__"):
-            return plain(value.__fspath__())
+            return to_json_value(value.__fspath__())
         case _:
             return value
 

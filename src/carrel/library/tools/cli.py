@@ -5,18 +5,17 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from carrel.errors import ConfigurationError, ToolCallError, ToolTimeoutError
-from carrel.library.tools.bounded import gap, last_lines
-from carrel.library.tools.definition_local import CliDefinition, Option, Parameter, Recipe
-from carrel.library.tools.names import python_name
-from carrel.library.tools.programs import Ended, Runner, run_here
-from carrel.library.tools.seam import Stream, Tool
+from carrel.library.names import python_name
+from carrel.library.tools.definitions import CliDefinition, Option, Parameter, Recipe
 from carrel.library.tools.secrets import Secrets
+from carrel.library.tools.tool import Tool
+from carrel.processes import OnOutput, ProcessResult, Runner, gap, last_lines, run_on_host
 
 _LONGEST_STDERR, _LONGEST_STDOUT = 4000, 2000
 """Characters of what a failed program said that its error repeats."""
 
 
-class Program:
+class CliProvider:
     """The tool provider of one CLI definition."""
 
     def __init__(self, definition: CliDefinition, secrets: Secrets, *, sandbox: Runner | None = None) -> None:
@@ -33,7 +32,7 @@ class Program:
         self._tools = self._tools or tools_of(self._definition)
         return self._tools
 
-    async def call(self, tool: Tool, arguments: Mapping[str, Any], stream: Stream | None = None) -> Any:
+    async def call(self, tool: Tool, arguments: Mapping[str, Any], stream: OnOutput | None = None) -> Any:
         argv, stdin = words_for(self._definition, tool.name, self._recipes.get(tool.name), arguments)
         run = self._runner()
         try:
@@ -51,12 +50,12 @@ class Program:
 
     def _runner(self) -> Runner:
         if self._definition.runs == "host":
-            return run_here
+            return run_on_host
         if self._sandbox is None:
             raise ConfigurationError(f"{self.name}: runs: sandbox, and no sandbox is there; use it through a Session")
         return self._sandbox
 
-    def _result(self, tool: Tool, ended: Ended) -> Any:
+    def _result(self, tool: Tool, ended: ProcessResult) -> Any:
         # What is secret goes before anything is cut: half a secret would not be known for one.
         stderr_bytes = ended.stderr.encode("utf-8", "surrogateescape")
         said = self._secrets.hide_cut(stderr_bytes, start=ended.stderr_cut)
@@ -73,13 +72,13 @@ class Program:
         problem.exit_code, problem.stderr = ended.exit_code, stderr
         raise problem
 
-    def _stdout(self, ended: Ended) -> bytes:
+    def _stdout(self, ended: ProcessResult) -> bytes:
         if not ended.left_out:
             return self._secrets.hide_bytes(ended.stdout)
         before = self._secrets.hide_cut(ended.stdout, end=True)
         return before + gap(ended.left_out) + self._secrets.hide_cut(ended.stdout_end, start=True)
 
-    def _value(self, tool: Tool, ended: Ended) -> Any:
+    def _value(self, tool: Tool, ended: ProcessResult) -> Any:
         kind = self._definition.output
         if ended.left_out and kind != "text":
             raise ToolCallError(

@@ -12,7 +12,7 @@ from urllib.parse import parse_qsl, quote, urlencode
 from carrel.errors import ToolCallError
 
 Place = Literal["path", "query", "header", "cookie", "body", "payload"]
-NOTHING: Any = object()
+UNSET: Any = object()
 """No default: what is not given is not sent."""
 
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
@@ -20,14 +20,14 @@ _DELIMITERS = {"spaceDelimited": " ", "pipeDelimited": "|"}
 
 
 @dataclass(frozen=True)
-class Part:
+class RequestParameter:
     """Where one argument goes, and how it is written there."""
 
     name: str
     """In Python."""
     wire: str
     place: Place
-    default: Any = NOTHING
+    default: Any = UNSET
     style: str = "form"
     """As OpenAPI names them: form, simple, label, matrix, spaceDelimited, pipeDelimited, deepObject."""
     explode: bool = True
@@ -39,20 +39,20 @@ class Part:
 
 
 @dataclass(frozen=True)
-class Operation:
+class ApiOperation:
     """One request that can be made again and again with other arguments."""
 
     method: str
     path: str
-    parts: tuple[Part, ...] = ()
+    parts: tuple[RequestParameter, ...] = ()
     content_type: str = "application/json"
     """Of the body, when there is one."""
-    fields: Mapping[str, Part] = field(default_factory=dict)
+    fields: Mapping[str, RequestParameter] = field(default_factory=dict)
     """How fields of a form are written that are not written as usual, by their names on the wire."""
 
 
 @dataclass
-class Prepared:
+class HttpRequest:
     """One request, without the service's address and what it sends with every request."""
 
     method: str
@@ -62,16 +62,16 @@ class Prepared:
     content: bytes | None = None
 
 
-def prepared(operation: Operation, arguments: Mapping[str, Any]) -> Prepared:
+def build_request(operation: ApiOperation, arguments: Mapping[str, Any]) -> HttpRequest:
     """The request for these arguments; `ToolCallError` for a value that cannot stand where it is to go."""
     path, _, in_path = operation.path.partition("?")
-    request = Prepared(operation.method, path)
+    request = HttpRequest(operation.method, path)
     fields: dict[str, Any] = {}
-    payload: Any = NOTHING
+    payload: Any = UNSET
     cookies: list[str] = []
     for part in operation.parts:
         value = arguments.get(part.name, part.default)
-        if value is NOTHING or (value is None and part.place not in ("body", "payload")):
+        if value is UNSET or (value is None and part.place not in ("body", "payload")):
             continue
         match part.place:
             case "path":
@@ -91,8 +91,8 @@ def prepared(operation: Operation, arguments: Mapping[str, Any]) -> Prepared:
     request.query = [*parse_qsl(in_path.partition("#")[0], keep_blank_values=True), *request.query]
     if cookies:
         request.headers["Cookie"] = "; ".join(cookies)
-    body = fields if payload is NOTHING and fields else payload
-    if body is not NOTHING:
+    body = fields if payload is UNSET and fields else payload
+    if body is not UNSET:
         request.headers["Content-Type"], request.content = _body(operation.content_type, body, operation.fields)
     return request
 
@@ -116,7 +116,7 @@ def _pairs(value: Mapping[str, Any]) -> list[tuple[str, str]]:
     return [(str(name), _text(item)) for name, item in value.items() if item is not None]
 
 
-def _in_path(part: Part, value: Any) -> str:
+def _in_path(part: RequestParameter, value: Any) -> str:
     def safe(text: str) -> str:
         return quote(text, safe="")
 
@@ -145,7 +145,7 @@ def _in_path(part: Part, value: Any) -> str:
     return word
 
 
-def _in_query(part: Part, value: Any) -> list[tuple[str, str]]:
+def _in_query(part: RequestParameter, value: Any) -> list[tuple[str, str]]:
     if part.as_json:
         return [(part.wire, _text(value))]
     if part.style == "deepObject":
@@ -173,7 +173,7 @@ def _deep(name: str, value: Any, *, counted: bool) -> list[tuple[str, str]]:
     return [] if value is None else [(name, _text(value))]
 
 
-def _in_header(part: Part, value: Any) -> str:
+def _in_header(part: RequestParameter, value: Any) -> str:
     if isinstance(value, Mapping) and not part.as_json:
         joined = "=" if part.explode else ","
         text = ",".join(f"{name}{joined}{item}" for name, item in _pairs(value))
@@ -189,7 +189,7 @@ def _in_header(part: Part, value: Any) -> str:
 # --- bodies -----------------------------------------------------------------------------------------------------------
 
 
-def _body(content_type: str, value: Any, fields: Mapping[str, Part]) -> tuple[str, bytes]:
+def _body(content_type: str, value: Any, fields: Mapping[str, RequestParameter]) -> tuple[str, bytes]:
     """The body and what it is called."""
     kind = content_type.partition(";")[0].strip().lower()
     if kind == "application/x-www-form-urlencoded" and isinstance(value, Mapping):
@@ -213,12 +213,12 @@ def _in_json(value: Any) -> str:
     raise TypeError(f"{type(value).__name__} is no data")
 
 
-def _field(name: str, value: Any) -> Part:
+def _field(name: str, value: Any) -> RequestParameter:
     """A field of a form as usual: an object is JSON, which keeps its name and all that lies in it."""
-    return Part(name, name, "body", as_json=isinstance(value, Mapping))
+    return RequestParameter(name, name, "body", as_json=isinstance(value, Mapping))
 
 
-def _multipart(values: Mapping[str, Any], fields: Mapping[str, Part]) -> tuple[str, bytes]:
+def _multipart(values: Mapping[str, Any], fields: Mapping[str, RequestParameter]) -> tuple[str, bytes]:
     pieces = []
     for name, kind, item in _items(values, fields):
         quoted = re.sub(r'["\r\n]', lambda found: quote(found[0]), name)
@@ -235,10 +235,10 @@ def _multipart(values: Mapping[str, Any], fields: Mapping[str, Part]) -> tuple[s
     return f"multipart/form-data; boundary={boundary}", whole
 
 
-def _items(values: Mapping[str, Any], fields: Mapping[str, Part]) -> Iterator[tuple[str, str, Any]]:
+def _items(values: Mapping[str, Any], fields: Mapping[str, RequestParameter]) -> Iterator[tuple[str, str, Any]]:
     """Each part of a form with its name and the type of content that it is said to have."""
     for name, value in values.items():
-        part = fields.get(name) or Part(name, name, "body")
+        part = fields.get(name) or RequestParameter(name, name, "body")
         if part.style == "deepObject" and not isinstance(value, bytes):
             yield from ((one, "", text) for one, text in _in_query(part, value))
         else:

@@ -7,9 +7,9 @@ from dataclasses import replace
 from pydantic import TypeAdapter, ValidationError
 
 from carrel.errors import StorageError
-from carrel.library.tools.aside import in_a_thread
-from carrel.library.tools.seam import Tool
 from carrel.library.tools.secrets import Secrets
+from carrel.library.tools.tool import Tool
+from carrel.processes import run_in_thread
 from carrel.storage.base import Store
 
 _LARGEST = 8 * 2**20
@@ -31,7 +31,7 @@ class LastSeen:
         """What it had, where its definition was this one; nothing when that is not known."""
         try:
             data = await self._store.get(_key(name)) or b""
-            known, tools = await in_a_thread(lambda: self._form.validate_json(data)) if data else ("", [])
+            known, tools = await run_in_thread(lambda: self._form.validate_json(data)) if data else ("", [])
         except (StorageError, ValidationError) as problem:
             logger.warning("what %s had the last time cannot be read (%s)", name, type(problem).__name__)
             return []
@@ -41,8 +41,8 @@ class LastSeen:
     async def keep(self, name: str, fingerprint: str, tools: Sequence[Tool]) -> None:
         """Remember it; whoever called goes on where that cannot be done."""
         try:
-            clear = [cleared(tool, self._secrets) for tool in tools]
-            data = await in_a_thread(lambda: self._form.dump_json((fingerprint, clear)))
+            clear = [redacted_tool(tool, self._secrets) for tool in tools]
+            data = await run_in_thread(lambda: self._form.dump_json((fingerprint, clear)))
             if name not in self._kept:
                 self._kept[name] = await self._store.get(_key(name)) or b""
             if data != self._kept[name] and len(data) <= _LARGEST:
@@ -58,7 +58,7 @@ class LastSeen:
         return self._shape
 
 
-def cleared(tool: Tool, secrets: Secrets) -> Tool:
+def redacted_tool(tool: Tool, secrets: Secrets) -> Tool:
     """The tool without anything secret in what is said of it."""
     return replace(
         tool,

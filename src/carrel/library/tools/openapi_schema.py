@@ -5,7 +5,7 @@ from typing import Any
 from urllib.parse import unquote
 
 from carrel.errors import ConfigurationError
-from carrel.library.tools.foreign_schema import LEFT_OUT, cut
+from carrel.library.tools.schema_types import LEFT_OUT, truncate
 
 _SCHEMAS, _DEFINITIONS = "#/components/schemas/", "#/$defs/"
 _NOT_SCHEMA = frozenset(("discriminator", "xml", "externalDocs", "example", "examples", "nullable", "deprecated"))
@@ -30,7 +30,7 @@ def words(value: Any) -> list[str]:
     return [item for item in a_list(value) if isinstance(item, str)]
 
 
-class Document:
+class OpenApiDocument:
     """An OpenAPI document, and what its references mean."""
 
     def __init__(self, content: Mapping[str, Any]) -> None:
@@ -115,7 +115,7 @@ class Document:
         if "patternProperties" in given:
             made["additionalProperties"] = True
         if isinstance(made.get("description"), str):
-            made["description"] = cut(made["description"])
+            made["description"] = truncate(made["description"])
         if "required" in made:
             gone = {key for key, item in an_object(given.get("properties")).items() if self._is(item, leave_out)}
             made["required"] = [name for name in words(made["required"]) if name not in gone]

@@ -9,10 +9,19 @@ from functools import cached_property
 from itertools import takewhile
 from typing import Any, Literal
 
-from carrel.library.tools.names import python_name
-from carrel.library.tools.python_types import ANY, Work, python_type, resolved
-from carrel.library.tools.seam import Tool
-from carrel.library.tools.told import LONGEST_DEFAULT, ROOM, Told, parameters_in_order, told
+from carrel.library.names import python_name
+from carrel.library.tools.schema_types import (
+    ANY,
+    LONGEST_DEFAULT,
+    ROOM,
+    ToolDocs,
+    Work,
+    parameters_in_order,
+    python_type,
+    resolved,
+    told,
+)
+from carrel.library.tools.tool import Tool
 
 Docs = Literal["all", "line", "none", "name"]
 """How much is said: everything, the first sentence, the parameters only, the name only."""
@@ -206,7 +215,7 @@ class _Known:
         self._parameters: dict[int, list[_Parameter]] = {}
 
     @cached_property
-    def told(self) -> Told:
+    def told(self) -> ToolDocs:
         return told(self.tool)
 
     def parameters(self, docs: Docs) -> list["_Parameter"]:

@@ -1,26 +1,176 @@
-"""All tools of a session: listed, searched, described and called, by the code inside and by the program outside."""
+"""All tools of a session: listed, searched, described and called."""
 
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from itertools import chain
 from typing import Any
 
 from carrel.errors import CarrelError, ToolCallError, ToolNotFoundError, ToolTimeoutError
-from carrel.library.fitting import refuse_misfit
+from carrel.library.names import check_call_signature, python_name
 from carrel.library.search import Entry, Index
 from carrel.library.tools.approval import Approval, Approver
-from carrel.library.tools.arguments import bound
-from carrel.library.tools.aside import in_a_thread
-from carrel.library.tools.last_seen import LastSeen, cleared
-from carrel.library.tools.names import python_name
-from carrel.library.tools.seam import Stream, Tool, ToolProvider
+from carrel.library.tools.arguments import ArgumentValidator, bind_arguments
+from carrel.library.tools.definition_files import ToolFiles
+from carrel.library.tools.last_seen import LastSeen, redacted_tool
 from carrel.library.tools.secrets import Secrets
-from carrel.library.tools.source import PATIENCE, Source
 from carrel.library.tools.stubs import Docs, describe, parameters_of, signature_of
-from carrel.library.tools.tool_files import ToolFiles
+from carrel.library.tools.tool import RETRY_AFTER, SLOW_FAILURE, SlowToStart, Tool, ToolProvider
+from carrel.processes import OnOutput, run_in_thread
 from carrel.text import did_you_mean
+
+STARTING = 60.0
+"""Seconds a provider may take to say what it has; its own limits are shorter."""
+PATIENCE = 2.0
+"""Seconds that somebody who only looks around waits for a provider that is starting."""
+
+
+class LoadedProvider:
+    """Asks its provider when it must; a provider that fails costs its own tools only."""
+
+    def __init__(self, provider: ToolProvider, rank: int = 0, last_seen: LastSeen | None = None) -> None:
+        """`rank`: of two that have a tool of the same name, the higher is called. `last_seen` remembers what those had
+        that are slow to start."""
+        self.provider = provider
+        self.rank = rank
+        self._last_seen = last_seen if isinstance(provider, SlowToStart) else None
+        self.problem: ToolCallError | None = None
+        self._failed_at = -RETRY_AFTER
+        self._failed_slowly = False
+        self._looking: asyncio.Task[None] | None = None
+        self._looked_at = 0.0
+        self._remembered: dict[str, Tool] | None = None
+        """What it had the last time; None until somebody wants to know."""
+        self._given: Sequence[Tool] | None = None
+        self._tools: dict[str, Tool] = {}
+        self._checkers: dict[str, ArgumentValidator] = {}
+        self._asking = asyncio.Lock()
+        self._users = 0
+        self._left = asyncio.Event()
+
+    @contextmanager
+    def in_use(self) -> Iterator[None]:
+        """One that is replaced meanwhile is closed only afterwards."""
+        self._users += 1
+        try:
+            yield
+        finally:
+            self._users -= 1
+            self._left.set()
+
+    async def close(self) -> None:
+        """Close the provider, and wait no longer for what it has."""
+        await self._look_no_more()
+        await self.provider.close()
+
+    async def _look_no_more(self) -> None:
+        if self._looking is not None and not self._looking.done():
+            self._looking.cancel()
+            await asyncio.wait([self._looking])
+
+    async def retire(self) -> None:
+        """Close the provider when nobody uses it any more."""
+        await self._look_no_more()
+        while self._users:
+            self._left.clear()
+            await self._left.wait()
+        await self.provider.close()
+
+    async def tools(self) -> Mapping[str, Tool]:
+        """By their whole names; `ToolCallError` when the provider cannot say."""
+        began = time.monotonic()
+        with self.in_use():
+            async with self._asking:
+                return await self._asked(began)
+
+    async def _asked(self, began: float) -> Mapping[str, Tool]:
+        # Those who waited while it failed share the answer: each trying again would wait as long again.
+        if self.problem is not None:
+            told_until = self._failed_at + RETRY_AFTER if self._failed_slowly else self._failed_at
+            if began < told_until:
+                raise self.problem.with_traceback(None)
+        asked_at = time.monotonic()
+        try:
+            async with asyncio.timeout(STARTING):
+                given = await self.provider.definitions()
+        except Exception as problem:
+            self._failed_at = time.monotonic()
+            self._failed_slowly = self._failed_at - asked_at >= SLOW_FAILURE
+            self.problem = ToolCallError(f"{self.provider.name} cannot be used: {_told(problem)}")
+            raise self.problem from problem
+        self.problem = None
+        if given is not self._given:
+            self._given, self._checkers = given, {}
+            self._tools = {tool.name: tool for tool in given}
+            if self._last_seen is not None and isinstance(self.provider, SlowToStart):
+                await self._last_seen.keep(self.provider.name, self.provider.fingerprint, given)
+        return self._tools
+
+    async def seen(self, patience: float | None = PATIENCE) -> Mapping[str, Tool]:
+        """The same for somebody who looks around: none when it fails, and `problem` says why.
+
+        One that takes longer than `patience`, counted from the first who looked, goes on starting: what it had before
+        is shown, and `is_starting` is true."""
+        if self.problem is not None and time.monotonic() < self._failed_at + RETRY_AFTER:
+            return {}
+        if self._looking is None or self._looking.done():
+            self._looking = asyncio.create_task(self._look(), name=f"look at {self.provider.name}")
+            self._looked_at = time.monotonic()
+        if patience is not None:
+            patience = max(0.0, self._looked_at + patience - time.monotonic())
+        await asyncio.wait([self._looking], timeout=patience)
+        if self.problem is not None:
+            return {}
+        return await self._from_last_time() if self.is_starting and self._given is None else self._tools
+
+    async def _from_last_time(self) -> Mapping[str, Tool]:
+        if self._remembered is None:
+            tools = []
+            if self._last_seen is not None and isinstance(self.provider, SlowToStart):
+                tools = await self._last_seen.recall(self.provider.name, self.provider.fingerprint)
+            self._remembered = {tool.name: tool for tool in tools}
+        return self._remembered
+
+    async def _look(self) -> None:
+        # Its failure is kept as `problem`.
+        with suppress(ToolCallError):
+            await self.tools()
+
+    @property
+    def is_starting(self) -> bool:
+        """Whether somebody looked and it has not said yet what it has."""
+        return self._looking is not None and not self._looking.done()
+
+    @property
+    def has_shown(self) -> bool:
+        """Whether its tools are shown, be they those it had before."""
+        return bool(self._tools or self._remembered)
+
+    @property
+    def trouble(self) -> str:
+        """Why its tools are not shown, "" when they are."""
+        if self.is_starting and not self.has_shown:
+            name = self.provider.name
+            return f"{name} is still starting; tools.{name}.list() waits until it has said what it has"
+        return str(self.problem) if self.problem is not None else ""
+
+    async def checked(self, tool: Tool, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        """The arguments as the tool takes them, or the `ToolCallError` that names what is wrong with them."""
+        checker = self._checkers.get(tool.name)
+        if checker is None or checker.tool is not tool:
+            checker = self._checkers[tool.name] = ArgumentValidator(tool)
+        if checker.takes_long(arguments):
+            return await run_in_thread(lambda: checker.checked(arguments))
+        return checker.checked(arguments)
+
+
+def _told(problem: Exception) -> str:
+    if isinstance(problem, TimeoutError) and not str(problem):
+        return f"it did not say within {STARTING:g} s what it has"
+    return str(problem) if isinstance(problem, CarrelError) else f"{type(problem).__name__}: {problem}"
+
 
 AT_ONCE = 64
 """Calls that run at the same time; more wait for their turn."""
@@ -30,7 +180,7 @@ _TURN = 0.02
 """Seconds after which work on many tools lets others go on."""
 _LONGEST_NAME = 300
 _MOST_HITS = 100
-"""Tools and recipes that a search looks at, to find the tools that answer best."""
+"""ToolRegistry and recipes that a search looks at, to find the tools that answer best."""
 _MOST_RECIPES = 10
 """Recipes of one tool that a search shows; `list` shows all."""
 
@@ -39,7 +189,7 @@ Found = list[dict[str, Any]]
 logger = logging.getLogger(__name__)
 
 
-class Tools:
+class ToolRegistry:
     """The tools of all providers under one roof."""
 
     def __init__(
@@ -59,8 +209,8 @@ class Tools:
         before."""
         self._files = files
         self._looking = asyncio.Lock()
-        self._sources: dict[str, list[Source]] = {}
-        self._leaving: dict[asyncio.Task[None], Source] = {}
+        self._sources: dict[str, list[LoadedProvider]] = {}
+        self._leaving: dict[asyncio.Task[None], LoadedProvider] = {}
         self._approval = Approval(approve)
         self._index = index if index is not None else Index(None, "search/tools")
         self._known: dict[str, _Known] = {}
@@ -76,9 +226,9 @@ class Tools:
         """Its tools are there from now on; where two have one of the same name, the later is called.
 
         The log says so when they are looked at."""
-        self._place(Source(provider, len(self._files), self._last_seen))
+        self._place(LoadedProvider(provider, len(self._files), self._last_seen))
 
-    def _place(self, source: Source) -> None:
+    def _place(self, source: LoadedProvider) -> None:
         sources = self._sources.setdefault(source.provider.name, [])
         sources.insert(sum(1 for other in sources if other.rank > source.rank), source)
 
@@ -92,7 +242,7 @@ class Tools:
                     if change.old is not None:
                         self._drop(change.old)
                     if change.new is not None:
-                        self._place(Source(change.new, rank, self._last_seen))
+                        self._place(LoadedProvider(change.new, rank, self._last_seen))
 
     def _drop(self, provider: ToolProvider) -> None:
         word = provider.name
@@ -203,7 +353,7 @@ class Tools:
         ranked = [*await self._scores(found, task, 30)] if task else ()
         tools = [known.clear async for known in self._all(found)]
         # Many and long ones take a while, in which others go on.
-        stubs = await in_a_thread(lambda: describe(tools, limit - len(told), ranked, docs))
+        stubs = await run_in_thread(lambda: describe(tools, limit - len(told), ranked, docs))
         return self._secrets.hide(f"{stubs.rstrip()}\n\n{told}".lstrip() if told else stubs)
 
     async def get(self, name: str) -> dict[str, Any] | None:
@@ -278,7 +428,7 @@ class Tools:
         self,
         name: str,
         arguments: Mapping[str, Any] | None = None,
-        stream: Stream | None = None,
+        stream: OnOutput | None = None,
         *,
         args: Sequence[Any] = (),
     ) -> Any:
@@ -290,7 +440,7 @@ class Tools:
         try:
             source, tool = await self._found(name)
             with source.in_use():
-                given = await source.checked(tool, bound(tool, args, arguments or {}))
+                given = await source.checked(tool, bind_arguments(tool, args, arguments or {}))
                 if self._approval.wanted(tool):
                     given = await source.checked(tool, await self._approval.of(tool, given))
                 async with self._slots:
@@ -303,7 +453,7 @@ class Tools:
                 hiding.end()
 
     async def handle(
-        self, name: str, args: Sequence[Any], kwargs: Mapping[str, Any], stream: Stream | None = None
+        self, name: str, args: Sequence[Any], kwargs: Mapping[str, Any], stream: OnOutput | None = None
     ) -> Any:
         """Answers what code inside calls: `tools.list`, `tools.search`, `tools.describe`, `tools.curl.list`, and tools.
 
@@ -318,7 +468,7 @@ class Tools:
         }
         verb = own.get(".".join(words))
         if verb is not None:
-            refuse_misfit(name, verb, args, kwargs)
+            check_call_signature(name, verb, args, kwargs)
             return await verb(*args, **kwargs)
         match words:
             case []:
@@ -346,7 +496,7 @@ class Tools:
         await self._look_if_changed(word)
         return word in self._sources and f"{word}.list" not in await self._seen([word], None)
 
-    async def _found(self, name: str) -> tuple[Source, Tool]:
+    async def _found(self, name: str) -> tuple[LoadedProvider, Tool]:
         if not isinstance(name, str):
             raise TypeError(f"a tool is called by its name, a text such as 'curl.get', not {type(name).__name__}")
         if len(name) > _LONGEST_NAME:
@@ -393,7 +543,7 @@ def _ranked(entry: dict[str, Any], scores: Mapping[str, float]) -> dict[str, Any
     return {**entry, "recipes": recipes, "score": best}
 
 
-def _starting(sources: Iterable[Source], limit: int) -> str:
+def _starting(sources: Iterable[LoadedProvider], limit: int) -> str:
     """Lines that say whose tools may be others in a moment, as many as there is room for."""
     lines: list[str] = []
     for known in (True, False):
@@ -407,7 +557,7 @@ def _starting(sources: Iterable[Source], limit: int) -> str:
     return "".join(lines) if len("".join(lines)) <= limit else ""
 
 
-async def _called(provider: ToolProvider, tool: Tool, arguments: Mapping[str, Any], stream: Stream | None) -> Any:
+async def _called(provider: ToolProvider, tool: Tool, arguments: Mapping[str, Any], stream: OnOutput | None) -> Any:
     try:
         async with asyncio.timeout(None if tool.timeout is None else tool.timeout + _GRACE) as net:
             return await provider.call(tool, arguments, stream)
@@ -427,7 +577,7 @@ class _Known:
     def __init__(self, tool: Tool, secrets: Secrets) -> None:
         self.tool = tool
         self.secrets = secrets.known
-        clear = self.clear = cleared(tool, secrets)
+        clear = self.clear = redacted_tool(tool, secrets)
         self._parameters = secrets.hide_in(parameters_of(clear))
         spoken = " ".join(f"{one['name']} {one['description']}" for one in self._parameters)
         self.entry = Entry(tool.name, tool.name, clear.description, spoken, " ".join(tool.tags))

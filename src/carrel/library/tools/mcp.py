@@ -1,6 +1,9 @@
 """Tools of an MCP server: started when first needed, started again when it died, ended with the session."""
 
 import asyncio
+import base64
+import binascii
+import json
 import logging
 import time
 from collections.abc import Coroutine, Mapping, Sequence
@@ -9,19 +12,89 @@ from hashlib import sha256
 from typing import TYPE_CHECKING, Any
 
 from carrel.errors import ToolCallError, ToolTimeoutError
-from carrel.library.tools.aside import in_a_thread
-from carrel.library.tools.definition_remote import McpDefinition
-from carrel.library.tools.foreign_schema import LONGEST_NAME, Parts, cut, taken
-from carrel.library.tools.mcp_connection import Connection
-from carrel.library.tools.mcp_results import complaint_of, value_of
-from carrel.library.tools.names import python_names
-from carrel.library.tools.renaming import renamed
-from carrel.library.tools.seam import Stream, Tool
+from carrel.library.names import python_names, with_python_names
+from carrel.library.tools.definitions import McpDefinition
+from carrel.library.tools.mcp_connection import McpConnection
+from carrel.library.tools.schema_types import LONGEST_NAME, SizeBudget, bounded_schema, truncate
 from carrel.library.tools.secrets import Secrets
-from carrel.library.tools.source import AGAIN, SLOW
+from carrel.library.tools.tool import RETRY_AFTER, SLOW_FAILURE, Tool
+from carrel.processes import OnOutput, run_in_thread
 
 if TYPE_CHECKING:
     from mcp import Client
+
+
+def value_of(result: Mapping[str, Any]) -> Any:
+    """The value of a `tools/call` result (its JSON form).
+
+    Structured content is the data itself, and the texts beside it say the same again. Otherwise a text that is a JSON
+    object or array is that, another text is itself (also "1.10", which as a number would be another version), an image,
+    sound or resource is a dict with its bytes, and several of these are a list."""
+    blocks = [block for block in result.get("content") or () if isinstance(block, Mapping)]
+    structured = result.get("structuredContent")
+    if structured is not None:
+        parts = [structured, *(_part(block) for block in blocks if block.get("type") != "text")]
+    else:
+        parts = [_part(block) for block in blocks]
+    if not parts:
+        return None
+    return parts[0] if len(parts) == 1 else parts
+
+
+def complaint_of(result: Mapping[str, Any]) -> str:
+    """What a result that is an error says, in words, however long."""
+    blocks: Sequence[Any] = result.get("content") or ()
+    texts = [str(block.get("text", "")) for block in blocks if isinstance(block, Mapping)]
+    said = "\n".join(text for text in texts if text).strip()
+    if not said and result.get("structuredContent") is not None:
+        said = json.dumps(result["structuredContent"], ensure_ascii=False)
+    return said or "it failed, and the server did not say why"
+
+
+def _part(block: Mapping[str, Any]) -> Any:
+    match block.get("type"):
+        case "text":
+            return _text(str(block.get("text", "")))
+        case "image" | "audio" as kind:
+            return {"type": kind, "mime_type": block.get("mimeType"), "data": _bytes(block.get("data"))}
+        case "resource":
+            return _resource(block.get("resource"))
+        case "resource_link":
+            return {"type": "resource_link"} | _present(
+                block, "uri", "name", "title", "description", "mimeType", "size"
+            )
+        case _:
+            return dict(block)
+
+
+def _resource(resource: Any) -> dict[str, Any]:
+    if not isinstance(resource, Mapping):
+        raise ToolCallError("the MCP server answered with a resource that has no content")
+    part = {"type": "resource"} | _present(resource, "uri", "mimeType")
+    if "blob" in resource:
+        return part | {"data": _bytes(resource["blob"])}
+    return part | {"text": str(resource.get("text", ""))}
+
+
+def _present(given: Mapping[str, Any], *names: str) -> dict[str, Any]:
+    return {("mime_type" if name == "mimeType" else name): given[name] for name in names if given.get(name) is not None}
+
+
+def _text(text: str) -> Any:
+    if text.lstrip()[:1] not in ("{", "["):
+        return text
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return text
+
+
+def _bytes(data: Any) -> bytes:
+    try:
+        return base64.b64decode(str(data), validate=True)
+    except (binascii.Error, ValueError):
+        raise ToolCallError("the MCP server answered with an image or resource that is no base64") from None
+
 
 MOST_PAGES = 200
 MOST_TOOLS = 2000
@@ -43,7 +116,7 @@ class _Known:
     """Its parameters' names here, each with the server's."""
 
 
-class McpServer:
+class McpProvider:
     """One server and what it has."""
 
     def __init__(self, definition: McpDefinition, secrets: Secrets, *, patience: float = 5.0) -> None:
@@ -56,7 +129,7 @@ class McpServer:
         self._patience = patience
         self._working: set[asyncio.Task[Any]] = set()
         self._leaving: set[asyncio.Task[Any]] = set()
-        self._opening: asyncio.Task[tuple[Connection, Client]] | None = None
+        self._opening: asyncio.Task[tuple[McpConnection, Client]] | None = None
         self._asking: asyncio.Task[None] | None = None
         self._tools: list[Tool] = []
         self._known: dict[str, _Known] = {}
@@ -76,7 +149,7 @@ class McpServer:
                 async with asyncio.timeout(self._definition.startup_timeout):
                     listed = await self._asked(_listed(client))
                     # Thousands take a while, in which others go on.
-                    self._learn(*await in_a_thread(lambda: self._made(listed)))
+                    self._learn(*await run_in_thread(lambda: self._made(listed)))
             except BaseException as problem:
                 self._stale = True
                 if isinstance(problem, TimeoutError):
@@ -94,18 +167,18 @@ class McpServer:
         return self._tools
 
     def _made(self, listed: Sequence[Any]) -> "tuple[list[Tool], dict[str, _Known]]":
-        given, parts = self._definition, Parts()
+        given, parts = self._definition, SizeBudget()
         entries = [tool.model_dump(mode="json", by_alias=True, exclude_unset=True) for tool in listed[:MOST_TOOLS]]
         by_name = {str(entry["name"]): entry for entry in entries if len(str(entry["name"])) <= LONGEST_NAME}
         tools, known = [], {}
         for word, name in python_names(by_name).items():
             entry = by_name[name]
-            parameters, foreign = renamed(taken(entry.get("inputSchema") or {}, parts))
+            parameters, foreign = with_python_names(bounded_schema(entry.get("inputSchema") or {}, parts))
             tool = Tool(
                 name=f"{self.name}.{word}",
-                description=cut(str(entry.get("description") or entry.get("title") or "")),
+                description=truncate(str(entry.get("description") or entry.get("title") or "")),
                 parameters=parameters,
-                returns=taken(entry.get("outputSchema"), parts),
+                returns=bounded_schema(entry.get("outputSchema"), parts),
                 positional=tuple(parameters["properties"]),
                 tags=given.tags,
                 approval=given.approval,
@@ -126,7 +199,7 @@ class McpServer:
 
     # --- calling ----------------------------------------------------------------------------------------------------
 
-    async def call(self, tool: Tool, arguments: Mapping[str, Any], stream: Stream | None = None) -> Any:
+    async def call(self, tool: Tool, arguments: Mapping[str, Any], stream: OnOutput | None = None) -> Any:
         """The server's answer as data; what it tells on the way goes to `stream`."""
         try:
             async with asyncio.timeout(tool.timeout) as limit:
@@ -140,7 +213,7 @@ class McpServer:
             self._ask_whether_alive()
             raise
 
-    async def _call(self, tool: Tool, arguments: Mapping[str, Any], stream: Stream | None) -> Any:
+    async def _call(self, tool: Tool, arguments: Mapping[str, Any], stream: OnOutput | None) -> Any:
         for again in (True, False):
             connection, client = await self._connected()
             known = self._known.get(tool.name) or _Known(tool.name.partition(".")[2], {})
@@ -179,7 +252,7 @@ class McpServer:
         if not task.cancelled():
             task.exception()  # noted: nobody may be waiting for it any more
 
-    async def _explained(self, problem: Exception, what: str, connection: Connection | None = None) -> ToolCallError:
+    async def _explained(self, problem: Exception, what: str, connection: McpConnection | None = None) -> ToolCallError:
         """The error that says what the SDK's means."""
         connection = connection or self._live()
         if isinstance(problem, ToolCallError):
@@ -194,13 +267,13 @@ class McpServer:
 
     # --- its life ---------------------------------------------------------------------------------------------------
 
-    def _live(self) -> Connection | None:
+    def _live(self) -> McpConnection | None:
         opening = self._opening
         if opening is None or not opening.done() or opening.cancelled() or opening.exception() is not None:
             return None
         return opening.result()[0]
 
-    async def _connected(self) -> "tuple[Connection, Client]":
+    async def _connected(self) -> "tuple[McpConnection, Client]":
         """The live connection; one start for all who wait for it, and its failure too."""
         if self._asking is not None:
             await asyncio.wait([self._asking])
@@ -208,7 +281,7 @@ class McpServer:
             raise self._over()
         live = self._live()
         if self._opening is None or (self._opening.done() and (live is None or live.ended)):
-            if self._hung is not None and time.monotonic() < self._hung_at + AGAIN:
+            if self._hung is not None and time.monotonic() < self._hung_at + RETRY_AFTER:
                 raise self._hung.with_traceback(None)
             self._stale = True
             self._opening = asyncio.create_task(self._open(), name=f"start of the MCP server {self.name}")
@@ -223,14 +296,14 @@ class McpServer:
     def _over(self) -> ToolCallError:
         return ToolCallError(f"the MCP server {self.name} was closed with its session")
 
-    async def _open(self) -> "tuple[Connection, Client]":
-        connection = Connection(self._definition, self._secrets, self._changed)
+    async def _open(self) -> "tuple[McpConnection, Client]":
+        connection = McpConnection(self._definition, self._secrets, self._changed)
         began, self._hung = time.monotonic(), None
         try:
             return connection, await connection.open()
         except ToolCallError as problem:
             self._hung_at = time.monotonic()
-            if self._hung_at - began >= SLOW:
+            if self._hung_at - began >= SLOW_FAILURE:
                 self._hung = problem
             raise
 
@@ -282,7 +355,7 @@ async def _listed(client: "Client") -> list[Any]:
     raise ToolCallError(f"its list of tools does not end after {MOST_PAGES} pages")
 
 
-def _progress(stream: Stream | None) -> Any:
+def _progress(stream: OnOutput | None) -> Any:
     if stream is None:
         return None
 

@@ -1,15 +1,164 @@
-"""Definitions of tools that run here: programs with their options and recipes, and modules of Python functions."""
+"""Models of the five kinds of tool definitions."""
 
 import re
 import shlex
 from functools import cached_property
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, BeforeValidator, Field, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
 
-from carrel.library.tools.definition_remote import Closed, Definition, Seconds
-from carrel.library.tools.names import python_name
+from carrel.library.names import python_name
 from carrel.text import did_you_mean
+
+Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Headers = dict[Annotated[str, Field(pattern=r"^[!#$%&'*+.^_`|~0-9A-Za-z-]+$")], str]
+Url = Annotated[str, Field(pattern=r"^https?://[^\s/]+\S*$")]
+
+TAKEN = frozenset(("list", "search", "describe", "call_sync", "call_async"))
+"""What code finds on `tools` itself."""
+
+_STREAMABLE = frozenset(("streamable-http", "streamable_http", "streamableHttp"))
+_IN_PATH = re.compile(r"{([^{}]+)}")
+
+
+class StrictModel(BaseModel):
+    """A part of a definition; a field nobody knows is a mistake, and said to be one."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True, defer_build=True)
+
+
+class ToolDefinition(StrictModel):
+    """What every definition of tools has."""
+
+    name: str
+    """The first word of its tools' names: an identifier, so that code can write it."""
+    type: str
+    description: str = ""
+    tags: tuple[str, ...] = ()
+    timeout: Seconds | None = 60.0
+    """Seconds a call may take; null is no limit."""
+    approval: Literal["never", "ask"] = "never"
+    """`ask`: somebody says yes to each call before it is made."""
+    stream: bool = False
+    """What a call says while it works goes to the output of the code that called."""
+
+    @field_validator("name")
+    @classmethod
+    def _callable(cls, name: str) -> str:
+        if not name.isidentifier() or name.startswith("_"):
+            raise ValueError("a name that Python code can write: letters, digits and _, no digit or _ first")
+        if name in TAKEN:
+            raise ValueError(f"another name: tools.{name} is something else already")
+        return name
+
+
+class McpDefinition(ToolDefinition):
+    """An MCP server; each of its tools is one of ours."""
+
+    type: Literal["mcp"]
+    transport: Annotated[
+        Literal["stdio", "http", "sse"], BeforeValidator(lambda word: "http" if word in _STREAMABLE else word)
+    ] = "stdio"
+    """stdio: a program that is started here; http: streamable HTTP; sse: its forerunner."""
+    command: str | None = None
+    args: tuple[str, ...] = ()
+    env: dict[str, str] = Field(default_factory=dict)
+    """Beside PATH, HOME and the like; nothing else of this process's environment is handed on."""
+    cwd: str | None = None
+    url: Url | None = None
+    headers: Headers = Field(default_factory=dict)
+    startup_timeout: Seconds = 10.0
+    """Seconds until the server has introduced itself, and again until it has said what it has."""
+
+    @model_validator(mode="after")
+    def _whole(self) -> Self:
+        if self.transport == "stdio":
+            wanted, unused = "command", [name for name in ("url", "headers") if getattr(self, name)]
+        else:
+            wanted, unused = "url", [name for name in ("command", "args", "env", "cwd") if getattr(self, name)]
+        if not getattr(self, wanted):
+            raise ValueError(f"{wanted} is needed with transport: {self.transport}")
+        if unused:
+            raise ValueError(f"{unused[0]} says nothing with transport: {self.transport}")
+        return self
+
+
+class EndpointParameter(BaseModel):
+    """One parameter of an endpoint: where it goes, and the JSON Schema of its value."""
+
+    model_config = ConfigDict(extra="allow", frozen=True, populate_by_name=True, defer_build=True)
+
+    place: Literal["path", "query", "header", "cookie", "body", "payload"] | None = Field(default=None, alias="in")
+    """`body`: a field of it; `payload`: all of it. Without: the query of GET, HEAD and DELETE, else the body."""
+    name: str | None = None
+    """Its name on the wire, when that is another than in Python."""
+    required: bool = False
+
+    @property
+    def value_schema(self) -> dict[str, Any]:
+        """All that is not ours is JSON Schema: type, description, default, enum, items …"""
+        return dict(self.model_extra or {})
+
+
+class Endpoint(StrictModel):
+    """One request that can be made."""
+
+    method: Annotated[
+        Literal["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"],
+        BeforeValidator(lambda word: word.upper() if isinstance(word, str) else word),
+    ] = "GET"
+    path: str
+    """Below `base_url`; `{owner}` is a parameter."""
+    description: str = ""
+    params: dict[str, EndpointParameter] = Field(default_factory=dict)
+    sends: Literal["json", "form"] = "json"
+    """How the fields of a body are written."""
+    headers: Headers = Field(default_factory=dict)
+    tags: tuple[str, ...] = ()
+    timeout: Seconds | None = None
+    approval: Literal["never", "ask"] | None = None
+
+    @model_validator(mode="after")
+    def _whole(self) -> Self:
+        on_the_wire = {given.name or name for name, given in self.params.items() if given.place == "path"}
+        lost = on_the_wire - set(self.path_names)
+        if lost:
+            raise ValueError(f"{min(lost)} is to go into the path, which has no {{{min(lost)}}}")
+        places = [given.place for given in self.params.values()]
+        if places.count("payload") > 1 or ("payload" in places and "body" in places):
+            raise ValueError("a payload is the whole body: there is one, and no fields of a body beside it")
+        return self
+
+    @property
+    def path_names(self) -> list[str]:
+        """The parameters that stand in the path, in order."""
+        return list(dict.fromkeys(_IN_PATH.findall(self.path)))
+
+
+class HttpDefinition(ToolDefinition):
+    """A service by its endpoints; each is a tool."""
+
+    type: Literal["http"]
+    base_url: Url
+    headers: Headers = Field(default_factory=dict)
+    query: dict[str, str] = Field(default_factory=dict)
+    """Sent with each request."""
+    endpoints: dict[str, Endpoint] = Field(min_length=1)
+
+
+class OpenApiDefinition(ToolDefinition):
+    """A service that describes itself; each operation is a tool."""
+
+    type: Literal["openapi"]
+    spec: str
+    """The description, OpenAPI 3.0 to 3.2, JSON or YAML: a file beside this one, or a URL."""
+    base_url: Url | None = None
+    """In place of the first of the description's `servers`."""
+    headers: Headers = Field(default_factory=dict)
+    query: dict[str, str] = Field(default_factory=dict)
+    only: tuple[str, ...] = ()
+    """The operations wanted, by name or tag; all when empty."""
+
 
 _SPOKEN = {"bool": "boolean", "int": "integer", "str": "string", "float": "number", "list": "array"}
 _PYTHON: dict[str, tuple[type, ...]] = {
@@ -49,7 +198,7 @@ def _compiled(pattern: str) -> str:
 Expression = Annotated[str, AfterValidator(_compiled)]
 
 
-class Items(Closed):
+class Items(StrictModel):
     """What each value of an array is."""
 
     type: Kind = "string"
@@ -58,7 +207,7 @@ class Items(Closed):
     pattern: Expression | None = None
 
 
-class Parameter(Closed):
+class Parameter(StrictModel):
     """One thing that can be said to a program, and what may be said."""
 
     type: Kind = "string"
@@ -116,14 +265,14 @@ class Positional(Parameter):
     name: str
 
 
-class ProgramSchema(Closed):
+class ProgramSchema(StrictModel):
     """What a program understands."""
 
     options: Annotated[dict[str, Option], AfterValidator(_called)] = Field(default_factory=dict)
     positional: tuple[Positional, ...] = ()
 
 
-class RecipeParameter(Closed):
+class RecipeParameter(StrictModel):
     """What a recipe lets its caller say; what is not given is as in the schema."""
 
     description: str | None = None
@@ -132,7 +281,7 @@ class RecipeParameter(Closed):
     enum: tuple[Any, ...] | None = None
 
 
-class Recipe(Closed):
+class Recipe(StrictModel):
     """A call with some things said beforehand and only the listed ones left open."""
 
     description: str = ""
@@ -146,7 +295,7 @@ class Recipe(Closed):
     stream: bool | None = None
 
 
-class CliDefinition(Definition):
+class CliDefinition(ToolDefinition):
     """A program; each recipe is a tool below it."""
 
     type: Literal["cli"] = "cli"
@@ -220,7 +369,7 @@ class CliDefinition(Definition):
             raise ValueError(f"recipes.{name}: {unsaid[0]} is required and is neither in preset nor in params")
 
 
-class PythonDefinition(Definition):
+class PythonDefinition(ToolDefinition):
     """A module; each of its public functions is a tool."""
 
     type: Literal["python"]

@@ -1,22 +1,78 @@
-"""Requests to one service: with its secrets, within its time, never to another host with what is this one's."""
+"""Tools of an HTTP service: its endpoints, the client they share, and answers as data."""
 
 import asyncio
 import codecs
-from collections.abc import Mapping
+import json
+from collections.abc import Mapping, Sequence
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl, urlsplit
 
 from carrel.errors import ToolCallError, ToolTimeoutError
-from carrel.library.tools.aside import in_a_thread
-from carrel.library.tools.http_answers import decoded, is_text, value_of
-from carrel.library.tools.http_request import Operation, Prepared, prepared
-from carrel.library.tools.request_logs import hidden_in_logs
-from carrel.library.tools.seam import Stream, Tool
-from carrel.library.tools.secrets import Secrets
+from carrel.library.names import python_names
+from carrel.library.tools.definitions import Endpoint, HttpDefinition
+from carrel.library.tools.http_request import UNSET, ApiOperation, HttpRequest, Place, RequestParameter, build_request
+from carrel.library.tools.secrets import Secrets, redacted_http_logs
+from carrel.library.tools.tool import Tool
+from carrel.processes import OnOutput, run_in_thread
 
 if TYPE_CHECKING:
     import httpx2
+
+_TEXT = (
+    "text/",
+    "application/csv",
+    "application/graphql",
+    "application/javascript",
+    "application/jsonl",
+    "application/ndjson",
+    "application/toml",
+    "application/x-ndjson",
+    "application/x-www-form-urlencoded",
+    "application/x-yaml",
+    "application/xml",
+    "application/yaml",
+)
+_TEXT_ENDS = ("+xml", "+yaml")
+
+
+def is_json(content_type: str) -> bool:
+    kind = _kind(content_type)
+    return kind == "application/json" or kind.endswith("+json")
+
+
+def is_text(content_type: str) -> bool:
+    kind = _kind(content_type)
+    return is_json(kind) or kind.startswith(_TEXT) or kind.endswith(_TEXT_ENDS)
+
+
+def _kind(content_type: str) -> str:
+    return content_type.partition(";")[0].strip().lower()
+
+
+def value_of(content_type: str, charset: str, body: bytes) -> Any:
+    """JSON as data, text as text, anything else as bytes; nothing is None. `ValueError` for JSON that is none."""
+    if not body:
+        return None
+    if is_json(content_type):
+        return json.loads(body)
+    if is_text(content_type):
+        return decoded(body, charset)
+    if not content_type:
+        try:
+            return body.decode()
+        except UnicodeDecodeError:
+            return body
+    return body
+
+
+def decoded(body: bytes, charset: str) -> str:
+    """The text, in the charset it claims where there is one."""
+    try:
+        return body.decode(charset or "utf-8", "replace")
+    except LookupError:
+        return body.decode("utf-8", "replace")
+
 
 LARGEST_ANSWER = 32 * 1024 * 1024
 MOST_REDIRECTS = 5
@@ -29,7 +85,7 @@ _LEADS_ELSEWHERE = frozenset((301, 302, 303, 307, 308))
 _HARMLESS_TWICE = frozenset(("GET", "HEAD", "OPTIONS", "PUT", "DELETE", "QUERY"))
 
 
-class HttpCaller:
+class HttpClient:
     """What all calls of one definition share."""
 
     def __init__(self, secrets: Secrets, headers: Mapping[str, str], query: Mapping[str, str]) -> None:
@@ -43,23 +99,23 @@ class HttpCaller:
         self,
         tool: Tool,
         base_url: str,
-        operation: Operation,
+        operation: ApiOperation,
         arguments: Mapping[str, Any],
-        stream: Stream | None = None,
+        stream: OnOutput | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> Any:
         """The answer as data; `ToolCallError` with its status when that is an error.
 
         `headers`: more that the definition sends; only in what it says are secrets filled in, never in arguments."""
         try:
-            request = prepared(operation, arguments)
+            request = build_request(operation, arguments)
         except ToolCallError as problem:
             raise ToolCallError(f"{tool.name}: {problem}") from None
         what = f"{request.method} {request.path}"
         try:
             async with asyncio.timeout(tool.timeout):
                 fixed = self._secrets.fill_headers({**self._headers, **(headers or {})})
-                with hidden_in_logs(self._secrets):
+                with redacted_http_logs(self._secrets):
                     return await self._call(f"{tool.name}: {what}", base_url, request, fixed, stream)
         except TimeoutError:
             raise ToolTimeoutError(f"{tool.name}: {what} took longer than {tool.timeout:g} s") from None
@@ -90,13 +146,13 @@ class HttpCaller:
         if self._closed:
             raise ToolCallError("the session that this tool belonged to was closed")
         if self._client is None:
-            httpx2 = await in_a_thread(lambda: import_module("httpx2"))
+            httpx2 = await run_in_thread(lambda: import_module("httpx2"))
             # How long an answer may take is each call's own matter.
             self._client = self._client or httpx2.AsyncClient(timeout=httpx2.Timeout(None, connect=30))
         return self._client
 
     async def _call(
-        self, what: str, base_url: str, request: Prepared, fixed: Mapping[str, str], stream: Stream | None
+        self, what: str, base_url: str, request: HttpRequest, fixed: Mapping[str, str], stream: OnOutput | None
     ) -> Any:
         client = await self._opened()
         url = urlsplit(base_url)
@@ -159,7 +215,7 @@ class HttpCaller:
             request = following
         raise ToolCallError(f"redirects more than {MOST_REDIRECTS} times")
 
-    async def _read(self, response: "httpx2.Response", stream: Stream | None) -> bytes:
+    async def _read(self, response: "httpx2.Response", stream: OnOutput | None) -> bytes:
         told = stream if is_text(response.headers.get("content-type", "")) else None
         words = codecs.getincrementaldecoder("utf-8")("replace")
         body = bytearray()
@@ -201,3 +257,83 @@ def _words(problem: Exception) -> str:
     if type(problem).__name__ in ("ConnectError", "ConnectTimeout"):
         return f"could not reach the service: {problem}"
     return f"failed: {str(problem) or type(problem).__name__}"
+
+
+FORM = "application/x-www-form-urlencoded"
+_IN_QUERY = frozenset(("GET", "HEAD", "DELETE", "OPTIONS"))
+_PATH_VALUE: Mapping[str, Any] = {"type": ["string", "integer"]}
+"""Of a parameter that stands in the path and is described nowhere."""
+
+
+class HttpProvider:
+    """A service and what can be asked of it."""
+
+    def __init__(self, definition: HttpDefinition, secrets: Secrets) -> None:
+        self.name = definition.name
+        self.description = definition.description
+        self._definition = definition
+        self._caller = HttpClient(secrets, definition.headers, definition.query)
+        self._operations: dict[str, tuple[ApiOperation, Mapping[str, str]]] = {}
+        self._tools = [self._learned(word, name) for word, name in python_names(definition.endpoints).items()]
+
+    def _learned(self, word: str, name: str) -> Tool:
+        given, endpoint = self._definition, self._definition.endpoints[name]
+        operation, parameters = operation_of(endpoint)
+        tool = Tool(
+            name=f"{self.name}.{word}",
+            description=endpoint.description,
+            parameters=parameters,
+            positional=tuple(parameters["properties"]),
+            tags=(*given.tags, *endpoint.tags),
+            approval=endpoint.approval or given.approval,
+            timeout=endpoint.timeout or given.timeout,
+            stream=given.stream,
+        )
+        self._operations[tool.name] = operation, endpoint.headers
+        return tool
+
+    async def definitions(self) -> Sequence[Tool]:
+        """Always the same; nothing has to run for that."""
+        return self._tools
+
+    async def call(self, tool: Tool, arguments: Mapping[str, Any], stream: OnOutput | None = None) -> Any:
+        """The service's answer: JSON as data, text as text, anything else as bytes."""
+        operation, headers = self._operations[tool.name]
+        return await self._caller.call(tool, self._definition.base_url, operation, arguments, stream, headers)
+
+    async def close(self) -> None:
+        await self._caller.close()
+
+
+def operation_of(endpoint: Endpoint) -> tuple[ApiOperation, dict[str, Any]]:
+    """The request an endpoint stands for, and the schema of its arguments: those of the path first."""
+    in_path = endpoint.path_names
+    described = {given.name or name: name for name, given in endpoint.params.items()}
+    undescribed = [name for name in in_path if name not in described]
+    names = [described.get(name, name) for name in in_path]
+    names += [name for name in endpoint.params if name not in names]
+    properties: dict[str, Any] = {}
+    required: list[str] = []
+    parts: list[RequestParameter] = []
+    for word, name in python_names(names).items():
+        given = endpoint.params.get(name)
+        schema = dict(_PATH_VALUE) if given is None else given.value_schema
+        wire = (given.name if given is not None else None) or name
+        place: Place = "path" if wire in in_path else (given.place if given is not None else None) or _usual(endpoint)
+        default = schema.get("default", UNSET)
+        properties[word] = schema
+        if default is UNSET and (name in undescribed or place == "path" or (given is not None and given.required)):
+            required.append(word)
+        parts.append(RequestParameter(word, wire, place, default, style="simple" if place == "path" else "form"))
+    operation = ApiOperation(
+        method=endpoint.method,
+        path=endpoint.path if endpoint.path.startswith("/") else f"/{endpoint.path}",
+        parts=tuple(parts),
+        content_type=FORM if endpoint.sends == "form" else "application/json",
+    )
+    schema = {"type": "object", "properties": properties, "required": required, "additionalProperties": False}
+    return operation, schema
+
+
+def _usual(endpoint: Endpoint) -> Place:
+    return "query" if endpoint.method in _IN_QUERY else "body"

@@ -1,15 +1,227 @@
-"""Pure: what is said of a tool and of its parameters, less what its signature says already."""
+"""Pure: JSON Schemas as Python types and parameter docs; foreign schemas in a bounded size."""
 
 import inspect
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from carrel.library.tools.names import python_name
-from carrel.library.tools.python_types import MOST_CHOICES, Work, python_type, resolved, type_and_depth, union
-from carrel.library.tools.seam import Tool
+from carrel.library.names import python_name
+from carrel.library.tools.tool import Tool
+
+_PLAIN = {"string": "str", "integer": "int", "number": "float", "boolean": "bool", "null": "None"}
+MOST_CHOICES = 20
+"""So many values are a `Literal`; where there are more, the type is that of the values."""
+_DEEPEST = 6
+_MOST_REFERENCES = 30
+ANY = "Any"
+
+
+class Work:
+    """How many parts of schemas may still be looked at: references make a small schema a boundless type."""
+
+    def __init__(self, left: int = 30_000) -> None:
+        self.left = left
+        self.hidden = False
+        """Whether something lay too deep to be told."""
+
+    def spend(self, parts: int = 1) -> bool:
+        """False when there is nothing left to spend."""
+        self.left -= parts
+        return self.left >= 0
+
+
+def python_type(schema: Any, whole: Mapping[str, Any] | None = None, room: int = 240, work: Work | None = None) -> str:
+    """The type as a person would write it, in at most about `room` characters: what lies deep is told as `dict`.
+
+    `whole`: the schema in which a `$ref` is looked up; `work`: what several types may cost together."""
+    return type_and_depth(schema, whole, room, work)[0]
+
+
+def type_and_depth(
+    schema: Any, whole: Mapping[str, Any] | None = None, room: int = 240, work: Work | None = None
+) -> tuple[str, int]:
+    """The same, and how many objects deep it tells the names of what lies in them."""
+    work = work or Work()
+    told = ANY, 0
+    # From the top down: most of what is too long is so within a level or two.
+    for depth in range(_DEEPEST + 1):
+        # Hardly a part takes fewer than two characters.
+        part = Work(min(2 * room, work.left))
+        before = part.left
+        written = _type(schema, whole or {}, depth, (), part)
+        work.left -= before - max(part.left, 0)
+        if depth and (len(written) > room or part.left < 0):
+            break
+        if len(written) > 4 * room:
+            return ANY, 0
+        told = written, depth if part.hidden else _DEEPEST
+        if not part.hidden:
+            break
+    return told
+
+
+def _type(schema: Any, whole: Mapping[str, Any], depth: int, seen: tuple[str, ...], work: Work) -> str:
+    if not isinstance(schema, Mapping) or not work.spend():
+        return ANY
+    schema, seen = resolved(schema, whole, seen, work)
+    if "const" in schema:
+        return _literal([schema["const"]])
+    choices = schema.get("enum")
+    if isinstance(choices, list) and 0 < len(choices) <= MOST_CHOICES:
+        return _literal(choices)
+    for word in ("anyOf", "oneOf"):
+        if isinstance(schema.get(word), list) and schema[word]:
+            return union(_type(choice, whole, depth, seen, work) for choice in schema[word])
+    kinds = schema.get("type")
+    if isinstance(kinds, list):
+        return union(_type({**schema, "type": kind}, whole, depth, seen, work) for kind in kinds[:MOST_CHOICES])
+    if kinds == "string" and schema.get("format") in ("binary", "byte"):
+        return "bytes"
+    if kinds == "array" or (kinds is None and "items" in schema):
+        inner = _type(schema.get("items"), whole, depth, seen, work)
+        return "list" if inner == ANY else f"list[{inner}]"
+    if kinds == "object" or (kinds is None and "properties" in schema):
+        return _object(schema, whole, depth, seen, work)
+    return _PLAIN.get(kinds, ANY) if isinstance(kinds, str) else ANY
+
+
+def resolved(
+    schema: Mapping[str, Any], whole: Mapping[str, Any], seen: tuple[str, ...] = (), work: Work | None = None
+) -> tuple[Mapping[str, Any], tuple[str, ...]]:
+    """The schema with its `$ref` followed and its `allOf` put together; an endless one is an open object."""
+    work = work or Work()
+    reference = schema.get("$ref")
+    if isinstance(reference, str):
+        if reference in seen or len(seen) >= _MOST_REFERENCES:
+            return {"type": "object"}, seen
+        found = _found(reference, whole)
+        rest = {key: value for key, value in schema.items() if key != "$ref"}
+        return resolved({**found, **rest}, whole, (*seen, reference), work)
+    parts = schema.get("allOf")
+    if not isinstance(parts, list):
+        return schema, seen
+    merged: dict[str, Any] = {key: value for key, value in schema.items() if key != "allOf"}
+    for part in parts:
+        if not isinstance(part, Mapping) or not work.spend():
+            continue
+        one, seen = resolved(part, whole, seen, work)
+        for key, value in one.items():
+            if key == "properties" and isinstance(merged.get(key), Mapping) and isinstance(value, Mapping):
+                merged[key] = {**merged[key], **value}
+            elif key == "required" and isinstance(merged.get(key), list) and isinstance(value, list):
+                merged[key] = [*merged[key], *value]
+            else:
+                merged.setdefault(key, value)
+    return merged, seen
+
+
+def _found(reference: str, whole: Mapping[str, Any]) -> Mapping[str, Any]:
+    node: Any = whole
+    for word in reference.removeprefix("#").strip("/").split("/") if reference != "#" else ():
+        name = word.replace("~1", "/").replace("~0", "~")
+        node = node.get(name) if isinstance(node, Mapping) else None
+    return node if isinstance(node, Mapping) else {}
+
+
+def _object(schema: Mapping[str, Any], whole: Mapping[str, Any], depth: int, seen: tuple[str, ...], work: Work) -> str:
+    properties = schema.get("properties")
+    if isinstance(properties, Mapping) and properties:
+        if not depth:
+            work.hidden = True
+            return "dict"
+        required = schema.get("required") if isinstance(schema.get("required"), list) else []
+        # {'id': str, 'note?': str}: what need not be there has the question mark that TypeScript gives it.
+        shown = [
+            f"{_key(str(name), name in (required or ()))}: {_type(inner, whole, depth - 1, seen, work)}"
+            for name, inner in properties.items()
+        ]
+        return f"{{{', '.join(shown)}}}"
+    values = schema.get("additionalProperties")
+    if isinstance(values, Mapping) and values:
+        inner = _type(values, whole, depth, seen, work)
+        return "dict" if inner == ANY else f"dict[str, {inner}]"
+    return "dict"
+
+
+def _key(name: str, required: bool) -> str:
+    return repr(name if required else f"{name}?")
+
+
+def _literal(values: list[Any]) -> str:
+    return f"Literal[{', '.join(map(repr, values))}]"
+
+
+def union(kinds: Iterable[str]) -> str:
+    """One of several types, each named once."""
+    found = list(dict.fromkeys(kinds))
+    if ANY in found:
+        return ANY
+    literals = [kind for kind in found if kind.startswith("Literal[") and " | " not in kind]
+    if len(literals) > 1:
+        values = ", ".join(kind.removeprefix("Literal[").removesuffix("]") for kind in literals)
+        found = [f"Literal[{values}]", *(kind for kind in found if kind not in literals)]
+    # None last, as people write it.
+    found.sort(key=lambda kind: kind == "None")
+    return " | ".join(found)
+
+
+DEEPEST = 40
+LONGEST_TEXT, LONGEST_NAME = 16_000, 200
+LEFT_OUT = frozenset(("pattern", "patternProperties", "uniqueItems", "$comment", "examples"))
+"""Whoever has the tool checks them: an expression can take for ever, comparing all with all nearly so."""
+_NAMED = frozenset(("properties", "$defs", "definitions", "dependentSchemas"))
+_DATA = frozenset(("default", "enum", "const"))
+
+
+class SizeBudget:
+    """How many parts may still be taken; one count for all schemas of a server."""
+
+    def __init__(self, left: int = 200_000) -> None:
+        self.left = left
+
+
+def bounded_schema(schema: Any, parts: SizeBudget) -> Any:
+    """A copy; what is nested too deeply or beyond the count is anything, and long texts are cut."""
+    return _schema(schema, parts, 0)
+
+
+def _schema(value: Any, parts: SizeBudget, depth: int) -> Any:
+    parts.left -= 1
+    if isinstance(value, list):
+        return [_schema(item, parts, depth + 1) for item in value] if _has_room(parts, depth) else []
+    if not isinstance(value, Mapping):
+        return value
+    if not _has_room(parts, depth):
+        return {}
+    made: dict[str, Any] = {}
+    for name, item in value.items():
+        if name in LEFT_OUT:
+            continue
+        if name in _NAMED and isinstance(item, Mapping):
+            # What is called description or pattern here is a name, and no word of the schema.
+            named = {inner: one for inner, one in item.items() if len(inner) <= LONGEST_NAME}
+            made[name] = {inner: _schema(one, parts, depth + 2) for inner, one in named.items()}
+        elif name in _DATA:
+            if len(str(item)) <= LONGEST_TEXT or name == "enum":
+                made[name] = item
+        else:
+            made[name] = truncate(item) if isinstance(item, str) else _schema(item, parts, depth + 1)
+    if "patternProperties" in value:
+        # Some names are allowed that are not listed; which, is not known any more.
+        made["additionalProperties"] = True
+    return made
+
+
+def _has_room(parts: SizeBudget, depth: int) -> bool:
+    return parts.left >= 0 and depth <= DEEPEST
+
+
+def truncate(text: str) -> str:
+    """The text in a bearable length."""
+    return f"{text[:LONGEST_TEXT]}…" if len(text) > LONGEST_TEXT else text
+
 
 _MOST_PROSE, _LONGEST_PLACE = 3000, 300
 """Parts of a tool's parameters whose descriptions are looked for, and how deep: the length of `filter.owner.name`."""
@@ -38,7 +250,7 @@ _DEFAULT_SENTENCE = re.compile(r"(?:^|(?<=[.;])\s+)defaults?(?: to| is|:|=)\s*(\
 
 
 @dataclass(frozen=True)
-class Told:
+class ToolDocs:
     """The prose of one tool."""
 
     about: tuple[str, ...]
@@ -60,7 +272,7 @@ class _Part(NamedTuple):
     optional: bool = False
 
 
-def told(tool: Tool) -> Told:
+def told(tool: Tool) -> ToolDocs:
     """All of it, each thing once: what the tool says of a parameter itself is not said again."""
     parameters = list(parameters_in_order(tool))
     lines, arguments = _apart(inspect.cleandoc(tool.description).splitlines(), {name for name, _, _ in parameters})
@@ -91,7 +303,7 @@ def told(tool: Tool) -> Told:
             if left and left not in whole and left not in " ".join(said.get(place, ())):
                 said.setdefault(place, []).append(left)
     more = [f"(Its parameters have {untold} more parts, which are not told here.)"] if untold else []
-    return Told(
+    return ToolDocs(
         (*_unwrapped(lines), *more),
         {place[0]: _joined(prose) for place, prose in said.items() if len(place) == 1},
         {
@@ -184,11 +396,11 @@ def _described(walk: _Walk, schema: Any, place: tuple[str, ...], seen: tuple[str
 
 def _one_of(choices: Sequence[Any]) -> str:
     shown = [json.dumps(choice, ensure_ascii=False, default=str) for choice in choices]
-    said, cut = ", ".join(shown), len(shown)
+    said, truncate = ", ".join(shown), len(shown)
     while len(said) > _LONGEST_CHOICES:
-        cut = cut // 2
-        said = ", ".join(shown[:cut])
-    return f"One of {said}" if cut == len(shown) else f"One of {len(shown)}: {said}, …"
+        truncate = truncate // 2
+        said = ", ".join(shown[:truncate])
+    return f"One of {said}" if truncate == len(shown) else f"One of {len(shown)}: {said}, …"
 
 
 def _apart(lines: Sequence[str], names: set[str]) -> tuple[Sequence[str], dict[str, tuple[str, str]]]:

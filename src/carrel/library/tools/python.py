@@ -1,4 +1,4 @@
-"""Python functions as tools: the schema comes from type hints and docstring, and the values arrive as the types say."""
+"""Python functions as tools: the schema comes from type hints and docstring."""
 
 import asyncio
 import contextlib
@@ -16,11 +16,10 @@ from pydantic.json_schema import GenerateJsonSchema
 
 from carrel.errors import CarrelError, ConfigurationError, ToolCallError, ToolTimeoutError
 from carrel.library.docstrings import read_docstring
-from carrel.library.tools.arguments import plain
-from carrel.library.tools.aside import in_a_thread
-from carrel.library.tools.definition_local import PythonDefinition
-from carrel.library.tools.definition_remote import TAKEN
-from carrel.library.tools.seam import Stream, Tool
+from carrel.library.tools.arguments import to_json_value
+from carrel.library.tools.definitions import TAKEN, PythonDefinition
+from carrel.library.tools.tool import Tool
+from carrel.processes import OnOutput, run_in_thread
 from carrel.text import did_you_mean
 
 MOST_ITEMS = 100_000
@@ -28,7 +27,7 @@ MOST_ITEMS = 100_000
 _NOT_BY_NAME = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 
-class Function:
+class PythonFunction:
     """One Python function, ready to be called as a tool."""
 
     def __init__(self, function: Callable[..., Any], name: str) -> None:
@@ -59,7 +58,7 @@ class Function:
     async def _called(self, args: list[Any], kwargs: dict[str, Any]) -> Any:
         if inspect.iscoroutinefunction(self._function) or _is_async(self._function):
             return await self._function(*args, **kwargs)
-        answer = await in_a_thread(lambda: _listed(self._function(*args, **kwargs)))
+        answer = await run_in_thread(lambda: _listed(self._function(*args, **kwargs)))
         if inspect.isasyncgen(answer):
             async with contextlib.aclosing(answer):
                 return await _gathered(answer)
@@ -87,14 +86,14 @@ class Function:
             return self._model.model_validate(dict(arguments))
         except ValidationError as problem:
             wrong = {error["loc"][0] for error in problem.errors(include_url=False) if error["loc"]}
-            given = {name: plain(value) if name in wrong else value for name, value in arguments.items()}
+            given = {name: to_json_value(value) if name in wrong else value for name, value in arguments.items()}
             return self._model.model_validate(given)
 
 
-class Functions:
+class FunctionProvider:
     """The tool provider of functions that a program registered itself, or of one module."""
 
-    def __init__(self, name: str, functions: Sequence[Function] = ()) -> None:
+    def __init__(self, name: str, functions: Sequence[PythonFunction] = ()) -> None:
         self.name = name
         self._by_name = {function.tool.name: function for function in functions}
         self._tools = [function.tool for function in functions]
@@ -102,14 +101,14 @@ class Functions:
     async def definitions(self) -> Sequence[Tool]:
         return self._tools
 
-    async def call(self, tool: Tool, arguments: Mapping[str, Any], stream: Stream | None = None) -> Any:
+    async def call(self, tool: Tool, arguments: Mapping[str, Any], stream: OnOutput | None = None) -> Any:
         return await self._by_name[tool.name].call(tool, arguments)
 
     async def close(self) -> None:
         """Nothing runs between calls."""
 
 
-class PythonModule(Functions):
+class ModuleProvider(FunctionProvider):
     """The tool provider of a module's public functions; the module is imported when it is first needed."""
 
     def __init__(self, definition: PythonDefinition) -> None:
@@ -121,7 +120,7 @@ class PythonModule(Functions):
     async def definitions(self) -> Sequence[Tool]:
         if not self._loaded:
             definition = self._definition
-            found = await in_a_thread(lambda: functions_in(_imported(definition), definition))
+            found = await run_in_thread(lambda: functions_in(_imported(definition), definition))
             self._by_name = {function.tool.name: function for function in found}
             self._tools = [function.tool for function in found]
             self._loaded = True
@@ -136,7 +135,7 @@ def register(
     tags: Sequence[str] = (),
     approval: Literal["never", "ask"] = "never",
     timeout: float | None = 60.0,
-) -> Functions:
+) -> FunctionProvider:
     """A provider of this one function, under its own name or another (`group.name` too)."""
     called = name or str(getattr(function, "__name__", type(function).__name__))
     if not all(word.isidentifier() and not word.startswith("_") for word in called.split(".")):
@@ -146,7 +145,7 @@ def register(
         raise ConfigurationError(
             f"a tool cannot be called {word!r}: tools.{word} is something else already; give name=…"
         )
-    made = Function(function, called)
+    made = PythonFunction(function, called)
     made.tool = replace(
         made.tool,
         description=made.tool.description if description is None else description,
@@ -154,10 +153,10 @@ def register(
         approval=approval,
         timeout=timeout,
     )
-    return Functions(word, [made])
+    return FunctionProvider(word, [made])
 
 
-def functions_in(module: ModuleType, definition: PythonDefinition) -> list[Function]:
+def functions_in(module: ModuleType, definition: PythonDefinition) -> list[PythonFunction]:
     """Its public functions: those in `__all__`, or else those written in it whose name begins with no underscore."""
     listed = getattr(module, "__all__", None)
     names = [str(name) for name in listed] if listed is not None else [n for n in vars(module) if not n.startswith("_")]
@@ -173,7 +172,7 @@ def functions_in(module: ModuleType, definition: PythonDefinition) -> list[Funct
             )
     if definition.functions:
         functions = {name: getattr(module, name) for name in definition.functions}
-    made = [Function(function, f"{definition.name}.{name}") for name, function in functions.items()]
+    made = [PythonFunction(function, f"{definition.name}.{name}") for name, function in functions.items()]
     for function in made:
         function.tool = replace(
             function.tool,

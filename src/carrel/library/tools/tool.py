@@ -1,13 +1,17 @@
-"""What a tool is, and what whoever provides tools promises."""
+"""What a tool is, and the protocol of its provider."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, runtime_checkable
 
+from carrel.processes import OnOutput
+
 NO_PARAMETERS: Mapping[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
 
-Stream = Callable[[str], None]
-"""Takes a piece of a call's output as it comes."""
+RETRY_AFTER = 30.0
+"""Seconds after which a provider that failed is tried again by a listing, or by a call if the failure was slow."""
+SLOW_FAILURE = 1.0
+"""A failure that took longer is repeated to the next callers at once, instead of making each of them wait."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,7 +56,7 @@ class ToolProvider(Protocol):
     async def definitions(self) -> Sequence[Tool]:
         """What it has; starts what has to run for that. `ConfigurationError` or `ToolCallError` when it cannot say."""
 
-    async def call(self, tool: Tool, arguments: Mapping[str, Any], stream: Stream | None = None) -> Any:
+    async def call(self, tool: Tool, arguments: Mapping[str, Any], stream: OnOutput | None = None) -> Any:
         """The result as data. Arguments have been checked against `tool.parameters`.
 
         `ToolCallError` when it fails, `ToolTimeoutError` when it takes longer than `tool.timeout`; cancelling the

@@ -1,19 +1,168 @@
-"""Runs a program on the host: never a shell, its output bounded, and all it started gone when it ends or time is up."""
+"""Runs programs on the host: never a shell, bounded output, and the whole process tree ends with the program."""
 
 import asyncio
 import codecs
 import contextlib
+import contextvars
 import os
 import signal
 import subprocess
 import threading
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from pathlib import Path
+from typing import Any, Literal, Protocol, TypeVar
 
-from carrel.library.tools.bounded import Bounded
-from carrel.library.tools.seam import Stream
-from carrel.library.tools.surroundings import surroundings
+OnOutput = Callable[[str], None]
+"""Called with each piece of output as it comes."""
+
+INHERITED = ("HOME", "LANG", "LC_ALL", "LOGNAME", "PATH", "SHELL", "TERM", "TMPDIR", "TZ", "USER")
+
+
+def child_environment(more: Mapping[str, str] | None = None) -> dict[str, str]:
+    """The few variables that every program gets, and what its definition adds."""
+    return {name: os.environ[name] for name in INHERITED if name in os.environ} | dict(more or {})
+
+
+Result = TypeVar("Result")
+
+
+async def run_in_thread(function: Callable[[], Result]) -> Result:
+    """What the function returns or raises. Cancelling the caller lets the thread go on, for nobody."""
+    loop = asyncio.get_running_loop()
+    answered: asyncio.Future[Result] = loop.create_future()
+    context = contextvars.copy_context()
+
+    def settle(result: Any, problem: BaseException | None) -> None:
+        if answered.done():
+            return
+        if problem is None:
+            answered.set_result(result)
+        else:
+            answered.set_exception(problem)
+
+    def run() -> None:
+        result: Any = None
+        problem: BaseException | None = None
+        try:
+            result = context.run(function)
+        except StopIteration as stopped:
+            # A future refuses it, because through an await it would mean something else.
+            problem = RuntimeError(f"the function raised {stopped!r}")
+        except BaseException as raised:  # noqa: BLE001 -- whatever it raises is for whoever waits
+            problem = raised
+        try:
+            loop.call_soon_threadsafe(settle, result, problem)
+        except RuntimeError:
+            return  # the loop is closed, so nobody waits
+
+    # Not the loop's own pool: that has few threads, and one that hangs in it keeps the program from ending.
+    threading.Thread(target=run, name="carrel-tool", daemon=True).start()
+    return await answered
+
+
+LIMIT = 10 * 1024 * 1024
+
+
+class BoundedBytes:
+    """Takes bytes of any amount in flat memory."""
+
+    def __init__(self, limit: int = LIMIT) -> None:
+        self._room = max(limit // 2, 1)
+        self._head = bytearray()
+        self._tail = bytearray()
+        self.total = 0
+
+    def add(self, data: bytes) -> None:
+        self.total += len(data)
+        space = self._room - len(self._head)
+        if space > 0:
+            self._head += data[:space]
+            data = data[space:]
+        self._tail += data
+        # Cut seldom: moving the tail for each piece would cost the square of what is written.
+        if len(self._tail) > 2 * self._room:
+            del self._tail[: -self._room]
+
+    @property
+    def left_out(self) -> int:
+        """How many bytes are not kept."""
+        return max(0, self.total - len(self._head) - self._room)
+
+    @property
+    def head(self) -> bytes:
+        """All of it, or what came before the gap."""
+        return bytes(self._head) if self.left_out else bytes(self._head + self._tail)
+
+    @property
+    def tail(self) -> bytes:
+        """What came after the gap, where there is one."""
+        return bytes(self._tail[-self._room :]) if self.left_out else b""
+
+    def end(self, limit: int) -> tuple[bytes, bool]:
+        """The last bytes, at most `limit` and half of what is kept; and whether there were others before them."""
+        kept = self.tail or self.head
+        return kept[-limit:], self.total > min(limit, len(kept))
+
+
+def gap(left_out: int) -> bytes:
+    """What stands in the place of what was not kept."""
+    return f"\n[… {left_out:,} bytes left out …]\n".encode()
+
+
+def last_lines(text: str, limit: int, *, cut: bool) -> str:
+    """The last `limit` characters, from the beginning of a line where one begins there; `cut`: more stood before."""
+    text = text.strip()
+    if len(text) > limit:
+        text, cut = text[-limit:], True
+        text = text[text.find("\n") + 1 :]
+    return f"…{text}" if cut else text
+
+
+MARK = "CARREL_STARTED_FOR"
+_PROC = Path("/proc")
+
+
+def kill_marked_processes(mark: str) -> int:
+    """Kill all that have the mark, until there are none; how many there were.
+
+    One that takes the mark out of its environment when it starts another program, or belongs to another user, is not
+    found."""
+    ended: set[int] = set()
+    for _ in range(10):
+        found = set()
+        for pid in _marked(mark):
+            with contextlib.suppress(OSError):
+                handle = os.pidfd_open(pid)
+                try:
+                    # Again, now that the number cannot become another's.
+                    if _has(pid, mark):
+                        signal.pidfd_send_signal(handle, signal.SIGKILL)
+                        found.add(pid)
+                finally:
+                    os.close(handle)
+        if not found - ended:
+            break
+        ended |= found
+    return len(ended)
+
+
+def _marked(mark: str) -> Iterator[int]:
+    if not _PROC.is_dir():
+        return
+    for entry in _PROC.iterdir():
+        if entry.name.isdigit() and _has(int(entry.name), mark):
+            yield int(entry.name)
+
+
+def _has(pid: int, mark: str) -> bool:
+    try:
+        environment = (_PROC / str(pid) / "environ").read_bytes()
+    except OSError:
+        # Gone meanwhile, or somebody else's.
+        return False
+    return f"{MARK}={mark}".encode() in environment.split(b"\0")
+
 
 _PIECE = 256 * 1024
 _LAST_PIECES = 8
@@ -27,7 +176,7 @@ _DYING = 5.0
 
 
 @dataclass(frozen=True)
-class Ended:
+class ProcessResult:
     """How a program ended."""
 
     exit_code: int
@@ -45,11 +194,11 @@ class Ended:
     """Whether there was more of it before."""
 
 
-class Written:
+class ProcessOutput:
     """What a program writes, as it comes: bounded, and told to whoever wants its output meanwhile."""
 
-    def __init__(self, stream: Stream | None = None) -> None:
-        self._stdout, self._stderr = Bounded(), Bounded(2 * _KEPT_STDERR)
+    def __init__(self, stream: OnOutput | None = None) -> None:
+        self._stdout, self._stderr = BoundedBytes(), BoundedBytes(2 * _KEPT_STDERR)
         self._say = _Decoded(stream) if stream is not None else None
 
     def add(self, stream: Literal["stdout", "stderr"], data: bytes) -> None:
@@ -63,14 +212,14 @@ class Written:
     def add_stderr(self, data: bytes) -> None:
         self._stderr.add(data)
 
-    def ended(self, exit_code: int, *, timed_out: bool) -> Ended:
+    def ended(self, exit_code: int, *, timed_out: bool) -> ProcessResult:
         """It is over; nothing more comes."""
         if self._say is not None:
             self._say.end()
         stderr, cut = self._stderr.end(_KEPT_STDERR)
         out = self._stdout
         said = stderr.decode("utf-8", "surrogateescape")
-        return Ended(exit_code, out.head, said, out.left_out, timed_out, out.tail, cut)
+        return ProcessResult(exit_code, out.head, said, out.left_out, timed_out, out.tail, cut)
 
 
 class Runner(Protocol):
@@ -84,26 +233,26 @@ class Runner(Protocol):
         env: Mapping[str, str] | None = None,
         cwd: str | None = None,
         timeout: float | None = None,
-        stream: Stream | None = None,
-    ) -> Awaitable[Ended]: ...
+        stream: OnOutput | None = None,
+    ) -> Awaitable[ProcessResult]: ...
 
 
-async def run_here(
+async def run_on_host(
     argv: Sequence[str],
     *,
     stdin: bytes | None = None,
     env: Mapping[str, str] | None = None,
     cwd: str | None = None,
     timeout: float | None = None,
-    stream: Stream | None = None,
-) -> Ended:
+    stream: OnOutput | None = None,
+) -> ProcessResult:
     """On this machine, as this user; it gets `env` and the little that every program does. Cancelling ends it."""
     process = subprocess.Popen(
         argv,
         stdin=subprocess.DEVNULL if stdin is None else subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
-        env=surroundings(env),
+        env=child_environment(env),
         cwd=os.path.expanduser(cwd) if cwd else None,
         bufsize=0,
         start_new_session=True,
@@ -124,12 +273,12 @@ async def run_here(
 class _Running:
     """One program under way, watched by the loop."""
 
-    def __init__(self, process: subprocess.Popen[bytes], stdin: bytes, stream: Stream | None) -> None:
+    def __init__(self, process: subprocess.Popen[bytes], stdin: bytes, stream: OnOutput | None) -> None:
         self._process = process
         self._loop = asyncio.get_running_loop()
         self._watched = os.pidfd_open(process.pid)
         self._input = memoryview(stdin)
-        self._written = Written(stream)
+        self._written = ProcessOutput(stream)
         self._finished: asyncio.Future[None] = self._loop.create_future()
         self._pipes: dict[int, Callable[[bytes], None]] = {}
         for pipe, take in ((process.stdout, self._written.add_stdout), (process.stderr, self._written.add_stderr)):
@@ -142,7 +291,7 @@ class _Running:
             self._loop.add_writer(process.stdin.fileno(), self._writable)
         self._loop.add_reader(self._watched, self._exited)
 
-    async def ended(self, timeout: float | None) -> Ended:
+    async def ended(self, timeout: float | None) -> ProcessResult:
         # Waited for from beside: whoever is cancelled while awaiting a future itself takes it along.
         timed_out = not await self._finished_within(timeout)
         await self.gone()
@@ -241,7 +390,7 @@ class _Running:
 class _Decoded:
     """Bytes in pieces as text in pieces."""
 
-    def __init__(self, say: Stream) -> None:
+    def __init__(self, say: OnOutput) -> None:
         self._say = say
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
