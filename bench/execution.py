@@ -21,8 +21,8 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
+from carrel.execution.config import SubprocessConfig
 from carrel.execution.packed_image import pack_image
-from carrel.execution.settings import SubprocessConfig
 from carrel.execution.subprocess_executor import SubprocessExecutor
 
 Measure = Callable[[], Awaitable[float]]

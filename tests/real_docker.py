@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from carrel.execution.engine import connect
+from carrel.execution.docker_engine import connect
 from carrel.execution.packed_image import pack_image
 
 IMAGE = "carrel-tests:1"

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 from carrel.errors import EnvironmentFailed
-from carrel.execution.uv_program import uv
+from carrel.execution.environments import uv
 from carrel.meaning import MiniLMEmbedder
 from carrel.meaning.installing import install_minilm
 from carrel.meaning.minilm import MODULE

@@ -10,7 +10,7 @@ import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
 from carrel.errors import EnvironmentFailed
-from carrel.execution.uv_program import uv
+from carrel.execution.environments import uv
 from carrel.meaning import Embedder, MPNetEmbedder
 from carrel.meaning.installing import install_mpnet
 

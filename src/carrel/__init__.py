@@ -175,6 +175,13 @@ if TYPE_CHECKING:
         EventType,
         bus,
     )
+    from carrel.execution.config import (
+        ContainerConfig,
+        InProcessConfig,
+        Limits,
+        Mount,
+        SubprocessConfig,
+    )
     from carrel.execution.container_executor import (
         ContainerExecutor,
     )
@@ -192,13 +199,6 @@ if TYPE_CHECKING:
     )
     from carrel.execution.packed_image import (
         pack_image,
-    )
-    from carrel.execution.settings import (
-        ContainerConfig,
-        InProcessConfig,
-        Limits,
-        Mount,
-        SubprocessConfig,
     )
     from carrel.execution.subprocess_executor import (
         SubprocessExecutor,
@@ -443,7 +443,7 @@ _ROOMS = {
     "carrel.execution.executor": "CommandResult ExecutionResult Executor FileChange FileEntry Output RunningCommand",
     "carrel.execution.in_process": "InProcessExecutor",
     "carrel.execution.packed_image": "pack_image",
-    "carrel.execution.settings": "ContainerConfig InProcessConfig Limits Mount SubprocessConfig",
+    "carrel.execution.config": "ContainerConfig InProcessConfig Limits Mount SubprocessConfig",
     "carrel.execution.subprocess_executor": "SubprocessExecutor",
     "carrel.home": "resolve_carrel_home resolve_sessions_dir",
     "carrel.library.artifacts": "ArtifactStore",

@@ -3,8 +3,8 @@
 import asyncio
 import sys
 
+from carrel.execution.config import SubprocessConfig
 from carrel.execution.packages import subprocess_packages
-from carrel.execution.settings import SubprocessConfig
 
 
 async def main(base: str, wheels: str, how: str, *requirements: str) -> None:

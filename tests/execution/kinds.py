@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from carrel.execution.config import ContainerConfig, InProcessConfig, SubprocessConfig
 from carrel.execution.container_executor import ContainerExecutor
 from carrel.execution.executor import Executor, Handler
 from carrel.execution.in_process import InProcessExecutor
-from carrel.execution.settings import ContainerConfig, InProcessConfig, SubprocessConfig
 from carrel.execution.subprocess_executor import SubprocessExecutor
 from tests.real_docker import IMAGE
 

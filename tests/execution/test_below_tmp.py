@@ -7,7 +7,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from carrel.execution.settings import SubprocessConfig
+from carrel.execution.config import SubprocessConfig
 from carrel.execution.subprocess_executor import SubprocessExecutor
 
 IMPORTED_LATE = "import wave, sys, tomllib, subprocess; subprocess.getoutput(f'{sys.executable} -c \"print(6)\"')"

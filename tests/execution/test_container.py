@@ -20,11 +20,11 @@ import pytest
 
 from carrel import Session
 from carrel.errors import CarrelError, ExecutionError, ForkRefused, SandboxUnavailable
-from carrel.execution import container_session, tls_line
+from carrel.execution import container_session
+from carrel.execution.capabilities import engine_parts
+from carrel.execution.config import ContainerConfig, Limits, Mount
 from carrel.execution.container_executor import ContainerExecutor
-from carrel.execution.engine import LABEL, Engine, connect
-from carrel.execution.engine_probe import engine_parts
-from carrel.execution.settings import ContainerConfig, Limits, Mount
+from carrel.execution.docker_engine import LABEL, Engine, connect, plain_socket
 from tests.execution.processes import descriptors, until
 from tests.needs import skip_without
 from tests.real_docker import IMAGE
@@ -328,7 +328,7 @@ def _keep_gate(listener: socket.socket, engine: str, secured: ssl.SSLContext | N
     while True:
         try:
             visitor, _ = listener.accept()
-            visitor = tls_line.plain(secured.wrap_socket(visitor, server_side=True)) if secured else visitor
+            visitor = plain_socket(secured.wrap_socket(visitor, server_side=True)) if secured else visitor
         except OSError:
             return
         first = visitor.recv(1 << 16)

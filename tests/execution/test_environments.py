@@ -11,9 +11,9 @@ import pytest
 
 from carrel.errors import ConfigurationError, DependencyError, EnvironmentFailed
 from carrel.execution import environments
+from carrel.execution.config import SubprocessConfig
 from carrel.execution.environments import environment_of_base, host_environment
 from carrel.execution.packages import subprocess_packages
-from carrel.execution.settings import SubprocessConfig
 from carrel.execution.subprocess_executor import SubprocessExecutor
 from tests.wheels import build_wheel
 
@@ -82,7 +82,7 @@ async def test_one_whose_base_was_moved_is_made_again(tmp_path: Path, wheel: str
 MAKER = """
 import asyncio, sys
 from carrel.execution.packages import subprocess_packages
-from carrel.execution.settings import SubprocessConfig
+from carrel.execution.config import SubprocessConfig
 print(asyncio.run(subprocess_packages(SubprocessConfig(base=sys.argv[1], deps=[sys.argv[2]]))).environment.python)
 """
 

@@ -18,11 +18,11 @@ import pytest
 
 from carrel.errors import CarrelError, ExecutorClosed, ForkRefused, PlaceLost, WorkerLost
 from carrel.execution import live_session
+from carrel.execution.capabilities import probe
+from carrel.execution.config import SubprocessConfig
 from carrel.execution.init_control import InitControl
-from carrel.execution.settings import SubprocessConfig
 from carrel.execution.subprocess_executor import SubprocessExecutor
-from carrel.execution.zygotes import Family, SpawnFailed, Zygotes, shared
-from carrel.guest.sandbox.probe import probe
+from carrel.execution.zygote_client import Family, SpawnFailed, Zygotes, shared
 from tests.execution.conftest import Here
 from tests.execution.processes import alive, descendants, groups_of, mounts, started, until, wait_gone
 
@@ -417,7 +417,7 @@ ELSEWHERE = """
 import asyncio, os, sys
 from pathlib import Path
 os.chdir(sys.argv[1])
-from carrel.execution.settings import SubprocessConfig
+from carrel.execution.config import SubprocessConfig
 from carrel.execution.subprocess_executor import SubprocessExecutor
 async def main():
     async with SubprocessExecutor(SubprocessConfig(sandbox="required", workspace=Path("."))) as executor:
@@ -435,9 +435,9 @@ def test_a_host_whose_own_folder_is_the_workspace_below_tmp(tmp_path: Path) -> N
 
 HOST = """
 import asyncio, sys
-from carrel.execution.settings import Limits, SubprocessConfig
+from carrel.execution.config import Limits, SubprocessConfig
 from carrel.execution.subprocess_executor import SubprocessExecutor
-from carrel.guest.sandbox.probe import probe
+from carrel.execution.capabilities import probe
 async def main():
     modes = ["required"] * 14 + ["off"] * 6
     held = any(part.name == "memory" and part.in_force for part in probe())

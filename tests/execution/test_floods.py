@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from carrel.execution.settings import Limits, SubprocessConfig
+from carrel.execution.config import Limits, SubprocessConfig
 from carrel.execution.subprocess_executor import SubprocessExecutor
 
 MIB = 1024 * 1024
@@ -72,7 +72,7 @@ said
 """
 BESIDE_IT = f"""
 import asyncio, os, resource
-from carrel.execution.settings import SubprocessConfig
+from carrel.execution.config import SubprocessConfig
 from carrel.execution.subprocess_executor import SubprocessExecutor
 resource.setrlimit(resource.RLIMIT_NOFILE, (1024, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
 config = SubprocessConfig(sandbox="required")

@@ -17,9 +17,8 @@ from pathlib import Path
 import pytest
 
 from carrel.errors import DependencyError, EnvironmentFailed
-from carrel.execution import changed_whole
+from carrel.execution.config import SubprocessConfig
 from carrel.execution.packages import HALF, Packages, subprocess_packages
-from carrel.execution.settings import SubprocessConfig
 from carrel.execution.subprocess_executor import SubprocessExecutor
 from tests.wheels import build_wheel
 
@@ -186,7 +185,7 @@ async def test_a_file_system_that_cannot_link_files_does_as_well(
     def refuse_link(*_: object, **__: object) -> None:
         raise PermissionError(1, "Operation not permitted")
 
-    monkeypatch.setattr(changed_whole.os, "link", refuse_link)
+    monkeypatch.setattr(os, "link", refuse_link)
     packages: Packages = await subprocess_packages(SubprocessConfig(base=tmp_path, wheelhouse=wheels))
     await packages.install(["red==1.0"])
     await packages.install(["blue==1.0"])

@@ -14,10 +14,10 @@ from collections.abc import AsyncIterator
 
 import pytest
 
+from carrel.execution.config import SubprocessConfig
 from carrel.execution.host_line import HostLine, Record
 from carrel.execution.init_control import InitControl
-from carrel.execution.pipes import Discard, OutputPipe
-from carrel.execution.settings import SubprocessConfig
+from carrel.execution.output_pipes import Discard, OutputPipe
 from carrel.execution.subprocess_executor import SubprocessExecutor
 from carrel.guest.worker.line import LineBroken
 from tests.execution.processes import descriptors, until

@@ -12,8 +12,8 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from carrel.execution import file_changes
+from carrel.execution.config import Mount, SubprocessConfig
 from carrel.execution.executor import FileChange
-from carrel.execution.settings import Mount, SubprocessConfig
 from carrel.execution.subprocess_executor import SubprocessExecutor
 from carrel.execution.workspace_files import WorkspaceFiles
 

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from carrel.errors import DependencyError
+from carrel.execution.config import SubprocessConfig
 from carrel.execution.packages import subprocess_packages
-from carrel.execution.settings import SubprocessConfig
 
 CERTIFICATE = """\
 -----BEGIN PRIVATE KEY-----

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from carrel.errors import DependencyError, EnvironmentFailed
-from carrel.execution.settings import SubprocessConfig
+from carrel.execution.config import SubprocessConfig
+from carrel.execution.environments import output
 from carrel.execution.subprocess_executor import SubprocessExecutor
-from carrel.execution.uv_program import output
 from tests.library.remote.web import Answer, Web
 from tests.storage.suite import until
 from tests.wheels import build_wheel

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from carrel.errors import RequirementRefused, RuntimeDepsDisabledError
+from carrel.execution.config import SubprocessConfig
 from carrel.execution.packages import Packages, subprocess_packages
-from carrel.execution.settings import SubprocessConfig
 from carrel.execution.subprocess_executor import SubprocessExecutor
 from carrel.library.deps import Deps
 from carrel.storage.base import Store

@@ -12,8 +12,8 @@ import pytest
 from carrel.assembly import RedisStorage
 from carrel.conversation.messages import user_text_message
 from carrel.errors import ArtifactWriteError
+from carrel.execution.config import SubprocessConfig
 from carrel.execution.packages import Packages, subprocess_packages
-from carrel.execution.settings import SubprocessConfig
 from carrel.library.artifacts import ArtifactStore
 from carrel.library.deps import Deps
 from carrel.library.workflows import WorkflowLibrary

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from carrel.guest.sandbox import probe
+from carrel.execution import capabilities as probe
 from tests.sandbox.conftest import Host
 from tests.sandbox.host import Session, readable
 

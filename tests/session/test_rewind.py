@@ -23,8 +23,8 @@ from carrel import (
     user_text_message,
 )
 from carrel.conversation.models import conversation
+from carrel.execution.config import Limits
 from carrel.execution.executor import Moment
-from carrel.execution.settings import Limits
 from carrel.guest.sandbox.cgroups import trees
 from carrel.session.checkpoints import MOST
 from tests.real_redis import RealRedis

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from carrel.execution.settings import Mount
+from carrel.execution.config import Mount
 from carrel.execution.subprocess_executor import SYSTEM_PATH
 from carrel.tasks.place import Prepared, make_ready
 from carrel.tasks.sample import Sample

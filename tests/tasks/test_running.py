@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from carrel.errors import ConfigurationError, ResultsRefused
-from carrel.execution.settings import Mount
+from carrel.execution.config import Mount
 from carrel.tasks.results_file import ResultsFile, TaskResult
 from carrel.tasks.running import Agent, run_samples
 from carrel.tasks.sample import Sample

@@ -7,8 +7,8 @@ from errno import ENOENT
 from pathlib import Path
 from typing import Literal
 
+from carrel.execution.config import ContainerConfig, SubprocessConfig
 from carrel.execution.executor import RUN_COMMAND, Executor, run_clock_stands
-from carrel.execution.settings import ContainerConfig, SubprocessConfig
 from carrel.library.deps import Deps
 from carrel.library.search import Index
 from carrel.library.tools.approval import ApprovalRequest, Approver, Decision, asked

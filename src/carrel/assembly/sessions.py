@@ -14,10 +14,7 @@ from carrel.assembly.storages import FileStorage, MemoryStorage
 from carrel.conversation.models.conversation import Conversation
 from carrel.conversation.session_state import checked_id
 from carrel.errors import ConfigurationError
-from carrel.execution.container_executor import ContainerExecutor
-from carrel.execution.executor import Executor, Place
-from carrel.execution.in_process import InProcessExecutor
-from carrel.execution.settings import (
+from carrel.execution.config import (
     ContainerConfig,
     InProcessConfig,
     Limits,
@@ -27,6 +24,9 @@ from carrel.execution.settings import (
     SubprocessConfig,
     is_seconds,
 )
+from carrel.execution.container_executor import ContainerExecutor
+from carrel.execution.executor import Executor, Place
+from carrel.execution.in_process import InProcessExecutor
 from carrel.execution.subprocess_executor import SubprocessExecutor
 from carrel.library.tools.approval import Approver
 from carrel.session import Library, StorageBackend

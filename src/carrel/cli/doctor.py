@@ -7,8 +7,7 @@ import typer
 
 from carrel.cli import show
 from carrel.cli.ending import MACHINE_LACKS
-from carrel.execution.engine_probe import engine_parts
-from carrel.guest.sandbox.probe import Part, can_confine, probe
+from carrel.execution.capabilities import Part, can_confine, engine_parts, probe
 
 
 def doctor(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:

@@ -10,8 +10,7 @@ from carrel.cli.asking import python_in
 from carrel.cli.bases import Base, Json, chosen
 from carrel.cli.ending import FAILED, WrongUsage, is_no_text, waits
 from carrel.cli.running import failed, print_result, shown
-from carrel.execution.settings import Limits
-from carrel.execution.sizes import size_in_bytes
+from carrel.execution.config import Limits, size_in_bytes
 
 
 @waits

@@ -6,7 +6,7 @@ import typer
 
 from carrel.cli import show
 from carrel.cli.ending import waits
-from carrel.execution.uv_program import uv
+from carrel.execution.environments import uv
 from carrel.meaning import MPNetEmbedder, better_embedder, default_embedder, minilm_folder, mpnet_folder
 from carrel.meaning.installing import install_minilm, install_mpnet, remove_model
 

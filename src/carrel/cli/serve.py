@@ -12,7 +12,7 @@ import typer
 from carrel import server
 from carrel.cli import show
 from carrel.cli.ending import WrongUsage, waits
-from carrel.execution.settings import MODES
+from carrel.execution.config import MODES
 
 
 @waits

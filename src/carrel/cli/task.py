@@ -18,7 +18,7 @@ from carrel.cli.asking import text_in
 from carrel.cli.ending import TaskFailed, WrongUsage, waits
 from carrel.cli.progress import progress
 from carrel.errors import EnvironmentFailed
-from carrel.execution.settings import Mount
+from carrel.execution.config import Mount
 
 if TYPE_CHECKING:
     from carrel.tasks import Dataset, Sample, Summary, TaskResult, VerificationResult

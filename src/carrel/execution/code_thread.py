@@ -18,7 +18,7 @@ from collections.abc import Callable
 from typing import Any
 
 from carrel.execution import thread_streams
-from carrel.execution.calls import known_errors
+from carrel.execution.host_calls import known_errors
 from carrel.execution.host_line import Record
 from carrel.guest.worker import display, telling, values
 from carrel.guest.worker.cells import Cell, let_go, line_in

@@ -3,26 +3,198 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import os
+import sys
 import tarfile
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
 from uuid import uuid4
 
 from carrel.errors import CarrelError, ExecutorClosed, ForkRefused, SandboxUnavailable
-from carrel.execution import container_plan, file_changes, requests, scratch
-from carrel.execution.calls import known_errors
-from carrel.execution.container_packages import ContainerPackages, container_packages
-from carrel.execution.container_session import ContainerSession
-from carrel.execution.engine import LABEL, Engine, connect
+from carrel.execution import file_changes, requests, temp_dirs
+from carrel.execution.config import ContainerConfig, Mount, path_of, settings_of
+from carrel.execution.container_session import PACKAGES, ContainerSession
+from carrel.execution.docker_engine import LABEL, Engine, connect
+from carrel.execution.environments import NEUTRAL, Environment, has_uv
 from carrel.execution.executor import Handler, Moment
+from carrel.execution.file_changes import Tree, seen_below
+from carrel.execution.host_calls import known_errors
 from carrel.execution.live_session import SpawnFailed
-from carrel.execution.packages import Packages
+from carrel.execution.packages import MARK, Packages, found_in_names, made_ready
 from carrel.execution.packed_image import default_tag
-from carrel.execution.settings import ContainerConfig, path_of, settings_of
-from carrel.execution.uv_program import has_uv
 from carrel.execution.worker_executor import WorkerExecutor
+
+PROGRAM = "/opt/carrel"
+"""Where the worker's program is, on a volume that goes with the container."""
+FOR_COMMANDS = f"{PROGRAM}/packages.path"
+"""What Python programs that are run as commands have as their PYTHONPATH; beside it, `packages` leads to those."""
+HOME = "/home/agent"
+USER = "1000:1000"
+MIB = 1024 * 1024
+
+
+def image_of(config: ContainerConfig) -> str:
+    return config.image or f"python:{sys.version_info[0]}.{sys.version_info[1]}-slim"
+
+
+def container_of(config: ContainerConfig, user: str, labels: Mapping[str, str]) -> dict[str, Any]:
+    """What it is, wherever it runs."""
+    return {
+        "image": image_of(config),
+        "entrypoint": ["python3", "-I", PROGRAM],
+        "hostname": config.hostname,
+        "user": user,
+        "stdin_open": True,
+        # Its first process takes no other, so that code inside cannot end it.
+        "stop_signal": "SIGKILL",
+        "working_dir": "/",
+        "volumes": [PROGRAM],
+        "labels": dict(labels),
+    }
+
+
+def host_of(config: ContainerConfig, *, counts_files: bool = True) -> dict[str, Any]:
+    """What the engine's machine gives it, and what not; `counts_files` where the engine can limit their number."""
+    limits = config.limits
+    # Whoever the code is may write there; an owner cannot be named to every engine.
+    own = "rw,exec,nosuid,nodev,mode=1777"
+    own += "" if limits.disk is None else f",size={limits.disk}"
+    own += "" if limits.files is None or not counts_files else f",nr_inodes={limits.files}"
+    tmpfs = dict.fromkeys(("/tmp", HOME, PACKAGES), own)
+    mounts = list(config.mounts)
+    if config.workspace is not None and config.workspace_mode != "overlay":
+        mounts.append(Mount(source=config.workspace, at=config.workspace_at, mode=config.workspace_mode))
+    else:
+        tmpfs[config.workspace_at] = own
+    asked = {
+        "network_mode": config.network if isinstance(config.network, str) else "default" if config.network else "none",
+        "read_only": True,
+        "tmpfs": tmpfs,
+        "mounts": [_bind(mount) for mount in mounts],
+        "cap_drop": ["ALL"],
+        "security_opt": ["no-new-privileges"],
+        "auto_remove": True,
+        # What it says is the line to the host, and nothing for a log.
+        "log_config": {"type": "none", "config": {}},
+        "pids_limit": limits.processes,
+        "mem_limit": limits.memory,
+        # Swap would only put off the end.
+        "memswap_limit": limits.memory,
+        "nano_cpus": None if limits.cpus is None else int(limits.cpus * 1e9),
+        "runtime": config.runtime,
+    }
+    if limits.open_files is not None:
+        asked["ulimits"] = [{"name": "nofile", "soft": limits.open_files, "hard": limits.open_files}]
+    return {name: value for name, value in asked.items() if value is not None}
+
+
+def _bind(mount: Mount) -> dict[str, Any]:
+    """Not as `source:at:mode`, for which an engine makes what is missing, and which no colon may be in."""
+    source = str(Path(mount.source).absolute())
+    return {"Type": "bind", "Source": source, "Target": mount.at, "ReadOnly": mount.mode == "ro"}
+
+
+def environment_of(config: ContainerConfig, path: str) -> dict[str, str]:
+    """What the code finds, on top of what the image sets; `path` is the image's own."""
+    own = {"HOME": HOME, "USER": "agent", "LOGNAME": "agent", "LANG": "C.UTF-8", "TMPDIR": "/tmp"}
+    own |= {"PATH": f"{path}:{PACKAGES}/bin", "PYTHONPATH": FOR_COMMANDS}
+    return {**own, **config.env}
+
+
+def user_of(config: ContainerConfig) -> str:
+    """Who the code is; in a folder of the machine, whoever the folder belongs to."""
+    if config.user is not None:
+        return config.user if ":" in config.user else f"{config.user}:{config.user}"
+    if config.workspace is not None and config.workspace_mode != "overlay":
+        owner = Path(config.workspace).stat()
+        return f"{owner.st_uid}:{owner.st_gid}"
+    return USER
+
+
+def platform_of(facts: Mapping[str, Any]) -> str:
+    """What uv calls the platform that a Python inside has told of."""
+    machine, libc = str(facts.get("machine", "x86_64")), str(facts.get("libc", ""))
+    if not libc.startswith("glibc 2."):
+        return f"{machine}-unknown-linux-musl"
+    minor = libc.removeprefix("glibc 2.").partition(".")[0]
+    has = int(minor) if minor.isdigit() else 17
+    known = max((number for number in (17, 28, *range(31, 41)) if number <= has), default=17)
+    return f"{machine}-manylinux_2_{known}"
+
+
+class ContainerPackages(Packages):
+    """Kept in a folder of the host's; `changes` has what must be brought in for the container to have it too."""
+
+    def __init__(self, facts: Mapping[str, Any], added: Path, wheelhouse: Path | None) -> None:
+        super().__init__(Environment(sys.executable, ()), added, wheelhouse)
+        self._facts = facts
+        self._brought: Tree = {}
+
+    def _found_beside(self) -> dict[str, str]:
+        return found_in_names([str(name) for name in self._facts.get("packages") or []])
+
+    def _python(self) -> list[str]:
+        version = ".".join(str(part) for part in (self._facts.get("version") or sys.version_info)[:2])
+        return [*super()._python(), "--python-version", version, "--python-platform", platform_of(self._facts)]
+
+    async def _uv_install(self, words: Sequence[str], folder: str = NEUTRAL) -> None:
+        # What is built here would be for this machine, and run on it.
+        await super()._uv_install(words if "--no-build" in words else ["--no-build", *words], folder)
+
+    def changes(self, to: Path, user: tuple[int, int]) -> tuple[list[str], Tree]:
+        """Write what is new since the last time as a tar archive; gives what has gone, and what is there now."""
+        now = self._now()
+        with tarfile.open(to, "w") as archive:
+            for name in sorted(name for name, seen in now.items() if self._brought.get(name) != seen):
+                self._add(archive, name, user)
+        return [name for name in self._brought if name not in now], now
+
+    def brought(self, now: Tree) -> None:
+        """So much is in the container; nothing when it is another."""
+        self._brought = now
+
+    def is_behind(self) -> bool:
+        """Whether something has to be brought in."""
+        return self._now() != self._brought
+
+    def _now(self) -> Tree:
+        # When the kernel last saw a file change says nothing: it is linked from copy to copy.
+        seen = seen_below(self.added).items()
+        return {name: replace(one, changed=0) for name, one in seen if name != MARK}
+
+    def _add(self, archive: tarfile.TarFile, name: str, user: tuple[int, int]) -> None:
+        path = self.added / name
+        entry = archive.gettarinfo(str(path), name)
+        entry.uid, entry.gid = user
+        entry.uname = entry.gname = ""
+        if not entry.isreg():
+            archive.addfile(entry)
+            return
+        if Path(name).parts[0] != "bin":
+            with open(path, "rb") as file:
+                archive.addfile(entry, file)
+            return
+        # A command's first line names the Python that it is for.
+        inside = str(self._facts.get("python", "python3"))
+        content = path.read_bytes().replace(os.fsencode(self.environment.python), os.fsencode(inside), 1)
+        entry.size = len(content)
+        archive.addfile(entry, io.BytesIO(content))
+
+
+async def container_packages(config: ContainerConfig, facts: Mapping[str, Any]) -> ContainerPackages:
+    """What the settings ask for, in a folder of the base or one that goes with the session."""
+    base, wheelhouse = path_of(config.base), path_of(config.wheelhouse)
+    folder = temp_dirs.new_folder("packages") if base is None else base.absolute() / "environments"
+    version = ".".join(str(part) for part in (facts.get("version") or sys.version_info)[:2])
+    packages = ContainerPackages(facts, folder / f"container-{version}-{platform_of(facts)}", wheelhouse)
+    if base is None:
+        packages.goes_with_the_session(folder)
+    await made_ready(packages, config.deps, path_of(config.deps_file))
+    return packages
+
 
 ALWAYS = {"timeout", "reset", "interrupt", "streaming"}
 ISOLATED = {"process_isolation", "container_isolation", "filesystem_isolation"}
@@ -38,7 +210,7 @@ class ContainerExecutor(WorkerExecutor):
     def __init__(self, config: ContainerConfig | None = None, *, handlers: dict[str, Handler] | None = None) -> None:
         super().__init__(handlers)
         self.config = settings_of(self, ContainerConfig, config)
-        self._user = container_plan.user_of(self.config)
+        self._user = user_of(self.config)
         self._bringing = asyncio.Lock()
 
     # --- life -------------------------------------------------------------------------------------------------------
@@ -51,15 +223,13 @@ class ContainerExecutor(WorkerExecutor):
         try:
             async with asyncio.timeout(config.startup_timeout) as patience:
                 labels = {LABEL: uuid4().hex, "carrel.host": f"{os.uname().nodename}:{os.getpid()}"}
-                container = container_plan.container_of(config, self._user, labels)
-                await session.begin(
-                    container, container_plan.host_of(config, counts_files=engine.counts_files), container_plan.PROGRAM
-                )
+                container = container_of(config, self._user, labels)
+                await session.begin(container, host_of(config, counts_files=engine.counts_files), PROGRAM)
                 patience.reschedule(None)
                 await self._make_packages(session)
                 await self._bring_workspace(session)
                 patience.reschedule(asyncio.get_running_loop().time() + config.startup_timeout)
-                await session.start(self._settings(), container_plan.environment_of(config, session.facts["path"]))
+                await session.start(self._settings(), environment_of(config, session.facts["path"]))
         except TimeoutError:
             await session.close()
             raise SpawnFailed("start", None, f"it was not ready within {config.startup_timeout:g} s") from None
@@ -82,7 +252,7 @@ class ContainerExecutor(WorkerExecutor):
                 "engine's own settings (for Docker /etc/docker/daemon.json), after which it is started again"
             )
         engine.need_image(
-            container_plan.image_of(self.config),
+            image_of(self.config),
             "Name one that is there with image=…, or make one of this machine's own Python: "
             f"`carrel.pack_image()`, and image={default_tag()!r}",
         )
@@ -91,7 +261,7 @@ class ContainerExecutor(WorkerExecutor):
         config = self.config
         return {
             "home": config.workspace_at,
-            "packages": container_plan.PACKAGES,
+            "packages": PACKAGES,
             "names": sorted(self.handlers),
             "errors": known_errors(),
             "frozen": config.frozen,
@@ -141,12 +311,12 @@ class ContainerExecutor(WorkerExecutor):
         given = path_of(self.config.workspace)
         if given is None or self.config.workspace_mode != "overlay":
             return
-        folder = scratch.new_folder("workspace")
+        folder = temp_dirs.new_folder("workspace")
         try:
             await asyncio.to_thread(_pack, given, folder / "workspace.tar", self._numbers())
             await session.unpack(folder / "workspace.tar", self.config.workspace_at)
         finally:
-            await asyncio.to_thread(scratch.remove, folder)
+            await asyncio.to_thread(temp_dirs.remove, folder)
 
     async def _look_at_workspace(self, session: ContainerSession) -> None:
         """Remember how it begins."""
@@ -183,14 +353,14 @@ class ContainerExecutor(WorkerExecutor):
             packages = self._packages
             if packages is None or not await asyncio.to_thread(packages.is_behind):
                 return
-            folder = scratch.new_folder("packages")
+            folder = temp_dirs.new_folder("packages")
             try:
                 archive = folder / "packages.tar"
                 gone, now = await asyncio.to_thread(packages.changes, archive, self._numbers())
-                await session.unpack(archive, container_plan.PACKAGES, gone)
+                await session.unpack(archive, PACKAGES, gone)
                 packages.brought(now)
             finally:
-                await asyncio.to_thread(scratch.remove, folder)
+                await asyncio.to_thread(temp_dirs.remove, folder)
 
     async def install(self, requirements: Sequence[str], constraints: Sequence[str] = ()) -> dict[str, str]:
         changed = await super().install(requirements, constraints)

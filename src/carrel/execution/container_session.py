@@ -16,18 +16,19 @@ from pathlib import Path
 from typing import Any
 
 import carrel.guest
-from carrel.execution.container_plan import PACKAGES
 from carrel.execution.container_stream import ContainerStream
-from carrel.execution.endings import Ending, WorkerDied, told_ending
-from carrel.execution.engine import Engine
+from carrel.execution.docker_engine import Engine
 from carrel.execution.executor import Handler, RunClock
 from carrel.execution.host_line import Record, framed_body, read_body
 from carrel.execution.live_session import LiveSession, SpawnFailed, fail
-from carrel.execution.pipes import Sink
+from carrel.execution.output_pipes import Sink
+from carrel.execution.results import Ending, WorkerDied, told_ending
 from carrel.guest.worker.contained import ARCHIVE, CONTROL, FRESH, LINE, RUN, STDERR, STDOUT
 from carrel.guest.worker.line import LineBroken
 
 GUEST = Path(carrel.guest.__file__).parent
+PACKAGES = "/opt/packages"
+"""Where added packages are, inside."""
 DEAF = 10.0
 """Seconds that the first process has to kill the worker; it takes that long only when the container stands still."""
 
@@ -110,9 +111,6 @@ class ContainerSession(LiveSession):
     @property
     def worker_alive(self) -> bool:
         return self._alive and self._stream is not None and not self._stream.closed
-
-    def _look_now(self) -> None:
-        """The loop itself reads this stream, in its next round."""
 
     def _send(self, record: Record, fds: Sequence[int] = (), *, most_unread: int | None = None) -> None:
         if self._stream is None:

@@ -12,7 +12,7 @@ from pathlib import Path
 from uuid import uuid4
 
 from carrel.execution.executor import CommandEnded, RunningCommand
-from carrel.execution.pipes import OutputPipe, Sink
+from carrel.execution.output_pipes import OutputPipe, Sink
 from carrel.guest.worker.families import MARK, Family, look
 
 SHELL = ["/bin/sh", "-c"]

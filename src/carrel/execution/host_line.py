@@ -12,7 +12,6 @@ from typing import Any
 
 import orjson
 
-from carrel.guest.sandbox.limits import raise_open_files
 from carrel.guest.worker.line import LARGEST, MOST_FDS, LineBroken, TooLong, packed, unpacked
 
 Record = dict[str, Any]
@@ -21,6 +20,8 @@ _FIRST = 1 << 13
 _CHUNK = 1 << 18
 _MOST_UNREAD = 10_000
 """Records that wait to be read by the other end: more than anybody has who reads at all."""
+_LATER = 0.01
+"""Seconds until descriptors are sent again that there was no room for."""
 _SPACE = socket.CMSG_SPACE(MOST_FDS * 4)
 _CLOSED_ON_EXEC = int(socket.MSG_CMSG_CLOEXEC)
 
@@ -92,8 +93,9 @@ class HostLine:
             self._loop.add_writer(self._socket.fileno(), self._write)
             return
         except OSError as problem:
-            if problem.errno == errno.ETOOMANYREFS and raise_open_files():
-                self._write()
+            if problem.errno == errno.ETOOMANYREFS:
+                # More descriptors are on their way than this process may have open: some are received in a moment.
+                self._loop.call_later(_LATER, self._write)
             else:
                 self._end(f"the line is gone: {problem.strerror}")
             return

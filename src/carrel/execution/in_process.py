@@ -13,10 +13,10 @@ from types import TracebackType
 from typing import Any, Literal, Self
 
 from carrel.errors import CarrelError, ExecutorClosed, ForkRefused
-from carrel.execution import file_changes, given, import_paths, requests, scratch, thread_streams
-from carrel.execution.bounded_output import BoundedOutput
-from carrel.execution.calls import handler_for, told, whole
+from carrel.execution import arguments, file_changes, import_paths, requests, temp_dirs, thread_streams
 from carrel.execution.code_thread import CodeThread
+from carrel.execution.config import InProcessConfig, settings_of
+from carrel.execution.environments import has_uv
 from carrel.execution.executor import (
     RUN_CLOCK,
     RUN_COMMAND,
@@ -31,14 +31,13 @@ from carrel.execution.executor import (
     Output,
     RunningCommand,
 )
+from carrel.execution.host_calls import handler_for, told, whole
 from carrel.execution.host_commands import SHELL, HostCommands
 from carrel.execution.host_line import Record
-from carrel.execution.outcome import Stop, closed_result, failed_result, finished, misused, stopped
+from carrel.execution.output import BoundedOutput, Streaming, streamed
 from carrel.execution.packages import Packages, in_process_packages
-from carrel.execution.settings import InProcessConfig, settings_of
-from carrel.execution.streaming import Streaming, streamed
+from carrel.execution.results import Stop, closed_result, failed_result, finished, misused, stopped
 from carrel.execution.turns import Turn
-from carrel.execution.uv_program import has_uv
 from carrel.execution.workspace_files import WorkspaceFiles
 from carrel.guest.worker import files, values
 from carrel.guest.worker.asking import encoded
@@ -101,7 +100,7 @@ class InProcessExecutor(WorkspaceFiles):
                 self._home = Path(self.config.workspace).absolute()
                 self._before = file_changes.Remembered(self._home)
             else:
-                self._home = self._own_home = scratch.new_folder("workspace")
+                self._home = self._own_home = temp_dirs.new_folder("workspace")
             thread_streams.use()
             self._thread = self._new_thread()
         return self._thread
@@ -141,7 +140,7 @@ class InProcessExecutor(WorkspaceFiles):
         await self._commands.end_all()
         thread_streams.leave()
         if self._own_home is not None:
-            await asyncio.to_thread(scratch.remove, self._own_home)
+            await asyncio.to_thread(temp_dirs.remove, self._own_home)
 
     def supported_capabilities(self) -> set[str]:
         found = {"timeout", "reset", "interrupt", "streaming"}
@@ -305,9 +304,13 @@ class InProcessExecutor(WorkspaceFiles):
         stdin: bytes | str | None = None,
         on_output: OnOutput | None = None,
     ) -> CommandResult:
-        words, seconds, variables = given.command_words(command), given.seconds(timeout), given.variables(env)
-        typed = None if stdin is None else given.content_bytes(stdin, "stdin")
-        folder = None if cwd is None else os.path.expanduser(given.path_text(cwd, "cwd"))
+        words, seconds, variables = (
+            arguments.command_words(command),
+            arguments.seconds(timeout),
+            arguments.variables(env),
+        )
+        typed = None if stdin is None else arguments.content_bytes(stdin, "stdin")
+        folder = None if cwd is None else os.path.expanduser(arguments.path_text(cwd, "cwd"))
         async with self._turn:
             await self._started()
             output = requests.CommandOutput(self.config.output_limit, on_output)
@@ -355,7 +358,7 @@ class InProcessExecutor(WorkspaceFiles):
             return await self._commands.processes()
 
     async def kill(self, pid: int) -> bool:
-        number = given.whole_number(pid, "pid")
+        number = arguments.whole_number(pid, "pid")
         async with self._turn:
             await self._started()
             return await self._commands.kill(number)

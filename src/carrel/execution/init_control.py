@@ -8,8 +8,8 @@ import signal
 import socket
 from collections.abc import Callable, Sequence
 
-from carrel.execution.endings import WorkerDied
 from carrel.execution.host_line import HostLine, Record
+from carrel.execution.results import WorkerDied
 
 STATUS = 1.0
 """Seconds in which init must have told how a dead worker ended."""

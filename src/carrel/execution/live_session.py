@@ -8,12 +8,11 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 
 from carrel.errors import ExecutionError
-from carrel.execution.awake import Awake
-from carrel.execution.calls import Calls
-from carrel.execution.endings import Ending, WorkerDied
 from carrel.execution.executor import Handler, RunClock
+from carrel.execution.host_calls import Calls
 from carrel.execution.host_line import Record
-from carrel.execution.pipes import Sink
+from carrel.execution.output_pipes import Sink
+from carrel.execution.results import Ending, WorkerDied
 from carrel.guest.worker.line import LineBroken
 
 READY = 30.0
@@ -44,7 +43,6 @@ class LiveSession(ABC):
     def __init__(self, handlers: dict[str, Handler]) -> None:
         self._loop = asyncio.get_running_loop()
         self._handlers = handlers
-        self._awake = Awake(self._look_now)
         self.unfrozen = "no frozen fork had been made yet"
         self.unkept = False
         """Whether the variables have changed since the frozen fork was made."""
@@ -76,10 +74,6 @@ class LiveSession(ABC):
     def _send(self, record: Record, fds: Sequence[int] = (), *, most_unread: int | None = None) -> None:
         """To the worker; nothing when it is gone. Raises LineBroken for a record that is too long, or with which more
         than `most_unread` bytes would wait for the worker to read them."""
-
-    @abstractmethod
-    def _look_now(self) -> None:
-        """Take in what has come from the worker, without waiting."""
 
     @abstractmethod
     def run(self, code: str, stdout: Sink, stderr: Sink, clock: RunClock | None = None) -> asyncio.Future[Record]:
@@ -179,7 +173,6 @@ class LiveSession(ABC):
         except BaseException:
             self._forget(self._number)
             raise
-        self._awake.expect()
         return answer
 
     def _forget(self, number: int) -> asyncio.Future[Record] | None:
@@ -222,7 +215,6 @@ class LiveSession(ABC):
         except LineBroken as problem:
             error = {"type": "ValueError", "message": f"what it returned cannot be given to the code: {problem}"}
             self._send({"op": "answer", "call": record["call"], "error": error})
-        self._awake.expect()
 
     def interrupt(self) -> None:
         # The signal may come before the worker has begun with the code; then it looks for which run it was meant.
@@ -263,7 +255,6 @@ class LiveSession(ABC):
             answer = self._forget(number)
             if answer is None:
                 raise LineBroken("an answer to nothing that was asked")
-            self._awake.came()
             self._shared = self._shared or record.get("shared") is True
             self.unkept = record.get("unkept") is True if "unkept" in record else self.unkept
             if "at" in record:
@@ -278,7 +269,6 @@ class LiveSession(ABC):
                 error = {"type": "RuntimeError", "message": "no run is under way; the host answers calls during one"}
                 self._answer_call({"op": "answer", "call": record.get("call"), "error": error})
             else:
-                self._awake.came()
                 self._calls.begin(record, length)
         elif operation == "cancel":
             if self._calls is not None:

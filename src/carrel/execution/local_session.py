@@ -9,16 +9,18 @@ import socket
 import stat
 from collections.abc import Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 from carrel.errors import ForkRefused
-from carrel.execution.endings import Ending, MemoryKills, WorkerDied, told_ending
 from carrel.execution.executor import Handler, RunClock
 from carrel.execution.host_line import HostLine, Record
 from carrel.execution.init_control import InitControl
 from carrel.execution.live_session import READY, LiveSession, Piece, SpawnFailed
-from carrel.execution.pipes import Discard, OutputPipe, Sink, refuse_the_last
-from carrel.execution.zygotes import Zygote
+from carrel.execution.output_pipes import Discard, OutputPipe, Sink, refuse_the_last
+from carrel.execution.results import Ending, WorkerDied, told_ending
+from carrel.execution.zygote_client import Zygote
+from carrel.guest.sandbox.cgroups import trees
 from carrel.guest.worker.line import LineBroken
 
 _SETTLES = 2.0
@@ -92,10 +94,6 @@ class LocalSession(LiveSession):
     def _send(self, record: Record, fds: Sequence[int] = (), *, most_unread: int | None = None) -> None:
         if self._line is not None:
             self._line.send(record, fds, most_unread=most_unread)
-
-    def _look_now(self) -> None:
-        if self._line is not None:
-            self._line.read_now()
 
     def count_memory_kills(self) -> None:
         """From now on, for `how_it_ended`."""
@@ -389,3 +387,57 @@ class LocalSession(LiveSession):
         self.stdout.close()
         self.stderr.close()
         self._discard.close()
+
+
+class MemoryKills:
+    """How often the kernel has ended something in a session's cgroup for want of memory; it counts on for ever.
+
+    So the count is taken when a request begins, and what matters is whether it has grown since. A session and its
+    forks have one cgroup.
+    """
+
+    def __init__(self, file: int = -1) -> None:
+        self._file = file
+        self._before = 0
+
+    @classmethod
+    def of(cls, init: int) -> MemoryKills:
+        """Of the session with this first process; one that counts nothing where there is no memory cgroup."""
+        tree = trees().get("memory")
+        try:
+            rows = Path(f"/proc/{init}/cgroup").read_text(encoding="utf-8").splitlines()
+        except OSError:
+            rows = []
+        for row in rows if tree is not None else []:
+            _, controllers, path = row.split(":", 2)
+            if tree is None or not (controllers == "" or "memory" in controllers.split(",")):
+                continue
+            for name in ("memory.events", "memory.oom_control"):
+                file = Path(tree.folder) / Path(path).name / name
+                if file.exists():
+                    return cls(os.open(file, os.O_RDONLY | os.O_CLOEXEC))
+        return cls()
+
+    def shared(self) -> MemoryKills:
+        """For a fork."""
+        return MemoryKills(os.dup(self._file) if self._file >= 0 else -1)
+
+    def begin(self) -> None:
+        self._before = self._count()
+
+    def has_grown(self) -> bool:
+        return self._count() > self._before
+
+    def _count(self) -> int:
+        if self._file < 0:
+            return 0
+        try:
+            rows = [line.split() for line in os.pread(self._file, 4096, 0).splitlines()]
+        except OSError:
+            return 0  # the cgroup is gone
+        return next((int(row[1]) for row in rows if len(row) == 2 and row[0] == b"oom_kill"), 0)
+
+    def close(self) -> None:
+        if self._file >= 0:
+            os.close(self._file)
+            self._file = -1

@@ -1,38 +1,42 @@
 """The packages of a session: its environment, and beside it what is added while the session lives.
 
-What is added was chosen inside, so nothing of it may run on the host. It is kept apart from the virtualenv, whose
-Python starts outside of the sandbox and does what `.pth` files and `sitecustomize` say; nor is it built from source.
+What is added was chosen by code in the session, so nothing from it may run on the host. It is kept outside the
+virtualenv, whose Python starts outside the sandbox and executes `.pth` files and `sitecustomize`; nor is it built from
+source.
 """
 
 from __future__ import annotations
 
 import asyncio
+import errno
 import hashlib
 import json
 import os
 import re
+import shutil
 import sys
 import tempfile
 import uuid
-from collections.abc import Coroutine, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Coroutine, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
 from carrel.errors import DependencyError, EnvironmentFailed
-from carrel.execution import scratch
-from carrel.execution.changed_whole import changing
+from carrel.execution import temp_dirs
+from carrel.execution.config import InProcessConfig, SubprocessConfig, path_of
 from carrel.execution.environments import (
+    NEUTRAL,
     Environment,
     environment_at,
     environment_of_base,
+    has_uv,
     host_environment,
     locked,
     own_environment,
     shared_environment,
+    uv,
 )
-from carrel.execution.settings import InProcessConfig, SubprocessConfig, path_of
-from carrel.execution.uv_program import NEUTRAL, has_uv, uv
 from carrel.guest import worker
 from carrel.home import resolve_carrel_home
 
@@ -87,7 +91,7 @@ class Packages:
             if late:
                 await asyncio.wait(late)
         for folder in self._own:
-            await asyncio.to_thread(scratch.remove, folder)
+            await asyncio.to_thread(temp_dirs.remove, folder)
 
     def goes_with_the_session(self, folder: Path) -> None:
         """Remove this one too, at the end."""
@@ -158,7 +162,7 @@ class Packages:
         for folder in map(Path, self.environment.packages):
             for about in folder.glob("*.dist-info"):
                 if not (about / "RECORD").exists() or not (about / "METADATA").exists():
-                    scratch.remove(about)
+                    temp_dirs.remove(about)
         return ["--reinstall"]
 
     def path_of_commands(self) -> str:
@@ -285,7 +289,7 @@ async def subprocess_packages(config: SubprocessConfig) -> Packages:
 
 async def _shared_packages(config: SubprocessConfig, wheelhouse: Path | None, deps_file: Path | None) -> Packages:
     found = await environment_for_all(config, wheelhouse, deps_file)
-    folder = scratch.new_folder("packages")
+    folder = temp_dirs.new_folder("packages")
     packages = Packages(found, folder / "added" / "site", wheelhouse, builds=config.allow_builds)
     packages.goes_with_the_session(folder)
     return await made_ready(packages)
@@ -310,7 +314,7 @@ async def environment_for_all(
 async def in_process_packages(config: InProcessConfig) -> Packages:
     """The host's own Python, with a folder beside it: of the base, or one that goes with the session."""
     base, wheelhouse = path_of(config.base), path_of(config.wheelhouse)
-    folder = scratch.new_folder("packages") if base is None else base.absolute() / "environments"
+    folder = temp_dirs.new_folder("packages") if base is None else base.absolute() / "environments"
     added = folder / f"in-process-{sys.version_info[0]}.{sys.version_info[1]}"
     packages = Packages(host_environment(), added, wheelhouse, last=True, builds=True)
     if base is None:
@@ -406,3 +410,73 @@ def found_in_names(names: Sequence[str]) -> dict[str, str]:
         if suffix == ".dist-info" and dash:
             found.setdefault(_normal(title), version)
     return found
+
+
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
+_NO_LINKS = (errno.EPERM, errno.EXDEV, errno.EMLINK, errno.EOPNOTSUPP, errno.ENOSYS)
+
+
+@asynccontextmanager
+async def changing(folder: Path, *, makes_room: bool = False) -> AsyncIterator[Path]:
+    """The copy to work on, for whoever holds the folder's lock; EnvironmentFailed when there is no room for it.
+
+    What `makes_room` gets the folder itself where there is none: else nothing could be removed from a full disk.
+    Files are replaced and never written to: the two share them. When this fails, or its process is killed at any
+    moment, the folder is as it was; what is left of a copy goes with the next one."""
+    copy = folder.with_name(f"{folder.name}.new-{uuid.uuid4().hex}")
+    try:
+        try:
+            await asyncio.to_thread(_begin, folder, copy)
+        except OSError as problem:
+            if not makes_room or problem.errno not in _NO_ROOM:
+                raise
+            await asyncio.to_thread(_remove, copy)
+            yield folder
+        else:
+            yield copy
+            await asyncio.to_thread(_put_in_place, copy, folder)
+    except OSError as problem:
+        raise EnvironmentFailed(f"{folder} could not be changed: {problem.strerror or problem}") from None
+    finally:
+        await asyncio.to_thread(_remove, copy)
+
+
+def _begin(folder: Path, copy: Path) -> None:
+    before = sorted(folder.parent.glob(f"{folder.name}.old-*"))
+    if before and (not folder.exists() or not any(folder.iterdir())):
+        with suppress(FileNotFoundError):
+            folder.rmdir()
+        before.pop().rename(folder)  # a process was killed between the two steps of `_put_in_place`
+    for left in (*before, *folder.parent.glob(f"{folder.name}.new-*")):
+        _remove(left)
+    _link(str(folder), str(copy))
+
+
+def _link(folder: str, copy: str) -> None:
+    os.mkdir(copy)
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            there = os.path.join(copy, entry.name)
+            if entry.is_dir(follow_symlinks=False):
+                _link(entry.path, there)
+                continue
+            try:
+                os.link(entry.path, there, follow_symlinks=False)
+            except OSError as problem:
+                if problem.errno not in _NO_LINKS:
+                    raise
+                shutil.copy2(entry.path, there, follow_symlinks=False)
+
+
+def _put_in_place(copy: Path, folder: Path) -> None:
+    # A process killed between the two steps leaves the old folder, which `_begin` then puts back.
+    old = folder.with_name(f"{folder.name}.old-{copy.name[-32:]}")
+    folder.rename(old)
+    copy.rename(folder)
+    _remove(old)
+
+
+def _remove(folder: Path) -> None:
+    # Whoever was killed may have left an uv that still writes there: then the next one removes the rest.
+    with suppress(OSError):
+        temp_dirs.remove(folder)

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from carrel.errors import SandboxUnavailable
-from carrel.execution.engine import connect
+from carrel.execution.docker_engine import connect
 
 PROGRAMS = (
     *("sh", "bash", "env", "true", "false", "echo", "printf", "test", "expr", "sleep", "date", "id", "uname", "kill"),

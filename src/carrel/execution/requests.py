@@ -12,11 +12,11 @@ from typing import Any, Literal
 from uuid import uuid4
 
 from carrel.errors import CarrelError, WorkerLost
-from carrel.execution import given
-from carrel.execution.bounded_output import BoundedOutput
+from carrel.execution import arguments
 from carrel.execution.executor import CommandResult, FileEntry, FilePath, OnOutput, Output, RunningCommand
 from carrel.execution.file_changes import Seen, Tree
 from carrel.execution.host_line import Record
+from carrel.execution.output import BoundedOutput
 
 PIECE = 16 * 1024 * 1024
 """Bytes of a file that go into one record."""
@@ -39,11 +39,11 @@ def command_request(
 ) -> Record:
     return {
         "op": "exec",
-        "command": given.command_words(command),
-        "timeout": given.seconds(timeout),
-        "cwd": None if cwd is None else given.path_text(cwd, "cwd"),
-        "env": given.variables(env),
-        "stdin": None if stdin is None else base64.b64encode(given.content_bytes(stdin, "stdin")).decode("ascii"),
+        "command": arguments.command_words(command),
+        "timeout": arguments.seconds(timeout),
+        "cwd": None if cwd is None else arguments.path_text(cwd, "cwd"),
+        "env": arguments.variables(env),
+        "stdin": None if stdin is None else base64.b64encode(arguments.content_bytes(stdin, "stdin")).decode("ascii"),
     }
 
 
@@ -100,12 +100,12 @@ async def processes(ask: Ask) -> list[RunningCommand]:
 
 
 async def kill(ask: Ask, pid: int) -> bool:
-    return (await ask({"op": "kill", "pid": given.whole_number(pid, "pid")})).get("killed") is True
+    return (await ask({"op": "kill", "pid": arguments.whole_number(pid, "pid")})).get("killed") is True
 
 
 async def read_file(ask: Ask, path: FilePath) -> bytes:
     """Piece by piece; a file that grows meanwhile is read as far as it was at the last look."""
-    path = given.path_text(path)
+    path = arguments.path_text(path)
     data = bytearray()
     while True:
         answer = await _file(ask, "read", path, offset=len(data))
@@ -119,7 +119,7 @@ async def read_file(ask: Ask, path: FilePath) -> bytes:
 
 async def write_file(ask: Ask, path: FilePath, data: bytes | str) -> None:
     """All of it or none: content of several pieces is put together beside the file."""
-    path, content = given.path_text(path), given.content_bytes(data)
+    path, content = arguments.path_text(path), arguments.content_bytes(data)
     if len(content) <= PIECE:
         await _file(ask, "write", path, data=base64.b64encode(content).decode("ascii"))
         return
@@ -141,12 +141,14 @@ async def write_file(ask: Ask, path: FilePath, data: bytes | str) -> None:
 
 
 async def list_files(ask: Ask, path: FilePath) -> list[FileEntry]:
-    entries = await _entries(ask, given.path_text(path))
+    entries = await _entries(ask, arguments.path_text(path))
     return [FileEntry(entry["name"], _kind(entry), int(entry["size"])) for entry in entries]
 
 
 async def str_replace(ask: Ask, path: FilePath, old: str, new: str) -> None:
-    await _file(ask, "replace", given.path_text(path), old=given.text(old, "old"), new=given.text(new, "new"))
+    await _file(
+        ask, "replace", arguments.path_text(path), old=arguments.text(old, "old"), new=arguments.text(new, "new")
+    )
 
 
 async def seen_inside(ask: Ask, path: str = ".") -> Tree:

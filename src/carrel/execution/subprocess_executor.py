@@ -11,19 +11,19 @@ from pathlib import Path
 from typing import Any, Self
 
 from carrel.errors import ExecutorClosed, ForkRefused
-from carrel.execution import file_changes, scratch
-from carrel.execution.calls import known_errors
-from carrel.execution.confinement import Confinement, confinement
-from carrel.execution.endings import WorkerDied
+from carrel.execution import file_changes, temp_dirs
+from carrel.execution.capabilities import Confinement, confinement
+from carrel.execution.config import SubprocessConfig, path_of, sandbox_mode, settings_of
+from carrel.execution.environments import has_uv
 from carrel.execution.executor import ExecutionResult, Handler, Moment
+from carrel.execution.file_changes import Unreadable, Upper, read_upper
+from carrel.execution.host_calls import known_errors
 from carrel.execution.live_session import SpawnFailed
 from carrel.execution.local_session import LocalSession
 from carrel.execution.packages import Packages, subprocess_packages
-from carrel.execution.settings import SubprocessConfig, path_of, sandbox_mode, settings_of
-from carrel.execution.upper_layer import Unreadable, Upper, read_upper
-from carrel.execution.uv_program import has_uv
+from carrel.execution.results import WorkerDied
 from carrel.execution.worker_executor import WorkerExecutor
-from carrel.execution.zygotes import AskAgain, Family, Zygote, shared
+from carrel.execution.zygote_client import AskAgain, Family, Zygote, shared
 from carrel.guest.sandbox.plan import HOME, OWN_ENVIRONMENT
 
 SYSTEM_PATH = "/usr/local/bin:/usr/bin:/bin"
@@ -105,7 +105,7 @@ class SubprocessExecutor(WorkerExecutor):
             self._before = file_changes.Remembered(given) if mode == "rw" else file_changes.Folder(given)
         if confined or (given is not None and mode == "rw"):
             return
-        self._scratch = scratch.new_folder("workspace")
+        self._scratch = temp_dirs.new_folder("workspace")
         if given is not None:
             shutil.copytree(given, self._scratch, symlinks=True, dirs_exist_ok=True)
             self._before = file_changes.Copied(given, file_changes.seen_below(self._scratch))
@@ -153,7 +153,7 @@ class SubprocessExecutor(WorkerExecutor):
         await super()._close()
         await self._let_go()
         if self._scratch is not None:
-            await asyncio.to_thread(scratch.remove, self._scratch)
+            await asyncio.to_thread(temp_dirs.remove, self._scratch)
         self.holds = None
 
     async def _let_go(self) -> None:

@@ -8,7 +8,7 @@ import threading
 from contextvars import ContextVar
 from typing import Any, TextIO
 
-from carrel.execution.bounded_output import BoundedOutput
+from carrel.execution.output import BoundedOutput
 from carrel.guest.worker.output import NoInput
 
 _LONGEST = 8192

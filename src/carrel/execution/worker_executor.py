@@ -11,8 +11,7 @@ from typing import Any, Self
 
 from carrel.errors import CarrelError, ExecutorClosed, PlaceLost, WorkerLost
 from carrel.execution import file_changes, requests
-from carrel.execution.bounded_output import BoundedOutput
-from carrel.execution.endings import WorkerDied
+from carrel.execution.config import PlaceSettings
 from carrel.execution.executor import (
     CommandResult,
     ExecutionResult,
@@ -24,10 +23,9 @@ from carrel.execution.executor import (
 )
 from carrel.execution.host_line import Record
 from carrel.execution.live_session import LiveSession
-from carrel.execution.outcome import Stop, closed_result, failed_result, finished, misused, stopped
+from carrel.execution.output import BoundedOutput, Streaming, streamed
 from carrel.execution.packages import Packages
-from carrel.execution.settings import PlaceSettings
-from carrel.execution.streaming import Streaming, streamed
+from carrel.execution.results import Stop, WorkerDied, closed_result, failed_result, finished, misused, stopped
 from carrel.execution.turns import Turn
 from carrel.execution.workspace_files import WorkspaceFiles
 from carrel.guest.worker.line import LineBroken

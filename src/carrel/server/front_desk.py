@@ -24,8 +24,8 @@ from carrel.errors import (
     StorageError,
     TooManySessions,
 )
+from carrel.execution.config import SandboxMode, SubprocessConfig
 from carrel.execution.executor import Executor
-from carrel.execution.settings import SandboxMode, SubprocessConfig
 from carrel.execution.subprocess_executor import SubprocessExecutor
 from carrel.server.ledger import Kind, Ledger
 from carrel.server.live_task import LiveTask, Opened, interrupted

@@ -23,7 +23,7 @@ from carrel.errors import (
     SessionNotReady,
     SetupFailed,
 )
-from carrel.execution import scratch
+from carrel.execution import temp_dirs
 from carrel.execution.executor import CommandResult, ExecutionResult, Executor, OnOutput
 from carrel.server.ledger import Ledger
 from carrel.server.odd_values import escaped
@@ -335,7 +335,7 @@ class LiveTask:
                 self._expire()
 
     async def _judge(self, place: Executor, sample: Sample, job_id: str) -> VerificationResult:
-        folder = scratch.new_folder("verification")
+        folder = temp_dirs.new_folder("verification")
         try:
             prepared = self._opened.prepared if self._opened is not None else None
             result = await verify(sample, place, keep=folder, prepared=prepared)
@@ -347,7 +347,7 @@ class LiveTask:
                     await self._ledger.keep_output(self.session.session_id, job_id, file.name, text)
             return result
         finally:
-            await asyncio.to_thread(scratch.remove, folder)
+            await asyncio.to_thread(temp_dirs.remove, folder)
 
     async def job(self, job_id: str, seconds: float | None) -> Job:
         """As it stands, once it has ended or the time is up; JobNotFound when there is none."""

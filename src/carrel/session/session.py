@@ -14,7 +14,7 @@ from carrel.conversation.models.conversation import Conversation, ConversationSt
 from carrel.conversation.models.info import SessionInfo
 from carrel.conversation.session_state import checked_id
 from carrel.errors import ExecutorClosed, ForkRefused, SessionExists, ToolCallError
-from carrel.execution import given
+from carrel.execution import arguments
 from carrel.execution.executor import (
     CommandResult,
     ExecutionResult,
@@ -26,7 +26,7 @@ from carrel.execution.executor import (
     Output,
     RunningCommand,
 )
-from carrel.execution.outcome import closed_result, failed_result
+from carrel.execution.results import closed_result, failed_result
 from carrel.library.moving import carry_over
 from carrel.library.tools.tool import ToolProvider
 from carrel.session.checkpoints import Checkpoints
@@ -353,7 +353,7 @@ class Session(LibrarySide):
     ) -> CommandResult:
         """Run a command (text for a shell, or words) where the code runs; when time is up it is gone with all it
         started, and the exit code is 124."""
-        words = given.command_words(command)
+        words = arguments.command_words(command)
         await self._my_turn()
         with self._steps.step("command", words if isinstance(words, str) else shlex.join(words)) as step:
             result = await self.executor.exec(

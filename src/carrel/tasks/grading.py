@@ -10,7 +10,7 @@ from functools import lru_cache
 from pathlib import Path, PurePosixPath
 
 from carrel.errors import CarrelError, ConfigurationError, PlaceLost, WorkerLost
-from carrel.execution import scratch
+from carrel.execution import temp_dirs
 from carrel.execution.executor import Executor
 from carrel.execution.subprocess_executor import SubprocessExecutor
 from carrel.tasks import witnesses
@@ -170,7 +170,7 @@ def protected(prepared: Prepared, changes: Changes) -> Changes:
 async def _one_run(prepared: Prepared, work: Changes) -> Ran:
     """In a place of its own: no process, variable or file of whoever worked on it but their source."""
     sample = prepared.sample
-    files = scratch.new_folder("sample-files")
+    files = temp_dirs.new_folder("sample-files")
     place: Executor | None = None
     try:
         place = await open_place(prepared, mounts=witnesses.mounts(sample, files, prepared.workspace))
@@ -185,7 +185,7 @@ async def _one_run(prepared: Prepared, work: Changes) -> Ran:
     finally:
         if place is not None:
             await place.close()
-        await asyncio.to_thread(scratch.remove, files)
+        await asyncio.to_thread(temp_dirs.remove, files)
 
 
 @lru_cache(maxsize=64)

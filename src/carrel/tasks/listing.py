@@ -6,9 +6,8 @@ from functools import lru_cache
 from pathlib import Path
 
 from carrel.execution.executor import Executor, FileChange
-from carrel.execution.file_changes import Seen, Tree, read_plain, seen_at, seen_below
+from carrel.execution.file_changes import Seen, Tree, Upper, read_plain, seen_at, seen_below
 from carrel.execution.subprocess_executor import SubprocessExecutor
-from carrel.execution.upper_layer import Upper
 
 _FORMAT = "%y %m %s %T@ %C@ %p\\0"
 _END = "carrel-end"

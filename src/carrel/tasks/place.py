@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from carrel.errors import ConfigurationError, EnvironmentFailed, SetupFailed
-from carrel.execution import scratch
+from carrel.execution import temp_dirs
+from carrel.execution.config import Mount, SandboxMode, SubprocessConfig
 from carrel.execution.environments import Environment, locked
 from carrel.execution.executor import CommandResult, Handler
 from carrel.execution.packages import environment_for_all
-from carrel.execution.settings import Mount, SandboxMode, SubprocessConfig
 from carrel.execution.subprocess_executor import SubprocessExecutor
 from carrel.guest.sandbox.plan import HOME, OWN_ENVIRONMENT
 from carrel.home import resolve_carrel_home
@@ -191,7 +191,7 @@ async def _new_layer(
             return found
         half, home = folder.with_suffix(".half"), folder.with_suffix(".home")
         for leftover in (folder, home, half):
-            await asyncio.to_thread(scratch.remove, leftover)
+            await asyncio.to_thread(temp_dirs.remove, leftover)
         try:
             await asyncio.to_thread(_copy, files.folder, half)
             home.mkdir()
@@ -199,8 +199,8 @@ async def _new_layer(
             settings = replace(config, workspace=half, workspace_mode="rw", mounts=(mount,))
             output = await _set_up(sample, _with_network(settings, sample), python)
         except BaseException:
-            await asyncio.to_thread(scratch.remove, half)
-            await asyncio.to_thread(scratch.remove, home)
+            await asyncio.to_thread(temp_dirs.remove, half)
+            await asyncio.to_thread(temp_dirs.remove, home)
             raise
         half.rename(folder)
         new = folder.with_suffix(".new")

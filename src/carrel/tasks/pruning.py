@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from carrel.execution import scratch
+from carrel.execution import temp_dirs
 from carrel.tasks.holding import alone, last_used
 
 _GONE = ".gone"
@@ -64,7 +64,7 @@ def prune(cache: Path, before: float, *, dry_run: bool = False) -> Pruning:
                     _take_away(folder)
         if not dry_run:
             for leftover in (cache / kind).glob(f"*{_GONE}"):
-                scratch.remove(leftover)
+                temp_dirs.remove(leftover)
     for archive in sorted((cache / "downloads").glob("*.tar.gz")):
         try:
             about = archive.stat()

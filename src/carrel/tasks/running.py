@@ -10,8 +10,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from carrel.errors import CarrelError, ConfigurationError, WorkerLost
+from carrel.execution.config import Mount, is_seconds
 from carrel.execution.executor import CommandResult
-from carrel.execution.settings import Mount, is_seconds
 from carrel.execution.subprocess_executor import SubprocessExecutor
 from carrel.tasks.grading import failed, verify
 from carrel.tasks.pass_rate import Summary, summary

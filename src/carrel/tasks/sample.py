@@ -10,8 +10,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, PrivateAttr, model_validator
 
-from carrel.execution.settings import Limits
-from carrel.execution.sizes import size_in_bytes
+from carrel.execution.config import Limits, size_in_bytes
 from carrel.execution.subprocess_executor import SYSTEM_PATH
 from carrel.text import refuse_misspelled_fields
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Self
 
+from carrel.execution.config import SandboxMode, SubprocessConfig
 from carrel.execution.live_session import LiveSession
-from carrel.execution.settings import SandboxMode, SubprocessConfig
 from carrel.execution.subprocess_executor import SubprocessExecutor
 from carrel.tasks.place import Prepared, make_ready
 from carrel.tasks.sample import Sample

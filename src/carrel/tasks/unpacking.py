@@ -15,7 +15,7 @@ from typing import Literal
 from pydantic import BaseModel, ValidationError
 
 from carrel.errors import CarrelError, FilesRefused, StorageWriteError
-from carrel.execution import scratch
+from carrel.execution import temp_dirs
 from carrel.execution.environments import locked
 from carrel.tasks.archives import unpack_tar
 from carrel.tasks.content import LEFT_OUT, Source, digest_of, looked_at
@@ -111,7 +111,7 @@ async def _made(source: Source, of_source: str, base_commit: str, folder: Path) 
 def _make(source: Source, of_source: str, base_commit: str, folder: Path, budget: Budget) -> None:
     """Made beside its place and moved there whole; what a killed process left beside it is removed first."""
     making = folder.with_suffix(".making")
-    scratch.remove(making)
+    temp_dirs.remove(making)
     tree, room = making / TREE, making / "room"
     try:
         tree.mkdir(parents=True)
@@ -128,21 +128,21 @@ def _make(source: Source, of_source: str, base_commit: str, folder: Path, budget
         refuse_unfit(tree, budget.what)
         git = without_future(tree, base_commit, room, budget, bundled)
         refuse_unfit(tree, budget.what)
-        scratch.remove(room)
+        temp_dirs.remove(room)
         receipt = Receipt(source=source.kind, digest=of_source, files=0, bytes=0, git=git)
         for entry in every_entry(tree):
             about = entry.stat(follow_symlinks=False)
             receipt.files += not stat.S_ISDIR(about.st_mode)
             receipt.bytes += about.st_size if stat.S_ISREG(about.st_mode) else 0
         (making / RECEIPT).write_text(receipt.model_dump_json(), encoding="utf-8")
-        scratch.remove(folder)  # Without a receipt that can be read it is of no use to anybody.
+        temp_dirs.remove(folder)  # Without a receipt that can be read it is of no use to anybody.
         making.rename(folder)
     except CarrelError:
         raise
     except OSError as problem:
         raise StorageWriteError(f"{budget.what} could not be unpacked to {folder.parent}: {problem}") from problem
     finally:
-        scratch.remove(making)
+        temp_dirs.remove(making)
 
 
 def _copy(source: Source, tree: Path, budget: Budget) -> None:

@@ -8,8 +8,8 @@ from fnmatch import fnmatchcase
 from pathlib import PurePosixPath
 
 from carrel.execution.executor import Executor
+from carrel.execution.file_changes import Upper
 from carrel.execution.subprocess_executor import SubprocessExecutor
-from carrel.execution.upper_layer import Upper
 from carrel.guest.sandbox.plan import HOME
 from carrel.tasks.place import Prepared
 from carrel.tasks.protection import START_FILES, Folder, Protection

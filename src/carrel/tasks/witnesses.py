@@ -8,8 +8,8 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
+from carrel.execution.config import Mount
 from carrel.execution.executor import Executor
-from carrel.execution.settings import Mount
 from carrel.tasks.protection import touched_by
 from carrel.tasks.sample import Sample
 

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from carrel.errors import ConfigurationError
+from carrel.execution.config import ContainerConfig, InProcessConfig, SubprocessConfig
 from carrel.execution.container_executor import ContainerExecutor
 from carrel.execution.executor import ExecutionResult, Executor
 from carrel.execution.in_process import InProcessExecutor
-from carrel.execution.settings import ContainerConfig, InProcessConfig, SubprocessConfig
 from carrel.execution.subprocess_executor import SubprocessExecutor
 from tests.execution.conftest import Start
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from carrel.execution.calls import MOST_BYTES, MOST_OPEN, Calls
+from carrel.execution.host_calls import MOST_BYTES, MOST_OPEN, Calls
 from carrel.guest.worker.turns import MOST
 from tests.execution.conftest import Start
 

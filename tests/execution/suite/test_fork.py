@@ -8,8 +8,8 @@ import signal
 import pytest
 
 from carrel.errors import ExecutorClosed, ForkRefused
+from carrel.execution.config import Limits
 from carrel.execution.executor import Executor
-from carrel.execution.settings import Limits
 from tests.execution.conftest import Start
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from carrel.errors import EnvironmentFailed
-from carrel.execution.uv_program import uv
+from carrel.execution.environments import uv
 from carrel.meaning import MPNetEmbedder, better_embedder, default_embedder, minilm_folder, mpnet, mpnet_folder
 from carrel.meaning.installing import install_minilm, install_mpnet, remove_model
 from carrel.meaning.minilm import MODULE, PACKAGE, VERSION

@@ -5,8 +5,10 @@ from __future__ import annotations
 import functools
 import io
 import os
+import select
 import socket
 import ssl
+import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -14,7 +16,6 @@ from datetime import datetime
 from typing import Any, BinaryIO
 
 from carrel.errors import SandboxUnavailable
-from carrel.execution import tls_line
 from carrel.execution.live_session import SpawnFailed
 
 LABEL = "carrel.session"
@@ -141,7 +142,7 @@ class Engine:
             found: Any = self._api.attach_socket(container, params=wanted)
         held = getattr(found, "_sock", found)
         if isinstance(held, ssl.SSLSocket):
-            return tls_line.plain(held)
+            return plain_socket(held)
         if not isinstance(held, socket.socket):
             raise SpawnFailed(
                 "attach to the container",
@@ -219,3 +220,54 @@ def _said(problem: BaseException) -> str:
 
 def _made_at(created: int | str) -> float:
     return float(created) if isinstance(created, int) else datetime.fromisoformat(created).timestamp()
+
+
+_CHUNK = 1 << 16
+
+
+def plain_socket(held: ssl.SSLSocket) -> socket.socket:
+    """The other end of it is carried by a thread, as long as both are open. One thread: TLS bears no two at once."""
+    ours, theirs = socket.socketpair()
+    held.setblocking(False)
+    threading.Thread(target=_carry, args=(held, theirs), name="carrel-engine", daemon=True).start()
+    return ours
+
+
+def _carry(held: ssl.SSLSocket, theirs: socket.socket) -> None:
+    outgoing = b""
+    try:
+        while True:
+            # What has been decrypted already is not seen by select.
+            wait = 0 if held.pending() else None
+            select.select([held] if outgoing else [held, theirs], [held] if outgoing else [], [], wait)
+            if not _bring_in(held, theirs):
+                return
+            if not outgoing:
+                read, _, _ = select.select([theirs], [], [], 0)
+                outgoing = theirs.recv(_CHUNK) if read else b""
+                if read and not outgoing:
+                    return
+            outgoing = _send(held, outgoing)
+    except OSError:
+        return  # either end is gone, which the other sees by the close
+    finally:
+        held.close()
+        theirs.close()
+
+
+def _bring_in(held: ssl.SSLSocket, theirs: socket.socket) -> bool:
+    """What has come; False at the end."""
+    try:
+        data = held.recv(_CHUNK)
+    except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
+        return True
+    theirs.sendall(data)
+    return bool(data)
+
+
+def _send(held: ssl.SSLSocket, data: bytes) -> bytes:
+    """What could not be sent now."""
+    try:
+        return data[held.send(data) :] if data else b""
+    except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
+        return data

@@ -17,27 +17,21 @@ from contextlib import suppress
 CAPACITY = 1 << 18
 _MOST_AT_ONCE = 1 << 20
 _MOST_DISCARDED = 64
-_SPARE = 256
 _KEPT_FREE = 64
 
 Sink = Callable[[bytes], None]
 
 
-def make_room_for_more(descriptor: int) -> None:
-    """A session takes eight descriptors, and the usual soft limit is 1,024: raise it before it is reached."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft != resource.RLIM_INFINITY and descriptor > soft - _SPARE:
-        most = soft * 4 if hard == resource.RLIM_INFINITY else min(soft * 4, hard)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
-
-
 def refuse_the_last(descriptor: int) -> None:
-    """OSError where hardly any are left: a session that gets some of its descriptors and not all dies in mid-run."""
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if hard != resource.RLIM_INFINITY and descriptor > hard - min(_KEPT_FREE, hard // 4):
+    """Raise OSError where hardly any descriptors are left.
+
+    A session takes eight; one that gets some of them and not all would die in the middle of a run. The limit itself is
+    the program's own: it is never raised here."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if limit != resource.RLIM_INFINITY and descriptor > limit - min(_KEPT_FREE, limit // 4):
         raise OSError(
             errno.EMFILE,
-            f"this process has too many files open for another session, which takes eight; at most {hard} are allowed:"
+            f"this process has too many files open for another session, which takes eight; its limit is {limit}:"
             " raise the limit (ulimit -n), or close sessions",
         )
 
@@ -49,7 +43,6 @@ class OutputPipe:
         self._loop = asyncio.get_running_loop()
         self._read, self.write_end = os.pipe2(os.O_CLOEXEC)
         os.set_blocking(self._read, False)
-        make_room_for_more(self.write_end)
         # Refused when the user's share of pipe memory is used up; a pipe of the usual size does, slower.
         with suppress(PermissionError):
             fcntl.fcntl(self.write_end, fcntl.F_SETPIPE_SZ, CAPACITY)

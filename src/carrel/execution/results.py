@@ -1,15 +1,61 @@
-"""From a worker's answer, or the lack of one, to an ExecutionResult."""
+"""What a run's answer, or the death of its worker, means for the caller: an ExecutionResult."""
 
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
+from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
+from carrel.execution.config import is_seconds
 from carrel.execution.executor import ExecutionResult, RunUsage
 from carrel.execution.host_line import Record
-from carrel.execution.settings import is_seconds
 from carrel.guest.worker import values
 from carrel.guest.worker.reprs import safe_repr
+
+_FAULTS = {
+    signal.SIGSEGV: "a segmentation fault",
+    signal.SIGBUS: "a bus error",
+    signal.SIGFPE: "an arithmetic fault",
+    signal.SIGILL: "an illegal instruction",
+    signal.SIGABRT: "an abort",
+    signal.SIGSYS: "a system call that the sandbox refuses",
+    signal.SIGXFSZ: "a file that grew beyond the limit",
+    signal.SIGXCPU: "the limit on processor time",
+}
+
+
+class WorkerDied(Exception):
+    """The worker ended before it answered."""
+
+
+@dataclass(frozen=True)
+class Ending:
+    """What a result says of it."""
+
+    error_type: str
+    text: str
+
+
+def told_ending(status: int | None, broke: str, *, out_of_memory: bool = False) -> Ending:
+    """From the wait status, where it is known; `out_of_memory` when the kernel ended something of it just now."""
+    if broke:
+        return Ending("Crashed", f"the session's Python was ended: {broke}")
+    if status is None:
+        return Ending("Crashed", "the session's Python ended")
+    if os.WIFEXITED(status):
+        return Ending("Crashed", f"the code ended the session's Python, with exit code {os.WEXITSTATUS(status)}")
+    number = os.WTERMSIG(status)
+    if number == signal.SIGKILL and out_of_memory:
+        return Ending("OutOfMemory", "the session used more memory than it may, and the kernel ended its Python")
+    try:
+        name = signal.Signals(number).name
+    except ValueError:
+        name = f"signal {number}"
+    reason = next((text for fault, text in _FAULTS.items() if fault == number), "it was killed")
+    return Ending("Crashed", f"the session's Python ended by {name}: {reason}")
+
 
 Why = Literal["timeout", "cancelled"]
 _AGAIN = 0.1

@@ -9,12 +9,11 @@ from pathlib import Path
 import pytest
 
 from carrel.errors import ConfigurationError, ForkRefused, SandboxUnavailable
-from carrel.execution.confinement import Confinement, confinement
-from carrel.execution.endings import told_ending
+from carrel.execution.capabilities import Confinement, confinement, probe
+from carrel.execution.config import Limits, Mount, SubprocessConfig, sandbox_mode
 from carrel.execution.in_process import InProcessExecutor
-from carrel.execution.settings import Limits, Mount, SubprocessConfig, sandbox_mode
+from carrel.execution.results import told_ending
 from carrel.execution.subprocess_executor import SubprocessExecutor
-from carrel.guest.sandbox.probe import probe
 
 MIB = 1024 * 1024
 

@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from carrel.execution.settings import is_seconds
+from carrel.execution.config import is_seconds
 from carrel.guest.worker.reprs import safe_repr
 
 

@@ -5,16 +5,62 @@ from __future__ import annotations
 import math
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from carrel.errors import ConfigurationError
-from carrel.execution.bounded_output import LIMIT
-from carrel.execution.kept_apart import refuse_writable
-from carrel.execution.sizes import size_in_bytes
+from carrel.execution.output import LIMIT
 from carrel.home import resolve_carrel_home
+
+_UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
+
+
+def size_in_bytes(text: str) -> int:
+    """`512MiB`, `2GiB`, `2g`, or a plain number of bytes."""
+    found = re.fullmatch(r"(\d+)\s*([kmgt]?)(i?b)?", text.strip().lower())
+    if found is None or int(found[1]) == 0:
+        raise ConfigurationError(f"{text!r} is no size: write a whole number and a unit, as in 512MiB or 2GiB")
+    return int(found[1]) * _UNITS[found[2]]
+
+
+def refuse_writable(writable: Iterable[tuple[str, Path]], kept: Mapping[str, Path | None]) -> None:
+    """`ConfigurationError` when code inside could write what the host itself reads and runs.
+
+    `writable` are the folders that it changes, and what each is called; `kept` are those it may not."""
+    for what, folder in writable:
+        for name, place in kept.items():
+            if place is not None and (within(place, folder) or within(folder, place)):
+                where = "the same folder" if within(place, folder) and within(folder, place) else "one inside the other"
+                raise ConfigurationError(
+                    f"{what} {folder} can be written by code inside, and {name} {place} is read and run by the host: "
+                    f"they are {where}. Keep {name} elsewhere, or use workspace_mode='overlay' (or 'ro'), which leaves "
+                    "the folder as it is"
+                )
+
+
+def within(place: Path, folder: Path) -> bool:
+    """Whether it lies in the folder or is it: by its name, or where links lead."""
+    real = os.path.realpath(folder)
+    # By name too: a link that lies in the folder could be made to lead elsewhere.
+    return any(_below(found, real) for found in (os.path.realpath(place), *_names(place)))
+
+
+def _names(place: Path) -> list[str]:
+    """Each link on the way to it, where that link itself lies."""
+    parts = Path(os.path.abspath(place)).parts
+    ways = [os.path.join(*parts[:count]) for count in range(1, len(parts) + 1)]
+    return [
+        os.path.join(os.path.realpath(os.path.dirname(way)), os.path.basename(way))
+        for way in ways
+        if os.path.islink(way)
+    ]
+
+
+def _below(path: str, folder: str) -> bool:
+    return os.path.commonpath((path, folder)) == folder
+
 
 SandboxMode = Literal["auto", "required", "off"]
 MODES: tuple[SandboxMode, ...] = ("auto", "required", "off")

@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 
 from carrel.errors import ConfigurationError
-from carrel.execution.container_plan import container_of, environment_of, host_of, image_of, platform_of, user_of
+from carrel.execution.config import ContainerConfig, Limits, Mount, SubprocessConfig
+from carrel.execution.container_executor import container_of, environment_of, host_of, image_of, platform_of, user_of
 from carrel.execution.container_session import ContainerSession
 from carrel.execution.container_stream import ContainerStream
-from carrel.execution.settings import ContainerConfig, Limits, Mount, SubprocessConfig
 from carrel.guest.worker.contained import CONTROL, HEAD
 from carrel.guest.worker.line import LineBroken
 from tests.execution.kinds import IN_CONTAINERS

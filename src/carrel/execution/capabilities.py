@@ -1,7 +1,4 @@
-"""What this machine can do for a sandbox, each part tried for real, once in the life of the process.
-
-`probe()` waits for a child for some 100 ms the first time; in an event loop call it in a thread.
-"""
+"""What this machine can do: each part of the sandbox tried once, what is in force for a session, container engines."""
 
 from __future__ import annotations
 
@@ -13,7 +10,10 @@ import sys
 import threading
 from dataclasses import dataclass
 
+import carrel.guest.sandbox
 from carrel.errors import SandboxUnavailable
+from carrel.execution.config import SandboxMode, SubprocessConfig
+from carrel.execution.docker_engine import connect
 
 NEEDED = ("user", "mount", "pid")
 WHAT = {
@@ -70,7 +70,7 @@ def _tried(python: str | None) -> tuple[Part, ...]:
     if not sys.platform.startswith("linux"):
         why = f"namespaces are a thing of Linux; this is {sys.platform}"
         return tuple(Part(name, what, False, why, "use a ContainerExecutor") for name, what in WHAT.items())
-    program = os.path.join(os.path.dirname(os.path.abspath(__file__)), "zygote.py")
+    program = os.path.join(os.path.dirname(carrel.guest.sandbox.__file__), "zygote.py")
     command = [python or sys.executable, "-I", program, "trying"]
     try:
         tried = subprocess.run(command, capture_output=True, text=True, timeout=_PATIENCE, check=False, env={})
@@ -141,3 +141,100 @@ def usable(parts: tuple[Part, ...]) -> list[str]:
     if not can_confine(parts):
         kept = [name for name in kept if name in ("seccomp", "landlock", "cgroup")]
     return kept
+
+
+REQUIRED = (*NEEDED, "ipc", "uts", "net", "overlay", "seccomp")
+"""What `sandbox="required"` insists on; limits of the whole session come on top when they are asked for."""
+ALWAYS = {"timeout", "reset", "interrupt", "streaming", "process_isolation"}
+
+
+@dataclass(frozen=True)
+class Confinement:
+    """What is in force for a session."""
+
+    parts: tuple[str, ...]
+    confined: bool
+    """Whether it has namespaces and a file system of its own."""
+    groups: frozenset[str] = frozenset()
+    """The cgroup controllers that can hold it."""
+
+    def capabilities(self, config: SubprocessConfig) -> set[str]:
+        found = set(ALWAYS)
+        if self.confined:
+            found.add("filesystem_isolation")
+            if "net" in self.parts and not config.network:
+                found.add("network_isolation")
+        # Without a cgroup the limit holds for each process and not for their sum: that is less than the word says.
+        if config.limits.memory is not None and "memory" in self.groups:
+            found.add("memory_limit")
+        if config.limits.cpus is not None and "cpu" in self.groups:
+            found.add("cpu_limit")
+        if self.can_fork(config):
+            found.add("fork")
+        return found
+
+    def can_fork(self, config: SubprocessConfig) -> bool:
+        return self.why_no_fork(config) is None
+
+    def why_no_fork(self, config: SubprocessConfig) -> str | None:
+        """Why sessions like this cannot be forked alive, or None."""
+        if config.workspace is not None and config.workspace_mode == "rw":
+            return (
+                f"the workspace is the folder {config.workspace} itself (mode rw), which there cannot be two of; "
+                "use mode overlay to be able to fork"
+            )
+        if not self.confined:
+            return "without a sandbox two sessions cannot have different files at the same path"
+        if "fork" not in self.parts:
+            return "this machine lacks a part of the sandbox that it needs; `carrel doctor` shows which"
+        return None
+
+
+def confinement(mode: SandboxMode, config: SubprocessConfig, parts: tuple[Part, ...] | None = None) -> Confinement:
+    """For these settings here; waits for the first probe. SandboxUnavailable when required and not possible."""
+    if mode == "off":
+        return Confinement((), confined=False)
+    parts = probe() if parts is None else parts
+    if mode == "required":
+        missing = [part for part in parts if part.name in _required(config) and not part.in_force]
+        if missing:
+            raise SandboxUnavailable("a sandbox is required, and this machine lacks " + "; ".join(map(_said, missing)))
+    groups = frozenset(part.name for part in parts if part.name in ("memory", "pids", "cpu") and part.in_force)
+    return Confinement(tuple(usable(parts)), can_confine(parts), groups)
+
+
+def _required(config: SubprocessConfig) -> set[str]:
+    wanted = set(REQUIRED)
+    if config.limits.cpus is not None:
+        wanted.add("cpu")
+    if config.limits.memory is not None:
+        wanted.add("memory")
+    return wanted
+
+
+def _said(part: Part) -> str:
+    return f"{part.what}: {part.why} (to get it: {part.how_to_get_it})"
+
+
+_ENGINE = "containers, of the engine {} (ContainerExecutor)"
+_KERNEL = "another kernel between the code and this one (gVisor: runtime='runsc')"
+_GET_ENGINE = "pip install 'carrel[container]', and start Docker or Podman; DOCKER_HOST names another than Docker's own"
+_GET_KERNEL = "install runsc and name it in the engine's settings: `runsc install`, then start the engine again"
+
+
+def engine_parts(address: str | None = None) -> tuple[Part, ...]:
+    """Two rows of `carrel doctor`; asks the engine."""
+    try:
+        engine = connect(address)
+    except SandboxUnavailable as problem:
+        why = str(problem).partition(". ")[0]
+        return (
+            Part("engine", _ENGINE.format("that answers"), False, why, _GET_ENGINE),
+            Part("runsc", _KERNEL, False, "no container engine answers", _GET_KERNEL),
+        )
+    has = engine.has_runtime("runsc")
+    why = "" if has else f"the engine has the runtimes {', '.join(sorted(engine.info().get('Runtimes') or ['?']))}"
+    return (
+        Part("engine", _ENGINE.format(f"at {engine.where}, version {engine.version()}"), True, "", ""),
+        Part("runsc", _KERNEL, has, why, "" if has else _GET_KERNEL),
+    )

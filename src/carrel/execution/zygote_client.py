@@ -16,7 +16,7 @@ from typing import Any
 
 import carrel.guest.sandbox
 from carrel.errors import ExecutionError
-from carrel.execution.calls import known_errors
+from carrel.execution.host_calls import known_errors
 from carrel.execution.live_session import SpawnFailed
 from carrel.guest.sandbox.records import PeerBroken, Records
 
