@@ -68,7 +68,7 @@ class Serving:
         return httpx.Client(base_url=self.url, headers=headers, timeout=DEADLINE, **more)
 
     def kill(self) -> None:
-        """As no server ends by itself; waits until all that came of it is gone too."""
+        """Kill the server and wait until all its processes are gone; its temporary folder goes at the next start."""
         self._end(signal.SIGKILL)
 
     def stop(self) -> int:
@@ -88,6 +88,8 @@ class Serving:
         while (left := [who for who in family if alive(who)]) and time.monotonic() < until:
             time.sleep(0.02)
         assert not left, f"still running: {left}"
+        if how == signal.SIGKILL:
+            return code
         while (folders := list(self.temporary.iterdir())) and time.monotonic() < until:
             time.sleep(0.02)
         assert not folders, f"left behind: {folders}"

@@ -46,7 +46,7 @@ def _own_folder() -> Path:
         if _folder is None:
             _folder = Path(tempfile.mkdtemp(prefix="carrel-"))
             _held = _hold(_folder)
-            threading.Thread(target=_sweep, args=(_folder.parent,), name="carrel-sweep", daemon=True).start()
+            threading.Thread(target=remove_abandoned, name="carrel-sweep", daemon=True).start()
         return _folder
 
 
@@ -61,12 +61,12 @@ def _hold(folder: Path) -> int:
     return held
 
 
-def _sweep(parent: Path) -> None:
-    """Remove the folders of processes that were killed: nobody holds their lock.
+def remove_abandoned() -> None:
+    """Remove the folders of processes that were killed: no process holds their lock.
 
     Only folders of this user and this boot: the lock of another machine that shares the folder may not be visible
     here."""
-    for path in parent.glob(f"carrel-*/{_LOCK}"):
+    for path in Path(tempfile.gettempdir()).glob(f"carrel-*/{_LOCK}"):
         try:
             lock = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
         except OSError:

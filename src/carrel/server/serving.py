@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,6 +11,7 @@ import uvicorn
 
 from carrel.assembly import FileStorage
 from carrel.errors import ConfigurationError
+from carrel.execution import temp_dirs
 from carrel.home import resolve_carrel_home
 from carrel.server.app import make_app
 from carrel.server.edge import PREFIX, Bounds
@@ -49,6 +51,7 @@ async def serve(settings: ServerSettings, listening: Callable[[str, str | None],
     """Serve until a signal ends it; `listening` is told the address, and the key where one was made."""
     storage = FileStorage(settings.folder)
     settings.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    await asyncio.to_thread(temp_dirs.remove_abandoned)
     kept_keys = storage if settings.keys is None else FileStorage(settings.keys)
     try:
         keys = Keys(kept_keys.store)
