@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 from carrel.execution.config import ContainerConfig, SubprocessConfig
-from carrel.execution.executor import RUN_COMMAND, Executor, run_clock_stands
+from carrel.execution.executor import Executor, current_call, paused_clock
 from carrel.library.deps import Deps
 from carrel.library.search import Index
 from carrel.library.tools.approval import ApprovalRequest, Approver, Decision, asked
@@ -67,7 +67,7 @@ def _patient(approve: Approver) -> Approver:
     """The same approver; a run waits for it as long as it takes, and has as much time left afterwards."""
 
     async def ask(request: ApprovalRequest) -> Decision:
-        with run_clock_stands():
+        with paused_clock():
             return await asked(approve, request)
 
     return ask
@@ -89,15 +89,15 @@ class _Inside:
         timeout: float | None = None,
         stream: OnOutput | None = None,
     ) -> ProcessResult:
-        run = RUN_COMMAND.get()
-        if run is None:
+        call = current_call.get()
+        if call is None or not call.active or call.executor is not self._executor:
             result = await self._executor.exec(list(argv), timeout=timeout, cwd=cwd, env=env, stdin=stdin)
             if stream is not None:
                 stream(result.stdout)
             return ProcessResult(result.exit_code, result.stdout.encode(), result.stderr, 0, result.timed_out)
         # For code in a run, in whose turn the executor is until it has its answer.
         written = ProcessOutput(stream)
-        ended = await run(argv, output=written.add, timeout=timeout, cwd=cwd, env=env, stdin=stdin)
+        ended = await call.run_command(argv, output=written.add, timeout=timeout, cwd=cwd, env=env, stdin=stdin)
         if ended.error is not None:
             missing = ended.exit_code == 127
             raise FileNotFoundError(ENOENT, ended.error, argv[0]) if missing else OSError(ended.error)

@@ -18,7 +18,7 @@ from typing import Any
 import carrel.guest
 from carrel.execution.container_stream import ContainerStream
 from carrel.execution.docker_engine import Engine
-from carrel.execution.executor import Handler, RunClock
+from carrel.execution.executor import Executor, Handler, RunClock
 from carrel.execution.host_line import Record, framed_body, read_body
 from carrel.execution.live_session import LiveSession, SpawnFailed, fail
 from carrel.execution.output_pipes import Sink
@@ -121,10 +121,12 @@ class ContainerSession(LiveSession):
         self._unread += len(body) + 4
         self._stream.send(self._run_channel if record["op"] == "run" else LINE, body)
 
-    def run(self, code: str, stdout: Sink, stderr: Sink, clock: RunClock | None = None) -> asyncio.Future[Record]:
+    def run(
+        self, code: str, stdout: Sink, stderr: Sink, executor: Executor, clock: RunClock | None = None
+    ) -> asyncio.Future[Record]:
         self._run_channel = FRESH if self._shared and self._takes_pipes else RUN
         self._shared = False
-        self._begin_run(stdout, stderr, clock)
+        self._begin_run(stdout, stderr, executor, clock)
         self._deaf = True
         return self.request({"op": "run", "code": code})
 

@@ -13,15 +13,6 @@ from typing import Any, Literal, Protocol, Self, runtime_checkable
 Handler = Callable[[str, list[Any], dict[str, Any]], Awaitable[Any]]
 """Answers calls from inside: the whole name (`tools.curl.get`), the positional and the named arguments."""
 
-RUN_OUTPUT: ContextVar[Callable[[str], None] | None] = ContextVar("carrel_run_output", default=None)
-"""While a handler answers a call: writes into the stdout of the run that called; afterwards it does nothing."""
-
-RUN_COMMAND: ContextVar[RunCommand | None] = ContextVar("carrel_run_command", default=None)
-"""While a handler answers a call: runs commands in the session's place, where `exec` would wait for the run's end."""
-
-RUN_CLOCK: ContextVar[RunClock | None] = ContextVar("carrel_run_clock", default=None)
-"""While a handler answers a call: the time limit of the run that called."""
-
 State = Literal["kept", "restored", "lost"]
 FilePath = str | os.PathLike[str]
 
@@ -128,17 +119,37 @@ class RunCommand(Protocol):
 
 
 class RunClock(Protocol):
-    """A run's time limit, which does not pass while somebody is asked. Counted: it goes on after the last `resume`."""
+    """The time limit of a run. Pauses nest: it continues after as many `resume` as `pause`."""
 
     def pause(self) -> None: ...
 
     def resume(self) -> None: ...
 
 
+@dataclass(slots=True, eq=False)
+class CallContext:
+    """The run whose code waits for a handler's answer; a handler finds it in `current_call`."""
+
+    executor: Executor
+    write: Callable[[str], None]
+    """Writes into the stdout of that run; does nothing after the run has ended."""
+    run_command: RunCommand
+    """Runs a command in the session for this call, which ends when the call is answered or cancelled."""
+    clock: RunClock | None = None
+    """The time limit of that run."""
+    active: bool = True
+    """False once the call was answered or cancelled: tasks that the handler has started may live longer."""
+
+
+current_call: ContextVar[CallContext | None] = ContextVar("carrel_current_call", default=None)
+"""The call that the current task answers; None outside of handlers."""
+
+
 @contextmanager
-def run_clock_stands() -> Iterator[None]:
-    """The time of the run whose call is being answered does not pass in this block; nothing outside of a run."""
-    clock = RUN_CLOCK.get()
+def paused_clock() -> Iterator[None]:
+    """Stop the time limit of the run whose call is being answered for this block; no effect outside of a call."""
+    call = current_call.get()
+    clock = call.clock if call is not None else None
     if clock is not None:
         clock.pause()
     try:

@@ -12,7 +12,7 @@ from typing import Any, Literal
 from carrel import errors
 from carrel.errors import CarrelError, ToolCallError
 from carrel.execution import requests
-from carrel.execution.executor import RUN_CLOCK, RUN_COMMAND, RUN_OUTPUT, CommandEnded, Handler, RunClock
+from carrel.execution.executor import CallContext, CommandEnded, Executor, Handler, RunClock, current_call
 from carrel.execution.host_line import Record
 from carrel.guest.worker import turns, values
 from carrel.guest.worker.line import LineBroken
@@ -81,11 +81,13 @@ class Calls:
         handlers: dict[str, Handler],
         send: Callable[[Record], None],
         write: Callable[[str], None],
+        executor: Executor,
         clock: RunClock | None = None,
     ) -> None:
         self._handlers = handlers
         self._send = send
         self._write = write
+        self._executor = executor
         self._clock = clock
         self._commands: dict[int, tuple[asyncio.Future[CommandEnded], Output]] = {}
         self._over = False
@@ -119,9 +121,8 @@ class Calls:
 
     async def _answer(self, number: int, name: str, args: list[Any], kwargs: dict[str, Any]) -> None:
         answer: Record = {"op": "answer", "call": number}
-        RUN_OUTPUT.set(self._written)
-        RUN_COMMAND.set(functools.partial(self._command, number))
-        RUN_CLOCK.set(self._clock)
+        call = CallContext(self._executor, self._written, functools.partial(self._command, number), self._clock)
+        current_call.set(call)
         try:
             value = await handler_for(self._handlers, name)(name, args, kwargs)
             answer["value"] = whole(name, value)
@@ -129,6 +130,8 @@ class Calls:
             raise
         except Exception as problem:  # noqa: BLE001 -- whatever a handler raises is for the code that called
             answer["error"] = told(problem)
+        finally:
+            call.active = False
         self._send(answer)
 
     async def _command(

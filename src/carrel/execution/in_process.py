@@ -18,9 +18,7 @@ from carrel.execution.code_thread import CodeThread
 from carrel.execution.config import InProcessConfig, settings_of
 from carrel.execution.environments import has_uv
 from carrel.execution.executor import (
-    RUN_CLOCK,
-    RUN_COMMAND,
-    RUN_OUTPUT,
+    CallContext,
     CommandEnded,
     CommandResult,
     ExecutionResult,
@@ -30,6 +28,7 @@ from carrel.execution.executor import (
     OnOutput,
     Output,
     RunningCommand,
+    current_call,
 )
 from carrel.execution.host_calls import handler_for, told, whole
 from carrel.execution.host_commands import SHELL, HostCommands
@@ -278,15 +277,16 @@ class InProcessExecutor(WorkspaceFiles):
             if stdout is not None and stdout is self._stdout:
                 stdout.add(text.encode("utf-8", "backslashreplace"))
 
-        RUN_OUTPUT.set(write)
-        RUN_COMMAND.set(self._command)
-        RUN_CLOCK.set(self._stop)
+        call = CallContext(self, write, self._command, self._stop)
+        current_call.set(call)
         try:
             arguments = values.decode(asked)
             answer = await handler_for(self.handlers, name)(name, list(arguments["args"]), dict(arguments["kwargs"]))
             return {"value": whole(name, answer)}
         except Exception as problem:  # noqa: BLE001 -- whatever a handler raises is for the code that called
             return {"error": told(problem)}
+        finally:
+            call.active = False
 
     def _cancel_calls(self) -> None:
         for task in list(self._calls):

@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 
 from carrel.errors import ExecutionError
-from carrel.execution.executor import Handler, RunClock
+from carrel.execution.executor import Executor, Handler, RunClock
 from carrel.execution.host_calls import Calls
 from carrel.execution.host_line import Record
 from carrel.execution.output_pipes import Sink
@@ -76,7 +76,9 @@ class LiveSession(ABC):
         than `most_unread` bytes would wait for the worker to read them."""
 
     @abstractmethod
-    def run(self, code: str, stdout: Sink, stderr: Sink, clock: RunClock | None = None) -> asyncio.Future[Record]:
+    def run(
+        self, code: str, stdout: Sink, stderr: Sink, executor: Executor, clock: RunClock | None = None
+    ) -> asyncio.Future[Record]:
         """Ask for a run; where an earlier one has left writers behind, with pipes that only this one has."""
 
     @abstractmethod
@@ -198,9 +200,9 @@ class LiveSession(ABC):
     def last_request(self) -> int:
         return self._number
 
-    def _begin_run(self, stdout: Sink, stderr: Sink, clock: RunClock | None) -> None:
+    def _begin_run(self, stdout: Sink, stderr: Sink, executor: Executor, clock: RunClock | None) -> None:
         """From here on output has somewhere to go, and the worker may call the host."""
-        self._calls = Calls(self._handlers, self._answer_call, self._write, clock)
+        self._calls = Calls(self._handlers, self._answer_call, self._write, executor, clock)
         self._set_sinks(stdout, stderr)
 
     def end_run(self) -> None:

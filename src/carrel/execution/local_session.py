@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from carrel.errors import ForkRefused
-from carrel.execution.executor import Handler, RunClock
+from carrel.execution.executor import Executor, Handler, RunClock
 from carrel.execution.host_line import HostLine, Record
 from carrel.execution.init_control import InitControl
 from carrel.execution.live_session import READY, LiveSession, Piece, SpawnFailed
@@ -103,14 +103,16 @@ class LocalSession(LiveSession):
         self.count_memory_kills()
         return super().request(record, piece, fds)
 
-    def run(self, code: str, stdout: Sink, stderr: Sink, clock: RunClock | None = None) -> asyncio.Future[Record]:
+    def run(
+        self, code: str, stdout: Sink, stderr: Sink, executor: Executor, clock: RunClock | None = None
+    ) -> asyncio.Future[Record]:
         fds: list[int] = []
         if self._shared and self._takes_pipes:
             self._shared = False
             self._discard.take([self.stdout.give_up(), self.stderr.give_up()])
             self.stdout, self.stderr = OutputPipe(), OutputPipe()
             fds = [self.stdout.write_end, self.stderr.write_end]
-        self._begin_run(stdout, stderr, clock)
+        self._begin_run(stdout, stderr, executor, clock)
         try:
             return self.request({"op": "run", "code": code}, fds=fds)
         finally:

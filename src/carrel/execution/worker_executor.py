@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from abc import abstractmethod
-from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self
 
@@ -17,6 +17,7 @@ from carrel.execution.executor import (
     ExecutionResult,
     FilePath,
     Handler,
+    Moment,
     OnOutput,
     Output,
     RunningCommand,
@@ -97,6 +98,15 @@ class WorkerExecutor(WorkspaceFiles):
     def supported_capabilities(self) -> set[str]:
         """Only what is in force on this machine now."""
 
+    @abstractmethod
+    async def fork(self) -> Self: ...
+
+    @abstractmethod
+    async def checkpoint(self) -> Moment: ...
+
+    @abstractmethod
+    async def rewind(self, to: Moment, then: Callable[[], Awaitable[None]] | None = None) -> None: ...
+
     async def close(self) -> None:
         self._closed = True
         if self._closing is None:
@@ -170,7 +180,7 @@ class WorkerExecutor(WorkspaceFiles):
             stop = Stop(session, self.config.grace)
             began = time.perf_counter()
             try:
-                answer = session.run(code, stdout.add, stderr.add, stop)
+                answer = session.run(code, stdout.add, stderr.add, self, stop)
             except LineBroken as problem:
                 session.end_run()
                 return failed_result("ValueError", str(problem))

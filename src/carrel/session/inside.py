@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from contextvars import ContextVar
-from dataclasses import dataclass
 from typing import Any
 
-from carrel.execution.executor import RUN_OUTPUT, Executor, Handler
+from carrel.execution.executor import Executor, Handler, current_call
 from carrel.session.seam import Library
 from carrel.session.steps import Steps, sized
 from carrel.trace import Kind
@@ -17,17 +15,6 @@ WOULD_WAIT = (
     "this was asked by a tool that the session's code is waiting for, and would wait for that code in turn; "
     "do it before or after the run, or in the code itself (a tool with `runs: sandbox` runs its program beside it)"
 )
-
-
-@dataclass
-class _Answering:
-    """A call of running code that somebody in this context is answering."""
-
-    code: Inside
-    over: bool = False
-
-
-_ANSWERING: ContextVar[_Answering | None] = ContextVar("carrel_answering", default=None)
 
 
 class Inside:
@@ -51,21 +38,18 @@ class Inside:
         }
 
     def is_waiting(self) -> bool:
-        """Whether the code waits for an answer of whoever asks this."""
-        answering = _ANSWERING.get()
-        return answering is not None and answering.code is self and not answering.over
+        """Whether the code of this session waits for an answer of the current task."""
+        call = current_call.get()
+        return call is not None and call.active and call.executor is self._executor
 
     async def _tool(self, name: str, args: list[Any], kwargs: dict[str, Any]) -> Any:
         tools = (await self._library()).tools
         if await tools.is_question(name):
             return await tools.handle(name, args, kwargs)
-        answering = _Answering(self)
-        _ANSWERING.set(answering)
-        try:
-            with self._steps.step("tool", name.removeprefix("tools."), self._steps.running) as step:
-                return sized(step, [args, kwargs], await tools.handle(name, args, kwargs, stream=RUN_OUTPUT.get()))
-        finally:
-            answering.over = True
+        call = current_call.get()
+        write = call.write if call is not None else None
+        with self._steps.step("tool", name.removeprefix("tools."), self._steps.running) as step:
+            return sized(step, [args, kwargs], await tools.handle(name, args, kwargs, stream=write))
 
     async def _workflow(self, name: str, args: list[Any], kwargs: dict[str, Any]) -> Any:
         """A call of a workflow is two of these, when it begins and when it has ended."""

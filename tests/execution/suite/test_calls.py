@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from carrel.errors import SessionNotFound, ToolTimeoutError
-from carrel.execution.executor import RUN_OUTPUT, Handler, Output
+from carrel.execution.executor import CallContext, Handler, Output, current_call
 from tests.execution.conftest import Start
 
 
@@ -142,15 +142,16 @@ async def test_a_handler_can_write_into_the_run_that_called(start: Start) -> Non
     kept: list[Callable[[str], None] | None] = []
 
     async def tell(name: str, args: list[Any], kwargs: dict[str, Any]) -> Any:
-        write = RUN_OUTPUT.get()
-        assert write is not None
+        call = current_call.get()
+        assert call is not None
+        write = call.write
         write(f"host: {args[0]} ü\n")
         kept.append(write)
 
     executor = start(handlers={"tell": tell})
     result = await executor.run("print('one')\ntell('two')\nprint('three')")
     assert result.stdout == "one\nhost: two ü\nthree\n"
-    assert RUN_OUTPUT.get() is None
+    assert current_call.get() is None
     pieces = [item async for item in executor.stream("tell('early')\nprint('late')")]
     assert "".join(item.text for item in pieces if isinstance(item, Output)) == "host: early ü\nlate\n"
     write = kept[0]
@@ -161,8 +162,9 @@ async def test_a_handler_can_write_into_the_run_that_called(start: Start) -> Non
 
 async def test_what_many_handlers_and_the_code_write_at_once_is_all_there(start: Start) -> None:
     async def tell(name: str, args: list[Any], kwargs: dict[str, Any]) -> Any:
-        write = RUN_OUTPUT.get()
-        assert write is not None
+        call = current_call.get()
+        assert call is not None
+        write = call.write
         for _ in range(200):
             write("h\n")
             await asyncio.sleep(0)
@@ -172,3 +174,18 @@ async def test_what_many_handlers_and_the_code_write_at_once_is_all_there(start:
     code += "for _ in range(1000):\n    print('c')\n    await asyncio.sleep(0)\nfor task in tasks: await task"
     lines = (await executor.run(code)).stdout.splitlines()
     assert (lines.count("h"), lines.count("c"), len(lines)) == (1000, 1000, 2000)
+
+
+async def test_a_handler_finds_the_executor_and_whether_its_call_is_active(start: Start) -> None:
+    found: list[CallContext] = []
+
+    async def look(name: str, args: list[Any], kwargs: dict[str, Any]) -> Any:
+        call = current_call.get()
+        assert call is not None
+        found.append(call)
+        return call.active
+
+    executor = start(handlers={"look": look})
+    assert (await executor.run("look()")).value is True
+    assert found[0].executor is executor
+    assert not found[0].active

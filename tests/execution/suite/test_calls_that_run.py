@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import pytest
 
-from carrel.execution.executor import RUN_COMMAND, CommandEnded, Executor
+from carrel.execution.executor import CommandEnded, Executor, current_call
 from tests.execution.conftest import Start
 
 
@@ -23,10 +23,10 @@ class Kept:
 
 
 async def ran(words: Sequence[str], **settings: Any) -> tuple[CommandEnded, Kept]:
-    run = RUN_COMMAND.get()
-    assert run is not None
+    call = current_call.get()
+    assert call is not None
     kept = Kept()
-    return await run(words, output=kept.add, **settings), kept
+    return await call.run_command(words, output=kept.add, **settings), kept
 
 
 class Beating:
@@ -36,9 +36,11 @@ class Beating:
         self.begun = asyncio.Event()
 
     async def __call__(self, name: str, args: list[Any], kwargs: dict[str, Any]) -> None:
-        run = RUN_COMMAND.get()
-        assert run is not None
-        await run(["/bin/sh", "-c", f"date > beat; echo begun; {BEATING}"], output=lambda *_: self.begun.set())
+        call = current_call.get()
+        assert call is not None
+        await call.run_command(
+            ["/bin/sh", "-c", f"date > beat; echo begun; {BEATING}"], output=lambda *_: self.begun.set()
+        )
 
 
 BEATING = "while true; do date +%N > beat; sleep 0.02; done"
