@@ -4,9 +4,9 @@ import statistics
 import time
 from pathlib import Path
 
-from carrel.tasks.grading import verify
-from carrel.tasks.place import make_ready, open_place
+from carrel.tasks.environment import make_ready, open_place
 from carrel.tasks.sample import Sample
+from carrel.tasks.verification.verifier import verify
 from measure import Line, Scale, no_more_than
 
 TEST = "import unittest\n\nfrom calc import add\n\n\nclass Calc(unittest.TestCase):\n    def test_add(self):\n"

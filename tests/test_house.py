@@ -19,7 +19,7 @@ from carrel import errors
 HOUSE = Path(__file__).parent.parent
 PACKAGE = HOUSE / "src" / "carrel"
 PROJECT = tomllib.loads((HOUSE / "pyproject.toml").read_text(encoding="utf-8"))
-WITNESS = PACKAGE / "tasks" / "witness"
+RECORDER = PACKAGE / "tasks" / "recorder"
 """Runs in the Python of a sample, which has a pytest of its own."""
 WORLD = {"os", "time", "asyncio", "pathlib", "threading", "subprocess", "socket", "sqlite3", "random", "shutil"}
 HEAVY = {"numpy", "tokenizers", "redis", "jinja2", "rich", "typer", "sqlite3", "pydantic", "orjson", "asyncio"}
@@ -89,7 +89,7 @@ distributions = functools.cache(packages_distributions)
 def not_asked_for(asked: set[str], *folders: Path) -> set[str]:
     """What the Python files of some folders import that is neither ours, nor Python's, nor among the requirements."""
     installed = distributions()
-    ours = [path for folder in folders for path in folder.rglob("*.py") if WITNESS not in path.parents]
+    ours = [path for folder in folders for path in folder.rglob("*.py") if RECORDER not in path.parents]
     modules = modules_imported_by(*ours)
     foreign = {module.partition(".")[0] for module in modules} - sys.stdlib_module_names - {"carrel"}
     # Several packages may share a name (google); one of them will do. What is not installed is a file of the tests.

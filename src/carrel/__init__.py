@@ -229,13 +229,13 @@ if TYPE_CHECKING:
         Dataset,
         Datasets,
     )
+    from carrel.tasks.file_cache import (
+        Receipt,
+    )
     from carrel.tasks.sample import (
         Sample,
     )
-    from carrel.tasks.unpacking import (
-        Receipt,
-    )
-    from carrel.tasks.verdict import (
+    from carrel.tasks.verification.verdict import (
         VerificationResult,
     )
 
@@ -452,8 +452,8 @@ _ROOMS = {
     "carrel.session": "Checkpoint StorageBackend",
     "carrel.tasks.dataset": "Dataset Datasets",
     "carrel.tasks.sample": "Sample",
-    "carrel.tasks.unpacking": "Receipt",
-    "carrel.tasks.verdict": "VerificationResult",
+    "carrel.tasks.file_cache": "Receipt",
+    "carrel.tasks.verification.verdict": "VerificationResult",
     "carrel.guest.worker.values": "Repr",
 }
 _ROOM_OF = {name: room for room, names in _ROOMS.items() for name in names.split()}

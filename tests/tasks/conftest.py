@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from carrel.execution.subprocess_executor import SubprocessExecutor
-from carrel.tasks.place import make_ready, open_place
+from carrel.tasks.environment import make_ready, open_place
 from carrel.tasks.sample import Sample
 from tests.tasks.small_samples import calc
 

@@ -12,7 +12,7 @@ import pytest
 
 from carrel.execution.config import Mount
 from carrel.execution.subprocess_executor import SYSTEM_PATH
-from carrel.tasks.place import Prepared, make_ready
+from carrel.tasks.environment import Prepared, make_ready
 from carrel.tasks.sample import Sample
 from tests.needs import skip_without
 from tests.tasks.small_samples import written

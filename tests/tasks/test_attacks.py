@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from carrel.errors import PlaceLost
-from carrel.tasks.changes import changes_in
-from carrel.tasks.grading import grade, verify
-from carrel.tasks.place import make_ready
+from carrel.tasks.environment import make_ready
 from carrel.tasks.sample import Sample
+from carrel.tasks.verification.changes import changes_in
+from carrel.tasks.verification.verifier import grade, verify
 from tests.tasks.conftest import OpenPlace
 from tests.tasks.small_samples import ADD, COMMAND, ONE, PYTEST_ENV, SOLVE, calc
 

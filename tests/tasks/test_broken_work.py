@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from carrel.tasks.changes import Change, Changes
 from carrel.tasks.dataset import Datasets
-from carrel.tasks.grading import grade, verify
 from carrel.tasks.sample import Sample
+from carrel.tasks.verification.changes import Change, Changes
+from carrel.tasks.verification.verifier import grade, verify
 from tests.needs import skip_without
 from tests.tasks.conftest import OpenPlace
 from tests.tasks.real_runners import program

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from carrel.tasks.checking import Finding, check, check_sample, faults_of
 from carrel.tasks.dataset import DEMO, Dataset
+from carrel.tasks.dataset_check import Finding, check, check_sample, faults_of
+from carrel.tasks.runner import in_parallel
 from carrel.tasks.sample import Sample
-from carrel.tasks.verdict import Outcome, Standing, VerificationResult
-from carrel.tasks.workers import in_parallel
+from carrel.tasks.verification.verdict import Outcome, Standing, VerificationResult
 
 
 def calc(**changes: object) -> Sample:

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from carrel.tasks.changes import Change, Changes
-from carrel.tasks.grading import grade
-from carrel.tasks.place import open_place
-from carrel.tasks.reports import cases_in
-from carrel.tasks.verdict import VerificationResult
+from carrel.tasks.environment import open_place
+from carrel.tasks.verification.changes import Change, Changes
+from carrel.tasks.verification.reports import cases_in
+from carrel.tasks.verification.verdict import VerificationResult
+from carrel.tasks.verification.verifier import grade
 from tests.tasks.real_runners import COMMANDS, SOURCE, ready_for, runner_sample
 
 KINDS = {"node": "tap", "go": "go", "cargo": "cargo"}

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from carrel.errors import FilesRefused, ProgramMissing
+from carrel.tasks.file_cache import Files, prepared_files
 from carrel.tasks.sample import Sample
-from carrel.tasks.unpacking import Files, prepared_files
 from tests.tasks.conftest import OpenPlace
 from tests.tasks.repositories import Repository
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from carrel.tasks.changes import Change, Changes
-from carrel.tasks.grading import grade, grade_patch
+from carrel.tasks.verification.changes import Change, Changes
+from carrel.tasks.verification.verifier import grade, grade_patch
 from tests.tasks.small_samples import CALC, COMMAND, GOLD, calc
 
 AT = "tests/test_calc.py"

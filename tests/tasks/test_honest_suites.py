@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from carrel.tasks.changes import Change, Changes
-from carrel.tasks.grading import grade, grade_patch
 from carrel.tasks.sample import Sample
+from carrel.tasks.verification.changes import Change, Changes
+from carrel.tasks.verification.verifier import grade, grade_patch
 from tests.tasks.real_runners import ready_for, runner_sample
 from tests.tasks.small_samples import COMMAND, GOLD, PYTEST_ENV, calc, written
 

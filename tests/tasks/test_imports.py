@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 from carrel.errors import DatasetExists, DatasetInvalid
-from carrel.tasks.checking import check
 from carrel.tasks.dataset import Dataset
-from carrel.tasks.imports.history import import_history
-from carrel.tasks.imports.parts import Parts, split
-from carrel.tasks.imports.swebench import import_swebench, sample_of
+from carrel.tasks.dataset_check import check
+from carrel.tasks.importers.git_commits import import_history
+from carrel.tasks.importers.layout import Parts, split
+from carrel.tasks.importers.swebench import import_swebench, sample_of
 from tests.tasks.repositories import Repository
 
 UNITTEST = {"verify": {"command": "python -m unittest -v", "report": "unittest", "timeout": 60}}

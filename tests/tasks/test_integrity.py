@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from carrel.tasks.changes import Change
-from carrel.tasks.grading import verify
-from carrel.tasks.integrity import features_of, reasons_in
 from carrel.tasks.sample import Sample
+from carrel.tasks.verification.changes import Change
+from carrel.tasks.verification.integrity import features_of, reasons_in
+from carrel.tasks.verification.verifier import verify
 from tests.tasks.conftest import OpenPlace
 from tests.tasks.small_samples import SOLVE, calc
 

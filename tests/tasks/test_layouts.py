@@ -8,17 +8,14 @@ from typing import Any
 import pytest
 
 from carrel.errors import DatasetInvalid
-from carrel.tasks.changes import Change, Changes
-from carrel.tasks.checking import check
 from carrel.tasks.dataset import Dataset
-from carrel.tasks.grading import grade, grade_patch
-from carrel.tasks.imports.advice import options_for
-from carrel.tasks.imports.history import import_history
-from carrel.tasks.imports.journal import Journal
-from carrel.tasks.imports.judging import Lists, first_error, lists_of, standings
-from carrel.tasks.imports.parts import split
-from carrel.tasks.imports.writing import Imported
+from carrel.tasks.dataset_check import check
+from carrel.tasks.importers.git_commits import Journal, Lists, first_error, import_history, lists_of, standings
+from carrel.tasks.importers.layout import options_for, split
+from carrel.tasks.importers.write import Imported
 from carrel.tasks.sample import Environment, Sample, Verify
+from carrel.tasks.verification.changes import Change, Changes
+from carrel.tasks.verification.verifier import grade, grade_patch
 from tests.support.layouts import HALF, LAYOUTS, TESTS, Repository, of_commits
 from tests.tasks.small_samples import COMMAND, PYTEST_ENV
 

@@ -9,11 +9,10 @@ from typing import Any
 import pytest
 
 from carrel.errors import ConfigurationError, EnvironmentFailed, SetupFailed
-from carrel.tasks.changes import Changes
-from carrel.tasks.grading import grade, verify
-from carrel.tasks.listing import changed_files
-from carrel.tasks.place import make_ready
+from carrel.tasks.environment import make_ready
 from carrel.tasks.sample import Verify
+from carrel.tasks.verification.changes import Changes, changed_files
+from carrel.tasks.verification.verifier import grade, verify
 from tests.tasks.conftest import OpenPlace
 from tests.tasks.small_samples import PYTEST_ENV, SOLVE, calc
 

@@ -13,10 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from carrel.server.downloads import archive_of
-from carrel.tasks import pruning
-from carrel.tasks.place import Prepared, make_ready, open_place
-from carrel.tasks.pruning import prune
+from carrel.tasks import file_cache
+from carrel.tasks.environment import Prepared, make_ready, open_place
+from carrel.tasks.file_cache import archive_of, prune
 from carrel.tasks.sample import Sample
 from tests.cli.conftest import carrel, environment, home  # noqa: F401 -- fixtures
 from tests.tasks.small_samples import written
@@ -26,7 +25,7 @@ from tests.tasks.small_samples import written
 USER = """
 import asyncio, sys, time
 from pathlib import Path
-from carrel.tasks.place import make_ready
+from carrel.tasks.environment import make_ready
 from carrel.tasks.sample import Sample
 
 async def main():
@@ -125,14 +124,14 @@ async def test_what_another_prune_takes_meanwhile_is_not_told_twice(
         await make_ready(made(tmp_path, name), cache)
     gc.collect()
     others = []
-    measured = pruning._size
+    measured = file_cache._size
 
     def slowly(folder: Path) -> int:
-        monkeypatch.setattr(pruning, "_size", measured)
+        monkeypatch.setattr(file_cache, "_size", measured)
         others.append(prune(cache, time.time() + 60))
         return measured(folder)
 
-    monkeypatch.setattr(pruning, "_size", slowly)
+    monkeypatch.setattr(file_cache, "_size", slowly)
     done = prune(cache, time.time() + 60)
     assert [len(each.removed) for each in (*others, done)] == [3, 0]
     assert names(cache) == []

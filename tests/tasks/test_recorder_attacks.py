@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from carrel.tasks.grading import grade_patch, verify
-from carrel.tasks.watching import may_write
+from carrel.tasks.verification.command import may_write
+from carrel.tasks.verification.verifier import grade_patch, verify
 from tests.tasks import memory_attacks as memory
 from tests.tasks.conftest import OpenPlace
 from tests.tasks.small_samples import COMMAND, GOLD, SOLVE, calc

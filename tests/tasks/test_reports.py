@@ -9,9 +9,8 @@ from pathlib import Path
 import pytest
 
 from carrel.errors import ReportUnreadable
-from carrel.tasks.named_tests import Reported
-from carrel.tasks.reports import cases_in, grade_in, kind_of_report
-from carrel.tasks.told import Told
+from carrel.tasks.verification.reports import cases_in, grade_in, kind_of_report
+from carrel.tasks.verification.test_cases import Reported, Told
 
 SUREFIRE = """<?xml version="1.0" encoding="UTF-8"?>
 <testsuite name="com.acme.CalcTest" time="0.05" tests="3" errors="1" skipped="1" failures="0">

@@ -15,10 +15,9 @@ import pytest
 
 from carrel.errors import ConfigurationError, ResultsRefused
 from carrel.execution.config import Mount
-from carrel.tasks.results_file import ResultsFile, TaskResult
-from carrel.tasks.running import Agent, run_samples
+from carrel.tasks.runner import Agent, ResultsFile, TaskResult, run_samples
 from carrel.tasks.sample import Sample
-from carrel.tasks.verdict import VerificationResult
+from carrel.tasks.verification.verdict import VerificationResult
 from tests.tasks.small_samples import SOLVE, calc
 
 SOLVER = Agent(command=SOLVE, timeout=60)
@@ -154,7 +153,7 @@ async def test_results_that_are_not_this_runs_are_left_alone(
 PROGRAM = """
 import asyncio, sys
 from pathlib import Path
-from carrel.tasks.running import Agent, run_samples
+from carrel.tasks.runner import Agent, run_samples
 from tests.tasks.small_samples import SOLVE, calc
 
 folder = Path(sys.argv[1])

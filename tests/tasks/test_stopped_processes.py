@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from carrel.tasks.grading import verify
+from carrel.tasks.verification.verifier import verify
 from tests.tasks.conftest import OpenPlace
 from tests.tasks.small_samples import COMMAND, calc
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from carrel.errors import ReportUnreadable
-from carrel.tasks.told import Told
-from carrel.tasks.unittest_text import parsed
+from carrel.tasks.verification.test_cases import Told
+from carrel.tasks.verification.text_reports import parsed
 
 SUITE = '''
 import sys, unittest

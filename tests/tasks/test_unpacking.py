@@ -16,9 +16,9 @@ from pathlib import Path
 import pytest
 
 from carrel.errors import FilesRefused, StorageWriteError
-from carrel.tasks import content, tree_rules
+from carrel.tasks import file_cache, unpack
+from carrel.tasks.file_cache import prepared_files
 from carrel.tasks.sample import Sample
-from carrel.tasks.unpacking import prepared_files
 
 PROGRAM = Path(__file__).with_name("unpacking_program.py")
 
@@ -159,11 +159,11 @@ async def test_what_was_read_once_is_known_by_its_time_of_change(
 ) -> None:
     file = tmp_path / "f.tar.gz"
     sample = packed(file, member("a", b"one"))
-    monkeypatch.setattr(content, "_SETTLED", 600)
+    monkeypatch.setattr(file_cache, "_SETTLED", 600)
     first = await prepared_files(sample, cache)
     # A file as young as this could change again within its time stamp.
     assert list(cache.glob("files/digests/*")) == []
-    monkeypatch.setattr(content, "_SETTLED", 0)
+    monkeypatch.setattr(file_cache, "_SETTLED", 0)
     assert await prepared_files(of(file), cache) == first
     assert len(list((cache / "files" / "digests").glob("*.json"))) == 1
     packed(file, member("a", b"two"))
@@ -273,7 +273,7 @@ async def test_a_sparse_file_is_refused(tmp_path: Path, cache: Path) -> None:
 
 async def test_too_many_files_are_refused(tmp_path: Path, cache: Path) -> None:
     sample = packed(tmp_path / "many.tar.gz", *(member(f"f{number}") for number in range(50)))
-    budget = tree_rules.Budget(tmp_path / "many.tar.gz", most_files=40)
+    budget = unpack.Budget(tmp_path / "many.tar.gz", most_files=40)
     budget.add(files=40)
     with pytest.raises(FilesRefused, match="more than 40 files"):
         budget.add(files=1)
@@ -332,14 +332,14 @@ def many_files(source: Path, number: int) -> Path:
 
 
 async def test_many_of_one_process_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(content, "_SETTLED", -1.0)
+    monkeypatch.setattr(file_cache, "_SETTLED", -1.0)
     source = tmp_path / "source"
     source.mkdir()
     (source / "file").write_text("one")
-    seen = content.Source("folder", source)
+    seen = file_cache.Source("folder", source)
     for turn in range(20):
         told = await asyncio.gather(
-            *(asyncio.to_thread(content.digest_of, seen, tmp_path / f"cache{turn}") for _ in range(8))
+            *(asyncio.to_thread(file_cache.digest_of, seen, tmp_path / f"cache{turn}") for _ in range(8))
         )
         assert len(set(told)) == 1
         assert [path.suffix for path in (tmp_path / f"cache{turn}" / "files" / "digests").iterdir()] == [".json"]

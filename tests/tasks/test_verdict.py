@@ -7,15 +7,13 @@ from typing import ClassVar
 
 import pytest
 
-from carrel.tasks.changes import Change, Changes, odd_path, without_traps
-from carrel.tasks.named_tests import Reported
-from carrel.tasks.pass_rate import summary, wilson
-from carrel.tasks.protection import Folder, Protection, programs_of, touched_by
 from carrel.tasks.sample import Sample, Verify
-from carrel.tasks.sections import guarded
-from carrel.tasks.testimony import doubt, hear, read_notes
-from carrel.tasks.told import Status, Told
-from carrel.tasks.verdict import Run, verdict
+from carrel.tasks.stats import summary, wilson
+from carrel.tasks.verification.changes import Change, Changes, odd_path, without_traps
+from carrel.tasks.verification.protected_files import Folder, Protection, guarded, programs_of, touched_by
+from carrel.tasks.verification.recorder_log import doubt, hear, read_notes
+from carrel.tasks.verification.test_cases import Reported, Status, Told
+from carrel.tasks.verification.verdict import Run, verdict
 
 
 def told(name: str, status: Status = "passed", classname: str = "tests.test_a") -> Told:

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from carrel.tasks.changes import Changes
-from carrel.tasks.grading import SHOWN_OUTPUT, grade, grade_patch, verify
 from carrel.tasks.sample import Sample
+from carrel.tasks.verification.changes import Changes
+from carrel.tasks.verification.verifier import SHOWN_OUTPUT, grade, grade_patch, verify
 from tests.tasks.conftest import OpenPlace
 from tests.tasks.real_runners import CTEST, program
 from tests.tasks.small_samples import ADD, COMMAND, GOLD, SOLVE, calc, written

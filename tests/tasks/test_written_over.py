@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from carrel.tasks.grading import verify
 from carrel.tasks.sample import Sample
-from carrel.tasks.testimony import hear, witness_lines
+from carrel.tasks.verification.recorder_log import hear, witness_lines
+from carrel.tasks.verification.verifier import verify
 from tests.tasks.conftest import OpenPlace
 from tests.tasks.small_samples import ADD, COMMAND, ONE, PYTEST_ENV, SOLVE, calc, written
 from tests.tasks.test_attacks import PLUGIN, RUN

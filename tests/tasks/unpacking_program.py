@@ -4,8 +4,8 @@ import asyncio
 import sys
 from pathlib import Path
 
+from carrel.tasks.file_cache import prepared_files
 from carrel.tasks.sample import Sample
-from carrel.tasks.unpacking import prepared_files
 
 sample = Sample(sample_id="a", files=Path(sys.argv[1]))
 print(asyncio.run(prepared_files(sample, Path(sys.argv[2]))).folder)

@@ -35,7 +35,7 @@ from carrel.server.wire import ErrorInfo, Interaction, Job, NewFork, NewSession,
 from carrel.session import StorageBackend, fork_conversation, unanswered
 from carrel.storage.base import Lock
 from carrel.tasks.dataset import Datasets
-from carrel.tasks.place import make_ready, open_place
+from carrel.tasks.environment import make_ready, open_place
 from carrel.tasks.sample import Sample
 
 logger = logging.getLogger(__name__)

@@ -29,10 +29,10 @@ from carrel.server.ledger import Ledger
 from carrel.server.odd_values import escaped
 from carrel.server.wire import NOT_RUN, ErrorInfo, Interaction, Job, NewCommand, Result, Session, SessionStatus
 from carrel.session import Checkpoints, Said, StorageBackend
-from carrel.tasks.grading import SHOWN_OUTPUT, verify
-from carrel.tasks.place import Prepared
+from carrel.tasks.environment import Prepared
 from carrel.tasks.sample import Sample
-from carrel.tasks.verdict import VerificationResult
+from carrel.tasks.verification.verdict import VerificationResult
+from carrel.tasks.verification.verifier import SHOWN_OUTPUT, verify
 
 logger = logging.getLogger(__name__)
 

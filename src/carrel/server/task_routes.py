@@ -26,7 +26,6 @@ from carrel.server.asking import (
     bearer,
     lasting,
 )
-from carrel.server.downloads import archive_of
 from carrel.server.front_desk import HELD, FrontDesk
 from carrel.server.keys import KnownKey
 from carrel.server.live_task import known_id
@@ -50,6 +49,7 @@ from carrel.server.wire import (
     SessionStatus,
 )
 from carrel.tasks.dataset import DatasetInfo
+from carrel.tasks.file_cache import archive_of
 from carrel.tasks.sample import WIRE_FIELDS, Sample
 
 health = APIRouter()

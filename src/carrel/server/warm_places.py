@@ -11,7 +11,7 @@ from typing import Any
 from carrel.errors import CarrelError
 from carrel.execution.subprocess_executor import SubprocessExecutor
 from carrel.session import unanswered
-from carrel.tasks.place import Prepared, open_place
+from carrel.tasks.environment import Prepared, open_place
 
 logger = logging.getLogger(__name__)
 

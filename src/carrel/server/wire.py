@@ -8,8 +8,8 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, Field, StrictInt, model_validator
 
 from carrel.server.odd_values import refuse_odd, refuse_surrogates
-from carrel.tasks.unpacking import Receipt
-from carrel.tasks.verdict import VerificationResult
+from carrel.tasks.file_cache import Receipt
+from carrel.tasks.verification.verdict import VerificationResult
 from carrel.text import refuse_misspelled_fields
 
 SessionStatus = Literal["creating", "ready", "error", "closed", "terminated"]

@@ -1,0 +1,131 @@
+"""Check a dataset: judge each sample without and with its own patch."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Literal
+
+from pydantic import BaseModel
+
+from carrel.errors import CarrelError
+from carrel.tasks.environment import make_ready
+from carrel.tasks.runner import in_parallel
+from carrel.tasks.sample import Sample
+from carrel.tasks.verification.changes import Changes
+from carrel.tasks.verification.verdict import VerificationResult
+from carrel.tasks.verification.verifier import grade, grade_patch
+
+_MOST_NAMES = 5
+
+
+class Finding(BaseModel):
+    """What checking one sample came to."""
+
+    sample_id: str
+    status: Literal["right", "wrong", "not_checked"]
+    """`not_checked` is no fault of the sample: this machine lacks something that it needs."""
+    faults: list[str] = []
+    before: str = ""
+    """The outcome without the patch."""
+    after: str = ""
+    """The outcome with it."""
+    tests: int = 0
+    """How many the report told of, with the patch."""
+    seconds: float = 0.0
+
+
+Told = Callable[[Finding], None]
+
+
+async def check(
+    samples: Sequence[Sample], *, cache: Path | None = None, workers: int = 2, told: Told = lambda finding: None
+) -> list[Finding]:
+    """All samples, some at a time, in their order; `told` hears of each when it is done."""
+
+    async def one(sample: Sample) -> Finding:
+        finding = await check_sample(sample, cache)
+        told(finding)
+        return finding
+
+    return await in_parallel(one, samples, workers)
+
+
+async def check_sample(sample: Sample, cache: Path | None = None) -> Finding:
+    """`fail_to_pass` fail before and pass after the patch, `pass_to_pass` pass both times.
+
+    Never raises for what a sample does: the finding tells."""
+    began = time.perf_counter()
+    finding = Finding(sample_id=sample.sample_id, status="right")
+    missing = sample.environment.missing()
+    if missing:
+        finding.status, finding.faults = "not_checked", [f"this machine has no {' and no '.join(missing)}"]
+        return finding
+    try:
+        prepared = await make_ready(sample, cache)
+        before = await grade(sample, Changes(), cache=cache, prepared=prepared)
+        after = await grade_patch(sample, sample.patch, cache=cache, prepared=prepared)
+    except (CarrelError, OSError) as problem:
+        finding.status, finding.faults = "wrong", [str(problem) or type(problem).__name__]
+    else:
+        finding.before, finding.after, finding.tests = before.outcome, after.outcome, after.total
+        finding.faults = faults_of(sample, before, after)
+        finding.status = "wrong" if finding.faults else "right"
+    finding.seconds = time.perf_counter() - began
+    return finding
+
+
+def faults_of(sample: Sample, before: VerificationResult, after: VerificationResult) -> list[str]:
+    """Pure: what is wrong with a sample, by what came of it without and with its patch."""
+    for result in (before, after):
+        if result.outcome == "infrastructure_failed":
+            return [f"it could not be judged: {'; '.join(result.evidence) or 'nobody knows why'}"]
+    faults = []
+    if not sample.patch.strip():
+        faults.append("it has no patch, so nobody knows whether it can be solved")
+    faults += _of_lists(sample, before, after) if sample.fail_to_pass or sample.pass_to_pass else _of_all(before, after)
+    both = sorted(set(sample.fail_to_pass) & set(sample.pass_to_pass))
+    if both:
+        faults.append(f"in fail_to_pass and in pass_to_pass: {_names(both)}")
+    if after.outcome == "flaky":
+        faults.append(f"with the patch it passes only sometimes: {_names(after.flaky) or 'see its output'}")
+    if faults and after.left_out and not after.is_success:
+        kept = [f"{path} ({why})" for path, why in after.left_out.items()]
+        faults.append(f"of the patch these were not carried over: {_names(kept)}")
+    return faults
+
+
+def _of_lists(sample: Sample, before: VerificationResult, after: VerificationResult) -> list[str]:
+    faults = []
+    if not sample.fail_to_pass:
+        faults.append("it has no fail_to_pass: it counts as solved before anybody did anything")
+    if not after.suite_ran:
+        return [*faults, f"with the patch the tests do not run: {'; '.join(after.evidence) or 'there is no report'}"]
+    for wanted, result, names, words in (
+        ("passed", before, sample.fail_to_pass, "in fail_to_pass, and passes without the patch"),
+        ("", after, sample.fail_to_pass, "in fail_to_pass, and {how} with the patch"),
+        ("", before, sample.pass_to_pass, "in pass_to_pass, and {how} without the patch"),
+        ("", after, sample.pass_to_pass, "in pass_to_pass, and {how} with the patch"),
+    ):
+        for how, said in (("passed", ""), ("failed", "fails"), ("skipped", "is skipped"), ("missing", "is not run")):
+            if (how == "passed") == (wanted == "passed"):
+                found = [name for name in names if result.required.get(name, "missing") == how]
+                if found:
+                    faults.append(f"{words.format(how=said)}: {_names(found)}")
+    return faults
+
+
+def _of_all(before: VerificationResult, after: VerificationResult) -> list[str]:
+    faults = []
+    if before.is_success:
+        faults.append("it is solved without the patch")
+    if not after.is_success:
+        failing = _names([test.name for test in after.failures])
+        faults.append(f"it is not solved with the patch: {failing or '; '.join(after.evidence) or after.outcome}")
+    return faults
+
+
+def _names(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
+    return ", ".join(names[:_MOST_NAMES]) + more

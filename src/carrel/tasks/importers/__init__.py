@@ -1,0 +1,1 @@
+"""Make datasets from SWE-bench rows and from the history of git repositories."""

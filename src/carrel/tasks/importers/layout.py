@@ -1,0 +1,152 @@
+"""What a repository's files say: which are tests, how its tests run, and which options may help."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import tomllib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Any
+
+from packaging.requirements import InvalidRequirement, Requirement
+
+from carrel.tasks.git_history import Git, GitFailed
+from carrel.tasks.sample import Environment
+from carrel.tasks.verification.protected_files import RUNNER_FILES, TEST_FILES, TEST_FOLDERS, is_root_test
+
+TEST_SETTINGS = ("conftest.py", "pytest.ini", "jest.config.*", "vitest.config.*")
+NO_CODE = ("*.md", "*.rst", "*.txt", "*.adoc", "*.png", "*.svg", "*.jpg", "*.gif", "LICENSE*", "CHANGES*", "CHANGELOG*")
+NO_CODE_FOLDERS = ("docs", "doc", ".github", "changelog", "changes", "news", "newsfragments")
+NO_SOLUTION = (*RUNNER_FILES, ".*", "*.lock", "package-lock.json", "pnpm-lock.yaml")
+"""Settings of tools and runners, and lists of versions: a commit whose only other files are tests is no task."""
+CODE_ALL_THE_SAME = ("requirements*.txt", "constraints*.txt", "CMakeLists.txt")
+
+
+@dataclass(frozen=True)
+class Parts:
+    """The files of one commit."""
+
+    source: tuple[str, ...]
+    tests: tuple[str, ...]
+    no_code: tuple[str, ...]
+
+
+def split(paths: Iterable[str], test_patterns: Sequence[str] = ()) -> Parts:
+    """By custom, and by patterns of whole paths for tests that lie elsewhere."""
+    every = list(paths)
+    tests = tuple(path for path in every if is_test(path, test_patterns))
+    no_code = tuple(path for path in every if path not in tests and is_no_code(path))
+    source = tuple(path for path in every if path not in tests and path not in no_code)
+    return Parts(source, tests, no_code)
+
+
+def is_test(path: str, patterns: Sequence[str] = ()) -> bool:
+    *folders, name = path.split("/")
+    return (
+        any(fnmatchcase(path, pattern) for pattern in patterns)
+        or any(folder.lower() in TEST_FOLDERS for folder in folders)
+        or any(fnmatchcase(name, pattern) for pattern in (*TEST_FILES, *TEST_SETTINGS))
+        or is_root_test(path)
+    )
+
+
+def is_no_code(path: str) -> bool:
+    *folders, name = path.split("/")
+    if any(fnmatchcase(name, pattern) for pattern in CODE_ALL_THE_SAME):
+        return False
+    return any(fnmatchcase(name, pattern) for pattern in NO_CODE) or (bool(folders) and folders[0] in NO_CODE_FOLDERS)
+
+
+def can_solve(path: str) -> bool:
+    """Whether a source file can make a test pass."""
+    name = path.rpartition("/")[2]
+    return not any(fnmatchcase(name, pattern) for pattern in NO_SOLUTION)
+
+
+TEST_GROUPS = ("tests", "test", "testing", "dev")
+"""Names of extras and dependency groups with what tests need, the most likely first."""
+CONTINUE = "--continue-on-collection-errors"
+_LACKING = re.compile(r"No module named|cannot import name|PackageNotFound|unrecognized arguments|Unknown pytest")
+_LACKING_IN_NODE = re.compile(r"Cannot find (?:module|package)|ERR_MODULE_NOT_FOUND|not found: \w+")
+_NOT_FOR_TESTS = ("mypy", "pre-commit", "ruff", "black", "tox", "nox", "sphinx", "furo", "twine", "build")
+
+
+def with_layout(settings: Mapping[str, Any], git: Git, commit: str, tests: Iterable[str]) -> dict[str, Any]:
+    """The settings, with what the layout of a Python repository asks for; what was given stays.
+
+    A `src` folder is where imports begin. A test file that cannot be imported stops no other one."""
+    if not any(path.endswith(".py") for path in tests):
+        return dict(settings)
+    environment = dict(settings.get("environment") or {})
+    env = dict(environment.get("env") or {})
+    workdir = environment.get("workdir") or Environment().workdir
+    if "PYTHONPATH" not in env and has_modules(_names(git, commit, "src/")):
+        env["PYTHONPATH"] = f"{workdir}/src"
+    options = str(env.get("PYTEST_ADDOPTS", ""))
+    if CONTINUE not in options:
+        env["PYTEST_ADDOPTS"] = f"{options} {CONTINUE}".strip()
+    return {**settings, "environment": {**environment, "env": env}}
+
+
+def has_modules(paths: Iterable[str]) -> bool:
+    """Whether these paths below `src` hold Python modules or packages."""
+    return any(re.fullmatch(r"src/([^/]+/__init__|[^/]+)\.py", path) for path in paths)
+
+
+def proposal(git: Git, commit: str, reasons: Iterable[str]) -> str:
+    """Options of `carrel datasets import` that may help; empty where the reasons lack nothing that can be installed."""
+    text = "\n".join(reasons)
+    try:
+        top = set(_names(git, commit))
+        if "package.json" in top and _LACKING_IN_NODE.search(text):
+            return '--setup "npm ci"' if "package-lock.json" in top else '--setup "npm install"'
+        if not _LACKING.search(text):
+            return ""
+        project = _pyproject(git, commit) if "pyproject.toml" in top else {}
+    except (GitFailed, tomllib.TOMLDecodeError, UnicodeDecodeError):
+        return ""
+    return options_for(project, "setup.py" in top)
+
+
+def options_for(project: Mapping[str, Any], has_setup_py: bool) -> str:
+    """From a `pyproject.toml`: installing the project itself, and what its tests need."""
+    options = []
+    extras = (project.get("project") or {}).get("optional-dependencies") or {}
+    groups = project.get("dependency-groups") or {}
+    extra = next((name for name in TEST_GROUPS if name in extras), "")
+    if has_setup_py or "project" in project or "build-system" in project:
+        what = f"pip install -e '.[{extra}]'" if extra else "pip install -e ."
+        options.append(f'--setup "{what}"')
+    group = next((name for name in TEST_GROUPS if name in groups), "")
+    if group and not extra:
+        options += [f"--dep {shlex.quote(wanted)}" for wanted in _requirements(groups, group)]
+    return " ".join(options)
+
+
+def _requirements(groups: Mapping[str, Any], group: str, seen: Sequence[str] = ()) -> list[str]:
+    """The requirements of a group, with those of the groups that it includes."""
+    found: list[str] = []
+    for entry in groups.get(group) or []:
+        if isinstance(entry, Mapping) and entry.get("include-group") in groups and group not in seen:
+            found += _requirements(groups, str(entry["include-group"]), (*seen, group))
+        elif isinstance(entry, str):
+            try:
+                wanted = Requirement(entry)
+            except InvalidRequirement:
+                continue
+            if wanted.name.lower() not in _NOT_FOR_TESTS and (wanted.marker is None or wanted.marker.evaluate()):
+                wanted.marker = None
+                found.append(str(wanted))
+    return list(dict.fromkeys(found))
+
+
+def _pyproject(git: Git, commit: str) -> dict[str, Any]:
+    return tomllib.loads(git("show", f"{commit}:pyproject.toml").decode())
+
+
+def _names(git: Git, commit: str, below: str = "") -> list[str]:
+    """The files of a commit: those at the top, or all below a folder."""
+    words = ["-r", "--", below] if below else []
+    return git("ls-tree", "-z", "--name-only", commit, *words).decode("utf-8", "surrogateescape").split("\0")

@@ -1,1 +1,0 @@
-"""Datasets made from what people have: SWE-bench files, and the history of a repository."""

@@ -1,0 +1,531 @@
+"""Decide which files of a workspace are the sample's own and are never taken from an agent."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import sys
+import tomllib
+from collections.abc import Callable, Iterable
+from fnmatch import fnmatchcase
+from functools import cached_property
+from pathlib import Path, PurePosixPath
+from typing import Any, Literal
+
+from carrel.tasks.sample import Sample
+
+TEST_TOOLS = ("pytest", "coverage", "tox", "nox", "cibuildwheel")
+LINT_TOOLS = ("ruff", "mypy", "pylint", "flake8", "pyright", "basedpyright", "bandit", "black", "isort", "ty")
+PACKAGE_KEYS = (
+    *("scripts", "jest", "mocha", "ava", "vitest", "tap", "nyc", "c8"),
+    *("eslintConfig", "wireit", "nx", "overrides", "resolutions", "pnpm", "babel", "jest-junit"),
+)
+_HEADER = re.compile(r"^\s*\[\[?\s*([^\]]*?)\s*\]")
+
+RUNNERS = ("hatch", "pdm", "poe", "taskipy", "poetry", "rye", "pixi")
+"""Programs that have commands of a project's own in their settings."""
+Guard = Callable[[str, str, tuple[str, ...]], str | None]
+
+
+def guarded(
+    name: str, original: bytes | None, theirs: bytes, *, linting: bool = False, command: str = ""
+) -> bytes | None:
+    """The file as it may be judged with: theirs, with the sample's test settings; None to take the sample's whole.
+
+    `original` is None where the sample has no such file; `command` is what runs the tests.
+    """
+    words = re.findall(r"[\w-]+", command)
+    tools = (*TEST_TOOLS, *(LINT_TOOLS if linting else ()), *(runner for runner in RUNNERS if runner in words))
+    guard = GUARDS.get(name)
+    if guard is None:
+        return theirs
+    try:
+        merged = guard((original or b"").decode("utf-8"), theirs.decode("utf-8"), tools)
+    except (UnicodeDecodeError, ValueError, RecursionError, AttributeError, TypeError):
+        return None
+    return None if merged is None else merged.encode("utf-8")
+
+
+def _pyproject(original: str, theirs: str, tools: tuple[str, ...]) -> str | None:
+    before, after = tomllib.loads(original), tomllib.loads(theirs)
+    if _tools(before, tools) == _tools(after, tools):
+        return theirs
+    named = re.compile(rf"\"?tool\"?\s*\.\s*\"?({'|'.join(tools)})\"?\s*(\.|$)")
+    merged = _with_chunks_of(original, theirs, lambda header: named.match(header) is not None)
+    # There are other ways to write a table; whoever uses one gets the sample's file.
+    told = tomllib.loads(merged)
+    if _tools(told, tools) != _tools(before, tools) or _rest(told, tools) != _rest(after, tools):
+        return None
+    return merged
+
+
+def _tools(data: dict[str, Any], names: tuple[str, ...]) -> dict[str, Any]:
+    tool = data.get("tool", {})
+    return {name: tool[name] for name in names if name in tool}
+
+
+def _rest(data: dict[str, Any], names: tuple[str, ...]) -> dict[str, Any]:
+    tool = {name: value for name, value in data.get("tool", {}).items() if name not in names}
+    return {**data, "tool": tool}
+
+
+def _setup_cfg(original: str, theirs: str, tools: tuple[str, ...]) -> str | None:
+    return _with_chunks_of(original, theirs, lambda header: any(word in header for word in (*tools, "aliases")))
+
+
+def _with_chunks_of(original: str, theirs: str, ours: Callable[[str], bool]) -> str:
+    """`theirs` without the sections that are ours, and those of `original` after it."""
+    kept = "".join(text for header, text in _chunks(theirs) if not ours(header))
+    back = "".join(text for header, text in _chunks(original) if ours(header))
+    return kept + ("\n" if kept and not kept.endswith("\n") else "") + back
+
+
+def _chunks(text: str) -> list[tuple[str, str]]:
+    chunks: list[tuple[str, str]] = [("", "")]
+    for line in text.splitlines(keepends=True):
+        if header := _HEADER.match(line):
+            chunks.append((header[1], line))
+        else:
+            chunks[-1] = (chunks[-1][0], chunks[-1][1] + line)
+    return chunks
+
+
+def _package_json(original: str, theirs: str, tools: tuple[str, ...]) -> str | None:
+    before, after = json.loads(original or "{}"), json.loads(theirs)
+    if {key: before.get(key) for key in PACKAGE_KEYS} == {key: after.get(key) for key in PACKAGE_KEYS}:
+        return theirs
+    merged = {key: value for key, value in after.items() if key not in PACKAGE_KEYS}
+    merged |= {key: before[key] for key in PACKAGE_KEYS if key in before}
+    return json.dumps(merged, indent=2) + "\n"
+
+
+def _cargo_toml(original: str, theirs: str, tools: tuple[str, ...]) -> str | None:
+    before, after = tomllib.loads(original), tomllib.loads(theirs)
+    keys = ("test", "bench", "lib", "profile", "lints", "patch", "replace")
+    needed, now = before.get("dev-dependencies", {}), after.get("dev-dependencies", {})
+    same = all(before.get(key) == after.get(key) for key in keys)
+    # What the tests are written with stays; more may come.
+    return theirs if same and all(now.get(name) == wanted for name, wanted in needed.items()) else None
+
+
+_REPLACED = re.compile(r"^\s*(?:replace\s+)?(\S+)(?:\s+v\S+)?\s+=>\s+(.+?)\s*(?://.*)?$", re.MULTILINE)
+
+
+def _go_mod(original: str, theirs: str, tools: tuple[str, ...]) -> str | None:
+    """Other modules in the place of those that the sample has are not for who is judged to choose."""
+    before, after = set(_REPLACED.findall(original)), set(_REPLACED.findall(theirs))
+    known = set(original.split())
+    return theirs if before <= after and not any(name in known for name, _ in after - before) else None
+
+
+GUARDS: dict[str, Guard] = {
+    "pyproject.toml": _pyproject,
+    "setup.cfg": _setup_cfg,
+    "package.json": _package_json,
+    "Cargo.toml": _cargo_toml,
+    "go.mod": _go_mod,
+}
+
+
+# Never anybody's source, whatever the sample: they steer the runner, or are loaded by it without being asked for.
+RUNNER_FILES = (
+    "conftest.py",
+    "sitecustomize.py",
+    "usercustomize.py",
+    "pytest.ini",
+    ".pytest.ini",
+    "pytest.toml",
+    ".pytest.toml",
+    "tox.ini",
+    "noxfile.py",
+    ".coveragerc",
+    "pyvenv.cfg",
+    "*.pth",
+    "*.py[co]",
+    "jest.config.*",
+    "jest.setup.*",
+    "vitest.config.*",
+    "vitest.workspace.*",
+    ".mocharc*",
+    "karma.conf*",
+    "playwright.config.*",
+    "cypress.config.*",
+    ".nycrc*",
+    ".npmrc",
+    ".yarnrc*",
+    ".pnp.*",
+    "phpunit.xml*",
+    ".rspec",
+    "CTest*.cmake",
+    "go.work",
+    "rust-toolchain*",
+    "gradlew*",
+    "mvnw*",
+    ".gitattributes",
+    ".gitmodules",
+)
+RUNNER_FOLDERS = (
+    ".git",
+    "__pycache__",
+    "node_modules",
+    ".pytest_cache",
+    ".hypothesis",
+    ".tox",
+    ".nox",
+    ".venv",
+    ".eggs",
+    "*.egg-info",
+    "*.dist-info",
+    "site-packages",
+    "dist-packages",
+    ".cargo",
+    ".mvn",
+)
+STEERING_FILES = (
+    *("conftest.py", "pytest.ini", ".pytest.ini", "pytest.toml", ".pytest.toml", "tox.ini", "setup.cfg"),
+    *("pyproject.toml", "jest.config.*", "jest.setup.*", "vitest.config.*", "vitest.workspace.*", ".mocharc*"),
+)
+"""Files that steer a runner of tests in their folder and below it, and that no honest run makes there."""
+START_FILES = ("sitecustomize.py", "usercustomize.py", "*.pth")
+"""Files that Python loads when it starts."""
+# Tests and what is built from source, by custom: unless the reference change touches them, which makes them source.
+BUILD_SETTINGS = (
+    "vite.config.*",
+    "babel.config.*",
+    ".babelrc*",
+    ".swcrc",
+    ".taprc*",
+    "ava.config.*",
+    "bunfig.toml",
+    "deno.json*",
+    ".pnpmfile.*",
+)
+"""They say how tests are compiled and loaded, too."""
+TEST_FOLDERS = ("tests", "test", "__tests__", "spec", "specs", "testdata", "e2e")
+TEST_FILES = (
+    "test_*.py",
+    "*_test.py",
+    "tests.py",
+    "*_test.go",
+    "*.test.[cm][jt]s",
+    "*.test.[jt]s",
+    "*.test.[jt]sx",
+    "*.spec.[cm][jt]s",
+    "*.spec.[jt]s",
+    "*.spec.[jt]sx",
+    "*Test.java",
+    "*Tests.java",
+    "*Test.kt",
+    "*_spec.rb",
+    "*_test.rb",
+    "test_*.rb",
+    "*Test.php",
+    "*_test.rs",
+    "*_test.c",
+    "test_*.c",
+    "*_test.cc",
+    "*_test.cpp",
+    "test_*.cpp",
+    "*.bats",
+    "*.t",
+)
+CODE = (
+    *("*.py", "*.[jt]s", "*.[jt]sx", "*.[cm][jt]s", "*.go", "*.rs", "*.c", "*.h", "*.cc", "*.cpp", "*.hpp"),
+    *("*.java", "*.kt", "*.rb", "*.php", "*.sh", "*.bash", "*.pl", "*.lua"),
+)
+BUILT = ("*.o", "*.a", "*.so", "*.so.*", "*.dylib", "*.class", "*.jar", "*.lo", "*.gcda", "*.rlib", "*.wasm")
+BUILT_FOLDERS = ("target", "build", "dist", "venv", "coverage")
+RUN_BY = {
+    r"g?make|cmake|ctest|ninja|meson": (
+        *("Makefile", "makefile", "GNUmakefile", "*.mk", "CMakeLists.txt", "meson.build", "meson_options.txt"),
+    ),
+    r"mvnw?|gradlew?|ant|sbt": (
+        *("pom.xml", "*.gradle", "*.gradle.kts", "gradle.properties", "build.xml", "build.sbt"),
+    ),
+    "rake": ("Rakefile", "*.rake"),
+    "just": ("justfile", "Justfile", ".justfile"),
+    "task": ("Taskfile.y*ml",),
+    "invoke|inv": ("tasks.py",),
+    "grunt": ("Gruntfile.*",),
+    "gulp": ("gulpfile.*",),
+}
+"""What says how the tests are run, where the test command is one of these programs."""
+LINTER_FILES = (
+    "ruff.toml",
+    ".ruff.toml",
+    ".flake8",
+    ".pylintrc",
+    "pylintrc",
+    "mypy.ini",
+    ".mypy.ini",
+    "pyrightconfig.json",
+    ".eslintrc*",
+    "eslint.config.*",
+    ".eslintignore",
+    "biome.json*",
+    ".golangci.*",
+    "clippy.toml",
+    ".clippy.toml",
+    ".shellcheckrc",
+    ".clang-tidy",
+    ".bandit",
+    ".semgrep*",
+    "sonar-project.properties",
+)
+_WRAPPERS = ("env", "exec", "time", "nice", "command", "xvfb-run", "!")
+_INTERPRETERS = r"(ba|da|z|k)?sh|python[\d.]*|node|deno|bun|ruby|perl|php|Rscript|lua|tclsh"
+_ELF = b"\x7fELF"
+_QUOTED = r'"(?:[^"\\\n]|\\.)*"'
+"""A name in a diff of git's that has quotes, control characters or, by default, anything but ASCII."""
+_PATCHED = re.compile(rf"^(?:---|\+\+\+) ({_QUOTED}|[^\t\n]+)", re.MULTILINE)
+_RENAMED = re.compile(rf"^(?:rename|copy) (?:from|to) ({_QUOTED}|.+)$", re.MULTILINE)
+_GIT_HEADER = re.compile(rf"^diff --git ({_QUOTED}|a/.+?) ({_QUOTED}|b/.+)$", re.MULTILINE)
+_ESCAPE = re.compile(rb"\\([0-7]{3}|.)")
+_ESCAPED = {b"a": b"\a", b"b": b"\b", b"f": b"\f", b"n": b"\n", b"r": b"\r", b"t": b"\t", b"v": b"\v"}
+
+
+def touched_by(patch: str) -> set[str]:
+    """The paths that a patch changes, makes, removes or renames."""
+    found = {re.sub("^[ab]/", "", _unquoted(name)) for name in _PATCHED.findall(patch)}
+    found |= {_unquoted(name)[2:] for pair in _GIT_HEADER.findall(patch) for name in pair}
+    found |= {_unquoted(name) for name in _RENAMED.findall(patch)}
+    return found - {"/dev/null", "dev/null"}
+
+
+def _unquoted(name: str) -> str:
+    """A name as a diff of git's has it: quoted, its bytes are written as escapes."""
+    if len(name) < 2 or not name.startswith('"') or not name.endswith('"'):
+        return name.strip()
+
+    def byte(found: re.Match[bytes]) -> bytes:
+        code = found[1]
+        return bytes([int(code, 8) & 0xFF]) if len(code) == 3 else _ESCAPED.get(code, code)
+
+    return _ESCAPE.sub(byte, name[1:-1].encode("utf-8", "surrogateescape")).decode("utf-8", "surrogateescape")
+
+
+def programs_of(command: str) -> set[str]:
+    """What a command line runs, as paths: the first word of each part, and the script of an interpreter.
+
+    Only those: a file that is looked at (`mypy app.py`, `test -e app.py`) may well be what is to be repaired.
+    """
+    found = set()
+    for part in re.split(r"[;&|()\n]+", command):
+        try:
+            words = shlex.split(part)
+        except ValueError:
+            words = part.split()
+        words = [word for word in words if not re.match(r"\w+=", word) and word not in _WRAPPERS]
+        if words[:1] and re.fullmatch(_INTERPRETERS, PurePosixPath(words[0]).name):
+            scripts = [word for word in words[1:] if not word.startswith("-")][:1]
+            words = scripts if not {"-m", "-c", "-e"} & set(words) else []
+        found |= {str(PurePosixPath(word)) for word in words[:1]}
+    return found
+
+
+def is_root_test(path: str) -> bool:
+    """Whether it is a program at the root that is called test or tests: `test.js`, `tests.sh`."""
+    return "/" not in path and path.partition(".")[0].lower() in ("test", "tests") and _any((path,), CODE)
+
+
+class Folder:
+    """The files that a sample begins with, on the host."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def kind(self, path: str) -> Literal["file", "folder", "link"] | None:
+        full = self.folder / path
+        if full.is_symlink():
+            return "link"
+        return "folder" if full.is_dir() else "file" if full.exists() else None
+
+    def children(self, path: str) -> Iterable[str]:
+        for place, folders, files in os.walk(self.folder / path):
+            for name in [*files, *(name for name in folders if os.path.islink(os.path.join(place, name)))]:
+                yield os.path.relpath(os.path.join(place, name), self.folder)
+
+    def runs(self, path: str) -> bool:
+        return self.kind(path) == "file" and os.access(self.folder / path, os.X_OK)
+
+    def read(self, path: str) -> bytes | None:
+        return (self.folder / path).read_bytes() if self.kind(path) == "file" else None
+
+
+class Protection:
+    """Says of a path why it is the sample's own, for one sample."""
+
+    def __init__(self, sample: Sample, base: Folder, modules: Iterable[str] = (), files: Folder | None = None) -> None:
+        """`modules` are the names that Python finds in the sample's environment, besides its standard library.
+
+        `files` are the sample's own; what `base` has besides was made by the set-up."""
+        self._sample = sample
+        self._base = base
+        self._files = files or base
+        self._modules = {*sys.stdlib_module_names, *modules}
+        self._source = touched_by(sample.patch) | touched_by(sample.non_code_patch)
+        self._tests = touched_by(sample.test_patch)
+        self._linting = sample.verifier in ("linter", "static_analysis")
+
+    def why(self, path: str) -> str | None:
+        """The reason why this file is restored from the sample; None for one that is carried over."""
+        parts = PurePosixPath(path).parts
+        if path in self._tests:
+            return "a file of the hidden tests"
+        if _matches(path, self._sample.verify.protected) or _matches(path, self._sample.verify.reports):
+            return "protected by the sample"
+        # Python finds metadata however its folder's name is capitalized.
+        if _any(parts[-1:], RUNNER_FILES) or _any([part.lower() for part in parts], RUNNER_FOLDERS):
+            return "it steers the test runner"
+        if self._in_virtualenv(parts):
+            return "a part of the environment that the tests run in"
+        if self._linting and _any(parts[-1:], LINTER_FILES):
+            return "it steers the linter"
+        if path in self._source:
+            return None
+        if _any(parts, TEST_FOLDERS) or _any(parts[-1:], TEST_FILES) or path in self._named or is_root_test(path):
+            return "a test"
+        if _any(parts[-1:], BUILD_SETTINGS):
+            return "it steers the test runner"
+        if _any(parts[-1:], self._run_by):
+            return "it says how the tests are run"
+        if parts[:1] == ("vendor",) and self._base.kind("vendor/modules.txt"):
+            return "somebody else's, and tests use it too"
+        new = self._base.kind(path) is None
+        if _any(parts[:1], BUILT_FOLDERS) and self._by_setup(parts[0]):
+            return "built, not written; it is built again"
+        if new and (_any(parts[-1:], BUILT) or (_any(parts[:1], BUILT_FOLDERS) and not self._base.kind(parts[0]))):
+            return "built, not written; it is built again"
+        if new and self._shadows(parts):
+            return f"it would stand before Python's own {_module(parts)}"
+        return None
+
+    def why_content(self, path: str, content: bytes) -> str | None:
+        """The same for what only a look inside can tell."""
+        if content.startswith(_ELF) and path not in self._source and self._base.kind(path) is None:
+            return "built, not written; it is built again"
+        return None
+
+    def is_test_code(self, path: str) -> bool:
+        """Whether it is a program of the tests, or settings of their runner: no honest run writes to those."""
+        parts = PurePosixPath(path).parts
+        if _any([part.lower() for part in parts[:-1]], RUNNER_FOLDERS) or self._by_setup(path):
+            return False
+        if path in self._named or _any(parts[-1:], (*RUNNER_FILES, *TEST_FILES)) or is_root_test(path):
+            return path not in self._source
+        return _any(parts[-1:], CODE) and (path in self._tests or _any(parts, TEST_FOLDERS))
+
+    def steers_when_new(self, path: str) -> bool:
+        """Whether a file that was not there before steers the tests' runner: code under test may write one."""
+        *folders, name = PurePosixPath(path).parts
+        if _any(folders, ("site-packages", "dist-packages")):
+            # One that `tox` has just made is not the environment that the tests were to run in.
+            return _any((name,), START_FILES) and self._base.kind("/".join(folders)) is not None
+        if _any([part.lower() for part in folders], RUNNER_FOLDERS):
+            return False
+        if _any((name,), START_FILES[:2]):
+            return True
+        return _any((name,), STEERING_FILES) and tuple(folders) in self._test_folders
+
+    def is_installed(self, path: str) -> bool:
+        """Whether it is a module of an environment in the workdir that was there before."""
+        parts = PurePosixPath(path).parts
+        site = _any(parts, ("site-packages", "dist-packages")) and "__pycache__" not in parts
+        return site and path.endswith((".py", ".pth")) and self._base.kind(path) is not None
+
+    @cached_property
+    def _test_folders(self) -> set[tuple[str, ...]]:
+        """The folders that have tests in them, and all above those."""
+        found: set[tuple[str, ...]] = {()}
+        for path in [*self._base.children(""), *self._tests, *self._named]:
+            folders = PurePosixPath(path).parts[:-1]
+            if folders not in found and self.is_test_code(path):
+                found |= {folders[:count] for count in range(len(folders) + 1)}
+        return found
+
+    def is_rebuilt(self, path: str) -> bool:
+        """Whether it is what the set-up has built and the test command builds again, so that it is judged without."""
+        if not self._made_by_make or path in self._source or not self._by_setup(path):
+            return False
+        return _any(PurePosixPath(path).parts[-1:], BUILT) or (self._base.read(path) or b"").startswith(_ELF)
+
+    def _by_setup(self, path: str) -> bool:
+        return self._base.kind(path) is not None and self._files.kind(path) is None
+
+    def _in_virtualenv(self, parts: tuple[str, ...]) -> bool:
+        return any(self._base.kind("/".join((*parts[:count], "pyvenv.cfg"))) for count in range(1, len(parts)))
+
+    @cached_property
+    def _named(self) -> set[str]:
+        """Files in which the listed tests are, and programs that the test command runs."""
+        wanted = [*self._sample.fail_to_pass, *self._sample.pass_to_pass]
+        named = {name.partition("::")[0] for name in wanted if "::" in name}
+        named |= programs_of(self._sample.verify.command)
+        return {name for name in named if self._base.kind(name) in ("file", "link")}
+
+    @cached_property
+    def _run_by(self) -> tuple[str, ...]:
+        command = self._sample.verify.command
+        found = [files for program, files in RUN_BY.items() if re.search(rf"(?<![\w.-])({program})(?![\w.-])", command)]
+        return tuple(file for files in found for file in files)
+
+    @cached_property
+    def _made_by_make(self) -> bool:
+        return re.search(r"\b(g?make|cmake|ctest|ninja|meson)\b", self._sample.verify.command) is not None
+
+    @cached_property
+    def _import_roots(self) -> set[tuple[str, ...]]:
+        roots: set[tuple[str, ...]] = {(), ("src",), ("lib",), ("python",)}
+        for place in self._sample.environment.env.get("PYTHONPATH", "").split(":"):
+            inside = place.removeprefix(self._sample.environment.workdir).strip("/")
+            roots.add(PurePosixPath(inside).parts if inside else ())
+        return roots
+
+    def _shadows(self, parts: tuple[str, ...]) -> bool:
+        """A new module where imports begin, with the name of one that Python or the test runner needs."""
+        for root in self._import_roots:
+            inside = parts[len(root) :]
+            if parts[: len(root)] != root or not inside or _module(inside) not in self._modules:
+                continue
+            # A package that the sample has may be called as it likes.
+            if self._base.kind("/".join((*root, inside[0]))) is None and (
+                len(inside) > 1 or re.search(r"\.(py|so|pyd|zip)$", inside[0])
+            ):
+                return True
+        return False
+
+
+def _module(parts: tuple[str, ...]) -> str:
+    return parts[0].partition(".")[0] if len(parts) == 1 else parts[0]
+
+
+def _any(names: Iterable[str], patterns: tuple[str, ...]) -> bool:
+    return any(fnmatchcase(name, pattern) for name in names for pattern in patterns)
+
+
+def _matches(path: str, patterns: Iterable[str]) -> bool:
+    """As in .gitignore, without `!`: a slash at the beginning or in the middle binds a pattern to the root, one at the
+    end says that it is a folder; a folder stands for all in it."""
+    parts = PurePosixPath(path).parts
+    above = ["/".join(parts[: count + 1]) for count in range(len(parts))]
+    for pattern in patterns:
+        bound = "/" in pattern.rstrip("/")
+        folder = pattern.endswith(("/", "/**"))
+        plain = pattern.strip("/").removesuffix("/**")
+        names = above if bound else parts
+        if any(_path_matches(name, plain) for name in (names[:-1] if folder else names)):
+            return True
+    return False
+
+
+def _path_matches(path: str, pattern: str) -> bool:
+    """`*` stays inside a name, `**` does not."""
+    pieces = re.split(r"(\*\*/|\*\*|\*|\?|\[[^\]]+\])", pattern)
+    known = {"**/": "(?:.*/)?", "**": ".*", "*": "[^/]*", "?": "[^/]"}
+    regex = "".join(
+        known.get(piece) or (piece.replace("[!", "[^") if piece.startswith("[") else re.escape(piece))
+        for piece in pieces
+    )
+    return re.fullmatch(regex, path) is not None

@@ -1,0 +1,178 @@
+"""Read reports: JUnit XML, SARIF, and the JSON of custom graders."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+from typing import Any, Literal
+from xml.parsers import expat
+
+from junitparser import JUnitXml, JUnitXmlError, TestCase
+
+from carrel.errors import ReportUnreadable
+from carrel.tasks.verification.test_cases import Told
+from carrel.tasks.verification.text_reports import cargo_cases, go_cases, looks_like, parsed, tap_cases
+
+ReportKind = Literal["junit", "go", "cargo", "tap", "unittest", "sarif", "json", "exit_code"]
+MOST_TESTS = 500_000
+"""In one JUnit report; the largest honest suites have half as many."""
+DEEPEST = 64
+"""Elements inside elements; real reports have about five."""
+_FAILING_LEVELS = ("error", "warning")
+
+
+def kind_of_report(text: str, command: str = "") -> ReportKind:
+    """What a report is, by its looks; `exit_code` when it is none that is known. `command` is what printed it."""
+    start = text.lstrip("\ufeff \t\r\n")[:2000]
+    if start.startswith("<") and re.search(r"<testsuites?\b|<testcase\b", text[:20_000]):
+        return "junit"
+    if start.startswith("{") and re.search(r'"(runs|\$schema)"', text[:20_000]) and "sarif" in text[:20_000].lower():
+        return "sarif"
+    return looks_like(text, command)
+
+
+def cases_in(text: str, kind: ReportKind) -> list[Told]:
+    """The tests that a report tells of, in its order; ReportUnreadable says what is wrong with it."""
+    match kind:
+        case "junit":
+            return _junit_cases(text)
+        case "go":
+            return go_cases(text)
+        case "cargo":
+            return cargo_cases(text)
+        case "tap":
+            return tap_cases(text)
+        case "unittest":
+            return parsed(text)
+        case "sarif":
+            return _findings(text)
+        case "json" | "exit_code":
+            return []
+
+
+def _junit_cases(text: str) -> list[Told]:
+    _refuse_tricks(text)
+    try:
+        root: Any = JUnitXml.fromstring(text.encode("utf-8"))
+    except JUnitXmlError as problem:
+        raise ReportUnreadable(f"this is no JUnit report: {problem}") from None
+    case: Any = TestCase
+    # Of all depths: some runners put suites into suites, and node puts tests beside them.
+    return [_junit_case(case.fromelem(element)) for element in root._elem.iter("testcase")]
+
+
+def _junit_case(case: TestCase) -> Told:
+    status: Literal["passed", "failed", "skipped"] = "passed"
+    message = ""
+    for result in case.result:
+        outcome = {"Failure": "failed", "Error": "failed", "Skipped": "skipped"}.get(type(result).__name__)
+        if outcome is None or status == "failed":
+            continue
+        status = "failed" if outcome == "failed" else "skipped"
+        message = "\n".join(part for part in (result.message, result.text) if part)
+    # Jest's reporter puts a space before the name of a test that is in no group.
+    return Told(str(case.classname or "").strip(), str(case.name or "").strip(), status, message, _seconds(case))
+
+
+def _seconds(case: TestCase) -> float:
+    try:
+        return float(case.time or 0.0)
+    except ValueError:  # Some write 1,234.5; how long it took decides nothing.
+        return 0.0
+
+
+def _refuse_tricks(text: str) -> None:
+    """A report comes from a place where anything may run: no entities, no depth that could end this process."""
+    depth = tests = 0
+
+    def opened(name: str, attributes: dict[str, str]) -> None:
+        nonlocal depth, tests
+        depth += 1
+        tests += name == "testcase"
+        if tests > MOST_TESTS:
+            raise ReportUnreadable(f"the JUnit report tells of more than {MOST_TESTS:,} tests")
+        if depth > DEEPEST:
+            raise ReportUnreadable(f"the JUnit report is more than {DEEPEST} elements deep")
+
+    def closed(name: str) -> None:
+        nonlocal depth
+        depth -= 1
+
+    def declared(*about: Any) -> None:
+        raise ReportUnreadable("the JUnit report declares a document type, which none needs")
+
+    parser = expat.ParserCreate()
+    parser.StartElementHandler, parser.EndElementHandler = opened, closed
+    parser.StartDoctypeDeclHandler = declared
+    try:
+        parser.Parse(text.encode("utf-8"), True)
+    except expat.ExpatError as problem:
+        raise ReportUnreadable(f"the JUnit report is no XML: {problem}") from None
+
+
+def _findings(text: str) -> list[Told]:
+    """SARIF: what was found as failed tests, named by rule and place; notes as skipped ones."""
+    try:
+        runs = json.loads(text)["runs"]
+        return [_finding(result, _levels(run)) for run in runs for result in run.get("results") or []]
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as problem:
+        raise ReportUnreadable(f"the SARIF report cannot be read: {type(problem).__name__}: {problem}") from None
+
+
+def _levels(run: dict[str, Any]) -> dict[str, str]:
+    """The level that each rule has unless a result says otherwise."""
+    rules = run.get("tool", {}).get("driver", {}).get("rules") or []
+    return {rule["id"]: rule.get("defaultConfiguration", {}).get("level", "warning") for rule in rules if "id" in rule}
+
+
+def _finding(result: dict[str, Any], levels: dict[str, str]) -> Told:
+    rule = str(result.get("ruleId") or "finding")
+    level = result.get("level") or levels.get(rule, "warning")
+    where = ""
+    for location in (result.get("locations") or [])[:1]:
+        physical = location.get("physicalLocation", {})
+        line = physical.get("region", {}).get("startLine")
+        where = str(physical.get("artifactLocation", {}).get("uri", "")) + (f":{line}" if line else "")
+    counts = level in _FAILING_LEVELS and not result.get("suppressions")
+    message = str(result.get("message", {}).get("text", ""))
+    return Told(where, rule, "failed" if counts else "skipped", message)
+
+
+@dataclass(frozen=True)
+class Grade:
+    """What a custom grader said."""
+
+    score: float
+    is_success: bool
+    evidence: Any = None
+    message: str = ""
+
+
+def grade_in(text: str) -> Grade:
+    """The last JSON object of the text that has a `score` from 0 to 1; `is_success` and `evidence` beside it."""
+    for found in _objects(text):
+        score = found.get("score")
+        if isinstance(score, bool) or not isinstance(score, int | float) or not 0 <= score <= 1:
+            raise ReportUnreadable(f"the grader's score is a number from 0 to 1, not {score!r}")
+        success = found.get("is_success", score >= 1)
+        if not isinstance(success, bool):
+            raise ReportUnreadable(f"the grader's is_success is true or false, not {success!r}")
+        return Grade(float(score), success, found.get("evidence"), str(found.get("message", "")))
+    raise ReportUnreadable('the grader printed no JSON object with a "score"')
+
+
+def _objects(text: str) -> list[dict[str, Any]]:
+    """The whole text, or its lines from the last to the first, that are objects with a score."""
+    found = []
+    for piece in (text, *reversed(text.splitlines())):
+        if '"score"' not in piece or not piece.strip().startswith("{"):
+            continue
+        try:
+            value = json.loads(piece)
+        except (ValueError, RecursionError):
+            continue
+        if isinstance(value, dict) and "score" in value:
+            found.append(value)
+            break
+    return found
