@@ -229,13 +229,11 @@ if TYPE_CHECKING:
         Dataset,
         Datasets,
     )
-    from carrel.tasks.file_cache import (
-        Receipt,
-    )
     from carrel.tasks.sample import (
         Sample,
     )
-    from carrel.tasks.verification.verdict import (
+    from carrel.wire.verification import (
+        Receipt,
         VerificationResult,
     )
 
@@ -452,9 +450,8 @@ _ROOMS = {
     "carrel.session": "Checkpoint StorageBackend",
     "carrel.tasks.dataset": "Dataset Datasets",
     "carrel.tasks.sample": "Sample",
-    "carrel.tasks.file_cache": "Receipt",
-    "carrel.tasks.verification.verdict": "VerificationResult",
     "carrel.guest.worker.values": "Repr",
+    "carrel.wire.verification": "Receipt VerificationResult",
 }
 _ROOM_OF = {name: room for room, names in _ROOMS.items() for name in names.split()}
 

@@ -122,7 +122,7 @@ def test_a_file_that_cannot_be_in_the_workspace_is_refused_at_once(client: httpx
     refused = client.post("/sessions", json={"files": {path: "text"}})
     assert refused.status_code == 422, refused.text
     assert refused.json()["detail"][0]["loc"][:2] == ["body", "files"]
-    assert "no path of a file" in refused.json()["detail"][0]["msg"]
+    assert "not the path of a file" in refused.json()["detail"][0]["msg"]
 
 
 def test_running_code_is_stopped(client: httpx.Client, session: str, server: Serving) -> None:

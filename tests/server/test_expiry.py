@@ -12,8 +12,8 @@ import pytest
 from carrel.assembly import FileStorage, MemoryStorage
 from carrel.errors import SessionNotReady
 from carrel.server.front_desk import FrontDesk, Rules
-from carrel.server.wire import NewCommand, NewSession
 from carrel.tasks.dataset import Datasets
+from carrel.wire.requests import CreateSession, RunCommand
 from tests.server.small_datasets import dataset_folder
 
 
@@ -40,9 +40,9 @@ async def until(so: Callable[[], bool], pause: float = 0.01) -> None:
 
 
 async def test_it_is_ended_when_its_time_is_over(desk: FrontDesk) -> None:
-    session = await desk.ready(await desk.create("ann", NewSession()), 30)
+    session = await desk.ready(await desk.create("ann", CreateSession()), 30)
     task = desk.live("ann", session.session_id)
-    begun = await task.begin_command(NewCommand(command="sleep 600"))
+    begun = await task.begin_command(RunCommand(command="sleep 600"))
     await soon(desk, session.session_id)
     ended = await asyncio.wait_for(task.interaction(begun.interaction_id, None), 60)
     assert ended.exit_code == -1000
@@ -55,7 +55,7 @@ async def test_it_is_ended_when_its_time_is_over(desk: FrontDesk) -> None:
 
 
 async def test_one_that_is_being_ended_is_handed_out_to_nobody(desk: FrontDesk) -> None:
-    session = await desk.ready(await desk.create("ann", NewSession()), 30)
+    session = await desk.ready(await desk.create("ann", CreateSession()), 30)
     task = desk.live("ann", session.session_id)
     ending = asyncio.create_task(desk.close_session("ann", session.session_id))
     await until(lambda: task.ending is not None, pause=0)  # not a moment longer: it may be done soon
@@ -68,7 +68,7 @@ async def test_one_that_is_being_ended_is_handed_out_to_nobody(desk: FrontDesk) 
 
 
 async def test_time_that_is_over_is_not_made_longer(desk: FrontDesk) -> None:
-    session = await desk.ready(await desk.create("ann", NewSession(dataset="small", sample_id="slow")), 30)
+    session = await desk.ready(await desk.create("ann", CreateSession(dataset="small", sample_id="slow")), 30)
     task = desk.live("ann", session.session_id)
     await task.begin_verification()
     await soon(desk, session.session_id)
@@ -78,13 +78,13 @@ async def test_time_that_is_over_is_not_made_longer(desk: FrontDesk) -> None:
 
 
 async def test_a_verification_that_has_begun_goes_on(desk: FrontDesk) -> None:
-    session = await desk.ready(await desk.create("ann", NewSession(dataset="small", sample_id="slow")), 30)
+    session = await desk.ready(await desk.create("ann", CreateSession(dataset="small", sample_id="slow")), 30)
     task = desk.live("ann", session.session_id)
     job = await task.begin_verification()
     await soon(desk, session.session_id)
     await until(lambda: task.expired)
     with pytest.raises(SessionNotReady, match="time is over"):
-        await task.begin_command(NewCommand(command="true"))
+        await task.begin_command(RunCommand(command="true"))
     finished = await asyncio.wait_for(task.job(job.job_id, None), 60)
     assert finished.status == "completed"
     assert finished.result is not None
@@ -97,8 +97,8 @@ async def test_what_was_kept_is_read_again(tmp_path: Path) -> None:
     async with FileStorage(tmp_path / "data") as storage:
         desk = FrontDesk(storage, Datasets(tmp_path), tmp_path / "cache", Rules())
         await desk.open()
-        session = await desk.ready(await desk.create("ann", NewSession()), 30)
-        begun = await desk.live("ann", session.session_id).begin_command(NewCommand(command="echo kept"))
+        session = await desk.ready(await desk.create("ann", CreateSession()), 30)
+        begun = await desk.live("ann", session.session_id).begin_command(RunCommand(command="echo kept"))
         done = await desk.interaction(session.session_id, begun.interaction_id, 30)
         closed = await desk.close_session("ann", session.session_id)
         await desk.close()

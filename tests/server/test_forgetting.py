@@ -9,8 +9,8 @@ import pytest
 
 from carrel.assembly import MemoryStorage
 from carrel.server.ledger import SESSIONS, Ledger, log_of
-from carrel.server.wire import Session
 from carrel.storage.base import Store
+from carrel.wire.answers import SessionRecord
 from tests.server.conftest import NewServer
 from tests.server.serving_process import executed, ready
 
@@ -51,10 +51,12 @@ async def store() -> Store:
     return MemoryStorage().store
 
 
-def a_session(name: str) -> Session:
+def a_session(name: str) -> SessionRecord:
     now = datetime.now(UTC)
     times = {"requested_at": now, "expires_at": now, "closed_at": now}
-    return Session(session_id=name, dataset="", sample_id="", status="closed", user_id="u", ttl_minutes=30, **times)
+    return SessionRecord(
+        session_id=name, dataset="", sample_id="", status="closed", user_id="u", ttl_minutes=30, **times
+    )
 
 
 async def test_forgotten_for_good_and_the_log_with_it(store: Store) -> None:

@@ -16,8 +16,8 @@ from carrel.execution.subprocess_executor import SubprocessExecutor
 from carrel.server.front_desk import FrontDesk, Rules
 from carrel.server.ledger import Ledger
 from carrel.server.live_task import Opened
-from carrel.server.wire import NewCommand, NewFork, NewSession
 from carrel.tasks.dataset import Datasets
+from carrel.wire.requests import CreateSession, ForkSession, RunCommand
 from tests.execution.processes import descendants
 
 
@@ -42,19 +42,19 @@ async def test_a_session_that_cannot_be_written_down_is_not_made(tmp_path: Path)
     desk = FrontDesk(storage, Datasets(tmp_path), tmp_path / "cache", Rules(max_sessions=1))
     await desk.open()
     try:
-        first = await desk.ready(await desk.create("ada", NewSession()), 30)
+        first = await desk.ready(await desk.create("ada", CreateSession()), 30)
         await desk.close_session("ada", first.session_id)
         before = set(descendants(os.getpid()))
         storage.full = True
         for _ in range(2):
             with pytest.raises(StorageWriteError, match="disk is full"):
-                await desk.create("ada", NewSession(), once="0" * 64)
+                await desk.create("ada", CreateSession(), once="0" * 64)
         assert desk.alive == 0
         assert len(desk.sessions_of("ada")) == 1
         storage.full = False
         # One place may have been built ahead meanwhile, its init and its worker; two sessions would be more.
         assert len(set(descendants(os.getpid())) - before) <= 2
-        again = await desk.ready(await desk.create("ada", NewSession(), once="0" * 64), 30)
+        again = await desk.ready(await desk.create("ada", CreateSession(), once="0" * 64), 30)
         assert again.status == "ready"
     finally:
         await desk.close()
@@ -65,14 +65,14 @@ async def test_a_command_ends_though_its_log_cannot_be_written(tmp_path: Path) -
     desk = FrontDesk(storage, Datasets(tmp_path), tmp_path / "cache", Rules(max_sessions=1))
     await desk.open()
     try:
-        session = (await desk.ready(await desk.create("ada", NewSession()), 30)).session_id
-        begun = await desk.live("ada", session).begin_command(NewCommand(command="echo done"))
+        session = (await desk.ready(await desk.create("ada", CreateSession()), 30)).session_id
+        begun = await desk.live("ada", session).begin_command(RunCommand(command="echo done"))
         storage.full = True
         ended = await desk.interaction(session, begun.interaction_id, 30)
         assert (ended.status, ended.stdout) == ("completed", "done\n")
         storage.full = False
         # The next line takes it along, and another command does not hide it.
-        more = await desk.live("ada", session).begin_command(NewCommand(command="true"))
+        more = await desk.live("ada", session).begin_command(RunCommand(command="true"))
         await desk.interaction(session, more.interaction_id, 30)
         assert await desk.interaction(session, begun.interaction_id) == ended
         again = Ledger(storage.store)
@@ -104,12 +104,12 @@ class SlowFork:
 async def test_a_fork_that_is_made_while_the_server_stops_leaves_nothing(tmp_path: Path) -> None:
     desk = FrontDesk(MemoryStorage(), Datasets(tmp_path), tmp_path / "cache", Rules())
     await desk.open()
-    origin = (await desk.ready(await desk.create("ada", NewSession()), 30)).session_id
+    origin = (await desk.ready(await desk.create("ada", CreateSession()), 30)).session_id
     task = desk.live("ada", origin)
     slow = SlowFork(task.opened.code)
     task._opened = Opened(task.opened.executor, cast(Session, slow))
     before = set(descendants(os.getpid()))
-    forking = asyncio.create_task(desk.fork("ada", origin, NewFork()))
+    forking = asyncio.create_task(desk.fork("ada", origin, ForkSession()))
     await slow.made.wait()
     await desk.close()
     slow.go.set()
@@ -126,9 +126,9 @@ async def test_questions_about_what_is_not_there_are_not_remembered(tmp_path: Pa
     desk = FrontDesk(MemoryStorage(), Datasets(tmp_path), tmp_path / "cache", Rules())
     await desk.open()
     try:
-        session = (await desk.ready(await desk.create("ada", NewSession()), 30)).session_id
+        session = (await desk.ready(await desk.create("ada", CreateSession()), 30)).session_id
         task = desk.live("ada", session)
-        done = await task.begin_command(NewCommand(command="true"))
+        done = await task.begin_command(RunCommand(command="true"))
         await desk.interaction(session, done.interaction_id)
         for number in range(100):
             with pytest.raises(InteractionNotFound):

@@ -9,7 +9,7 @@ from carrel.tasks.dataset import DEMO, Dataset
 from carrel.tasks.dataset_check import Finding, check, check_sample, faults_of
 from carrel.tasks.runner import in_parallel
 from carrel.tasks.sample import Sample
-from carrel.tasks.verification.verdict import Outcome, Standing, VerificationResult
+from carrel.wire.verification import Outcome, Standing, VerificationResult
 
 
 def calc(**changes: object) -> Sample:

@@ -9,8 +9,8 @@ import pytest
 from carrel.tasks.environment import open_place
 from carrel.tasks.verification.changes import Change, Changes
 from carrel.tasks.verification.reports import cases_in
-from carrel.tasks.verification.verdict import VerificationResult
 from carrel.tasks.verification.verifier import grade
+from carrel.wire.verification import VerificationResult
 from tests.tasks.real_runners import COMMANDS, SOURCE, ready_for, runner_sample
 
 KINDS = {"node": "tap", "go": "go", "cargo": "cargo"}

@@ -17,7 +17,7 @@ from carrel.errors import ConfigurationError, ResultsRefused
 from carrel.execution.config import Mount
 from carrel.tasks.runner import Agent, ResultsFile, TaskResult, run_samples
 from carrel.tasks.sample import Sample
-from carrel.tasks.verification.verdict import VerificationResult
+from carrel.wire.verification import VerificationResult
 from tests.tasks.small_samples import SOLVE, calc
 
 SOLVER = Agent(command=SOLVE, timeout=60)

@@ -39,8 +39,8 @@ from carrel.errors import (
 from carrel.server.front_desk import FrontDesk
 from carrel.server.keys import KnownKey
 from carrel.server.metrics import Metrics
-from carrel.server.odd_values import escaped, parse_int
-from carrel.server.wire import Problem, Session
+from carrel.wire.answers import Problem, SessionRecord
+from carrel.wire.odd_values import escape_surrogates, parse_integer
 
 LONGEST_WAIT = 60.0
 EVENTS = "text/event-stream"
@@ -121,7 +121,7 @@ Counts = Annotated[Metrics, Depends(_metrics)]
 WantsEvents = Annotated[bool, Depends(_wants_events)]
 
 
-def lasting(session: Session) -> Session:
+def lasting(session: SessionRecord) -> SessionRecord:
     """With how long it has lasted so far."""
     if session.duration_seconds is not None or session.created_at is None:
         return session
@@ -172,7 +172,7 @@ _NO_JSON = "the body is said to be something else than JSON; send `Content-Type:
 
 async def _wrong_body(request: Request, problem: Exception) -> JSONResponse:
     assert isinstance(problem, RequestValidationError)
-    found = escaped([_fault(error) for error in problem.errors()])
+    found = escape_surrogates([_fault(error) for error in problem.errors()])
     if "json" not in request.headers.get("content-type", "application/json"):
         found = [{"loc": ["header", "content-type"], "msg": _NO_JSON, "type": "content_type"}]
     return JSONResponse({"detail": found, "code": "RequestRefused"}, 422)
@@ -201,7 +201,7 @@ class _JsonRequest(Request):
     async def json(self) -> Any:
         body = await self.body()
         try:
-            return json.loads(body, parse_int=parse_int)
+            return json.loads(body, parse_int=parse_integer)
         except UnicodeDecodeError as problem:
             raise json.JSONDecodeError("it is not UTF-8", "", problem.start) from None
         except RecursionError:
@@ -227,4 +227,4 @@ def conflict(problem: Exception) -> JSONResponse:
 
 def _told(status: int, problem: Exception, headers: dict[str, str] | None = None) -> JSONResponse:
     kind = type(problem).__name__
-    return JSONResponse({"detail": escaped(str(problem)) or kind, "code": kind}, status, headers=headers)
+    return JSONResponse({"detail": escape_surrogates(str(problem)) or kind, "code": kind}, status, headers=headers)

@@ -31,12 +31,14 @@ from carrel.server.ledger import Kind, Ledger
 from carrel.server.live_task import LiveTask, Opened, interrupted
 from carrel.server.once import Answers
 from carrel.server.warm_places import WarmPlaces
-from carrel.server.wire import ErrorInfo, Interaction, Job, NewFork, NewSession, Session
 from carrel.session import StorageBackend, fork_conversation, unanswered
 from carrel.storage.base import Lock
 from carrel.tasks.dataset import Datasets
 from carrel.tasks.environment import make_ready, open_place
 from carrel.tasks.sample import Sample
+from carrel.wire.answers import Interaction, SessionRecord
+from carrel.wire.requests import CreateSession, ForkSession
+from carrel.wire.verification import ErrorInfo, Job
 
 logger = logging.getLogger(__name__)
 
@@ -79,7 +81,7 @@ class FrontDesk:
         self._live: dict[str, LiveTask] = {}
         self._warm = WarmPlaces(rules.warm)
         self._judges = asyncio.Semaphore(rules.judges)
-        self._ends: set[asyncio.Task[Session]] = set()
+        self._ends: set[asyncio.Task[SessionRecord]] = set()
         self._forgetting: asyncio.Task[None] | None = None
         self._lock: Lock | None = None
         self._closed = False
@@ -124,7 +126,7 @@ class FrontDesk:
                 await conversations.delete_session(session.session_id)
                 await self.ledger.forget(session.session_id)
 
-    async def _settle(self, session: Session) -> None:
+    async def _settle(self, session: SessionRecord) -> None:
         for what in await self.ledger.all_of(session.session_id):
             if (ended := interrupted(what)) is not None:
                 kind: Kind = "interaction" if isinstance(ended, Interaction) else "job"
@@ -155,7 +157,7 @@ class FrontDesk:
 
     # --- sessions ---------------------------------------------------------------------------------------------------
 
-    async def create(self, user: str, asked: NewSession, once: str | None = None) -> Session:
+    async def create(self, user: str, asked: CreateSession, once: str | None = None) -> SessionRecord:
         """A session of the user's; SampleNotFound, DatasetNotFound, TooManySessions or ConfigurationError.
 
         What was asked for `once` and is there already is not made again."""
@@ -185,7 +187,7 @@ class FrontDesk:
             raise
         return task.session
 
-    def _known(self, once: str | None) -> Session | None:
+    def _known(self, once: str | None) -> SessionRecord | None:
         return self.ledger.sessions.get(once[:_ID]) if once is not None else None
 
     def _new(
@@ -193,7 +195,7 @@ class FrontDesk:
     ) -> LiveTask:
         self._make_room()
         now = datetime.now(UTC)
-        session = Session(
+        session = SessionRecord(
             session_id=once[:_ID] if once is not None else secrets.token_hex(_ID // 2),
             dataset=sample.dataset if sample is not None else "",
             sample_id=sample.sample_id if sample is not None else "",
@@ -217,7 +219,7 @@ class FrontDesk:
         if len(self._live) >= self.rules.max_sessions:
             raise TooManySessions(f"{len(self._live)} sessions are alive, and this server has room for no more")
 
-    async def _opened(self, sample: Sample | None, asked: NewSession) -> Opened:
+    async def _opened(self, sample: Sample | None, asked: CreateSession) -> Opened:
         executor: Executor
         if sample is None:
             config = SubprocessConfig(
@@ -240,7 +242,7 @@ class FrontDesk:
             raise
         return Opened(executor, code, prepared)
 
-    async def fork(self, user: str, session_id: str, asked: NewFork, once: str | None = None) -> Session:
+    async def fork(self, user: str, session_id: str, asked: ForkSession, once: str | None = None) -> SessionRecord:
         """Another session that begins as this one is now; ForkRefused changes nothing."""
         self.session(user, session_id)
         if (known := self._known(once)) is not None:
@@ -276,14 +278,14 @@ class FrontDesk:
         fork.open(at_once)
         return fork.session
 
-    def session(self, user: str, session_id: str) -> Session:
+    def session(self, user: str, session_id: str) -> SessionRecord:
         """As it stands; SessionNotFound also for somebody else's."""
         session = self.ledger.sessions.get(session_id)
         if session is None or session.user_id != user:
             raise SessionNotFound(f"there is no session {session_id!r}")
         return session
 
-    def sessions_of(self, user: str) -> list[Session]:
+    def sessions_of(self, user: str) -> list[SessionRecord]:
         """Newest first."""
         return [session for session in reversed(self.ledger.sessions.values()) if session.user_id == user]
 
@@ -308,7 +310,7 @@ class FrontDesk:
     def alive(self) -> int:
         return sum(task.session.status in ("creating", "ready") for task in self._live.values())
 
-    async def close_session(self, user: str, session_id: str) -> Session:
+    async def close_session(self, user: str, session_id: str) -> SessionRecord:
         """End it; one that has ended stays as it is."""
         session = self.session(user, session_id)
         task = self._live.get(session_id)
@@ -323,14 +325,14 @@ class FrontDesk:
         self._ends.add(end)
         end.add_done_callback(self._ends.discard)
 
-    async def _end(self, task: LiveTask, why: str) -> Session:
+    async def _end(self, task: LiveTask, why: str) -> SessionRecord:
         session = await task.close("terminated", why)
         self._live.pop(session.session_id, None)
         return session
 
     # --- how things stand -------------------------------------------------------------------------------------------
 
-    async def ready(self, session: Session, seconds: float) -> Session:
+    async def ready(self, session: SessionRecord, seconds: float) -> SessionRecord:
         """When its place is ready or could not be made, or as it stands when the time is up."""
         task = self._live.get(session.session_id)
         return self.ledger.sessions[session.session_id] if task is None else await task.ready(seconds)

@@ -13,9 +13,10 @@ from pydantic import BaseModel
 
 from carrel.errors import StorageError
 from carrel.server.logs import finish_rewriting, json_object, parse_lines, rewrite
-from carrel.server.odd_values import json_bytes
-from carrel.server.wire import Interaction, Job, Session
 from carrel.storage.base import Block, Store
+from carrel.wire.answers import Interaction, SessionRecord
+from carrel.wire.odd_values import json_bytes
+from carrel.wire.verification import Job
 
 logger = logging.getLogger(__name__)
 
@@ -34,7 +35,7 @@ class Ledger:
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        self.sessions: dict[str, Session] = {}
+        self.sessions: dict[str, SessionRecord] = {}
         """All there are, oldest first."""
         self._places: OrderedDict[str, dict[str, int]] = OrderedDict()
         """For each log, where the newest line on each interaction and job is."""
@@ -67,7 +68,7 @@ class Ledger:
         self._unwritten.pop(session_id, None)
         await self._store.delete(f"server/sessions/{session_id}")
 
-    async def keep(self, session: Session) -> None:
+    async def keep(self, session: SessionRecord) -> None:
         """How it stands now."""
         await self._store.append(SESSIONS, [session.model_dump_json().encode()])
         if session.session_id not in self.sessions:
@@ -167,13 +168,13 @@ def log_of(session_id: str) -> str:
     return f"server/sessions/{session_id}/log.jsonl"
 
 
-def _session_or_forgotten(line: bytes) -> Session | str:
+def _session_or_forgotten(line: bytes) -> SessionRecord | str:
     """How a session stands, or the id of one that was forgotten."""
-    what: Session | str
+    what: SessionRecord | str
     if line.startswith(_FORGOTTEN):
         what = session_id = str(json_object(line)["forgotten"])
     else:
-        what = Session.model_validate_json(line)
+        what = SessionRecord.model_validate_json(line)
         session_id = what.session_id
     if _PLAIN_ID.fullmatch(session_id) is None:
         raise ValueError(f"{session_id[:80]!r} is not the id of a session")

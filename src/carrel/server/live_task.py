@@ -26,13 +26,14 @@ from carrel.errors import (
 from carrel.execution import temp_dirs
 from carrel.execution.executor import CommandResult, ExecutionResult, Executor, OnOutput
 from carrel.server.ledger import Ledger
-from carrel.server.odd_values import escaped
-from carrel.server.wire import NOT_RUN, ErrorInfo, Interaction, Job, NewCommand, Result, Session, SessionStatus
 from carrel.session import Checkpoints, Said, StorageBackend
 from carrel.tasks.environment import Prepared
 from carrel.tasks.sample import Sample
-from carrel.tasks.verification.verdict import VerificationResult
 from carrel.tasks.verification.verifier import SHOWN_OUTPUT, verify
+from carrel.wire.answers import NOT_RUN, Interaction, SessionRecord, SessionStatus
+from carrel.wire.odd_values import escape_surrogates
+from carrel.wire.requests import RunCommand
+from carrel.wire.verification import ErrorInfo, Job, VerificationResult
 
 logger = logging.getLogger(__name__)
 
@@ -56,7 +57,7 @@ class LiveTask:
 
     def __init__(
         self,
-        session: Session,
+        session: SessionRecord,
         sample: Sample | None,
         ledger: Ledger,
         judges: asyncio.Semaphore,
@@ -109,16 +110,16 @@ class LiveTask:
         self._set_timer()
 
     async def _failed(self, code: str, told: str) -> None:
-        message = escaped(self._worded(told))
+        message = escape_surrogates(self._worded(told))
         await self._keep(status="error", error=ErrorInfo(code=code, message=message), closed_at=_now())
 
-    async def ready(self, seconds: float | None) -> Session:
+    async def ready(self, seconds: float | None) -> SessionRecord:
         """The session when its place is ready or could not be made, or as it stands when the time is up."""
         if self._opening is not None:
             await asyncio.wait({self._opening}, timeout=seconds)
         return self.session
 
-    async def keep_until(self, expires_at: datetime, ttl_minutes: int) -> Session:
+    async def keep_until(self, expires_at: datetime, ttl_minutes: int) -> SessionRecord:
         """SessionNotReady for one whose time is over already, or that is being ended."""
         self._place_in_time()
         await self._keep(expires_at=expires_at, ttl_minutes=ttl_minutes)
@@ -143,7 +144,7 @@ class LiveTask:
         assert self._opened is not None
         return self._opened
 
-    async def close(self, status: SessionStatus, why: str) -> Session:
+    async def close(self, status: SessionStatus, why: str) -> SessionRecord:
         """End it and everything in it; twice is harmless."""
         if self._closing is None:
             self._ending = (status, why)
@@ -225,7 +226,7 @@ class LiveTask:
     # --- commands ---------------------------------------------------------------------------------------------------
 
     async def begin_command(
-        self, asked: NewCommand, told: OnOutput | None = None, once: str | None = None
+        self, asked: RunCommand, told: OnOutput | None = None, once: str | None = None
     ) -> Interaction:
         """Put a command into the queue; `interaction` waits for it."""
         place = self._place_in_time()
@@ -241,7 +242,7 @@ class LiveTask:
         return interaction
 
     async def _command(
-        self, place: Executor, interaction: Interaction, asked: NewCommand, told: OnOutput | None
+        self, place: Executor, interaction: Interaction, asked: RunCommand, told: OnOutput | None
     ) -> None:
         log = f"/tmp/background-{interaction.interaction_id}.log"
         words = [shell(), "-c", asked.command]
@@ -308,7 +309,8 @@ class LiveTask:
             session_id=self.session.session_id,
             sample_id=self.sample.sample_id,
             status="pending",
-            created_at=_now(),
+            created_at=(now := _now()),
+            started_at=now,
         )
         await self._ledger.note(self.session.session_id, "job", job)
         self._jobs[job.job_id] = asyncio.create_task(self._verification(place, self.sample, job))
@@ -420,7 +422,7 @@ def _code_of(problem: Exception) -> str:
     return re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", name).lower()
 
 
-def _ended(result: CommandResult, asked: NewCommand) -> dict[str, Any]:
+def _ended(result: CommandResult, asked: RunCommand) -> dict[str, Any]:
     message = f"time was up after {asked.command_timeout:g} s" if result.timed_out else "the command ended"
     return {
         "exit_code": result.exit_code,
@@ -451,10 +453,14 @@ def interrupted(what: Interaction | Job) -> Interaction | Job | None:
 
 
 def _judged(job: Job, result: VerificationResult) -> Job:
-    told = escaped(result.shown().model_dump())
-    told |= {"tool": "test_suite" if result.tool == "test_suite" else None, "verifier": result.tool}
-    changes: dict[str, Any] = {"status": "completed", "completed_at": _now(), "result": Result.model_validate(told)}
+    shown = escape_surrogates(result.shown().model_dump())
+    shown |= {"tool": "test_suite" if result.tool == "test_suite" else None, "verifier": result.tool}
+    changes: dict[str, Any] = {
+        "status": "completed",
+        "completed_at": _now(),
+        "result": VerificationResult(**shown),
+    }
     if result.outcome == "infrastructure_failed":
-        message = "\n".join(told["evidence"]) or "the verification could not be run"
+        message = "\n".join(shown["evidence"]) or "the verification could not be run"
         changes |= {"status": "error", "error": ErrorInfo(code="infrastructure_failed", message=message)}
     return job.model_copy(update=changes)

@@ -26,30 +26,24 @@ from carrel.server.asking import (
     bearer,
     lasting,
 )
-from carrel.server.odd_values import is_text, json_bytes, url_name
-from carrel.server.run_told import told_run
-from carrel.server.streams import happenings, run_stream
-from carrel.server.wire import (
-    ChangeTold,
-    CheckpointList,
-    CheckpointTold,
-    ConversationTold,
-    Difference,
-    EntryTold,
-    FolderTold,
-    GoBack,
-    Interrupted,
-    NewCheckpoint,
-    NewFork,
-    NewMessages,
-    NewRun,
-    RunTold,
-    Said,
-    Session,
-    SessionChange,
-    Written,
-)
+from carrel.server.streams import happenings, run_record, run_stream
 from carrel.session import Checkpoint
+from carrel.wire.answers import (
+    CheckpointList,
+    CheckpointRecord,
+    ConversationRecord,
+    FileChangeRecord,
+    FileEntryRecord,
+    FileWritten,
+    FolderListing,
+    InterruptResult,
+    MessageCount,
+    RunResult,
+    SessionRecord,
+    WorkspaceDiff,
+)
+from carrel.wire.odd_values import json_bytes, url_name
+from carrel.wire.requests import AddMessages, CreateCheckpoint, ExtendSession, ForkSession, RewindSession, RunCode
 
 router = APIRouter(dependencies=[Depends(bearer)], responses=PROBLEMS, route_class=JsonRoute)
 _EVENTS: dict[int | str, dict[str, Any]] = {200: {"content": {EVENTS: {}}}}
@@ -59,7 +53,7 @@ _BYTES: dict[int | str, dict[str, Any]] = {
 
 
 @router.patch("/sessions/{session_id}", tags=["sessions"])
-async def change(desk: Desk, user: User, session_id: str, asked: SessionChange) -> Session:
+async def change(desk: Desk, user: User, session_id: str, asked: ExtendSession) -> SessionRecord:
     """Let it live for so many minutes from now."""
     expires = datetime.now(UTC) + timedelta(minutes=asked.ttl_minutes)
     return lasting(await desk.live(user, session_id).keep_until(expires, asked.ttl_minutes))
@@ -67,15 +61,17 @@ async def change(desk: Desk, user: User, session_id: str, asked: SessionChange) 
 
 @router.post("/sessions/{session_id}/fork", tags=["sessions"])
 async def fork(
-    desk: Desk, user: User, wait: Wait, once: Once, session_id: str, asked: NewFork | None = None
-) -> Session:
+    desk: Desk, user: User, wait: Wait, once: Once, session_id: str, asked: ForkSession | None = None
+) -> SessionRecord:
     """Another session with the same variables, files and conversation, from now on apart."""
-    session = await desk.fork(user, session_id, asked or NewFork(), once)
+    session = await desk.fork(user, session_id, asked or ForkSession(), once)
     return lasting(await desk.ready(session, LONGEST_WAIT if wait is None else wait))
 
 
 @router.post("/sessions/{session_id}/checkpoints", tags=["sessions"])
-async def keep_moment(desk: Desk, user: User, session_id: str, asked: NewCheckpoint | None = None) -> CheckpointTold:
+async def keep_moment(
+    desk: Desk, user: User, session_id: str, asked: CreateCheckpoint | None = None
+) -> CheckpointRecord:
     """Keep this moment, the conversation, the variables and the files, to go back to."""
     task = desk.live(user, session_id)
     kept = await task.checkpoints(desk.storage).make(asked.label if asked is not None else "")
@@ -91,13 +87,13 @@ async def get_moments(desk: Desk, user: User, session_id: str) -> CheckpointList
 
 
 @router.delete("/sessions/{session_id}/checkpoints/{checkpoint_id}", tags=["sessions"])
-async def drop_moment(desk: Desk, user: User, session_id: str, checkpoint_id: str) -> CheckpointTold:
+async def drop_moment(desk: Desk, user: User, session_id: str, checkpoint_id: str) -> CheckpointRecord:
     """Let go of it."""
     return _point(await desk.live(user, session_id).checkpoints(desk.storage).drop(checkpoint_id))
 
 
 @router.post("/sessions/{session_id}/rewind", tags=["sessions"])
-async def rewind(desk: Desk, user: User, session_id: str, asked: GoBack) -> CheckpointTold:
+async def rewind(desk: Desk, user: User, session_id: str, asked: RewindSession) -> CheckpointRecord:
     """Go back to a checkpoint, in conversation, variables and files; what still runs there ends."""
     task = desk.live(user, session_id)
     checkpoints = task.checkpoints(desk.storage)
@@ -107,15 +103,17 @@ async def rewind(desk: Desk, user: User, session_id: str, asked: GoBack) -> Chec
     return _point(point)
 
 
-def _point(kept: Checkpoint) -> CheckpointTold:
-    return CheckpointTold(id=kept.id, label=kept.label, messages=kept.messages, made_at=kept.made_at)
+def _point(kept: Checkpoint) -> CheckpointRecord:
+    return CheckpointRecord(id=kept.id, label=kept.label, messages=kept.messages, made_at=kept.made_at)
 
 
 # --- code -----------------------------------------------------------------------------------------------------------
 
 
-@router.post("/sessions/{session_id}/run", tags=["code"], response_model=RunTold, responses=_EVENTS)
-async def run(desk: Desk, user: User, counts: Counts, wants_events: WantsEvents, session_id: str, asked: NewRun) -> Any:
+@router.post("/sessions/{session_id}/run", tags=["code"], response_model=RunResult, responses=_EVENTS)
+async def run(
+    desk: Desk, user: User, counts: Counts, wants_events: WantsEvents, session_id: str, asked: RunCode
+) -> Any:
     """Run Python; with `Accept: text/event-stream` events while it runs: output, and result at its end."""
     task = desk.live(user, session_id)
     code = task.opened.code
@@ -124,25 +122,25 @@ async def run(desk: Desk, user: User, counts: Counts, wants_events: WantsEvents,
         return run_stream(task, asked)
     result = await code.run(asked.code, asked.timeout)
     await task.note_run(asked.code, result)
-    return told_run(result)
+    return run_record(result)
 
 
 @router.post("/sessions/{session_id}/interrupt", tags=["code"])
-async def interrupt(desk: Desk, user: User, session_id: str) -> Interrupted:
+async def interrupt(desk: Desk, user: User, session_id: str) -> InterruptResult:
     """Stop the running code as Ctrl-C does; its variables survive."""
-    return Interrupted(interrupted=await desk.live(user, session_id).place().interrupt())
+    return InterruptResult(interrupted=await desk.live(user, session_id).place().interrupt())
 
 
 # --- files ----------------------------------------------------------------------------------------------------------
 
 
 @router.get("/sessions/{session_id}/files", tags=["files"])
-async def get_workspace(desk: Desk, user: User, session_id: str) -> FolderTold:
+async def get_workspace(desk: Desk, user: User, session_id: str) -> FolderListing:
     """What is in the workspace."""
     return _folder(await desk.live(user, session_id).place().list_files("."))
 
 
-@router.get("/sessions/{session_id}/files/{path:path}", tags=["files"], response_model=FolderTold, responses=_BYTES)
+@router.get("/sessions/{session_id}/files/{path:path}", tags=["files"], response_model=FolderListing, responses=_BYTES)
 async def get_file(desk: Desk, user: User, session_id: str, path: FilePath) -> Any:
     """A file's bytes, or what is in a folder; a path that ends with `/` is a folder's.
 
@@ -166,7 +164,7 @@ async def get_file(desk: Desk, user: User, session_id: str, path: FilePath) -> A
         "requestBody": {"content": {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}}
     },
 )
-async def put_file(request: Request, desk: Desk, user: User, session_id: str, path: FilePath) -> Written:
+async def put_file(request: Request, desk: Desk, user: User, session_id: str, path: FilePath) -> FileWritten:
     """Write a file; missing folders are made."""
     task = desk.live(user, session_id)
     place = task.place()
@@ -174,7 +172,7 @@ async def put_file(request: Request, desk: Desk, user: User, session_id: str, pa
     with _path(path):
         await place.write_file(path, data)
     await task.note("file", {"action": "write", "path": url_name(path), "size": len(data)})
-    return Written(path=url_name(path), size=len(data))
+    return FileWritten(path=url_name(path), size=len(data))
 
 
 @contextmanager
@@ -186,31 +184,23 @@ def _path(path: str) -> Iterator[None]:
         raise ConfigurationError(f"{path!r} is no path: {problem}") from None
 
 
-def _folder(entries: list[Any]) -> FolderTold:
-    return FolderTold(
-        entries=[
-            EntryTold(name=url_name(each.name), kind=each.kind, size=each.size, percent_encoded=not is_text(each.name))
-            for each in entries
-        ]
-    )
+def _folder(entries: list[Any]) -> FolderListing:
+    return FolderListing(entries=[FileEntryRecord(name=each.name, kind=each.kind, size=each.size) for each in entries])
 
 
 @router.get("/sessions/{session_id}/diff", tags=["files"])
-async def get_diff(desk: Desk, user: User, session_id: str) -> Difference:
+async def get_diff(desk: Desk, user: User, session_id: str) -> WorkspaceDiff:
     """What is not as it was at the start."""
     place = desk.live(user, session_id).place()
     changes = await place.changed_files()
-    told = [
-        ChangeTold(path=url_name(each.path), kind=each.kind, size=each.size, percent_encoded=not is_text(each.path))
-        for each in changes
-    ]
-    return Difference(diff=await place.diff() if changes else "", changes=told)
+    told = [FileChangeRecord(path=each.path, kind=each.kind, size=each.size) for each in changes]
+    return WorkspaceDiff(diff=await place.diff() if changes else "", changes=told)
 
 
 # --- what was said and done -----------------------------------------------------------------------------------------
 
 
-@router.get("/sessions/{session_id}/conversation", tags=["conversation"], response_model=ConversationTold)
+@router.get("/sessions/{session_id}/conversation", tags=["conversation"], response_model=ConversationRecord)
 async def get_conversation(desk: Desk, user: User, session_id: str) -> Response:
     """What was said so far, as it is visible."""
     desk.session(user, session_id)
@@ -223,14 +213,14 @@ async def get_conversation(desk: Desk, user: User, session_id: str) -> Response:
 
 
 @router.post("/sessions/{session_id}/conversation", tags=["conversation"])
-async def say(desk: Desk, user: User, session_id: str, asked: NewMessages) -> Said:
+async def say(desk: Desk, user: User, session_id: str, asked: AddMessages) -> MessageCount:
     """Keep messages with the session, all of them or none; also when it has ended."""
     session = desk.session(user, session_id)
     store = desk.storage.get_session_store()
     where = {"provider": "", "model": "", "cwd": f"/{session.dataset}/{session.sample_id}", "api_base": ""}
     await store.append_many(session_id, asked.messages, **where)
     meta = await store.find_meta(session_id)
-    return Said(count=(await store.counted([meta]))[0]["message_count"] if meta is not None else 0)
+    return MessageCount(count=(await store.counted([meta]))[0]["message_count"] if meta is not None else 0)
 
 
 @router.get("/sessions/{session_id}/events", tags=["conversation"], response_class=Response, responses=_EVENTS)

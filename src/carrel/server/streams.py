@@ -15,8 +15,9 @@ from pydantic import BaseModel
 from carrel.execution.executor import ExecutionResult, Output
 from carrel.server.ledger import Ledger
 from carrel.server.live_task import LiveTask
-from carrel.server.run_told import told_run
-from carrel.server.wire import Job, NewCommand, NewRun
+from carrel.wire.answers import RunResult, RunUsage, repr_of
+from carrel.wire.requests import RunCode, RunCommand
+from carrel.wire.verification import Job
 
 KEEP_ALIVE = 15.0
 """Seconds of silence after which a comment is sent, so that nobody between takes the line for dead."""
@@ -95,7 +96,7 @@ class _Pieces:
         return None
 
 
-async def command_stream(task: LiveTask, asked: NewCommand, once: str | None = None) -> StreamingResponse:
+async def command_stream(task: LiveTask, asked: RunCommand, once: str | None = None) -> StreamingResponse:
     """`output` as it is written, then `done` with the interaction. The command goes on when the reader leaves."""
     pieces = _Pieces()
     interaction = await task.begin_command(asked, pieces.put, once)
@@ -119,7 +120,7 @@ async def command_stream(task: LiveTask, asked: NewCommand, once: str | None = N
     return streamed(events())
 
 
-def run_stream(task: LiveTask, asked: NewRun) -> StreamingResponse:
+def run_stream(task: LiveTask, asked: RunCode) -> StreamingResponse:
     """`output` as it is written, then `result`. The code is stopped when the reader leaves."""
     code = task.opened.code
 
@@ -129,7 +130,7 @@ def run_stream(task: LiveTask, asked: NewRun) -> StreamingResponse:
             async for piece in pieces:
                 if isinstance(piece, ExecutionResult):
                     await task.note_run(asked.code, piece)
-                    yield sent_event("result", told_run(piece))
+                    yield sent_event("result", run_record(piece))
                 else:
                     yield sent_event("output", {"stream": piece.stream, "text": piece.text})
         finally:
@@ -138,6 +139,13 @@ def run_stream(task: LiveTask, asked: NewRun) -> StreamingResponse:
                 await close()
 
     return streamed(events())
+
+
+def run_record(result: ExecutionResult) -> RunResult:
+    """The result of a run as an answer."""
+    fields = {name: getattr(result, name) for name in RunResult.model_fields if hasattr(result, name)}
+    usage = RunUsage(cpu_seconds=result.usage.cpu_seconds, max_rss_bytes=result.usage.max_rss_bytes)
+    return RunResult(**{**fields, "usage": usage, "value_repr": repr_of(result.value)})
 
 
 def happenings(

@@ -30,27 +30,22 @@ from carrel.server.front_desk import HELD, FrontDesk
 from carrel.server.keys import KnownKey
 from carrel.server.live_task import known_id
 from carrel.server.streams import command_stream
-from carrel.server.wire import (
-    Begun,
-    Closed,
-    Created,
-    Health,
-    Interaction,
-    Job,
-    JobBegun,
-    NewCommand,
-    NewSession,
-    Replaced,
-    Replacement,
-    Samples,
-    SampleTold,
-    Session,
-    Sessions,
-    SessionStatus,
-)
-from carrel.tasks.dataset import DatasetInfo
 from carrel.tasks.file_cache import archive_of
 from carrel.tasks.sample import WIRE_FIELDS, Sample
+from carrel.wire.answers import (
+    DatasetInfo,
+    Health,
+    Interaction,
+    ReplaceResult,
+    SampleInfo,
+    SampleList,
+    SessionClosed,
+    SessionList,
+    SessionRecord,
+    SessionStatus,
+)
+from carrel.wire.requests import CreateSession, ReplaceText, RunCommand
+from carrel.wire.verification import Job
 
 health = APIRouter()
 _VERSION = version("carrel")
@@ -81,7 +76,7 @@ async def get_samples(
     page: Annotated[int | None, Query(ge=1, le=1_000_000)] = None,
     page_size: Annotated[int | None, Query(ge=1, le=100)] = None,
     search: Annotated[str | None, Query(max_length=200, description="In the instance's id")] = None,
-) -> Samples:
+) -> SampleList:
     """All samples, or a page of them."""
     found = await asyncio.to_thread(_samples, desk, dataset)
     if search:
@@ -89,8 +84,8 @@ async def get_samples(
     size = page_size or (100 if page is not None else max(len(found), 1))
     first = ((page or 1) - 1) * size
     shown = found[first : first + size]
-    told = [SampleTold.model_validate(sample.model_dump(include=set(WIRE_FIELDS))) for sample in shown]
-    return Samples(
+    told = [SampleInfo.model_validate(sample.model_dump(include=set(WIRE_FIELDS))) for sample in shown]
+    return SampleList(
         samples=[sample.without_solution() for sample in told] if key.scope == "agent" else told,
         total_count=len(found),
         page=page or 1,
@@ -124,15 +119,11 @@ async def download(
 
 
 @router.post("/sessions", tags=["sessions"])
-async def create(
-    desk: Desk, user: User, counts: Counts, wait: Wait, once: Once, asked: NewSession
-) -> Session | Created:
+async def create(desk: Desk, user: User, counts: Counts, wait: Wait, once: Once, asked: CreateSession) -> SessionRecord:
     """A new session; it is being made until its status is `ready` or `error`."""
     session = await desk.create(user, asked, once)
     counts.sessions.inc()
-    if wait is None:
-        return Created(session_id=session.session_id, status=session.status, expires_at=session.expires_at)
-    return lasting(await desk.ready(session, wait))
+    return session if wait is None else lasting(await desk.ready(session, wait))
 
 
 @router.get("/sessions", tags=["sessions"])
@@ -143,7 +134,7 @@ async def get_sessions(
     status: SessionStatus | None = None,
     page: Annotated[int, Query(ge=1, le=1_000_000)] = 1,
     page_size: Annotated[int, Query(ge=1, le=1000)] = 1000,
-) -> Sessions:
+) -> SessionList:
     """The user's own, newest first."""
     found = [
         session
@@ -152,11 +143,11 @@ async def get_sessions(
     ]
     first = (page - 1) * page_size
     shown = [lasting(session) for session in found[first : first + page_size]]
-    return Sessions(sessions=shown, total_count=len(found), has_more=first + len(shown) < len(found))
+    return SessionList(sessions=shown, total_count=len(found), has_more=first + len(shown) < len(found))
 
 
 @router.get("/sessions/{session_id}", tags=["sessions"])
-async def get_session(desk: Desk, user: User, wait: Wait, session_id: str) -> Session:
+async def get_session(desk: Desk, user: User, wait: Wait, session_id: str) -> SessionRecord:
     """How it stands; one that is being made is waited for, for a moment."""
     session = desk.session(user, session_id)
     task = desk.under_way(session_id)
@@ -166,10 +157,10 @@ async def get_session(desk: Desk, user: User, wait: Wait, session_id: str) -> Se
 
 
 @router.delete("/sessions/{session_id}", tags=["sessions"])
-async def close(desk: Desk, user: User, session_id: str) -> Closed:
+async def close(desk: Desk, user: User, session_id: str) -> SessionClosed:
     """End it: nothing of it is left running or on disk. What was answered can still be asked for."""
     session = await desk.close_session(user, session_id)
-    return Closed(message=f"the session is {session.status}", duration_seconds=session.duration_seconds or 0.0)
+    return SessionClosed(message=f"the session is {session.status}", duration_seconds=session.duration_seconds or 0.0)
 
 
 # --- commands -------------------------------------------------------------------------------------------------------
@@ -178,7 +169,7 @@ async def close(desk: Desk, user: User, session_id: str) -> Closed:
 @router.post(
     "/sessions/{session_id}/exec",
     tags=["commands"],
-    response_model=Begun,
+    response_model=Interaction,
     responses={200: {"content": {EVENTS: {}}}},
 )
 async def execute(
@@ -190,7 +181,7 @@ async def execute(
     once: Once,
     wants_events: WantsEvents,
     session_id: str,
-    asked: NewCommand,
+    asked: RunCommand,
     stream: Annotated[bool, Query(description="Events as it writes: output, and done at its end")] = False,
 ) -> Any:
     """Begin a command; commands of one session run one after another.
@@ -208,7 +199,7 @@ async def execute(
         wait = asked.command_timeout + LONGEST_WAIT
     if wait is not None:
         interaction = await desk.interaction(session_id, interaction.interaction_id, wait)
-    return Begun.model_validate(interaction.model_dump())
+    return interaction
 
 
 @router.get("/sessions/{session_id}/interactions/{interaction_id}", tags=["commands"])
@@ -219,33 +210,29 @@ async def get_interaction(desk: Desk, user: User, wait: Wait, session_id: str, i
 
 
 @router.post("/sessions/{session_id}/str_replace", tags=["files"])
-async def str_replace(desk: Desk, user: User, session_id: str, asked: Replacement) -> Replaced:
+async def str_replace(desk: Desk, user: User, session_id: str, asked: ReplaceText) -> ReplaceResult:
     """Replace a text that stands in a file exactly once."""
     task = desk.live(user, session_id)
     try:
         await task.place().str_replace(asked.file_path, asked.str_to_replace, asked.str_to_insert)
     except (OSError, ValueError) as problem:
-        return Replaced(success=False, message=str(problem))
+        return ReplaceResult(success=False, message=str(problem))
     await task.note("file", {"action": "str_replace", "path": asked.file_path})
-    return Replaced(success=True, message=f"{asked.file_path} was changed in one place")
+    return ReplaceResult(success=True, message=f"{asked.file_path} was changed in one place")
 
 
 # --- verification ---------------------------------------------------------------------------------------------------
 
 
 @router.post("/sessions/{session_id}/verify", tags=["verification"])
-async def verify(
-    desk: Desk, user: User, key: Key, counts: Counts, wait: Wait, once: Once, session_id: str
-) -> Job | JobBegun:
+async def verify(desk: Desk, user: User, key: Key, counts: Counts, wait: Wait, once: Once, session_id: str) -> Job:
     """Judge what was done so far, in a fresh copy of the sample."""
     desk.session(user, session_id)
     job = await desk.ledger.job(session_id, known_id("job", once)) if once is not None else None
     if job is None:
         job = await desk.live(user, session_id).begin_verification(once)
         counts.verifications.inc()
-    if wait is not None:
-        return _shown(await desk.job(session_id, job.job_id, wait), key)
-    return JobBegun(job_id=job.job_id, status=job.status, started_at=job.started_at or job.created_at)
+    return _shown(job if wait is None else await desk.job(session_id, job.job_id, wait), key)
 
 
 @router.get("/sessions/{session_id}/verify/{job_id}", tags=["verification"])

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from carrel.tasks.environment import open_place as open_place
     from carrel.tasks.file_cache import Files as Files
     from carrel.tasks.file_cache import Pruning as Pruning
-    from carrel.tasks.file_cache import Receipt as Receipt
     from carrel.tasks.file_cache import prepared_files as prepared_files
     from carrel.tasks.file_cache import prune as prune
     from carrel.tasks.importers.git_commits import import_history as import_history
@@ -31,11 +30,12 @@ if TYPE_CHECKING:
     from carrel.tasks.stats import Summary as Summary
     from carrel.tasks.verification.changes import Changes as Changes
     from carrel.tasks.verification.changes import changes_of_folder as changes_of_folder
-    from carrel.tasks.verification.verdict import VerificationResult as VerificationResult
     from carrel.tasks.verification.verifier import grade as grade
     from carrel.tasks.verification.verifier import grade_patch as grade_patch
     from carrel.tasks.verification.verifier import protection_of as protection_of
     from carrel.tasks.verification.verifier import verify as verify
+    from carrel.wire.verification import Receipt as Receipt
+    from carrel.wire.verification import VerificationResult as VerificationResult
 
 _MODULES = {
     "dataset": "Dataset Datasets",

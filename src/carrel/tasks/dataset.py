@@ -18,6 +18,7 @@ from carrel.errors import DatasetInvalid, DatasetNotFound, SampleNotFound
 from carrel.home import resolve_carrel_home
 from carrel.tasks.sample import Environment, PlainName, Sample, Verify
 from carrel.text import did_you_mean
+from carrel.wire.answers import DatasetInfo
 
 _MOST_REPEATED = 10_000
 """Values that all aliases of a file may stand for together."""
@@ -165,15 +166,6 @@ class DatasetSettings(BaseModel):
     created_at: datetime | None = None
     environment: dict[str, Any] = {}
     verify: dict[str, Any] = {}
-
-
-class DatasetInfo(BaseModel):
-    """A dataset as a list shows it."""
-
-    name: str
-    sample_count: int
-    created_at: datetime | None = None
-    description: str = ""
 
 
 @dataclass(frozen=True)

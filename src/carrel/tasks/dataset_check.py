@@ -14,8 +14,8 @@ from carrel.tasks.environment import make_ready
 from carrel.tasks.runner import in_parallel
 from carrel.tasks.sample import Sample
 from carrel.tasks.verification.changes import Changes
-from carrel.tasks.verification.verdict import VerificationResult
 from carrel.tasks.verification.verifier import grade, grade_patch
+from carrel.wire.verification import VerificationResult
 
 _MOST_NAMES = 5
 

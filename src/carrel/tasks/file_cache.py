@@ -22,14 +22,15 @@ from pathlib import Path
 from typing import Literal
 from uuid import uuid4
 
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 
 from carrel.errors import CarrelError, FilesRefused, StorageWriteError
 from carrel.execution import temp_dirs
 from carrel.execution.environments import locked
-from carrel.tasks.git_history import GitReceipt, bundled_past, without_future
+from carrel.tasks.git_history import bundled_past, without_future
 from carrel.tasks.sample import Sample
 from carrel.tasks.unpack import Budget, every_entry, kind_of, refuse_unfit, unpack_tar
+from carrel.wire.verification import Receipt
 
 Kind = Literal["none", "folder", "archive", "bundle"]
 _GZIP = b"\x1f\x8b"
@@ -195,18 +196,6 @@ def _file_of(folder: Path) -> Path:
 LAYOUT = 1
 """Of the cache; another number makes everything anew."""
 TREE, RECEIPT = "tree", "receipt.json"
-
-
-class Receipt(BaseModel):
-    """What a sample's files were made from, and what is no longer in them."""
-
-    source: Literal["none", "folder", "archive", "bundle"]
-    digest: str
-    """Of the source as it was."""
-    files: int
-    bytes: int
-    git: GitReceipt | None = None
-    """None where the files have no git history."""
 
 
 @dataclass(frozen=True)

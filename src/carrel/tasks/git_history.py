@@ -13,10 +13,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from pydantic import BaseModel
-
 from carrel.errors import FilesRefused, ProgramMissing
 from carrel.tasks.unpack import Budget
+from carrel.wire.verification import GitReceipt
 
 SECONDS = 900
 """What one git command may take."""
@@ -214,28 +213,6 @@ def _text(file: Path) -> str:
     if file.is_symlink() or not file.is_file() or file.stat().st_size > _MOST_BYTES:
         return ""
     return file.read_text(encoding="utf-8", errors="surrogateescape")
-
-
-class GitReceipt(BaseModel):
-    """What was done to a sample's git history. Counts only: the name of a removed branch can say too much."""
-
-    base_commit: str
-    commits_kept: int
-    commits_removed: int
-    """After the base commit, or beside it: of other branches, stashes, or reachable by nothing."""
-    objects_removed: int
-    tags_kept: int
-    """Of commits up to the base, and no younger than it."""
-    refs_removed: int
-    remotes_removed: int
-    stashes_removed: int
-    reflog_entries_removed: int
-    nested_removed: list[str] = []
-    """Repositories within the files (also submodules) whose history was removed; their files are there."""
-    moved_from: str | None = None
-    """The commit that was checked out before, where that was another."""
-    verified: bool = False
-    """Every object that is left was counted, and belongs to the history of the base commit."""
 
 
 def bundled_past(bundle: Path, room: Path, budget: Budget) -> Past:

@@ -22,8 +22,8 @@ from carrel.execution.subprocess_executor import SubprocessExecutor
 from carrel.tasks.environment import Prepared, make_ready, open_place
 from carrel.tasks.sample import Sample
 from carrel.tasks.stats import Summary, summary
-from carrel.tasks.verification.verdict import VerificationResult
 from carrel.tasks.verification.verifier import failed, verify
+from carrel.wire.verification import VerificationResult
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")

@@ -10,7 +10,7 @@ from typing import get_args
 
 from pydantic import BaseModel
 
-from carrel.tasks.verification.verdict import Outcome
+from carrel.wire.verification import Outcome
 
 Z = 1.959964
 """Of a 95 % interval."""

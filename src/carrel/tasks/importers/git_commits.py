@@ -22,8 +22,8 @@ from carrel.tasks.importers.write import Imported, LeftOut, new_dataset, refuse_
 from carrel.tasks.runner import in_parallel
 from carrel.tasks.sample import Environment, Sample, Verify
 from carrel.tasks.verification.changes import Changes
-from carrel.tasks.verification.verdict import Standing, TestTold, VerificationResult
 from carrel.tasks.verification.verifier import changes_of_patch, grade
+from carrel.wire.verification import Standing, TestReport, VerificationResult
 
 RUNS = 3
 """How often each state is judged."""
@@ -93,7 +93,7 @@ def lists_of(before: Sequence[Mapping[str, Standing]], after: Sequence[Mapping[s
 def standings(result: VerificationResult) -> dict[str, Standing]:
     """Each name in a report; of the tests that share one, a failed or skipped one counts."""
     found: dict[str, Standing] = {}
-    kinds: list[tuple[list[TestTold], Standing]] = [
+    kinds: list[tuple[list[TestReport], Standing]] = [
         (result.passes, "passed"),
         (result.skips, "skipped"),
         (result.failures, "failed"),

@@ -23,7 +23,8 @@ from carrel.tasks.verification.recorder_log import Testimony, doubt, hear, read_
 from carrel.tasks.verification.reports import ReportKind, cases_in, kind_of_report
 from carrel.tasks.verification.test_cases import Reported, Told
 from carrel.tasks.verification.text_reports import PACKAGE
-from carrel.tasks.verification.verdict import Integrity, Run, claims_something, required_of
+from carrel.tasks.verification.verdict import Run, claims_something, required_of
+from carrel.wire.verification import Integrity
 
 _FIRST = r"(?:^|[;&|({\n'\"]|\b(?:then|do|else|xargs|sudo|exec|time)\s)\s*"
 """Before the name of a program that a shell starts."""

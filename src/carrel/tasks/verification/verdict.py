@@ -3,79 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal, Self
 
-from pydantic import BaseModel, Field
+from pydantic import BaseModel
 
 from carrel.tasks.sample import Sample
 from carrel.tasks.verification.test_cases import Reported, Told
+from carrel.wire.verification import Integrity, Standing, TestReport, VerificationResult
 
-Outcome = Literal["solved", "flaky", "partly", "not_solved", "tests_did_not_run", "infrastructure_failed"]
-Integrity = Literal["clean", "suspicious", "unknown"]
-Standing = Literal["passed", "failed", "skipped", "missing"]
 LONGEST_MESSAGE = 4000
 """Characters of one test's message in a result."""
-MOST_SHOWN = 5000
-"""Tests of one kind that a result lists where it is sent or written to a file; all are counted."""
-
-
-class TestTold(BaseModel):
-    """One test in a result."""
-
-    __test__ = False
-
-    name: str
-    message: str = ""
-
-
-class VerificationResult(BaseModel):
-    """The verdict on one sample."""
-
-    tool: str = "test_suite"
-    is_success: bool = False
-    passed: int = 0
-    failed: int = 0
-    skipped: int = 0
-    total: int = 0
-    execution_duration_seconds: float = 0.0
-    """Of the test command, all its runs together."""
-    passes: list[TestTold] = []
-    failures: list[TestTold] = []
-    skips: list[TestTold] = []
-    stdout: str = ""
-    stderr: str = ""
-
-    outcome: Outcome = "not_solved"
-    score: float = 0.0
-    """From 0 to 1: the part of `fail_to_pass` that passes, times the part of `pass_to_pass` that still does."""
-    integrity: Integrity = "unknown"
-    """Whether the code under test left its test runner alone: `suspicious` where it may not have, with the reasons in
-    `evidence`; `unknown` where no recorder could see it."""
-    suite_ran: bool = False
-    """Whether the tests were really run to their end."""
-    required: dict[str, Standing] = {}
-    """Each test of `fail_to_pass` and `pass_to_pass`, and what came of it."""
-    missing: list[str] = []
-    """Those of them that the report does not tell of."""
-    flaky: list[str] = []
-    """Tests that failed in one run and passed in another."""
-    attempts: int = 0
-    exit_code: int | None = None
-    evidence: list[str] = []
-    """What led to the verdict, in words."""
-    details: Any = None
-    """What a custom grader gave as evidence."""
-    carried_over: list[str] = []
-    """The files of the agent's that were judged."""
-    left_out: dict[str, str] = Field(default_factory=dict)
-    """Those that were not, each with the reason."""
-    overhead_seconds: float = 0.0
-    """What judging took besides the test command."""
-
-    def shown(self) -> Self:
-        """A copy for sending or storing, with at most `MOST_SHOWN` tests of each kind."""
-        lists = {kind: getattr(self, kind)[:MOST_SHOWN] for kind in ("passes", "failures", "skips")}
-        return self.model_copy(update=lists)
 
 
 class Run(BaseModel):
@@ -247,9 +183,9 @@ def _counts(run: Run) -> VerificationResult:
     )
 
 
-def _told(case: Told) -> TestTold:
+def _told(case: Told) -> TestReport:
     message = case.message
     if len(message) > LONGEST_MESSAGE:
         message = f"{message[: LONGEST_MESSAGE // 2]}\n[… {len(message) - LONGEST_MESSAGE} characters left out …]\n"
         message += case.message[-LONGEST_MESSAGE // 2 :]
-    return TestTold(name=case.whole_name, message=message)
+    return TestReport(name=case.whole_name, message=message)

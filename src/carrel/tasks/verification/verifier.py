@@ -22,7 +22,8 @@ from carrel.tasks.verification.command import Ran, run_command, watch
 from carrel.tasks.verification.integrity import reasons_in
 from carrel.tasks.verification.protected_files import Folder, Protection, guarded
 from carrel.tasks.verification.reports import grade_in
-from carrel.tasks.verification.verdict import Run, VerificationResult, satisfied, verdict
+from carrel.tasks.verification.verdict import Run, satisfied, verdict
+from carrel.wire.verification import VerificationResult
 
 Judge = Callable[[Sample, Sequence[Ran]], VerificationResult]
 

@@ -1,0 +1,145 @@
+"""The bodies of requests, with the limits that the server puts on them."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import AfterValidator, BaseModel, Field, StrictInt, model_validator
+
+from carrel.text import refuse_misspelled_fields
+from carrel.wire.odd_values import refuse_surrogates, refuse_unstorable
+
+MAX_TTL_MINUTES = 7 * 24 * 60
+MAX_COMMAND_SECONDS = 24 * 3600.0
+MAX_TEXT = 8 * 1024 * 1024
+MAX_FILES = 1000
+MAX_PATH = 4096
+MESSAGE_ROLES = ("user", "assistant", "system", "tool")
+
+Text = Annotated[str, AfterValidator(refuse_surrogates)]
+TtlMinutes = Annotated[int, Field(ge=1, le=MAX_TTL_MINUTES)]
+
+
+class RequestBody(BaseModel):
+    """The body of a request.
+
+    Unknown fields are ignored, because other versions may know them; a field that is almost the name of a known one is
+    refused, because it would be ignored silently."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_misspelled(cls, data: Any) -> Any:
+        refuse_misspelled_fields(data, cls.model_fields)
+        return data
+
+
+def _workspace_path(path: str) -> str:
+    refuse_surrogates(path)
+    parts = path.split("/")
+    if ".." in parts or parts[-1] in ("", ".") or "\0" in path or len(path.encode()) > MAX_PATH:
+        raise ValueError(f"{path[:200]!r} is not the path of a file in the workspace; use one like src/a.txt, no '..'")
+    return path
+
+
+class CreateSession(RequestBody):
+    """A new session of a sample, or an empty one: then the workspace holds only the files given here."""
+
+    dataset: str = Field(default="", max_length=200)
+    sample_id: str = Field(default="", max_length=200)
+    ttl_minutes: TtlMinutes = 30
+    version: int | None = Field(default=None, ge=1)
+    """Of the sample; the latest by default."""
+    files: dict[Annotated[str, AfterValidator(_workspace_path)], Text] = Field(default={}, max_length=MAX_FILES)
+    """Texts by path; they replace files of the sample."""
+    network: bool | None = None
+    """For a session without a sample, if the server allows it."""
+
+    @model_validator(mode="after")
+    def _both_or_neither(self) -> Self:
+        if bool(self.dataset) != bool(self.sample_id):
+            missing = "sample_id" if self.dataset else "dataset"
+            raise ValueError(f"{missing} is missing: give dataset and sample_id together, or neither of them")
+        if self.network is not None and self.dataset:
+            raise ValueError("network: the sample decides whether its sessions have network access")
+        return self
+
+
+class ExtendSession(RequestBody):
+    """A new time limit for a session, counted from now."""
+
+    ttl_minutes: TtlMinutes
+
+
+class ForkSession(RequestBody):
+    """Settings of a fork."""
+
+    ttl_minutes: TtlMinutes | None = None
+
+
+class CreateCheckpoint(RequestBody):
+    """The label of a new checkpoint."""
+
+    label: str = Field(default="", max_length=200)
+
+
+class RewindSession(RequestBody):
+    """The checkpoint to return to: its id, its label or its number of messages."""
+
+    to: Annotated[str, Field(max_length=200)] | StrictInt
+
+
+class RunCommand(RequestBody):
+    """A command for bash."""
+
+    command: str = Field(max_length=MAX_TEXT)
+    command_timeout: float = Field(default=300, gt=0, le=MAX_COMMAND_SECONDS)
+    """Seconds after which it is killed with all its child processes; its output so far is kept."""
+    cwd: str | None = Field(default=None, max_length=MAX_PATH)
+    env: dict[Text, Text] = {}
+    stdin: str | None = Field(default=None, max_length=MAX_TEXT)
+    background: bool = False
+    """Answer at once and let it run, its output in a file of the session."""
+
+
+class ReplaceText(RequestBody):
+    """A text that occurs in a file exactly once, and its replacement."""
+
+    file_path: str = Field(min_length=1, max_length=MAX_PATH)
+    str_to_replace: str = Field(max_length=MAX_TEXT)
+    str_to_insert: str = Field(max_length=MAX_TEXT)
+
+
+class RunCode(RequestBody):
+    """Python code to run; its variables persist."""
+
+    code: str = Field(max_length=MAX_TEXT)
+    timeout: float = Field(default=60, gt=0, le=MAX_COMMAND_SECONDS)
+
+
+def _check_message(message: dict[str, Any]) -> dict[str, Any]:
+    if message.get("role") not in MESSAGE_ROLES:
+        raise ValueError(f"role is one of {', '.join(MESSAGE_ROLES)}, not {message.get('role')!r}")
+    content, meta = message.get("content"), message.get("meta")
+    blocks = isinstance(content, list) and all(isinstance(b, dict) and isinstance(b.get("type"), str) for b in content)
+    if not (blocks or isinstance(content, str)):
+        raise ValueError("content is a text, or a list of blocks that each have a type")
+    if meta is not None and not isinstance(meta, dict):
+        raise ValueError("meta is an object")
+    for name, part in message.items():
+        refuse_unstorable(part, name)
+    return message
+
+
+class AddMessages(RequestBody):
+    """Messages to append to the session's conversation."""
+
+    messages: list[Annotated[dict[str, Any], AfterValidator(_check_message)]] = Field(min_length=1, max_length=1000)
+
+
+class AnswerApproval(RequestBody):
+    """The answer to a request for approval."""
+
+    decision: Literal["approve", "refuse"]
+    arguments: dict[str, Any] | None = None
+    """Arguments to call the tool with, instead of the requested ones."""
+    reason: str = Field(default="", max_length=2000)
