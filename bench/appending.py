@@ -59,7 +59,7 @@ async def _one_after_another(scale: Scale) -> Line:
     plain = scale.folder / "plain-append"
     plain.mkdir()
     meta = {"id": "a", "title": "New chat", "cwd": "/", "created_at": "2026-01-01", "message_count": 0}
-    async with SessionStore(scale.folder / "append", embedder=None) as store:
+    async with SessionStore(scale.folder / "append", embedder=False) as store:
 
         async def ours() -> None:
             for said in messages:
@@ -80,7 +80,7 @@ async def _on_the_disk(scale: Scale, kind: str, target: int) -> Line:
     rates: dict[str, list[float]] = {"ours": [], "plain": []}
     # What was written before and waits for the disk would be paid for here.
     os.sync()
-    async with SessionStore(scale.folder / kind, "fsync", embedder=None) as store:
+    async with SessionStore(scale.folder / kind, "fsync", embedder=False) as store:
         for number in range(APPENDERS + 1):
             await store.append_message(f"s{number}", message(0))
 

@@ -9,17 +9,7 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
-from carrel.library.search import Entry, Index
-from carrel.meaning import (
-    Embedder,
-    MiniLMEmbedder,
-    MPNetEmbedder,
-    StaticEmbedder,
-    minilm_folder,
-    mpnet_folder,
-    plain_embedder,
-)
-from carrel.meaning.minilm import MODULE
+from carrel.library.search import LibrarySearch, SearchEntry
 from carrel.storage.files.store import FileStore
 from measure import Line, Scale, no_more_than
 
@@ -27,7 +17,7 @@ DATA = Path(__file__).parent / "data" / "finding"
 KINDS = ("words", "other", "oblique")
 REPEATS = 5
 
-TARGETS = {"static": (65, 85), "MiniLM": (80, 95), "MPNet": (80, 95)}
+FIRST, AMONG_FIVE = 70, 85
 """Right one first, and among five, in percent of the questions in the same and in other words."""
 
 
@@ -37,10 +27,10 @@ class Question(NamedTuple):
     text: str
 
 
-def entries() -> list[Entry]:
+def entries() -> list[SearchEntry]:
     lines = [line for file in sorted(DATA.glob("*.txt")) if "queries" not in file.name for line in _lines(file)]
     named = [line.split(": ", 1) for line in lines]
-    return [Entry(name, name, description) for name, description in named]
+    return [SearchEntry(name, name, description) for name, description in named]
 
 
 def questions(half: str) -> list[Question]:
@@ -59,7 +49,7 @@ class Quality(NamedTuple):
     among_five: float
 
 
-async def quality(index: Index, asked: list[Question]) -> dict[str, Quality]:
+async def quality(index: LibrarySearch, asked: list[Question]) -> dict[str, Quality]:
     """For each kind of question, and for `all`: those in the same and in other words together."""
     ranks: dict[str, list[int]] = {kind: [] for kind in KINDS}
     for question in asked:
@@ -74,27 +64,9 @@ def _percent(ranks: list[int], within: int) -> float:
 
 
 async def measure(scale: Scale) -> list[Line]:
-    lines: list[Line] = []
-    for label in TARGETS:
-        embedder = _embedder(label)
-        if not isinstance(embedder, StaticEmbedder) and not embedder.installed:
-            how = f"its weights are not here; `carrel search upgrade{' --large' * (label == 'MPNet')}` installs them"
-            lines.append(Line(f"finding, {label}", 0, None, "%", "installed", False, how=how))
-            continue
-        lines += await _measured(scale, label, embedder)
-    return lines
-
-
-def _embedder(label: str) -> StaticEmbedder | MiniLMEmbedder | MPNetEmbedder:
-    if label == "static":
-        return plain_embedder()
-    return MiniLMEmbedder(minilm_folder() / MODULE) if label == "MiniLM" else MPNetEmbedder(mpnet_folder())
-
-
-async def _measured(scale: Scale, label: str, embedder: Embedder) -> list[Line]:
-    folder = scale.folder / label
-    index = Index(FileStore(folder), "search/workflows", embedder)
-    index.update(entries())
+    folder = scale.folder / "finding"
+    index = LibrarySearch(FileStore(folder), "search/workflows")
+    index.set_entries(entries())
     start = time.perf_counter()
     await index.ready()
     embedding = time.perf_counter() - start
@@ -104,12 +76,11 @@ async def _measured(scale: Scale, label: str, embedder: Embedder) -> list[Line]:
     fresh, fresh_cpu = zip(*[await _once(index, f"{text} now") for text in texts], strict=True)
     again, again_cpu = zip(*[await _once(index, f"{text} now") for text in texts], strict=True)
     await index.close()
-    colds = [await asyncio.to_thread(_cold_start, folder, label) for _ in range(REPEATS)]
-    first, five = TARGETS[label]
-    what = f"finding with {label}"
+    colds = [await asyncio.to_thread(_cold_start, folder) for _ in range(REPEATS)]
+    what = "finding with the packaged word vectors"
     return [
-        _at_least(f"{what}, right one first", found["all"].first, first, found, tuned),
-        _at_least(f"{what}, among five", found["all"].among_five, five, found, tuned),
+        _at_least(f"{what}, right one first", found["all"].first, FIRST, found, tuned),
+        _at_least(f"{what}, among five", found["all"].among_five, AMONG_FIVE, found, tuned),
         no_more_than(
             f"{what}, a search",
             1e3 * statistics.median(fresh),
@@ -149,28 +120,27 @@ def _at_least(what: str, share: float, least: float, held: dict[str, Quality], t
     return Line(what, share, None, "%", f"≥ {least:g} %", share >= least, how=how)
 
 
-async def _once(index: Index, text: str) -> tuple[float, float]:
+async def _once(index: LibrarySearch, text: str) -> tuple[float, float]:
     """Seconds that go by, and seconds of the processor, which a busy machine changes less."""
     start, start_cpu = time.perf_counter(), time.process_time()
     await index.search(text)
     return time.perf_counter() - start, time.process_time() - start_cpu
 
 
-def _cold_start(folder: Path, label: str) -> dict[str, float]:
+def _cold_start(folder: Path) -> dict[str, float]:
     done = subprocess.run(
-        [sys.executable, __file__, str(folder), label], capture_output=True, text=True, check=True, timeout=120
+        [sys.executable, __file__, str(folder)], capture_output=True, text=True, check=True, timeout=120
     )
     measured: dict[str, float] = json.loads(done.stdout)
     return measured
 
 
-async def _cold(folder: Path, label: str) -> dict[str, float]:
+async def _cold(folder: Path) -> dict[str, float]:
     listed = entries()
-    embedder = _embedder(label)
     before = _memory()
     start = time.perf_counter()
-    index = Index(FileStore(folder), "search/workflows", embedder)
-    index.update(listed)
+    index = LibrarySearch(FileStore(folder), "search/workflows")
+    index.set_entries(listed)
     await index.ready()
     hits = await index.search("make pictures smaller")
     taken = time.perf_counter() - start
@@ -191,4 +161,4 @@ def _memory() -> dict[str, float]:
 
 
 if __name__ == "__main__":
-    print(json.dumps(asyncio.run(_cold(Path(sys.argv[1]), sys.argv[2]))))
+    print(json.dumps(asyncio.run(_cold(Path(sys.argv[1])))))

@@ -22,7 +22,7 @@ def plain_list(folder: Path) -> list[dict[str, Any]]:
 async def measure(scale: Scale) -> list[Line]:
     count = scale(10_000)
     folder = scale.folder / "list"
-    async with SessionStore(folder, embedder=None) as store:
+    async with SessionStore(folder, embedder=False) as store:
         for number in range(count):
             await store.append_message(f"session-{number:06d}", user_text_message(f"a question, number {number}"))
 
@@ -30,11 +30,11 @@ async def measure(scale: Scale) -> list[Line]:
         assert len(plain_list(folder)) == count
 
     async def cold() -> None:
-        async with SessionStore(folder, embedder=None) as store:
+        async with SessionStore(folder, embedder=False) as store:
             assert len(await store.list_sessions()) == count
 
     first = await in_turn(5, ours=cold, plain=plain)
-    async with SessionStore(folder, embedder=None) as store:
+    async with SessionStore(folder, embedder=False) as store:
         await store.list_sessions()
 
         async def warm() -> None:

@@ -14,7 +14,7 @@ ITERATE = """
 import asyncio, resource, sys, tracemalloc
 from carrel.conversation.store import SessionStore
 async def main():
-    store = SessionStore(sys.argv[1], embedder=None)
+    store = SessionStore(sys.argv[1], embedder=False)
     async for message in store.iter_messages("warm-up"):
         pass
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -57,7 +57,7 @@ async def write_log(folder: Path, name: str, messages: list[dict[str, Any]], *, 
     async def summarize(messages: list[dict[str, Any]]) -> str:
         return "What was said so far."
 
-    async with SessionStore(folder, embedder=None) as store:
+    async with SessionStore(folder, embedder=False) as store:
         for start in range(0, len(messages), 1000):
             await store.append_many(name, messages[start : start + 1000])
         if compact:
@@ -90,7 +90,7 @@ async def measure(scale: Scale) -> list[Line]:
     for what, (log, target) in logs.items():
 
         async def ours(id_: str = log.parent.name) -> object:
-            async with SessionStore(folder, embedder=None) as store:
+            async with SessionStore(folder, embedder=False) as store:
                 data = await store.load_session(id_)
             assert data is not None
             assert data["messages"]

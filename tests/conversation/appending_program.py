@@ -11,7 +11,7 @@ from carrel.errors import CarrelError
 
 
 async def main(data_dir: str, session_id: str, name: str, count: str, durability: str = "os", wait: str = "") -> int:
-    store = SessionStore(data_dir, durability=durability, embedder=None)  # type: ignore[arg-type]
+    store = SessionStore(data_dir, durability=durability, embedder=False)  # type: ignore[arg-type]
     for number in range(int(count)):
         text = f"{name}-{number} " + "x" * (number * 37 % 3000)
         try:

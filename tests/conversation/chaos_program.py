@@ -46,7 +46,7 @@ class Chaos:
         self.store = self._opened()
 
     def _opened(self) -> SessionStore:
-        how: dict[str, Any] = {"durability": self.settings["durability"], "embedder": None, "now": self._now}
+        how: dict[str, Any] = {"durability": self.settings["durability"], "embedder": False, "now": self._now}
         if self.settings["kind"] == "redis":
             place, prefix = self.settings["place"]
             return SessionStore(store=RedisStore(place, prefix), **how)

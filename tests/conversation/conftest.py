@@ -28,7 +28,7 @@ async def reopened(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncItera
             "file": lambda: FileStore(tmp_path / "sessions"),
             "redis": lambda: RedisStore(url, prefix),
         }[request.param]()
-        made.append(SessionStore(store=backend, **({"embedder": None} | settings)))
+        made.append(SessionStore(store=backend, **({"embedder": False} | settings)))
         return made[-1]
 
     yield reopen

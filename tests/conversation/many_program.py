@@ -11,7 +11,7 @@ from carrel.conversation.store import SessionStore
 
 
 async def main(data_dir: str, sessions: int) -> None:
-    async with SessionStore(data_dir, embedder=None) as store:
+    async with SessionStore(data_dir, embedder=False) as store:
         steps: list[Callable[[str], Awaitable[Any]]] = [
             lambda id_: store.create_session(session_id=id_),
             lambda id_: store.append_message(id_, user_text_message("hello")),

@@ -10,7 +10,7 @@ from tests.conversation.words import call, outline
 
 
 async def main(root: str, prefix: str, verb: str, call_id: str) -> None:
-    store = SessionStore(store=FileStore(Path(root)), prefix=prefix, embedder=None)
+    store = SessionStore(store=FileStore(Path(root)), prefix=prefix, embedder=False)
     if verb == "call":
         await store.append_message("s", call(call_id))
         print("waiting", flush=True)

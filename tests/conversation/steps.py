@@ -151,7 +151,7 @@ class Processes:
         way, count = Stepped(self.backend(), self._holders), itertools.count(1)
         store = SessionStore(
             store=way,  # type: ignore[arg-type]
-            embedder=None,
+            embedder=False,
             new_id=lambda: f"{name}{next(count)}",
             now=lambda: self._date or timestamp(),
         )
@@ -338,14 +338,14 @@ def _told(meta: Any) -> Picture:
 async def picture_of(processes: Processes) -> Picture:
     """As a process sees it that begins now; and the metadata must be what the log says."""
     backend = processes.backend()
-    picture = await seen(SessionStore(store=backend, embedder=None))
+    picture = await seen(SessionStore(store=backend, embedder=False))
     copy = MemoryStore()
     for key in await backend.list():
         if key.endswith(".jsonl"):
             await copy.append(key, [record async for block in backend.read(key) for record in block.records])
         elif not key.endswith("/meta.json"):
             await copy.put(key, await backend.get(key) or b"")
-    told = {meta["id"]: _told(meta) for meta in await SessionStore(store=copy, embedder=None).list_sessions()}
+    told = {meta["id"]: _told(meta) for meta in await SessionStore(store=copy, embedder=False).list_sessions()}
     for id_, there in picture.items():
         if id_ not in told and not there["said"]:
             continue  # made in this moment: nothing but its metadata is there
@@ -549,10 +549,10 @@ class Laboratory:
         new, _ = await self.one_after_another(("a", operation))
         async with self._try(warm=warm) as (processes, store, way), asyncio.timeout(_PATIENCE):
             deed = await self._operations[operation](store)
-            watching = SessionStore(store=processes.backend(), embedder=None)
+            watching = SessionStore(store=processes.backend(), embedder=False)
 
             async def look(number: int, there: tuple[Picture, ...] = (old, new)) -> None:
-                for who in (watching, SessionStore(store=processes.backend(), embedder=None)):
+                for who in (watching, SessionStore(store=processes.backend(), embedder=False)):
                     where = f"{operation}, step {number}, {'watched' if who is watching else 'looked at'}"
                     try:
                         picture = await seen(who)

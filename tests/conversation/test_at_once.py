@@ -46,7 +46,7 @@ class Crowded(MemoryStore):
 
 async def crowded(*words: str) -> tuple[Crowded, SessionStore]:
     crowd = Crowded()
-    store = SessionStore(store=crowd, embedder=None)
+    store = SessionStore(store=crowd, embedder=False)
     await store.append_many("s", [user(word) for word in words])
     return crowd, store
 
@@ -116,11 +116,11 @@ async def test_a_session_that_was_begun_anew_meanwhile_gets_no_summary_of_the_ol
     [b"", b"{}", b'{"role":"user"}', b"5", b'"a"', b"null", b"{}\0\0", b"\0", b" ", b'{"a', b"{} ", b"\r", b"[1]"],
 )
 async def test_a_log_is_rewound_however_it_ends(tmp_path: Path, tail: bytes):
-    async with SessionStore(tmp_path, embedder=None) as store:
+    async with SessionStore(tmp_path, embedder=False) as store:
         await store.append_many("s", [user("one"), user("two"), user("three")])
     with (tmp_path / "s/messages.jsonl").open("ab") as file:
         file.write(tail)
-    async with SessionStore(tmp_path, embedder=None) as store, asyncio.timeout(60):
+    async with SessionStore(tmp_path, embedder=False) as store, asyncio.timeout(60):
         await store.append_rewind("s", 1)
         assert await shown(store) == ["one"]
 
@@ -214,7 +214,7 @@ async def test_what_could_not_be_written_to_the_metadata_is_written_with_the_nex
                 raise StorageWriteError("the disk is full")
             return await super().put(key, data, **how)
 
-    store = SessionStore(store=(disk := Full()), embedder=None)
+    store = SessionStore(store=(disk := Full()), embedder=False)
     await store.append_message("s", user("hello"))
     await store.label("s", "first")
     disk.full = True
@@ -222,7 +222,7 @@ async def test_what_could_not_be_written_to_the_metadata_is_written_with_the_nex
         await store.label("s", "kept")
     disk.full = False
     await store.rename("s", "Named")
-    again = SessionStore(store=disk, embedder=None)
+    again = SessionStore(store=disk, embedder=False)
     assert [label["text"] for label in await again.labels("s")] == ["first", "kept"]
 
 
@@ -258,7 +258,7 @@ class Hooked(MemoryStore):
 @pytest.mark.parametrize("what", ["rename", "label", "rewind", "archive"])
 @pytest.mark.parametrize("meanwhile", ["close", "delete"])
 async def test_a_store_that_is_closed_or_a_session_deleted_meanwhile_costs_no_answer(what: str, meanwhile: str):
-    store = SessionStore(store=(hooked := Hooked()), embedder=None)
+    store = SessionStore(store=(hooked := Hooked()), embedder=False)
     await store.append_many("s", [user("one"), user("two")])
     hooked.after_append = [store.close if meanwhile == "close" else lambda: store.delete_session("s")]
     do = {
@@ -269,7 +269,7 @@ async def test_a_store_that_is_closed_or_a_session_deleted_meanwhile_costs_no_an
     }
     await do[what]()
     assert not hooked.after_append
-    again = SessionStore(store=hooked, embedder=None)
+    again = SessionStore(store=hooked, embedder=False)
     if meanwhile == "delete":
         assert await again.load_session("s") is None
     elif what == "rename":
@@ -286,7 +286,7 @@ async def test_closing_while_sessions_are_deleted(reopened: Reopen):
 
 
 async def test_a_label_given_up_while_it_is_written_is_there_once():
-    store = SessionStore(store=(hooked := Hooked()), embedder=None)
+    store = SessionStore(store=(hooked := Hooked()), embedder=False)
     await store.append_message("s", user("hello"))
     hooked.slow_put = 0.2
     giving_up = asyncio.ensure_future(store.label("s", "here"))
@@ -297,20 +297,20 @@ async def test_a_label_given_up_while_it_is_written_is_there_once():
         await giving_up
     await store.rename("s", "Named")
     await store.close()
-    meta = await SessionStore(store=hooked, embedder=None).read_meta("s")
+    meta = await SessionStore(store=hooked, embedder=False).read_meta("s")
     assert ([label["text"] for label in meta["labels"]], meta["title"]) == (["here"], "Named")
 
 
 async def test_the_metadata_has_the_title_that_the_log_has_last():
-    store, other = (SessionStore(store=hooked, embedder=None) for hooked in [Hooked()] * 2)
+    store, other = (SessionStore(store=hooked, embedder=False) for hooked in [Hooked()] * 2)
     hooked = store._logs.store
     assert isinstance(hooked, Hooked)
     await store.append_message("s", user("hello"))
     hooked.after_append = [lambda: other.rename("s", "Second")]
     await store.rename("s", "First")
-    meta = await SessionStore(store=hooked, embedder=None).read_meta("s")
+    meta = await SessionStore(store=hooked, embedder=False).read_meta("s")
     await hooked.delete("s/meta.json")
-    made_again = await SessionStore(store=hooked, embedder=None).read_meta("s")
+    made_again = await SessionStore(store=hooked, embedder=False).read_meta("s")
     assert meta["title"] == made_again["title"] == "Second"
 
 
@@ -324,18 +324,18 @@ async def test_a_message_is_acknowledged_though_the_metadata_with_its_title_cann
         async def append(self, key: str, records: Sequence[bytes], **how: Any) -> int:
             return await MemoryStore.append(self, key, records, **how)
 
-    store = SessionStore(store=(disk := NoRoom()), embedder=None)
+    store = SessionStore(store=(disk := NoRoom()), embedder=False)
     await store.create_session(session_id="s")
     disk.full = True
     assert await store.append_message("s", user("hello")) == 1
     disk.full = False
     await store.append_message("s", user("again"))
     await store.close()
-    assert (await SessionStore(store=disk, embedder=None).read_meta("s"))["title"] == "hello"
+    assert (await SessionStore(store=disk, embedder=False).read_meta("s"))["title"] == "hello"
 
 
 async def test_two_tool_calls_at_once_leave_no_hold_behind():
-    store = SessionStore(store=(hooked := Hooked()), embedder=None)
+    store = SessionStore(store=(hooked := Hooked()), embedder=False)
     await store.append_message("s", user("hello"))
     await asyncio.gather(*(store.append_message("s", call(name)) for name in "ab"))
     assert await hooked.lock_owner(call_key("s", "a")) == await hooked.lock_owner(call_key("s", "b")) == process_name()
@@ -345,7 +345,7 @@ async def test_two_tool_calls_at_once_leave_no_hold_behind():
 
 
 async def test_a_tool_call_that_could_not_be_written_leaves_no_hold_behind():
-    store = SessionStore(store=(hooked := Hooked()), embedder=None)
+    store = SessionStore(store=(hooked := Hooked()), embedder=False)
     await store.append_message("s", user("hello"))
     hooked.full = True
     with pytest.raises(StorageWriteError):
@@ -354,7 +354,7 @@ async def test_a_tool_call_that_could_not_be_written_leaves_no_hold_behind():
 
 
 async def test_a_tool_call_that_came_too_late_leaves_no_hold_behind_and_takes_none_from_another():
-    store = SessionStore(store=(hooked := Hooked()), embedder=None)
+    store = SessionStore(store=(hooked := Hooked()), embedder=False)
     await store.append_message("s", user("hello"))
     assert (await store._logs.append("s", [call("late")], after=7))[0] == 0
     assert await hooked.lock_owner(call_key("s", "late")) is None
@@ -371,7 +371,7 @@ async def test_a_tool_call_that_came_too_late_leaves_no_hold_behind_and_takes_no
 
 async def test_who_cancels_every_task_does_not_keep_the_metadata_from_being_written(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(session_writer, "FLUSH_SECONDS", 0.05)
-    store = SessionStore(store=(hooked := Hooked()), embedder=None)
+    store = SessionStore(store=(hooked := Hooked()), embedder=False)
     await store.append_message("s", user("hello"))
     await store.append_message("s", user("more"))
     store._logs.writers["s"]._flush_soon()  # its time has come, and its task has not begun
@@ -389,7 +389,7 @@ async def test_who_cancels_every_task_does_not_keep_the_metadata_from_being_writ
 
 
 async def test_a_store_that_is_closed_while_all_tasks_are_cancelled_has_the_metadata_written():
-    store = SessionStore(store=(hooked := Hooked()), embedder=None)
+    store = SessionStore(store=(hooked := Hooked()), embedder=False)
     await store.append_message("s", user("hello"))
     await store.append_message("s", user("more"))
     session = store._logs.writers["s"]
@@ -402,7 +402,7 @@ async def test_a_store_that_is_closed_while_all_tasks_are_cancelled_has_the_meta
 
 
 def test_the_metadata_follows_in_the_next_loop_too(tmp_path: Path):
-    store = SessionStore(tmp_path, embedder=None)
+    store = SessionStore(tmp_path, embedder=False)
 
     async def say(*words: str) -> None:
         for word in words:
@@ -463,7 +463,7 @@ async def test_a_session_that_is_gone_on_with_is_not_pruned(reopened: Reopen):
 
 async def test_metadata_that_waits_to_be_written_waits_once(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(session_writer, "FLUSH_SECONDS", 0)
-    store = SessionStore(store=(hooked := Hooked()), embedder=None)
+    store = SessionStore(store=(hooked := Hooked()), embedder=False)
     await store.append_message("s", user("hello"))
     held = await hooked.lock("s/meta")
     for _ in range(50):
@@ -472,12 +472,12 @@ async def test_metadata_that_waits_to_be_written_waits_once(monkeypatch: pytest.
     assert len(asyncio.all_tasks()) < 10
     await held.release()
     await store.close()
-    assert (await SessionStore(store=hooked, embedder=None).read_meta("s"))["message_count"] == 51
+    assert (await SessionStore(store=hooked, embedder=False).read_meta("s"))["message_count"] == 51
 
 
 async def test_no_metadata_is_written_when_the_store_is_closed(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(session_writer, "FLUSH_SECONDS", 0.1)
-    store = SessionStore(store=MemoryStore(), embedder=None)
+    store = SessionStore(store=MemoryStore(), embedder=False)
     await store.append_message("s", user("hello"))
     await asyncio.sleep(0.05)
     await store.append_message("s", user("written a moment later"))
@@ -505,7 +505,7 @@ async def test_a_name_that_another_process_gave_is_not_lost_to_the_first_message
 async def test_a_draft_keeps_what_it_was_given_when_its_first_message_could_not_be_written(
     monkeypatch: pytest.MonkeyPatch,
 ):
-    store = SessionStore(store=(memory := MemoryStore()), embedder=None)
+    store = SessionStore(store=(memory := MemoryStore()), embedder=False)
     draft = store.draft_session("Drafted", model="m")["session"]["id"]
 
     async def full(*_: Any, **__: Any) -> int:
@@ -517,7 +517,7 @@ async def test_a_draft_keeps_what_it_was_given_when_its_first_message_could_not_
         with pytest.raises(StorageWriteError):
             await store.append_message(draft, user("hello"))
     await store.append_message(draft, user("hello"))
-    meta = await SessionStore(store=memory, embedder=None).read_meta(draft)
+    meta = await SessionStore(store=memory, embedder=False).read_meta(draft)
     assert (meta["title"], meta["model"]) == ("Drafted", "m")
 
 
@@ -550,7 +550,7 @@ async def test_the_last_change_is_that_of_whoever_was_last(reopened: Reopen):
 
 async def test_a_conversation_that_is_rewritten_hides_nothing_that_others_say_at_the_last_moment():
     crowd = Crowded()
-    storage = ConversationStorage(SessionStore(store=crowd, embedder=None))
+    storage = ConversationStorage(SessionStore(store=crowd, embedder=False))
     talk = Conversation(info=SessionInfo(id="s", project_dir="/project", working_dir="/project"))
     talk.create_user_message("one")
     await storage.create(talk)
@@ -561,7 +561,7 @@ async def test_a_conversation_that_is_rewritten_hides_nothing_that_others_say_at
 
     async def and_then(key: str, records: Sequence[bytes], **how: Any) -> int:
         done = await appending(key, records, **how)
-        logs.append(await shown(SessionStore(store=crowd, embedder=None)))
+        logs.append(await shown(SessionStore(store=crowd, embedder=False)))
         return done
 
     crowd.append = and_then  # type: ignore[method-assign]
@@ -572,12 +572,12 @@ async def test_a_conversation_that_is_rewritten_hides_nothing_that_others_say_at
 
 async def test_a_rewind_is_not_taken_back_when_others_have_gone_on_from_it(monkeypatch: pytest.MonkeyPatch):
     memory = MemoryStore()
-    storage = ConversationStorage(SessionStore(store=memory, embedder=None))
+    storage = ConversationStorage(SessionStore(store=memory, embedder=False))
     talk = Conversation(info=SessionInfo(id="s", project_dir="/project", working_dir="/project"))
     for word in ("one", "two"):
         talk.create_user_message(word)
     await storage.create(talk)
-    other = SessionStore(store=memory, embedder=None)
+    other = SessionStore(store=memory, embedder=False)
 
     async def fails(*_: Any) -> None:
         await other.append_message("s", user("theirs"))

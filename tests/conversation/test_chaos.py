@@ -312,7 +312,7 @@ async def run_on_files(tmp_path: Path, seconds: float, seed: int, durability: st
         with crowd_at(tmp_path, seed, kind="file", place=str(folder), durability=durability) as crowd:
             others = [lambda: fill(folder, crowd.dice)] if small else []
             disturb(crowd, seconds, lambda: tear(folder, crowd.dice), *others)
-        async with SessionStore(folder, embedder=None) as store:
+        async with SessionStore(folder, embedder=False) as store:
             await check(store, read_notes(crowd.notes))
     assert "Traceback" not in (tmp_path / "errors").read_text()
 
@@ -351,6 +351,6 @@ async def test_chaos_on_redis(tmp_path: Path, start_redis: Callable[..., RealRed
     with crowd_at(tmp_path, seed, kind="redis", place=[server.url, "chaos"], pause=6) as crowd:
         disturb(crowd, 30, restart, pause)
     await asyncio.sleep(7)
-    async with SessionStore(store=RedisStore(server.url, "chaos"), embedder=None) as store:
+    async with SessionStore(store=RedisStore(server.url, "chaos"), embedder=False) as store:
         await check(store, read_notes(crowd.notes), lossy=not keeps)
     assert "Traceback" not in (tmp_path / "errors").read_text()

@@ -27,7 +27,7 @@ APPENDING = f"{PYTHON} {shlex.quote(PROGRAM)}"
 
 @pytest.fixture
 async def store(tmp_path: Path) -> AsyncIterator[SessionStore]:
-    async with SessionStore(tmp_path / "sessions", embedder=None) as store:
+    async with SessionStore(tmp_path / "sessions", embedder=False) as store:
         yield store
 
 
@@ -55,7 +55,7 @@ async def test_killed_at_any_moment_nothing_acknowledged_is_lost(tmp_path: Path,
             line.split()[1] for line in writer.stdout.read().splitlines(keepends=True) if line.endswith("\n")
         ]
         writer.wait()
-        async with SessionStore(tmp_path, embedder=None) as store:
+        async with SessionStore(tmp_path, embedder=False) as store:
             found = await names(store)
             assert [name for name in found if name in set(acknowledged)] == acknowledged
             data = await store.load_session("s")
@@ -66,7 +66,7 @@ async def test_killed_at_any_moment_nothing_acknowledged_is_lost(tmp_path: Path,
 async def test_two_processes_at_once_lose_and_mix_nothing(tmp_path: Path):
     writers = [start(tmp_path, "s", name, "1500") for name in ("a", "b", "c")]
     acknowledged = [[line.split() for line in writer.communicate()[0].splitlines()] for writer in writers]
-    async with SessionStore(tmp_path, embedder=None) as store:
+    async with SessionStore(tmp_path, embedder=False) as store:
         found = await names(store)
     assert len(found) == 4500
     for lines in acknowledged:
@@ -85,7 +85,7 @@ async def test_torn_at_every_byte(store: SessionStore):
         path.write_bytes(whole[:end])
         torn = path.parent / "messages.torn"
         torn.unlink(missing_ok=True)
-        async with SessionStore(store.data_dir, embedder=None) as again:
+        async with SessionStore(store.data_dir, embedder=False) as again:
             complete = end == len(whole) - 1
             data = await again.load_session("s")
             assert data is not None
@@ -108,7 +108,7 @@ async def test_bad_lines_cost_themselves_and_are_named(store: SessionStore):
     path = store.messages_path("s")
     good = path.read_bytes().splitlines(keepends=True)
     path.write_bytes(good[0] + b"\xff\xfe not json\n" + b"[1,2]\n" + b"\n" + b"\x00" * 20 + b"\n" + good[1])
-    async with SessionStore(store.data_dir, embedder=None) as again:
+    async with SessionStore(store.data_dir, embedder=False) as again:
         data = await again.load_session("s")
         assert data is not None
         assert outline(data["messages"]) == ["one", "two"]
@@ -128,7 +128,7 @@ async def test_reading_never_writes_while_another_process_works(tmp_path: Path):
         files = [path for path in (tmp_path / "s").rglob("*") if path.name != "meta.json"]
         return {str(path): (path.stat().st_size, path.stat().st_mtime_ns) for path in files}
 
-    async with SessionStore(tmp_path, embedder=None) as store:
+    async with SessionStore(tmp_path, embedder=False) as store:
         before = picture()
         data = await store.load_session("s")
         assert data is not None
@@ -174,7 +174,7 @@ async def test_a_full_disk_is_a_clear_error_and_costs_nothing(tmp_path: Path):
     copy = tmp_path / "again"
     shutil.copytree(tmp_path.parent / "copy-of-s", copy / "s")
     shutil.rmtree(tmp_path.parent / "copy-of-s")
-    async with SessionStore(copy, embedder=None) as store:
+    async with SessionStore(copy, embedder=False) as store:
         assert await names(store) == acknowledged
         assert "problems" not in (await store.load_session("s") or {})
 
@@ -185,7 +185,7 @@ from carrel.conversation.store import SessionStore
 from tests.conversation.words import user
 
 async def main(folder, durability):
-    store, kept = SessionStore(folder, durability, embedder=None), []
+    store, kept = SessionStore(folder, durability, embedder=False), []
     for messages in ([user("x" * 20_000)] * 3, [user("x" * 20_000)]):
         try:
             while True:
@@ -217,7 +217,7 @@ async def test_appends_work_again_when_there_is_room(store: SessionStore, tmp_pa
         "import asyncio, resource, sys; from carrel.conversation.store import SessionStore\n"
         "from carrel.conversation.messages import user_text_message as user\n"
         "async def main():\n"
-        "    store = SessionStore(sys.argv[1], embedder=None)\n"
+        "    store = SessionStore(sys.argv[1], embedder=False)\n"
         "    await store.append_message('s', user('before'))\n"
         "    resource.setrlimit(resource.RLIMIT_FSIZE, (4000, resource.RLIM_INFINITY))\n"
         "    try: await store.append_message('s', user('x' * 5000)); print('kept?')\n"
@@ -239,7 +239,7 @@ async def test_deleting_while_another_process_appends(tmp_path: Path):
         assert writer.stdout is not None
         for _ in range(30):
             writer.stdout.readline()
-        async with SessionStore(tmp_path, embedder=None) as store:
+        async with SessionStore(tmp_path, embedder=False) as store:
             assert await store.delete_session("s")
             rest = writer.communicate(timeout=30)[0].splitlines()
             assert rest[-1].startswith(f"refused {SessionNotFound.__name__}")

@@ -19,7 +19,7 @@ ASIDE = {"rewind_to": 9007199254740991, "created_at": "2026-01-01T00:00:00+00:00
 
 @pytest.fixture
 async def store(tmp_path: Path) -> AsyncIterator[SessionStore]:
-    async with SessionStore(tmp_path / "sessions", embedder=None) as store:
+    async with SessionStore(tmp_path / "sessions", embedder=False) as store:
         await store.append_message("good", user("hello"))
         yield store
 
@@ -130,7 +130,7 @@ async def test_metadata_without_a_log_is_no_session(store: SessionStore):
 
 
 async def test_a_session_that_another_made_again_can_be_written(store: SessionStore):
-    async with SessionStore(store.data_dir, embedder=None) as other:
+    async with SessionStore(store.data_dir, embedder=False) as other:
         await other.delete_session("good")
         with pytest.raises(SessionNotFound):
             await store.append_message("good", user("x"))
@@ -169,7 +169,7 @@ async def test_metadata_that_cannot_be_is_refused(store: SessionStore, fields: d
 
 async def test_no_secret_gets_past_the_hook(tmp_path: Path):
     key = "sk-ant-api03-" + "Ab3dEf6hIj9kLm2nOp5qRs8tUv1wXy4z" * 3
-    async with SessionStore(tmp_path, embedder=None, redact=redact_secrets) as store:
+    async with SessionStore(tmp_path, embedder=False, redact=redact_secrets) as store:
         await store.create_session(key, session_id="s", api_base=f"https://u:{key}@host", note=key)
         await store.append_message("s", user(f"data:text/plain;base64, {key}"))
         await store.append_message("s", {"role": "user", "text": key})

@@ -51,7 +51,7 @@ async def ids(store: SessionStore, **how: Any) -> list[str]:
 @pytest.fixture
 async def backend() -> BadSectors:
     backend = BadSectors()
-    async with SessionStore(store=backend, embedder=None) as store:
+    async with SessionStore(store=backend, embedder=False) as store:
         for name in ("a", "b"):
             await store.append_message(name, user(name))
     return backend
@@ -64,7 +64,7 @@ async def test_a_log_that_cannot_be_read_hides_no_other_session(backend: BadSect
     else:
         await backend.put("a/meta.json", meta)
     backend.bad.add("a/messages.jsonl")
-    store = SessionStore(store=backend, embedder=None)
+    store = SessionStore(store=backend, embedder=False)
     for how in ({}, {"counts": True}):
         assert await ids(store, **how) == ["a", "b"]
     assert "could not be read" in {meta["id"]: meta["title"] for meta in await store.list_sessions()}["a"]
@@ -77,24 +77,24 @@ async def test_a_log_that_cannot_be_read_hides_no_other_session(backend: BadSect
 async def test_a_log_that_is_ahead_of_its_metadata_and_cannot_be_read_is_listed(backend: BadSectors) -> None:
     await backend.append("a/messages.jsonl", [orjson.dumps(user("more"))])
     backend.bad.add("a/messages.jsonl")
-    store = SessionStore(store=backend, embedder=None)
+    store = SessionStore(store=backend, embedder=False)
     titles = {meta["id"]: meta["title"] for meta in await store.list_sessions(counts=True)}
     assert titles == {"a": "a", "b": "b"}
 
 
 async def test_metadata_that_cannot_be_read_hides_no_other_session(backend: BadSectors) -> None:
     backend.bad.add("a/meta.json")
-    store = SessionStore(store=backend, embedder=None)
+    store = SessionStore(store=backend, embedder=False)
     assert await ids(store) == ["a", "b"]
     backend.bad.clear()
-    assert {meta["title"] for meta in await SessionStore(store=backend, embedder=None).list_sessions()} == {"a", "b"}
+    assert {meta["title"] for meta in await SessionStore(store=backend, embedder=False).list_sessions()} == {"a", "b"}
 
 
 @pytest.mark.parametrize("version", ["5", None, True, [5], {}])
 async def test_an_odd_format_version_hides_no_other_session(backend: BadSectors, version: Any) -> None:
     meta = orjson.loads(await backend.get("a/meta.json") or b"")
     await backend.put("a/meta.json", orjson.dumps(meta | {"message_format_version": version}))
-    store = SessionStore(store=backend, embedder=None)
+    store = SessionStore(store=backend, embedder=False)
     assert await ids(store, counts=True) == ["a", "b"]
     assert (await store.read_meta("a", counts=True))["message_format_version"] == 5
     assert len(await store.prune(timedelta(0))) == 2
@@ -111,7 +111,7 @@ async def test_dates_with_other_offsets_are_compared_as_dates(backend: BadSector
     east = (moment - timedelta(hours=2)).astimezone(timezone(timedelta(hours=9)))
     await change(backend, "a", updated_at=west.isoformat())
     await change(backend, "b", updated_at=east.isoformat())
-    store = SessionStore(store=backend, embedder=None)
+    store = SessionStore(store=backend, embedder=False)
     assert [meta["id"] for meta in await store.list_sessions()] == ["a", "b"]
     assert [meta["id"] for meta in await store.prune(timedelta(hours=1))] == ["b"]
     latest = await store.latest_session()
@@ -121,7 +121,7 @@ async def test_dates_with_other_offsets_are_compared_as_dates(backend: BadSector
 
 async def test_a_date_that_is_none_is_last_and_never_pruned(backend: BadSectors) -> None:
     await change(backend, "a", updated_at="yesterday")
-    store = SessionStore(store=backend, embedder=None)
+    store = SessionStore(store=backend, embedder=False)
     assert [meta["id"] for meta in await store.list_sessions()] == ["b", "a"]
     assert [meta["id"] for meta in await store.prune(timedelta(0))] == ["b"]
 
@@ -143,7 +143,7 @@ async def test_garbage_is_collected_while_a_list_or_a_load_waits_for_storage() -
             async for block in super().read_back(key, before_seq, **how):
                 yield block
 
-    store = SessionStore(store=Noting(), embedder=None)
+    store = SessionStore(store=Noting(), embedder=False)
     await store.append_message("a", user("x"))
     await store.list_sessions()
     await store.load_session("a")
@@ -152,7 +152,7 @@ async def test_garbage_is_collected_while_a_list_or_a_load_waits_for_storage() -
 
 
 async def test_the_paths_of_a_store_with_a_prefix(tmp_path: Path) -> None:
-    async with SessionStore(data_dir=tmp_path, prefix="p", embedder=None) as store:
+    async with SessionStore(data_dir=tmp_path, prefix="p", embedder=False) as store:
         await store.append_message("a", user("x"))
     assert store.messages_path("a") == tmp_path / "p" / "a" / "messages.jsonl"
     assert store.messages_path("a").exists()
@@ -169,18 +169,18 @@ async def test_a_log_without_metadata_is_read_no_oftener_than_needed() -> None:
                 yield block
 
     backend = Counting()
-    async with SessionStore(store=backend, embedder=None) as store:
+    async with SessionStore(store=backend, embedder=False) as store:
         await store.append_message("a", user("x"))
     await backend.delete("a/meta.json")
     reads.clear()
-    data = await SessionStore(store=backend, embedder=None).load_session("a")
+    data = await SessionStore(store=backend, embedder=False).load_session("a")
     assert data is not None
     assert data["session"]["title"] == "x"
     assert reads == ["a/messages.jsonl"]
 
 
 async def test_appending_nothing_writes_nothing(backend: BadSectors) -> None:
-    store = SessionStore(store=backend, embedder=None)
+    store = SessionStore(store=backend, embedder=False)
     before = await store.read_meta("a")
     assert await store.append_many("a", []) == 1
     assert await store.append_many("new", []) == 0
@@ -198,14 +198,14 @@ async def test_broken_lines_that_make_whole_ones_together_are_reported(tmp_path:
         b'"y"]}',
     ]
     (folder / "messages.jsonl").write_bytes(b"\n".join([*lines, b""]))
-    data = await SessionStore(tmp_path, embedder=None).load_session("a")
+    data = await SessionStore(tmp_path, embedder=False).load_session("a")
     assert data is not None
     assert data["messages"] == []
     assert len(data["problems"]) == 3
 
 
 async def test_what_a_store_remembers_does_not_grow_with_the_sessions_it_has_written() -> None:
-    async with SessionStore(store=MemoryStore(), embedder=None) as store:
+    async with SessionStore(store=MemoryStore(), embedder=False) as store:
         for number in range(1200):
             await store.append_message(f"s{number}", user("x"))
         for number in range(1200, 1260):

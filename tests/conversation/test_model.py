@@ -60,7 +60,7 @@ class Sessions(RuleBasedStateMachine):
             "redis": lambda: RedisStore(self.redis_url, self.prefix),
         }
         backend: Store = backends[self.backend]()
-        self.store = SessionStore(store=backend, embedder=None)
+        self.store = SessionStore(store=backend, embedder=False)
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         return self.loop.run_until_complete(work)

@@ -53,7 +53,7 @@ def loaded_elsewhere(root: Path, prefix: str) -> str:
 
 @pytest.mark.parametrize("prefix", ["", "sessions"])
 async def test_a_call_of_another_process_is_open_as_long_as_that_lives(tmp_path: Path, prefix: str) -> None:
-    async with SessionStore(store=FileStore(tmp_path), prefix=prefix, embedder=None) as store:
+    async with SessionStore(store=FileStore(tmp_path), prefix=prefix, embedder=False) as store:
         await store.append_message("s", user("go"))
         await store.append_message("s", call("a"))
         with caller(tmp_path, prefix, "b"):
@@ -66,7 +66,7 @@ async def test_a_call_of_another_process_is_open_as_long_as_that_lives(tmp_path:
 
 async def test_one_folder_of_sessions_opened_in_two_ways_has_the_same_open_calls(tmp_path: Path) -> None:
     """As a session of an agent, and by the command line, which opens the folder of the sessions itself."""
-    viewer = SessionStore(tmp_path / "sessions", embedder=None)
+    viewer = SessionStore(tmp_path / "sessions", embedder=False)
     with caller(tmp_path, "sessions", "a"):
         assert await shown(viewer) == ["call:a", "stand-in:a"]
         assert await log_of(viewer) == ["call:a"]
@@ -124,7 +124,7 @@ async def test_a_viewer_writes_nothing(store: SessionStore) -> None:
 
 
 def test_programs_without_tasks_of_their_own_are_repaired_too(tmp_path: Path) -> None:
-    store = SessionStore(tmp_path, embedder=None)
+    store = SessionStore(tmp_path, embedder=False)
     asyncio.run(store.append_message("s", call("a")))
     data = store.load_session_sync("s")
     assert data is not None
@@ -140,11 +140,11 @@ from tests.conversation.words import call, outline
 
 async def main():
     backend = MemoryStore()
-    async with SessionStore(store=backend, embedder=None) as store:
+    async with SessionStore(store=backend, embedder=False) as store:
         await store.append_message("s", call("a"))
     await backend.delete("s/meta.json")
     await backend.lock("s/life")  # as a task of this loop does that makes, forks or deletes the session
-    print(outline(SessionStore(store=backend, embedder=None).load_session_sync("s")["messages"]))
+    print(outline(SessionStore(store=backend, embedder=False).load_session_sync("s")["messages"]))
 
 asyncio.run(main())
 """
@@ -156,7 +156,7 @@ def test_load_session_sync_in_a_running_loop_waits_for_no_task_of_that_loop() ->
 
 
 async def test_load_session_sync_raises_what_load_session_raises() -> None:
-    store = SessionStore(store=MemoryStore(), embedder=None)
+    store = SessionStore(store=MemoryStore(), embedder=False)
     with pytest.raises(ValueError, match="session id"):
         store.load_session_sync("../x")
 

@@ -300,7 +300,7 @@ async def test_a_rewind_to_nowhere_writes_nothing(store: SessionStore, place: An
 
 
 async def test_what_a_compact_has_replaced_is_neither_read_nor_counted(tmp_path: Path):
-    first, second = SessionStore(tmp_path, embedder=None), SessionStore(tmp_path, embedder=None)
+    first, second = SessionStore(tmp_path, embedder=False), SessionStore(tmp_path, embedder=False)
     await said(first, user("a"), user("b"))
     await second.append_many("s", [user("x" * 1000) for _ in range(1000)])
     await said(first, user("c"), assistant("d"))
@@ -313,7 +313,7 @@ async def test_what_a_compact_has_replaced_is_neither_read_nor_counted(tmp_path:
     await second.close()
     with (tmp_path / "s/messages.jsonl").open("r+b") as log:
         log.write(b"x" * 900_000)  # lines that are gone: counting them would give wrong numbers
-    data = await SessionStore(tmp_path, embedder=None).load_session("s")
+    data = await SessionStore(tmp_path, embedder=False).load_session("s")
     assert data is not None
     assert outline(data["messages"]) == ["(sum)", "(ack)", "c", "d"]
 
@@ -534,7 +534,7 @@ async def test_only_the_logs_of_those_that_are_shown_are_counted():
     for name in "abc":
         await noting.append(f"{name}/messages.jsonl", [encode(user(name))])
         await noting.put(f"{name}/meta.json", b'{"title": "by another program"}')
-    store = SessionStore(store=noting, embedder=None)
+    store = SessionStore(store=noting, embedder=False)
     [meta] = await store.counted((await store.list_sessions())[:1])
     assert meta["message_count"] == 1
     assert read_from == {f"{meta['id']}/messages.jsonl"}
@@ -881,7 +881,7 @@ async def test_one_who_is_made_is_told_once(store: SessionStore):
 
 
 async def test_going_back_and_exporting_do_not_hold_a_long_log(tmp_path: Path) -> None:
-    async with SessionStore(tmp_path, embedder=None) as store:
+    async with SessionStore(tmp_path, embedder=False) as store:
         long = [user_text_message(f"{number} " + "x" * 30_000) for number in range(1_500)]
         await store.append_many("a", long)
         del long

@@ -91,6 +91,8 @@ def test_doctor_has_a_row_for_every_part() -> None:
     assert done.returncode == (0 if found["sandbox"] else 3)
     assert {"user", "mount", "pid", "net", "seccomp", "memory"} <= {part["name"] for part in found["parts"]}
     assert [part["name"] for part in found["containers"]] == ["engine", "runsc"]
+    assert found["embedder"] == "carrel-words-2"
+    assert "the embedder carrel-words-2" in done.stdout
     rows = [*found["parts"], *found["containers"]]
     assert all(part["in_force"] or (part["why"] and part["how_to_get_it"]) for part in rows)
     assert all(part["what"] in done.stdout for part in rows)

@@ -53,7 +53,7 @@ def write(folder: Path, lines: list[dict[str, Any]], meta: dict[str, Any] | None
 
 
 async def stored(tmp_path: Path, source: Path) -> dict[str, Any]:
-    async with SessionStore(tmp_path / "store", embedder=None) as store:
+    async with SessionStore(tmp_path / "store", embedder=False) as store:
         [report] = await store.import_file(source)
         assert report.session_id is not None
         assert report.accounted == report.lines

@@ -115,7 +115,7 @@ def test_a_session_with_damaged_metadata_is_imported(samples: Path, tmp_path: Pa
 
 
 async def test_labels_and_pins_are_imported_once(tmp_path: Path) -> None:
-    async with SessionStore(tmp_path / "theirs", embedder=None) as theirs, SessionStore(tmp_path / "ours") as ours:
+    async with SessionStore(tmp_path / "theirs", embedder=False) as theirs, SessionStore(tmp_path / "ours") as ours:
         await theirs.append_message("a", user_text_message("Hello"))
         await theirs.label("a", "begun")
         await theirs.pin("a", 1)
@@ -129,7 +129,7 @@ async def test_labels_and_pins_are_imported_once(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("damage", [None, b"", b"{oops"])
 async def test_lost_metadata_is_taken_from_created_jsonl(tmp_path: Path, damage: bytes | None) -> None:
-    async with SessionStore(tmp_path / "theirs", embedder=None) as theirs:
+    async with SessionStore(tmp_path / "theirs", embedder=False) as theirs:
         made = await theirs.create_session(
             "Given", session_id="a", provider="openai", model="m", cwd="/work", tone="dry"
         )

@@ -25,7 +25,7 @@ def file(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def store(tmp_path: Path) -> SessionStore:
-    return SessionStore(tmp_path / "kept", embedder=None)
+    return SessionStore(tmp_path / "kept", embedder=False)
 
 
 async def _texts(store: SessionStore, session_id: str) -> list[str]:
@@ -51,7 +51,7 @@ async def test_new_messages_of_a_grown_file_are_appended(file: Path, store: Sess
     assert first.session_id is not None
     for number, text in ((3, "And mine?"), (4, "Yours."), (5, "Mine?")):
         file.write_text(file.read_text() + _line(number, text))
-        async with SessionStore(store.data_dir, embedder=None) as other:
+        async with SessionStore(store.data_dir, embedder=False) as other:
             [report] = await other.import_file(file)
         assert (report.session_id, report.already_here, report.appended) == (first.session_id, first.session_id, 1)
     assert await _texts(store, first.session_id) == ["What is a carrel?", "A desk.", "And mine?", "Yours.", "Mine?"]
@@ -91,7 +91,7 @@ async def test_a_session_with_extra_lines_of_an_earlier_version_is_left_alone(fi
     meta["imported_from"] |= {"seq": 3, "places": [2]}
     path.write_text(json.dumps(meta))
     file.write_text(file.read_text() + _line(3, "And mine?"))
-    async with SessionStore(store.data_dir, embedder=None) as other:
+    async with SessionStore(store.data_dir, embedder=False) as other:
         [grown] = await other.import_file(file)
     assert (grown.session_id, grown.appended, len(grown.problems)) == (None, 0, 1)
 

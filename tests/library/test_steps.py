@@ -15,7 +15,7 @@ from carrel.errors import CarrelError, StorageUnavailable
 from carrel.library.artifacts import ArtifactStore
 from carrel.library.deps import Deps
 from carrel.library.moving import copy
-from carrel.library.search import Index
+from carrel.library.search import LibrarySearch
 from carrel.library.workflows import WorkflowLibrary
 from carrel.storage.base import Store
 from carrel.storage.files.store import FileStore
@@ -49,8 +49,8 @@ class User:
 
     def __init__(self, store: Any) -> None:
         self.store: Store = store
-        self.artifacts = ArtifactStore(store, index=Index(None, "a", None), now=lambda: NOW)
-        self.workflows = WorkflowLibrary(store, index=Index(None, "w", None), now=lambda: NOW)
+        self.artifacts = ArtifactStore(store, index=LibrarySearch(None, "a", None), now=lambda: NOW)
+        self.workflows = WorkflowLibrary(store, index=LibrarySearch(None, "w", None), now=lambda: NOW)
         self.deps = Deps(store, Installed())
 
 
@@ -494,7 +494,7 @@ async def test_a_file_that_changed_under_its_stamp_is_read_anew() -> None:
         assert before != found == await workflow(User(store))
 
 
-class Slow(Index):
+class Slow(LibrarySearch):
     """One that takes its time, in which somebody else does something."""
 
     meanwhile: Callable[[], Awaitable[Any]] | None = None

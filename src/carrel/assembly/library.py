@@ -7,10 +7,11 @@ from errno import ENOENT
 from pathlib import Path
 from typing import Literal
 
+from carrel.embedding import EmbedderOption
 from carrel.execution.config import ContainerConfig, SubprocessConfig
 from carrel.execution.executor import Executor, current_call, paused_clock
 from carrel.library.deps import Deps
-from carrel.library.search import Index
+from carrel.library.search import LibrarySearch
 from carrel.library.tools.approval import ApprovalRequest, Approver, Decision, asked
 from carrel.library.tools.definition_files import tool_files
 from carrel.library.tools.last_seen import LastSeen
@@ -22,7 +23,12 @@ from carrel.storage.files.store import FileStore
 
 
 async def read_library(
-    storage: StorageBackend, executor: Executor, *, approve: Approver | None, on_error: Literal["raise", "skip"]
+    storage: StorageBackend,
+    executor: Executor,
+    *,
+    approve: Approver | None,
+    on_error: Literal["raise", "skip"],
+    embedder: EmbedderOption = None,
 ) -> Library:
     """What the storage has at hand for a session; tools of the executor's own `tools_path` come along."""
     config = getattr(executor, "config", None)
@@ -34,7 +40,7 @@ async def read_library(
             for store, prefix in [(storage.store, "tools"), *([(FileStore(Path(own)), "")] if own is not None else [])]
         ],
         approve=approve and _patient(approve),
-        index=Index(storage.store, "search/tools"),
+        index=LibrarySearch(storage.store, "search/tools", embedder),
         secrets=secrets,
         last_seen=LastSeen(storage.store, secrets),
     )

@@ -13,6 +13,7 @@ from carrel.assembly.library import read_library
 from carrel.assembly.storages import FileStorage, MemoryStorage
 from carrel.conversation.models.conversation import Conversation
 from carrel.conversation.session_state import checked_id
+from carrel.embedding import EmbedderOption, choose_embedder
 from carrel.errors import ConfigurationError
 from carrel.execution.config import (
     ContainerConfig,
@@ -43,6 +44,8 @@ class Asked(TypedDict, total=False):
     conversation: Conversation | None
     on_error: Literal["raise", "skip"]
     """`skip` leaves out a tool definition that is wrong and says so in the log."""
+    embedder: EmbedderOption
+    """What finds tools, workflows, artifacts and sessions by meaning; False switches that off."""
 
 
 _EVERYWHERE = ("timeout", "extra_deps", "allow_runtime_deps", "sync_deps_on_start")
@@ -93,6 +96,7 @@ class Session(places.Session):
         approve: Approver | None = None,
         session_id: str | None = None,
         conversation: Conversation | None = None,
+        embedder: EmbedderOption = None,
     ) -> None:
         """The default executor is the sandboxed SubprocessExecutor. The storage stays open when the session closes,
         unless it `owns` it."""
@@ -116,9 +120,11 @@ class Session(places.Session):
 
         self._approve = approve
         self._on_error: Literal["raise", "skip"] = on_error
+        choose_embedder(embedder)
+        self._embedder = embedder if embedder is not None else getattr(storage, "embedder", None)
 
         async def library() -> Library:
-            return await read_library(storage, executor, approve=approve, on_error=on_error)
+            return await read_library(storage, executor, approve=approve, on_error=on_error, embedder=self._embedder)
 
         super().__init__(
             storage,
@@ -141,6 +147,7 @@ class Session(places.Session):
             conversation=conversation,
             approve=self._approve,
             on_error=self._on_error,
+            embedder=self._embedder,
         )
 
     @classmethod
@@ -293,6 +300,7 @@ class TaskSession(Session):
             conversation=conversation,
             approve=self._approve,
             on_error=self._on_error,
+            embedder=self._embedder,
         )
 
     @property
@@ -341,7 +349,7 @@ def _placed(
         raise TypeError(
             f"a session {what} has no setting {name}{did_you_mean(name, [*known.__annotations__, *_EVERYWHERE])}"
         )
-    storage = FileStorage(base)
+    storage = FileStorage(base, embedder=settings.get("embedder"))
     try:
         storage.base_path.mkdir(mode=0o700, parents=True, exist_ok=True)
     except (FileExistsError, NotADirectoryError):

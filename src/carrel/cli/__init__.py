@@ -19,7 +19,6 @@ _WORDS = {
     "run": "run.run",
     "repl": "repl.repl",
     "sessions": "sessions.app",
-    "search": "search.app",
     "tools": "tools.app",
     "workflows": "workflows.app",
     "artifacts": "artifacts.app",

@@ -1,12 +1,14 @@
 """`carrel doctor`: what this machine can do for a sandbox and for containers, what not, why, and how to get it."""
 
 from dataclasses import asdict
+from importlib.util import find_spec
 from typing import Annotated
 
 import typer
 
 from carrel.cli import show
 from carrel.cli.ending import MACHINE_LACKS
+from carrel.embedding import choose_embedder
 from carrel.execution.capabilities import Part, can_confine, engine_parts, probe
 
 
@@ -16,13 +18,21 @@ def doctor(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] 
     possible = can_confine(parts)
     if as_json:
         told = {"parts": [asdict(part) for part in parts], "containers": [asdict(part) for part in containers]}
-        show.print_json({"sandbox": possible, **told})
+        show.print_json({"sandbox": possible, **told, "embedder": _embedder()})
     else:
         _print_table((*parts, *containers))
         show.say()
         show.say(_verdict(parts, possible), "bold" if possible else "bold red")
+        speed = "with numpy" if find_spec("numpy") else "without numpy, which would make it faster"
+        show.say(f"Search by meaning uses the embedder {_embedder()}, {speed}; `embedder=` chooses another.")
     if not possible:
         raise typer.Exit(MACHINE_LACKS)
+
+
+def _embedder() -> str:
+    """Return the name of the embedder that sessions and storages use if they are given none."""
+    embedder = choose_embedder(None)
+    return embedder.name if embedder is not None else "none"
 
 
 def _verdict(parts: tuple[Part, ...], possible: bool) -> str:

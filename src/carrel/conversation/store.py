@@ -26,6 +26,7 @@ from carrel.conversation.search.search import SearchHit, SessionSearch
 from carrel.conversation.session_list import SessionList
 from carrel.conversation.session_state import checked_fields, checked_id, date_of, is_too_new, new_meta
 from carrel.conversation.usage import Price, Usage, UsageCount
+from carrel.embedding import EmbedderOption, choose_embedder
 from carrel.errors import (
     ConfigurationError,
     MetadataRefused,
@@ -36,7 +37,6 @@ from carrel.errors import (
 )
 from carrel.events import Event, EventType, bus
 from carrel.home import resolve_sessions_dir
-from carrel.meaning import Embedder, plain_embedder
 from carrel.storage.base import MISSING, Expected, Store
 from carrel.storage.files.store import FileStore
 
@@ -61,7 +61,7 @@ class SessionStore:
         store: Store | None = None,
         prefix: str = "",
         redact: Redact | None = None,
-        embedder: Embedder | Literal["default"] | None = "default",
+        embedder: EmbedderOption = None,
         now: Callable[[], str] = timestamp,
         new_id: Callable[[], str] = lambda: uuid4().hex,
     ) -> None:
@@ -521,10 +521,8 @@ class SessionStore:
         if not isinstance(limit, int):
             raise ConfigurationError(f"limit is a whole number, not {limit!r:.60}")
         if self._search is None:
-            # MiniLM would read a thousand sessions for ten minutes, and the first search waits for it.
-            embedder = plain_embedder() if self._embedder == "default" else self._embedder
             path = self.data_dir / ".catalogue.sqlite3" if self.data_dir is not None else None
-            self._search = SessionSearch(self._logs.store, self._logs.prefix, path, embedder)
+            self._search = SessionSearch(self._logs.store, self._logs.prefix, path, choose_embedder(self._embedder))
         return await self._search.search(query, limit)
 
     async def prune(self, older_than: timedelta, keep_labelled: bool = True, dry_run: bool = True) -> list[SessionMeta]:

@@ -24,7 +24,7 @@ from carrel.library.artifact_names import checked_name, is_name, key_of, lock_of
 from carrel.library.artifact_notes import Note, fitting, new_note, read_note, speaks_of, standing
 from carrel.library.artifact_uploads import Uploads
 from carrel.library.names import check_call_signature
-from carrel.library.search import Entry, Index
+from carrel.library.search import LibrarySearch, SearchEntry
 from carrel.storage.base import MISSING, Lock, Stamp, Store
 from carrel.text import did_you_mean
 
@@ -52,7 +52,7 @@ class ArtifactStore:
         *,
         prefix: str = "artifacts",
         folder: Path | None = None,
-        index: Index | None = None,
+        index: LibrarySearch | None = None,
         now: Callable[[], datetime] = _now,
     ) -> None:
         """`folder`: where the store keeps its keys as files; the `path` of an artifact is then its file's."""
@@ -61,7 +61,7 @@ class ArtifactStore:
         self._prefix = prefix
         self._notes = f"library/{prefix}"
         self._now = now
-        self._index = index if index is not None else Index(store, f"search/{prefix}")
+        self._index = index if index is not None else LibrarySearch(store, f"search/{prefix}")
         self._uploads = Uploads(self._keep_pieces)
 
     # --- keeping ----------------------------------------------------------------------------------------------------
@@ -272,7 +272,7 @@ class ArtifactStore:
     async def search(self, query: str, limit: int = 10) -> list[dict[str, Any]]:
         """Those whose name or description fits best, the best first."""
         found = {artifact["name"]: artifact for artifact in await self.list()}
-        self._index.update([Entry(name, name, one["description"]) for name, one in found.items()])
+        self._index.set_entries([SearchEntry(name, name, one["description"]) for name, one in found.items()])
         hits = await self._index.search(str(query)[:_LONGEST_QUERY], int(limit))
         # Another search may have told the index of later ones meanwhile.
         return [found[hit.key] for hit in hits if hit.key in found]

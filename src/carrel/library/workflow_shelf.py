@@ -12,7 +12,7 @@ import orjson
 
 from carrel.errors import StorageError, WorkflowValidationError
 from carrel.library.names import python_name
-from carrel.library.search import Entry
+from carrel.library.search import SearchEntry
 from carrel.library.skill_folders import FILE, read_skill
 from carrel.library.workflow_reading import Outlines
 from carrel.library.workflow_source import QUICK, checked_name, without_description
@@ -47,10 +47,10 @@ class Shelved:
     """Why it cannot be called, "" when it can."""
 
     @cached_property
-    def entry(self) -> Entry:
+    def entry(self) -> SearchEntry:
         """What a search looks at."""
         told = " ".join(f"{p['name']} {p['description']}" for p in self.facts["parameters"])
-        return Entry(self.key, self.name, self.facts["description"], told, self.doc)
+        return SearchEntry(self.key, self.name, self.facts["description"], told, self.doc)
 
     @property
     def name(self) -> str:

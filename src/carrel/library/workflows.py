@@ -16,7 +16,7 @@ from carrel.errors import (
     WorkflowValidationError,
 )
 from carrel.library.names import check_call_signature
-from carrel.library.search import Index
+from carrel.library.search import LibrarySearch
 from carrel.library.skill_folders import FILE, read_skill
 from carrel.library.workflow_history import History, Version
 from carrel.library.workflow_reading import Outlines
@@ -55,7 +55,7 @@ class WorkflowLibrary:
         *,
         prefix: str = "workflows",
         also: Sequence[str] = ("skills",),
-        index: Index | None = None,
+        index: LibrarySearch | None = None,
         now: Callable[[], datetime] = _now,
     ) -> None:
         self._store = store
@@ -64,14 +64,14 @@ class WorkflowLibrary:
         self._shelf = Shelf(store, (prefix, *also), f"{self._notes}/outline.json")
         self._history = History(store, f"{self._notes}/history.jsonl", now)
         self._usage = Usage(store, f"{self._notes}/usage.json", now)
-        self._index = index if index is not None else Index(store, f"search/{prefix}")
+        self._index = index if index is not None else LibrarySearch(store, f"search/{prefix}")
 
     # --- what is there ----------------------------------------------------------------------------------------------
 
     async def search(self, query: str, limit: int = 5) -> list[dict[str, Any]]:
         """Those that fit best, the best first."""
         current = {shelved.key: shelved for shelved in await self._current()}
-        self._index.update([shelved.entry for shelved in current.values()])
+        self._index.set_entries([shelved.entry for shelved in current.values()])
         hits = await self._index.search(str(query)[:_LONGEST_QUERY], int(limit))
         # Another search may have told the index of later ones meanwhile.
         return [current[hit.key].shown() for hit in hits if hit.key in current]

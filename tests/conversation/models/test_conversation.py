@@ -35,7 +35,7 @@ from carrel.storage.memory import MemoryStore
 
 @pytest.fixture
 async def storage(tmp_path: Path) -> AsyncIterator[ConversationStorage]:
-    async with SessionStore(tmp_path / "sessions", embedder=None) as store:
+    async with SessionStore(tmp_path / "sessions", embedder=False) as store:
         yield ConversationStorage(store, bus=Bus())
 
 
@@ -65,7 +65,7 @@ def texts(conversation: Conversation | None) -> list[str]:
 async def again(storage: ConversationStorage, conversation: Conversation) -> Conversation:
     """The conversation as another process reads it, from the files alone."""
     await storage.store.close()
-    async with SessionStore(storage.store.data_dir, embedder=None) as store:
+    async with SessionStore(storage.store.data_dir, embedder=False) as store:
         found = await ConversationStorage(store, bus=Bus()).get(conversation.id)
     assert found is not None
     return found
@@ -478,7 +478,7 @@ async def test_title_and_whereabouts_are_kept_and_only_the_changed_is_written(st
 
 async def test_a_title_changed_elsewhere_is_not_put_back(storage: ConversationStorage) -> None:
     conversation = await storage.create(begun(title="Mine"))
-    async with SessionStore(storage.store.data_dir, embedder=None) as other:
+    async with SessionStore(storage.store.data_dir, embedder=False) as other:
         await other.rename(conversation.id, "Theirs")
     conversation.create_user_message("hi")
     await storage.update(conversation)
@@ -691,7 +691,7 @@ async def test_a_write_that_failed_is_made_up_for_by_the_next(tmp_path: Path) ->
             raise trouble.pop()
         return message
 
-    async with SessionStore(tmp_path, redact=redact, embedder=None) as store:
+    async with SessionStore(tmp_path, redact=redact, embedder=False) as store:
         storage = ConversationStorage(store, bus=Bus())
         conversation = await storage.create(begun())
         conversation.create_user_message("first")
@@ -867,7 +867,7 @@ async def test_a_conversation_can_be_kept_in_another_storage_too(storage: Conver
     conversation = await storage.create(begun())
     conversation.create_user_message("hi")
     await storage.update(conversation)
-    async with SessionStore(store=MemoryStore(), embedder=None) as store:
+    async with SessionStore(store=MemoryStore(), embedder=False) as store:
         other = ConversationStorage(store, bus=Bus())
         await other.update(conversation)
         conversation.create_user_message("there")
@@ -903,7 +903,7 @@ async def test_what_may_not_be_written_is_not(tmp_path: Path) -> None:
     def redact(message: ConversationMessage) -> ConversationMessage:
         return json.loads(json.dumps(message).replace("secret", "******"))
 
-    async with SessionStore(tmp_path, redact=redact, embedder=None) as store:
+    async with SessionStore(tmp_path, redact=redact, embedder=False) as store:
         storage = ConversationStorage(store, bus=Bus())
         conversation = await storage.create(begun(title="my secret"))
         conversation.create_user_message("the secret word")
@@ -928,7 +928,7 @@ async def test_the_list_is_newest_first_and_reads_no_messages(storage: Conversat
     await storage.store.close()
     path = storage.store.messages_path(second.id)
     path.write_bytes(b"x" * path.stat().st_size)
-    async with SessionStore(storage.store.data_dir, embedder=None) as store:
+    async with SessionStore(storage.store.data_dir, embedder=False) as store:
         infos = await ConversationStorage(store, bus=Bus()).list_infos()
     assert [(info.title, info.message_count) for info in infos] == [("A", 1), ("B", 1)]
     assert infos[0] == first.info

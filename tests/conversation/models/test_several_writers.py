@@ -25,7 +25,7 @@ from tests.storage.suite import Place
 @pytest.fixture
 async def stores(tmp_path: Path) -> AsyncIterator[list[ConversationStorage]]:
     """Three independent storages of one folder."""
-    stores = [SessionStore(tmp_path, embedder=None) for _ in range(3)]
+    stores = [SessionStore(tmp_path, embedder=False) for _ in range(3)]
     yield [ConversationStorage(store, bus=Bus()) for store in stores]
     for store in stores:
         await store.close()
@@ -164,7 +164,7 @@ from carrel.conversation.models.conversation import ConversationStorage
 from carrel.conversation.store import SessionStore
 
 async def main(folder, name):
-    storage = ConversationStorage(SessionStore(folder, embedder=None))
+    storage = ConversationStorage(SessionStore(folder, embedder=False))
     conversation = await storage.get("shared")
     print("ready", flush=True)
     sys.stdin.readline()
@@ -234,7 +234,7 @@ class InterruptedStore(MemoryStore):
 @pytest.mark.parametrize("moments", [(1,), (0, 1), (1, 1), (1, 0, 1), (1, 1, 0, 1, 1), (1,) * 9])
 async def test_messages_that_others_append_at_any_moment_of_an_edit_stay(moments: tuple[int, ...]) -> None:
     store = InterruptedStore()
-    storage = ConversationStorage(SessionStore(store=store, embedder=None), bus=Bus())
+    storage = ConversationStorage(SessionStore(store=store, embedder=False), bus=Bus())
     conversation = await created(storage, "one", "two", "three")
     store.others = [f"other {n}" if moment else "" for n, moment in enumerate(moments)]
     expected = [text for text in store.others if text]
@@ -253,7 +253,7 @@ async def test_messages_that_others_append_at_any_moment_of_an_edit_stay(moments
 
 async def test_it_is_the_same_in_every_kind_of_store(place: Place) -> None:
     mine_in, theirs_in, look = (
-        ConversationStorage(SessionStore(store=place.open(), prefix="sessions", embedder=None), bus=Bus())
+        ConversationStorage(SessionStore(store=place.open(), prefix="sessions", embedder=False), bus=Bus())
         for _ in range(3)
     )
     mine = await created(mine_in, "one", "two")
@@ -283,7 +283,7 @@ STEPS = st.lists(st.tuples(st.integers(0, 1), st.sampled_from(ACTIONS), st.integ
 @given(STEPS)
 def test_one_writer_reads_exactly_what_it_has(steps: list[tuple[int, str, int]]) -> None:
     async def run() -> None:
-        storage = ConversationStorage(SessionStore(store=MemoryStore(), embedder=None), bus=Bus())
+        storage = ConversationStorage(SessionStore(store=MemoryStore(), embedder=False), bus=Bus())
         conversation = await created(storage, "start")
         for number, (_, step, place) in enumerate(steps):
             conversation = await _step(storage, conversation, step, place, f"text {number}")
@@ -301,7 +301,7 @@ def test_one_writer_reads_exactly_what_it_has(steps: list[tuple[int, str, int]])
 def test_two_writers_in_turn_lose_nothing_unless_one_removed_it(steps: list[tuple[int, str, int]]) -> None:
     async def run() -> None:
         store = MemoryStore()
-        storages = [ConversationStorage(SessionStore(store=store, embedder=None), bus=Bus()) for _ in range(2)]
+        storages = [ConversationStorage(SessionStore(store=store, embedder=False), bus=Bus()) for _ in range(2)]
         await created(storages[0], "start")
         conversations = [await opened(storage) for storage in storages]
         for number, (writer, step, place) in enumerate(steps):

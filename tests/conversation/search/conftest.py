@@ -10,5 +10,5 @@ from carrel.conversation.store import SessionStore
 
 @pytest.fixture
 async def store(tmp_path: Path) -> AsyncIterator[SessionStore]:
-    async with SessionStore(tmp_path / "sessions", embedder=None) as store:
+    async with SessionStore(tmp_path / "sessions", embedder=False) as store:
         yield store

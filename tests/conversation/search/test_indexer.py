@@ -67,7 +67,7 @@ async def test_deleting_the_index_of_an_open_store_changes_no_answer(store: Sess
 
 @pytest.mark.parametrize("damage", [b"rubbish", b"SQLite format 3\x00" + b"\xff" * 5000])
 async def test_a_damaged_index_is_built_again(tmp_path: Path, damage: bytes) -> None:
-    async with SessionStore(tmp_path, embedder=None) as store:
+    async with SessionStore(tmp_path, embedder=False) as store:
         await add_turns(store, "a", "about apples")
         (tmp_path / ".catalogue.sqlite3").write_bytes(damage)
         assert places(await store.search("apples")) == [("a", 1)]
@@ -97,18 +97,18 @@ async def test_an_unreadable_log_does_not_hide_other_sessions(store: SessionStor
 
 
 async def test_an_index_with_an_unknown_state_is_built_again(tmp_path: Path) -> None:
-    async with SessionStore(tmp_path, embedder=None) as store:
+    async with SessionStore(tmp_path, embedder=False) as store:
         await add_turns(store, "a", "about apples")
         assert await store.search("apples")
     with sqlite3.connect(tmp_path / ".catalogue.sqlite3") as other:
         other.execute("UPDATE sources SET state = ?", (b'{"surprise": 1}',))
     other.close()
-    async with SessionStore(tmp_path, embedder=None) as store:
+    async with SessionStore(tmp_path, embedder=False) as store:
         assert places(await store.search("apples")) == [("a", 1)]
 
 
 async def test_an_index_with_many_deleted_messages_is_built_again(tmp_path: Path) -> None:
-    async with SessionStore(tmp_path, embedder=None) as store:
+    async with SessionStore(tmp_path, embedder=False) as store:
         await store.append_many("long", [user_text_message(f"secret {number}") for number in range(3000)])
         await add_turns(store, "a", "about apples")
         assert await store.search("secret")
@@ -120,7 +120,7 @@ async def test_an_index_with_many_deleted_messages_is_built_again(tmp_path: Path
 
 
 async def test_an_index_emptied_by_another_process_is_filled_again(tmp_path: Path) -> None:
-    async with SessionStore(tmp_path, embedder=None) as store:
+    async with SessionStore(tmp_path, embedder=False) as store:
         await add_turns(store, "a", "about apples")
         await add_turns(store, "b", "about apples")
         assert len(await store.search("apples")) == 2
@@ -135,7 +135,7 @@ async def test_an_index_emptied_by_another_process_is_filled_again(tmp_path: Pat
 async def test_search_works_while_another_process_locks_the_index(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with SessionStore(tmp_path, embedder=None) as store:
+    async with SessionStore(tmp_path, embedder=False) as store:
         await add_turns(store, "a", "about apples")
         assert await store.search("apples")
         await add_turns(store, "b", "about apples")
@@ -150,7 +150,7 @@ async def test_search_works_while_another_process_locks_the_index(
 
 
 async def test_no_session_is_indexed_by_two_processes(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    async with SessionStore(tmp_path, embedder=None) as store:
+    async with SessionStore(tmp_path, embedder=False) as store:
         await add_turns(store, "a", "about ships")
         assert places(await store.search("ships")) == [("a", 1)]
         other = TextIndex(tmp_path / ".catalogue.sqlite3", FIELDS, CONTENT_ID)
@@ -164,7 +164,7 @@ async def test_no_session_is_indexed_by_two_processes(tmp_path: Path, caplog: py
 
 
 async def test_search_works_without_a_writable_index_file(tmp_path: Path) -> None:
-    async with SessionStore(tmp_path, embedder=None) as store:
+    async with SessionStore(tmp_path, embedder=False) as store:
         await add_turns(store, "a", "about apples")
         # A folder in the file's place: not even root can make the index there.
         (tmp_path / ".catalogue.sqlite3").mkdir()
@@ -177,7 +177,7 @@ SEARCHER = """
 import asyncio, sys
 from carrel.conversation.store import SessionStore
 async def main():
-    async with SessionStore(sys.argv[1], embedder=None) as store:
+    async with SessionStore(sys.argv[1], embedder=False) as store:
         print("ready", flush=True)
         sys.stdin.readline()
         hits = await store.search("common", limit=500)
@@ -193,7 +193,7 @@ def searcher(folder: Path) -> subprocess.Popen[str]:
 
 
 async def fill(folder: Path, sessions: int, texts: int) -> None:
-    async with SessionStore(folder, embedder=None) as store:
+    async with SessionStore(folder, embedder=False) as store:
         for number in range(sessions):
             messages = [
                 user_text_message(f"common words of {number} {turn} " + "padding " * 40) for turn in range(texts)
@@ -237,7 +237,7 @@ async def test_an_index_is_complete_after_a_killed_process(tmp_path: Path) -> No
     await asyncio.to_thread(_wait_for, tmp_path / ".catalogue.sqlite3-wal", process)
     os.kill(process.pid, 9)
     process.communicate()
-    async with SessionStore(tmp_path, embedder=None) as store:
+    async with SessionStore(tmp_path, embedder=False) as store:
         hits = await store.search("common", limit=1000)
         assert len({hit.session_id for hit in hits}) == 300
         assert len(await store.search("words of 7 59", limit=1)) == 1

@@ -190,7 +190,7 @@ async def test_any_language_is_found_and_marked(store: SessionStore, text: str, 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.text(max_size=40) | st.text(alphabet='"*()-+:^{}\\\x00\n AND OR NEAR é登🚀', max_size=40))
 async def test_any_text_is_a_valid_query(text: str) -> None:
-    memory = SessionStore(store=MemoryStore(), embedder=None)
+    memory = SessionStore(store=MemoryStore(), embedder=False)
     await memory.append_message("a", user_text_message("some AND words OR 登录 é (near) x"))
     for hit in await memory.search(text):
         assert all(0 <= start < end <= len(hit.snippet) for start, end in hit.marks)
@@ -412,12 +412,12 @@ async def test_each_user_message_is_embedded_once(tmp_path: Path) -> None:
 
 
 async def test_sessions_indexed_without_an_embedder_get_their_vectors_later(tmp_path: Path) -> None:
-    async with SessionStore(tmp_path, embedder=None) as store:
+    async with SessionStore(tmp_path, embedder=False) as store:
         await add_turns(store, "a", "an apple", title="T")
         assert await store.search("juicy") == []
     async with SessionStore(tmp_path, embedder=FruitEmbedder()) as store:
         assert [hit.session_id for hit in await store.search("juicy")] == ["a"]
-    async with SessionStore(tmp_path, embedder=None) as store:
+    async with SessionStore(tmp_path, embedder=False) as store:
         await add_turns(store, "b", "a pear", title="T")
         assert [hit.session_id for hit in await store.search("pear")] == ["b"]
     other = FruitEmbedder("fruit-2")
@@ -460,7 +460,7 @@ async def test_the_packaged_word_vectors_find_related_words(tmp_path: Path) -> N
 
 # --- backends ---------------------------------------------------------------------------------------------------------
 async def test_search_works_with_every_backend(place: Place) -> None:
-    async with SessionStore(store=place.open(), prefix="sessions", embedder=None) as store:
+    async with SessionStore(store=place.open(), prefix="sessions", embedder=False) as store:
         await add_turns(store, "a", "about apples", "about pears", title="Fruit")
         assert places(await store.search("pears")) == [("a", 2)]
         await add_turns(store, "a", "about plums")

@@ -2,14 +2,14 @@
 
 import pytest
 
-from carrel.conversation.search.indexer import SessionVectors, pack_vectors
-from carrel.meaning import Embedder, plain_embedder
+from carrel.conversation.search.indexer import PlainSessionVectors, SessionVectors
+from carrel.embedding import Embedder, WordVectors, pack_vectors
 from carrel.storage.text_index import DocumentRef
 
 
 @pytest.fixture(scope="module")
 def embedder() -> Embedder:
-    return plain_embedder()
+    return WordVectors()
 
 
 TEXTS = [
@@ -20,22 +20,27 @@ TEXTS = [
 ]
 
 
-def test_packed_vectors_keep_their_direction(embedder: Embedder) -> None:
+@pytest.mark.parametrize("table_class", [SessionVectors, PlainSessionVectors])
+def test_packed_vectors_keep_their_direction(embedder: Embedder, table_class: type[SessionVectors]) -> None:
     vectors = embedder.embed(TEXTS)
-    table = SessionVectors(embedder.dimensions)
-    table.load([(DocumentRef("s", number), vector) for number, vector in enumerate(pack_vectors(vectors))])
+    table = table_class(embedder.dimensions)
+    packed = pack_vectors(vectors, embedder.dimensions)
+    table.load([(DocumentRef("s", number), vector) for number, vector in enumerate(packed)])
     for number, vector in enumerate(vectors):
         place, cosine = table.nearest(vector, 1, 0.5)[0]
         assert place == DocumentRef("s", number)
         assert cosine > 0.9995
 
 
-def test_the_nearest_vectors_come_first_and_deleted_ones_are_gone(embedder: Embedder) -> None:
-    table = SessionVectors(embedder.dimensions)
+@pytest.mark.parametrize("table_class", [SessionVectors, PlainSessionVectors])
+def test_the_nearest_vectors_come_first_and_deleted_ones_are_gone(
+    embedder: Embedder, table_class: type[SessionVectors]
+) -> None:
+    table = table_class(embedder.dimensions)
     query = embedder.embed(["baking bread"])[0]
     assert table.nearest(query, 5, -1.0) == []
     table.load([])
-    for number, vector in enumerate(pack_vectors(embedder.embed(TEXTS))):
+    for number, vector in enumerate(pack_vectors(embedder.embed(TEXTS), embedder.dimensions)):
         table.update(f"session {number}", {7: vector})
     found = table.nearest(query, 2, -1.0)
     assert len(found) == 2
@@ -43,6 +48,6 @@ def test_the_nearest_vectors_come_first_and_deleted_ones_are_gone(embedder: Embe
     assert found[0][1] > found[1][1]
     table.update("session 1", {7: None})
     assert all(place.source != "session 1" for place, _ in table.nearest(query, 5, 0.01))
-    table.update("session 0", {1: pack_vectors(embedder.embed(["baking bread"]))[0]}, replace=True)
+    table.update("session 0", {1: pack_vectors(embedder.embed(["baking bread"]), embedder.dimensions)[0]}, replace=True)
     assert table.nearest(query, 1, 0.9)[0][0] == DocumentRef("session 0", 1)
     assert DocumentRef("session 0", 7) not in [place for place, _ in table.nearest(query, 9, 0.01)]

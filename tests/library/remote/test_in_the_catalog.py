@@ -152,7 +152,7 @@ async def test_one_that_is_still_starting_is_ended_with_the_session(unruly: Call
 
 
 async def test_a_slow_server_is_there_when_it_has_started(unruly: Callable[..., McpProvider]) -> None:
-    tools = ToolRegistry([unruly()], patience=0.01)
+    tools = ToolRegistry([unruly()], vector_wait=0.01)
     assert "still starting" in (await tools.list())[0]["error"]
     assert "echo" in {one["name"] for one in await tools.handle("tools.odd.list", [], {})}
     assert "odd.echo" in callable_names(await tools.list())
@@ -173,7 +173,7 @@ async def test_whoever_looks_again_does_not_wait_again(unruly: Callable[..., Mcp
 
 
 async def test_ready_waits_for_all_and_for_those_that_fail(unruly: Callable[..., McpProvider]) -> None:
-    tools = ToolRegistry([unruly(), unruly("dies")], patience=0.01)
+    tools = ToolRegistry([unruly(), unruly("dies")], vector_wait=0.01)
     await tools.ready()
     async with asyncio.timeout(20):
         assert "odd.echo" in callable_names(await tools.list())

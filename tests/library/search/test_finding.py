@@ -6,9 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from carrel.library.search import Index
-from carrel.library.search.words import telling_terms, terms
-from carrel.meaning import plain_embedder
+from carrel.library.search import LibrarySearch
+from carrel.library.search.words import query_terms, terms
 
 sys.path.insert(0, str(Path(__file__).parents[3] / "bench"))
 import finding
@@ -40,13 +39,13 @@ def test_no_entry_is_asked_for_in_both_halves() -> None:
 def test_questions_in_other_words_have_none_of_the_entry(half: str) -> None:
     for question in finding.questions(half):
         entry = ENTRIES[question.key]
-        shared = set(telling_terms(question.text)) & set(terms(f"{entry.name} {entry.description}"))
+        shared = set(query_terms(question.text)) & set(terms(f"{entry.name} {entry.description}"))
         assert bool(shared) == (question.kind == "words"), f"{question}: {shared}"
 
 
 async def test_the_default_answers_as_many_as_it_did() -> None:
-    index = Index(None, "search/x", plain_embedder())
-    index.update(ENTRIES.values())
+    index = LibrarySearch(None, "search/x")
+    index.set_entries(ENTRIES.values())
     await index.ready()
     found = await finding.quality(index, finding.questions("dev"))
     assert found["words"].first >= 95

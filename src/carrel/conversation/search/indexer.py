@@ -8,19 +8,17 @@ from collections import deque
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from importlib.util import find_spec
+from typing import Any, NamedTuple
 
 from carrel.conversation.log_reader import SessionLogReader
 from carrel.conversation.messages import ConversationMessage, SessionMeta
 from carrel.conversation.search.documents import DocumentBuilder, IndexedSession, digest, first_own_entries
 from carrel.conversation.session_state import DEFAULT_SESSION_TITLE, decode_meta, is_id, when_written
+from carrel.embedding import Embedder, NearestVectors, pack_vectors
 from carrel.errors import CatalogueBusy, CatalogueLost, SessionTooNew, StorageReadError
-from carrel.meaning import Embedder
 from carrel.storage.base import Stamp, Store
 from carrel.storage.text_index import LOCK_WAIT, DocumentRef, SourceUpdate, TextIndex
-
-if TYPE_CHECKING:
-    from carrel.meaning.seam import Vectors
 
 logger = logging.getLogger(__name__)
 
@@ -48,7 +46,7 @@ class SessionIndexer:
 
     def __init__(self, store: Store, prefix: str, index: TextIndex, embedder: Embedder | None) -> None:
         self.sessions: dict[str, IndexedSession] = {}
-        self.vectors = SessionVectors(embedder.dimensions) if embedder is not None else None
+        self.vectors = session_vectors(embedder.dimensions) if embedder is not None else None
         self._store = store
         self._prefix = prefix
         self._index = index
@@ -417,16 +415,43 @@ class SessionVectors:
             return [(self._refs[row], float(cosines[row])) for row in ordered]
 
 
-def pack_vectors(vectors: "Vectors") -> list[bytes]:
-    """Encode each vector in a byte per dimension, which keeps only its direction, to about half a degree."""
-    import numpy  # noqa: PLC0415
+class PlainSessionVectors(SessionVectors):
+    """The same without numpy; slower, and fast enough for a few thousand vectors."""
 
-    longest = numpy.maximum(numpy.abs(vectors).max(axis=1, keepdims=True), 1e-12)
-    return [row.tobytes() for row in numpy.rint(vectors / longest * 127).astype(numpy.int8)]
+    def __init__(self, dimensions: int) -> None:
+        super().__init__(dimensions)
+        self._packed: dict[DocumentRef, bytes] | None = None
+        self._nearest: NearestVectors[DocumentRef] | None = None
+
+    def load(self, vectors: Sequence[tuple[DocumentRef, bytes]]) -> None:
+        with self._mutex:
+            self._packed, self._nearest = dict(vectors), None
+
+    def update(self, source: str, vectors: Mapping[int, bytes | None], *, replace: bool = False) -> None:
+        with self._mutex:
+            if self._packed is None:
+                return
+            kept = {ref: vector for ref, vector in self._packed.items() if not (replace and ref.source == source)}
+            changed = {DocumentRef(source, number): vector for number, vector in vectors.items()}
+            self._packed = {ref: vector for ref, vector in (kept | changed).items() if vector is not None}
+            self._nearest = None
+
+    def nearest(self, vector: Any, count: int, min_cosine: float) -> list[tuple[DocumentRef, float]]:
+        with self._mutex:
+            if self._nearest is None:
+                packed = self._packed or {}
+                refs = sorted(packed)
+                self._nearest = NearestVectors(refs, [packed[ref] for ref in refs], self._dimensions)
+            return self._nearest.find(vector, count, min_cosine)
+
+
+def session_vectors(dimensions: int) -> SessionVectors:
+    """Return an empty table of vectors: of numpy's if it is installed."""
+    return SessionVectors(dimensions) if find_spec("numpy") else PlainSessionVectors(dimensions)
 
 
 def _embed(embedder: Embedder, texts: list[str]) -> list[bytes]:
-    return pack_vectors(embedder.embed(texts))
+    return pack_vectors(embedder.embed(texts), embedder.dimensions)
 
 
 def _first_own_entry(meta: SessionMeta | None, present: set[str]) -> int:

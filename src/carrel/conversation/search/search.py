@@ -13,8 +13,8 @@ from carrel.conversation.log_entries import decode, note_kind
 from carrel.conversation.search.documents import CONTENT_ID, FIELDS, indexed_texts
 from carrel.conversation.search.indexer import SessionIndexer
 from carrel.conversation.search.query import Query, Score, parse, rarity, score_document, snippet
+from carrel.embedding import Embedder
 from carrel.errors import CatalogueBusy, CatalogueLost, StorageReadError
-from carrel.meaning import Embedder, KnowsWords
 from carrel.storage.base import Store
 from carrel.storage.text_index import DocumentRef, Phrase, TextIndex
 
@@ -174,9 +174,9 @@ class SessionSearch:
         vectors = self._indexer.vectors
         if self._embedder is None or vectors is None or query.quoted or not query.phrases:
             return []
-        if isinstance(self._embedder, KnowsWords) and not await asyncio.to_thread(self._embedder.knows, query.plain):
-            return []
         [vector] = await asyncio.to_thread(self._embedder.embed, [query.plain])
+        if not any(vector):
+            return []
         near = await asyncio.to_thread(vectors.nearest, vector, _NEAREST, MIN_COSINE)
         best: dict[str, DocumentRef] = {}
         for ref, cosine in near:

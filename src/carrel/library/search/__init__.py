@@ -1,6 +1,5 @@
-"""Search over what the library holds, by words and by meaning."""
+"""Search over the tools, workflows and artifacts of a library."""
 
-from carrel.library.search.blending import Hit
-from carrel.library.search.index import Entry, Index
+from carrel.library.search.index import LibrarySearch, SearchEntry, SearchMatch
 
-__all__ = ["Entry", "Hit", "Index"]
+__all__ = ["LibrarySearch", "SearchEntry", "SearchMatch"]

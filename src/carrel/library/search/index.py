@@ -1,120 +1,132 @@
-"""Finds tools, workflows and artifacts by what they are called, what they say of themselves, and what they mean."""
+"""Search for tools, workflows and artifacts by the meaning of their descriptions and by the words of their names."""
 
 import asyncio
 import time
 from collections.abc import Iterable
 from typing import Literal, NamedTuple
 
-from carrel.library.search.blending import Hit, blended
-from carrel.library.search.meanings import Meanings
-from carrel.library.search.word_index import WordIndex
-from carrel.library.search.words import spelled
-from carrel.meaning import Embedder
+from carrel.embedding import EmbedderOption
+from carrel.library.search.vectors import VectorIndex
+from carrel.library.search.words import WordIndex, split_words
 from carrel.storage.base import Store
 
-LEAST_NEARNESS = 0.18
-"""Below this cosine, an entry has no more to do with a question than any other."""
+MIN_COSINE = 0.18
+"""Entries with a lower cosine are no more similar to a query than any other entry."""
 
-PATIENCE = 1.5
-"""Seconds a search waits for vectors that are being loaded or made; then it goes by those that are there."""
+VECTOR_WAIT = 1.5
+"""Seconds a search waits for vectors that are being made; then it uses those that are there."""
 
 LONGEST_QUERY = 2000
-"""Characters of a question that are looked for: its work is done in one piece, and nobody can stop it."""
+"""Characters of a query that are searched for: the work cannot be interrupted."""
 
-_LONGEST_FIELD, _LONGEST_MEANING = 20_000, 2000
-_TURN = 0.02
-"""Seconds after which indexing lets others go on."""
+_LONGEST_FIELD, _LONGEST_DESCRIPTION, _LONGEST_TEXT = 20_000, 2000, 200
+_SLICE = 0.02
+"""Seconds after which indexing lets other tasks run."""
 _NEAREST = 100
-_TEXT = 200
 
 
-class Entry(NamedTuple):
+class SearchEntry(NamedTuple):
     """Something that can be found."""
 
     key: str
-    """What a hit gives back; one entry per key."""
+    """Identifies the entry in a match."""
     name: str
     description: str = ""
     parameters: str = ""
-    """Names of the parameters, and what is said of them."""
+    """Names and descriptions of the parameters."""
     text: str = ""
-    """Whatever else tells what it is for: a docstring, tags."""
+    """Further text, such as a docstring or tags."""
 
 
-class Index:
-    """Entries of one kind, searched by words and by meaning. For one event loop at a time.
+class SearchMatch(NamedTuple):
+    """An entry that a search has found."""
 
-    `store` and `place`: the prefix under which vectors are kept, so that no text is embedded twice; None keeps them in
-    memory. `embedder=None` searches by words alone. Nothing is loaded or indexed before the first search."""
+    key: str
+    score: float
+    """Higher is better; comparable only among the matches of one search."""
+    how: Literal["words", "meaning", "both"] = "words"
+    """What it was found by."""
+
+
+class LibrarySearch:
+    """Entries of one kind, searched by meaning and by words. For one event loop at a time.
+
+    Vectors are kept below `prefix` of the store, so that no text is embedded twice; without a store, in memory.
+    Nothing is loaded or indexed before the first search."""
 
     def __init__(
-        self,
-        store: Store | None,
-        place: str,
-        embedder: Embedder | Literal["default"] | None = "default",
-        *,
-        patience: float = PATIENCE,
+        self, store: Store | None, prefix: str, embedder: EmbedderOption = None, *, vector_wait: float = VECTOR_WAIT
     ) -> None:
-        self._patience = patience
-        self._given: dict[str, Entry] = {}
-        self._entries: dict[str, Entry] = {}
-        self._missing: dict[str, None] = {}
+        self._vector_wait = vector_wait
+        self._wanted: dict[str, SearchEntry] = {}
+        self._entries: dict[str, SearchEntry] = {}
+        self._unindexed: dict[str, None] = {}
         """Keys whose words are not indexed as they are now."""
         self._words = WordIndex()
-        self._meanings = Meanings(store, place, embedder)
+        self._vectors = VectorIndex(store, prefix, embedder)
 
-    def update(self, entries: Iterable[Entry]) -> None:
-        """From now on these are the entries. Only notes them: the work is done by the next search, for what changed."""
-        self._given = {entry.key: entry for entry in entries}
+    def set_entries(self, entries: Iterable[SearchEntry]) -> None:
+        """Replace the entries. The next search indexes those that changed."""
+        self._wanted = {entry.key: entry for entry in entries}
 
     async def ready(self) -> None:
-        """Wait until everything can be found by its meaning too, however long that takes."""
-        await self._take()
-        await self._meanings.settle()
+        """Wait until all entries can be found by meaning."""
+        await self._index_changes()
+        await self._vectors.wait()
 
-    async def search(self, query: str, limit: int = 10) -> list[Hit]:
-        """The entries that answer best, the best first; none when nothing has to do with it.
+    async def search(self, query: str, limit: int = 10) -> list[SearchMatch]:
+        """Return the entries that match a query best, the best first. Any text is a valid query.
 
-        Any text is a question, and none is an error; what it says beyond 2,000 characters is not looked for."""
+        Having all words of the query counts as much as the highest cosine, having half of them hardly anything,
+        because a query in other words shares some word with some entry by chance."""
         query = query[:LONGEST_QUERY]
-        await self._take()
+        await self._index_changes()
         if limit < 1 or not self._entries:
             return []
-        await self._meanings.settle(self._patience)
-        near = await self._meanings.ask(query, _NEAREST, LEAST_NEARNESS)
-        here = {key: nearness for key, nearness in near if key in self._entries}
-        return blended(self._words.shares(query), here, limit)
+        await self._vectors.wait(self._vector_wait)
+        found = await self._vectors.find(query, _NEAREST, MIN_COSINE)
+        cosines = {key: cosine for key, cosine in found if key in self._entries}
+        coverage = self._words.coverage(query)
+        scores = {key: cosines.get(key, 0.0) + coverage.get(key, 0.0) ** 4 for key in coverage.keys() | cosines.keys()}
+        best = sorted(scores, key=lambda key: (-scores[key], key))[:limit]
+        return [SearchMatch(key, scores[key], _how(key in coverage, key in cosines)) for key in best]
 
     async def close(self) -> None:
-        """Stop what is going on in the background; twice is harmless, and it is usable again."""
-        await self._meanings.close()
+        """Stop the work in the background; closing twice has no effect, and a later search starts it again."""
+        await self._vectors.close()
 
-    async def _take(self) -> None:
-        """Index what changed; thousands take a while, in which others go on, and may give other entries."""
-        while self._entries is not self._given:
-            before, now = self._entries, self._given
+    async def _index_changes(self) -> None:
+        """Index the words of changed entries; other tasks run meanwhile and may set other entries."""
+        while self._entries is not self._wanted:
+            before, now = self._entries, self._wanted
             changed = [key for key, entry in now.items() if before.get(key) != entry]
-            gone = before.keys() - now.keys()
+            removed = before.keys() - now.keys()
             self._entries = now
-            self._missing |= dict.fromkeys((*gone, *changed))
-            if changed or gone:
-                self._meanings.want({key: meaning_of(entry) for key, entry in now.items()})
-        until = time.monotonic() + _TURN
-        while self._missing:
-            key = next(iter(self._missing))
-            self._missing.pop(key, None)
+            self._unindexed |= dict.fromkeys((*removed, *changed))
+            if changed or removed:
+                self._vectors.set_texts({key: text_to_embed(entry) for key, entry in now.items()})
+        slice_end = time.monotonic() + _SLICE
+        while self._unindexed:
+            key = next(iter(self._unindexed))
+            self._unindexed.pop(key, None)
             self._words.remove(key)
             if key in self._entries:
                 fields = {name: text[:_LONGEST_FIELD] for name, text in self._entries[key]._asdict().items()}
                 self._words.put(key, fields)
-            if time.monotonic() > until:
+            if time.monotonic() > slice_end:
                 await asyncio.sleep(0)
-                until = time.monotonic() + _TURN
+                slice_end = time.monotonic() + _SLICE
 
 
-def meaning_of(entry: Entry) -> str:
-    """The text by which an entry is found by meaning: its name as words, what it says of itself, and a little more."""
-    more = entry.text.strip().removeprefix(entry.description.strip()).strip()[:_TEXT]
-    said = " ".join(filter(None, (entry.description.strip()[:_LONGEST_MEANING], more)))
-    name = " ".join(spelled(entry.name))
-    return f"{name}: {said}" if said else name
+def _how(by_words: bool, by_meaning: bool) -> Literal["words", "meaning", "both"]:
+    if by_words and by_meaning:
+        return "both"
+    return "words" if by_words else "meaning"
+
+
+def text_to_embed(entry: SearchEntry) -> str:
+    """Return the text by which an entry is found by meaning: name as words, description, some of the text."""
+    more = entry.text.strip().removeprefix(entry.description.strip()).strip()[:_LONGEST_TEXT]
+    about = " ".join(filter(None, (entry.description.strip()[:_LONGEST_DESCRIPTION], more)))
+    name = " ".join(split_words(entry.name))
+    return f"{name}: {about}" if about else name

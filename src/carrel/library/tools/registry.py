@@ -10,7 +10,7 @@ from typing import Any
 
 from carrel.errors import CarrelError, ToolCallError, ToolNotFoundError, ToolTimeoutError
 from carrel.library.names import check_call_signature, python_name
-from carrel.library.search import Entry, Index
+from carrel.library.search import LibrarySearch, SearchEntry
 from carrel.library.tools.approval import Approval, Approver
 from carrel.library.tools.arguments import ArgumentValidator, bind_arguments
 from carrel.library.tools.definition_files import ToolFiles
@@ -198,7 +198,7 @@ class ToolRegistry:
         *,
         files: Sequence[ToolFiles] = (),
         approve: Approver | None = None,
-        index: Index | None = None,
+        index: LibrarySearch | None = None,
         secrets: Secrets | None = None,
         last_seen: LastSeen | None = None,
         patience: float = PATIENCE,
@@ -212,7 +212,7 @@ class ToolRegistry:
         self._sources: dict[str, list[LoadedProvider]] = {}
         self._leaving: dict[asyncio.Task[None], LoadedProvider] = {}
         self._approval = Approval(approve)
-        self._index = index if index is not None else Index(None, "search/tools")
+        self._index = index if index is not None else LibrarySearch(None, "search/tools")
         self._known: dict[str, _Known] = {}
         self._secrets = secrets if secrets is not None else Secrets()
         self._last_seen = last_seen
@@ -319,7 +319,7 @@ class ToolRegistry:
 
     async def _scores(self, found: Mapping[str, Tool], query: str, limit: int) -> dict[str, float]:
         """Of everything that can be called and answers, by its whole name, the best first."""
-        self._index.update([known.entry async for known in self._all(found)])
+        self._index.set_entries([known.entry async for known in self._all(found)])
         return {hit.key: hit.score for hit in await self._index.search(str(query), limit) if hit.key in found}
 
     async def _by_word(self, found: Mapping[str, Tool]) -> dict[str, Sequence["_Known"]]:
@@ -580,7 +580,7 @@ class _Known:
         clear = self.clear = redacted_tool(tool, secrets)
         self._parameters = secrets.hide_in(parameters_of(clear))
         spoken = " ".join(f"{one['name']} {one['description']}" for one in self._parameters)
-        self.entry = Entry(tool.name, tool.name, clear.description, spoken, " ".join(tool.tags))
+        self.entry = SearchEntry(tool.name, tool.name, clear.description, spoken, " ".join(tool.tags))
         self._signature = secrets.hide(f"{tool.name}{signature_of(clear)}")
 
     def told(self) -> dict[str, Any]:
