@@ -131,7 +131,7 @@ class Session:
         told = {"home": self.home, "names": ["tools"], **settings}
         self._forks = Forks([python, "-I", START, GUEST], env={"PATH": os.environ["PATH"]}) if fresh else forks(python)
         self.process = self._forks.start(
-            [json.dumps(told)],
+            ["main", json.dumps(told)],
             {"PATH": os.environ["PATH"], "HOME": self.home, "MPLCONFIGDIR": self.home},
             Path(self.home),
             stdout=self.stdout.write_end,

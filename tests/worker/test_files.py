@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from carrel.guest.worker import files, writing
+from carrel.guest.worker import file_requests, writing
 from tests.worker.driver import Session
 
 
@@ -93,11 +93,13 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 
 def replaced(home: Path, name: str, old: str, new: str) -> None:
-    files.answer({"do": "replace", "path": name, "old": old, "new": new}, str(home))
+    file_requests.answer({"do": "replace", "path": name, "old": old, "new": new}, str(home))
 
 
 def put(home: Path, name: str, data: bytes, **more: Any) -> dict[str, Any]:
-    return files.answer({"do": "write", "path": name, "data": base64.b64encode(data).decode(), **more}, str(home))
+    return file_requests.answer(
+        {"do": "write", "path": name, "data": base64.b64encode(data).decode(), **more}, str(home)
+    )
 
 
 def test_a_full_disk_costs_nothing_of_the_file(small_disk: Path) -> None:

@@ -38,7 +38,7 @@ from carrel.execution.packages import Packages, in_process_packages
 from carrel.execution.results import Stop, closed_result, failed_result, finished, misused, stopped
 from carrel.execution.turns import Turn
 from carrel.execution.workspace_files import WorkspaceFiles
-from carrel.guest.worker import files, values
+from carrel.guest.worker import file_requests, values
 from carrel.guest.worker.asking import encoded
 from carrel.guest.worker.host_errors import raised
 from carrel.guest.worker.namespaces import namespaces
@@ -374,7 +374,7 @@ class InProcessExecutor(WorkspaceFiles):
 
     def _file(self, record: Record) -> Record:
         try:
-            return files.answer(record, str(self._home))
+            return file_requests.answer(record, str(self._home))
         except (OSError, ValueError) as problem:
             return {"error": str(problem), "error_type": type(problem).__name__}
 

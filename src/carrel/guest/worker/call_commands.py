@@ -11,7 +11,7 @@ import threading
 import time
 from typing import Any
 
-from .commands import LOOK, PIECE, Command, exit_code, not_started
+from .exec_requests import LOOK, PIECE, Command, exit_code, not_started
 from .line import Line, LineBroken, Record
 
 _PATIENCE = 3.0

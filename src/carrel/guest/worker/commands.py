@@ -1,293 +1,392 @@
-"""Commands: each in a process group of its own, its output in pieces, gone with all it started when time is up."""
+"""Run commands: output in the order written, input in pieces, and an end that takes the whole process tree along.
+
+`Command.run` works in the calling thread; most other methods may be called from any thread. Used by the command server,
+by the worker for commands that host calls need, and by the executor that runs code in the host's own process.
+"""
 
 from __future__ import annotations
 
-import base64
 import fcntl
 import os
-import selectors
+import select
 import shlex
 import signal
 import subprocess
 import sys
 import termios
+import threading
 import time
 import uuid
-from collections.abc import Callable
-from typing import Any
+from collections import deque
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from typing import IO, NamedTuple
 
-from .families import MARK, Family, look
-from .line import TooManySent
+from .families import MARK, Family, Look
 
-PIECE = 256 * 1024
-_PIPE = 1024 * 1024
+STDOUT, STDERR = 1, 2
+ORDERED = 64 * 1024
+"""Bytes of output of one command whose order across the two streams is exact; see `_OutputPipe`."""
+_READ_SIZE = 64 * 1024
+_LARGE_PIPE = 1024 * 1024
 _SET_PIPE_SIZE = 1031
+"""F_SETPIPE_SZ, which Python's fcntl has since 3.10."""
+_EXIT_CHECK = 0.02
+"""Seconds between two looks at a process for which the kernel has no pidfd (gVisor)."""
+_PAGE = os.sysconf("SC_PAGE_SIZE")
 
-_MOST_REMEMBERED = 200
-"""Commands that have ended and may have left something: a daemon is known by its mark alone, and is looked for."""
 
-LOOK = 0.02
-"""Seconds between two looks at a process whose end the kernel does not tell of."""
+class CommandEnd(NamedTuple):
+    exit_code: int
+    """As in a shell: 124 after a timeout, 128 and the number for a signal."""
+    timed_out: bool
+    cancelled: bool
+    duration: float
 
-Send = Callable[[dict[str, Any], "tuple[int, ...]"], None]
+
+class _OutputPipe:
+    """One of the two output pipes of a command.
+
+    Two pipes say nothing about the order of what was written to both. So at first each has room for one write only (a
+    packet of at most a page): a program that writes twice waits for the reader in between, and the reader is notified
+    of the writes in their order. That costs a switch of processes for each write, so once `ORDERED` bytes have come,
+    the pipes are made large.
+    """
+
+    def __init__(self, stream: int) -> None:
+        self.stream = stream
+        self.ordered = True
+        try:
+            self.read_end, self.write_end = os.pipe2(os.O_CLOEXEC | os.O_DIRECT)
+            self.ordered = fcntl.fcntl(self.read_end, _SET_PIPE_SIZE, 1) == _PAGE
+        except OSError:  # a kernel without packets in pipes
+            self.read_end, self.write_end = os.pipe2(os.O_CLOEXEC)
+            self.ordered = False
+        os.set_blocking(self.read_end, False)
+        if not self.ordered:
+            self.enlarge()
+
+    def enlarge(self) -> None:
+        self.ordered = False
+        with suppress(OSError):  # the user's pipes are as large as they may be; it works with a small one
+            fcntl.fcntl(self.read_end, _SET_PIPE_SIZE, _LARGE_PIPE)
+
+    def unread(self) -> int:
+        """Bytes that are in the pipe now."""
+        return int.from_bytes(fcntl.ioctl(self.read_end, termios.FIONREAD, b"\0\0\0\0"), sys.byteorder)
+
+    def close(self) -> None:
+        for end in (self.read_end, self.write_end):
+            if end >= 0:
+                os.close(end)
+        self.read_end = self.write_end = -1
 
 
 class Command:
-    """One command under way, or one that went on in the background."""
+    """One command: `start` it, then `run` it to its end."""
 
-    def __init__(self, request: dict[str, Any], home: str) -> None:
-        command: Any = request.get("command", "")
-        arguments = ["/bin/sh", "-c", command] if isinstance(command, str) else [str(word) for word in command]
-        stdin: Any = request.get("stdin")
-        timeout: Any = request.get("timeout")
-        mark = uuid.uuid4().hex
-        given = {str(name): str(value) for name, value in (request.get("env") or {}).items()}
-        self.id: Any = request.get("id")
-        self.text = command if isinstance(command, str) else shlex.join(arguments)
-        self.began = time.monotonic()
-        self.deadline = None if timeout is None else self.began + float(timeout)
-        self.timed_out = False
-        self._input = memoryview(base64.b64decode(stdin)) if stdin else memoryview(b"")
-        self.cwd = os.path.join(home, os.path.expanduser(str(request.get("cwd") or "")))
-        self.process = subprocess.Popen(
-            arguments,
-            cwd=self.cwd,
-            env={**os.environ, **given, MARK: mark},
-            stdin=subprocess.PIPE if self._input else subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            bufsize=0,
-            start_new_session=True,
-        )
-        self.family = Family(self.process.pid, mark)
-        self.watched = _watched(self.process.pid)
-        self.streams: dict[str, Any] = {"stdout": self.process.stdout, "stderr": self.process.stderr}
-        for pipe in (*self.streams.values(), self.process.stdin):
-            if pipe is not None:
-                os.set_blocking(pipe.fileno(), False)
-                _widen(pipe.fileno())
+    def __init__(
+        self,
+        command: str | list[str],
+        on_output: Callable[[int, bytes], None],
+        *,
+        cwd: str,
+        env: Mapping[str, str],
+        timeout: float | None = None,
+        stdin: bool = False,
+        on_input_taken: Callable[[int], None] = lambda count: None,
+        output_window: int | None = None,
+        keep_background: bool = True,
+    ) -> None:
+        """`command` is a line for /bin/sh, or a list of words. `stdin`: input comes by `feed`. With an
+        `output_window`, so many bytes of output are handed to `on_output` until `grant` allows more."""
+        self._arguments = ["/bin/sh", "-c", command] if isinstance(command, str) else list(command)
+        self.text = command if isinstance(command, str) else shlex.join(self._arguments)
+        self._mark = uuid.uuid4().hex
+        self._cwd, self._env = cwd, {**env, MARK: self._mark}
+        self._timeout = timeout
+        self._on_output, self._on_input_taken = on_output, on_input_taken
+        self._keep_background = keep_background
+        self._lock = threading.Lock()
+        self._window = output_window
+        self._input: deque[bytes] = deque()
+        self._input_open = stdin
+        self._input_watched = False
+        self._cancelled = False
+        self._wake_read, self._wake_write = -1, -1
+        self._pipes: dict[int, _OutputPipe] = {}
+        self._ready: list[_OutputPipe] = []
+        """Pipes that may have something to read, in the order in which it was written."""
+        self._ordered_left = ORDERED
+        self._process: subprocess.Popen[bytes] | None = None
+        self._pidfd = -1
+        self._tree: Family | None = None
+        self.started = 0.0
 
-    def feed(self) -> bool:
-        """Write some of the standard input; True when there is no more to write."""
-        pipe: Any = self.process.stdin
+    @property
+    def pid(self) -> int:
+        return self._process.pid if self._process is not None else 0
+
+    def start(self) -> None:
+        """Start it; raises what `subprocess.Popen` raises."""
+        self.started = time.monotonic()
+        pipes = [_OutputPipe(STDOUT), _OutputPipe(STDERR)]
+        self._pipes = {pipe.read_end: pipe for pipe in pipes}
         try:
-            self._input = self._input[os.write(pipe.fileno(), self._input[:PIECE]) :]
-        except BlockingIOError:
-            return False
-        except OSError:
-            # It does not want to read more.
-            self._input = memoryview(b"")
-        return not self._input
+            self._process = subprocess.Popen(
+                self._arguments,
+                cwd=self._cwd,
+                env=self._env,
+                stdin=subprocess.PIPE if self._input_open else subprocess.DEVNULL,
+                stdout=pipes[0].write_end,
+                stderr=pipes[1].write_end,
+                bufsize=0,
+                start_new_session=True,
+            )
+            for pipe in pipes:
+                os.close(pipe.write_end)
+                pipe.write_end = -1
+            self._tree = Family(self._process.pid, self._mark)
+            self._pidfd = _open_pidfd(self._process.pid)
+            if self._process.stdin is not None:
+                os.set_blocking(self._process.stdin.fileno(), False)
+            with self._lock:
+                self._wake_read, self._wake_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        except BaseException:
+            if self._tree is not None:
+                self._tree.kill()
+            self.close()
+            raise
 
-    def has_ended(self) -> bool:
-        """Asked where there is nothing to watch; whoever waits for it still can."""
-        try:
-            return os.waitid(os.P_PID, self.process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
-        except ChildProcessError:
-            return True
+    # --- from any thread --------------------------------------------------------------------------------------------
 
-    def let_go(self) -> None:
+    def feed(self, data: bytes) -> None:
+        """Input for the command; an empty piece is its end."""
+        with self._lock:
+            self._input.append(data)
+            self._wake()
+
+    def grant(self, count: int) -> None:
+        """So many more bytes of output may be handed out."""
+        with self._lock:
+            if self._window is not None:
+                self._window += count
+            self._wake()
+
+    def cancel(self) -> None:
+        """End it with all its processes; `run` returns soon."""
+        with self._lock:
+            self._cancelled = True
+            self._wake()
+
+    def members(self, seen: Look | None = None) -> list[int]:
+        """The processes that came of it and live now."""
+        return [] if self._tree is None else self._tree.members(seen)
+
+    def kill(self) -> None:
+        """End all of them now; `run` returns when it notices."""
+        if self._tree is not None:
+            self._tree.kill()
+
+    def _wake(self) -> None:
+        if self._wake_write >= 0:
+            with suppress(BlockingIOError):
+                os.write(self._wake_write, b"!")
+
+    # --- the loop ---------------------------------------------------------------------------------------------------
+
+    def run(self) -> CommandEnd:
+        """Hand out its output and give it its input until its first process has ended."""
+        process, tree = self._process, self._tree
+        if process is None or tree is None:
+            raise RuntimeError("the command was not started")
+        deadline = None if self._timeout is None else self.started + self._timeout
+        timed_out = cancelled = False
+        with select.epoll() as poll:
+            for fd in (self._wake_read, self._pidfd):
+                if fd >= 0:
+                    poll.register(fd, select.EPOLLIN)
+            for fd in self._pipes:
+                poll.register(fd, select.EPOLLIN | select.EPOLLET)
+            while True:
+                if not timed_out and not cancelled:
+                    cancelled = self._cancelled
+                    timed_out = not cancelled and deadline is not None and time.monotonic() >= deadline
+                    if timed_out or cancelled:
+                        tree.kill()
+                self._write_input(poll, process.stdin)
+                self._read_output()
+                events = self._wait(poll, None if timed_out or cancelled else deadline)
+                if self._pidfd in events or (self._pidfd < 0 and _has_ended(process.pid)):
+                    break
+            if not self._keep_background:
+                # Before it is waited for, its number cannot be another process's.
+                with suppress(ProcessLookupError, PermissionError):
+                    os.killpg(process.pid, signal.SIGKILL)
+            status = process.wait()
+            tree.over = True
+            if status == -signal.SIGKILL and deadline is not None and time.monotonic() >= deadline and not cancelled:
+                # Perhaps init has killed it, because it had stopped the process that runs this.
+                timed_out = True
+                tree.kill()
+            self._read_rest(poll, wait=not timed_out and not cancelled)
+        if process.stdin is not None:
+            process.stdin.close()
+        exit_code = 124 if timed_out else status if status >= 0 else 128 - status
+        return CommandEnd(exit_code, timed_out, cancelled, time.monotonic() - self.started)
+
+    def drain(self) -> None:
+        """After its end: read and drop what background processes go on writing, so that they need not wait."""
+        with suppress(ValueError):  # raised where nothing is registered
+            poll = select.poll()
+            for fd in self._pipes:
+                poll.register(fd, select.POLLIN)
+            while self._pipes:
+                for fd, _ in poll.poll():
+                    with suppress(BlockingIOError):
+                        if not os.read(fd, _READ_SIZE):
+                            poll.unregister(fd)
+                            self._pipes.pop(fd).close()
+
+    def close(self) -> None:
         """Close what is open for it here."""
-        for pipe in (*self.streams.values(), self.process.stdin):
-            if pipe is not None:
-                pipe.close()
-        self.streams = {}
-        if self.watched >= 0:
-            os.close(self.watched)
-            self.watched = -1
-        # Somebody else waits for it, or it has been waited for.
-        self.process.returncode = self.process.returncode or 0
-
-
-class Commands:
-    """All commands of a session, driven by the worker's own loop."""
-
-    def __init__(self, selector: selectors.BaseSelector, home: str, send: Send) -> None:
-        self._selector = selector
-        self._home = home
-        self._send = send
-        self._running: dict[int, Command] = {}
-        self._background: dict[int, Command] = {}
-        self.left_something = False
-        """Whether a command has gone into the background since this was last looked at."""
-
-    def start(self, request: dict[str, Any]) -> None:
-        """Begin; the answer comes when it ends, or at once for one in the background."""
-        try:
-            command = Command(request, self._home)
-        except (OSError, ValueError, TypeError, IndexError) as problem:
-            told = not_started(request, self._home, problem)
-            self._send({"op": "done", "id": request.get("id"), "timed_out": False, "duration": 0.0, **told}, ())
-            return
-        self._running[command.process.pid] = command
-        if request.get("background"):
-            if command.process.stdin is not None:
-                self._selector.register(command.process.stdin, selectors.EVENT_WRITE, lambda: self._feed(command))
-            self._watch(command)
-            self._done(command, None)
-            return
-        for stream, pipe in command.streams.items():
-            self._selector.register(pipe, selectors.EVENT_READ, lambda stream=stream: self._output(command, stream))
-        self._watch(command)
-        if command.process.stdin is not None:
-            self._selector.register(command.process.stdin, selectors.EVENT_WRITE, lambda: self._feed(command))
-
-    def _watch(self, command: Command) -> None:
-        if command.watched >= 0:
-            self._selector.register(command.watched, selectors.EVENT_READ, lambda: self._ended(command))
-
-    def next_deadline(self) -> float | None:
-        deadlines = [command.deadline for command in self._running.values() if command.deadline is not None]
-        if any(command.watched < 0 for command in self._running.values()):
-            deadlines.append(time.monotonic() + LOOK)
-        return min(deadlines) if deadlines else None
-
-    def check_deadlines(self) -> None:
-        now = time.monotonic()
-        for command in list(self._running.values()):
-            if command.deadline is not None and now >= command.deadline:
-                command.timed_out = True
-                command.deadline = None
-                command.family.kill()
-            if command.watched < 0 and command.has_ended():
-                self._ended(command)
-
-    # --- what happens -----------------------------------------------------------------------------------------------
-
-    def _feed(self, command: Command) -> None:
-        pipe: Any = command.process.stdin
-        if command.feed():
-            self._selector.unregister(pipe)
+        for pipe in self._pipes.values():
             pipe.close()
+        self._pipes = {}
+        with self._lock:
+            for fd in (self._wake_read, self._wake_write, self._pidfd):
+                if fd >= 0:
+                    os.close(fd)
+            self._wake_read = self._wake_write = self._pidfd = -1
+        if self._process is not None and self._process.stdin is not None:
+            self._process.stdin.close()
 
-    def _output(self, command: Command, stream: str) -> int:
-        """One piece; its length, and 0 when there is none now."""
-        pipe = command.streams.get(stream)
-        if pipe is None:
-            return 0
-        try:
-            data = os.read(pipe.fileno(), PIECE)
-        except BlockingIOError:
-            return 0
-        if data:
-            piece = base64.b64encode(data).decode("ascii")
-            self._send({"op": "output", "id": command.id, "stream": stream, "data": piece}, ())
-            return len(data)
-        self._selector.unregister(pipe)
+    def _wait(self, poll: select.epoll, deadline: float | None) -> set[int]:
+        timeout = None if deadline is None else max(0.0, deadline - time.monotonic())
+        if self._pidfd < 0:
+            timeout = _EXIT_CHECK if timeout is None else min(timeout, _EXIT_CHECK)
+        if self._ready and self._may_read():
+            timeout = 0
+        events = poll.poll(timeout)
+        for fd, _ in events:
+            if fd == self._wake_read:
+                with suppress(BlockingIOError):
+                    os.read(fd, 4096)
+            elif fd in self._pipes and self._pipes[fd] not in self._ready:
+                self._ready.append(self._pipes[fd])
+        return {fd for fd, _ in events}
+
+    def _write_input(self, poll: select.epoll, pipe: IO[bytes] | None) -> None:
+        """Write what the command takes now. Input that it does not want to read counts as taken."""
+        taken = 0
+        while self._input:
+            data = self._input[0]
+            written = len(data)
+            if pipe is not None and not pipe.closed:
+                try:
+                    if data:
+                        written = os.write(pipe.fileno(), data)
+                    else:
+                        self._close_input(poll, pipe)
+                except BlockingIOError:
+                    written = 0
+                except OSError:
+                    self._close_input(poll, pipe)
+            taken += written
+            if written < len(data):
+                self._input[0] = data[written:]
+                break
+            self._input.popleft()
+        wanted = bool(self._input) and pipe is not None and not pipe.closed
+        if pipe is not None and wanted != self._input_watched:
+            self._input_watched = wanted
+            if wanted:
+                poll.register(pipe, select.EPOLLOUT)
+            else:
+                poll.unregister(pipe)
+        if taken:
+            self._on_input_taken(taken)
+
+    def _close_input(self, poll: select.epoll, pipe: IO[bytes]) -> None:
+        if self._input_watched:
+            self._input_watched = False
+            poll.unregister(pipe)
         pipe.close()
-        del command.streams[stream]
-        return 0
 
-    def _ended(self, command: Command) -> None:
-        if command.watched >= 0:
-            self._selector.unregister(command.watched)
-            os.close(command.watched)
-            command.watched = -1
-        status = command.process.wait()
-        if status == -signal.SIGKILL and command.deadline is not None and time.monotonic() >= command.deadline:
-            # Init has killed it, because it stopped this process again and again.
-            command.timed_out = True
-            command.family.kill()
-        command.family.over = True
-        if command.process.pid not in self._running:
-            return
-        for stream in ("stdout", "stderr"):
-            # What the shell left may hold the pipes open, and write for ever: take what is there now, or its end.
-            left = _waiting(command.streams.get(stream))
-            while left >= 0 and (taken := self._output(command, stream)):
-                left -= taken
-        self._done(command, status)
+    def _may_read(self) -> bool:
+        return self._window is None or self._window >= _READ_SIZE
 
-    def _done(self, command: Command, status: int | None) -> None:
-        del self._running[command.process.pid]
-        answer = {
-            "op": "done",
-            "id": command.id,
-            "exit_code": exit_code(command, status),
-            "timed_out": command.timed_out,
-            "duration": time.monotonic() - command.began,
-            "pid": command.process.pid,
-        }
-        # The host reads on: nobody here would while a cell runs, and with the pipes' end its writers would die.
-        pipes = tuple(pipe.fileno() for pipe in command.streams.values())
-        self._background[command.process.pid] = command
-        self.left_something = self.left_something or bool(pipes) or command.family.left_in_group()
-        if len(self._background) > _MOST_REMEMBERED:
-            self._forget_ended()
-        try:
-            self._send(answer, pipes)
-        except TooManySent:
-            self._send(answer, ())
-        for pipe in command.streams.values():
-            if pipe in self._selector.get_map():
-                self._selector.unregister(pipe)
-            pipe.close()
-        command.streams = {}
-        if status is not None and command.process.stdin is not None and not command.process.stdin.closed:
-            self._selector.unregister(command.process.stdin)
-            command.process.stdin.close()
+    def _read_output(self) -> None:
+        """Hand out one piece of each pipe that is ready, in their order."""
+        for pipe in list(self._ready):
+            if not self._may_read():
+                return
+            data = self._read(pipe)
+            if data is None:
+                self._ready.remove(pipe)
+            elif not data:
+                self._ready.remove(pipe)
+                del self._pipes[pipe.read_end]
+                pipe.close()
+            elif pipe.ordered:
+                # It held one write; the next is notified of in its order.
+                self._ready.remove(pipe)
+                if self._ordered_left <= 0:
+                    for other in self._pipes.values():
+                        other.enlarge()
+                    self._ready = list(self._pipes.values())
 
-    # --- what is left -----------------------------------------------------------------------------------------------
+    def _read_rest(self, poll: select.epoll, *, wait: bool) -> None:
+        """What was in the pipes when it ended, and no more: what it left in the background may write for ever.
 
-    def listing(self) -> list[dict[str, Any]]:
-        """The commands that still have processes."""
-        alive = []
-        seen = look() if self._running or self._background else None
-        for pid, command in [*self._running.items(), *self._background.items()]:
-            members = command.family.members(seen)
-            if members:
-                seconds = time.monotonic() - command.began
-                alive.append({"pid": pid, "command": command.text, "seconds": seconds, "members": members})
-            elif command.watched < 0:
-                self._background.pop(pid, None)
-        return alive
+        `wait` for more to be allowed; of a command that was killed, only what is allowed now is handed out."""
+        self._wait(poll, time.monotonic())
+        rest = {pipe: pipe.unread() for pipe in self._ready}
+        while any(left > 0 for left in rest.values()):
+            if not self._may_read():
+                if not wait or self._cancelled:
+                    return
+                self._wait(poll, None)
+                continue
+            for pipe in rest:
+                if rest[pipe] > 0 and self._may_read():
+                    rest[pipe] -= len(self._read(pipe) or b"") or rest[pipe]
 
-    def _forget_ended(self) -> None:
-        """Those of which nothing is left, and then the oldest."""
-        self.listing()
-        for pid in list(self._background)[: max(0, len(self._background) - _MOST_REMEMBERED)]:
-            del self._background[pid]
-
-    def kill(self, pid: int | None, of: object = None) -> bool:
-        """End a command with all that came of it, by its process or by the request that started it."""
-        for number, command in [*self._running.items(), *self._background.items()]:
-            if number == pid or (of is not None and command.id == of):
-                alive = bool(command.family.members())
-                command.family.kill()
-                self._background.pop(number, None)
-                return alive
-        return False
-
-    def descriptors(self) -> set[int]:
-        """What is open here for commands that run."""
-        found = set()
-        for command in (*self._running.values(), *self._background.values()):
-            pipes = [pipe for pipe in (*command.streams.values(), command.process.stdin) if pipe is not None]
-            found |= {command.watched, *(pipe.fileno() for pipe in pipes if not pipe.closed)}
-        return found
-
-    def in_fork(self, selector: selectors.BaseSelector, keep: bool) -> None:
-        """In a fork: nothing of what runs is its own to wait for; what is in the background it may `keep` to list."""
-        for command in (*self._running.values(), *self._background.values()):
-            command.let_go()
-        self._selector = selector
-        self._background = {**self._background, **self._running} if keep else {}
-        self._running = {}
+    def _read(self, pipe: _OutputPipe) -> bytes | None:
+        """Read one piece and hand it out; empty at the pipe's end, None when there is nothing now."""
+        pieces: list[bytes] = []
+        size = 0
+        # A read gives one write at most, and would drop what it has no room for.
+        while size <= _READ_SIZE - _PAGE:
+            try:
+                piece = os.read(pipe.read_end, _READ_SIZE - size)
+            except BlockingIOError:
+                break
+            if not piece and not pieces:
+                return b""
+            if not piece:
+                break
+            pieces.append(piece)
+            size += len(piece)
+            if pipe.ordered:
+                break
+        if not pieces:
+            return None
+        self._ordered_left -= size
+        with self._lock:
+            if self._window is not None:
+                self._window -= size
+        data = b"".join(pieces)
+        self._on_output(pipe.stream, data)
+        return data
 
 
-def _waiting(pipe: Any) -> int:
-    """How many bytes are in a pipe now."""
-    if pipe is None:
-        return 0
-    return int.from_bytes(fcntl.ioctl(pipe.fileno(), termios.FIONREAD, b"\0\0\0\0"), sys.byteorder)
-
-
-def _watched(pid: int) -> int:
-    """What can be read from when the process has ended; -1 where the kernel has no such thing, as gVisor's."""
+def _open_pidfd(pid: int) -> int:
+    """A descriptor that can be read from when the process has ended; -1 where the kernel has none (gVisor)."""
     try:
         return os.pidfd_open(pid)
     except ProcessLookupError:
-        # Code has set SIGCHLD to be ignored, so that the kernel buries who ends; this one has ended already.
+        # Code has set SIGCHLD to be ignored, so that the kernel reaps children itself; this one has ended already.
         ended, other = os.pipe()
         os.close(other)
         return ended
@@ -295,24 +394,8 @@ def _watched(pid: int) -> int:
         return -1
 
 
-def not_started(request: dict[str, Any], home: str, problem: Exception) -> dict[str, Any]:
-    """What is said of a command that could not be started."""
-    folder = os.path.join(home, os.path.expanduser(str(request.get("cwd") or "")))
-    missing = isinstance(problem, FileNotFoundError) and os.path.isdir(folder)
-    return {"exit_code": 127 if missing else 126, "error": str(problem), "error_type": type(problem).__name__}
-
-
-def exit_code(command: Command, status: int | None) -> int | None:
-    """As a shell says it: 124 for a timeout, 128 and the signal for what a signal ended."""
-    if status is None:
-        return None
-    if command.timed_out:
-        return 124
-    return status if status >= 0 else 128 - status
-
-
-def _widen(fd: int) -> None:
+def _has_ended(pid: int) -> bool:
     try:
-        fcntl.fcntl(fd, _SET_PIPE_SIZE, _PIPE)
-    except OSError:
-        return  # the user's pipes are as many as they may be; it works with a small one
+        return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+    except ChildProcessError:
+        return True

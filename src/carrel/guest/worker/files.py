@@ -1,150 +1,251 @@
-"""Files for the host: read, written, listed and changed where the code sees them."""
+"""Read, write, list and change files. Nothing here waits on a FIFO, a socket or a device."""
 
 from __future__ import annotations
 
-import base64
-import binascii
 import errno
 import os
 import shutil
 import stat
+import tempfile
+import uuid
+from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any, BinaryIO
 
-from . import writing
-
-LARGEST = 32 * 1024 * 1024
-"""How many bytes one answer carries; longer files are read in pieces."""
 _KINDS = {stat.S_IFREG: "file", stat.S_IFDIR: "folder", stat.S_IFLNK: "link"}
+_COPY_SIZE = 1024 * 1024
 
 
-def answer(request: dict[str, Any], home: str) -> dict[str, Any]:
-    """Do what the request says; raises OSError or ValueError with a text for people."""
-    path = os.path.join(home, os.path.expanduser(str(request.get("path", "."))))
-    work = _WORK.get(str(request.get("do")))
-    if work is None:
-        raise ValueError(f"there is no file request {request.get('do')!r}")
-    return work(path, request)
+def open_to_read(path: str) -> BinaryIO:
+    """A regular file; raises what `open` raises, and OSError for what is no regular file."""
+    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)
+    try:
+        _check_regular(path, os.fstat(fd).st_mode)
+        return open(fd, "rb", buffering=0)
+    except BaseException:
+        os.close(fd)
+        raise
 
 
-def _read(path: str, request: dict[str, Any]) -> dict[str, Any]:
-    offset, length = int(request.get("offset") or 0), int(request.get("length") or LARGEST)
-    with _opened(path) as file:
-        size = os.fstat(file.fileno()).st_size
-        file.seek(offset)
-        data = file.read(max(0, min(length, LARGEST)))
-        # Files of /proc say that they are empty, so the end is where nothing more comes.
-        end = not file.read(1)
-    return {"data": base64.b64encode(data).decode("ascii"), "size": max(size, len(data)), "end": end}
-
-
-def _opened(path: str) -> BinaryIO:
-    """To be read, without waiting: a pipe that nobody writes to would hold up the whole session."""
-    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    mode = os.fstat(fd).st_mode
-    if stat.S_ISREG(mode):
-        return open(fd, "rb")
-    os.close(fd)
+def _check_regular(path: str, mode: int) -> None:
     if stat.S_ISDIR(mode):
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
-    raise ValueError(f"{path} is no regular file")
+    if not stat.S_ISREG(mode):
+        raise OSError(errno.EINVAL, "Not a regular file", path)
 
 
-def _write(path: str, request: dict[str, Any]) -> dict[str, Any]:
-    data, part = _data(request), str(request.get("part") or "")
-    if request.get("append"):
-        return _append(path, request)
-    if not part:
-        writing.put(path, data)
-        return {"bytes": len(data)}
-    if request.get("forget"):
-        writing.forget_piece(path, part)
-        return {}
-    first, more = bool(request.get("first")), bool(request.get("more"))
-    return {"bytes": len(data), "beside": writing.put_piece(path, data, part, first=first, more=more)}
+class FileWriter:
+    """New content of a file, in pieces; it takes the place of the old when `commit` is called.
+
+    It is written to a temporary file beside, which then replaces the file. Where that cannot be, or would make it
+    another file to others (a second name, an owner that cannot be given, attributes, a mount of its own), it is written
+    to a temporary file elsewhere, which `commit` copies into the file. A link's target is replaced, not the link.
+    Missing folders are made.
+    """
+
+    def __init__(self, path: str, mode: int = 0o666) -> None:
+        self.path = path
+        _make_parents(path)
+        self._target = os.path.realpath(path)
+        self._beside: str | None = os.path.join(os.path.dirname(self._target), f".carrel-{uuid.uuid4().hex}")
+        before = None
+        with suppress(FileNotFoundError):
+            before = os.stat(path)
+        if before is not None:
+            _check_regular(path, before.st_mode)
+            if not os.access(path, os.W_OK):
+                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), path)
+        self._file: BinaryIO
+        if before is not None and (before.st_nlink > 1 or _has_attributes(path)):
+            self._write_elsewhere()
+            return
+        try:
+            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+            self._file = os.fdopen(
+                os.open(str(self._beside), flags, mode if before is None else 0o600), "wb", buffering=0
+            )
+            if before is not None:
+                _copy_owner_and_mode(self._file.fileno(), before)
+        except OSError:
+            self.abort()
+            if before is None:
+                raise
+            self._write_elsewhere()
+
+    def _write_elsewhere(self) -> None:
+        self._beside = None
+        self._file = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115 - closed by commit or abort
+
+    def write(self, data: bytes) -> None:
+        left = memoryview(data)
+        while left:
+            left = left[self._file.write(left) :]
+
+    def commit(self) -> None:
+        """Put the content in the file's place; the file is as it was where that fails for want of room."""
+        try:
+            if self._beside is not None:
+                self._file.close()
+                try:
+                    os.replace(self._beside, self._target)
+                except OSError:  # it is mounted by itself
+                    with open(self._beside, "rb") as source:
+                        self._copy_into_place(source)
+                    os.unlink(self._beside)
+                self._beside = None
+            else:
+                self._file.seek(0)
+                self._copy_into_place(self._file)
+        finally:
+            self.abort()
+
+    def _copy_into_place(self, source: BinaryIO) -> None:
+        fd = os.open(self._target, os.O_WRONLY | os.O_CREAT | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
+        with open(fd, "wb", buffering=0) as target:
+            size = os.fstat(source.fileno()).st_size
+            before = os.fstat(fd)
+            _check_regular(self.path, before.st_mode)
+            if size > before.st_size:
+                with suppress(OSError):  # not on every file system; then a full disk is found while copying
+                    os.posix_fallocate(fd, before.st_size, size - before.st_size)
+            shutil.copyfileobj(source, target, _COPY_SIZE)
+            if before.st_size or size:
+                with suppress(OSError):  # files of /proc cannot be cut
+                    os.ftruncate(fd, size)
+
+    def abort(self) -> None:
+        """Forget the new content; the file stays as it is."""
+        if hasattr(self, "_file"):
+            self._file.close()
+        if self._beside is not None:
+            with suppress(FileNotFoundError):
+                os.unlink(self._beside)
 
 
-def _append(path: str, request: dict[str, Any]) -> dict[str, Any]:
-    data = _data(request)
+def _make_parents(path: str) -> None:
     folder = os.path.dirname(path)
     if folder:
-        os.makedirs(folder, exist_ok=True)
-    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NONBLOCK | os.O_CLOEXEC | os.O_APPEND, 0o666)
-    with open(fd, "wb") as file:
-        if not stat.S_ISREG(os.fstat(fd).st_mode):
-            raise ValueError(f"{path} is no regular file")
-        file.write(data)
-    return {"bytes": len(data)}
+        try:
+            os.makedirs(folder, exist_ok=True)
+        except FileExistsError:  # `open` would call it by another name
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), path) from None
 
 
-def _data(request: dict[str, Any]) -> bytes:
+def _has_attributes(path: str) -> bool:
     try:
-        return base64.b64decode(str(request.get("data") or ""), validate=True)
-    except binascii.Error:
-        raise ValueError("the data to write is no base64") from None
+        return bool(os.listxattr(path))
+    except OSError:
+        return False
 
 
-def _about(name: str, path: str, found: os.stat_result) -> dict[str, Any]:
+def _copy_owner_and_mode(fd: int, source: os.stat_result) -> None:
+    own = os.fstat(fd)
+    if (own.st_uid, own.st_gid) != (source.st_uid, source.st_gid):
+        os.fchown(fd, source.st_uid, source.st_gid)
+    os.fchmod(fd, stat.S_IMODE(source.st_mode))
+
+
+def write_file(path: str, data: bytes) -> None:
+    """Replace a file's content by this."""
+    writer = FileWriter(path)
+    try:
+        writer.write(data)
+    except BaseException:
+        writer.abort()
+        raise
+    writer.commit()
+
+
+def replace_text(path: str, old: str, new: str) -> None:
+    """Replace a text that is in the file exactly once; ValueError with the number of matches otherwise."""
+    if not old:
+        raise ValueError("the text to replace is empty")
+    with open_to_read(path) as file:
+        data = file.read()
+    # As bytes, so that a file which is not all UTF-8 keeps what is not.
+    before, after = old.encode("utf-8", "surrogateescape"), new.encode("utf-8", "surrogateescape")
+    count = data.count(before)
+    if count != 1:
+        raise ValueError(f"the text to replace was found {count} times in {path}; it must be there exactly once")
+    write_file(path, data.replace(before, after))
+
+
+def describe(name: str, path: str, status: os.stat_result) -> dict[str, Any]:
+    """An entry of a list of files."""
     return {
         "name": name,
-        "kind": _KINDS.get(stat.S_IFMT(found.st_mode), "other"),
-        "size": found.st_size,
-        "modified": found.st_mtime,
-        "changed": found.st_ctime_ns,
-        "mode": stat.S_IMODE(found.st_mode),
-        **({"target": os.readlink(path)} if stat.S_ISLNK(found.st_mode) else {}),
+        "kind": _KINDS.get(stat.S_IFMT(status.st_mode), "other"),
+        "size": status.st_size,
+        "mtime": status.st_mtime,
+        "ctime_ns": status.st_ctime_ns,
+        "mode": stat.S_IMODE(status.st_mode),
+        **({"target": os.readlink(path)} if stat.S_ISLNK(status.st_mode) else {}),
     }
 
 
-def _list(path: str, request: dict[str, Any]) -> dict[str, Any]:
-    entries = []
-    with os.scandir(path) as found:
-        for entry in found:
+def stat_file(path: str, *, follow: bool) -> dict[str, Any]:
+    """One entry; with `follow` that of a link's target, with the `target` all the same."""
+    entry = describe(os.path.basename(path), path, os.lstat(path))
+    if follow and entry["kind"] == "link":
+        return {**describe(os.path.basename(path), path, os.stat(path)), "target": entry["target"]}
+    return entry
+
+
+def list_folder(path: str, *, recursive: bool = False) -> Iterator[dict[str, Any]]:
+    """The entries of a folder by name; with `recursive` also those of the folders below that can be read."""
+    folders = [""]
+    while folders:
+        below = folders.pop()
+        try:
+            with os.scandir(os.path.join(path, below) if below else path) as found:
+                entries = sorted(found, key=lambda entry: entry.name)
+        except OSError:
+            if not below:
+                raise
+            continue
+        for entry in entries:
+            name = f"{below}/{entry.name}" if below else entry.name
             try:
-                entries.append(_about(entry.name, entry.path, entry.stat(follow_symlinks=False)))
+                yield describe(name, entry.path, entry.stat(follow_symlinks=False))
+                if recursive and entry.is_dir(follow_symlinks=False):
+                    folders.append(name)
             except FileNotFoundError:
                 continue  # removed meanwhile
-    return {"entries": sorted(entries, key=lambda entry: str(entry["name"]))}
 
 
-def _stat(path: str, request: dict[str, Any]) -> dict[str, Any]:
-    return _about(os.path.basename(path), path, os.lstat(path))
+def make_folder(path: str) -> None:
+    try:
+        os.makedirs(path, exist_ok=True)
+    except FileExistsError:
+        if os.path.lexists(path):
+            raise
+        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), path) from None
 
 
-def _mkdir(path: str, request: dict[str, Any]) -> dict[str, Any]:
-    os.makedirs(path, exist_ok=True)
-    return {}
-
-
-def _replace(path: str, request: dict[str, Any]) -> dict[str, Any]:
-    old, new = str(request.get("old", "")), str(request.get("new", ""))
-    if not old:
-        raise ValueError("the text to replace is empty")
-    with _opened(path) as file:
-        data = file.read()
-    # As bytes, so that a file which is not all UTF-8 keeps what is not.
-    before, after = old.encode("utf-8"), new.encode("utf-8")
-    count = data.count(before)
-    if count != 1:
-        raise ValueError(f"the text to replace is there {count} times in {path}; it must be there exactly once")
-    writing.put(path, data.replace(before, after))
-    return {}
-
-
-def _remove(path: str, request: dict[str, Any]) -> dict[str, Any]:
-    if stat.S_ISDIR(os.lstat(path).st_mode):
-        shutil.rmtree(path) if request.get("recursive") else os.rmdir(path)
-    else:
+def remove(path: str, *, recursive: bool) -> None:
+    """A file, a link, an empty folder; with `recursive` a folder with all that is in it."""
+    if not stat.S_ISDIR(os.lstat(path).st_mode):
         os.remove(path)
-    return {}
+    elif recursive:
+        shutil.rmtree(path)
+    else:
+        os.rmdir(path)
 
 
-_WORK = {
-    "read": _read,
-    "write": _write,
-    "append": _append,
-    "list": _list,
-    "stat": _stat,
-    "mkdir": _mkdir,
-    "replace": _replace,
-    "remove": _remove,
-}
+def move(path: str, to: str) -> None:
+    """Rename, also from one file system to another; a file that is there is replaced."""
+    try:
+        os.rename(path, to)
+    except OSError as problem:
+        # A folder of the layer below an overlay cannot be renamed either.
+        if problem.errno != errno.EXDEV:
+            raise
+        if os.path.isdir(to) and not os.path.islink(to):
+            os.rmdir(to)  # as rename does: only an empty one is replaced
+        shutil.move(path, to)
+
+
+def real_path(path: str) -> str:
+    """Absolute and without links; FileNotFoundError for what does not exist."""
+    os.stat(path)
+    return os.path.realpath(path)

@@ -13,9 +13,9 @@ from contextlib import suppress
 from select import POLLIN, poll  # by name: what code sets on the module select does not matter here
 from typing import Any
 
-from . import apart, files, values
+from . import apart, file_requests, values
 from .cells import Cell
-from .commands import Commands
+from .exec_requests import Commands
 from .families import begun_since, end_since, now, since
 from .freezing import (
     Frozen,
@@ -199,7 +199,7 @@ class Worker:
 
     def _file(self, record: Record, fds: list[int]) -> None:
         try:
-            answer = files.answer(record, self._home)
+            answer = file_requests.answer(record, self._home)
         except (OSError, ValueError) as problem:
             answer = {"error": str(problem), "error_type": type(problem).__name__}
         self._send({"op": "done", "id": record.get("id"), **answer})
