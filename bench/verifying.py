@@ -4,7 +4,7 @@ import statistics
 import time
 from pathlib import Path
 
-from carrel.tasks.environment import make_ready, open_place
+from carrel.tasks.environment import open_executor, prepare_sample
 from carrel.tasks.sample import Sample
 from carrel.tasks.verification.verifier import verify
 from measure import Line, Scale, no_more_than
@@ -21,11 +21,11 @@ async def measure(scale: Scale) -> list[Line]:
         fail_to_pass=["tests.test_calc.Calc.test_add"],
         verify={"command": "python -m unittest -v", "timeout": 60},
     )
-    ready = await make_ready(sample, scale.folder / "cache")
+    ready = await prepare_sample(sample, scale.folder / "cache")
     opened, judged = [], []
     for turn in range(scale(40) + 2):
         start = time.perf_counter()
-        place = await open_place(ready)
+        place = await open_executor(ready)
         await place.exec("true")
         took = time.perf_counter() - start
         await place.write_file("calc.py", "def add(a, b):\n    return a + b\n")

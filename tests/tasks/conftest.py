@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from carrel.execution.subprocess_executor import SubprocessExecutor
-from carrel.tasks.environment import make_ready, open_place
+from carrel.tasks.environment import open_executor, prepare_sample
 from carrel.tasks.sample import Sample
 from tests.tasks.small_samples import calc
 
-OpenPlace = Callable[..., Awaitable[SubprocessExecutor]]
+OpenSample = Callable[..., Awaitable[SubprocessExecutor]]
 
 
 @pytest.fixture
@@ -29,12 +29,12 @@ def calc_sample(tmp_path: Path) -> Sample:
 
 
 @pytest.fixture
-async def open_sample(cache: Path) -> AsyncIterator[OpenPlace]:
+async def open_sample(cache: Path) -> AsyncIterator[OpenSample]:
     """`await open_sample(sample)`: a place to work in."""
     opened: list[SubprocessExecutor] = []
 
     async def begin(sample: Sample, **more: Any) -> SubprocessExecutor:
-        opened.append(await open_place(await make_ready(sample, cache), **more))
+        opened.append(await open_executor(await prepare_sample(sample, cache), **more))
         return opened[-1]
 
     yield begin

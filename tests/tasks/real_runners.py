@@ -12,7 +12,7 @@ import pytest
 
 from carrel.execution.config import Mount
 from carrel.execution.subprocess_executor import SYSTEM_PATH
-from carrel.tasks.environment import Prepared, make_ready
+from carrel.tasks.environment import PreparedSample, prepare_sample
 from carrel.tasks.sample import Sample
 from tests.needs import skip_without
 from tests.tasks.small_samples import written
@@ -89,7 +89,7 @@ def runner_sample(name: str, folder: Path, **more: Any) -> Sample:
     return Sample(**{**fields, **more})
 
 
-async def ready_for(name: str, sample: Sample, cache: Path) -> Prepared:
+async def ready_for(name: str, sample: Sample, cache: Path) -> PreparedSample:
     """With the runner at hand; where Rust is a user's own, it is shown to the place."""
     shown: tuple[Mount, ...] = ()
     if name == "cargo":
@@ -101,7 +101,7 @@ async def ready_for(name: str, sample: Sample, cache: Path) -> Prepared:
         built = cache.parent.parent / "go-build"
         built.mkdir(exist_ok=True)
         shown = (Mount(source=built, at=GO_CACHE_AT, mode="rw"),)
-    ready = await make_ready(sample, cache)
+    ready = await prepare_sample(sample, cache)
     return replace(ready, config=replace(ready.config, mounts=shown))
 
 

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from carrel.errors import PlaceLost
-from carrel.tasks.environment import make_ready
+from carrel.tasks.environment import prepare_sample
 from carrel.tasks.sample import Sample
-from carrel.tasks.verification.changes import changes_in
+from carrel.tasks.verification.changes import read_changes
 from carrel.tasks.verification.verifier import grade, verify
-from tests.tasks.conftest import OpenPlace
+from tests.tasks.conftest import OpenSample
 from tests.tasks.small_samples import ADD, COMMAND, ONE, PYTEST_ENV, SOLVE, calc
 
 RUN = "python -m pytest -q --junitxml=/tmp/own.xml"
@@ -251,7 +251,7 @@ ATTACKS = {
 
 @pytest.mark.parametrize("attack", ATTACKS)
 async def test_an_attack_deceives_the_place_it_is_in_and_not_the_verdict(
-    attack: str, calc_sample: Sample, open_sample: OpenPlace, cache: Path
+    attack: str, calc_sample: Sample, open_sample: OpenSample, cache: Path
 ) -> None:
     place = await open_sample(calc_sample)
     done = await place.exec(ATTACKS[attack])
@@ -287,7 +287,7 @@ ASSERTIONS = {
 
 @pytest.mark.parametrize("assertion", ASSERTIONS)
 async def test_an_assertion_that_no_longer_asserts(
-    assertion: str, tmp_path: Path, open_sample: OpenPlace, cache: Path
+    assertion: str, tmp_path: Path, open_sample: OpenSample, cache: Path
 ) -> None:
     attack, test = ASSERTIONS[assertion]
     files = {"tests/test_calc.py": f"from calc import add, one\n{test}"}
@@ -307,7 +307,7 @@ EARLY_WITHOUT_CALL = EARLY_PLUGIN.replace("pytest_pyfunc_call", "not_a_hook")
 
 @pytest.mark.parametrize("plugin", [EARLY_PLUGIN.replace('== "test_add"', '!= ""'), EARLY_WITHOUT_CALL])
 async def test_a_plugin_that_is_registered_when_conftest_imports_the_code_under_test(
-    plugin: str, tmp_path: Path, open_sample: OpenPlace, cache: Path
+    plugin: str, tmp_path: Path, open_sample: OpenSample, cache: Path
 ) -> None:
     sample = calc(tmp_path / "calc", {"tests/conftest.py": "import calc\n"})
     place = await open_sample(sample)
@@ -335,7 +335,7 @@ IN_WORKERS = [
 
 @pytest.mark.parametrize(("attack", "more"), [*((attack, ALONE) for attack in INSIDE), *IN_WORKERS])
 async def test_code_under_test_that_changes_the_runner_from_inside(
-    attack: str, more: str, tmp_path: Path, open_sample: OpenPlace, cache: Path
+    attack: str, more: str, tmp_path: Path, open_sample: OpenSample, cache: Path
 ) -> None:
     sample = calc(tmp_path / "calc", {"tests/test_calc.py": FIRST_ONE}, verify={"command": COMMAND + more})
     place = await open_sample(sample)
@@ -351,7 +351,7 @@ async def test_code_under_test_that_changes_the_runner_from_inside(
 
 @pytest.mark.parametrize("attack", [name for name in ATTACKS if "source" not in name and "forged" not in name])
 async def test_beside_an_attack_a_solution_is_still_one(
-    attack: str, calc_sample: Sample, open_sample: OpenPlace, cache: Path
+    attack: str, calc_sample: Sample, open_sample: OpenSample, cache: Path
 ) -> None:
     place = await open_sample(calc_sample)
     await place.exec(f"{ATTACKS[attack]}\n{SOLVE}")
@@ -361,7 +361,7 @@ async def test_beside_an_attack_a_solution_is_still_one(
 
 
 async def test_a_source_that_exits_well_is_no_solution(
-    calc_sample: Sample, open_sample: OpenPlace, cache: Path
+    calc_sample: Sample, open_sample: OpenSample, cache: Path
 ) -> None:
     place = await open_sample(calc_sample)
     await place.exec("echo 'import sys; sys.exit(0)' >> calc.py")
@@ -372,7 +372,7 @@ async def test_a_source_that_exits_well_is_no_solution(
 
 @pytest.mark.parametrize("end", ["os._exit(0)", "import atexit; atexit.register(os._exit, 0)"])
 async def test_an_exit_code_alone_is_not_the_sources_to_choose(
-    end: str, tmp_path: Path, open_sample: OpenPlace, cache: Path
+    end: str, tmp_path: Path, open_sample: OpenSample, cache: Path
 ) -> None:
     command = "python -m pytest -q"
     sample = calc(tmp_path / "calc", fail_to_pass=[], pass_to_pass=[], verify={"command": command, "timeout": 100})
@@ -385,7 +385,7 @@ async def test_an_exit_code_alone_is_not_the_sources_to_choose(
     assert (await verify(sample, place, cache=cache)).outcome == "solved"
 
 
-async def test_bytecode_that_is_not_what_the_source_says(tmp_path: Path, open_sample: OpenPlace, cache: Path) -> None:
+async def test_bytecode_that_is_not_what_the_source_says(tmp_path: Path, open_sample: OpenSample, cache: Path) -> None:
     test = "from calc import add, one\nfrom wanted import THREE\n\n\ndef test_add():\n    assert add(1, 2) == THREE\n"
     files = {"tests/wanted.py": "THREE = 3\n", "tests/test_calc.py": test}
     sample = calc(tmp_path / "calc", files, pass_to_pass=[])
@@ -396,7 +396,9 @@ async def test_bytecode_that_is_not_what_the_source_says(tmp_path: Path, open_sa
 
 
 @pytest.mark.parametrize("folder", ["evil.egg-info", "evil.EGG-INFO"])
-async def test_a_plugin_found_by_its_metadata(folder: str, tmp_path: Path, open_sample: OpenPlace, cache: Path) -> None:
+async def test_a_plugin_found_by_its_metadata(
+    folder: str, tmp_path: Path, open_sample: OpenSample, cache: Path
+) -> None:
     """Needs plugins to be looked for, so this sample does not forbid it."""
     sample = calc(tmp_path / "calc", environment={}, verify={"command": RUN_WITH_REPORT, "timeout": 100})
     place = await open_sample(sample)
@@ -413,7 +415,7 @@ RUN_WITH_REPORT = "python -m pytest -q --junitxml={report}" + NO_OTHERS
 
 
 async def test_tests_that_a_source_package_hands_to_unittest(
-    tmp_path: Path, open_sample: OpenPlace, cache: Path
+    tmp_path: Path, open_sample: OpenSample, cache: Path
 ) -> None:
     name, command = "pkg.tests.test_x.T.test_add", "python -m unittest discover -v -t . -s ."
     test = "import unittest\nfrom pkg import add\n\n\nclass T(unittest.TestCase):\n    def test_add(self):\n"
@@ -442,7 +444,7 @@ def load_tests(loader, tests, pattern):
 
 
 async def test_a_customization_of_python_where_the_sample_puts_its_sources_on_the_path(
-    tmp_path: Path, open_sample: OpenPlace, cache: Path
+    tmp_path: Path, open_sample: OpenSample, cache: Path
 ) -> None:
     sample = calc(tmp_path / "calc", environment={"env": {**PYTEST_ENV, "PYTHONPATH": "/workspace"}})
     place = await open_sample(sample)
@@ -452,17 +454,17 @@ async def test_a_customization_of_python_where_the_sample_puts_its_sources_on_th
 
 
 async def test_a_witness_of_the_agents_own_is_not_heard(
-    calc_sample: Sample, open_sample: OpenPlace, cache: Path
+    calc_sample: Sample, open_sample: OpenSample, cache: Path
 ) -> None:
     place = await open_sample(calc_sample)
-    await place.exec(planted("carrel_witness.py", PLUGIN))
+    await place.exec(planted("carrel_pytest.py", PLUGIN))
     result = await verify(calc_sample, place, cache=cache)
     assert result.outcome == "not_solved"
-    assert "carrel_witness.py" in result.left_out
+    assert "carrel_pytest.py" in result.left_out
 
 
 async def test_shims_on_the_path_and_files_elsewhere_stay_behind(
-    calc_sample: Sample, open_sample: OpenPlace, cache: Path
+    calc_sample: Sample, open_sample: OpenSample, cache: Path
 ) -> None:
     place = await open_sample(calc_sample)
     shim = planted("$HOME/bin/python", "#!/bin/sh\nexit 0") + "chmod +x $HOME/bin/python"
@@ -480,7 +482,7 @@ done) > /dev/null 2>&1 &
 
 
 async def test_a_process_left_in_the_background_reaches_nothing(
-    calc_sample: Sample, open_sample: OpenPlace, cache: Path
+    calc_sample: Sample, open_sample: OpenSample, cache: Path
 ) -> None:
     place = await open_sample(calc_sample)
     await place.exec(LOOP)
@@ -490,11 +492,11 @@ async def test_a_process_left_in_the_background_reaches_nothing(
 
 
 async def test_what_is_changed_after_the_place_was_read_counts_for_nothing(
-    calc_sample: Sample, open_sample: OpenPlace, cache: Path
+    calc_sample: Sample, open_sample: OpenSample, cache: Path
 ) -> None:
     place = await open_sample(calc_sample)
-    ready = await make_ready(calc_sample, cache)
-    read = await changes_in(place, base=ready.workspace)
+    ready = await prepare_sample(calc_sample, cache)
+    read = await read_changes(place, base=ready.workspace)
     judging = asyncio.create_task(grade(calc_sample, read, prepared=ready))
     await place.exec(SOLVE)
     assert (await judging).outcome == "not_solved"
@@ -502,7 +504,7 @@ async def test_what_is_changed_after_the_place_was_read_counts_for_nothing(
 
 
 async def test_code_that_ends_the_place_it_is_judged_in_has_not_solved_it(
-    calc_sample: Sample, open_sample: OpenPlace, cache: Path
+    calc_sample: Sample, open_sample: OpenSample, cache: Path
 ) -> None:
     place = await open_sample(calc_sample)
     kill = "import os\nfor pid in range(2, 200):\n    try: os.kill(pid, 9)\n    except OSError: pass\n"
@@ -512,7 +514,7 @@ async def test_code_that_ends_the_place_it_is_judged_in_has_not_solved_it(
 
 
 async def test_a_place_that_died_is_not_judged_as_if_nothing_had_been_done_in_it(
-    calc_sample: Sample, open_sample: OpenPlace, cache: Path
+    calc_sample: Sample, open_sample: OpenSample, cache: Path
 ) -> None:
     place = await open_sample(calc_sample)
     await place.exec(SOLVE)
@@ -527,7 +529,7 @@ async def test_a_place_that_died_is_not_judged_as_if_nothing_had_been_done_in_it
     assert "what was changed in its files is gone" in result.evidence[0]
 
 
-async def test_the_agents_place_is_left_as_it_was(calc_sample: Sample, open_sample: OpenPlace, cache: Path) -> None:
+async def test_the_agents_place_is_left_as_it_was(calc_sample: Sample, open_sample: OpenSample, cache: Path) -> None:
     sample = calc_sample.model_copy(update={"test_patch": NEW_TEST, "fail_to_pass": ["tests/test_more.py::test_more"]})
     place = await open_sample(sample)
     await place.run("x = 5")
@@ -640,7 +642,7 @@ UNITTEST_LIES = {
 
 
 @pytest.mark.parametrize("lie", UNITTEST_LIES)
-async def test_unittest_has_a_witness_too(lie: str, tmp_path: Path, open_sample: OpenPlace, cache: Path) -> None:
+async def test_unittest_has_a_witness_too(lie: str, tmp_path: Path, open_sample: OpenSample, cache: Path) -> None:
     name = "tests.test_calc.Calc.test_add"
     files = {"tests/__init__.py": "", "tests/test_calc.py": UNITTEST}
     command = "python -m unittest -v"

@@ -14,7 +14,7 @@ from carrel.tasks.sample import Sample
 from carrel.tasks.verification.changes import Change, Changes
 from carrel.tasks.verification.verifier import grade, verify
 from tests.needs import skip_without
-from tests.tasks.conftest import OpenPlace
+from tests.tasks.conftest import OpenSample
 from tests.tasks.real_runners import program
 from tests.tasks.small_samples import ADD, ONE, written
 
@@ -32,7 +32,7 @@ ACCUSING = re.compile(r"forged|changed the test runner|from inside|was changed")
     ],
 )
 async def test_source_that_pytest_cannot_import(
-    calc_sample: Sample, open_sample: OpenPlace, cache: Path, broken: str, said: str
+    calc_sample: Sample, open_sample: OpenSample, cache: Path, broken: str, said: str
 ) -> None:
     place = await open_sample(calc_sample)
     assert (await place.exec(broken)).success
@@ -53,7 +53,7 @@ async def test_source_that_pytest_cannot_import(
     ],
 )
 async def test_source_that_other_runners_cannot_read(
-    name: str, needs: str, broken: str, outcome: str, said: str, open_sample: OpenPlace, cache: Path
+    name: str, needs: str, broken: str, outcome: str, said: str, open_sample: OpenSample, cache: Path
 ) -> None:
     if shutil.which(needs) is None or (name == "ring-1" and shutil.which("cc") is None):
         skip_without(f"{needs} is not installed here")

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from carrel.tasks.dataset import DEMO, Dataset
-from carrel.tasks.dataset_check import Finding, check, check_sample, faults_of
+from carrel.tasks.dataset_check import CheckResult, check, check_sample, faults_of
 from carrel.tasks.runner import in_parallel
 from carrel.tasks.sample import Sample
 from carrel.wire.verification import Outcome, Standing, VerificationResult
@@ -97,7 +97,7 @@ def test_what_could_not_be_judged_is_told_once() -> None:
 
 
 async def test_the_demo_is_right(tmp_path: Path) -> None:
-    heard: list[Finding] = []
+    heard: list[CheckResult] = []
     samples = Dataset.load(DEMO).samples
     findings = await check(samples, cache=tmp_path, told=heard.append)
     assert [finding.sample_id for finding in findings] == [sample.sample_id for sample in samples]

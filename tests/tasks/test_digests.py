@@ -14,7 +14,7 @@ from carrel.tasks.verification import recorder_log
 PROGRAM = """
 import sys
 sys.path.insert(0, sys.argv[1])
-from carrel_recorder_codes import digest
+from carrel_code_digests import digest
 
 SOURCE = '''
 def given(number):

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from carrel.tasks.environment import open_place
+from carrel.tasks.environment import open_executor
 from carrel.tasks.verification.changes import Change, Changes
 from carrel.tasks.verification.reports import cases_in
 from carrel.tasks.verification.verifier import grade
@@ -105,7 +105,7 @@ async def judged(runner: str, source: str, tmp_path: Path) -> VerificationResult
 async def test_an_attack_that_would_deceive_a_reader_of_the_output(runner: str, attack: str, tmp_path: Path) -> None:
     source = DECEIVING[runner][attack]
     sample = runner_sample(runner, tmp_path / "own")
-    place = await open_place(await ready_for(runner, sample, tmp_path / "cache"))
+    place = await open_executor(await ready_for(runner, sample, tmp_path / "cache"))
     try:
         await place.write_file(SOURCE[runner], source)
         own = await place.exec(COMMANDS[runner], timeout=120)

@@ -10,7 +10,7 @@ import pytest
 from carrel.errors import FilesRefused, ProgramMissing
 from carrel.tasks.file_cache import Files, prepared_files
 from carrel.tasks.sample import Sample
-from tests.tasks.conftest import OpenPlace
+from tests.tasks.conftest import OpenSample
 from tests.tasks.repositories import Repository
 
 
@@ -307,7 +307,7 @@ async def test_a_machine_without_git_is_told(
 
 
 async def test_in_a_session_git_works_and_knows_the_past_only(
-    repository: Repository, tmp_path: Path, open_sample: OpenPlace
+    repository: Repository, tmp_path: Path, open_sample: OpenSample
 ) -> None:
     repository.git("bundle", "create", "-q", str(tmp_path / "f.bundle"), "--all")
     sample = Sample(sample_id="a", files=tmp_path / "f.bundle", base_commit=repository.base)

@@ -10,7 +10,7 @@ from carrel.tasks.sample import Sample
 from carrel.tasks.verification.changes import Change
 from carrel.tasks.verification.integrity import features_of, reasons_in
 from carrel.tasks.verification.verifier import verify
-from tests.tasks.conftest import OpenPlace
+from tests.tasks.conftest import OpenSample
 from tests.tasks.small_samples import SOLVE, calc
 
 BEFORE = "import ctypes\n\n\ndef add(a, b):\n    return a - b\n"
@@ -66,7 +66,7 @@ def test_only_what_is_new_and_not_in_the_samples_own_solution_is_a_reason() -> N
     assert reasons("It runs under pytest and node:test.\n", "README.md") == []
 
 
-async def test_a_suspicious_solution_says_why(tmp_path: Path, open_sample: OpenPlace, cache: Path) -> None:
+async def test_a_suspicious_solution_says_why(tmp_path: Path, open_sample: OpenSample, cache: Path) -> None:
     sample = calc(tmp_path / "calc")
     place = await open_sample(sample)
     await place.exec(f"{SOLVE}; printf 'import gc\\nALL = gc.get_objects\\n' >> calc.py")

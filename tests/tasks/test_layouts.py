@@ -12,7 +12,7 @@ from carrel.tasks.dataset import Dataset
 from carrel.tasks.dataset_check import check
 from carrel.tasks.importers.git_commits import Journal, Lists, first_error, import_history, lists_of, standings
 from carrel.tasks.importers.layout import options_for, split
-from carrel.tasks.importers.write import Imported
+from carrel.tasks.importers.write import ImportResult
 from carrel.tasks.sample import Environment, Sample, Verify
 from carrel.tasks.verification.changes import Change, Changes
 from carrel.tasks.verification.verifier import grade, grade_patch
@@ -25,7 +25,7 @@ INSTALL = "pip install --no-index -e ."
 
 async def imported(
     repo: Repository, folder: Path, setup: str = "", command: str = COMMAND, **options: Any
-) -> tuple[Dataset, Imported]:
+) -> tuple[Dataset, ImportResult]:
     settings = {
         "environment": {"env": PYTEST_ENV, "setup": [setup] if setup else []},
         "verify": {"command": command, "timeout": 100},

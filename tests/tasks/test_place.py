@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from carrel.errors import ConfigurationError, EnvironmentFailed, SetupFailed
-from carrel.tasks.environment import make_ready
+from carrel.tasks.environment import prepare_sample
 from carrel.tasks.sample import Verify
 from carrel.tasks.verification.changes import Changes, changed_files
 from carrel.tasks.verification.verifier import grade, verify
-from tests.tasks.conftest import OpenPlace
+from tests.tasks.conftest import OpenSample
 from tests.tasks.small_samples import PYTEST_ENV, SOLVE, calc
 
 
@@ -22,7 +22,7 @@ def with_place(folder: Path, **environment: Any) -> Any:
 
 
 async def test_a_place_begins_with_the_samples_files_and_leaves_them_alone(
-    tmp_path: Path, open_sample: OpenPlace
+    tmp_path: Path, open_sample: OpenSample
 ) -> None:
     sample = calc(tmp_path / "calc")
     first, second = await open_sample(sample), await open_sample(sample)
@@ -32,7 +32,7 @@ async def test_a_place_begins_with_the_samples_files_and_leaves_them_alone(
     assert "a - b" in (tmp_path / "calc" / "calc.py").read_text()
 
 
-async def test_the_place_is_as_the_sample_says(tmp_path: Path, open_sample: OpenPlace) -> None:
+async def test_the_place_is_as_the_sample_says(tmp_path: Path, open_sample: OpenSample) -> None:
     sample = with_place(
         tmp_path, workdir="/testbed", env={"COLOR": "blue"}, limits={"memory": "300MiB", "processes": 50}
     )
@@ -45,7 +45,7 @@ async def test_the_place_is_as_the_sample_says(tmp_path: Path, open_sample: Open
 
 
 async def test_the_network_is_off_unless_the_sample_or_who_opens_it_says_otherwise(
-    tmp_path: Path, open_sample: OpenPlace
+    tmp_path: Path, open_sample: OpenSample
 ) -> None:
     off = with_place(tmp_path / "off")
     assert "network_isolation" in (await open_sample(off)).supported_capabilities()
@@ -54,10 +54,10 @@ async def test_the_network_is_off_unless_the_sample_or_who_opens_it_says_otherwi
     assert "network_isolation" not in (await open_sample(on)).supported_capabilities()
 
 
-async def test_set_up_runs_once_and_is_shared(tmp_path: Path, open_sample: OpenPlace, cache: Path) -> None:
+async def test_set_up_runs_once_and_is_shared(tmp_path: Path, open_sample: OpenSample, cache: Path) -> None:
     setup = ["date +%s%N > made.txt; echo prepared", "mkdir built && cp calc.py built/"]
     sample = with_place(tmp_path, setup=setup)
-    ready = await asyncio.gather(*(make_ready(sample.model_copy(), cache) for _ in range(4)))
+    ready = await asyncio.gather(*(prepare_sample(sample.model_copy(), cache) for _ in range(4)))
     assert {each.workspace for each in ready} == {ready[0].workspace}
     assert ready[0].output.startswith("$ date +%s%N > made.txt; echo prepared\nprepared\n")
     first, second = await open_sample(sample), await open_sample(sample)
@@ -67,7 +67,7 @@ async def test_set_up_runs_once_and_is_shared(tmp_path: Path, open_sample: OpenP
 
 
 async def test_what_a_set_up_leaves_in_its_home_is_kept_and_shared(
-    tmp_path: Path, open_sample: OpenPlace, cache: Path
+    tmp_path: Path, open_sample: OpenSample, cache: Path
 ) -> None:
     tool = "cd $HOME; mkdir -p .local/bin; printf '#!/bin/sh\\necho a tool\\n' > .local/bin/it; chmod +x .local/bin/it"
     sample = with_place(tmp_path, setup=[tool, "echo 1 > $HOME/setting; echo 1 > /tmp/passing"])
@@ -91,11 +91,11 @@ async def test_a_set_up_that_writes_where_it_cannot_is_told_where_it_can(tmp_pat
     with pytest.raises(
         SetupFailed, match=r"Read-only file system\n\(a set-up can write to the workdir and to its home"
     ):
-        await make_ready(sample, cache)
+        await prepare_sample(sample, cache)
 
 
 async def test_a_set_up_has_an_environment_to_install_into_that_comes_first_afterwards(
-    tmp_path: Path, open_sample: OpenPlace
+    tmp_path: Path, open_sample: OpenSample
 ) -> None:
     file = 'printf "def answer(): return 42\\n" > $(python -c "import site; print(site.getsitepackages()[0])")/found.py'
     sample = with_place(tmp_path, setup=["pip --version", file])
@@ -107,7 +107,7 @@ async def test_a_set_up_has_an_environment_to_install_into_that_comes_first_afte
 
 
 async def test_a_set_up_that_is_online_knows_certificates_and_no_passwords(
-    tmp_path: Path, open_sample: OpenPlace, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, open_sample: OpenSample, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "own.pem").write_text("a certificate\n")
     monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "own.pem"))
@@ -125,16 +125,16 @@ async def test_a_set_up_that_is_online_knows_certificates_and_no_passwords(
 async def test_a_set_up_that_lacks_the_network_names_the_setting(tmp_path: Path, cache: Path) -> None:
     sample = with_place(tmp_path, setup=["pip download --retries 0 -i https://index.example/simple no-such-package"])
     with pytest.raises(SetupFailed, match=r"it has no network; environment.setup_network: true"):
-        await make_ready(sample, cache)
+        await prepare_sample(sample, cache)
 
 
-async def test_another_set_up_is_another_layer(tmp_path: Path, open_sample: OpenPlace) -> None:
+async def test_another_set_up_is_another_layer(tmp_path: Path, open_sample: OpenSample) -> None:
     one, two = with_place(tmp_path, setup=["echo 1 > it"]), with_place(tmp_path, setup=["echo 2 > it"])
     assert await (await open_sample(one)).read_file("it") == b"1\n"
     assert await (await open_sample(two)).read_file("it") == b"2\n"
 
 
-async def test_a_verdict_sees_what_the_set_up_made(tmp_path: Path, open_sample: OpenPlace, cache: Path) -> None:
+async def test_a_verdict_sees_what_the_set_up_made(tmp_path: Path, open_sample: OpenSample, cache: Path) -> None:
     files = {"tests/test_calc.py": "def test_add():\n    from built.calc import add\n    assert add(1, 2) == 3\n"}
     place = {"env": PYTEST_ENV, "setup": ["mkdir built && sed 's/a - b/a + b/' calc.py > built/calc.py"]}
     sample = calc(tmp_path / "calc", files, environment=place, pass_to_pass=[])
@@ -144,7 +144,7 @@ async def test_a_verdict_sees_what_the_set_up_made(tmp_path: Path, open_sample: 
 async def test_a_set_up_that_fails_is_told_with_its_output(tmp_path: Path, cache: Path) -> None:
     sample = with_place(tmp_path, setup=["echo first", "echo no compiler here >&2; exit 7", "echo never"])
     with pytest.raises(SetupFailed, match=r"calc-1: set-up command 2 of 3 ended with 7: .*\nno compiler here") as told:
-        await make_ready(sample, cache)
+        await prepare_sample(sample, cache)
     assert "first" in told.value.output
     assert "never\n" not in told.value.output
     assert [path for path in (cache / "layers").iterdir() if path.is_dir()] == []
@@ -156,33 +156,33 @@ async def test_a_set_up_that_fails_is_told_with_its_output(tmp_path: Path, cache
 async def test_a_set_up_that_hangs_is_ended(tmp_path: Path, cache: Path) -> None:
     sample = with_place(tmp_path, setup=["echo waiting; sleep 1000"], setup_timeout=2)
     with pytest.raises(SetupFailed, match="took too long: echo waiting; sleep 1000\nwaiting"):
-        await make_ready(sample, cache)
+        await prepare_sample(sample, cache)
 
 
 async def test_a_set_up_that_was_cut_off_is_begun_again(tmp_path: Path, cache: Path) -> None:
     sample = with_place(tmp_path, setup=["echo done > it"])
-    ready = await make_ready(sample, cache)
+    ready = await prepare_sample(sample, cache)
     ready.workspace.with_suffix(".json").unlink()
     (ready.workspace / "it").write_text("half")
-    again = await make_ready(sample, cache)
+    again = await prepare_sample(sample, cache)
     assert (again.workspace / "it").read_text() == "done\n"
 
 
 async def test_packages_that_cannot_be_had_are_told(tmp_path: Path, cache: Path) -> None:
     sample = with_place(tmp_path, deps=["./no-such-folder"])
     with pytest.raises(EnvironmentFailed):
-        await make_ready(sample, cache)
+        await prepare_sample(sample, cache)
 
 
 async def test_what_this_machine_lacks_is_told(tmp_path: Path, cache: Path) -> None:
     with pytest.raises(EnvironmentFailed, match="calc-1 needs no-such-program"):
-        await make_ready(with_place(tmp_path, programs=["no-such-program"]), cache)
+        await prepare_sample(with_place(tmp_path, programs=["no-such-program"]), cache)
     with pytest.raises(ConfigurationError, match="backend: container"):
-        await make_ready(with_place(tmp_path, backend="container"), cache)
+        await prepare_sample(with_place(tmp_path, backend="container"), cache)
 
 
 async def test_a_mode_a_link_and_a_deletion_are_carried_over(
-    tmp_path: Path, open_sample: OpenPlace, cache: Path
+    tmp_path: Path, open_sample: OpenSample, cache: Path
 ) -> None:
     check = "test -x run.sh && test ! -e calc.py && test -L here && ./run.sh && cat here/x && test ! -e gone"
     files = {"run.sh": "echo ran\n", "gone/a.txt": "a", "data/x": "x\n"}
@@ -197,7 +197,7 @@ async def test_a_mode_a_link_and_a_deletion_are_carried_over(
     assert set(result.carried_over) == {"binary", "calc.py", "gone/a.txt", "here", "run.sh"}
 
 
-async def test_nothing_is_left_when_a_place_is_closed(tmp_path: Path, open_sample: OpenPlace, cache: Path) -> None:
+async def test_nothing_is_left_when_a_place_is_closed(tmp_path: Path, open_sample: OpenSample, cache: Path) -> None:
     sample = calc(tmp_path / "calc")
     place = await open_sample(sample)
     await place.exec(f"{SOLVE}; sleep 1000 > /dev/null 2>&1 &")
@@ -216,13 +216,13 @@ printf same > same.txt; touch -d '2020-01-01' same.txt; echo 2 > '-n ew'
 
 @pytest.mark.parametrize("odd", ["", "echo 3 > $(printf 'odd\\nname')", "echo 4 > $(printf 'odd\\377name')"])
 async def test_one_look_at_a_place_finds_what_many_find(
-    odd: str, tmp_path: Path, open_sample: OpenPlace, cache: Path
+    odd: str, tmp_path: Path, open_sample: OpenSample, cache: Path
 ) -> None:
     files = {"gone.txt": "", "data/x": "x", "data/y": "y", "same.txt": "same", "deep/er/file": "f"}
     files |= {"whole/a": "a", "whole/b/c": "c", "turned": "t", "lib/x.py": "x", "kept/k": "k", "bare/one": "1"}
     sample = calc(tmp_path / "calc", files)
     place = await open_sample(sample)
-    base = (await make_ready(sample, cache)).workspace
+    base = (await prepare_sample(sample, cache)).workspace
     assert (await changed_files(place, base))[0] == []
     await place.exec(CHANGE_ALL + odd)
     found, _ = await changed_files(place, base)

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from carrel.tasks import file_cache
-from carrel.tasks.environment import Prepared, make_ready, open_place
+from carrel.tasks.environment import PreparedSample, open_executor, prepare_sample
 from carrel.tasks.file_cache import archive_of, prune
 from carrel.tasks.sample import Sample
 from tests.cli.conftest import carrel, environment, home  # noqa: F401 -- fixtures
@@ -25,12 +25,12 @@ from tests.tasks.small_samples import written
 USER = """
 import asyncio, sys, time
 from pathlib import Path
-from carrel.tasks.environment import make_ready
+from carrel.tasks.environment import prepare_sample
 from carrel.tasks.sample import Sample
 
 async def main():
     sample = Sample(sample_id="a", files=Path(sys.argv[1]), environment={"setup": ["echo 1 > it"]})
-    ready = await make_ready(sample, Path(sys.argv[2]))
+    ready = await prepare_sample(sample, Path(sys.argv[2]))
     print("ready", flush=True)
     time.sleep(600)
 
@@ -49,8 +49,8 @@ def names(cache: Path) -> list[str]:
 
 
 async def test_what_is_used_stays_and_what_is_not_goes(tmp_path: Path, cache: Path) -> None:
-    ready: Prepared | None = await make_ready(made(tmp_path, "a", "echo 1 > it; echo 2 > $HOME/own"), cache)
-    await make_ready(made(tmp_path, "b"), cache)
+    ready: PreparedSample | None = await prepare_sample(made(tmp_path, "a", "echo 1 > it; echo 2 > $HOME/own"), cache)
+    await prepare_sample(made(tmp_path, "b"), cache)
     gc.collect()
     assert names(cache) == ["files", "files", "layers", "layers"]
     done = prune(cache, time.time() + 1, dry_run=True)
@@ -60,7 +60,7 @@ async def test_what_is_used_stays_and_what_is_not_goes(tmp_path: Path, cache: Pa
     assert (len(done.removed), done.in_use, done.bytes) == (1, 2, done.removed[0].bytes)
     assert names(cache) == ["files", "layers", "layers"]
     assert ready is not None
-    place = await open_place(ready)
+    place = await open_executor(ready)
     ready = None
     gc.collect()
     assert prune(cache, time.time() + 1).in_use == 2
@@ -70,12 +70,12 @@ async def test_what_is_used_stays_and_what_is_not_goes(tmp_path: Path, cache: Pa
     gc.collect()
     done = prune(cache, time.time() + 1)
     assert (len(done.removed), done.in_use, names(cache)) == (2, 0, [])
-    again = await make_ready(made(tmp_path, "a", "echo 1 > it; echo 2 > $HOME/own"), cache)
+    again = await prepare_sample(made(tmp_path, "a", "echo 1 > it; echo 2 > $HOME/own"), cache)
     assert (again.workspace / "it").read_text() == "1\n"
 
 
 async def test_what_was_used_lately_stays(tmp_path: Path, cache: Path) -> None:
-    await make_ready(made(tmp_path), cache)
+    await prepare_sample(made(tmp_path), cache)
     gc.collect()
     done = prune(cache, time.time() - 60)
     assert (done.removed, done.kept) == ([], 1)
@@ -96,7 +96,7 @@ def test_what_another_process_uses_stays_until_it_is_gone(tmp_path: Path, cache:
 
 
 async def test_what_a_killed_prune_left_is_removed(tmp_path: Path, cache: Path) -> None:
-    await make_ready(made(tmp_path), cache)
+    await prepare_sample(made(tmp_path), cache)
     left = cache / "files" / "0123.99.gone"
     left.mkdir()
     (left / "x").write_text("x")
@@ -121,7 +121,7 @@ async def test_what_another_prune_takes_meanwhile_is_not_told_twice(
     tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in "abc":
-        await make_ready(made(tmp_path, name), cache)
+        await prepare_sample(made(tmp_path, name), cache)
     gc.collect()
     others = []
     measured = file_cache._size

@@ -10,7 +10,7 @@ import pytest
 from carrel.tasks.verification.command import may_write
 from carrel.tasks.verification.verifier import grade_patch, verify
 from tests.tasks import memory_attacks as memory
-from tests.tasks.conftest import OpenPlace
+from tests.tasks.conftest import OpenSample
 from tests.tasks.small_samples import COMMAND, GOLD, SOLVE, calc
 from tests.tasks.test_attacks import CALL, PLUGIN, RUN
 
@@ -32,7 +32,7 @@ WRITES = "from pathlib import Path\nif not Path({path!r}).exists():\n    Path({p
 )
 @pytest.mark.parametrize("new", ["a conftest", "a conftest among the tests"])
 async def test_source_that_writes_what_steers_the_runner_before_it_starts(
-    command: str, new: str, tmp_path: Path, open_sample: OpenPlace, cache: Path
+    command: str, new: str, tmp_path: Path, open_sample: OpenSample, cache: Path
 ) -> None:
     path, text = NEW_FILES[new]
     makefile = "check:\n\tpython -c 'import calc'\n\tpython -m pytest -q --junitxml=$(OUT)\n"
@@ -51,7 +51,7 @@ async def test_source_that_writes_what_steers_the_runner_before_it_starts(
     "command", ["sh run.sh {report}", "make -s check OUT={report}", "PYTHONPATH=. " + COMMAND, "python run.py {report}"]
 )
 async def test_a_runner_that_another_program_starts_has_a_recorder(
-    command: str, tmp_path: Path, open_sample: OpenPlace, cache: Path
+    command: str, tmp_path: Path, open_sample: OpenSample, cache: Path
 ) -> None:
     files = {
         "run.sh": 'python -m pytest -q --junitxml="$1"\n',
@@ -93,11 +93,11 @@ async def test_a_result_without_a_recorder_says_so(
 
 
 async def test_the_word_of_the_recorder_is_not_the_sources_to_remove(
-    tmp_path: Path, open_sample: OpenPlace, cache: Path
+    tmp_path: Path, open_sample: OpenSample, cache: Path
 ) -> None:
     sample = calc(tmp_path / "calc", verify={"command": FIRST + COMMAND, "timeout": 60})
     place = await open_sample(sample)
-    removes = "import os\nif 'CARREL_WITNESS' in os.environ:\n    os.remove(os.environ['CARREL_WITNESS'])\n"
+    removes = "import os\nif 'CARREL_RECORDER' in os.environ:\n    os.remove(os.environ['CARREL_RECORDER'])\n"
     await place.exec(f"cat >> calc.py <<'END'\n{removes}{CALL}\nEND\n")
     result = await verify(sample, place, cache=cache)
     assert (result.outcome, result.integrity) == ("tests_did_not_run", "suspicious"), result
@@ -126,7 +126,7 @@ def test_what_a_command_may_write_itself(command: str, path: str, may: bool) -> 
 
 @pytest.mark.parametrize("attack", memory.IN_PYTEST)
 async def test_source_that_changes_tests_in_memory(
-    attack: str, tmp_path: Path, open_sample: OpenPlace, cache: Path
+    attack: str, tmp_path: Path, open_sample: OpenSample, cache: Path
 ) -> None:
     test = memory.HELPED if attack in memory.ONLY_HELPER else memory.ONLY_FIXTURE
     files = {**memory.FILES, "tests/z/test_z.py": test}
@@ -144,7 +144,7 @@ async def test_source_that_changes_tests_in_memory(
 
 @pytest.mark.parametrize("attack", memory.IN_UNITTEST)
 async def test_source_that_changes_tests_of_unittest_in_memory(
-    attack: str, tmp_path: Path, open_sample: OpenPlace, cache: Path
+    attack: str, tmp_path: Path, open_sample: OpenSample, cache: Path
 ) -> None:
     lists = {"fail_to_pass": ["tests.test_z.Calc.test_add"], "pass_to_pass": ["tests.test_calc.One.test_one"]}
     command = "python -m unittest -v"

@@ -10,7 +10,7 @@ import pytest
 
 from carrel.errors import ReportUnreadable
 from carrel.tasks.verification.reports import cases_in, grade_in, kind_of_report
-from carrel.tasks.verification.test_cases import Reported, Told
+from carrel.tasks.verification.test_cases import ReportedTests, TestCase
 
 SUREFIRE = """<?xml version="1.0" encoding="UTF-8"?>
 <testsuite name="com.acme.CalcTest" time="0.05" tests="3" errors="1" skipped="1" failures="0">
@@ -137,7 +137,7 @@ RECORDED = {
 def test_junit_as_real_runners_wrote_it(runner: str) -> None:
     text = (Path(__file__).parent / "recorded" / f"{runner}.xml").read_text()
     assert kind_of_report(text) == "junit"
-    reported = Reported(cases_in(text, "junit"))
+    reported = ReportedTests(cases_in(text, "junit"))
     one = "TestOne" if runner == "gotestsum" else "one"
     adds, later = RECORDED[runner]
     assert [[case.status for case in reported.find(name)] for name in (one, adds, later)] == [
@@ -291,4 +291,4 @@ def test_a_graders_json_that_is_none_is_refused(text: str) -> None:
 def test_text_that_is_no_report() -> None:
     assert kind_of_report("all is well") == "exit_code"
     assert cases_in("all is well", "exit_code") == []
-    assert isinstance(cases_in(NODE, "junit")[0], Told)
+    assert isinstance(cases_in(NODE, "junit")[0], TestCase)

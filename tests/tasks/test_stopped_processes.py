@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from carrel.tasks.verification.verifier import verify
-from tests.tasks.conftest import OpenPlace
+from tests.tasks.conftest import OpenSample
 from tests.tasks.small_samples import COMMAND, calc
 
 STOP = {
@@ -18,7 +18,7 @@ STOP = {
 
 
 @pytest.mark.parametrize("how", STOP)
-async def test_source_that_stops_all_processes(how: str, tmp_path: Path, open_sample: OpenPlace, cache: Path) -> None:
+async def test_source_that_stops_all_processes(how: str, tmp_path: Path, open_sample: OpenSample, cache: Path) -> None:
     sample = calc(tmp_path / "calc", verify={"command": COMMAND, "timeout": 4})
     place = await open_sample(sample)
     await place.write_file("calc.py", STOP[how])

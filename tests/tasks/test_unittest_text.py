@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from carrel.errors import ReportUnreadable
-from carrel.tasks.verification.test_cases import Told
-from carrel.tasks.verification.text_reports import parsed
+from carrel.tasks.verification.test_cases import TestCase
+from carrel.tasks.verification.text_reports import unittest_cases
 
 SUITE = '''
 import sys, unittest
@@ -47,7 +47,7 @@ def run(folder: Path, suite: str) -> str:
 
 
 def test_a_real_run_of_every_ending(tmp_path: Path) -> None:
-    told = parsed(run(tmp_path, SUITE))
+    told = unittest_cases(run(tmp_path, SUITE))
     assert {test.name: test.status for test in told} == {
         "test_good": "passed",
         "test_with_words": "passed",
@@ -67,14 +67,14 @@ def test_a_real_run_of_every_ending(tmp_path: Path) -> None:
 
 
 def test_a_module_that_cannot_be_imported_is_a_failure(tmp_path: Path) -> None:
-    (told,) = parsed(run(tmp_path, "import nothing_of_this_name"))
+    (told,) = unittest_cases(run(tmp_path, "import nothing_of_this_name"))
     assert (told.name, told.status) == ("test_suite", "failed")
     assert "nothing_of_this_name" in told.message
 
 
 def test_the_older_way_of_naming() -> None:
     text = "test_a (tests.test_x.X) ... ok\n\n" + "-" * 70 + "\nRan 1 test in 0.001s\n\nOK\n"
-    assert parsed(text) == [Told("tests.test_x.X", "test_a", "passed")]
+    assert unittest_cases(text) == [TestCase("tests.test_x.X", "test_a", "passed")]
 
 
 def test_a_clean_up_that_fails_is_no_pass(tmp_path: Path) -> None:
@@ -84,7 +84,7 @@ class X(unittest.TestCase):
     def test_a(self): pass
     def tearDown(self): raise OSError("late")
 """
-    (told,) = parsed(run(tmp_path, suite))
+    (told,) = unittest_cases(run(tmp_path, suite))
     assert (told.status, "late" in told.message) == ("failed", True)
 
 
@@ -99,10 +99,10 @@ class X(unittest.TestCase):
 )
 def test_a_report_that_is_not_whole_is_refused(text: str, complaint: str) -> None:
     with pytest.raises(ReportUnreadable, match=complaint):
-        parsed(text)
+        unittest_cases(text)
 
 
 def test_a_run_that_is_left_in_the_middle_is_refused(tmp_path: Path) -> None:
     suite = "import os, unittest\nclass X(unittest.TestCase):\n    def test_a(self): os._exit(0)\n"
     with pytest.raises(ReportUnreadable):
-        parsed(run(tmp_path, suite))
+        unittest_cases(run(tmp_path, suite))

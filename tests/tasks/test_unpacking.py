@@ -273,7 +273,7 @@ async def test_a_sparse_file_is_refused(tmp_path: Path, cache: Path) -> None:
 
 async def test_too_many_files_are_refused(tmp_path: Path, cache: Path) -> None:
     sample = packed(tmp_path / "many.tar.gz", *(member(f"f{number}") for number in range(50)))
-    budget = unpack.Budget(tmp_path / "many.tar.gz", most_files=40)
+    budget = unpack.UnpackLimits(tmp_path / "many.tar.gz", most_files=40)
     budget.add(files=40)
     with pytest.raises(FilesRefused, match="more than 40 files"):
         budget.add(files=1)

@@ -9,15 +9,15 @@ import pytest
 
 from carrel.tasks.sample import Sample, Verify
 from carrel.tasks.stats import summary, wilson
-from carrel.tasks.verification.changes import Change, Changes, odd_path, without_traps
-from carrel.tasks.verification.protected_files import Folder, Protection, guarded, programs_of, touched_by
-from carrel.tasks.verification.recorder_log import doubt, hear, read_notes
-from carrel.tasks.verification.test_cases import Reported, Status, Told
-from carrel.tasks.verification.verdict import Run, verdict
+from carrel.tasks.verification.changes import Change, Changes, drop_unsafe, odd_path
+from carrel.tasks.verification.protected_files import Folder, Protection, programs_of, restore_test_settings, touched_by
+from carrel.tasks.verification.recorder_log import find_contradiction, parse_lines, parse_notes
+from carrel.tasks.verification.test_cases import ReportedTests, Status, TestCase
+from carrel.tasks.verification.verdict import TestRun, verdict
 
 
-def told(name: str, status: Status = "passed", classname: str = "tests.test_a") -> Told:
-    return Told(classname, name, status)
+def told(name: str, status: Status = "passed", classname: str = "tests.test_a") -> TestCase:
+    return TestCase(classname, name, status)
 
 
 @pytest.mark.parametrize(
@@ -31,28 +31,28 @@ def told(name: str, status: Status = "passed", classname: str = "tests.test_a") 
 )
 def test_every_way_to_name_a_test(wanted: str) -> None:
     cases = [told("test_y[1]", classname="tests.test_a.TestX"), told("test_y[2]", classname="tests.test_a.TestX")]
-    assert Reported(cases).find(wanted) == cases[:1]
+    assert ReportedTests(cases).find(wanted) == cases[:1]
 
 
 def test_a_bare_name_counts_only_where_it_is_the_only_one() -> None:
     cases = [told("test_y", classname="tests.a"), told("test_y", classname="tests.b")]
-    assert Reported(cases).find("test_y") == []
-    assert Reported(cases).find("tests.b::test_y") == cases[1:]
+    assert ReportedTests(cases).find("test_y") == []
+    assert ReportedTests(cases).find("tests.b::test_y") == cases[1:]
 
 
 def test_a_name_without_parameters_stands_for_all_of_them() -> None:
     cases = [told("test_y[1]"), told("test_y[a::b/c.py]", "failed"), told("test_yy[1]")]
-    assert Reported(cases).find("tests/test_a.py::test_y") == cases[:2]
-    assert Reported(cases).find("tests/test_a.py::test_y[a::b/c.py]") == cases[1:2]
+    assert ReportedTests(cases).find("tests/test_a.py::test_y") == cases[:2]
+    assert ReportedTests(cases).find("tests/test_a.py::test_y[a::b/c.py]") == cases[1:2]
 
 
 def test_names_of_other_runners() -> None:
     cases = [
-        Told("acme/calc", "TestAdd/small", "passed"),
-        Told("lib", "tests::adds", "passed"),
-        Told("", "it adds", "passed"),
+        TestCase("acme/calc", "TestAdd/small", "passed"),
+        TestCase("lib", "tests::adds", "passed"),
+        TestCase("", "it adds", "passed"),
     ]
-    found = Reported(cases)
+    found = ReportedTests(cases)
     for name in ("TestAdd/small", "acme/calc::TestAdd/small", "acme/calc.TestAdd/small", "tests::adds", "it adds"):
         assert len(found.find(name)) == 1, name
 
@@ -61,8 +61,8 @@ def sample(fail: list[str], keep: list[str]) -> Sample:
     return Sample(sample_id="s", fail_to_pass=fail, pass_to_pass=keep)
 
 
-def run(*cases: tuple[str, Status], **more: object) -> Run:
-    return Run(cases=[Told("", name, status) for name, status in cases], **more)  # type: ignore[arg-type]
+def run(*cases: tuple[str, Status], **more: object) -> TestRun:
+    return TestRun(cases=[TestCase("", name, status) for name, status in cases], **more)  # type: ignore[arg-type]
 
 
 TASK = sample(["a", "b"], ["c"])
@@ -92,7 +92,7 @@ TASK = sample(["a", "b"], ["c"])
         ([run(problem="no report"), run(("a", "passed"), ("b", "passed"), ("c", "passed"))], "flaky", 1.0),
     ],
 )
-def test_outcomes(runs: list[Run], outcome: str, score: float) -> None:
+def test_outcomes(runs: list[TestRun], outcome: str, score: float) -> None:
     result = verdict(TASK, runs)
     assert (result.outcome, result.score, result.is_success) == (outcome, score, score == 1.0)
     assert result.suite_ran == (outcome != "tests_did_not_run")
@@ -142,9 +142,9 @@ END = ('{"event":"canary","failed":true}', '{"event":"finished","status":0}')
 
 
 def test_a_witness_is_heard_and_taken_out() -> None:
-    rest, testimony = hear(lines(*FULL, *END), "word")
+    rest, testimony = parse_lines(lines(*FULL, *END), "word")
     assert rest == "beforeafter"
-    assert doubt(testimony, [Told("t", "a", "passed")]) == ""
+    assert find_contradiction(testimony, [TestCase("t", "a", "passed")]) == ""
 
 
 @pytest.mark.parametrize(
@@ -154,12 +154,12 @@ def test_a_witness_is_heard_and_taken_out() -> None:
         ((*FULL, '{"event":"canary","failed":false}', END[1]), [], "changed the test runner"),
         ((*FULL, '{"event":"canary","failed":false}', *END), [], "changed the test runner"),
         ((*FULL, '{"event":"changed","what":"x.y"}', *END), [], "was changed while it ran: x.y is not what it was"),
-        ((*FULL, *END), [Told("t", "b", "passed")], "was not run"),
-        ((*FULL, FULL[1].replace("passed", "failed"), *END), [Told("t", "a", "passed")], "forged"),
+        ((*FULL, *END), [TestCase("t", "b", "passed")], "was not run"),
+        ((*FULL, FULL[1].replace("passed", "failed"), *END), [TestCase("t", "a", "passed")], "forged"),
     ],
 )
-def test_what_a_witness_contradicts_is_doubted(events: tuple[str, ...], cases: list[Told], complaint: str) -> None:
-    assert complaint in doubt(hear(lines(*events), "word")[1], cases)
+def test_what_a_witness_contradicts_is_doubted(events: tuple[str, ...], cases: list[TestCase], complaint: str) -> None:
+    assert complaint in find_contradiction(parse_lines(lines(*events), "word")[1], cases)
 
 
 def notes(*events: str) -> str:
@@ -172,10 +172,10 @@ PASSED = '1 "event":"test","id":"group > a","outcome":"passed"'
 
 def test_notes_of_several_programs() -> None:
     more = ('2 "event":"begun","program":"/w/b.js"', '2 "event":"finished"')
-    testimony = read_notes(notes(BEGUN, *more, PASSED, ENDED))
-    assert doubt(testimony, [Told("group", "a", "passed"), Told("", "/w/b.js", "passed")]) == ""
-    assert doubt(testimony, [Told("calc", "src/lib.rs - add (line 3)", "passed")]) == ""
-    assert not read_notes("").begun
+    testimony = parse_notes(notes(BEGUN, *more, PASSED, ENDED))
+    assert find_contradiction(testimony, [TestCase("group", "a", "passed"), TestCase("", "/w/b.js", "passed")]) == ""
+    assert find_contradiction(testimony, [TestCase("calc", "src/lib.rs - add (line 3)", "passed")]) == ""
+    assert not parse_notes("").begun
 
 
 @pytest.mark.parametrize(
@@ -192,19 +192,21 @@ def test_notes_of_several_programs() -> None:
     ],
 )
 def test_what_notes_contradict_is_doubted(text: str | None, complaint: str) -> None:
-    assert complaint in doubt(read_notes(text), [Told("group", "a", "passed")])
+    assert complaint in find_contradiction(parse_notes(text), [TestCase("group", "a", "passed")])
 
 
 def test_programs_that_name_no_tests_are_counted() -> None:
-    testimony = read_notes(notes('1 "event":"begun"', '1 "event":"finished","unnamed":true'))
-    assert doubt(testimony, [Told("calc", "TestA", "passed"), Told("calc", "TestB", "passed")]) == ""
-    assert "2 test programs, and 1 were run" in doubt(
-        testimony, [Told("calc", "TestA", "passed"), Told("calc/other", "TestB", "passed")]
+    testimony = parse_notes(notes('1 "event":"begun"', '1 "event":"finished","unnamed":true'))
+    assert (
+        find_contradiction(testimony, [TestCase("calc", "TestA", "passed"), TestCase("calc", "TestB", "passed")]) == ""
+    )
+    assert "2 test programs, and 1 were run" in find_contradiction(
+        testimony, [TestCase("calc", "TestA", "passed"), TestCase("calc/other", "TestB", "passed")]
     )
 
 
 def test_another_word_is_not_the_witness() -> None:
-    rest, testimony = hear(lines(*FULL), "other")
+    rest, testimony = parse_lines(lines(*FULL), "other")
     assert not testimony.begun
     assert "begun" in rest
 
@@ -216,7 +218,7 @@ PYPROJECT = b"[project]\nname = 'a'\n\n[tool.pytest.ini_options]\naddopts = '-q'
 
 def test_of_a_pyproject_only_the_test_settings_are_put_back() -> None:
     theirs = PYPROJECT.replace(b"'a'", b"'b'").replace(b"'-q'", b"'-p evil'") + b"\n[tool.black]\nline-length = 99\n"
-    merged = guarded("pyproject.toml", PYPROJECT, theirs)
+    merged = restore_test_settings("pyproject.toml", PYPROJECT, theirs)
     assert (
         merged
         == b"[project]\nname = 'b'\n\n[tool.black]\nline-length = 99\n[tool.pytest.ini_options]\naddopts = '-q'\n"
@@ -225,8 +227,8 @@ def test_of_a_pyproject_only_the_test_settings_are_put_back() -> None:
 
 def test_settings_of_what_the_command_runs_are_test_settings(tmp_path: Path) -> None:
     evil = b"[tool.hatch.envs.test.scripts]\nrun = 'true'\n"
-    assert guarded("pyproject.toml", b"", evil) == evil
-    assert guarded("pyproject.toml", b"", evil, command="hatch run test:run") == b""
+    assert restore_test_settings("pyproject.toml", b"", evil) == evil
+    assert restore_test_settings("pyproject.toml", b"", evil, command="hatch run test:run") == b""
     pom = Protection(Sample(sample_id="a", verify=Verify(command="mvn -o -q test")), Folder(tmp_path))
     assert pom.why("sub/pom.xml") == "it says how the tests are run"
     other = Protection(Sample(sample_id="a", verify=Verify(command="sh tests/ant.sh")), Folder(tmp_path))
@@ -249,37 +251,46 @@ def test_what_else_steers_a_runner(path: str, tmp_path: Path) -> None:
     ],
 )
 def test_a_pyproject_written_to_get_around_that_is_the_samples_whole(evil: bytes) -> None:
-    assert guarded("pyproject.toml", PYPROJECT, evil) is None
+    assert restore_test_settings("pyproject.toml", PYPROJECT, evil) is None
 
 
 @pytest.mark.parametrize("header", [b"[ 'tool' . pytest . ini_options ]", b'["tool".pytest.ini_options]'])
 def test_a_table_by_another_name_does_not_get_through(header: bytes) -> None:
-    merged = guarded("pyproject.toml", PYPROJECT, b"[project]\nname = 'b'\n" + header + b"\naddopts = '-p evil'\n")
+    merged = restore_test_settings(
+        "pyproject.toml", PYPROJECT, b"[project]\nname = 'b'\n" + header + b"\naddopts = '-p evil'\n"
+    )
     assert merged is None or b"evil" not in merged
 
 
 def test_other_project_files() -> None:
     cfg = b"[metadata]\nname = a\n[tool:pytest]\naddopts = -q\n"
-    assert guarded("setup.cfg", cfg, b"[tool:pytest]\naddopts = -p evil\n[metadata]\nname = b\n") == (
+    assert restore_test_settings("setup.cfg", cfg, b"[tool:pytest]\naddopts = -p evil\n[metadata]\nname = b\n") == (
         b"[metadata]\nname = b\n[tool:pytest]\naddopts = -q\n"
     )
-    merged = guarded(
+    merged = restore_test_settings(
         "package.json", b'{"scripts": {"test": "node --test"}}', b'{"name": "b", "scripts": {"test": "true"}}'
     )
     assert merged is not None
     assert b'"test": "node --test"' in merged
-    assert guarded("Cargo.toml", b"[package]\n", b"[package]\n[[test]]\nname = 'it'\npath = 'evil.rs'\n") is None
+    assert (
+        restore_test_settings("Cargo.toml", b"[package]\n", b"[package]\n[[test]]\nname = 'it'\npath = 'evil.rs'\n")
+        is None
+    )
     tools = b"[dev-dependencies]\nproptest = '1'\n"
-    assert guarded("Cargo.toml", tools, tools + b"more = '1'\n") == tools + b"more = '1'\n"
-    assert guarded("Cargo.toml", tools, b"[dev-dependencies]\nproptest = {path = 'evil'}\n") is None
-    assert guarded("Cargo.toml", tools, tools + b"[patch.crates-io]\nproptest = {path = 'evil'}\n") is None
+    assert restore_test_settings("Cargo.toml", tools, tools + b"more = '1'\n") == tools + b"more = '1'\n"
+    assert restore_test_settings("Cargo.toml", tools, b"[dev-dependencies]\nproptest = {path = 'evil'}\n") is None
+    assert (
+        restore_test_settings("Cargo.toml", tools, tools + b"[patch.crates-io]\nproptest = {path = 'evil'}\n") is None
+    )
     module = b"module a\n\nrequire (\n\tex.org/b v1.0.0\n)\n"
     more = module + b"require ex.org/c v1.0.0\nreplace ex.org/c => ./c\n"
-    assert guarded("go.mod", module, more) == more
-    assert guarded("go.mod", more, module) is None
-    assert guarded("go.mod", module, module + b"replace ex.org/b => ./evil\n") is None
-    assert guarded("go.mod", module, module + b"replace (\n\tex.org/b v1.0.0 => ./evil // why\n)\n") is None
-    assert guarded("main.py", b"a", b"b") == b"b"
+    assert restore_test_settings("go.mod", module, more) == more
+    assert restore_test_settings("go.mod", more, module) is None
+    assert restore_test_settings("go.mod", module, module + b"replace ex.org/b => ./evil\n") is None
+    assert (
+        restore_test_settings("go.mod", module, module + b"replace (\n\tex.org/b v1.0.0 => ./evil // why\n)\n") is None
+    )
+    assert restore_test_settings("main.py", b"a", b"b") == b"b"
 
 
 # --- paths -----------------------------------------------------------------------------------------------------------
@@ -311,7 +322,7 @@ class Base:
 
 
 def carried(*changes: Change) -> list[str]:
-    return [change.path for change in without_traps(Changes(changes), Base()).entries]
+    return [change.path for change in drop_unsafe(Changes(changes), Base()).entries]
 
 
 def test_nothing_is_written_through_a_link_or_a_file() -> None:

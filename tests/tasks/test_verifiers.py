@@ -12,7 +12,7 @@ import pytest
 from carrel.tasks.sample import Sample
 from carrel.tasks.verification.changes import Changes
 from carrel.tasks.verification.verifier import SHOWN_OUTPUT, grade, grade_patch, verify
-from tests.tasks.conftest import OpenPlace
+from tests.tasks.conftest import OpenSample
 from tests.tasks.real_runners import CTEST, program
 from tests.tasks.small_samples import ADD, COMMAND, GOLD, SOLVE, calc, written
 
@@ -107,7 +107,7 @@ async def test_output_is_bounded_in_the_answer_and_whole_where_it_is_kept(tmp_pa
 
 
 async def test_reports_in_the_working_folder_are_of_this_run_only(
-    tmp_path: Path, open_sample: OpenPlace, cache: Path
+    tmp_path: Path, open_sample: OpenSample, cache: Path
 ) -> None:
     old = '<testsuite><testcase classname="t" name="a"/></testsuite>'
     copy = "mkdir -p out/sub; cp real.xml out/sub/TEST-a.xml"
@@ -128,7 +128,7 @@ test -z "$found"
 """
 
 
-async def test_a_linter_that_writes_sarif(tmp_path: Path, open_sample: OpenPlace, cache: Path) -> None:
+async def test_a_linter_that_writes_sarif(tmp_path: Path, open_sample: OpenSample, cache: Path) -> None:
     files = {"a.py": "eval('1')\n", "lint.sh": LINT, ".flake8": "[flake8]\n"}
     sample = bare(tmp_path / "s", files, "./lint.sh {report}", verifier="linter")
     place = await open_sample(sample)
@@ -141,7 +141,7 @@ async def test_a_linter_that_writes_sarif(tmp_path: Path, open_sample: OpenPlace
 
 
 async def test_an_analyzer_that_has_nothing_but_its_exit_code(
-    tmp_path: Path, open_sample: OpenPlace, cache: Path
+    tmp_path: Path, open_sample: OpenSample, cache: Path
 ) -> None:
     good = bare(tmp_path / "good", {"a.py": "x = 1\n"}, "python -m py_compile a.py", verifier="static_analysis")
     bad = bare(tmp_path / "bad", {"a.py": "x = \n"}, "python -m py_compile a.py", verifier="static_analysis")
@@ -161,7 +161,7 @@ print(json.dumps({"score": found / 3, "evidence": {"found": found}, "message": f
 """
 
 
-async def test_a_grader_of_the_samples_own(tmp_path: Path, open_sample: OpenPlace, cache: Path) -> None:
+async def test_a_grader_of_the_samples_own(tmp_path: Path, open_sample: OpenSample, cache: Path) -> None:
     sample = bare(tmp_path / "s", {"grade.py": GRADER, "essay.txt": ""}, "python grade.py", verifier="custom")
     place = await open_sample(sample)
     await place.exec('echo \'print("{\\\\"score\\\\": 1}")\' > grade.py; echo beginning > essay.txt')
@@ -185,7 +185,7 @@ MAKE = {
 
 
 async def test_a_makefile_and_a_built_test_of_the_agents_own(
-    tmp_path: Path, open_sample: OpenPlace, cache: Path
+    tmp_path: Path, open_sample: OpenSample, cache: Path
 ) -> None:
     sample = bare(tmp_path / "s", MAKE, "make -s test", fail_to_pass=["adds"], environment={"programs": ["make", "cc"]})
     place = await open_sample(sample)
@@ -201,7 +201,7 @@ async def test_a_makefile_and_a_built_test_of_the_agents_own(
 
 
 async def test_what_the_reference_solution_touches_is_source(
-    tmp_path: Path, open_sample: OpenPlace, cache: Path
+    tmp_path: Path, open_sample: OpenSample, cache: Path
 ) -> None:
     files = {"app/test/client.py": "def one():\n    return 2\n"}
     test = "from app.test.client import one\n\n\ndef test_add():\n    assert one() == 1\n"
@@ -214,7 +214,7 @@ async def test_what_the_reference_solution_touches_is_source(
     assert (result.outcome, result.left_out) == ("not_solved", {"app/test/client.py": "a test"})
 
 
-async def test_patterns_of_the_samples_own_are_protected(tmp_path: Path, open_sample: OpenPlace, cache: Path) -> None:
+async def test_patterns_of_the_samples_own_are_protected(tmp_path: Path, open_sample: OpenSample, cache: Path) -> None:
     sample = calc(tmp_path / "calc", {"data/wanted.txt": "3", "fixtures/a/b.txt": "x"})
     sample.verify.protected = ["data/*.txt", "fixtures"]
     place = await open_sample(sample)

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from carrel.tasks.sample import Sample
-from carrel.tasks.verification.recorder_log import hear, witness_lines
+from carrel.tasks.verification.recorder_log import parse_lines, split_recorder_lines
 from carrel.tasks.verification.verifier import verify
-from tests.tasks.conftest import OpenPlace
+from tests.tasks.conftest import OpenSample
 from tests.tasks.small_samples import ADD, COMMAND, ONE, PYTEST_ENV, SOLVE, calc, written
 from tests.tasks.test_attacks import PLUGIN, RUN
 
@@ -63,7 +63,7 @@ WRITERS = {
 
 @pytest.mark.parametrize("writer", WRITERS)
 async def test_tests_that_the_source_writes_while_others_are_collected(
-    writer: str, tmp_path: Path, open_sample: OpenPlace, cache: Path
+    writer: str, tmp_path: Path, open_sample: OpenSample, cache: Path
 ) -> None:
     files = {"tests/test_calc.py": TEST_ONE, "tests/z/test_z.py": TEST_ADD}
     sample = calc(tmp_path / "calc", files, fail_to_pass=["tests/z/test_z.py::test_add"])
@@ -77,7 +77,7 @@ async def test_tests_that_the_source_writes_while_others_are_collected(
     assert (await verify(sample, place, cache=cache)).outcome == "solved"
 
 
-async def test_an_import_hook_that_loads_other_tests(tmp_path: Path, open_sample: OpenPlace, cache: Path) -> None:
+async def test_an_import_hook_that_loads_other_tests(tmp_path: Path, open_sample: OpenSample, cache: Path) -> None:
     files = {"tests/test_calc.py": TEST_ONE, "tests/z/test_z.py": TEST_ADD}
     sample = calc(tmp_path / "calc", files, fail_to_pass=["tests/z/test_z.py::test_add"])
     place = await open_sample(sample)
@@ -92,7 +92,7 @@ async def test_an_import_hook_that_loads_other_tests(tmp_path: Path, open_sample
     assert (await verify(sample, place, cache=cache)).outcome == "solved"
 
 
-async def test_a_script_that_is_rewritten_by_what_it_runs(tmp_path: Path, open_sample: OpenPlace, cache: Path) -> None:
+async def test_a_script_that_is_rewritten_by_what_it_runs(tmp_path: Path, open_sample: OpenSample, cache: Path) -> None:
     """It starts the program under test as a process of its own, which is not enough."""
     check = 'test "$(sh greet.sh)" = hello && echo "ok 1 - greets" || echo "not ok 1 - greets"\necho 1..1\n'
     files = written(tmp_path / "greet", {"greet.sh": "echo hi\n", "check.sh": check})
@@ -117,7 +117,7 @@ C_FILES = {
 }
 
 
-async def test_what_the_set_up_has_built_is_built_again(tmp_path: Path, open_sample: OpenPlace, cache: Path) -> None:
+async def test_what_the_set_up_has_built_is_built_again(tmp_path: Path, open_sample: OpenSample, cache: Path) -> None:
     sample = Sample(
         sample_id="c-1",
         files=written(tmp_path / "c", C_FILES),
@@ -138,7 +138,7 @@ async def test_what_the_set_up_has_built_is_built_again(tmp_path: Path, open_sam
 
 
 async def test_an_environment_that_the_set_up_made_in_the_workdir_stays(
-    tmp_path: Path, open_sample: OpenPlace, cache: Path
+    tmp_path: Path, open_sample: OpenSample, cache: Path
 ) -> None:
     sample = calc(
         tmp_path / "calc",
@@ -155,7 +155,7 @@ async def test_an_environment_that_the_set_up_made_in_the_workdir_stays(
 
 
 async def test_tests_that_write_more_than_a_result_holds_are_believed(
-    tmp_path: Path, open_sample: OpenPlace, cache: Path
+    tmp_path: Path, open_sample: OpenSample, cache: Path
 ) -> None:
     noise = (
         "import os\n\nimport pytest\n\n\n@pytest.mark.parametrize('number', range(150))\n"
@@ -177,15 +177,15 @@ def test_lines_of_a_witness_in_pieces() -> None:
     for size in range(1, len(said)):
         rest, lines = "", []
         for at in range(0, len(said), size):
-            found, rest = witness_lines(rest + said[at : at + size], "word")
+            found, rest = split_recorder_lines(rest + said[at : at + size], "word")
             lines += found
-        told = hear("".join(lines), "word")[1]
+        told = parse_lines("".join(lines), "word")[1]
         assert (len(lines), told.begun, told.finished) == (2, True, True), size
         assert len(rest) <= len("\nword ")
 
 
 async def test_folders_too_deep_to_be_named_do_not_keep_a_verdict_away(
-    tmp_path: Path, open_sample: OpenPlace, cache: Path
+    tmp_path: Path, open_sample: OpenSample, cache: Path
 ) -> None:
     sample = calc(tmp_path / "calc")
     place = await open_sample(sample)

@@ -19,7 +19,7 @@ from carrel.cli.task import dataset_named
 from carrel.errors import ProgramMissing
 
 if TYPE_CHECKING:
-    from carrel.tasks import Dataset, Finding, Imported
+    from carrel.tasks import CheckResult, Dataset, ImportResult
 
 app = typer.Typer(
     help="Datasets: folders of samples, each a task with its files and its tests.",
@@ -89,7 +89,7 @@ async def check_dataset(
     _end(dataset, findings)
 
 
-def _print_findings(findings: list[Finding]) -> None:
+def _print_findings(findings: list[CheckResult]) -> None:
     words = {"right": ("right", "green"), "wrong": ("WRONG", "bold red"), "not_checked": ("not checked", "yellow")}
     columns = [show.Column(title) for title in ("SAMPLE", "", "WITHOUT PATCH", "WITH PATCH")]
     columns += [show.Column("TESTS", justify="right"), show.Column("SECONDS", justify="right", may_go=True)]
@@ -103,7 +103,7 @@ def _print_findings(findings: list[Finding]) -> None:
             show.say(f"{finding.sample_id}: {fault}", words[finding.status][1])
 
 
-def _end(dataset: Dataset, findings: list[Finding]) -> None:
+def _end(dataset: Dataset, findings: list[CheckResult]) -> None:
     wrong = [finding.sample_id for finding in findings if finding.status == "wrong"]
     unseen = [finding.sample_id for finding in findings if finding.status == "not_checked"]
     if wrong:
@@ -213,7 +213,7 @@ async def import_dataset(
 
 async def _import_history(
     repo: Path, commits: str, into: Path, settings: dict[str, Any], *, as_json: bool, **options: Any
-) -> Imported:
+) -> ImportResult:
     """One line for each commit that was judged, and below them a bar for a person."""
     total = count = 0
     with progress(None, f"judging commits of {repo.name}", among_lines=not as_json) as step:
@@ -250,7 +250,7 @@ def _set(settings: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in settings.items() if value not in ("", [], False)}
 
 
-def _print_imported(done: Imported, as_json: bool) -> None:
+def _print_imported(done: ImportResult, as_json: bool) -> None:
     if as_json:
         left_out = [{"what": left.what, "why": left.why} for left in done.left_out]
         data = {"folder": str(done.folder), "samples": done.samples, "left_out": left_out, "proposal": done.proposal}
@@ -260,7 +260,7 @@ def _print_imported(done: Imported, as_json: bool) -> None:
     show.say(f"{len(done.samples):,} samples in {done.folder}", "bold")
 
 
-def _print_left_out(done: Imported) -> None:
+def _print_left_out(done: ImportResult) -> None:
     """A row for each reason, the most frequent first."""
     reasons: dict[str, list[str]] = {}
     for left in done.left_out:

@@ -158,8 +158,8 @@ async def verify(
 
 
 async def _judge_folder(sample: Sample, folder: Path, cache: Path | None, keep: Path | None) -> VerificationResult:
-    prepared = await tasks.make_ready(sample, cache)
-    work = tasks.changes_of_folder(prepared.workspace, folder.absolute(), tasks.protection_of(prepared).why)
+    prepared = await tasks.prepare_sample(sample, cache)
+    work = tasks.changes_of_folder(prepared.workspace, folder.absolute(), tasks.protection_for(prepared).why)
     return await tasks.grade(sample, work, keep=keep, prepared=prepared)
 
 

@@ -34,7 +34,7 @@ from carrel.server.warm_places import WarmPlaces
 from carrel.session import StorageBackend, fork_conversation, unanswered
 from carrel.storage.base import Lock
 from carrel.tasks.dataset import Datasets
-from carrel.tasks.environment import make_ready, open_place
+from carrel.tasks.environment import open_executor, prepare_sample
 from carrel.tasks.sample import Sample
 from carrel.wire.answers import Interaction, SessionRecord
 from carrel.wire.requests import CreateSession, ForkSession
@@ -230,8 +230,8 @@ class FrontDesk:
             )
             prepared, executor = None, SubprocessExecutor(config)
         else:
-            prepared = await make_ready(sample, self.cache, sandbox=self.rules.sandbox)
-            executor = self._warm.take(prepared) or await open_place(prepared, handlers=unanswered())
+            prepared = await prepare_sample(sample, self.cache, sandbox=self.rules.sandbox)
+            executor = self._warm.take(prepared) or await open_executor(prepared, handlers=unanswered())
         code = assembly.Session(assembly.MemoryStorage(), executor)
         try:
             await code.start()

@@ -27,7 +27,7 @@ from carrel.execution import temp_dirs
 from carrel.execution.executor import CommandResult, ExecutionResult, Executor, OnOutput
 from carrel.server.ledger import Ledger
 from carrel.session import Checkpoints, Said, StorageBackend
-from carrel.tasks.environment import Prepared
+from carrel.tasks.environment import PreparedSample
 from carrel.tasks.sample import Sample
 from carrel.tasks.verification.verifier import SHOWN_OUTPUT, verify
 from carrel.wire.answers import NOT_RUN, Interaction, SessionRecord, SessionStatus
@@ -49,7 +49,7 @@ class Opened:
     executor: Executor
     code: assembly.Session
     """The same place with its library; closing it closes both."""
-    prepared: Prepared | None = None
+    prepared: PreparedSample | None = None
 
 
 class LiveTask:

@@ -11,7 +11,7 @@ from typing import Any
 from carrel.errors import CarrelError
 from carrel.execution.subprocess_executor import SubprocessExecutor
 from carrel.session import unanswered
-from carrel.tasks.environment import Prepared, open_place
+from carrel.tasks.environment import PreparedSample, open_executor
 
 logger = logging.getLogger(__name__)
 
@@ -33,7 +33,7 @@ class WarmPlaces:
         self._making: set[str] = set()
         self._closed = False
 
-    def take(self, prepared: Prepared) -> SubprocessExecutor | None:
+    def take(self, prepared: PreparedSample) -> SubprocessExecutor | None:
         """One that is open, or None; who comes next for the same finds one, where this is not the first."""
         if self._most <= 0 or self._closed:
             return None
@@ -64,13 +64,13 @@ class WarmPlaces:
         while self._work:
             await asyncio.wait(self._work)
 
-    async def _make(self, prepared: Prepared) -> None:
+    async def _make(self, prepared: PreparedSample) -> None:
         name = _name(prepared)
         if name in self._ready or name in self._making:
             return
         self._making.add(name)
         try:
-            place = await open_place(prepared, handlers=unanswered())
+            place = await open_executor(prepared, handlers=unanswered())
         except (CarrelError, OSError) as problem:
             logger.warning("no place of %s could be kept ready: %s", prepared.sample.sample_id, problem)
             return
@@ -95,6 +95,6 @@ class WarmPlaces:
         task.add_done_callback(self._work.discard)
 
 
-def _name(prepared: Prepared) -> str:
+def _name(prepared: PreparedSample) -> str:
     """Equal for places that begin alike: the settings name the folder of the files, and that one their content."""
     return repr(prepared.config)

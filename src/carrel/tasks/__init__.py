@@ -9,20 +9,20 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from carrel.tasks.dataset import Dataset as Dataset
     from carrel.tasks.dataset import Datasets as Datasets
-    from carrel.tasks.dataset_check import Finding as Finding
+    from carrel.tasks.dataset_check import CheckResult as CheckResult
     from carrel.tasks.dataset_check import check as check
-    from carrel.tasks.environment import Prepared as Prepared
+    from carrel.tasks.environment import PreparedSample as PreparedSample
     from carrel.tasks.environment import SampleExecutor as SampleExecutor
     from carrel.tasks.environment import default_cache as default_cache
-    from carrel.tasks.environment import make_ready as make_ready
-    from carrel.tasks.environment import open_place as open_place
+    from carrel.tasks.environment import open_executor as open_executor
+    from carrel.tasks.environment import prepare_sample as prepare_sample
     from carrel.tasks.file_cache import Files as Files
     from carrel.tasks.file_cache import Pruning as Pruning
     from carrel.tasks.file_cache import prepared_files as prepared_files
     from carrel.tasks.file_cache import prune as prune
     from carrel.tasks.importers.git_commits import import_history as import_history
     from carrel.tasks.importers.swebench import import_swebench as import_swebench
-    from carrel.tasks.importers.write import Imported as Imported
+    from carrel.tasks.importers.write import ImportResult as ImportResult
     from carrel.tasks.runner import Agent as Agent
     from carrel.tasks.runner import TaskResult as TaskResult
     from carrel.tasks.runner import run_samples as run_samples
@@ -32,32 +32,42 @@ if TYPE_CHECKING:
     from carrel.tasks.verification.changes import changes_of_folder as changes_of_folder
     from carrel.tasks.verification.verifier import grade as grade
     from carrel.tasks.verification.verifier import grade_patch as grade_patch
-    from carrel.tasks.verification.verifier import protection_of as protection_of
+    from carrel.tasks.verification.verifier import protection_for as protection_for
     from carrel.tasks.verification.verifier import verify as verify
     from carrel.wire.verification import Receipt as Receipt
     from carrel.wire.verification import VerificationResult as VerificationResult
 
 _MODULES = {
     "dataset": "Dataset Datasets",
-    "dataset_check": "Finding check",
-    "environment": "Prepared SampleExecutor default_cache make_ready open_place",
+    "dataset_check": "CheckResult check",
+    "environment": "PreparedSample SampleExecutor default_cache prepare_sample open_executor",
     "file_cache": "Files Pruning Receipt prepared_files prune",
     "importers.git_commits": "import_history",
     "importers.swebench": "import_swebench",
-    "importers.write": "Imported",
+    "importers.write": "ImportResult",
     "runner": "Agent TaskResult run_samples",
     "sample": "Sample",
     "stats": "Summary",
     "verification.changes": "Changes changes_of_folder",
     "verification.verdict": "VerificationResult",
-    "verification.verifier": "grade grade_patch protection_of verify",
+    "verification.verifier": "Verifier grade grade_patch protection_for verify",
 }
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names.split()}
 
+_OLDER_NAMES = {
+    "Finding": "CheckResult",
+    "Imported": "ImportResult",
+    "Prepared": "PreparedSample",
+    "make_ready": "prepare_sample",
+    "open_place": "open_executor",
+    "protection_of": "protection_for",
+}
+"""Names of 0.4, which stay for one release."""
+
 
 def __getattr__(name: str) -> Any:
-    module = _MODULE_OF.get(name)
+    module = _MODULE_OF.get(_OLDER_NAMES.get(name, name))
     if module is None:
         raise AttributeError(f"module 'carrel.tasks' has no attribute {name!r}")
-    value = globals()[name] = getattr(import_module(f"carrel.tasks.{module}"), name)
+    value = globals()[name] = getattr(import_module(f"carrel.tasks.{module}"), _OLDER_NAMES.get(name, name))
     return value

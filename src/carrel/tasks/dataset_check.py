@@ -10,7 +10,7 @@ from typing import Literal
 from pydantic import BaseModel
 
 from carrel.errors import CarrelError
-from carrel.tasks.environment import make_ready
+from carrel.tasks.environment import prepare_sample
 from carrel.tasks.runner import in_parallel
 from carrel.tasks.sample import Sample
 from carrel.tasks.verification.changes import Changes
@@ -20,7 +20,7 @@ from carrel.wire.verification import VerificationResult
 _MOST_NAMES = 5
 
 
-class Finding(BaseModel):
+class CheckResult(BaseModel):
     """What checking one sample came to."""
 
     sample_id: str
@@ -36,15 +36,15 @@ class Finding(BaseModel):
     seconds: float = 0.0
 
 
-Told = Callable[[Finding], None]
+OnResult = Callable[[CheckResult], None]
 
 
 async def check(
-    samples: Sequence[Sample], *, cache: Path | None = None, workers: int = 2, told: Told = lambda finding: None
-) -> list[Finding]:
+    samples: Sequence[Sample], *, cache: Path | None = None, workers: int = 2, told: OnResult = lambda finding: None
+) -> list[CheckResult]:
     """All samples, some at a time, in their order; `told` hears of each when it is done."""
 
-    async def one(sample: Sample) -> Finding:
+    async def one(sample: Sample) -> CheckResult:
         finding = await check_sample(sample, cache)
         told(finding)
         return finding
@@ -52,18 +52,18 @@ async def check(
     return await in_parallel(one, samples, workers)
 
 
-async def check_sample(sample: Sample, cache: Path | None = None) -> Finding:
+async def check_sample(sample: Sample, cache: Path | None = None) -> CheckResult:
     """`fail_to_pass` fail before and pass after the patch, `pass_to_pass` pass both times.
 
     Never raises for what a sample does: the finding tells."""
     began = time.perf_counter()
-    finding = Finding(sample_id=sample.sample_id, status="right")
+    finding = CheckResult(sample_id=sample.sample_id, status="right")
     missing = sample.environment.missing()
     if missing:
         finding.status, finding.faults = "not_checked", [f"this machine has no {' and no '.join(missing)}"]
         return finding
     try:
-        prepared = await make_ready(sample, cache)
+        prepared = await prepare_sample(sample, cache)
         before = await grade(sample, Changes(), cache=cache, prepared=prepared)
         after = await grade_patch(sample, sample.patch, cache=cache, prepared=prepared)
     except (CarrelError, OSError) as problem:

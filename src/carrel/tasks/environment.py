@@ -23,7 +23,7 @@ from carrel.execution.packages import environment_for_all
 from carrel.execution.subprocess_executor import SubprocessExecutor
 from carrel.guest.sandbox.plan import HOME, OWN_ENVIRONMENT
 from carrel.home import resolve_carrel_home
-from carrel.tasks.file_cache import Files, Hold, prepared_files
+from carrel.tasks.file_cache import CacheLease, Files, prepared_files
 from carrel.tasks.sample import Sample
 
 _TOLD = 4000
@@ -62,7 +62,7 @@ takes 0.1 s; installing pip into each would take 3 s."""
 
 
 @dataclass(frozen=True)
-class Prepared:
+class PreparedSample:
     """A sample made ready; places are opened on it in milliseconds."""
 
     sample: Sample
@@ -72,7 +72,7 @@ class Prepared:
     files: Files
     output: str = ""
     """What the set-up commands printed when they ran."""
-    hold: Hold | None = None
+    hold: CacheLease | None = None
     """Keeps what the set-up left in the cache while this is there."""
 
     @property
@@ -93,7 +93,9 @@ def default_cache() -> Path:
     return resolve_carrel_home() / "cache"
 
 
-async def make_ready(sample: Sample, cache: Path | None = None, *, sandbox: SandboxMode | None = None) -> Prepared:
+async def prepare_sample(
+    sample: Sample, cache: Path | None = None, *, sandbox: SandboxMode | None = None
+) -> PreparedSample:
     """Files unpacked, packages installed, set-up run: what is cached of it costs nothing.
 
     Raises FilesRefused, EnvironmentFailed or SetupFailed, each with what went wrong.
@@ -102,7 +104,7 @@ async def make_ready(sample: Sample, cache: Path | None = None, *, sandbox: Sand
     return await prepare(sample, await prepared_files(sample, cache), cache, sandbox=sandbox)
 
 
-async def prepare(sample: Sample, files: Files, cache: Path, *, sandbox: SandboxMode | None = None) -> Prepared:
+async def prepare(sample: Sample, files: Files, cache: Path, *, sandbox: SandboxMode | None = None) -> PreparedSample:
     """The same from files that are unpacked already."""
     wanted = sample.environment
     if wanted.backend != "sandbox":
@@ -127,14 +129,14 @@ async def prepare(sample: Sample, files: Files, cache: Path, *, sandbox: Sandbox
     # Now, and not with the first place: what cannot be installed is told before anybody waits for a session.
     python = await environment_for_all(config)
     if not wanted.setup:
-        return Prepared(sample, config, python, files)
+        return PreparedSample(sample, config, python, files)
     layer = await _layer(sample, config, python, files, cache)
     begun = replace(config, workspace=layer.workspace, home=layer.home)
-    return Prepared(sample, begun, python, files, layer.output, layer.hold)
+    return PreparedSample(sample, begun, python, files, layer.output, layer.hold)
 
 
-async def open_place(
-    prepared: Prepared,
+async def open_executor(
+    prepared: PreparedSample,
     *,
     env: Mapping[str, str] | None = None,
     network: bool | None = None,
@@ -169,13 +171,13 @@ class _Layer:
     home: Path | None
     """None where it put nothing there."""
     output: str
-    hold: Hold
+    hold: CacheLease
 
 
 async def _layer(sample: Sample, config: SubprocessConfig, python: Environment, files: Files, cache: Path) -> _Layer:
     """What the set-up commands leave, made once however many want it."""
     folder = cache / "layers" / _key(sample, files)
-    hold = Hold(folder)
+    hold = CacheLease(folder)
     try:
         return _made(folder, hold) or await _new_layer(sample, config, python, files, folder, hold)
     except BaseException:
@@ -184,7 +186,7 @@ async def _layer(sample: Sample, config: SubprocessConfig, python: Environment, 
 
 
 async def _new_layer(
-    sample: Sample, config: SubprocessConfig, python: Environment, files: Files, folder: Path, hold: Hold
+    sample: Sample, config: SubprocessConfig, python: Environment, files: Files, folder: Path, hold: CacheLease
 ) -> _Layer:
     async with locked(folder.with_suffix(".lock")):
         if (found := _made(folder, hold)) is not None:
@@ -217,7 +219,7 @@ def _key(sample: Sample, files: Files) -> str:
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:32]
 
 
-def _made(folder: Path, hold: Hold) -> _Layer | None:
+def _made(folder: Path, hold: CacheLease) -> _Layer | None:
     """The layer, when the set-up was run to its end."""
     try:
         about: dict[str, Any] = json.loads(folder.with_suffix(".json").read_text(encoding="utf-8"))
@@ -302,7 +304,7 @@ class SampleExecutor(SubprocessExecutor):
         super().__init__(SubprocessConfig(default_timeout=None, sandbox=sandbox, network=sample.environment.network))
         self.sample = sample
         self.cache = cache
-        self.prepared: Prepared | None = None
+        self.prepared: PreparedSample | None = None
         """What the place was opened on, once it is."""
 
     def _twin(self) -> Self:
@@ -312,6 +314,6 @@ class SampleExecutor(SubprocessExecutor):
 
     async def _started(self) -> LiveSession:
         if self.prepared is None:
-            self.prepared = await make_ready(self.sample, self.cache, sandbox=self.config.sandbox)
+            self.prepared = await prepare_sample(self.sample, self.cache, sandbox=self.config.sandbox)
             self.config, self.holds = self.prepared.config, self.prepared
         return await super()._started()

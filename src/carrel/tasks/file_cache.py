@@ -27,9 +27,9 @@ from pydantic import ValidationError
 from carrel.errors import CarrelError, FilesRefused, StorageWriteError
 from carrel.execution import temp_dirs
 from carrel.execution.environments import locked
-from carrel.tasks.git_history import bundled_past, without_future
+from carrel.tasks.git_history import read_bundle, truncate_history
 from carrel.tasks.sample import Sample
-from carrel.tasks.unpack import Budget, every_entry, kind_of, refuse_unfit, unpack_tar
+from carrel.tasks.unpack import UnpackLimits, kind_of, refuse_unfit, unpack_tar, walk_tree
 from carrel.wire.verification import Receipt
 
 Kind = Literal["none", "folder", "archive", "bundle"]
@@ -49,7 +49,7 @@ class Source:
     path: Path | None = None
 
 
-def looked_at(files: Path | None) -> Source:
+def inspect_source(files: Path | None) -> Source:
     """By what it is and not by its name; FilesRefused for what is neither of the three kinds."""
     if files is None:
         return Source("none")
@@ -99,7 +99,7 @@ def fingerprint(source: Source) -> tuple[str, float]:
     assert source.path is not None
     seen, newest = hashlib.sha256(), 0.0
     about = source.path.stat()
-    entries = every_entry(source.path, LEFT_OUT) if source.kind == "folder" else ()
+    entries = walk_tree(source.path, LEFT_OUT) if source.kind == "folder" else ()
     for path, stats in (("", about), *((entry.path, entry.stat(follow_symlinks=False)) for entry in entries)):
         seen.update(os.fsencode(f"{path}\0{stats.st_mode}\0{stats.st_size}\0{stats.st_ino}\0{stats.st_ctime_ns}\0"))
         newest = max(newest, stats.st_ctime)
@@ -113,7 +113,7 @@ def _file_digest(path: Path) -> str:
 
 def _folder_digest(folder: Path) -> str:
     whole = hashlib.sha256()
-    for entry in every_entry(folder, LEFT_OUT):
+    for entry in walk_tree(folder, LEFT_OUT):
         mode = entry.stat(follow_symlinks=False).st_mode
         if stat.S_ISLNK(mode):
             kind, content = "link", os.readlink(entry.path)
@@ -125,7 +125,7 @@ def _folder_digest(folder: Path) -> str:
     return whole.hexdigest()
 
 
-class Hold:
+class CacheLease:
     """Keeps a folder of the cache from being pruned, by any process, until this object and its process are gone."""
 
     def __init__(self, folder: Path) -> None:
@@ -162,7 +162,7 @@ _locks: weakref.WeakValueDictionary[Path, _Shared] = weakref.WeakValueDictionary
 
 
 @contextmanager
-def alone(folder: Path) -> Iterator[bool]:
+def exclusive(folder: Path) -> Iterator[bool]:
     """Whether nobody uses or makes the folder; nobody can begin to while this is open."""
     opened = [
         os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -206,7 +206,7 @@ class Files:
     receipt: Receipt
     digest: str
     """Of what is in the folder: the source and the base commit. The same files of two samples have the same one."""
-    hold: Hold | None = field(default=None, compare=False)
+    hold: CacheLease | None = field(default=None, compare=False)
     """Keeps the folder in the cache while this is there."""
 
 
@@ -216,14 +216,14 @@ async def prepared_files(sample: Sample, cache: Path) -> Files:
     FilesRefused says what is wrong with the source; StorageWriteError that there is no room. Either way, and when it
     is killed half way, nothing is left that could be taken for the files."""
     cache = cache.absolute()
-    source = looked_at(sample.files.absolute() if sample.files is not None else None)
+    source = inspect_source(sample.files.absolute() if sample.files is not None else None)
     if sample._known_content is None or sample._known_content[0] != source.path:
         sample._known_content = (source.path, await asyncio.to_thread(digest_of, source, cache))
     of_source = sample._known_content[1]
     base = sample.base_commit if source.kind != "none" else ""
     digest = hashlib.sha256(f"{LAYOUT}\0{source.kind}\0{of_source}\0{base}".encode()).hexdigest()[:32]
     folder = cache / "files" / digest
-    hold = Hold(folder)
+    hold = CacheLease(folder)
     try:
         found = _ready(folder, digest)
         if found is None:
@@ -251,7 +251,9 @@ def _ready(folder: Path, digest: str) -> Files | None:
 async def _made(source: Source, of_source: str, base_commit: str, folder: Path) -> None:
     """In a thread, which is waited for also by one who is cancelled: the lock must outlast it."""
     budget = (
-        Budget.for_packed(source.path) if source.path and source.kind != "folder" else Budget(source.path or folder)
+        UnpackLimits.for_packed(source.path)
+        if source.path and source.kind != "folder"
+        else UnpackLimits(source.path or folder)
     )
     work = asyncio.ensure_future(asyncio.to_thread(_make, source, of_source, base_commit, folder, budget))
     try:
@@ -265,7 +267,7 @@ async def _made(source: Source, of_source: str, base_commit: str, folder: Path) 
         raise
 
 
-def _make(source: Source, of_source: str, base_commit: str, folder: Path, budget: Budget) -> None:
+def _make(source: Source, of_source: str, base_commit: str, folder: Path, budget: UnpackLimits) -> None:
     """Made beside its place and moved there whole; what a killed process left beside it is removed first."""
     making = folder.with_suffix(".making")
     temp_dirs.remove(making)
@@ -279,15 +281,15 @@ def _make(source: Source, of_source: str, base_commit: str, folder: Path, budget
         elif source.path is not None and source.kind == "archive":
             unpack_tar(source.path, tree, budget)
         elif source.path is not None:
-            bundled = bundled_past(source.path, room, budget)
+            bundled = read_bundle(source.path, room, budget)
         if digest_of(source, folder.parent.parent) != of_source:
             raise FilesRefused(f"{budget.what} was changed after it was first looked at; load the dataset again")
         refuse_unfit(tree, budget.what)
-        git = without_future(tree, base_commit, room, budget, bundled)
+        git = truncate_history(tree, base_commit, room, budget, bundled)
         refuse_unfit(tree, budget.what)
         temp_dirs.remove(room)
         receipt = Receipt(source=source.kind, digest=of_source, files=0, bytes=0, git=git)
-        for entry in every_entry(tree):
+        for entry in walk_tree(tree):
             about = entry.stat(follow_symlinks=False)
             receipt.files += not stat.S_ISDIR(about.st_mode)
             receipt.bytes += about.st_size if stat.S_ISREG(about.st_mode) else 0
@@ -302,10 +304,10 @@ def _make(source: Source, of_source: str, base_commit: str, folder: Path, budget
         temp_dirs.remove(making)
 
 
-def _copy(source: Source, tree: Path, budget: Budget) -> None:
+def _copy(source: Source, tree: Path, budget: UnpackLimits) -> None:
     """A folder of the user's; links as links."""
     assert source.path is not None
-    for entry in every_entry(source.path, LEFT_OUT):
+    for entry in walk_tree(source.path, LEFT_OUT):
         about = entry.stat(follow_symlinks=False)
         to = tree / os.path.relpath(entry.path, source.path)
         budget.add(files=1, data=about.st_size if stat.S_ISREG(about.st_mode) else 0)
@@ -397,7 +399,7 @@ def prune(cache: Path, before: float, *, dry_run: bool = False) -> Pruning:
                 found = Pruned(f"{kind}/{folder.name}", sum(_size(part) for part in _parts(folder)), used)
             except FileNotFoundError:
                 continue  # another prune was faster
-            with alone(folder) as free:
+            with exclusive(folder) as free:
                 if not folder.exists():
                     continue
                 if not free:

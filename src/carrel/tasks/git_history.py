@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from carrel.errors import FilesRefused, ProgramMissing
-from carrel.tasks.unpack import Budget
+from carrel.tasks.unpack import UnpackLimits
 from carrel.wire.verification import GitReceipt
 
 SECONDS = 900
@@ -127,7 +127,7 @@ _MOST_BYTES = 64 * 1024 * 1024
 
 
 @dataclass
-class Past:
+class RepositoryFacts:
     """Everything that a repository holds, before anything is left out."""
 
     objects: Path
@@ -153,12 +153,12 @@ class Past:
         return None
 
 
-def read_past(folder: Path) -> Past | None:
+def read_repository(folder: Path) -> RepositoryFacts | None:
     """Of a `.git` folder; None where it is none. Links in it are not followed."""
     objects = folder / "objects"
     if not objects.is_dir() or objects.is_symlink():
         return None
-    past = Past(objects, refs=_packed_refs(folder) | _loose_refs(folder))
+    past = RepositoryFacts(objects, refs=_packed_refs(folder) | _loose_refs(folder))
     head = _text(folder / "HEAD").strip()
     if head.startswith("ref: "):
         name = head.removeprefix("ref: ").strip()
@@ -215,7 +215,7 @@ def _text(file: Path) -> str:
     return file.read_text(encoding="utf-8", errors="surrogateescape")
 
 
-def bundled_past(bundle: Path, room: Path, budget: Budget) -> Past:
+def read_bundle(bundle: Path, room: Path, budget: UnpackLimits) -> RepositoryFacts:
     """A git bundle's history, its objects unpacked in `room`."""
     with bundle.open("rb") as file:
         head = file.read(4096)
@@ -233,11 +233,11 @@ def bundled_past(bundle: Path, room: Path, budget: Budget) -> Past:
     if head_commit is None and len(refs) == 1:
         head_commit = next(iter(refs.values()))
     branch = plain_branch(here[0]) if len(here) == 1 else "main"
-    return Past(room / "bundle.git" / "objects", refs=refs, head=head_commit, branch=branch, sha256=sha256)
+    return RepositoryFacts(room / "bundle.git" / "objects", refs=refs, head=head_commit, branch=branch, sha256=sha256)
 
 
-def without_future(
-    tree: Path, base_commit: str, room: Path, budget: Budget, bundled: Past | None = None
+def truncate_history(
+    tree: Path, base_commit: str, room: Path, budget: UnpackLimits, bundled: RepositoryFacts | None = None
 ) -> GitReceipt | None:
     """Give `tree` a `.git` that ends at the base commit; None where the files have no git history at all.
 
@@ -250,7 +250,7 @@ def without_future(
     if past is None:
         moved = room / "past.git"
         os.rename(old, moved)
-        past = None if moved.is_symlink() or not moved.is_dir() else read_past(moved)
+        past = None if moved.is_symlink() or not moved.is_dir() else read_repository(moved)
         if past is None:
             # A pointer to a repository elsewhere (a worktree, a submodule), or no repository.
             return _nothing_left([*nested, ".git"])
@@ -262,7 +262,7 @@ def without_future(
 
 
 def _made_anew(
-    tree: Path, past: Past, base_commit: str, room: Path, budget: Budget, *, write_files: bool
+    tree: Path, past: RepositoryFacts, base_commit: str, room: Path, budget: UnpackLimits, *, write_files: bool
 ) -> GitReceipt:
     folder = room / "new.git"
     new = _new_repository(folder, past.branch, past.sha256, budget)
@@ -297,7 +297,7 @@ def _made_anew(
     return receipt
 
 
-def _new_repository(folder: Path, branch: str, sha256: bool, budget: Budget) -> Git:
+def _new_repository(folder: Path, branch: str, sha256: bool, budget: UnpackLimits) -> Git:
     folder.mkdir()
     git = Git(folder, given_up=budget.given_up)
     shape = "sha256" if sha256 else "sha1"
@@ -305,7 +305,7 @@ def _new_repository(folder: Path, branch: str, sha256: bool, budget: Budget) -> 
     return git
 
 
-def _resolved(git: Git, past: Past, base_commit: str, what: Path) -> str:
+def _resolved(git: Git, past: RepositoryFacts, base_commit: str, what: Path) -> str:
     wanted = past.named(base_commit) or base_commit if base_commit else past.head
     if wanted is None:
         raise FilesRefused(f"{what}: it does not say which commit is checked out; the sample's base_commit should")
@@ -317,7 +317,7 @@ def _resolved(git: Git, past: Past, base_commit: str, what: Path) -> str:
         raise FilesRefused(f"{what}: the base commit {wanted} is not in it") from None
 
 
-def _tags_of_the_past(git: Git, past: Past, base: str) -> dict[str, str]:
+def _tags_of_the_past(git: Git, past: RepositoryFacts, base: str) -> dict[str, str]:
     """Versions are told by tags. One made after the base commit is left out, also where it names an old commit."""
     named = {name: hash_ for name, hash_ in past.refs.items() if name.startswith("refs/tags/")}
     if not named:
@@ -347,7 +347,7 @@ def _tagged_at(git: Git, tag: str) -> int:
     return 1 << 62
 
 
-def _write_files(git: Git, moved_from: str | None, base: str, budget: Budget) -> None:
+def _write_files(git: Git, moved_from: str | None, base: str, budget: UnpackLimits) -> None:
     """The base commit's files into the tree; what another commit had put there goes."""
     _count(git, base, budget)
     if moved_from is not None:
@@ -356,7 +356,7 @@ def _write_files(git: Git, moved_from: str | None, base: str, budget: Budget) ->
     git("read-tree", "--reset", "-u", base)
 
 
-def _count(git: Git, base: str, budget: Budget) -> None:
+def _count(git: Git, base: str, budget: UnpackLimits) -> None:
     """A tree of few objects can have more files than there are atoms; it is counted before it is written."""
     process = git.start("ls-tree", "-r", "-t", "-l", "--full-tree", base)
     assert process.stdout is not None
@@ -372,7 +372,7 @@ def _count(git: Git, base: str, budget: Budget) -> None:
         process.wait()
 
 
-def _settled(new: Git, past: Past, base: str, tags: dict[str, str]) -> GitReceipt:
+def _settled(new: Git, past: RepositoryFacts, base: str, tags: dict[str, str]) -> GitReceipt:
     new("update-ref", "--no-deref", f"refs/heads/{past.branch}", base)
     new("update-ref", "--stdin", stdin="".join(f"create {name} {hash_}\n" for name, hash_ in tags.items()).encode())
     new("pack-refs", "--all")

@@ -19,7 +19,7 @@ from carrel.errors import CarrelError, ConfigurationError, ResultsRefused, Worke
 from carrel.execution.config import Mount, is_seconds
 from carrel.execution.executor import CommandResult
 from carrel.execution.subprocess_executor import SubprocessExecutor
-from carrel.tasks.environment import Prepared, make_ready, open_place
+from carrel.tasks.environment import PreparedSample, open_executor, prepare_sample
 from carrel.tasks.sample import Sample
 from carrel.tasks.stats import Summary, summary
 from carrel.tasks.verification.verifier import failed, verify
@@ -241,9 +241,9 @@ async def run_sample(
     )
     folder = keep / sample.dataset / sample.sample_id if keep is not None else None
     try:
-        prepared = await make_ready(sample, cache)
+        prepared = await prepare_sample(sample, cache)
         began = time.perf_counter()
-        place = await open_place(prepared, env=agent.env, network=agent.network, mounts=agent.mounts)
+        place = await open_executor(prepared, env=agent.env, network=agent.network, mounts=agent.mounts)
     except (CarrelError, OSError) as problem:
         told.result = failed(sample, problem)
     else:
@@ -256,7 +256,7 @@ async def run_sample(
 
 
 async def _work_and_judge(
-    prepared: Prepared, place: SubprocessExecutor, agent: Agent, told: TaskResult, folder: Path | None
+    prepared: PreparedSample, place: SubprocessExecutor, agent: Agent, told: TaskResult, folder: Path | None
 ) -> None:
     sample = prepared.sample
     try:

@@ -28,7 +28,7 @@ _MOST_LINKS = 40
 
 
 @dataclass
-class Budget:
+class UnpackLimits:
     """Counts what is unpacked, and refuses what is too much."""
 
     what: Path
@@ -41,7 +41,7 @@ class Budget:
     """Set by who does not wait any more; the work ends at the next count."""
 
     @classmethod
-    def for_packed(cls, file: Path) -> Budget:
+    def for_packed(cls, file: Path) -> UnpackLimits:
         """Of an archive: a bomb is known by how much more comes out than went in."""
         return cls(file, min(MOST_BYTES, max(ALWAYS_ALLOWED, MOST_TIMES * file.stat().st_size)))
 
@@ -61,7 +61,7 @@ class Budget:
             )
 
 
-def inner_path(name: str, what: Path) -> str:
+def safe_member_path(name: str, what: Path) -> str:
     """A name in an archive as a plain relative path; empty for the top itself. FilesRefused for one that leads out."""
     if name.startswith("/"):
         raise FilesRefused(f"{what}: {name!r} is an absolute path; files of a sample lie in its own folder")
@@ -71,7 +71,7 @@ def inner_path(name: str, what: Path) -> str:
     return "/".join(parts)
 
 
-def every_entry(tree: Path, without: str | None = None) -> Iterator[os.DirEntry[str]]:
+def walk_tree(tree: Path, without: str | None = None) -> Iterator[os.DirEntry[str]]:
     """All below a folder but what has the name `without`, by name; links not followed, a folder before its own."""
     folders = [str(tree)]
     while folders:
@@ -86,7 +86,7 @@ def every_entry(tree: Path, without: str | None = None) -> Iterator[os.DirEntry[
 
 def refuse_unfit(tree: Path, what: Path) -> None:
     """FilesRefused for a device, a pipe, a socket, or a link that leads out of the tree, by whatever way."""
-    for entry in every_entry(tree):
+    for entry in walk_tree(tree):
         mode = entry.stat(follow_symlinks=False).st_mode
         if stat.S_ISLNK(mode):
             refuse_link_out(tree, os.path.relpath(entry.path, tree), what)
@@ -156,7 +156,7 @@ class _Metered:
         return data
 
 
-def unpack_tar(file: Path, into: Path, budget: Budget) -> None:
+def unpack_tar(file: Path, into: Path, budget: UnpackLimits) -> None:
     """Into a new, empty folder that nobody else writes to. Owners, set-user-ID bits and odd modes are left behind."""
     with open(file, "rb") as packed:
         try:
@@ -166,14 +166,14 @@ def unpack_tar(file: Path, into: Path, budget: Budget) -> None:
             raise FilesRefused(f"{file} is no whole .tar.gz: {problem}") from None
 
 
-def _unpack(source: _Metered, into: Path, what: Path, budget: Budget) -> None:
+def _unpack(source: _Metered, into: Path, what: Path, budget: UnpackLimits) -> None:
     # Links come last: until then no path can lead through one.
     links: dict[str, str] = {}
     modified: dict[str, float] = {}
     source.due = _HEADER_ROOM
     with tarfile.open(fileobj=cast(IO[bytes], source), mode="r|", errorlevel=2) as archive:
         while (member := archive.next()) is not None:
-            path = inner_path(member.name, what)
+            path = safe_member_path(member.name, what)
             budget.add(files=1)
             if not path:
                 continue
@@ -187,7 +187,7 @@ def _unpack(source: _Metered, into: Path, what: Path, budget: Budget) -> None:
                 _vacate(into / path, what, path)
                 links[path] = member.linkname
             elif member.islnk():
-                _copy_twin(into, path, inner_path(member.linkname, what), what, budget)
+                _copy_twin(into, path, safe_member_path(member.linkname, what), what, budget)
             elif member.isreg() and not member.issparse():
                 budget.add(data=member.size)
                 source.due = member.size + _HEADER_ROOM
@@ -248,7 +248,7 @@ def _write(into: Path, path: str, content: IO[bytes], member: tarfile.TarInfo, w
     _set_time(into / path, member.mtime)
 
 
-def _copy_twin(into: Path, path: str, of: str, what: Path, budget: Budget) -> None:
+def _copy_twin(into: Path, path: str, of: str, what: Path, budget: UnpackLimits) -> None:
     """A hard link: a file of its own with the same content, so that a change to one is no change to the other."""
     original = into / of
     if not of or not original.is_file():

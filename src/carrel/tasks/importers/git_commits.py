@@ -15,10 +15,17 @@ from pathlib import Path
 from typing import Any
 
 from carrel.errors import CarrelError, DatasetInvalid, ProgramMissing
-from carrel.tasks.environment import make_ready
+from carrel.tasks.environment import prepare_sample
 from carrel.tasks.git_history import Git, GitFailed
 from carrel.tasks.importers.layout import Parts, can_solve, proposal, split, with_layout
-from carrel.tasks.importers.write import Imported, LeftOut, new_dataset, refuse_wrong, write_samples, write_settings
+from carrel.tasks.importers.write import (
+    ImportResult,
+    SkippedItem,
+    new_dataset,
+    refuse_wrong,
+    write_samples,
+    write_settings,
+)
 from carrel.tasks.runner import in_parallel
 from carrel.tasks.sample import Environment, Sample, Verify
 from carrel.tasks.verification.changes import Changes
@@ -56,7 +63,7 @@ async def find_lists(sample: Sample, cache: Path | None) -> Lists:
     sample = sample.model_copy(deep=True)
     sample.verify.retries = 0
     try:
-        prepared = await make_ready(sample, cache)
+        prepared = await prepare_sample(sample, cache)
         solved = await changes_of_patch(prepared, sample.patch)
     except (CarrelError, OSError) as problem:
         return Lists(why=f"it could not be run: {brief(str(problem))}", may_change=True)
@@ -202,7 +209,7 @@ async def import_history(
     resume: bool = False,
     found: Callable[[int, int], None] = lambda commits, judged: None,
     heard: Heard = lambda commit, what: None,
-) -> Imported:
+) -> ImportResult:
     """`commits` is a range like `v1.0..main`; `settings` (with `verify.command`) is for `dataset.yaml`.
 
     A commit becomes a sample when with its tests something fails without its source and passes with it, each time of
@@ -211,7 +218,7 @@ async def import_history(
     """
     refuse_wrong(settings)
     git = await asyncio.to_thread(_repository, repo)
-    done = Imported(into)
+    done = ImportResult(into)
     candidates = await asyncio.to_thread(_candidates, git, commits, test_patterns, done)
     candidates = candidates[-limit:] if limit else candidates
     if not candidates:
@@ -238,9 +245,9 @@ async def import_history(
                     journal.add(commit, lists)
             heard(commit, lists.why or f"{len(lists.fail_to_pass)} fail to pass, {len(lists.pass_to_pass)} pass")
             if lists.unstable:
-                done.left_out.append(LeftOut(commit[:12], _unstable(lists.unstable)))
+                done.left_out.append(SkippedItem(commit[:12], _unstable(lists.unstable)))
             if lists.why:
-                done.left_out.append(LeftOut(commit[:12], lists.why))
+                done.left_out.append(SkippedItem(commit[:12], lists.why))
                 reasons.append(lists.why)
                 return None
             sample.fail_to_pass, sample.pass_to_pass = lists.fail_to_pass, lists.pass_to_pass
@@ -263,7 +270,7 @@ async def import_history(
     return done
 
 
-def newest_reason(candidates: Sequence[Candidate], done: Imported) -> str:
+def newest_reason(candidates: Sequence[Candidate], done: ImportResult) -> str:
     """Why the newest commit was left out."""
     left = next(left for left in done.left_out if left.what == candidates[-1].commit[:12])
     return f"{left.what}: {left.why}"
@@ -289,7 +296,7 @@ def _repository(repo: Path) -> Git:
     return Git(Path(done.stdout.strip()))
 
 
-def _candidates(git: Git, commits: str, patterns: Sequence[str], done: Imported) -> list[Candidate]:
+def _candidates(git: Git, commits: str, patterns: Sequence[str], done: ImportResult) -> list[Candidate]:
     if commits.startswith("-") or ".." not in commits:
         raise DatasetInvalid(f"{commits!r} is no range of commits, like v1.0..main")
     try:
@@ -305,7 +312,7 @@ def _candidates(git: Git, commits: str, patterns: Sequence[str], done: Imported)
             parts = split(paths, patterns)
             why = _unfit(parts, len(paths))
         if why:
-            done.left_out.append(LeftOut(commit[:12], why))
+            done.left_out.append(SkippedItem(commit[:12], why))
             continue
         message = git("show", "--no-patch", "--format=%cI%n%B", commit).decode("utf-8", "replace")
         moment, _, text = message.partition("\n")

@@ -13,7 +13,14 @@ from pydantic import ValidationError
 
 from carrel.errors import DatasetInvalid
 from carrel.tasks.dataset import faults
-from carrel.tasks.importers.write import Imported, LeftOut, new_dataset, refuse_wrong, write_samples, write_settings
+from carrel.tasks.importers.write import (
+    ImportResult,
+    SkippedItem,
+    new_dataset,
+    refuse_wrong,
+    write_samples,
+    write_settings,
+)
 from carrel.tasks.sample import Sample
 
 ENDINGS = (".bundle", ".tar.gz", ".tgz", "")
@@ -33,7 +40,7 @@ _UNITTEST = re.compile(r"(\w+) \(([\w.]+)\)")
 _LISTS = ("fail_to_pass", "pass_to_pass", "fail_to_fail")
 
 
-def import_swebench(file: Path, files: Path, into: Path, settings: dict[str, Any]) -> Imported:
+def import_swebench(file: Path, files: Path, into: Path, settings: dict[str, Any]) -> ImportResult:
     """Each line becomes a sample whose files are found in `files`: by its instance_id, else by its repository's name.
 
     A line that cannot become one is told with its number; the others do. `settings` is for `dataset.yaml`."""
@@ -42,7 +49,7 @@ def import_swebench(file: Path, files: Path, into: Path, settings: dict[str, Any
         raise DatasetInvalid(f"there is no file {file}")
     if not files.is_dir():
         raise DatasetInvalid(f"there is no folder {files} with the repositories")
-    done = Imported(into)
+    done = ImportResult(into)
     with new_dataset(into) as folder:
         (folder / "files").mkdir()
         samples: dict[str, Sample] = {}
@@ -53,9 +60,9 @@ def import_swebench(file: Path, files: Path, into: Path, settings: dict[str, Any
                     raise ValueError(f"{sample.sample_id} is there already")
                 sample.files = _taken(found(files, sample), files, folder)
             except ValidationError as problem:
-                done.left_out.append(LeftOut(f"line {number}", faults(problem)))
+                done.left_out.append(SkippedItem(f"line {number}", faults(problem)))
             except ValueError as problem:
-                done.left_out.append(LeftOut(f"line {number}", str(problem)))
+                done.left_out.append(SkippedItem(f"line {number}", str(problem)))
             else:
                 samples[sample.sample_id] = sample
         if not samples:
@@ -67,7 +74,7 @@ def import_swebench(file: Path, files: Path, into: Path, settings: dict[str, Any
     return done
 
 
-def _rows(file: Path, done: Imported) -> Iterator[tuple[int, dict[str, Any]]]:
+def _rows(file: Path, done: ImportResult) -> Iterator[tuple[int, dict[str, Any]]]:
     with file.open("rb") as lines:
         for number, line in enumerate(lines, 1):
             if not line.strip():
@@ -75,12 +82,12 @@ def _rows(file: Path, done: Imported) -> Iterator[tuple[int, dict[str, Any]]]:
             try:
                 row = orjson.loads(line)
             except orjson.JSONDecodeError as problem:
-                done.left_out.append(LeftOut(f"line {number}", f"no JSON: {problem}"))
+                done.left_out.append(SkippedItem(f"line {number}", f"no JSON: {problem}"))
                 continue
             if isinstance(row, dict):
                 yield number, row
             else:
-                done.left_out.append(LeftOut(f"line {number}", "no JSON object"))
+                done.left_out.append(SkippedItem(f"line {number}", "no JSON object"))
 
 
 def sample_of(row: dict[str, Any]) -> Sample:

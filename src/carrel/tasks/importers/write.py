@@ -20,7 +20,7 @@ from carrel.tasks.sample import Sample, plain_name
 
 
 @dataclass(frozen=True)
-class LeftOut:
+class SkippedItem:
     """Something that did not become a sample, and why."""
 
     what: str
@@ -28,13 +28,13 @@ class LeftOut:
 
 
 @dataclass
-class Imported:
+class ImportResult:
     """What came of an import."""
 
     folder: Path
     samples: list[str] = field(default_factory=list)
     """Their ids."""
-    left_out: list[LeftOut] = field(default_factory=list)
+    left_out: list[SkippedItem] = field(default_factory=list)
     proposal: str = ""
     """Options that may turn commits that were left out into samples."""
 

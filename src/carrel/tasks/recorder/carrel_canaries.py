@@ -1,8 +1,8 @@
-"""Tests that are none of the sample's: one that must fail and one that must pass, run as pytest runs the others.
+"""Canary tests: one that must fail and one that must pass, run by pytest like the sample's own tests.
 
-They are functions in a module like any other, called after tests that are there, and go through the same steps to a
-report, which nobody is shown. Hooks of `conftest.py` and of installed plugins do not hear of them: those may count
-failures or stop at one. They have no fixtures, and what is set up for the tests is left alone.
+They are functions in a module, named like existing tests, and go through the same steps to a report, which is not
+shown. Hooks of `conftest.py` and of installed plugins are not called for them, since those may count failures or stop
+at one. They have no fixtures, and do not touch what is set up for the tests.
 """
 
 import os
@@ -15,11 +15,11 @@ import pytest
 
 _chance = SystemRandom()
 _STATE = ("_setupstate", "shouldstop", "shouldfail", "_shouldstop", "_shouldfail", "testsfailed")
-"""Of a session: what is set up, and what a hook that sees a failure may want to stop."""
+"""Attributes of a session: what is set up, and what a hook may set after a failure."""
 
 
 class Canary(pytest.Function):
-    """A test with hooks of its own choice."""
+    """A test with its own set of hooks."""
 
     hooks = None  # type: Any
 
@@ -29,7 +29,7 @@ class Canary(pytest.Function):
 
 
 class _Hooks:
-    """The hooks without those of some plugins."""
+    """All hooks except those of some plugins."""
 
     def __init__(self, manager: Any, without: Any) -> None:
         self._manager, self._without = manager, without
@@ -39,7 +39,7 @@ class _Hooks:
 
 
 class _Plain(pytest.Item):
-    """A test that cannot pass, where pytest has another way to make functions than the ones that are known here."""
+    """A test that cannot pass, for versions of pytest that create function tests in an unknown way."""
 
     def runtest(self) -> None:
         raise AssertionError("as it should")
@@ -51,8 +51,8 @@ class _Plain(pytest.Item):
         return "as it should"
 
 
-def lie_found(session: Any, known: Any, without: Any) -> str:
-    """What is wrong with what pytest says of the two; empty when nothing is. `known` are tests that look likewise."""
+def find_lie(session: Any, known: Any, without: Any) -> str:
+    """What is wrong with pytest's reports of the two canaries; empty when nothing is. `known` are tests to imitate."""
     ran = []  # type: list[str]
 
     def failing() -> None:
@@ -67,7 +67,7 @@ def lie_found(session: Any, known: Any, without: Any) -> str:
     for which, function in pair:
         try:
             item = _made(session, function, known, without)
-        except Exception:  # noqa: BLE001 -- each version of pytest makes them in its own way
+        except Exception:  # noqa: BLE001 -- each version of pytest creates them in its own way
             if which == "passing":
                 continue
             make = getattr(_Plain, "from_parent", None)
@@ -76,9 +76,9 @@ def lie_found(session: Any, known: Any, without: Any) -> str:
         if outcomes.get("setup") != "passed" or session.config.getoption("setuponly", False):
             continue
         if which == "failing" and outcomes.get("call") != "failed":
-            return "a test that must fail was told as " + str(outcomes.get("call"))
+            return "a test that must fail was reported as " + str(outcomes.get("call"))
         if which == "passing" and outcomes.get("call") == "passed" and "passing" not in ran:
-            return "a test was told as passed, and did not run"
+            return "a test was reported as passed, and did not run"
     return ""
 
 
@@ -126,7 +126,7 @@ def _module(session: Any, path: str) -> Any:
 
 
 def _name(known: Any) -> str:
-    """Of words that the tests are called by, and new each time."""
+    """A new random name made of parts of the existing tests' names."""
     parts = {part for item in known for part in str(item.name).partition("[")[0].split("_") if part.isalnum()}
     chosen = _chance.sample(sorted(parts - {"test"}), min(2, len(parts - {"test"})))
     return "_".join(["test", *chosen, _chance.choice("abcdefghkmnp") + str(_chance.randrange(2, 99))])

@@ -1,24 +1,24 @@
-// Loaded first by every node of a test command: in those in which `node --test` runs a file, notes for the host what
-// node's own runner says of each test. The file's results go to the runner on standard output, where the code under
-// test prints too.
+// Loaded first by every node process of a test command. Where `node --test` runs a file, it records for the host what
+// node's own runner reports about each test: the file's results go to the runner on standard output, where the code
+// under test prints too.
 'use strict';
 
 const fs = require('node:fs');
 
 const { entries, getOwnPropertyDescriptor, getOwnPropertyDescriptors } = Object;
 const MODULES = ['node:assert', 'assert', 'node:assert/strict', 'assert/strict', 'node:test'];
-const OURS = `--require=${__filename}`;
+const THIS_OPTION = `--require=${__filename}`;
 const alone = process.execArgv.some((word) => /^--(experimental-)?test-isolation=none$/.test(word));
-const file = process.env.CARREL_TESTIMONY;
+const file = process.env.CARREL_RECORDER_NOTES;
 
 if (file && (process.env.NODE_TEST_CONTEXT || alone)) {
-  attend(file);
+  install(file);
 }
 
-function attend(file) {
-  // What the tests start is none of our business.
-  delete process.env.CARREL_TESTIMONY;
-  const left = (process.env.NODE_OPTIONS || '').split(' ').filter((word) => word && word !== OURS);
+function install(file) {
+  // Processes that the tests start do not get the recorder.
+  delete process.env.CARREL_RECORDER_NOTES;
+  const left = (process.env.NODE_OPTIONS || '').split(' ').filter((word) => word && word !== THIS_OPTION);
   if (left.length) process.env.NODE_OPTIONS = left.join(' ');
   else delete process.env.NODE_OPTIONS;
 
@@ -26,29 +26,29 @@ function attend(file) {
   const { stringify } = JSON;
   const notes = fs.openSync(file, 'a');
   const run = `${process.pid}-${Date.now()}`;
-  const say = (what) => writeSync(notes, `${stringify({ run, ...what })}\n`);
+  const send = (what) => writeSync(notes, `${stringify({ run, ...what })}\n`);
 
   const [major, minor] = process.versions.node.split('.').map(Number);
   if (major < 20 || (major === 20 && minor < 12)) {
-    say({ event: 'unable' }); // It does not tell a hook what came of its test.
+    send({ event: 'unable' }); // It does not pass the outcome of a test to hooks.
     return;
   }
   const runner = require('node:test');
   const known = parts();
-  say({ event: 'begun', program: process.argv[1] });
+  send({ event: 'begun', program: process.argv[1] });
   runner.afterEach((test) => {
     if (typeof test.passed !== 'boolean') return;
-    say({ event: 'test', id: test.fullName, outcome: test.passed ? 'passed' : 'failed' });
+    send({ event: 'test', id: test.fullName, outcome: test.passed ? 'passed' : 'failed' });
   });
   runner.after(() => {
     const what = changed(known);
-    if (what) say({ event: 'changed', what });
-    say({ event: 'canary', failed: failing() });
-    say({ event: 'finished' });
+    if (what) send({ event: 'changed', what });
+    send({ event: 'canary', failed: failing() });
+    send({ event: 'finished' });
   });
 }
 
-// The functions that tests are made of, by where they stand, before the project's code is loaded.
+// The functions that tests use, by owner and name, as they are before the project's code is loaded.
 function parts() {
   const found = [];
   const add = (name, owner, depth) => {
@@ -66,14 +66,14 @@ function parts() {
   return found;
 }
 
-// The name of one that is another now. What is required must still be what it was, too.
+// The name of the first function that was replaced. `require` must still return the same objects, too.
 function changed(known) {
   const other = known.find(({ name, owner, key, value }) =>
     owner ? getOwnPropertyDescriptor(owner, key)?.value !== value : require(name) !== value);
   return other && other.name;
 }
 
-// Whether what must fail does; where not, somebody has changed what passing means.
+// Whether assertions that must fail do fail; if not, the assertions were changed.
 function failing() {
   const assert = require('node:assert');
   const wrong = [

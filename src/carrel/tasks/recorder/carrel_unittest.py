@@ -1,4 +1,4 @@
-"""Tells the host what unittest's own results say of each test, before the project's code is imported."""
+"""Record what unittest's own results report about each test; installed before the project's code is imported."""
 
 import inspect
 import os
@@ -9,10 +9,9 @@ from unittest.result import TestResult
 from unittest.runner import TextTestResult
 from unittest.suite import BaseTestSuite
 
-from carrel_recorder_compare import Comparison, Executed, modules_of, test_modules
-from carrel_recorder_tracers import watch
-from carrel_speaking import speaker
-from carrel_unchanged import LATE, Remembered, Tests, is_installed, may_change, plain
+from carrel_channel import open_channel
+from carrel_comparison import Comparison, Executed, install_audit_hook, modules_of, test_modules
+from carrel_known_functions import LATE, KnownFunctions, KnownTests, is_installed, may_change, plain_function
 
 _PYTHON = os.path.dirname(unittest.__file__)
 _WORDS = {
@@ -52,7 +51,7 @@ _WAYS: Any = [
 
 
 class _Canary(unittest.TestCase):
-    """A test that cannot pass; where it is said to, somebody has changed what passing means."""
+    """A test that cannot pass; if it is reported as passed, the runner was changed."""
 
     def __init__(self, way: Any) -> None:
         super().__init__()
@@ -70,78 +69,78 @@ def _all_fail() -> bool:
 
 
 def _listeners() -> Any:
-    """What the runner calls with the result of a test."""
+    """The functions that the runner calls with the result of a test."""
     return [getattr(TextTestResult, name) for name in _WORDS]
 
 
 def _swallowed(test: Any) -> bool:
-    """Whether the test that is said to have passed raised something: what unittest notes of it while it runs."""
+    """Whether a test that is reported as passed raised something, by what unittest recorded while it ran."""
     outcome = getattr(test, "_outcome", None)
     return outcome is not None and (outcome.success is False or getattr(outcome, "expectedFailure", None) is not None)
 
 
 def _is_foreign(kind: Any, method: str) -> bool:
-    """Whether a test has code from another file than the class that has it, and is no wrapper of what is there."""
+    """Whether the code of a test is from another file than its class, and is not a wrapper of the class's function."""
     owner = next((each for each in kind.__mro__ if method in vars(each)), None)
     home = getattr(sys.modules.get(getattr(owner, "__module__", "")), "__file__", None)
-    function = plain(inspect.unwrap(vars(owner)[method])) if owner is not None else None
+    function = plain_function(inspect.unwrap(vars(owner)[method])) if owner is not None else None
     file = getattr(getattr(function, "__code__", None), "co_filename", None)
     return file is not None and file != home and not is_installed(file) and not may_change(file)
 
 
 def _loads_tests() -> str:
-    """A module that is no test, and yet says which tests there are."""
+    """The name of a module that is not a test file and yet defines `load_tests`."""
     for name, module in list(sys.modules.items()):
         file = getattr(module, "__file__", None)
-        asked = not file or file.startswith(_PYTHON) or is_installed(file) or may_change(file)
-        if not asked and plain(getattr(module, "__dict__", {}).get("load_tests")) is not None:
+        is_trusted = not file or file.startswith(_PYTHON) or is_installed(file) or may_change(file)
+        if not is_trusted and plain_function(getattr(module, "__dict__", {}).get("load_tests")) is not None:
             return name
     return ""
 
 
-def attend() -> None:
-    """Listen to every result of this process, where the host wants to know."""
-    say = speaker()
-    if say is None:
+def install() -> None:
+    """Record every result of this process, if the host has opened a channel for it."""
+    send = open_channel()
+    if send is None:
         return
-    say(event="begun")
+    send(event="begun")
     trying: list[bool] = []
-    told: list[str] = []
+    reported: list[str] = []
     foreign: list[str] = []
-    parts = Remembered()
-    tests = Tests(parts.may_stand)
+    parts = KnownFunctions()
+    tests = KnownTests(parts.is_allowed)
     executed, traced_by = Executed(), set[str]()
     comparison = Comparison(executed)
-    watch(executed, comparison.workdir, comparison.theirs, traced_by)
+    install_audit_hook(executed, comparison.workdir, comparison.theirs, traced_by)
     kinds: dict[type, bool] = {}
 
-    def doubt(what: str) -> None:
-        if what and not told:
-            told.append(what)
-            say(event="changed", what=what)
+    def report_change(what: str) -> None:
+        if what and not reported:
+            reported.append(what)
+            send(event="changed", what=what)
 
-    def look() -> None:
-        doubt(parts.changed() or next(filter(None, (parts.stranger(*late) for late in LATE)), ""))
+    def check() -> None:
+        report_change(parts.changed() or next(filter(None, (parts.foreign_function(*late) for late in LATE)), ""))
 
-    def heard(name: str, outcome: str) -> None:
+    def wrap_result_method(name: str, outcome: str) -> None:
         honest: Any = getattr(TestResult, name)
 
         def add(self: Any, test: Any, *more: Any) -> Any:
             if not trying and hasattr(test, "id"):
-                look()
-                # A result of an old kind, which knows no skips, takes them for successes.
+                check()
+                # Result classes without addSkip count skipped tests as successes.
                 if name == "addSuccess" and hasattr(self, "addSkip") and _swallowed(test):
-                    doubt(f"what came of {test.id()}")
+                    report_change(f"what came of {test.id()}")
                 method = getattr(test, "_testMethodName", "")
-                doubt(comparison.changed(test) or comparison.binding_changed_for(type(test), None, method))
-                doubt(comparison.strange_method(test))
-                say(event="test", id=test.id(), when="call", outcome=outcome)
+                report_change(comparison.changed(test) or comparison.binding_changed_for(type(test), None, method))
+                report_change(comparison.strange_method(test))
+                send(event="test", id=test.id(), when="call", outcome=outcome)
             return honest(self, test, *more)
 
         setattr(TestResult, name, add)
 
     for name, outcome in _WORDS.items():
-        heard(name, outcome)
+        wrap_result_method(name, outcome)
     honest_listeners = _listeners()
     honest_part: Any = TestResult.addSubTest
     honest_stop: Any = TestResult.stopTestRun
@@ -153,7 +152,7 @@ def attend() -> None:
             try:
                 compare(test)
             except Exception as problem:  # noqa: BLE001 -- what cannot be compared does not end the run
-                say(event="uncompared", id=test.id(), why=f"{type(problem).__name__}: {problem}")
+                send(event="uncompared", id=test.id(), why=f"{type(problem).__name__}: {problem}")
         return honest_start(self, test)
 
     def compare(test: Any) -> None:
@@ -161,16 +160,16 @@ def attend() -> None:
             new = [kind for kind, is_known in kinds.items() if not is_known]
             kinds.update(dict.fromkeys(new, True))
             modules = test_modules([module for kind in new for module in modules_of(kind)])
-            doubt(comparison.prepare(modules, lambda module: False))
+            report_change(comparison.prepare(modules, lambda module: False))
         method = getattr(test, "_testMethodName", "")
-        changed, why = comparison.learn(test, type(test), method, getattr(type(test), method, None))
-        doubt(changed or comparison.strange_method(test))
+        changed, why = comparison.register_test(test, type(test), method, getattr(type(test), method, None))
+        report_change(changed or comparison.strange_method(test))
         if why:
-            say(event="uncompared", id=test.id(), why=why)
+            send(event="uncompared", id=test.id(), why=why)
 
     def add_part(self: Any, test: Any, subtest: Any, error: Any) -> Any:
         if error is not None and not trying:
-            say(event="test", id=test.id(), when="call", outcome="failed")
+            send(event="test", id=test.id(), when="call", outcome="failed")
         return honest_part(self, test, subtest, error)
 
     def collect(self: Any, test: Any) -> Any:
@@ -183,19 +182,19 @@ def attend() -> None:
         return honest_collect(self, test)
 
     def stop(self: Any) -> Any:
-        look()
+        check()
         changed = tests.changed()
-        doubt(changed and f"the test {changed}")
-        doubt(comparison.anything_changed())
+        report_change(changed and f"the test {changed}")
+        report_change(comparison.anything_changed())
         for file in sorted(traced_by):
-            say(event="tracer", file=file)
+            send(event="tracer", file=file)
         loader = foreign and _loads_tests()
-        doubt(loader and f"{foreign[0]}, which load_tests of {loader} gave,")
+        report_change(loader and f"{foreign[0]}, which load_tests of {loader} gave,")
         trying.append(True)
         failed = _all_fail()
         trying.clear()
-        say(event="canary", failed=failed and _listeners() == honest_listeners)
-        say(event="finished")
+        send(event="canary", failed=failed and _listeners() == honest_listeners)
+        send(event="finished")
         return honest_stop(self)
 
     patched: Any = TestResult

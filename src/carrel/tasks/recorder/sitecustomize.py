@@ -1,7 +1,7 @@
-"""Loaded by every Python of a test command: brings a recorder into pytest and into `python -m unittest`.
+"""Loaded by every Python process of a test command: installs a recorder in pytest and `python -m unittest`.
 
-Standard library only, and any Python from 3.6 on. It needs no variable but the one with which it is found, so that
-a program that changes PYTHONPATH for what it starts takes the recorder away, and breaks nothing.
+Standard library only; Python 3.6 or later. It is found by PYTHONPATH alone, so a program that changes that variable
+for its children only loses the recorder, and nothing breaks.
 """
 
 import importlib.machinery
@@ -14,7 +14,7 @@ _HERE = os.path.dirname(os.path.abspath(__file__))
 
 
 class _Pytest:
-    """Finds pytest's configuration, once, and has it load the recorder with the plugins that variables name."""
+    """An import hook for pytest's configuration: makes pytest load the recorder with the plugins of PYTEST_PLUGINS."""
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
         if name != "_pytest.config":
@@ -22,34 +22,34 @@ class _Pytest:
         sys.meta_path.remove(self)  # type: ignore[arg-type]
         spec = importlib.machinery.PathFinder.find_spec(name, path)
         loader = spec.loader if spec is not None else None  # type: Any
-        honest = getattr(loader, "exec_module", None)
-        if honest is None:
+        original = getattr(loader, "exec_module", None)
+        if original is None:
             return spec
 
         def exec_module(module: Any) -> None:
-            honest(module)
-            _call_recorder(module.PytestPluginManager)
+            original(module)
+            _add_recorder(module.PytestPluginManager)
 
         loader.exec_module = exec_module
         return spec
 
 
-def _call_recorder(manager: Any) -> None:
-    honest = manager.consider_env
+def _add_recorder(manager: Any) -> None:
+    original = manager.consider_env
 
     def consider_env(self: Any) -> None:
-        if "CARREL_WITNESS" in os.environ:
+        if "CARREL_RECORDER" in os.environ:
             named = os.environ.get("PYTEST_PLUGINS", "")
-            os.environ["PYTEST_PLUGINS"] = "carrel_witness," + named if named else "carrel_witness"
+            os.environ["PYTEST_PLUGINS"] = "carrel_pytest," + named if named else "carrel_pytest"
             if _HERE not in sys.path:
                 sys.path.append(_HERE)
-        honest(self)
+        original(self)
 
     manager.consider_env = consider_env
 
 
-def _load_the_next() -> None:
-    """The customization that the environment has itself, which this one hides."""
+def _load_hidden_sitecustomize() -> None:
+    """Load the sitecustomize module of the environment, which this one hides."""
     others = [path for path in sys.path if os.path.abspath(path) != _HERE]
     spec = importlib.machinery.PathFinder.find_spec("sitecustomize", others)
     if spec is not None and spec.loader is not None:
@@ -60,10 +60,10 @@ def _load_the_next() -> None:
 
 _words = getattr(sys, "orig_argv", [])
 _runs_unittest = "-munittest" in _words or ("-m" in _words[:-1] and _words[_words.index("-m") + 1] == "unittest")
-if "CARREL_WITNESS" in os.environ and _runs_unittest:
+if "CARREL_RECORDER" in os.environ and _runs_unittest:
     import carrel_unittest
 
-    carrel_unittest.attend()
-if "CARREL_WITNESS" in os.environ:
+    carrel_unittest.install()
+if "CARREL_RECORDER" in os.environ:
     sys.meta_path.insert(0, _Pytest())  # type: ignore[arg-type]
-_load_the_next()
+_load_hidden_sitecustomize()

@@ -152,7 +152,7 @@ class Base(Protocol):
         """Whether it is a file that can be run."""
 
 
-async def changes_in(place: Executor, why_not: Verdict = lambda path: None, base: Path | None = None) -> Changes:
+async def read_changes(place: Executor, why_not: Verdict = lambda path: None, base: Path | None = None) -> Changes:
     """Read once; whatever happens in the place afterwards is in nobody's verdict.
 
     `base` is the folder that the place began with, where that is known: with it one look at the place is enough.
@@ -269,7 +269,7 @@ def _batches(paths: Sequence[str]) -> Iterator[list[str]]:
         yield batch
 
 
-def without_traps(changes: Changes, base: Base) -> Changes:
+def drop_unsafe(changes: Changes, base: Base) -> Changes:
     """Without those that would reach through a link or a file, or replace a folder that is still in use."""
     final: dict[str, Change] = {change.path: change for change in changes.entries}
     kept: list[Change] = []
@@ -297,8 +297,8 @@ def _trap(change: Change, final: dict[str, Change], base: Base) -> str | None:
     return None
 
 
-async def carry_over(changes: Changes, place: Executor, base: Base) -> None:
-    """Make a fresh place, which is as `base`, as the changes say; they are of `without_traps`."""
+async def apply_changes(changes: Changes, place: Executor, base: Base) -> None:
+    """Make a fresh place, which is as `base`, as the changes say; they are of `drop_unsafe`."""
     deleted = [change.path for change in changes.entries if change.kind == "deleted"]
     links = [change for change in changes.entries if change.kind == "link"]
     files = [change for change in changes.entries if change.kind == "file"]

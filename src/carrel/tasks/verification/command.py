@@ -15,15 +15,21 @@ from carrel.execution.executor import CommandResult, Executor, Output
 from carrel.execution.file_changes import Upper
 from carrel.execution.subprocess_executor import SubprocessExecutor
 from carrel.guest.sandbox.plan import HOME
-from carrel.tasks.environment import Prepared
+from carrel.tasks.environment import PreparedSample
 from carrel.tasks.sample import Sample
 from carrel.tasks.verification import recorder_log
 from carrel.tasks.verification.protected_files import START_FILES, Folder, Protection
-from carrel.tasks.verification.recorder_log import Testimony, doubt, hear, read_notes, witness_lines
+from carrel.tasks.verification.recorder_log import (
+    RecorderLog,
+    find_contradiction,
+    parse_lines,
+    parse_notes,
+    split_recorder_lines,
+)
 from carrel.tasks.verification.reports import ReportKind, cases_in, kind_of_report
-from carrel.tasks.verification.test_cases import Reported, Told
+from carrel.tasks.verification.test_cases import ReportedTests, TestCase
 from carrel.tasks.verification.text_reports import PACKAGE
-from carrel.tasks.verification.verdict import Run, claims_something, required_of
+from carrel.tasks.verification.verdict import TestRun, claims_something, required_of
 from carrel.wire.verification import Integrity
 
 _FIRST = r"(?:^|[;&|({\n'\"]|\b(?:then|do|else|xargs|sudo|exec|time)\s)\s*"
@@ -55,7 +61,7 @@ def _names(word: str, path: str) -> bool:
 
 
 @dataclass(frozen=True)
-class Watch:
+class FileGuard:
     """The place as it was when the test command began."""
 
     base: Folder
@@ -89,13 +95,13 @@ class Watch:
         return "-packages" in path and _INSTALLS.search(self.command) is not None
 
 
-async def watch(place: Executor, prepared: Prepared, guard: Protection) -> Watch | None:
+async def watch(place: Executor, prepared: PreparedSample, guard: Protection) -> FileGuard | None:
     """None where it cannot be seen what is written."""
     base = Folder(prepared.workspace)
     before = await _look(place, base)
     if before is None:
         return None
-    return Watch(base, guard, prepared.sample.verify.command, before, await _start_files(place))
+    return FileGuard(base, guard, prepared.sample.verify.command, before, await _start_files(place))
 
 
 async def _look(place: Executor, base: Folder) -> Upper | None:
@@ -114,10 +120,10 @@ _TRACES = re.compile(r"settrace|setprofile|sys\.monitoring|_profile|_trace\b|cPr
 
 
 @dataclass(frozen=True)
-class Ran:
+class CommandRun:
     """A run as the verifiers see it."""
 
-    run: Run
+    run: TestRun
     report: str | None
     """What was written to `{report}`, or to standard output where the command has no `{report}`; None for nothing."""
     kind: ReportKind
@@ -141,11 +147,11 @@ class _Listening:
             self._hear(piece.text)
 
     def _hear(self, text: str) -> None:
-        found, self._rest = witness_lines(self._rest + text, self._word)
+        found, self._rest = split_recorder_lines(self._rest + text, self._word)
         self._lines += found
 
-    def testimony(self) -> Testimony:
-        return hear("".join(self._lines), self._word)[1]
+    def testimony(self) -> RecorderLog:
+        return parse_lines("".join(self._lines), self._word)[1]
 
     def text(self, stream: str, bounded: str) -> str:
         """All of it, or `bounded` where that is too much."""
@@ -156,9 +162,9 @@ class _Listening:
 class Records:
     """What the recorders of one run of a test command noted."""
 
-    lines: Testimony
+    lines: RecorderLog
     """Of pytest and unittest."""
-    notes: Testimony
+    notes: RecorderLog
     """Of test programs of cargo, go and node."""
 
     @property
@@ -166,7 +172,7 @@ class Records:
         return self.lines.begun or self.notes.begun or self.notes.unable
 
 
-async def run_command(place: Executor, sample: Sample, watch: Watch | None = None, files: str = "") -> Ran:
+async def run_command(place: Executor, sample: Sample, watch: FileGuard | None = None, files: str = "") -> CommandRun:
     """Run it once; whatever the code under test does, a run comes of it. `files` is for the recorders."""
     verify = sample.verify
     nonce = secrets.token_hex(12)
@@ -179,10 +185,10 @@ async def run_command(place: Executor, sample: Sample, watch: Watch | None = Non
         if env:
             command = recorder_log.recorded(command, env["PYTHONPATH"].partition(":")[0])
         done = await place.exec(command, timeout=verify.timeout, env=env, on_output=listening)
-        records = Records(listening.testimony(), read_notes(await _noted(place, sample, notes)))
+        records = Records(listening.testimony(), parse_notes(await _noted(place, sample, notes)))
         done.stdout = listening.text("stdout", done.stdout)
-        done.stderr = hear(listening.text("stderr", done.stderr), word)[0]
-        run = Run(exit_code=done.exit_code, seconds=done.duration, stdout=done.stdout, stderr=done.stderr)
+        done.stderr = parse_lines(listening.text("stderr", done.stderr), word)[0]
+        run = TestRun(exit_code=done.exit_code, seconds=done.duration, stdout=done.stdout, stderr=done.stderr)
         text, kind, doubted = None, _named_kind(sample), ""
         try:
             text = await _report(place, sample, report, done)
@@ -210,7 +216,7 @@ async def run_command(place: Executor, sample: Sample, watch: Watch | None = Non
             await place.exec(["rm", "-f", "--", report, secret, notes], timeout=60)  # They lie among the host's files.
     except WorkerLost as problem:
         lost = f"the code under test ended the place it ran in: {problem}"
-        return Ran(Run(problem=lost, exit_code=-1), None, "exit_code")
+        return CommandRun(TestRun(problem=lost, exit_code=-1), None, "exit_code")
     if not doubted and not done.timed_out and not await asyncio.to_thread(claims_something, sample, run):
         run.broken = _broken(done)
     run.by_exit_code = kind == "exit_code"
@@ -220,10 +226,10 @@ async def run_command(place: Executor, sample: Sample, watch: Watch | None = Non
         run.problem = f"the command did not end within {verify.timeout:g} s"
     elif not run.problem and kind not in ("json", "exit_code", "sarif") and not run.cases:
         run.problem = f"the report tells of no test; the command ended with {done.exit_code}"
-    return Ran(run, text, kind)
+    return CommandRun(run, text, kind)
 
 
-def _contradicted(sample: Sample, heard: Testimony) -> str:
+def _contradicted(sample: Sample, heard: RecorderLog) -> str:
     """Where a runner alone is started, it ends with 0 only when nothing has failed."""
     failed = next((case.whole_name for case in heard.cases if case.status == "failed"), "")
     if not failed or re.search(r"[;&|]", sample.verify.command):
@@ -231,14 +237,14 @@ def _contradicted(sample: Sample, heard: Testimony) -> str:
     return f"the command ended with 0, and yet {failed} failed: that is not how the test runner ended"
 
 
-def _at_odds(kind: ReportKind, run: Run) -> str:
+def _at_odds(kind: ReportKind, run: TestRun) -> str:
     """These runners print where the code under test prints too, and end with 0 only when nothing has failed."""
     if kind not in ("go", "cargo", "tap") or not run.exit_code or any(_explains(case, run) for case in run.cases):
         return ""
     return f"no test is said to have failed, and yet the command ended with {run.exit_code}: the report is not all"
 
 
-def _explains(case: Told, run: Run) -> bool:
+def _explains(case: TestCase, run: TestRun) -> bool:
     """Whether it failed; a package of Go's that failed as a whole, while tests in it passed, is itself unexplained."""
     ran = case.name == PACKAGE and any(it.classname == case.classname and it.status == "passed" for it in run.cases)
     return case.status == "failed" and not ran
@@ -261,21 +267,21 @@ async def _call_witnesses(
     return recorder_log.variables(sample, secret, notes, at, files)
 
 
-async def _doubts(place: Executor, sample: Sample, records: Records, secret: str, cases: list[Told]) -> str:
+async def _doubts(place: Executor, sample: Sample, records: Records, secret: str, cases: list[TestCase]) -> str:
     """Why the report is not to be believed, by all that witnesses say."""
     if not recorder_log.wanted(sample):
         return ""
     required, noted = required_of(sample), records.notes
-    if problem := await asyncio.to_thread(doubt, records.lines, cases, required):
+    if problem := await asyncio.to_thread(find_contradiction, records.lines, cases, required):
         return problem
     if not records.lines.begun and await _text_of(place, secret) is None:
         return "the file that a recorder in the test runner needs was removed before one could begin"
     if not noted.begun and not noted.unable and recorder_log.must_speak(sample) and _passed(cases):
         return "the report tells of tests that passed, and no test program was seen to run: the report is forged"
-    return await asyncio.to_thread(doubt, noted, cases, required)
+    return await asyncio.to_thread(find_contradiction, noted, cases, required)
 
 
-def assessed(sample: Sample, run: Run, records: Records, *, doubted: bool) -> tuple[Integrity, list[str]]:
+def assessed(sample: Sample, run: TestRun, records: Records, *, doubted: bool) -> tuple[Integrity, list[str]]:
     """Pure: what the recorders of a run can say of its integrity, and why."""
     if doubted:
         return "suspicious", []
@@ -290,11 +296,11 @@ def assessed(sample: Sample, run: Run, records: Records, *, doubted: bool) -> tu
     return _compared(sample, run, records.lines.uncompared)
 
 
-def _compared(sample: Sample, run: Run, uncompared: dict[str, str]) -> tuple[Integrity, list[str]]:
+def _compared(sample: Sample, run: TestRun, uncompared: dict[str, str]) -> tuple[Integrity, list[str]]:
     names = required_of(sample)
-    reported = Reported(run.cases)
+    reported = ReportedTests(run.cases)
     passed = [case for name in names for case in reported.find(name)] if names else run.cases
-    told = Reported([Told("", name, "passed") for name in uncompared])
+    told = ReportedTests([TestCase("", name, "passed") for name in uncompared])
     missed = [case.whole_name for case in passed if case.status == "passed" and told.find(case.whole_name)]
     if passed and "" in uncompared:
         return "unknown", [f"the tests could not be compared with the sample's files: {uncompared['']}"]
@@ -305,7 +311,7 @@ def _compared(sample: Sample, run: Run, uncompared: dict[str, str]) -> tuple[Int
     return "unknown", [f"{missed[0]}{more} could not be compared with the sample's files: {reason}"]
 
 
-def _traced(sample: Sample, tracers: list[str], watch: Watch | None) -> str:
+def _traced(sample: Sample, tracers: list[str], watch: FileGuard | None) -> str:
     """A tracer that the work has brought along, in a project that has none of its own: it can change what tests see."""
     for path in tracers:
         before = (watch.base.read(path) if watch is not None else None) or b""
@@ -320,7 +326,7 @@ async def _noted(place: Executor, sample: Sample, notes: str) -> str | None:
     return "" if text is None and not recorder_log.must_speak(sample) else text
 
 
-def _passed(cases: list[Told]) -> bool:
+def _passed(cases: list[TestCase]) -> bool:
     return any(case.status == "passed" for case in cases)
 
 
@@ -363,7 +369,7 @@ async def _remove_reports(place: Executor, patterns: list[str]) -> None:
         await place.exec(["rm", "-f", "--", *old], timeout=60)
 
 
-def _cases(text: str, kind: ReportKind) -> list[Told]:
+def _cases(text: str, kind: ReportKind) -> list[TestCase]:
     return [case for part in _parts(text, kind) for case in cases_in(part, kind)]
 
 

@@ -29,7 +29,7 @@ RUNNERS = ("hatch", "pdm", "poe", "taskipy", "poetry", "rye", "pixi")
 Guard = Callable[[str, str, tuple[str, ...]], str | None]
 
 
-def guarded(
+def restore_test_settings(
     name: str, original: bytes | None, theirs: bytes, *, linting: bool = False, command: str = ""
 ) -> bytes | None:
     """The file as it may be judged with: theirs, with the sample's test settings; None to take the sample's whole.

@@ -13,10 +13,10 @@ from carrel.execution.config import Mount
 from carrel.execution.executor import Executor
 from carrel.tasks.sample import Sample
 from carrel.tasks.verification.protected_files import touched_by
-from carrel.tasks.verification.test_cases import Reported, Status, Told
+from carrel.tasks.verification.test_cases import ReportedTests, Status, TestCase
 
 FOLDER = Path(__file__).parents[1] / "recorder"
-AT = "/opt/carrel-witness"
+AT = "/opt/carrel-recorder"
 _BASE_AT, _PATCHED_AT, _MANIFEST = "/opt/carrel-files", "/opt/carrel-patched", "carrel-files.json"
 MODULES = frozenset(file.stem for file in FOLDER.glob("*.py"))
 _OUT = 9
@@ -67,13 +67,13 @@ def recorded(command: str, at: str) -> str:
 def variables(sample: Sample, secret: str, notes: str, at: str, files: str = "") -> dict[str, str]:
     """`secret` is a file with the word by which Python's recorders speak, `notes` one that the others write to, and
     `files` says where the sample's own files are."""
-    given, run = sample.environment.env, f"{at}/carrel_run.py"
+    given, run = sample.environment.env, f"{at}/carrel_test_program.py"
     machine = platform.machine().upper()
     return {
-        "CARREL_WITNESS": secret,
+        "CARREL_RECORDER": secret,
         "PYTHONPATH": ":".join([at, *filter(None, [given.get("PYTHONPATH", "")])]),
         "CARREL_RECORDER_FILES": files,
-        "CARREL_TESTIMONY": notes,
+        "CARREL_RECORDER_NOTES": notes,
         "NODE_OPTIONS": f"{given.get('NODE_OPTIONS', '')} --require={at}/carrel_node.cjs".strip(),
         "GOFLAGS": f"{given.get('GOFLAGS', '')} -exec={run}".strip(),
         f"CARGO_TARGET_{machine}_UNKNOWN_LINUX_GNU_RUNNER": run,
@@ -85,7 +85,7 @@ _DOCUMENTATION = re.compile(r"\S - .*\(line \d+\)( - compile( fail)?)?$")
 
 
 @dataclass
-class Testimony:
+class RecorderLog:
     """One run of the tests as it was seen from inside."""
 
     __test__ = False
@@ -95,7 +95,7 @@ class Testimony:
     canary_failed: bool | None = None
     """Whether a test that must fail did; None where that was not tried."""
     problem: str = ""
-    cases: list[Told] = field(default_factory=list)
+    cases: list[TestCase] = field(default_factory=list)
     names_tests: bool = True
     """Whether each test that ended is among the cases; some witnesses only know that all did."""
     programs: list[str] = field(default_factory=list)
@@ -108,7 +108,7 @@ class Testimony:
     """Files that installed a tracer or a profiler while the tests ran."""
 
 
-def witness_lines(text: str, word: str) -> tuple[list[str], str]:
+def split_recorder_lines(text: str, word: str) -> tuple[list[str], str]:
     """The whole lines of the witness in a piece of output, and the end of it, in which another may have begun."""
     begin, found, at = f"\n{word} ", [], 0
     while (start := text.find(begin, at)) >= 0 and (end := text.find("\n", start + len(begin))) >= 0:
@@ -117,9 +117,9 @@ def witness_lines(text: str, word: str) -> tuple[list[str], str]:
     return found, text[start:] if start >= 0 else text[max(at, len(text) - len(begin)) :]
 
 
-def hear(stderr: str, word: str) -> tuple[str, Testimony]:
+def parse_lines(stderr: str, word: str) -> tuple[str, RecorderLog]:
     """Standard error without the witness's lines, and what they say."""
-    told = Testimony()
+    told = RecorderLog()
     runs: dict[str, dict[str, Status]] = {}
     finished: set[str] = set()
 
@@ -156,15 +156,15 @@ def hear(stderr: str, word: str) -> tuple[str, Testimony]:
         # A command may run a runner again for what failed; what passed in one of its runs has passed.
         if merged.get(node) != "passed":
             merged[node] = status
-    told.cases = [Told("", node, status) for node, status in merged.items()]
+    told.cases = [TestCase("", node, status) for node, status in merged.items()]
     return rest, told
 
 
-def read_notes(text: str | None) -> Testimony:
+def parse_notes(text: str | None) -> RecorderLog:
     """What witnesses of several programs wrote to one file: all of them have finished, or it is not finished."""
-    told = Testimony()
+    told = RecorderLog()
     if text is None:
-        return Testimony(begun=True)
+        return RecorderLog(begun=True)
     seen: dict[str, Status] = {}
     begun: set[str] = set()
     finished: set[str] = set()
@@ -192,7 +192,7 @@ def read_notes(text: str | None) -> Testimony:
                 told.names_tests = told.names_tests and not said.get("unnamed")
     told.begun = bool(begun) or bool(told.problem)
     told.finished = begun <= finished
-    told.cases = [Told(*_last_of(name), status) for name, status in seen.items()]
+    told.cases = [TestCase(*_last_of(name), status) for name, status in seen.items()]
     return told
 
 
@@ -215,7 +215,7 @@ def _note(seen: dict[str, Status], node: str, when: str, outcome: str) -> None:
         seen[node] = "passed"
 
 
-def doubt(told: Testimony, cases: Sequence[Told], required: Sequence[str] = ()) -> str:
+def find_contradiction(told: RecorderLog, cases: Sequence[TestCase], required: Sequence[str] = ()) -> str:
     """Why the report of this run cannot be believed; empty when it can. Of `required` tests, where there are some."""
     if not told.begun:
         return ""
@@ -227,7 +227,7 @@ def doubt(told: Testimony, cases: Sequence[Told], required: Sequence[str] = ()) 
         return "a test that must fail passed: somebody has changed the test runner"
     if not told.names_tests:
         return _too_few(told, cases)
-    seen, reported = Reported(told.cases), Reported(cases)
+    seen, reported = ReportedTests(told.cases), ReportedTests(cases)
     for case in [case for name in required for case in reported.find(name)] if required else cases:
         if case.status == "passed" and not _no_single_test(case, told):
             found = [other.status for other in seen.find(case.whole_name) or _called(case.name, told.cases)]
@@ -237,18 +237,18 @@ def doubt(told: Testimony, cases: Sequence[Told], required: Sequence[str] = ()) 
     return ""
 
 
-def _no_single_test(case: Told, told: Testimony) -> bool:
+def _no_single_test(case: TestCase, told: RecorderLog) -> bool:
     """A file without tests, which node tells as one; an example in Rust's documentation, which has its own process."""
     return any(program.endswith(case.name) for program in told.programs) or _DOCUMENTATION.search(case.name) is not None
 
 
-def _too_few(told: Testimony, cases: Sequence[Told]) -> str:
+def _too_few(told: RecorderLog, cases: Sequence[TestCase]) -> str:
     groups = {case.classname for case in cases if case.status == "passed"}
     if len(groups) <= len(told.programs):
         return ""
     return f"the report tells of {len(groups)} test programs, and {len(told.programs)} were run: the report is forged"
 
 
-def _called(name: str, cases: Sequence[Told]) -> list[Told]:
+def _called(name: str, cases: Sequence[TestCase]) -> list[TestCase]:
     """By the last part of the name: a runner may be told to put something before the names in its report."""
     return [case for case in cases if case.name == name or case.name.endswith((f"::{name}", f".{name}"))]

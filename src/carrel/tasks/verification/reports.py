@@ -8,11 +8,12 @@ from dataclasses import dataclass
 from typing import Any, Literal
 from xml.parsers import expat
 
-from junitparser import JUnitXml, JUnitXmlError, TestCase
+from junitparser import JUnitXml, JUnitXmlError
+from junitparser import TestCase as JUnitTestCase
 
 from carrel.errors import ReportUnreadable
-from carrel.tasks.verification.test_cases import Told
-from carrel.tasks.verification.text_reports import cargo_cases, go_cases, looks_like, parsed, tap_cases
+from carrel.tasks.verification.test_cases import TestCase
+from carrel.tasks.verification.text_reports import cargo_cases, go_cases, looks_like, tap_cases, unittest_cases
 
 ReportKind = Literal["junit", "go", "cargo", "tap", "unittest", "sarif", "json", "exit_code"]
 MOST_TESTS = 500_000
@@ -32,7 +33,7 @@ def kind_of_report(text: str, command: str = "") -> ReportKind:
     return looks_like(text, command)
 
 
-def cases_in(text: str, kind: ReportKind) -> list[Told]:
+def cases_in(text: str, kind: ReportKind) -> list[TestCase]:
     """The tests that a report tells of, in its order; ReportUnreadable says what is wrong with it."""
     match kind:
         case "junit":
@@ -44,25 +45,25 @@ def cases_in(text: str, kind: ReportKind) -> list[Told]:
         case "tap":
             return tap_cases(text)
         case "unittest":
-            return parsed(text)
+            return unittest_cases(text)
         case "sarif":
             return _findings(text)
         case "json" | "exit_code":
             return []
 
 
-def _junit_cases(text: str) -> list[Told]:
+def _junit_cases(text: str) -> list[TestCase]:
     _refuse_tricks(text)
     try:
         root: Any = JUnitXml.fromstring(text.encode("utf-8"))
     except JUnitXmlError as problem:
         raise ReportUnreadable(f"this is no JUnit report: {problem}") from None
-    case: Any = TestCase
+    case: Any = JUnitTestCase
     # Of all depths: some runners put suites into suites, and node puts tests beside them.
     return [_junit_case(case.fromelem(element)) for element in root._elem.iter("testcase")]
 
 
-def _junit_case(case: TestCase) -> Told:
+def _junit_case(case: JUnitTestCase) -> TestCase:
     status: Literal["passed", "failed", "skipped"] = "passed"
     message = ""
     for result in case.result:
@@ -72,10 +73,10 @@ def _junit_case(case: TestCase) -> Told:
         status = "failed" if outcome == "failed" else "skipped"
         message = "\n".join(part for part in (result.message, result.text) if part)
     # Jest's reporter puts a space before the name of a test that is in no group.
-    return Told(str(case.classname or "").strip(), str(case.name or "").strip(), status, message, _seconds(case))
+    return TestCase(str(case.classname or "").strip(), str(case.name or "").strip(), status, message, _seconds(case))
 
 
-def _seconds(case: TestCase) -> float:
+def _seconds(case: JUnitTestCase) -> float:
     try:
         return float(case.time or 0.0)
     except ValueError:  # Some write 1,234.5; how long it took decides nothing.
@@ -111,7 +112,7 @@ def _refuse_tricks(text: str) -> None:
         raise ReportUnreadable(f"the JUnit report is no XML: {problem}") from None
 
 
-def _findings(text: str) -> list[Told]:
+def _findings(text: str) -> list[TestCase]:
     """SARIF: what was found as failed tests, named by rule and place; notes as skipped ones."""
     try:
         runs = json.loads(text)["runs"]
@@ -126,7 +127,7 @@ def _levels(run: dict[str, Any]) -> dict[str, str]:
     return {rule["id"]: rule.get("defaultConfiguration", {}).get("level", "warning") for rule in rules if "id" in rule}
 
 
-def _finding(result: dict[str, Any], levels: dict[str, str]) -> Told:
+def _finding(result: dict[str, Any], levels: dict[str, str]) -> TestCase:
     rule = str(result.get("ruleId") or "finding")
     level = result.get("level") or levels.get(rule, "warning")
     where = ""
@@ -136,7 +137,7 @@ def _finding(result: dict[str, Any], levels: dict[str, str]) -> Told:
         where = str(physical.get("artifactLocation", {}).get("uri", "")) + (f":{line}" if line else "")
     counts = level in _FAILING_LEVELS and not result.get("suppressions")
     message = str(result.get("message", {}).get("text", ""))
-    return Told(where, rule, "failed" if counts else "skipped", message)
+    return TestCase(where, rule, "failed" if counts else "skipped", message)
 
 
 @dataclass(frozen=True)

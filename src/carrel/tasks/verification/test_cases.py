@@ -11,7 +11,7 @@ Status = Literal["passed", "failed", "skipped"]
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class TestCase:
     """What a report says of one test."""
 
     classname: str
@@ -26,23 +26,23 @@ class Told:
         return f"{self.classname}::{self.name}" if self.classname else self.name
 
 
-class Reported:
+class ReportedTests:
     """The tests of a report, found by any of the names that API and runners use for them."""
 
-    def __init__(self, cases: Sequence[Told]) -> None:
-        self._by_name: dict[str, list[Told]] = defaultdict(list)
-        self._by_bare: dict[str, list[Told]] = defaultdict(list)
-        self._by_family: dict[str, list[Told]] = defaultdict(list)
+    def __init__(self, cases: Sequence[TestCase]) -> None:
+        self._by_name: dict[str, list[TestCase]] = defaultdict(list)
+        self._by_bare: dict[str, list[TestCase]] = defaultdict(list)
+        self._by_family: dict[str, list[TestCase]] = defaultdict(list)
         for case in cases:
             for name in _names_of(case):
                 self._by_name[name].append(case)
             self._by_bare[case.name].append(case)
             head, parameters = _split(case.name)
             if parameters:
-                for name in _names_of(Told(case.classname, head, case.status)):
+                for name in _names_of(TestCase(case.classname, head, case.status)):
                     self._by_family[name].append(case)
 
-    def find(self, wanted: str) -> list[Told]:
+    def find(self, wanted: str) -> list[TestCase]:
         """The tests that this name means; more than one when they share it, none when it did not run.
 
         In this order: the whole name; the bare name where only one test has it; the name without its parameters, which
@@ -53,13 +53,13 @@ class Reported:
             found = table.get(wanted) or table.get(_dotted(wanted))
             if found:
                 return found
-            alone = self._by_bare.get(wanted, [])
-            if table is self._by_name and len(alone) == 1:
-                return alone
+            unique = self._by_bare.get(wanted, [])
+            if table is self._by_name and len(unique) == 1:
+                return unique
         return []
 
 
-def _names_of(case: Told) -> Iterable[str]:
+def _names_of(case: TestCase) -> Iterable[str]:
     if not case.classname:
         return {case.name, _dotted(case.name)}
     return {

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Literal
 
 from carrel.errors import ReportUnreadable
-from carrel.tasks.verification.test_cases import Status, Told
+from carrel.tasks.verification.test_cases import Status, TestCase
 
 TextKind = Literal["go", "cargo", "tap", "unittest"]
 
@@ -59,7 +59,7 @@ def looks_like(text: str, command: str = "") -> TextKind | Literal["exit_code"]:
     return run[0]
 
 
-def go_cases(text: str) -> list[Told]:
+def go_cases(text: str) -> list[TestCase]:
     """`go test -json`: a package that fails without a failed test (it did not build) is told as a test of its own.
 
     Refused when a test ends that had not begun, or ends twice, or when a package passes in which a test failed."""
@@ -104,7 +104,7 @@ def go_cases(text: str) -> list[Told]:
         message = "".join(said.get((package, test), [])) if how != "pass" else ""
         if (package, test) not in ended:
             message += "the test began and never ended\n"
-        found.append(Told(package, test or PACKAGE, words[how], message.strip(), seconds))
+        found.append(TestCase(package, test or PACKAGE, words[how], message.strip(), seconds))
     return found
 
 
@@ -122,9 +122,9 @@ def _event(line: str) -> dict[str, object] | None:
     return event if isinstance(event, dict) else None
 
 
-def cargo_cases(text: str) -> list[Told]:
+def cargo_cases(text: str) -> list[TestCase]:
     """The text of `cargo test`; a suite whose numbers are not those of its lines is refused, and so is a test twice."""
-    found: list[Told] = []
+    found: list[TestCase] = []
     suite, since = "", 0
     planned: int | None = None
     messages = _cargo_messages(text)
@@ -138,7 +138,7 @@ def cargo_cases(text: str) -> list[Told]:
             planned = int(told[1])
         elif told := _CARGO_TEST.match(line):
             name = told[1].removesuffix(" - should panic")
-            found.append(Told(suite, name, words[told[2]], told[3] or messages.get(told[1], "")))
+            found.append(TestCase(suite, name, words[told[2]], told[3] or messages.get(told[1], "")))
         elif told := _CARGO_RESULT.match(line):
             _refuse_odd_suite(found[since:], planned, told)
             since, planned = len(found), None
@@ -147,7 +147,7 @@ def cargo_cases(text: str) -> list[Told]:
     return found
 
 
-def _refuse_odd_suite(cases: list[Told], planned: int | None, told: re.Match[str]) -> None:
+def _refuse_odd_suite(cases: list[TestCase], planned: int | None, told: re.Match[str]) -> None:
     counted = [sum(case.status == status for case in cases) for status in ("passed", "failed", "skipped")]
     said = [int(told[2]), int(told[3]), int(told[4])]
     if counted != said or planned not in (None, sum(said)) or (told[1] == "ok") != (said[1] == 0):
@@ -169,13 +169,13 @@ def _cargo_messages(text: str) -> dict[str, str]:
     return {name: "\n".join(lines).strip() for name, lines in messages.items()}
 
 
-def tap_cases(text: str) -> list[Told]:
+def tap_cases(text: str) -> list[TestCase]:
     """TAP 12 to 14 with subtests; a subtest's own points are told under its name, and it only where it has none.
 
     Refused when the outer plan is missing or another number of points came: somebody stopped early, or spoke too much.
     """
     lines = text.splitlines()
-    found: list[Told] = []
+    found: list[TestCase] = []
     parents: list[tuple[int, str]] = []
     plans: list[int] = []
     points = 0
@@ -210,7 +210,7 @@ def tap_cases(text: str) -> list[Told]:
     return [case for case in found if not _only_sums_up(case, had_children, found)]
 
 
-def _only_sums_up(case: Told, had_children: set[tuple[str, ...]], found: list[Told]) -> bool:
+def _only_sums_up(case: TestCase, had_children: set[tuple[str, ...]], found: list[TestCase]) -> bool:
     """A failed subtest whose own points tell why."""
     path = (*(case.classname.split(" > ") if case.classname else ()), case.name)
     if path not in had_children:
@@ -222,11 +222,11 @@ def _only_sums_up(case: Told, had_children: set[tuple[str, ...]], found: list[To
     )
 
 
-def _tap_told(told: re.Match[str], above: tuple[str, ...], what: str, lines: list[str], number: int) -> Told:
+def _tap_told(told: re.Match[str], above: tuple[str, ...], what: str, lines: list[str], number: int) -> TestCase:
     mark = (told["mark"] or "").upper()
     status: Status = "skipped" if mark else "failed" if told["not"] else "passed"
     message = (told["why"] or "").strip() if mark else _tap_details(lines, number) if told["not"] else ""
-    return Told(" > ".join(above), what.replace("\\#", "#"), status, message)
+    return TestCase(" > ".join(above), what.replace("\\#", "#"), status, message)
 
 
 def _tap_details(lines: list[str], number: int) -> str:
@@ -255,7 +255,7 @@ _NO_TESTS = ("setUpClass", "tearDownClass", "setUpModule", "tearDownModule")
 Key = tuple[str, str]
 
 
-def parsed(text: str) -> list[Told]:
+def unittest_cases(text: str) -> list[TestCase]:
     """ReportUnreadable where it was cut off, or tells of another number of tests than it says were run."""
     lines = text.splitlines()
     ran = next((match for line in reversed(lines) if (match := _RAN.match(line))), None)
@@ -268,7 +268,7 @@ def parsed(text: str) -> list[Told]:
     return found
 
 
-def _told(lines: list[str], faults: dict[Key, str]) -> Iterator[Told]:
+def _told(lines: list[str], faults: dict[Key, str]) -> Iterator[TestCase]:
     test: Key | None = None
     for line in lines:
         if line in (_DOUBLE, _SINGLE):
@@ -287,7 +287,7 @@ def _told(lines: list[str], faults: dict[Key, str]) -> Iterator[Told]:
         yield _without_ending(test, faults)
 
 
-def _with_ending(test: Key, ends: re.Match[str], faults: dict[Key, str]) -> Told:
+def _with_ending(test: Key, ends: re.Match[str], faults: dict[Key, str]) -> TestCase:
     status: Status
     if ends["why"] is not None or ends["word"] == "expected failure":
         status, message = "skipped", (ends["why"] or ends["word"]).strip("'\"")
@@ -296,13 +296,13 @@ def _with_ending(test: Key, ends: re.Match[str], faults: dict[Key, str]) -> Told
         status, message = ("failed", faults[test]) if test in faults else ("passed", "")
     else:
         status, message = "failed", faults.get(test, ends["word"])
-    return Told(*test, status, message)
+    return TestCase(*test, status, message)
 
 
-def _without_ending(test: Key, faults: dict[Key, str]) -> Told:
+def _without_ending(test: Key, faults: dict[Key, str]) -> TestCase:
     if test not in faults:
         raise ReportUnreadable(f"unittest does not say how {test[1]} ended")
-    return Told(*test, "failed", faults[test])
+    return TestCase(*test, "failed", faults[test])
 
 
 def _key(match: re.Match[str]) -> Key:

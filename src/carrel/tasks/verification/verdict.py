@@ -7,17 +7,17 @@ from collections.abc import Sequence
 from pydantic import BaseModel
 
 from carrel.tasks.sample import Sample
-from carrel.tasks.verification.test_cases import Reported, Told
+from carrel.tasks.verification.test_cases import ReportedTests, TestCase
 from carrel.wire.verification import Integrity, Standing, TestReport, VerificationResult
 
 LONGEST_MESSAGE = 4000
 """Characters of one test's message in a result."""
 
 
-class Run(BaseModel):
+class TestRun(BaseModel):
     """What one run of the test command came to."""
 
-    cases: list[Told] = []
+    cases: list[TestCase] = []
     exit_code: int = 0
     seconds: float = 0.0
     stdout: str = ""
@@ -33,7 +33,7 @@ class Run(BaseModel):
     """What supports `integrity`, in words."""
 
 
-def standing(cases: Sequence[Told]) -> Standing:
+def standing(cases: Sequence[TestCase]) -> Standing:
     """Of the tests that share a name: passed only when all of them did."""
     if not cases:
         return "missing"
@@ -45,28 +45,28 @@ def required_of(sample: Sample) -> list[str]:
     return list(dict.fromkeys([*sample.fail_to_pass, *sample.pass_to_pass]))
 
 
-def satisfied(sample: Sample, run: Run) -> bool:
+def satisfied(sample: Sample, run: TestRun) -> bool:
     """Whether this run alone is a success."""
     if run.problem:
         return False
     wanted = required_of(sample)
     if not wanted:
         return run.exit_code == 0 and not any(case.status == "failed" for case in run.cases)
-    reported = Reported(run.cases)
+    reported = ReportedTests(run.cases)
     return all(standing(reported.find(name)) == "passed" for name in wanted)
 
 
-def claims_something(sample: Sample, run: Run) -> bool:
+def claims_something(sample: Sample, run: TestRun) -> bool:
     """Whether this run speaks for who is judged. Where it does not, whether it is to be believed is no question: source
     that cannot be imported stops a test runner as well as somebody who wants to stop it."""
     wanted = required_of(sample)
     if not wanted:
         return run.exit_code == 0 or any(case.status == "passed" for case in run.cases)
-    reported = Reported(run.cases)
+    reported = ReportedTests(run.cases)
     return any(standing(reported.find(name)) == "passed" for name in wanted)
 
 
-def verdict(sample: Sample, runs: Sequence[Run]) -> VerificationResult:
+def verdict(sample: Sample, runs: Sequence[TestRun]) -> VerificationResult:
     """Of all runs of the test command; a test counts as passed when it passed in one of them."""
     told = _counts(runs[-1])
     told.attempts = len(runs)
@@ -104,7 +104,7 @@ def _integrity(found: Sequence[Integrity]) -> Integrity:
     return "suspicious" if "suspicious" in found else "unknown" if "unknown" in found else "clean"
 
 
-def _judge_by_lists(sample: Sample, runs: list[Run], told: VerificationResult) -> None:
+def _judge_by_lists(sample: Sample, runs: list[TestRun], told: VerificationResult) -> None:
     each = [{name: standing(report.find(name)) for name in required_of(sample)} for report in map(_reported, runs)]
     for name in required_of(sample):
         seen = [run[name] for run in each]
@@ -131,7 +131,7 @@ def _judge_by_strangers(told: VerificationResult) -> None:
         told.outcome, told.suite_ran = "tests_did_not_run", False
 
 
-def _judge_broken(runs: Sequence[Run], told: VerificationResult) -> None:
+def _judge_broken(runs: Sequence[TestRun], told: VerificationResult) -> None:
     """Source that its tests cannot load, or that ended them by a signal, does not solve the sample."""
     if told.outcome == "tests_did_not_run" and all(run.broken for run in runs):
         told.outcome = "not_solved"
@@ -144,15 +144,15 @@ def _reason(message: str) -> str:
     return (lines[-1] if lines else "nothing is said why")[:300]
 
 
-def _reported(run: Run) -> Reported:
-    return Reported(run.cases)
+def _reported(run: TestRun) -> ReportedTests:
+    return ReportedTests(run.cases)
 
 
 def _part(names: list[str], told: VerificationResult) -> float:
     return sum(told.required[name] == "passed" for name in names) / len(names) if names else 1.0
 
 
-def _judge_by_all(sample: Sample, runs: list[Run], told: VerificationResult) -> None:
+def _judge_by_all(sample: Sample, runs: list[TestRun], told: VerificationResult) -> None:
     told.is_success = any(satisfied(sample, run) for run in runs)
     last = runs[-1]
     counted = [case for case in last.cases if case.status != "skipped"]
@@ -164,8 +164,8 @@ def _judge_by_all(sample: Sample, runs: list[Run], told: VerificationResult) -> 
         told.evidence.append(f"no test failed, and yet the command ended with {last.exit_code}")
 
 
-def _counts(run: Run) -> VerificationResult:
-    groups: dict[str, list[Told]] = {"passed": [], "failed": [], "skipped": []}
+def _counts(run: TestRun) -> VerificationResult:
+    groups: dict[str, list[TestCase]] = {"passed": [], "failed": [], "skipped": []}
     for case in run.cases:
         groups[case.status].append(case)
     lists = {kind: [_told(case) for case in cases] for kind, cases in groups.items()}
@@ -183,7 +183,7 @@ def _counts(run: Run) -> VerificationResult:
     )
 
 
-def _told(case: Told) -> TestReport:
+def _told(case: TestCase) -> TestReport:
     message = case.message
     if len(message) > LONGEST_MESSAGE:
         message = f"{message[: LONGEST_MESSAGE // 2]}\n[… {len(message) - LONGEST_MESSAGE} characters left out …]\n"

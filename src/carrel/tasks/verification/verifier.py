@@ -14,37 +14,37 @@ from carrel.errors import CarrelError, ConfigurationError, PlaceLost, ReportUnre
 from carrel.execution import temp_dirs
 from carrel.execution.executor import Executor
 from carrel.execution.subprocess_executor import SubprocessExecutor
-from carrel.tasks.environment import Prepared, make_ready, open_place
+from carrel.tasks.environment import PreparedSample, open_executor, prepare_sample
 from carrel.tasks.sample import Sample, Verifier
 from carrel.tasks.verification import recorder_log
-from carrel.tasks.verification.changes import Change, Changes, apply_patch, carry_over, changes_in, without_traps
-from carrel.tasks.verification.command import Ran, run_command, watch
+from carrel.tasks.verification.changes import Change, Changes, apply_changes, apply_patch, drop_unsafe, read_changes
+from carrel.tasks.verification.command import CommandRun, run_command, watch
 from carrel.tasks.verification.integrity import reasons_in
-from carrel.tasks.verification.protected_files import Folder, Protection, guarded
+from carrel.tasks.verification.protected_files import Folder, Protection, restore_test_settings
 from carrel.tasks.verification.reports import grade_in
-from carrel.tasks.verification.verdict import Run, satisfied, verdict
+from carrel.tasks.verification.verdict import TestRun, satisfied, verdict
 from carrel.wire.verification import VerificationResult
 
-Judge = Callable[[Sample, Sequence[Ran]], VerificationResult]
+Judge = Callable[[Sample, Sequence[CommandRun]], VerificationResult]
 
 
-def judge(sample: Sample, ran: Sequence[Ran]) -> VerificationResult:
+def judge(sample: Sample, ran: Sequence[CommandRun]) -> VerificationResult:
     """The result of these runs, the last of which may have been a success."""
     return JUDGES[sample.verifier](sample, ran)
 
 
-def succeeded(sample: Sample, ran: Ran) -> bool:
+def succeeded(sample: Sample, ran: CommandRun) -> bool:
     """Whether another run would change nothing for the better."""
     if sample.verifier == "test_suite":
         return satisfied(sample, ran.run)
     return judge(sample, [ran]).is_success
 
 
-def _test_suite(sample: Sample, ran: Sequence[Ran]) -> VerificationResult:
+def _test_suite(sample: Sample, ran: Sequence[CommandRun]) -> VerificationResult:
     return verdict(sample, [each.run for each in ran])
 
 
-def _findings(sample: Sample, ran: Sequence[Ran]) -> VerificationResult:
+def _findings(sample: Sample, ran: Sequence[CommandRun]) -> VerificationResult:
     """A linter or an analyzer: its SARIF decides where it writes one, else its exit code."""
     last = ran[-1]
     run = last.run.model_copy()
@@ -64,7 +64,7 @@ def _without_lists(sample: Sample) -> Sample:
     return sample.model_copy(update={"fail_to_pass": [], "pass_to_pass": []})
 
 
-def _custom(sample: Sample, ran: Sequence[Ran]) -> VerificationResult:
+def _custom(sample: Sample, ran: Sequence[CommandRun]) -> VerificationResult:
     """A grader of the sample's own, which prints JSON with a score."""
     last = ran[-1]
     result = verdict(_without_lists(sample), [_bare(each.run) for each in ran])
@@ -90,7 +90,7 @@ def _custom(sample: Sample, ran: Sequence[Ran]) -> VerificationResult:
     return result
 
 
-def _bare(run: Run) -> Run:
+def _bare(run: TestRun) -> TestRun:
     return run.model_copy(update={"by_exit_code": False})
 
 
@@ -113,7 +113,7 @@ async def verify(
     *,
     cache: Path | None = None,
     keep: Path | None = None,
-    prepared: Prepared | None = None,
+    prepared: PreparedSample | None = None,
 ) -> VerificationResult:
     """Judge what was done in a place, as it is now; the place itself is only read.
 
@@ -124,9 +124,9 @@ async def verify(
         # A place that died was opened anew, without what was done in it.
         if lost := getattr(place, "lost", ""):
             raise PlaceLost(f"there is nothing to judge: {lost}")
-        ready = prepared or await make_ready(sample, cache)
+        ready = prepared or await prepare_sample(sample, cache)
         async with place.still if isinstance(place, SubprocessExecutor) else nullcontext():
-            work = await changes_in(place, protection_of(ready).why, ready.workspace)
+            work = await read_changes(place, protection_for(ready).why, ready.workspace)
     except (CarrelError, OSError) as problem:
         return failed(sample, problem)
     result = await grade(sample, work, cache=cache, keep=keep, prepared=ready)
@@ -140,25 +140,25 @@ async def grade_patch(
     *,
     cache: Path | None = None,
     keep: Path | None = None,
-    prepared: Prepared | None = None,
+    prepared: PreparedSample | None = None,
 ) -> VerificationResult:
     """The same for somebody's work that is a patch."""
     try:
-        ready = prepared or await make_ready(sample, cache)
+        ready = prepared or await prepare_sample(sample, cache)
         work = await changes_of_patch(ready, patch)
     except (CarrelError, OSError) as problem:
         return failed(sample, problem)
     return await grade(sample, work, cache=cache, keep=keep, prepared=ready)
 
 
-async def changes_of_patch(prepared: Prepared, patch: str) -> Changes:
+async def changes_of_patch(prepared: PreparedSample, patch: str) -> Changes:
     """What a patch changes in the sample's files; PatchRefused when it does not apply."""
     if not patch.strip():
         return Changes()
-    place = await open_place(prepared, network=False)
+    place = await open_executor(prepared, network=False)
     try:
         await apply_patch(place, patch, "the patch")
-        return await changes_in(place, base=prepared.workspace)
+        return await read_changes(place, base=prepared.workspace)
     finally:
         await place.close()
 
@@ -169,16 +169,16 @@ async def grade(
     *,
     cache: Path | None = None,
     keep: Path | None = None,
-    prepared: Prepared | None = None,
+    prepared: PreparedSample | None = None,
 ) -> VerificationResult:
     """Judge these changes to the sample's files; no changes at all are judged too."""
     began = time.perf_counter()
     try:
-        ready = prepared or await make_ready(sample, cache)
+        ready = prepared or await prepare_sample(sample, cache)
         if not sample.verify.command.strip():
             raise ConfigurationError(f"{sample.sample_id}: verify has no command, so nothing can be judged")
         work = protected(ready, changes)
-        ran: list[Ran] = []
+        ran: list[CommandRun] = []
         for _ in range(1 + sample.verify.retries):
             ran.append(await _one_run(ready, work))
             if await asyncio.to_thread(succeeded, sample, ran[-1]):
@@ -211,15 +211,15 @@ def failed(sample: Sample, problem: Exception) -> VerificationResult:
     )
 
 
-def protection_of(prepared: Prepared) -> Protection:
+def protection_for(prepared: PreparedSample) -> Protection:
     folders = prepared.python_folders
     modules = _site_modules(folders) | recorder_log.MODULES
     return Protection(prepared.sample, Folder(prepared.workspace), modules, Folder(prepared.files.folder))
 
 
-def protected(prepared: Prepared, changes: Changes) -> Changes:
+def protected(prepared: PreparedSample, changes: Changes) -> Changes:
     """Of the changes, those to source; what decides the verdict stays as the sample has it."""
-    guard, base = protection_of(prepared), Folder(prepared.workspace)
+    guard, base = protection_for(prepared), Folder(prepared.workspace)
     linting = prepared.sample.verifier in ("linter", "static_analysis")
     kept: list[Change] = []
     left_out = list(changes.left_out)
@@ -231,7 +231,9 @@ def protected(prepared: Prepared, changes: Changes) -> Changes:
             change = Change(change.path, "deleted")
         if reason is None and change.kind == "file":
             command = prepared.sample.verify.command
-            content = guarded(name, base.read(change.path), change.content, linting=linting, command=command)
+            content = restore_test_settings(
+                name, base.read(change.path), change.content, linting=linting, command=command
+            )
             if content is None:
                 reason = "its test settings were changed in a way that cannot be taken out"
             elif content != change.content:
@@ -241,24 +243,24 @@ def protected(prepared: Prepared, changes: Changes) -> Changes:
             kept.append(change)
         else:
             left_out.append((change.path, reason))
-    return without_traps(Changes(tuple(kept), tuple(left_out)), base)
+    return drop_unsafe(Changes(tuple(kept), tuple(left_out)), base)
 
 
-async def _one_run(prepared: Prepared, work: Changes) -> Ran:
+async def _one_run(prepared: PreparedSample, work: Changes) -> CommandRun:
     """In a place of its own: no process, variable or file of whoever worked on it but their source."""
     sample = prepared.sample
     files = temp_dirs.new_folder("sample-files")
     place: Executor | None = None
     try:
-        place = await open_place(prepared, mounts=recorder_log.mounts(sample, files, prepared.workspace))
+        place = await open_executor(prepared, mounts=recorder_log.mounts(sample, files, prepared.workspace))
         try:
-            await carry_over(work, place, Folder(prepared.workspace))
+            await apply_changes(work, place, Folder(prepared.workspace))
             await apply_patch(place, sample.test_patch, "the sample's test_patch")
         except WorkerLost as problem:
             raise CarrelError(f"the place was lost before the tests began: {problem}") from None
         theirs = [change.path for change in work.entries]
         shown = await recorder_log.show_files(place, sample, files, prepared.workspace, theirs)
-        return await run_command(place, sample, await watch(place, prepared, protection_of(prepared)), shown)
+        return await run_command(place, sample, await watch(place, prepared, protection_for(prepared)), shown)
     finally:
         if place is not None:
             await place.close()
@@ -282,7 +284,7 @@ def shortened(text: str) -> str:
     return f"{text[:half]}\n[… {len(text) - SHOWN_OUTPUT} characters left out …]\n{text[-half:]}"
 
 
-def _keep(ran: list[Ran], folder: Path) -> None:
+def _keep(ran: list[CommandRun], folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     for number, each in enumerate(ran, 1):
         for name, text in (("stdout", each.run.stdout), ("stderr", each.run.stderr), ("report", each.report)):

@@ -1,7 +1,7 @@
 """Digests of code objects: equal for code that was compiled from the same file by the same Python.
 
-Standard library only, and any Python from 3.6 on. From 3.11 on a code object runs a copy of its byte code that adapts
-itself and that `co_code` does not show, so that one is read, and what has adapted is put back.
+Standard library only; Python 3.6 or later. Since 3.11 a code object runs an adaptive copy of its byte code, which
+`co_code` does not show. That copy is read here, and adapted instructions are mapped back to the compiled ones.
 """
 
 import dis
@@ -22,9 +22,9 @@ _TRACED = "INSTRUMENTED_"
 
 
 def _adapted() -> Any:
-    """For each number of an instruction its plain one and how many cells of memory follow it; None if not known.
+    """Map each opcode to its base opcode and the number of cache entries after it; None if this Python is unknown.
 
-    None stands for one that hides the plain one (`INSTRUMENTED_LINE`), which only `co_code` knows then.
+    A value of None stands for an opcode that hides the base one (`INSTRUMENTED_LINE`): only `co_code` has it then.
     """
     names, numbers = getattr(dis, "deoptmap", None), getattr(dis, "_all_opmap", None)
     caches = getattr(opcode, "_inline_cache_entries", None)
@@ -34,10 +34,10 @@ def _adapted() -> Any:
     for name, number in opcode.opmap.items():
         if number < 256:
             table[number] = (number, caches.get(name, 0) if isinstance(caches, dict) else caches[number])
-    for name, plain in names.items():
-        if name in numbers and plain in opcode.opmap:
-            table[numbers[name]] = table[opcode.opmap[plain]]
-    # What is measured or traced (from Python 3.12 on) has instructions of its own in the place of the plain ones.
+    for name, plain_function in names.items():
+        if name in numbers and plain_function in opcode.opmap:
+            table[numbers[name]] = table[opcode.opmap[plain_function]]
+    # Since Python 3.12, traced code has instrumented opcodes in place of the base ones.
     for name, number in numbers.items():
         if name.startswith(_TRACED):
             table[number] = table.get(opcode.opmap.get(name[len(_TRACED) :]))
@@ -48,7 +48,7 @@ _TABLE = _adapted()  # type: Any
 
 
 def byte_code(code: Any) -> bytes:
-    """What is really run, as it was compiled."""
+    """The byte code that really runs, mapped back to the compiled instructions."""
     if _TABLE is None:
         return bytes(code.co_code)
     raw, compiled, found, at = code._co_code_adaptive, code.co_code, bytearray(), 0
@@ -87,7 +87,7 @@ def _constant(value: Any) -> Any:
 
 
 def all_codes(code: Any) -> Any:
-    """This one and all in it."""
+    """This code object and all nested ones."""
     yield code
     for value in code.co_consts:
         if type(value) is _Code:
@@ -95,7 +95,7 @@ def all_codes(code: Any) -> Any:
 
 
 def _calibrate() -> None:
-    """Where this Python adapts code in a way that is not understood here, `co_code` has to do."""
+    """Fall back to `co_code` when this Python adapts code in an unknown way."""
     global _TABLE
     for module in (dis, opcode, types):
         for value in vars(module).values():

@@ -1,9 +1,9 @@
 #!/usr/bin/env -S python3 -IS
-"""Runs a test program that `cargo test` or `go test` has built, and notes for the host how it really ended.
+"""Run a test program built by `cargo test` or `go test`, and record for the host how it really ended.
 
-Standard library only, and any Python from 3.6 on. Such a program prints its results where the code under test prints
-too. Both kinds can be asked for a file besides: libtest writes a line for each test that has ended, Go's testing a
-profile when all have. Code that prints results and leaves writes neither.
+Standard library only; Python 3.6 or later. Such a program prints its results to the same stream as the code under
+test. Both kinds can also write a file: libtest writes a line for each test that has ended, Go's testing package writes
+a profile after all tests. Code that prints forged results and exits writes neither.
 """
 
 import json
@@ -18,38 +18,38 @@ LIBTEST = b"Write logs to the specified file"
 
 
 def main(words: list[str]) -> int:
-    said = os.environ.pop("CARREL_TESTIMONY", "")
+    notes_file = os.environ.pop("CARREL_RECORDER_NOTES", "")
     kind = kind_of(words[0])
-    if not said or not kind:
+    if not notes_file or not kind:
         os.execvp(words[0], words)
-    notes = os.open(said, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
+    notes = os.open(notes_file, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
     number = f"{os.getpid()}-{os.urandom(4).hex()}"
 
-    def say(**what: Any) -> None:
+    def send(**what: Any) -> None:
         os.write(notes, (json.dumps({"run": number, **what}) + "\n").encode("ascii"))
 
-    say(event="begun", program=words[0])
+    send(event="begun", program=words[0])
     with tempfile.TemporaryDirectory(prefix="tests-") as folder:
         file = os.path.join(folder, "ended")
-        asked = ["--logfile", file] if kind == "libtest" else go_words(file)
-        status = subprocess.run([words[0], *asked, *words[1:]]).returncode
+        options = ["--logfile", file] if kind == "libtest" else go_options(file)
+        status = subprocess.run([words[0], *options, *words[1:]]).returncode
         if kind == "libtest":
             for outcome, name in logged(file):
-                say(event="test", id=name, outcome=outcome)
+                send(event="test", id=name, outcome=outcome)
             if os.path.exists(file):
-                # Libtest makes it before the first test; without it, none was even begun.
-                say(event="finished", status=status)
+                # Libtest creates it before the first test; without the file, no test was started.
+                send(event="finished", status=status)
         elif os.path.exists(file) and os.path.getsize(file):
-            say(event="finished", status=status, unnamed=True)
+            send(event="finished", status=status, unnamed=True)
     return status if status >= 0 else 128 - status
 
 
-def go_words(file: str) -> list[str]:
+def go_options(file: str) -> list[str]:
     return [f"-test.mutexprofile={file}", "-test.mutexprofilefraction=0"]
 
 
 def kind_of(program: str) -> str:
-    """`libtest` or `go`; empty for what is no test program, or another kind of one."""
+    """`libtest` or `go`; empty for any other program."""
     if program.endswith(".test"):
         return "go"
     if os.path.basename(os.path.dirname(program)) != "deps":

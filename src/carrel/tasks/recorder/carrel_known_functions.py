@@ -1,7 +1,7 @@
-"""Remembers what a runner's functions are before the project's code is imported, and finds those that are others later.
+"""Remember a runner's functions before the project's code is imported, and find those that were replaced later.
 
-Standard library only, and any Python from 3.6 on. What is installed, `conftest.py` and the tests themselves may change
-a runner: none of them is ever the agent's. What else puts a function of its own there changes what passing means.
+Standard library only; Python 3.6 or later. Installed packages, `conftest.py` and the tests themselves may change a
+runner: none of them ever comes from the agent. Any other code that replaces a function changes what passing means.
 """
 
 import os
@@ -15,22 +15,22 @@ _BUILTINS = (
 )
 
 _OF_OBJECTS = frozenset(("outcome", "longrepr", "when", "nodeid", "excinfo", "_result", "_obj", "__getattr__"))
-"""What reports, calls and tests of pytest have that is in no class."""
+"""Attributes of pytest's reports, calls and tests that are defined in no class."""
 
 
-class Remembered:
-    """Functions and classes, by where they stand, with the code that they had."""
+class KnownFunctions:
+    """Functions and classes by their owner and name, with the code that they had."""
 
     def __init__(self, runner: Any = (), trusted: Any = ()) -> None:
         self._runner = tuple(runner)
-        """Folders of the runner itself: its functions belong where they are."""
+        """Folders of the runner itself: its functions are expected only in their own places."""
         self._trusted = trusted
         """Folders and files of plugins that are not installed."""
         self._held = []  # type: list[Any]
         self._whole = []  # type: list[Any]
 
     def add_module(self, module: Any) -> None:
-        """All of its functions, and those of the classes that it makes."""
+        """Remember its functions, and those of the classes that it defines."""
         for name, value in list(vars(module).items()):
             if isinstance(value, (FunctionType, type)):
                 self._hold(module, module.__name__, name, value)
@@ -39,11 +39,11 @@ class Remembered:
 
     def add_class(self, kind: Any) -> None:
         for name, value in list(vars(kind).items()):
-            if plain(value) is not None:
+            if plain_function(value) is not None:
                 self._hold(kind, kind.__module__ + "." + kind.__qualname__, name, value)
 
     def add_whole(self, kind: Any) -> None:
-        """A class that gets no new functions or properties either that hide what its objects have."""
+        """Remember a class that must not get new functions or properties that hide attributes of its objects."""
         self.add_class(kind)
         hidden = {name for each in kind.__mro__[1:] for name in vars(each)} | _OF_OBJECTS
         self._whole.append((kind, frozenset(hidden - set(vars(kind)))))
@@ -58,25 +58,25 @@ class Remembered:
         self.add(sys.modules["builtins"], "builtins", _BUILTINS.split())
 
     def changed(self) -> str:
-        """The name of one that is another now; empty where there is none."""
+        """The name of the first function that was replaced; empty when there is none."""
         for owner, place, name, value, function, code in self._held:
             now = owner.__dict__.get(name)
             if now is not value:
-                if function is not None and plain(now) is function and function.__code__ is code:
-                    continue  # Put back, and only the way in which it is bound is another.
-                if not self.may_stand(now):
+                if function is not None and plain_function(now) is function and function.__code__ is code:
+                    continue  # It was restored, and is only bound in another way.
+                if not self.is_allowed(now):
                     return place + "." + name
             elif function is not None and function.__code__ is not code:
                 return place + "." + name
         for kind, hidden in self._whole:
             for name in vars(kind).keys() & hidden:
                 value = vars(kind)[name]
-                if (callable(value) or isinstance(value, property)) and not self.may_stand(value):
+                if (callable(value) or isinstance(value, property)) and not self.is_allowed(value):
                     return kind.__module__ + "." + kind.__qualname__ + "." + name
         return ""
 
-    def stranger(self, module: str, kinds: Any) -> str:
-        """A function of one of these classes that is not from the file of its module, for what is loaded late."""
+    def foreign_function(self, module: str, kinds: Any) -> str:
+        """A function of these classes that is not from the file of its module; for modules that are loaded late."""
         home = sys.modules.get(module)
         for kind in [vars(home).get(name) for name in kinds] if home is not None else ():
             for name, value in list(vars(kind).items()) if isinstance(kind, type) else ():
@@ -85,15 +85,15 @@ class Remembered:
         return ""
 
     def _is_of(self, home: Any, value: Any) -> bool:
-        function = plain(value)
+        function = plain_function(value)
         file = getattr(home, "__file__", None) or ""
         if function is None:
             return type(value).__module__ != "unittest.mock"
-        return not file.endswith(".py") or function.__code__.co_filename == file or self.may_stand(value)
+        return not file.endswith(".py") or function.__code__.co_filename == file or self.is_allowed(value)
 
-    def may_stand(self, value: Any) -> bool:
-        """Whether it is a function of somebody who may change the runner."""
-        function = plain(value)
+    def is_allowed(self, value: Any) -> bool:
+        """Whether this function comes from code that may change the runner."""
+        function = plain_function(value)
         if function is None:
             return False
         file = function.__code__.co_filename
@@ -101,12 +101,12 @@ class Remembered:
         return installed or may_change(file) or any(file.startswith(place) for place in self._trusted)
 
     def _hold(self, owner: Any, place: str, name: str, value: Any) -> None:
-        function = plain(value)
+        function = plain_function(value)
         self._held.append((owner, place, name, value, function, getattr(function, "__code__", None)))
 
 
-def plain(value: Any) -> Any:
-    """The function in a method or a property; None where there is none."""
+def plain_function(value: Any) -> Any:
+    """The function in a method or a property; None when there is none."""
     if isinstance(value, (classmethod, staticmethod, MethodType)):
         value = value.__func__
     elif isinstance(value, property):
@@ -119,7 +119,7 @@ def is_installed(file: str) -> bool:
 
 
 def may_change(file: str) -> bool:
-    """Whether it is named like what is always the sample's own: `conftest.py`, a test, a folder of tests."""
+    """Whether the file has a name that is always protected: `conftest.py`, a test, a folder of tests."""
     *folders, name = file.split(os.sep)
     return (
         name in ("conftest.py", "tests.py")
@@ -132,19 +132,19 @@ LATE = (
     ("unittest.mock", ("NonCallableMock", "CallableMixin", "AsyncMockMixin", "Mock", "MagicMock", "AsyncMock")),
     ("unittest.async_case", ("IsolatedAsyncioTestCase",)),
 )
-"""What tests of Python's own kind assert with, and is imported when they need it."""
+"""Classes that unittest tests assert with; their modules are imported when first needed."""
 
 
-class Tests:
-    """The functions of the tests as they were when they were found."""
+class KnownTests:
+    """The functions of the tests as they were when they were collected."""
 
-    def __init__(self, may_stand: Any) -> None:
-        self._may_stand = may_stand
+    def __init__(self, is_allowed: Any) -> None:
+        self._may_stand = is_allowed
         self._held = {}  # type: dict[Any, Any]
 
     def add(self, kind: Any, name: str, function: Any) -> None:
-        """`kind` is the class that has it, or None."""
-        function = plain(function)
+        """`kind` is the class of the test, or None."""
+        function = plain_function(function)
         key = (id(kind), name, id(function))
         if key not in self._held:
             owner = next((each for each in getattr(kind, "__mro__", ()) if name in vars(each)), None)
@@ -158,6 +158,6 @@ class Tests:
         if function is not None and function.__code__ is not code:
             return True
         now = vars(owner).get(name) if owner is not None else value
-        if now is value or plain(now) is plain(value) is not None or self._may_stand(now):
+        if now is value or plain_function(now) is plain_function(value) is not None or self._may_stand(now):
             return False
-        return not getattr(now, "__unittest_skip__", False)  # What is skipped has not passed.
+        return not getattr(now, "__unittest_skip__", False)  # A skipped test has not passed.

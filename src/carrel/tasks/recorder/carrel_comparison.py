@@ -1,6 +1,7 @@
-"""Compares the tests that are run with the sample's files, which are mounted where no code under test can write.
+"""Compare the tests in memory with the sample's files, which are mounted where no code under test can write.
 
-Standard library only, and any Python from 3.6 on. What each file compiles to is told by a process of its own.
+Standard library only; Python 3.6 or later. A separate process compiles the files. An audit hook, which cannot be
+removed again, sees which code modules are made of and which file installs a tracer or a profiler.
 """
 
 import json
@@ -9,8 +10,8 @@ import sys
 import types
 from typing import Any
 
-from carrel_recorder_codes import digest
-from carrel_unchanged import is_installed, may_change, plain
+from carrel_code_digests import digest
+from carrel_known_functions import is_installed, may_change, plain_function
 
 _HERE = os.path.dirname(os.path.abspath(__file__))
 _Code, _stat, _spawn = types.CodeType, os.stat, getattr(os, "posix_spawn", None)
@@ -24,7 +25,7 @@ _ENV = {name: value for name, value in os.environ.items() if name in ("PATH", "H
 
 
 class Executed:
-    """The code of each module that Python has run, which nothing else keeps; fed by an audit hook."""
+    """The code of each module that Python has executed, by file; fed by an audit hook."""
 
     def __init__(self) -> None:
         self.codes = {}  # type: dict[str, list[Any]]
@@ -35,7 +36,7 @@ class Executed:
 
 
 class Comparison:
-    """What the sample's test files compile to, and what is in memory of them."""
+    """What the sample's test files compile to, and the functions that are in memory."""
 
     def __init__(self, executed: Executed) -> None:
         self._executed = executed
@@ -43,25 +44,25 @@ class Comparison:
         self._seen = {}  # type: dict[int, Any]
         self._sure = []  # type: list[Any]
         self._sure_of = {}  # type: dict[Any, list[Any]]
-        """The same by file and test, so that a test looks at its own: by (file, ""), what is no test of this file; by
-        ("", ""), what is in no file of tests."""
+        """The same by (file, test), so that each test is checked against its own entries. (file, "") has the functions
+        of a test file that are not tests; ("", "") has those of other files."""
         self._patched = set()  # type: set[str]
-        """Attributes that test files set themselves, to whatever they like; `self.name` for one of a test."""
+        """Attributes that test files set themselves; `self.name` for one of a test object."""
         self._why = self.workdir = ""
         self.theirs = set()  # type: set[str]
-        """The files that the work has brought along, which are none of the sample's."""
+        """The files that the agent has changed."""
         try:
             with open(os.environ.get("CARREL_RECORDER_FILES", "")) as file:
-                told = json.load(file)
-            self.workdir = told["workdir"].rstrip("/") + "/"
-            self._folders = (told["patched"], told["base"])
-            self.theirs = set(told["theirs"])
+                manifest = json.load(file)
+            self.workdir = manifest["workdir"].rstrip("/") + "/"
+            self._folders = (manifest["patched"], manifest["base"])
+            self.theirs = set(manifest["theirs"])
         except (OSError, ValueError, KeyError):
-            self._why = "they are not at hand"
+            self._why = "the sample's files are not available"
 
     def prepare(self, modules: Any, rewrites: Any, pytest_at: str = "", hook: bool = False) -> str:
-        """Have the files of these modules compiled. Returns what in them is not what the files say."""
-        asked = []
+        """Compile the files of these modules. Returns the name of something in memory that differs from its file."""
+        request = []
         for module in modules:
             file = file_of(module)
             known = self._pristine(file)
@@ -69,15 +70,15 @@ class Comparison:
                 self._tables[file] = {"problem": "its file was written to before it was loaded"}
             elif known and file not in self._tables:
                 self._tables[file] = {"problem": "it could not be compiled"}
-                asked.append([file, known, bool(rewrites(module))])
-        if asked:
-            made = _compiled({"files": asked, "pytest": pytest_at, "hook": hook})
+                request.append([file, known, bool(rewrites(module))])
+        if request:
+            made = _compiled({"files": request, "pytest": pytest_at, "hook": hook})
             self._tables.update(made)
             self._patched.update(*(table.get("patched", ()) for table in made.values()))
         return next(filter(None, (self._module_differs(module) for module in modules)), "")
 
     def _pristine(self, file: str) -> str:
-        """The sample's own version of a file; empty where it is not the sample's."""
+        """The path of the sample's own version of a file; empty when the sample has none."""
         name = file[len(self.workdir) :] if not self._why and file.startswith(self.workdir) else ""
         if not name or not name.endswith(".py") or name in self.theirs:
             return ""
@@ -90,7 +91,7 @@ class Comparison:
         return ""
 
     def _is_as_it_was(self, file: str) -> bool:
-        """Whether a file is what the sample has; a test command may write to it before it starts the runner."""
+        """Whether a file is as in the sample; a test command may write to it before it starts the runner."""
         try:
             return _content(file) == _content(self._pristine(file))
         except OSError:
@@ -110,7 +111,7 @@ class Comparison:
         for path, about in table["defs"].items():
             owner, name = _owner(module, path)
             value = getattr(owner, "__dict__", {}).get(name)
-            function = plain(value)
+            function = plain_function(value)
             if function is None or not self._is_sure(owner, name, about):
                 continue
             if self._is_other(function, about):
@@ -122,11 +123,11 @@ class Comparison:
         return ""
 
     def _is_sure(self, owner: Any, name: str, about: Any) -> bool:
-        """Whether only this function of the file can have its name."""
+        """Whether the name can only refer to this function of the file."""
         return about["sure"] and name not in self._patched and not _is_made_over(owner)
 
     def _is_other(self, function: Any, about: Any) -> bool:
-        """Whether it is neither the file's nor one that an installed package or a test has put there."""
+        """Whether it is neither from the file nor set by an installed package or a test."""
         if digest(function.__code__) in about["codes"]:
             return _defaults_differ(function, about)
         return self._is_foreign(function.__code__)
@@ -139,7 +140,7 @@ class Comparison:
         return not _is_of_others(file)
 
     def binding_changed_for(self, kind: Any, module: Any, name: str) -> str:
-        """Another function in the place of one that this test may call; quick, so that each test can be looked at."""
+        """The name of a replaced function that this test may call; fast enough to run for each test."""
         files = {file_of(each) for each in (module, *modules_of(kind)) if each is not None}
         keys = [("", ""), *((file, part) for file in files for part in ("", name))]
         return next(filter(None, (self._binding_changed(self._sure_of.get(key, ())) for key in keys)), "")
@@ -149,7 +150,7 @@ class Comparison:
             now = owner.__dict__.get(name)
             if name in self._patched:
                 continue
-            if now is not value and plain(now) is not None and self._is_foreign(plain(now).__code__):
+            if now is not value and plain_function(now) is not None and self._is_foreign(plain_function(now).__code__):
                 return str(where)
             if function.__code__ is not code and self._is_foreign(function.__code__):
                 return str(where)
@@ -160,9 +161,9 @@ class Comparison:
             (str(each[-1]) for each in self._sure if self._is_other(each[3], each[-2])), ""
         )
 
-    def learn(self, test: Any, kind: Any, name: str, function: Any, fixtures: Any = ()) -> Any:
-        """What a test is made of, as `(changed, why it cannot be compared)`."""
-        function = plain(function)
+    def register_test(self, test: Any, kind: Any, name: str, function: Any, fixtures: Any = ()) -> Any:
+        """Remember the functions of a test. Returns (what was changed, why the test cannot be compared)."""
+        function = plain_function(function)
         owner = next((each for each in getattr(kind, "__mro__", ()) if name in vars(each)), None)
         module = sys.modules.get(getattr(owner, "__module__", None) or getattr(function, "__module__", None) or "")
         if self._why:
@@ -182,7 +183,7 @@ class Comparison:
             sure = self._is_sure(owner, name, about)
             foreign = sure and (function is None or self._is_foreign(function.__code__))
             return ("the test " + str(name) if foreign else ""), "what its decorators made of it hides it"
-        made_of += [each for each in map(plain, fixtures) if each is not None and self._is_known(each)]
+        made_of += [each for each in map(plain_function, fixtures) if each is not None and self._is_known(each)]
         self._seen[id(test)] = (test, name, [(each, digest(each.__code__)) for each in made_of])
         return "", ""
 
@@ -191,18 +192,18 @@ class Comparison:
         return table is not None and digest(function.__code__) in table["all"]
 
     def fixture_differs(self, module: Any, name: str, function: Any) -> bool:
-        """Whether the fixture that a conftest or a test file defines by this name is another function."""
+        """Whether the fixture of this name is another function than the one in the conftest or test file."""
         table = self._table(file_of(module))
         about = table["defs"].get(name) if table is not None else None
-        function = plain(function)
+        function = plain_function(function)
         if about is None or function is None or digest(function.__code__) in about["codes"]:
             return False
         return self._is_foreign(function.__code__)
 
     def strange_method(self, test: Any) -> str:
-        """A function of the work's that hides one of the test's class, in the test object alone."""
+        """A function set on the test object that hides a method of its class, from the code under test."""
         for name, value in list(getattr(test, "__dict__", {}).items()):
-            function = plain(getattr(value, "func", value))
+            function = plain_function(getattr(value, "func", value))
             if function is None or not callable(getattr(type(test), name, None)) or "self." + name in self._patched:
                 continue
             file = function.__code__.co_filename
@@ -211,7 +212,7 @@ class Comparison:
         return ""
 
     def changed(self, test: Any) -> str:
-        """Whether the code of this test or of its fixtures is another than when it was found."""
+        """Whether the code of this test or of its fixtures was changed since it was collected."""
         _, name, made_of = self._seen.get(id(test), (test, "", ()))
         return "the test " + str(name) if any(digest(each.__code__) != was for each, was in made_of) else ""
 
@@ -226,7 +227,7 @@ def file_of(module: Any) -> str:
 
 
 def test_modules(modules: Any) -> Any:
-    """These, and all others in memory whose files are named like tests or helpers of tests."""
+    """These modules, and all others in memory whose files have names like tests or their helpers."""
     found = {id(each): each for each in modules if each is not None}
     for each in list(sys.modules.values()):
         if isinstance(each, types.ModuleType) and may_change(file_of(each)) and not is_installed(file_of(each)):
@@ -235,7 +236,7 @@ def test_modules(modules: Any) -> Any:
 
 
 def modules_of(kind: Any) -> Any:
-    """Where the classes are defined that a test has its functions from."""
+    """The modules of a test's class and its base classes."""
     return [sys.modules.get(each.__module__) for each in getattr(kind, "__mro__", ())]
 
 
@@ -243,7 +244,7 @@ _STANDARD = os.path.dirname(os.path.abspath(os.__file__)) + os.sep
 
 
 def _is_of_others(file: str) -> bool:
-    """Whether a function of this file is Python's, an installed package's or a test's."""
+    """Whether this file belongs to Python, an installed package or a test."""
     return is_installed(file) or may_change(file) or file.startswith(_STANDARD)
 
 
@@ -258,12 +259,15 @@ def _content(file: str) -> bytes:
 
 
 def _is_made_over(owner: Any) -> bool:
-    """Whether a class has its functions from a metaclass or an `__init_subclass__` of the project's."""
+    """Whether a metaclass or an `__init_subclass__` of the project may have changed the class's functions."""
     if not isinstance(owner, type):
         return False
     hooks = [getattr(type(owner), "__new__", None), getattr(type(owner), "__init__", None), type(owner).__call__]
     hooks.append(getattr(owner, "__init_subclass__", None))
-    return any(plain(each) is not None and not _is_of_others(plain(each).__code__.co_filename) for each in hooks)
+    return any(
+        plain_function(each) is not None and not _is_of_others(plain_function(each).__code__.co_filename)
+        for each in hooks
+    )
 
 
 def _owner(module: Any, path: str) -> Any:
@@ -275,10 +279,10 @@ def _owner(module: Any, path: str) -> Any:
 
 
 def _unwrapped(function: Any) -> Any:
-    """The function and those that decorators have put into it."""
+    """The function and those that its decorators wrap."""
     waiting, seen = [function], []  # type: list[Any], list[Any]
     while waiting and len(seen) < 50:
-        each = plain(getattr(waiting[0], "func", waiting[0]))
+        each = plain_function(getattr(waiting[0], "func", waiting[0]))
         del waiting[0]
         if each is None or any(each is known for known in seen):
             continue
@@ -304,18 +308,18 @@ def _defaults_differ(function: Any, about: Any) -> bool:
     return any(repr(named[name]) != value for name, value in wanted.items())
 
 
-def _compiled(asked: Any) -> Any:
-    """Ask a new process, in which no code under test has run."""
+def _compiled(request: Any) -> Any:
+    """Compile in a new process, in which no code under test has run."""
     if _spawn is None:
         return {}
     inside, out = _pipe(), _pipe()
     try:
         actions = [(os.POSIX_SPAWN_DUP2, inside[0], 0), (os.POSIX_SPAWN_DUP2, out[1], 1)]
-        words = [*_PYTHON, os.path.join(_HERE, "carrel_recorder_compile.py")]
+        words = [*_PYTHON, os.path.join(_HERE, "carrel_compile.py")]
         pid = _spawn(_PYTHON[0], words, _ENV, file_actions=actions)
         _close(inside[0])
         _close(out[1])
-        text = _dumps(asked).encode("ascii")
+        text = _dumps(request).encode("ascii")
         while text:
             text = text[_write(inside[1], text) :]
         _close(inside[1])
@@ -331,3 +335,31 @@ def _compiled(asked: Any) -> Any:
         return {}
     finally:
         _close(out[0])
+
+
+_EVENTS = frozenset(("sys.settrace", "sys.setprofile", "sys.monitoring.register_callback"))
+_DOCTEST = os.path.join(os.path.dirname(os.__file__), "doctest.py")
+_frame, _getpid = sys._getframe, os.getpid
+
+
+def install_audit_hook(executed: Executed, workdir: str, theirs: Any, found: Any) -> None:
+    """Add to `found` the agent's files that are on the stack when a tracer or a profiler is installed."""
+    add = getattr(sys, "addaudithook", None)
+    if add is None:
+        return
+    owner, note = _getpid(), executed.note
+
+    def hook(event: str, values: Any) -> None:
+        if event == "exec":
+            note(values[0])
+        elif event in _EVENTS and _getpid() == owner:
+            frame = _frame(1)  # type: Any
+            if frame.f_code.co_filename == _DOCTEST:
+                return  # It restores the tracer that was there before.
+            while frame is not None:
+                name = frame.f_code.co_filename
+                if name.startswith(workdir) and name[len(workdir) :] in theirs:
+                    found.add(name[len(workdir) :])
+                frame = frame.f_back
+
+    add(hook)

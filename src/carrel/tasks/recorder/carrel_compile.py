@@ -1,6 +1,6 @@
-"""Compiles test files in a process of its own, into which no code under test comes, and prints their digests.
+"""Compile test files in a separate process, in which no code under test runs, and print their digests.
 
-Standard library only but for pytest's rewriting of assertions. Standard input has
+Standard library only, except for pytest's assertion rewriting. Standard input has
 `{"files": [[name, path, is_rewritten], …], "pytest": folder, "hook": bool}`.
 """
 
@@ -12,14 +12,14 @@ from pathlib import Path
 from typing import Any
 
 sys.path.append(os.path.dirname(os.path.abspath(__file__)))
-from carrel_recorder_codes import all_codes, digest
+from carrel_code_digests import all_codes, digest
 
 _TRANSPARENT = ("pytest.mark", "mark", "pytest.hookimpl", "hookimpl", "staticmethod", "classmethod", "property")
-"""Decorators that give the function itself, or something in which it is plain to see."""
+"""Decorators that return the function itself, or an object from which it can be read."""
 
 
 class _Config:
-    """All that pytest's rewriting asks of its settings."""
+    """The only setting that pytest's assertion rewriting reads."""
 
     def __init__(self, hook: bool) -> None:
         self._hook = hook
@@ -32,7 +32,7 @@ def table_of(path: str, is_rewritten: bool, config: Any) -> Any:
     with open(path, "rb") as file:
         source = file.read()
     if is_rewritten:
-        from _pytest.assertion.rewrite import _rewrite_test  # noqa: PLC0415 -- only where pytest has rewritten
+        from _pytest.assertion.rewrite import _rewrite_test  # noqa: PLC0415 -- only needed for rewritten files
 
         code = _rewrite_test(Path(path), config)[1]
     else:
@@ -50,7 +50,7 @@ def _made_global(source: bytes) -> Any:
 
 
 def _patched(source: bytes) -> Any:
-    """The attributes that the file sets itself: `Case.test_it = …`, `monkeypatch.setattr(helpers, "name", …)`."""
+    """The attributes that the file sets: `Case.test_it = …`, `monkeypatch.setattr(helpers, "name", …)`."""
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Attribute) and not isinstance(node.ctx, ast.Load):
             yield ("self." if getattr(node.value, "id", "") == "self" else "") + node.attr
@@ -62,7 +62,7 @@ def _patched(source: bytes) -> Any:
 
 
 def _definitions(body: Any, code: Any, above: str, unsure: Any) -> Any:
-    """The functions of a module or a class, by their names with those of their classes."""
+    """The functions of a module or a class, by qualified name."""
     nodes, bound = list(_statements(body)), {}  # type: Any, dict[str, int]
     for node in nodes:
         for name in _names_bound(node):
@@ -93,7 +93,7 @@ def _definitions(body: Any, code: Any, above: str, unsure: Any) -> Any:
 
 
 def _statements(body: Any) -> Any:
-    """Of one scope, also those in `if`, `try`, `for` and `with`."""
+    """All statements of one scope, also those inside `if`, `try`, `for` and `with`."""
     for node in body:
         yield from _below(node)
 
@@ -129,19 +129,19 @@ def _is_transparent(decorator: Any) -> bool:
 
 
 def _value(node: Any) -> Any:
-    """What a default must be; None where only running it tells."""
+    """The `repr` of a constant default; None for any other expression."""
     return repr(node.value) if isinstance(node, ast.Constant) else None
 
 
 def main() -> None:
-    asked = json.load(sys.stdin)
-    if asked.get("pytest"):
-        sys.path.append(asked["pytest"])
-    config, found = _Config(asked.get("hook", False)), {}
-    for name, path, is_rewritten in asked["files"]:
+    request = json.load(sys.stdin)
+    if request.get("pytest"):
+        sys.path.append(request["pytest"])
+    config, found = _Config(request.get("hook", False)), {}
+    for name, path, is_rewritten in request["files"]:
         try:
             found[name] = table_of(path, is_rewritten, config)
-        except Exception as problem:  # noqa: BLE001 -- then its tests cannot be compared, and this says why
+        except Exception as problem:  # noqa: BLE001 -- its tests cannot be compared; this is the reason
             found[name] = {"problem": type(problem).__name__ + ": " + str(problem)}
     json.dump(found, sys.stdout)
 
