@@ -17,7 +17,7 @@ from typing import Any
 from carrel.errors import CarrelError, DatasetInvalid, ProgramMissing
 from carrel.tasks.environment import prepare_sample
 from carrel.tasks.git_history import Git, GitFailed
-from carrel.tasks.importers.layout import Parts, can_solve, proposal, split, with_layout
+from carrel.tasks.importers.layout import CommitFiles, can_solve, proposal, split, with_layout
 from carrel.tasks.importers.write import (
     ImportResult,
     SkippedItem,
@@ -193,7 +193,7 @@ class Candidate:
     parent: str
     message: str
     moment: str
-    parts: Parts
+    parts: CommitFiles
 
 
 async def import_history(
@@ -255,7 +255,7 @@ async def import_history(
             return sample
 
         made = [sample for sample in await in_parallel(one, candidates, workers) if sample is not None]
-        done.proposal = await asyncio.to_thread(proposal, git, newest.commit, reasons)
+        done.proposal = await asyncio.to_thread(proposal, git, newest.commit, reasons, tests)
         journal.remove()
         if not made:
             hint = f"; try {done.proposal}" if done.proposal else ""
@@ -325,7 +325,7 @@ def _changed(git: Git, parent: str, commit: str) -> list[str]:
     return said.decode("utf-8", "surrogateescape").split("\0")
 
 
-def _unfit(parts: Parts, count: int) -> str:
+def _unfit(parts: CommitFiles, count: int) -> str:
     if count > MOST_FILES:
         return f"it changes {count} files"
     if not parts.tests:

@@ -20,12 +20,12 @@ TEST_SETTINGS = ("conftest.py", "pytest.ini", "jest.config.*", "vitest.config.*"
 NO_CODE = ("*.md", "*.rst", "*.txt", "*.adoc", "*.png", "*.svg", "*.jpg", "*.gif", "LICENSE*", "CHANGES*", "CHANGELOG*")
 NO_CODE_FOLDERS = ("docs", "doc", ".github", "changelog", "changes", "news", "newsfragments")
 NO_SOLUTION = (*RUNNER_FILES, ".*", "*.lock", "package-lock.json", "pnpm-lock.yaml")
-"""Settings of tools and runners, and lists of versions: a commit whose only other files are tests is no task."""
-CODE_ALL_THE_SAME = ("requirements*.txt", "constraints*.txt", "CMakeLists.txt")
+"""Settings of tools and runners, and lock files: changing only these and tests makes no task."""
+CODE_IN_SPITE_OF_ITS_NAME = ("requirements*.txt", "constraints*.txt", "CMakeLists.txt")
 
 
 @dataclass(frozen=True)
-class Parts:
+class CommitFiles:
     """The files of one commit."""
 
     source: tuple[str, ...]
@@ -33,13 +33,13 @@ class Parts:
     no_code: tuple[str, ...]
 
 
-def split(paths: Iterable[str], test_patterns: Sequence[str] = ()) -> Parts:
-    """By custom, and by patterns of whole paths for tests that lie elsewhere."""
+def split(paths: Iterable[str], test_patterns: Sequence[str] = ()) -> CommitFiles:
+    """Sort the paths by conventional names, and by `test_patterns` for tests in other places."""
     every = list(paths)
     tests = tuple(path for path in every if is_test(path, test_patterns))
     no_code = tuple(path for path in every if path not in tests and is_no_code(path))
     source = tuple(path for path in every if path not in tests and path not in no_code)
-    return Parts(source, tests, no_code)
+    return CommitFiles(source, tests, no_code)
 
 
 def is_test(path: str, patterns: Sequence[str] = ()) -> bool:
@@ -54,7 +54,7 @@ def is_test(path: str, patterns: Sequence[str] = ()) -> bool:
 
 def is_no_code(path: str) -> bool:
     *folders, name = path.split("/")
-    if any(fnmatchcase(name, pattern) for pattern in CODE_ALL_THE_SAME):
+    if any(fnmatchcase(name, pattern) for pattern in CODE_IN_SPITE_OF_ITS_NAME):
         return False
     return any(fnmatchcase(name, pattern) for pattern in NO_CODE) or (bool(folders) and folders[0] in NO_CODE_FOLDERS)
 
@@ -68,15 +68,20 @@ def can_solve(path: str) -> bool:
 TEST_GROUPS = ("tests", "test", "testing", "dev")
 """Names of extras and dependency groups with what tests need, the most likely first."""
 CONTINUE = "--continue-on-collection-errors"
-_LACKING = re.compile(r"No module named|cannot import name|PackageNotFound|unrecognized arguments|Unknown pytest")
-_LACKING_IN_NODE = re.compile(r"Cannot find (?:module|package)|ERR_MODULE_NOT_FOUND|not found: \w+")
+_MISSING_IN_PYTHON = re.compile(
+    r"No module named|cannot import name|PackageNotFound|unrecognized arguments|Unknown pytest|not found in `markers`"
+)
+_NO_TEST_COLLECTED = "the report has no test; the command ended with 5"
+"""The reason when pytest collects no test: its exit code is 5 then."""
+_COLLECTED_BY_PYTEST = ("test_*.py", "*_test.py")
+_MISSING_IN_NODE = re.compile(r"Cannot find (?:module|package)|ERR_MODULE_NOT_FOUND|not found: \w+")
 _NOT_FOR_TESTS = ("mypy", "pre-commit", "ruff", "black", "tox", "nox", "sphinx", "furo", "twine", "build")
 
 
 def with_layout(settings: Mapping[str, Any], git: Git, commit: str, tests: Iterable[str]) -> dict[str, Any]:
-    """The settings, with what the layout of a Python repository asks for; what was given stays.
+    """Add what the layout of a Python repository needs to the settings; given values stay.
 
-    A `src` folder is where imports begin. A test file that cannot be imported stops no other one."""
+    A `src` folder with modules is put on PYTHONPATH. pytest continues when a test file cannot be imported."""
     if not any(path.endswith(".py") for path in tests):
         return dict(settings)
     environment = dict(settings.get("environment") or {})
@@ -95,14 +100,18 @@ def has_modules(paths: Iterable[str]) -> bool:
     return any(re.fullmatch(r"src/([^/]+/__init__|[^/]+)\.py", path) for path in paths)
 
 
-def proposal(git: Git, commit: str, reasons: Iterable[str]) -> str:
-    """Options of `carrel datasets import` that may help; empty where the reasons lack nothing that can be installed."""
+def proposal(git: Git, commit: str, reasons: Iterable[str], tests: Iterable[str] = ()) -> str:
+    """Options of `carrel datasets import` that may help; empty when the reasons name nothing that options can fix.
+
+    `tests` are the test files of the commits that were left out."""
     text = "\n".join(reasons)
+    if _NO_TEST_COLLECTED in text and (named := _not_collected(tests)):
+        return f'--test-command "python -m pytest -q --junitxml={{report}} {named}" --dep pytest'
     try:
         top = set(_names(git, commit))
-        if "package.json" in top and _LACKING_IN_NODE.search(text):
+        if "package.json" in top and _MISSING_IN_NODE.search(text):
             return '--setup "npm ci"' if "package-lock.json" in top else '--setup "npm install"'
-        if not _LACKING.search(text):
+        if not _MISSING_IN_PYTHON.search(text):
             return ""
         project = _pyproject(git, commit) if "pyproject.toml" in top else {}
     except (GitFailed, tomllib.TOMLDecodeError, UnicodeDecodeError):
@@ -110,8 +119,15 @@ def proposal(git: Git, commit: str, reasons: Iterable[str]) -> str:
     return options_for(project, "setup.py" in top)
 
 
+def _not_collected(tests: Iterable[str]) -> str:
+    """Python test files that pytest only collects when its command names them."""
+    names = {path: path.rpartition("/")[2] for path in tests if path.endswith(".py")}
+    odd = [path for path, name in names.items() if not any(fnmatchcase(name, each) for each in _COLLECTED_BY_PYTEST)]
+    return shlex.join(sorted(odd))
+
+
 def options_for(project: Mapping[str, Any], has_setup_py: bool) -> str:
-    """From a `pyproject.toml`: installing the project itself, and what its tests need."""
+    """Options to install the project and what its tests need, from its `pyproject.toml`."""
     options = []
     extras = (project.get("project") or {}).get("optional-dependencies") or {}
     groups = project.get("dependency-groups") or {}

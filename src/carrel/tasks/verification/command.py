@@ -225,7 +225,7 @@ async def run_command(place: Executor, sample: Sample, watch: FileGuard | None =
     if done.timed_out:
         run.problem = f"the command did not end within {verify.timeout:g} s"
     elif not run.problem and kind not in ("json", "exit_code", "sarif") and not run.cases:
-        run.problem = f"the report tells of no test; the command ended with {done.exit_code}"
+        run.problem = f"the report has no test; the command ended with {done.exit_code}"
     return CommandRun(run, text, kind)
 
 
