@@ -14,7 +14,7 @@ import pytest
 from carrel import SessionStore, user_text_message
 from carrel.errors import ConfigurationError, StorageUnavailable
 from carrel.library.artifacts import ArtifactStore
-from carrel.library.moving import KINDS, Difference, apply_changes, contents, copy, differences, kinds_named
+from carrel.library.moving import KINDS, Difference, carry_over, contents, copy, differences, kinds_named
 from carrel.library.workflows import WorkflowLibrary
 from carrel.storage.base import Store
 from carrel.storage.files.store import FileStore
@@ -273,7 +273,7 @@ async def test_the_library_that_a_fork_begins_with_is_its_own(folder: FileStore,
     await workflows.add("add", "def run(a):\n    return 1\n")
     await workflows.record_use("add")
     target = place.open()
-    await apply_changes(folder, target)
+    await carry_over(folder, target)
     assert await target.list("environments") + await target.list("sessions") == []
     theirs = WorkflowLibrary(target)
     await theirs.add("add", "def run(a):\n    return 2\n")
