@@ -38,27 +38,17 @@ class Answer:
         return [entry for record in self.records if record["op"] == "entries" for entry in record["entries"]]
 
 
-class CommandHost:
-    """Starts a real command server without a sandbox, and sends it requests."""
+class CommandClient:
+    """Sends requests to a command server, and reads its answers."""
 
-    def __init__(self, python: str = sys.executable, **env: str) -> None:
-        self._folder = tempfile.TemporaryDirectory()
-        self.home = Path(self._folder.name)
-        self.socket, theirs = socket.socketpair()
+    def __init__(self, end: socket.socket) -> None:
+        self.socket = end
         self.socket.settimeout(PATIENCE)
         self._data = b""
         self._number = 0
         self.answers: dict[int, Answer] = {}
         self.grants = True
         """Whether output is allowed to go on as it comes."""
-        self.process = forks(python).start(
-            ["command_server", json.dumps({"home": str(self.home)})],
-            {"PATH": os.environ["PATH"], "HOME": str(self.home), **env},
-            self.home,
-            session=True,
-            more=[theirs.fileno()],
-        )
-        theirs.close()
         self.ready = json.loads(self._frame())
 
     # --- frames -----------------------------------------------------------------------------------------------------
@@ -130,11 +120,12 @@ class CommandHost:
     def feed(self, number: int, data: bytes) -> None:
         """Send input as the server allows it."""
         answer = self.answers[number]
-        while data and answer.done is None:
-            size = min(len(data), answer.allowed, 1 << 18)
+        left = memoryview(data)
+        while left and answer.done is None:
+            size = min(len(left), answer.allowed, 1 << 18)
             if size:
-                self.send_piece(number, data[:size])
-                data = data[size:]
+                self.send_piece(number, bytes(left[:size]))
+                left = left[size:]
             else:
                 self.take()
         if answer.done is None:
@@ -152,6 +143,24 @@ class CommandHost:
         done = self.end(number).done
         assert done is not None
         return done
+
+
+class CommandHost(CommandClient):
+    """Starts a real command server without a sandbox."""
+
+    def __init__(self, python: str = sys.executable, **env: str) -> None:
+        self._folder = tempfile.TemporaryDirectory()
+        self.home = Path(self._folder.name)
+        ours, theirs = socket.socketpair()
+        self.process = forks(python).start(
+            ["command_server", json.dumps({"home": str(self.home)})],
+            {"PATH": os.environ["PATH"], "HOME": str(self.home), **env},
+            self.home,
+            session=True,
+            more=[theirs.fileno()],
+        )
+        theirs.close()
+        super().__init__(ours)
 
     def close(self) -> None:
         self.socket.close()

@@ -25,8 +25,8 @@ from typing import IO, NamedTuple
 from .families import MARK, Family, Look
 
 STDOUT, STDERR = 1, 2
-ORDERED = 64 * 1024
-"""Bytes of output of one command whose order across the two streams is exact; see `_OutputPipe`."""
+ORDERED_BYTES, ORDERED_WRITES = 64 * 1024, 1000
+"""How much output of one command has an exact order across the two streams; see `_OutputPipe`."""
 _READ_SIZE = 64 * 1024
 _LARGE_PIPE = 1024 * 1024
 _SET_PIPE_SIZE = 1031
@@ -49,8 +49,8 @@ class _OutputPipe:
 
     Two pipes say nothing about the order of what was written to both. So at first each has room for one write only (a
     packet of at most a page): a program that writes twice waits for the reader in between, and the reader is notified
-    of the writes in their order. That costs a switch of processes for each write, so once `ORDERED` bytes have come,
-    the pipes are made large.
+    of the writes in their order. That costs a switch of processes for each write, so after the first ones the pipes
+    are made large.
     """
 
     def __init__(self, stream: int) -> None:
@@ -63,13 +63,21 @@ class _OutputPipe:
             self.read_end, self.write_end = os.pipe2(os.O_CLOEXEC)
             self.ordered = False
         os.set_blocking(self.read_end, False)
+
+    def started(self) -> None:
+        """The command has the write end. Here it stays open as long as its mode is to be changed later."""
         if not self.ordered:
             self.enlarge()
 
     def enlarge(self) -> None:
+        if self.write_end >= 0:
+            with suppress(OSError):  # the user's pipes are as large as they may be; it works with a small one
+                fcntl.fcntl(self.read_end, _SET_PIPE_SIZE, _LARGE_PIPE)
+            flags = fcntl.fcntl(self.write_end, fcntl.F_GETFL)
+            fcntl.fcntl(self.write_end, fcntl.F_SETFL, flags & ~os.O_DIRECT)
+            os.close(self.write_end)
         self.ordered = False
-        with suppress(OSError):  # the user's pipes are as large as they may be; it works with a small one
-            fcntl.fcntl(self.read_end, _SET_PIPE_SIZE, _LARGE_PIPE)
+        self.write_end = -1
 
     def unread(self) -> int:
         """Bytes that are in the pipe now."""
@@ -117,7 +125,7 @@ class Command:
         self._pipes: dict[int, _OutputPipe] = {}
         self._ready: list[_OutputPipe] = []
         """Pipes that may have something to read, in the order in which it was written."""
-        self._ordered_left = ORDERED
+        self._ordered_bytes, self._ordered_writes = ORDERED_BYTES, ORDERED_WRITES
         self._process: subprocess.Popen[bytes] | None = None
         self._pidfd = -1
         self._tree: Family | None = None
@@ -144,8 +152,7 @@ class Command:
                 start_new_session=True,
             )
             for pipe in pipes:
-                os.close(pipe.write_end)
-                pipe.write_end = -1
+                pipe.started()
             self._tree = Family(self._process.pid, self._mark)
             self._pidfd = _open_pidfd(self._process.pid)
             if self._process.stdin is not None:
@@ -239,7 +246,8 @@ class Command:
         """After its end: read and drop what background processes go on writing, so that they need not wait."""
         with suppress(ValueError):  # raised where nothing is registered
             poll = select.poll()
-            for fd in self._pipes:
+            for fd, pipe in self._pipes.items():
+                pipe.enlarge()
                 poll.register(fd, select.POLLIN)
             while self._pipes:
                 for fd, _ in poll.poll():
@@ -331,7 +339,7 @@ class Command:
             elif pipe.ordered:
                 # It held one write; the next is notified of in its order.
                 self._ready.remove(pipe)
-                if self._ordered_left <= 0:
+                if self._ordered_bytes <= 0 or self._ordered_writes <= 0:
                     for other in self._pipes.values():
                         other.enlarge()
                     self._ready = list(self._pipes.values())
@@ -372,7 +380,8 @@ class Command:
                 break
         if not pieces:
             return None
-        self._ordered_left -= size
+        self._ordered_bytes -= size
+        self._ordered_writes -= 1
         with self._lock:
             if self._window is not None:
                 self._window -= size
