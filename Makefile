@@ -2,7 +2,7 @@
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo test check gates soak bench constraints clean run-venv dev-venv
+.PHONY: help demo test check generate gates soak bench constraints clean run-venv dev-venv
 
 # The tests start hundreds of programs; where bytecode may not be kept each of them compiles everything again.
 export PYTHONDONTWRITEBYTECODE =
@@ -26,7 +26,11 @@ check: dev-venv  ## style, types, the order of the rooms, and the examples in th
 	.venv/bin/ruff format --check .
 	.venv/bin/python -m mypy
 	.venv/bin/lint-imports
+	@.venv/bin/python scripts/generate-sync --check
 	$(PYTEST) -q $(PARALLEL) $(DOCS)
+
+generate: dev-venv  ## generate the synchronous modules from the asynchronous ones
+	@.venv/bin/python scripts/generate-sync
 
 gates: dev-venv  ## show that each check can fail: plant a violation for each and want a no
 	@scripts/seed-violations

@@ -13,7 +13,6 @@ import httpx2
 import pytest
 
 from carrel.client import AsyncClient, Client
-from carrel.client.answers import Job
 from carrel.errors import (
     ConfigurationError,
     KeyNotAccepted,
@@ -24,6 +23,7 @@ from carrel.errors import (
     TooMany,
     WaitedTooLong,
 )
+from carrel.wire.verification import Job
 from tests.client.conftest import got
 from tests.client.real_server import Answer, Misbehaving, Seen, told
 
@@ -144,7 +144,7 @@ async def test_nobody_there(client_class: Any) -> None:
     with pytest.raises(ServerUnreachable, match=f"no answer from 127.0.0.1:{port}") as problem:
         await got(client.sessions.create(dataset="demo", sample_id="calc-1"))
     assert isinstance(problem.value, ConnectionError)
-    assert "make a session of demo/calc-1" in str(problem.value)
+    assert "create a session of demo/calc-1" in str(problem.value)
     assert "secret-key" not in f"{problem.value!r}{client!r}{vars(client)}"
     await got(client.close())
 
@@ -161,7 +161,7 @@ async def test_nobody_there(client_class: Any) -> None:
     ],
 )
 async def test_nonsense_is_an_error_of_the_server(client_class: Any, answer: Answer) -> None:
-    with Misbehaving([answer]) as server, pytest.raises(ServerFailed, match="look at session s"):
+    with Misbehaving([answer]) as server, pytest.raises(ServerFailed, match="get session s"):
         await asked(client_class, server, "sessions.retrieve", session_id="s")
     assert len(server.seen) == 1
 
@@ -188,7 +188,7 @@ async def test_a_server_that_hangs_costs_no_more_than_the_time_given(client_clas
         return told(HEALTH)
 
     with Misbehaving([slow]) as server:
-        with pytest.raises(WaitedTooLong, match="ask how the server is") as problem:
+        with pytest.raises(WaitedTooLong, match="check the health of the server") as problem:
             await asked(client_class, server, "health.check", timeout=0.3)
         over.set()
     assert isinstance(problem.value, TimeoutError)

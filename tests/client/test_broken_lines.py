@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from carrel.client import AsyncClient, Client
-from carrel.client.answers import OutputPiece
 from carrel.errors import CommandNotRun, RemoteError, ServerUnreachable
+from carrel.wire.answers import OutputPiece
 from tests.client.real_server import RealServer, Relay
 
 

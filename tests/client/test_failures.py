@@ -5,7 +5,7 @@ import json
 import pytest
 
 from carrel import errors
-from carrel.client.failures import failure, named, retry_after
+from carrel.client.errors import error_from, exception_named, retry_after
 from carrel.errors import (
     ForkRefused,
     KeyNotAccepted,
@@ -22,7 +22,7 @@ from carrel.errors import (
 
 def refused(status: int, said: object = None, **headers: str) -> Exception:
     body = b"" if said is None else json.dumps(said).encode()
-    return failure(status, body, {name.replace("_", "-"): value for name, value in headers.items()}, "do it")
+    return error_from(status, body, {name.replace("_", "-"): value for name, value in headers.items()}, "do it")
 
 
 @pytest.mark.parametrize(
@@ -72,7 +72,7 @@ def test_wrong_fields_are_named() -> None:
     ],
 )
 def test_whatever_the_body_is_there_is_an_error(body: bytes, words: str) -> None:
-    assert str(failure(500, body, {}, "do it")) == words
+    assert str(error_from(500, body, {}, "do it")) == words
 
 
 def test_long_words_are_cut() -> None:
@@ -99,7 +99,7 @@ def test_an_error_that_is_named_is_raised_as_it_would_be_here(status: int, code:
 
 @pytest.mark.parametrize("code", ["", "SystemExit", "KeyboardInterrupt", "__class__", "os.system", "Exception"])
 def test_a_name_that_is_no_error_of_ours_is_not_taken(code: str) -> None:
-    assert named(code) is None
+    assert exception_named(code) is None
     assert type(refused(404, {"detail": "x", "code": code})) is NotFoundThere
 
 

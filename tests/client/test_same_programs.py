@@ -14,11 +14,11 @@ from codeset import types
 from codeset.types import sessions as session_types
 from pydantic import BaseModel
 
-from carrel.client import AsyncClient, Client, answers
-from carrel.client.asking import Extra, Waiting
-from carrel.client.offers import DatasetOffers, HealthCheck, SampleOffers
-from carrel.client.sessions import Sessions
-from carrel.client.verification import Verification
+from carrel.client import AsyncClient, Client
+from carrel.client._sync.resources import SyncDatasets, SyncHealth, SyncSamples, SyncVerify
+from carrel.client._sync.sessions import SyncSessions
+from carrel.client.transport import RequestOptions, WaitOptions
+from carrel.wire import answers, verification
 from tests.client.real_server import RealServer
 
 PROGRAM = """
@@ -71,11 +71,11 @@ def test_a_program_prints_the_same_with_both(server: RealServer, tmp_path: Path)
 
 
 CALLS: list[tuple[Any, Any]] = [
-    (codeset.resources.HealthResource, HealthCheck),
-    (codeset.resources.DatasetsResource, DatasetOffers),
-    (codeset.resources.SamplesResource, SampleOffers),
-    (codeset.resources.SessionsResource, Sessions),
-    (codeset.resources.sessions.verify.VerifyResource, Verification),
+    (codeset.resources.HealthResource, SyncHealth),
+    (codeset.resources.DatasetsResource, SyncDatasets),
+    (codeset.resources.SamplesResource, SyncSamples),
+    (codeset.resources.SessionsResource, SyncSessions),
+    (codeset.resources.sessions.verify.VerifyResource, SyncVerify),
 ]
 
 
@@ -86,8 +86,8 @@ def test_every_call_of_theirs_is_there_with_its_arguments(theirs: type, ours: ty
     for name in names:
         wanted = inspect.signature(getattr(theirs, name)).parameters
         given = inspect.signature(getattr(ours, name)).parameters
-        more = given["more"].annotation
-        extra = set(get_type_hints(Waiting if "Waiting" in str(more) else Extra))
+        options = given["options"].annotation
+        extra = set(get_type_hints(WaitOptions if "Wait" in str(options) else RequestOptions))
         assert set(wanted) <= set(given) | extra, name
         order = [parameter for parameter in wanted if wanted[parameter].kind == inspect.Parameter.POSITIONAL_OR_KEYWORD]
         assert list(given)[: len(order)] == order, name
@@ -102,12 +102,12 @@ def test_every_call_of_theirs_is_there_with_its_arguments(theirs: type, ours: ty
         (types.SampleListResponse, answers.SampleList),
         (types.Session, answers.SessionRecord),
         (types.SessionListResponse, answers.SessionList),
-        (types.SessionCloseResponse, answers.Closed),
+        (types.SessionCloseResponse, answers.SessionClosed),
         (types.Interaction, answers.Interaction),
-        (types.SessionStrReplaceResponse, answers.Replaced),
-        (types.ErrorInfo, answers.Fault),
-        (session_types.verify_status_response.Result, answers.Verdict),
-        (session_types.VerifyStatusResponse, answers.Job),
+        (types.SessionStrReplaceResponse, answers.ReplaceResult),
+        (types.ErrorInfo, verification.ErrorInfo),
+        (session_types.verify_status_response.Result, verification.VerificationResult),
+        (session_types.VerifyStatusResponse, verification.Job),
     ],
 )
 def test_every_field_of_theirs_is_there(theirs: type[BaseModel], ours: type[BaseModel]) -> None:

@@ -6,6 +6,9 @@ import asyncio
 import gzip
 import inspect
 import io
+import shutil
+import subprocess
+import sys
 import tarfile
 import threading
 import time
@@ -15,13 +18,7 @@ from typing import Any
 
 import pytest
 
-from carrel.client import AsyncClient, Client
-from carrel.client.answers import Interaction, OutputPiece, RunResult
-from carrel.client.client import BlockingSamples, BlockingSessions, BlockingVerification, RemoteSession
-from carrel.client.offers import SampleOffers
-from carrel.client.sessions import Sessions
-from carrel.client.verbs import AsyncRemoteSession, Verbs
-from carrel.client.verification import Verification
+from carrel.client import AsyncClient, AsyncRemoteSession, Client, RemoteSession
 from carrel.errors import (
     CarrelError,
     CommandNotRun,
@@ -34,28 +31,39 @@ from carrel.errors import (
     WaitedTooLong,
 )
 from carrel.execution.subprocess_executor import SubprocessExecutor
+from carrel.wire.answers import Interaction, OutputPiece, RunResult
 from tests.client.conftest import all_of, got
 from tests.client.real_server import RealServer
 
 
-@pytest.mark.parametrize(
-    ("waits", "blocks"),
-    [
-        (Sessions, BlockingSessions),
-        (Verification, BlockingVerification),
-        (SampleOffers, BlockingSamples),
-        (Verbs, RemoteSession),
-        (AsyncRemoteSession, RemoteSession),
-    ],
-)
-def test_both_clients_have_the_same_calls(waits: type, blocks: type) -> None:
-    calls = {
-        name
-        for name, call in inspect.getmembers(waits)
-        if not name.startswith("_") and (inspect.iscoroutinefunction(call) or inspect.isasyncgenfunction(call))
-    }
-    assert calls
-    assert [name for name in calls if not hasattr(blocks, name)] == []
+def test_both_clients_have_the_same_calls() -> None:
+    def calls(group: object) -> dict[str, str]:
+        members = inspect.getmembers(type(group), inspect.isfunction)
+        return {name: ", ".join(inspect.signature(call).parameters) for name, call in members if name[0] != "_"}
+
+    blocks, waits = Client(api_key="k"), AsyncClient(api_key="k")
+    groups = ("health", "datasets", "samples", "sessions", "approvals")
+    for group in groups:
+        assert calls(getattr(waits, group)) == calls(getattr(blocks, group))
+    assert calls(waits.sessions.verify) == calls(blocks.sessions.verify)
+    assert calls(RemoteSession.model_construct()) == calls(AsyncRemoteSession.model_construct())
+
+
+def test_the_synchronous_client_is_generated_from_the_asynchronous_one(tmp_path: Path) -> None:
+    top = Path(__file__).parents[2]
+    script = [sys.executable, "scripts/generate-sync", "--check"]
+    assert subprocess.run(script, cwd=top, check=False).returncode == 0
+    copy = tmp_path / "copy"
+    for part in ("scripts/generate-sync", "pyproject.toml", "src/carrel/client/_async", "src/carrel/client/_sync"):
+        target = copy / part
+        target.parent.mkdir(parents=True, exist_ok=True)
+        (shutil.copytree if (top / part).is_dir() else shutil.copy)(top / part, target)  # type: ignore[operator]
+    (copy / ".venv").symlink_to(top / ".venv")
+    module = copy / "src/carrel/client/_async/client.py"
+    module.write_text(module.read_text() + "\nNEW = 1\n")
+    stale = subprocess.run(script, cwd=copy, check=False, capture_output=True, text=True)
+    assert stale.returncode == 1
+    assert "_sync/client.py; run `make generate`" in stale.stderr
 
 
 VALUES = r"""

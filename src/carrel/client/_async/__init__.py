@@ -1,0 +1,1 @@
+"""The asynchronous client. `carrel.client._sync` is generated from this package by `make generate`."""
