@@ -9,7 +9,7 @@ import carrel
 Model = Callable[[list[dict[str, Any]]], Awaitable[str]]
 
 
-async def solve(task: carrel.TaskSession, model: Model, most: int = 5) -> int | None:
+async def solve(task: carrel.Session, model: Model, most: int = 5) -> int | None:
     """The number of the attempt that solved it; None where none did. The model answers with a shell command."""
     said = await task.converse(task.sample.sample_id)
     said.create_user_message(task.sample.problem_statement)

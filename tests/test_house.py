@@ -57,10 +57,12 @@ def late_own_imports(path: Path) -> list[ast.ImportFrom | ast.Import]:
     tree = ast.parse(path.read_text(encoding="utf-8"))
     tops = set(map(id, tree.body)) | {id(part) for node in tree.body if isinstance(node, ast.If) for part in node.body}
     found = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom | ast.Import) and id(node) not in tops]
-    return [node for node in found if "carrel" in ast.unparse(node)]
+    lines = path.read_text(encoding="utf-8").splitlines()
+    explained = "noqa: PLC0415 -- "
+    return [node for node in found if "carrel" in ast.unparse(node) and explained not in lines[node.lineno - 1]]
 
 
-def test_our_own_code_is_imported_at_the_top_of_a_file() -> None:
+def test_our_own_code_is_imported_at_the_top_of_a_file_or_says_why_not() -> None:
     late = {str(path.relative_to(HOUSE)): late_own_imports(path) for path in PACKAGE.rglob("*.py")}
     assert [f"{name}:{node.lineno}" for name, nodes in late.items() for node in nodes] == []
 

@@ -6,13 +6,6 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from carrel.assembly import (
-        FileStorage,
-        MemoryStorage,
-        RedisStorage,
-        Session,
-        TaskSession,
-    )
     from carrel.client import (
         AsyncClient,
         AsyncRemoteSession,
@@ -145,6 +138,7 @@ if TYPE_CHECKING:
         ServerFailed,
         ServerUnreachable,
         SessionBusy,
+        SessionClosed,
         SessionError,
         SessionExists,
         SessionIdRefused,
@@ -223,6 +217,10 @@ if TYPE_CHECKING:
     )
     from carrel.session import (
         Checkpoint,
+        FileStorage,
+        MemoryStorage,
+        RedisStorage,
+        Session,
         StorageBackend,
     )
     from carrel.tasks.dataset import (
@@ -335,6 +333,7 @@ __all__ = [
     "ServerUnreachable",
     "Session",
     "SessionBusy",
+    "SessionClosed",
     "SessionData",
     "SessionError",
     "SessionExists",
@@ -354,7 +353,6 @@ __all__ = [
     "StorageWriteError",
     "SubprocessConfig",
     "SubprocessExecutor",
-    "TaskSession",
     "TextPart",
     "TooMany",
     "TooManySessions",
@@ -404,7 +402,6 @@ __all__ = [
 ]
 
 _ROOMS = {
-    "carrel.assembly": "FileStorage MemoryStorage RedisStorage Session TaskSession",
     "carrel.client": "AsyncClient AsyncRemoteSession Client RemoteSession",
     "carrel.conversation.compaction": "COMPACT_SUMMARY_PROMPT DEFAULT_COMPACT_THRESHOLD should_compact",
     "carrel.conversation.models.conversation": """
@@ -431,8 +428,9 @@ _ROOMS = {
         FormatRefused GuardLost ImportRefused InteractionNotFound JobNotFound KeyMissing KeyNotAccepted KeyRefused
         LockLost MessageRefused MetadataRefused NotFoundThere NotNow PatchRefused PlaceLost ProgramMissing RemoteError
         ReportUnreadable RequestRefused RequirementRefused ResultsRefused RewindRefused RuntimeDepsDisabledError
-        SampleNotFound SandboxUnavailable ServerBusy ServerFailed ServerUnreachable SessionBusy SessionError
-        SessionExists SessionIdRefused SessionNotFound SessionNotReady SessionTooNew SetupFailed StorageError
+        SampleNotFound SandboxUnavailable ServerBusy ServerFailed ServerUnreachable SessionBusy SessionClosed
+        SessionError SessionExists SessionIdRefused SessionNotFound SessionNotReady SessionTooNew SetupFailed
+        StorageError
         StorageReadError StorageUnavailable StorageWriteError TooMany TooManySessions ToolCallError ToolNotFoundError
         ToolRefusedError ToolTimeoutError WaitedTooLong WorkerLost WorkflowExecutionError WorkflowNotFoundError
         WorkflowRecursionError WorkflowSyntaxError WorkflowValidationError""",
@@ -447,7 +445,7 @@ _ROOMS = {
     "carrel.library.artifacts": "ArtifactStore",
     "carrel.library.tools.approval": "ApprovalRequest Approve Refuse",
     "carrel.library.workflows": "WorkflowLibrary",
-    "carrel.session": "Checkpoint StorageBackend",
+    "carrel.session": "Checkpoint FileStorage MemoryStorage RedisStorage Session StorageBackend",
     "carrel.tasks.dataset": "Dataset Datasets",
     "carrel.tasks.sample": "Sample",
     "carrel.guest.worker.values": "Repr",

@@ -57,6 +57,10 @@ class SessionBusy(SessionError, TimeoutError):
     """Somebody else holds the session and did not let go in time."""
 
 
+class SessionClosed(SessionError):
+    """The session can no longer be used: the base of every error after which that is so."""
+
+
 class SessionIdRefused(SessionError, ValueError):
     """A session id that is no plain name; nothing was touched."""
 
@@ -118,8 +122,8 @@ class ForkRefused(ExecutionError):
     """A live fork is not possible now; the message says why, and nothing has changed."""
 
 
-class ExecutorClosed(ExecutionError):
-    """The executor was closed before this was asked of it, or while it was being done."""
+class ExecutorClosed(ExecutionError, SessionClosed):
+    """The session or its executor was closed before the call, or while it ran."""
 
 
 class WorkerLost(ExecutionError):

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from carrel.assembly import RedisStorage
 from carrel.conversation.messages import user_text_message
 from carrel.errors import ArtifactWriteError
 from carrel.execution.config import SubprocessConfig
@@ -17,6 +16,7 @@ from carrel.execution.packages import Packages, subprocess_packages
 from carrel.library.artifacts import ArtifactStore
 from carrel.library.deps import Deps
 from carrel.library.workflows import WorkflowLibrary
+from carrel.session import RedisStorage
 from tests.late import Late
 from tests.real_redis import RealRedis
 from tests.wheels import build_wheel

@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from carrel.assembly import MemoryStorage
 from carrel.server.app import make_app
 from carrel.server.front_desk import FrontDesk, Rules
 from carrel.server.keys import Keys
+from carrel.session import MemoryStorage
 from carrel.tasks.dataset import Datasets
 
 PAGE = (Path(__file__).parents[2] / "docs" / "server.md").read_text("utf-8")

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from carrel.assembly import FileStorage, MemoryStorage
 from carrel.errors import SessionNotReady
 from carrel.server.front_desk import FrontDesk, Rules
+from carrel.session import FileStorage, MemoryStorage
 from carrel.tasks.dataset import Datasets
 from carrel.wire.requests import CreateSession, RunCommand
 from tests.server.small_datasets import dataset_folder

@@ -7,8 +7,8 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from carrel.assembly import MemoryStorage
 from carrel.server.ledger import SESSIONS, Ledger, log_of
+from carrel.session import MemoryStorage
 from carrel.storage.base import Store
 from carrel.wire.answers import SessionRecord
 from tests.server.conftest import NewServer

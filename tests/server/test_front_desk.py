@@ -10,12 +10,12 @@ from typing import Any, cast
 
 import pytest
 
-from carrel.assembly import MemoryStorage, Session
 from carrel.errors import InteractionNotFound, JobNotFound, SessionNotReady, StorageWriteError
 from carrel.execution.subprocess_executor import SubprocessExecutor
 from carrel.server.front_desk import FrontDesk, Rules
 from carrel.server.ledger import Ledger
 from carrel.server.live_task import Opened
+from carrel.session import MemoryStorage, Session
 from carrel.tasks.dataset import Datasets
 from carrel.wire.requests import CreateSession, ForkSession, RunCommand
 from tests.execution.processes import descendants

@@ -116,7 +116,7 @@ async def test_the_oldest_fork_makes_room_for_the_newest_and_is_there_while_that
     base: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for room in ("server.mcp", "session.checkpoints"):
-        monkeypatch.setattr(f"carrel.{room}.MOST", 3)
+        monkeypatch.setattr(f"carrel.{room}.MAX_CHECKPOINTS", 3)
     async with Session.from_base(base) as session:
         tools = mcp_server.Front(session)
         for name in ("a", "b"):
@@ -126,7 +126,7 @@ async def test_the_oldest_fork_makes_room_for_the_newest_and_is_there_while_that
             await tools.fork("refused")
         assert "at a" in text_of(await tools.rewind("a"))
         kept = await tools.fork("c")
-        assert text_of(kept) == "kept as c; the oldest one, a, was let go of: there are at most 2"
+        assert text_of(kept) == "kept as c; the oldest one, a, was removed: there are at most 2"
         assert kept.structured_content is not None
         assert kept.structured_content["forks"] == ["b", "c"]
         assert "at c" in text_of(await tools.rewind(""))

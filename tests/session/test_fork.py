@@ -12,7 +12,6 @@ from carrel import (
     Session,
     SubprocessConfig,
     SubprocessExecutor,
-    TaskSession,
     user_text_message,
 )
 from carrel.errors import ExecutorClosed
@@ -114,8 +113,8 @@ class Unlucky(Session):
 
     forks: ClassVar[list[Session]] = []
 
-    def _twin(self, *given: Any) -> Any:
-        self.forks.append(super()._twin(*given))
+    def _copy_with(self, *arguments: Any) -> Any:
+        self.forks.append(super()._copy_with(*arguments))
         return self.forks[-1]
 
     async def start(self) -> None:
@@ -138,7 +137,7 @@ async def test_a_fork_that_does_not_start_leaves_nothing_of_itself(base: Path) -
 async def test_a_task_session_forks_into_another(tmp_path: Path) -> None:
     async with Session.for_sample("demo", "calc-1", cache=tmp_path / "cache", sandbox="required") as task:
         async with await task.fork() as branch:
-            assert isinstance(branch, TaskSession)
+            assert branch.sample is not None
             await branch.execute_command("git apply -", stdin=branch.sample.patch)
             assert (await branch.verify()).outcome == "solved"
         assert (await task.verify()).outcome == "not_solved"

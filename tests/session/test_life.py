@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from carrel import ExecutorClosed, MemoryStorage, Session
+from carrel import ExecutorClosed, MemoryStorage, Session, SessionClosed, SessionNotFound
 from carrel.errors import StorageUnavailable
 from carrel.library.workflows import WorkflowLibrary
 
@@ -198,7 +198,16 @@ async def test_a_storage_of_which_a_part_cannot_be_closed_lets_go_of_the_rest() 
     assert uploads._open == {}
 
 
+async def test_attach_finds_the_open_session_with_an_id(base: Path) -> None:
+    async with Session.inprocess(base, session_id="report") as session:
+        assert Session.attach("report") is session
+        assert repr(session).startswith("<Session 'report' (InProcessExecutor, FileStorage(")
+        assert "<code>report</code>" in session._repr_html_()
+    with pytest.raises(SessionNotFound, match="'report' is open in this process"):
+        Session.attach("report")
+
+
 async def test_a_closed_session_takes_no_tool(session: Session) -> None:
     await session.close()
-    with pytest.raises(ExecutorClosed, match="Session is closed"):
+    with pytest.raises(SessionClosed, match="Session is closed"):
         session.register_tool(lambda: 1, name="late")

@@ -19,14 +19,13 @@ from carrel import (
     Session,
     SessionStore,
     StorageWriteError,
-    TaskSession,
     user_text_message,
 )
 from carrel.conversation.models import conversation
 from carrel.execution.config import Limits
 from carrel.execution.executor import Moment
 from carrel.guest.sandbox.cgroups import trees
-from carrel.session.checkpoints import MOST
+from carrel.session import MAX_CHECKPOINTS
 from tests.real_redis import RealRedis
 from tests.session.conftest import executor_of
 
@@ -52,7 +51,7 @@ async def test_all_three_go_back_and_the_log_keeps_what_was_between(sandboxed: S
         await session.run("import os\nx = [1]")
         await session.write_file("notes.txt", "one")
         point = await session.checkpoint("before")
-        assert (point.label, point.messages) == ("before", 1)
+        assert (point.label, point.message_count) == ("before", 1)
 
         said.create_user_message("And the moon?")
         await session.run("x.append(2)")
@@ -114,7 +113,7 @@ async def test_a_checkpoint_is_named_by_its_id_its_label_or_its_messages(sandbox
         for nowhere in ("nowhere", "", 7, Checkpoint("other", 0, 0, session.id)):
             with pytest.raises(ForkRefused, match="there are: 'start'"):
                 await session.rewind(nowhere)
-        with pytest.raises(TypeError, match="no place to go back to"):
+        with pytest.raises(TypeError, match="is not a checkpoint"):
             await session.rewind(1.5)  # type: ignore[arg-type]
 
 
@@ -144,7 +143,7 @@ async def test_it_can_be_gone_back_to_after_the_variables_were_lost_or_forgotten
 
 async def test_one_that_was_dropped_is_gone_and_a_session_keeps_only_so_many(sandboxed: Session) -> None:
     async with sandboxed as session:
-        points = [await session.checkpoint(str(number)) for number in range(MOST)]
+        points = [await session.checkpoint(str(number)) for number in range(MAX_CHECKPOINTS)]
         with pytest.raises(ForkRefused, match="drop_checkpoint"):
             await session.checkpoint("one more")
         await session.drop_checkpoint(points[0])
@@ -383,7 +382,7 @@ async def test_who_has_a_message_goes_on_with_it_and_an_open_call_can_be_answere
         call.add_tool_call("c1", "checkpoint", {})
         said.create_assistant_message()  # says nothing yet, and is kept
         point = await session.checkpoint()
-        assert point.messages == 3
+        assert point.message_count == 3
         call.add_text("spoiled")
         gone = said.create_user_message("more")
         question = said.messages[0]
@@ -508,7 +507,7 @@ async def test_a_fork_has_checkpoints_of_its_own(sandboxed: Session) -> None:
 
 async def test_a_task_is_judged_by_what_is_there_after_going_back(tmp_path: Path) -> None:
     async with Session.for_sample("demo", "calc-1", cache=tmp_path / "cache", sandbox="required") as task:
-        assert isinstance(task, TaskSession)
+        assert task.sample is not None
         point = await task.checkpoint()
         await task.execute_command("git apply -", stdin=task.sample.patch)
         # What is judged is read first, whoever goes back meanwhile.

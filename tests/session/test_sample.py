@@ -35,6 +35,13 @@ async def test_a_session_ends_by_itself_but_never_in_the_middle_of_a_verdict(tmp
     assert error == "Session is closed"
 
 
+async def test_a_session_without_a_sample_cannot_be_verified(tmp_path: Path) -> None:
+    async with Session.inprocess(tmp_path) as session:
+        assert session.sample is None
+        with pytest.raises(ConfigurationError, match="was not created from a sample, so it cannot be verified"):
+            await session.verify()
+
+
 def test_an_unknown_sample() -> None:
     with pytest.raises(SampleNotFound, match="calc-1"):
         Session.for_sample("demo", "nothing")

@@ -1,5 +1,7 @@
 """What was done is written down: every step, in order, tied to the run it happened in, without any secret."""
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -9,9 +11,7 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from carrel import MemoryStorage, Session
-from carrel.session.steps import Steps
-from carrel.spans import Spans
-from carrel.trace import Trace
+from carrel.tracing import OtelExporter, StepRecorder
 
 from .conftest import Open
 
@@ -95,6 +95,12 @@ async def test_steps_are_spans_where_open_telemetry_is_set_up(tmp_path: Path) ->
     assert tool.attributes["gen_ai.conversation.id"] == session.id
 
 
+def test_without_a_tracer_provider_there_are_no_spans() -> None:
+    """The mcp package imports OpenTelemetry, which is no reason to create spans."""
+    script = "import mcp, sys\nfrom carrel.tracing import otel_exporter\nassert 'opentelemetry.trace' in sys.modules\n"
+    subprocess.run([sys.executable, "-c", script + "assert otel_exporter('s') is None"], check=True, timeout=60)
+
+
 async def test_a_session_in_memory_leaves_nothing() -> None:
     async with Session(MemoryStorage()) as session:
         assert (await session.run("artifacts.save('a', 1)\nartifacts.load('a')")).value == 1
@@ -144,9 +150,9 @@ def test_the_span_of_a_workflow_ends_with_its_run() -> None:
     kept = InMemorySpanExporter()
     provider = TracerProvider()
     provider.add_span_processor(SimpleSpanProcessor(kept))
-    steps = Steps(Trace([Spans("s", provider.get_tracer("tests"))]), lambda: None)
+    steps = StepRecorder([OtelExporter("s", provider.get_tracer("tests"))])
     with steps.run("workflows.die()"):
-        steps.workflow_began("die")
+        steps.start_workflow("die")
     assert [span.name for span in kept.get_finished_spans()] == ["execute_tool die", "execute_tool run_code"]
 
 

@@ -20,13 +20,15 @@ class TaskTour:
         began = perf_counter()
         async with carrel.Session.for_sample("demo", "calc-1", cache=self._cache) as session:
             took = perf_counter() - began
-            problem = session.sample.problem_statement.strip().splitlines()[0]
+            sample = session.sample
+            assert sample is not None, "for_sample gives the session its sample"
+            problem = sample.problem_statement.strip().splitlines()[0]
             self._tell(f"Its place was open in {took * 1000:.0f} ms. “{problem}”")
             before = await session.verify()
             self._tell(
                 f"Judged as it is: {before.outcome.replace('_', ' ')}, {before.failed} of {before.total} tests fail."
             )
-            await session.execute_command("git apply -", stdin=session.sample.patch)
+            await session.execute_command("git apply -", stdin=sample.patch)
             after = await session.verify()
             if not after.is_success:
                 raise TaskFailed(f"the sample's own solution is not judged as one: {after.evidence}")

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-from carrel import assembly
 from carrel.errors import (
     CarrelError,
     ConfigurationError,
@@ -31,7 +30,7 @@ from carrel.server.ledger import Kind, Ledger
 from carrel.server.live_task import LiveTask, Opened, interrupted
 from carrel.server.once import Answers
 from carrel.server.warm_places import WarmPlaces
-from carrel.session import StorageBackend, fork_conversation, unanswered
+from carrel.session import MemoryStorage, Session, StorageBackend, fork_conversation, unavailable_handlers
 from carrel.storage.base import Lock
 from carrel.tasks.dataset import Datasets
 from carrel.tasks.environment import open_executor, prepare_sample
@@ -231,8 +230,8 @@ class FrontDesk:
             prepared, executor = None, SubprocessExecutor(config)
         else:
             prepared = await prepare_sample(sample, self.cache, sandbox=self.rules.sandbox)
-            executor = self._warm.take(prepared) or await open_executor(prepared, handlers=unanswered())
-        code = assembly.Session(assembly.MemoryStorage(), executor)
+            executor = self._warm.take(prepared) or await open_executor(prepared, handlers=unavailable_handlers())
+        code = Session(MemoryStorage(), executor)
         try:
             await code.start()
             for path, text in asked.files.items():
@@ -253,7 +252,7 @@ class FrontDesk:
         fork = self._new(user, origin.sample, minutes, once, session_id)
         id_ = fork.session.session_id
         try:
-            code = await opened.code.fork(storage=assembly.MemoryStorage())
+            code = await opened.code.fork(storage=MemoryStorage())
         except BaseException as problem:
             self._live.pop(id_, None)
             if isinstance(problem, ExecutorClosed):

@@ -16,10 +16,10 @@ from typing import Any, Literal, get_args
 
 import orjson
 
-from carrel.assembly import FileStorage
 from carrel.errors import ApiKeyNotFound, ConfigurationError
 from carrel.home import resolve_carrel_home
 from carrel.server.logs import json_object, parse_lines
+from carrel.session import FileStorage
 from carrel.storage.base import Stamp, Store
 
 LOG = "server/keys.jsonl"

@@ -13,7 +13,6 @@ from datetime import UTC, datetime, timedelta
 from functools import lru_cache
 from typing import Any
 
-from carrel import assembly
 from carrel.errors import (
     CarrelError,
     ExecutorClosed,
@@ -26,7 +25,7 @@ from carrel.errors import (
 from carrel.execution import temp_dirs
 from carrel.execution.executor import CommandResult, ExecutionResult, Executor, OnOutput
 from carrel.server.ledger import Ledger
-from carrel.session import Checkpoints, Said, StorageBackend
+from carrel.session import Checkpoints, ConversationBranch, Session, StorageBackend
 from carrel.tasks.environment import PreparedSample
 from carrel.tasks.sample import Sample
 from carrel.tasks.verification.verifier import SHOWN_OUTPUT, verify
@@ -47,7 +46,7 @@ class Opened:
     """A place that is ready."""
 
     executor: Executor
-    code: assembly.Session
+    code: Session
     """The same place with its library; closing it closes both."""
     prepared: PreparedSample | None = None
 
@@ -385,7 +384,7 @@ class LiveTask:
         """The moments it can go back to; what was said in it is in the storage."""
         place = self._place_in_time()
         if self._checkpoints is None:
-            self._checkpoints = Checkpoints(place, Said(self.session.session_id, storage, lambda: None))
+            self._checkpoints = Checkpoints(place, ConversationBranch(self.session.session_id, storage, lambda: None))
         return self._checkpoints
 
     async def note_run(self, code: str, result: ExecutionResult) -> None:

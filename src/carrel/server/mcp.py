@@ -28,8 +28,7 @@ from carrel.guest.worker.tool_calls import calls_of, in_a_line, in_full
 from carrel.library.describing import artifact_line, workflow_line
 from carrel.server.mcp_answers import LONGEST, answer_of, answered, as_text, cut, fitted, image_kind, listed, written
 from carrel.server.mcp_over_http import LARGEST_ANSWER, serve_over_http
-from carrel.session import Checkpoint, Session
-from carrel.session.checkpoints import MOST
+from carrel.session import MAX_CHECKPOINTS, Checkpoint, Session
 
 _READS = ToolAnnotations(read_only_hint=True, open_world_hint=False)
 _TELL_EVERY = 0.5
@@ -98,10 +97,11 @@ class Front:
         point = await self._session.checkpoint(name)
         text = f"kept as {point.label or point.id}"
         kept = self._session.checkpoints()
-        if len(kept) == MOST:
+        if len(kept) == MAX_CHECKPOINTS:
             # Room for the next: one that is refused must not cost the oldest.
             await self._session.drop_checkpoint(kept[0])
-            text += f"; the oldest one, {kept[0].label or kept[0].id}, was let go of: there are at most {MOST - 1}"
+            oldest = kept[0].label or kept[0].id
+            text += f"; the oldest one, {oldest}, was removed: there are at most {MAX_CHECKPOINTS - 1}"
         return answered([TextContent(type="text", text=text)], self._kept(point))
 
     async def rewind(

@@ -74,8 +74,8 @@ async def keep_moment(
 ) -> CheckpointRecord:
     """Keep this moment, the conversation, the variables and the files, to go back to."""
     task = desk.live(user, session_id)
-    kept = await task.checkpoints(desk.storage).make(asked.label if asked is not None else "")
-    await task.note("checkpoint", {"id": kept.id, "label": kept.label, "messages": kept.messages})
+    kept = await task.checkpoints(desk.storage).create(asked.label if asked is not None else "")
+    await task.note("checkpoint", {"id": kept.id, "label": kept.label, "messages": kept.message_count})
     return _point(kept)
 
 
@@ -99,12 +99,12 @@ async def rewind(desk: Desk, user: User, session_id: str, asked: RewindSession) 
     checkpoints = task.checkpoints(desk.storage)
     point = checkpoints.find(asked.to)
     await checkpoints.rewind(point)
-    await task.note("rewind", {"id": point.id, "label": point.label, "messages": point.messages})
+    await task.note("rewind", {"id": point.id, "label": point.label, "messages": point.message_count})
     return _point(point)
 
 
 def _point(kept: Checkpoint) -> CheckpointRecord:
-    return CheckpointRecord(id=kept.id, label=kept.label, messages=kept.messages, made_at=kept.made_at)
+    return CheckpointRecord(id=kept.id, label=kept.label, messages=kept.message_count, made_at=kept.created_at)
 
 
 # --- code -----------------------------------------------------------------------------------------------------------

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import uvicorn
 
-from carrel.assembly import FileStorage
 from carrel.errors import ConfigurationError
 from carrel.execution import temp_dirs
 from carrel.home import resolve_carrel_home
@@ -18,6 +17,7 @@ from carrel.server.edge import PREFIX, Bounds
 from carrel.server.front_desk import FrontDesk, Rules
 from carrel.server.keys import Keys, data_folder
 from carrel.server.listening import Listener, bound, is_loopback, url_of
+from carrel.session import FileStorage
 from carrel.tasks.dataset import Datasets
 
 _LAST_ANSWERS = 5

@@ -10,7 +10,7 @@ from typing import Any
 
 from carrel.errors import CarrelError
 from carrel.execution.subprocess_executor import SubprocessExecutor
-from carrel.session import unanswered
+from carrel.session import unavailable_handlers
 from carrel.tasks.environment import PreparedSample, open_executor
 
 logger = logging.getLogger(__name__)
@@ -70,7 +70,7 @@ class WarmPlaces:
             return
         self._making.add(name)
         try:
-            place = await open_executor(prepared, handlers=unanswered())
+            place = await open_executor(prepared, handlers=unavailable_handlers())
         except (CarrelError, OSError) as problem:
             logger.warning("no place of %s could be kept ready: %s", prepared.sample.sample_id, problem)
             return

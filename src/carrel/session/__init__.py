@@ -1,18 +1,21 @@
-"""A session: one conversation, one executor, one library, one workspace; forking and rewinding them together."""
+"""A session: conversation, interpreter and workspace of one agent, and the storages it is kept in."""
 
-from carrel.session.checkpoints import Checkpoints
-from carrel.session.forking import fork_conversation
-from carrel.session.said import Checkpoint, Said
-from carrel.session.seam import Library, StorageBackend, unanswered
+from carrel.session.call_handlers import SessionLibrary, unavailable_handlers
+from carrel.session.checkpoints import MAX_CHECKPOINTS, Checkpoint, Checkpoints, ConversationBranch, fork_conversation
 from carrel.session.session import Session
+from carrel.session.storage import FileStorage, MemoryStorage, RedisStorage, StorageBackend
 
 __all__ = [
+    "MAX_CHECKPOINTS",
     "Checkpoint",
     "Checkpoints",
-    "Library",
-    "Said",
+    "ConversationBranch",
+    "FileStorage",
+    "MemoryStorage",
+    "RedisStorage",
     "Session",
+    "SessionLibrary",
     "StorageBackend",
     "fork_conversation",
-    "unanswered",
+    "unavailable_handlers",
 ]

@@ -1,20 +1,33 @@
-"""Session: one conversation, one executor, one library, one workspace."""
+"""Session: one agent's conversation, interpreter and workspace."""
 
 from __future__ import annotations
 
 import asyncio
 import shlex
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
 from contextlib import AsyncExitStack, aclosing, suppress
+from html import escape
+from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, Unpack
 from uuid import uuid4
+from weakref import WeakValueDictionary
 
+from carrel import tasks
 from carrel.conversation.models.conversation import Conversation, ConversationStorage
 from carrel.conversation.models.info import SessionInfo
 from carrel.conversation.session_state import checked_id
-from carrel.errors import ExecutorClosed, ForkRefused, SessionExists, ToolCallError
+from carrel.embedding import EmbedderOption, choose_embedder
+from carrel.errors import ConfigurationError, ExecutorClosed, SessionExists, SessionNotFound, ToolCallError
 from carrel.execution import arguments
+from carrel.execution.config import (
+    ContainerConfig,
+    InProcessConfig,
+    PlaceSettings,
+    SandboxMode,
+    SubprocessConfig,
+    is_seconds,
+)
 from carrel.execution.executor import (
     CommandResult,
     ExecutionResult,
@@ -24,147 +37,307 @@ from carrel.execution.executor import (
     FilePath,
     OnOutput,
     Output,
+    Place,
     RunningCommand,
 )
 from carrel.execution.results import closed_result, failed_result
+from carrel.execution.subprocess_executor import SubprocessExecutor
+from carrel.library.describing import described
 from carrel.library.moving import carry_over
+from carrel.library.tools.approval import Approver
+from carrel.library.tools.python import register
 from carrel.library.tools.tool import ToolProvider
-from carrel.session.checkpoints import Checkpoints
-from carrel.session.forking import refusing
-from carrel.session.inside import WOULD_WAIT, Inside
-from carrel.session.library_side import LibrarySide
-from carrel.session.said import Checkpoint, Said
-from carrel.session.seam import Library, StorageBackend
-from carrel.session.steps import Steps, note_result
-from carrel.trace import Trace, TraceLog, Watcher
+from carrel.session.call_handlers import WOULD_WAIT, CallHandlers, SessionLibrary, read_library
+from carrel.session.checkpoints import Checkpoint, Checkpoints, ConversationBranch, fork_refused
+from carrel.session.options import ContainerOptions, SandboxOptions, SessionOptions, split_options
+from carrel.session.storage import MemoryStorage, StorageBackend
+from carrel.tracing import Step, StepRecorder, TraceLog, note_sizes, otel_exporter
+
+if TYPE_CHECKING:
+    from carrel.tasks import Receipt, Sample, VerificationResult
 
 _CLOSED = "Session is closed; make another one"
-_ENDING = 5.0
-"""Seconds that a tool's call has to end in when the session is closed."""
+_CLOSE_TIMEOUT = 5.0
+"""Seconds that a running tool call has to end when the session is closed."""
 
 
-class Session(LibrarySide):
-    """A complete, isolated place for an agent to work.
+class Session:
+    """A conversation, an interpreter and a workspace for one agent.
 
-    Calls on one session queue up in order; different sessions run side by side. `run` and `stream` never raise for
-    what the code does; everything else raises errors of `carrel.errors`."""
+    Runs of one session queue in order; different sessions are independent. `run` and `stream` never raise for what
+    the code does; the other methods raise errors of `carrel.errors`."""
+
+    _open: ClassVar[WeakValueDictionary[str, Session]] = WeakValueDictionary()
+    """The sessions of this process that are not closed, by id."""
+
+    # --- constructors -----------------------------------------------------------------------------------------------
 
     def __init__(
         self,
         storage: StorageBackend,
-        executor: Executor,
-        library: Callable[[], Awaitable[Library]],
-        *,
+        executor: Executor | None = None,
         sync_deps_on_start: bool = False,
+        *,
+        owns_storage: bool = False,
+        expires_after: float | None = None,
+        on_error: Literal["raise", "skip"] = "raise",
+        approve: Approver | None = None,
         session_id: str | None = None,
         conversation: Conversation | None = None,
-        watchers: Callable[[str], Sequence[Watcher]] = lambda session_id: (),
-        owns_storage: bool = False,
+        embedder: EmbedderOption = None,
     ) -> None:
-        """`library` reads what the storage has, at the start; `watchers` are told of each step beside the trace."""
+        """The default executor is the sandboxed SubprocessExecutor.
+
+        The storage stays open when the session closes, unless the session `owns_storage`. The session closes itself
+        `expires_after` so many seconds, but never during a verification."""
+        if not isinstance(storage, StorageBackend):
+            raise TypeError(
+                f"storage is {_describe_value(storage)}; give a FileStorage, RedisStorage or MemoryStorage, "
+                "or use Session.from_base(folder)"
+            )
+        base = getattr(storage, "base", None)
+        if executor is None:
+            executor = SubprocessExecutor(SubprocessConfig(base=base))
+        if not isinstance(executor, Place):  # An executor of the user's own that cannot rewind is enough.
+            raise TypeError(
+                f"executor is {_describe_value(executor)}; give a SubprocessExecutor(SubprocessConfig(...)), a "
+                "ContainerExecutor(ContainerConfig(...)) or an InProcessExecutor(InProcessConfig(...)), or leave it out"
+            )
+        config = getattr(executor, "config", None)
+        if isinstance(config, PlaceSettings):
+            config.keep_apart({"the base": base})
+        if session_id is not None:
+            checked_id(session_id)
+
         self.storage = storage
         self.executor = executor
         self.conversation = conversation
-        """What was said, where the session holds it; see `converse`."""
+        """The typed conversation, if the session holds one; see `converse`."""
         self.id = session_id or (conversation.id if conversation is not None else uuid4().hex)
-        self._load_library = library
-        self._library: Library | None = None
+        choose_embedder(embedder)  # Refuse an invalid one now, not at the first search.
+        self._embedder = embedder if embedder is not None else getattr(storage, "embedder", None)
+        self._approve = approve
+        self._on_error: Literal["raise", "skip"] = on_error
         self._sync_deps_on_start = sync_deps_on_start
+        self._expires_after = expires_after
         self._owns_storage = owns_storage
         self._sharing: set[Session] = {self}
-        """This session and the forks on its storage; the last of them to close closes what they own."""
-        self._log = TraceLog(storage.store, f"sessions/{self.id}/trace.jsonl")
-        self._steps = Steps(Trace([self._log, *watchers(self.id)], hide=self._hidden), self._last_said)
-        self._inside = Inside(self._have, self._steps, executor)
-        self._turn = asyncio.Lock()
-        self._starting = asyncio.Lock()
-        self._conversing = asyncio.Lock()
-        self._started = False
-        self._said = Said(self.id, storage, lambda: self.conversation)
-        self._checkpoints = Checkpoints(executor, self._said)
+        """This session and the forks on its storage; the last of them to close closes a storage that they own."""
+        self._library: SessionLibrary | None = None
         self._registered: list[ToolProvider] = []
+        self._trace_log = TraceLog(storage.store, f"sessions/{self.id}/trace.jsonl")
+        exporter = otel_exporter(self.id)
+        self._steps = StepRecorder(
+            [self._trace_log] if exporter is None else [self._trace_log, exporter],
+            last_message=self._last_message,
+            redact=self._redact,
+        )
+        self._call_handlers = CallHandlers(self._get_library, self._steps, executor)
+        self._branch = ConversationBranch(self.id, storage, lambda: self.conversation)
+        self._checkpoints = Checkpoints(executor, self._branch)
+        self._run_lock = asyncio.Lock()
+        self._start_lock = asyncio.Lock()
+        self._conversation_lock = asyncio.Lock()
+        self._verify_lock = asyncio.Lock()
         self._calls: set[asyncio.Task[Any]] = set()
-        """What the program has asked of tools, and is not answered."""
+        """Tool calls made by the host that are not answered yet."""
+        self._is_fork = False
+        self._started = False
         self._closed = False
         self._closing: asyncio.Task[None] | None = None
+        self._expiry: asyncio.Task[None] | None = None
+        Session._open[self.id] = self
 
-    def _hidden(self, text: str) -> str:
-        return self._library.secrets.hide(text) if self._library is not None else text
+    @classmethod
+    def from_base(
+        cls,
+        base: Path | str,
+        *,
+        timeout: float | None = 30.0,
+        extra_deps: Sequence[str] | None = None,
+        allow_runtime_deps: bool = True,
+        sync_deps_on_start: bool = False,
+        **settings: Unpack[SandboxOptions],
+    ) -> Self:
+        """A sandboxed session on a folder, which is created if it is missing."""
+        return cls.subprocess(
+            base,
+            timeout=timeout,
+            extra_deps=extra_deps,
+            allow_runtime_deps=allow_runtime_deps,
+            sync_deps_on_start=sync_deps_on_start,
+            **settings,
+        )
+
+    @classmethod
+    def subprocess(
+        cls,
+        base_path: Path | str,
+        *,
+        timeout: float | None = 60.0,
+        extra_deps: Sequence[str] | None = None,
+        allow_runtime_deps: bool = True,
+        sync_deps_on_start: bool = False,
+        python_version: str | None = None,
+        cache_venv: bool = True,
+        **settings: Unpack[SandboxOptions],
+    ) -> Self:
+        """A sandboxed session on a folder, with a choice of the Python version and its virtualenv."""
+        storage, options, common = split_options(base_path, settings, SandboxOptions)
+        config = SubprocessConfig(
+            base=storage.base_path,
+            default_timeout=timeout,
+            deps=extra_deps or (),
+            allow_runtime_deps=allow_runtime_deps,
+            python_version=python_version,
+            cache_venv=cache_venv,
+            **options,
+        )
+        return cls(storage, SubprocessExecutor(config), sync_deps_on_start, owns_storage=True, **common)
+
+    @classmethod
+    def inprocess(
+        cls,
+        base_path: Path | str,
+        *,
+        timeout: float | None = 30.0,
+        extra_deps: Sequence[str] | None = None,
+        allow_runtime_deps: bool = True,
+        sync_deps_on_start: bool = False,
+        workspace: Path | str | None = None,
+        wheelhouse: Path | str | None = None,
+        **settings: Unpack[SessionOptions],
+    ) -> Self:
+        """A session on a folder whose code runs in this process, without any isolation."""
+        from carrel.execution.in_process import InProcessExecutor  # noqa: PLC0415 -- most programs do not use it
+
+        storage, _, common = split_options(base_path, settings, SessionOptions)
+        config = InProcessConfig(
+            base=storage.base_path,
+            default_timeout=timeout,
+            deps=extra_deps or (),
+            allow_runtime_deps=allow_runtime_deps,
+            workspace=workspace,
+            wheelhouse=wheelhouse,
+        )
+        return cls(storage, InProcessExecutor(config), sync_deps_on_start, owns_storage=True, **common)
+
+    @classmethod
+    def container(
+        cls,
+        base_path: Path | str,
+        *,
+        image: str | None = None,
+        timeout: float | None = 60.0,
+        extra_deps: Sequence[str] | None = None,
+        allow_runtime_deps: bool = True,
+        sync_deps_on_start: bool = False,
+        **settings: Unpack[ContainerOptions],
+    ) -> Self:
+        """A session on a folder whose code runs in a Docker or Podman container; see `ContainerConfig`."""
+        from carrel.execution.container_executor import ContainerExecutor  # noqa: PLC0415 -- as InProcessExecutor
+
+        storage, options, common = split_options(base_path, settings, ContainerOptions)
+        config = ContainerConfig(
+            base=storage.base_path,
+            image=image,
+            default_timeout=timeout,
+            deps=extra_deps or (),
+            allow_runtime_deps=allow_runtime_deps,
+            **options,
+        )
+        return cls(storage, ContainerExecutor(config), sync_deps_on_start, owns_storage=True, **common)
+
+    @classmethod
+    def for_sample(
+        cls,
+        dataset: str,
+        sample_id: str,
+        *,
+        datasets: Path | str | None = None,
+        ttl_minutes: float | None = 30,
+        storage: StorageBackend | None = None,
+        cache: Path | str | None = None,
+        sandbox: SandboxMode | None = None,
+        **settings: Unpack[SessionOptions],
+    ) -> Self:
+        """A session on a sample: its repository as the workspace, its packages, its limits; see `verify`.
+
+        `datasets` is the folder with the dataset (default: `$CARREL_HOME/datasets`, and the demo). The session closes
+        itself after `ttl_minutes`; None keeps it open."""
+        if ttl_minutes is not None and not (is_seconds(ttl_minutes) and ttl_minutes > 0):
+            raise ConfigurationError(
+                f"ttl_minutes is {ttl_minutes!r}; it is a number of minutes above 0, or None to stay open"
+            )
+        sample = tasks.Datasets(datasets).get(dataset).sample(sample_id)
+        executor = tasks.SampleExecutor(sample, Path(cache).expanduser() if cache else None, sandbox=sandbox)
+        seconds = None if ttl_minutes is None else ttl_minutes * 60
+        return cls(storage or MemoryStorage(), executor, expires_after=seconds, **settings)
+
+    @classmethod
+    def attach(cls, session_id: str) -> Session:
+        """Return the session with this id that is open in this process; SessionNotFound if there is none.
+
+        Of several with the same id (in different storages) it is the one that was opened last."""
+        session = cls._open.get(session_id)
+        if session is None:
+            raise SessionNotFound(f"no session with the id {session_id!r} is open in this process")
+        return session
 
     # --- life -------------------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Be ready to run; happens by itself on first use, and twice is harmless."""
-        async with self._starting:
-            self._open()
+        """Prepare the session to run code; also done on first use. Calling it twice has no effect."""
+        async with self._start_lock:
+            self._refuse_closed()
             if self._started:
                 return
-            library = await self._read_library()
-            self.executor.handlers.update(self._inside.handlers())
+            if not self._is_fork:  # A fork has the library of a session in which it was valid: read it when needed.
+                await self._read_library()
+            self.executor.handlers.update(self._call_handlers.handlers())
             await self.executor.start()
             if self._sync_deps_on_start:
+                library = await self._read_library()
                 await self._steps.install("install", "requirements.txt", library.deps.sync())
             self._started = True
-
-    def _open(self) -> None:
-        if self._closed:
-            raise ExecutorClosed(_CLOSED)
-
-    async def _have(self) -> Library:
-        """The library; reading it needs no running executor."""
-        self._open()
-        if self._library is None:
-            async with self._starting:
-                return await self._read_library()
-        return self._library
-
-    async def _read_library(self) -> Library:
-        if self._library is None:
-            self._library = await self._load_library()
-            for provider in self._registered:
-                self._library.tools.add(provider)
-        return self._library
+            if self._expires_after is not None:
+                self._expiry = asyncio.create_task(self._expire(self._expires_after))
 
     async def close(self) -> None:
-        """End everything of the session; twice is harmless, and whoever asks waits until it is done."""
+        """End everything that belongs to the session. Calling it twice has no effect; both calls wait for the end."""
+        if self._expiry is not None and self._expiry is not asyncio.current_task():
+            self._expiry.cancel()
         self._closed = True
         if self._closing is None:
             self._closing = asyncio.get_running_loop().create_task(self._close())
-        # A caller that is cancelled leaves it to finish: half closed, a program of the library would live on.
+        # Cancelling the caller does not cancel the closing: a half-closed session would leave processes behind.
         await asyncio.shield(self._closing)
 
     async def _close(self) -> None:
-        async with AsyncExitStack() as last:
+        if Session._open.get(self.id) is self:
+            del Session._open[self.id]
+        async with AsyncExitStack() as stack:
             self._sharing.discard(self)
             if self._owns_storage and not self._sharing:
-                last.push_async_callback(self.storage.close)
-            last.push_async_callback(self._log.flush)
-            last.push_async_callback(self._close_tools)
+                stack.push_async_callback(self.storage.close)
+            stack.push_async_callback(self._trace_log.flush)
+            stack.push_async_callback(self._close_tools)
             await self.executor.close()
-
-    async def _while_open(self, doing: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
-        self._open()
-        call = asyncio.get_running_loop().create_task(doing())
-        self._calls.add(call)
-        try:
-            return await call
-        except asyncio.CancelledError:
-            caller = asyncio.current_task()
-            if self._closed and caller is not None and not caller.cancelling():
-                raise ExecutorClosed(_CLOSED) from None
-            raise
-        finally:
-            self._calls.discard(call)
 
     async def _close_tools(self) -> None:
         for call in self._calls:
             call.cancel()
         if self._calls:
-            await asyncio.wait(self._calls, timeout=_ENDING)
-        # A start that was under way has the library's programs; it ends first.
-        async with self._starting:
+            await asyncio.wait(self._calls, timeout=_CLOSE_TIMEOUT)
+        # Wait for a start that is under way: it starts the library's programs.
+        async with self._start_lock:
             if self._library is not None:
                 await self._library.tools.close()
+
+    async def _expire(self, seconds: float) -> None:
+        await asyncio.sleep(seconds)
+        async with self._verify_lock:
+            await self.close()
 
     async def __aenter__(self) -> Self:
         try:
@@ -180,126 +353,202 @@ class Session(LibrarySide):
         await self.close()
 
     async def reset(self) -> None:
-        """Forget the variables; the library, the files and the conversation stay."""
-        await self._my_turn()
+        """Clear the variables; library, files and conversation stay."""
+        await self._ensure_usable()
         await self.executor.reset()
 
     def supports(self, capability: str) -> bool:
-        """Whether this capability is really in force here and now."""
+        """Return whether a capability is active on this machine now."""
         return capability in self.supported_capabilities()
 
     def supported_capabilities(self) -> set[str]:
+        """Return the names of all capabilities that are active on this machine now."""
         found = self.executor.supported_capabilities()
         return found | {"checkpoint", "rewind"} if "fork" in found and isinstance(self.executor, Executor) else found
 
+    def __repr__(self) -> str:
+        state = "closed" if self._closed else "started" if self._started else "not started"
+        return f"<Session {self.id!r} ({type(self.executor).__name__}, {self.storage!r}, {state})>"
+
+    def _repr_html_(self) -> str:
+        rows = {"executor": type(self.executor).__name__, "storage": repr(self.storage)}
+        if self.sample is not None:
+            rows["sample"] = f"{self.sample.dataset}/{self.sample.sample_id}"
+        if self.conversation is not None:
+            rows["conversation"] = f"{self.conversation.info.title} ({len(self.conversation.messages)} messages)"
+        rows["state"] = "closed" if self._closed else "started" if self._started else "not started"
+        cells = "".join(f"<tr><th>{name}</th><td>{escape(text)}</td></tr>" for name, text in rows.items())
+        return f"<table><caption>Session <code>{escape(self.id)}</code></caption>{cells}</table>"
+
+    def _refuse_closed(self) -> None:
+        if self._closed:
+            raise ExecutorClosed(_CLOSED)
+
+    async def _ensure_usable(self) -> None:
+        """Start the session; refuse a call that would wait for itself."""
+        if self._call_handlers.code_waits_for_caller():
+            raise ToolCallError(WOULD_WAIT)
+        await self.start()
+
+    # --- conversation -----------------------------------------------------------------------------------------------
+
     async def converse(self, title: str = "New Session", **fields: Any) -> Conversation:
-        """The session's conversation; made, or opened again, in its storage when it holds none yet."""
-        async with self._conversing:
+        """Return the session's typed conversation, created or opened in its storage if it holds none yet."""
+        async with self._conversation_lock:
             conversations = ConversationStorage(self.storage.get_session_store())
             while self.conversation is None:
                 folders = {"project_dir": "", "working_dir": fields.get("project_dir", "")}
                 info = SessionInfo(id=self.id, title=title, **{**folders, **fields})
                 self.conversation = await conversations.get(self.id)
                 if self.conversation is None:
-                    # Another process may make it in this moment, and then it is opened.
+                    # Another process may create it at this moment; then open it.
                     with suppress(SessionExists):
                         self.conversation = await conversations.create(Conversation(info=info))
         return self.conversation
 
+    def _last_message(self) -> str | None:
+        messages = self.conversation.messages if self.conversation is not None else None
+        return messages[-1].id if messages else None
+
     # --- branching --------------------------------------------------------------------------------------------------
 
     async def fork(self, *, storage: StorageBackend | None = None, session_id: str | None = None) -> Self:
-        """Another live session that begins as this one is now: the same conversation, variables and files.
+        """Return another live session with the same conversation, variables and files; from then on they are apart.
 
-        From then on neither sees what the other says and does. Workflows, artifacts and the list of packages belong to
-        the storage, which both have; with a `storage` of its own the fork begins with a copy of them. `ForkRefused`
-        says what could not be carried and why, and nothing has changed then."""
-        await self._my_turn()
-        async with self._turn:
-            self._open()
+        Workflows, artifacts and the list of packages belong to the storage, which both use; with a `storage` of its
+        own the fork starts with a copy of them. `ForkRefused` says what could not be forked and why, and then nothing
+        has changed."""
+        await self._ensure_usable()
+        async with self._run_lock:
+            self._refuse_closed()
             id_ = checked_id(session_id) if session_id is not None else uuid4().hex
-            with refusing("forked"):
+            with fork_refused("forked"):
                 executor = await self.executor.fork()
-                async with AsyncExitStack() as undone:
-                    undone.push_async_callback(executor.close)
-                    said = await self._said.fork(id_, undone, is_needed=storage is not None)
+                async with AsyncExitStack() as undo:
+                    undo.push_async_callback(executor.close)
+                    conversation = await self._branch.fork(id_, undo, typed=storage is not None)
                     if storage is not None:
                         await carry_over(self.storage.store, storage.store)
-                    fork = self._twin(storage or self.storage, executor, id_, said)
-                    undone.push_async_callback(fork.close)
-                    fork._registered = list(self._registered)
+                    fork = self._copy_with(storage or self.storage, executor, id_, conversation)
+                    undo.push_async_callback(fork.close)
                     await fork.start()
-                    undone.pop_all()
+                    undo.pop_all()
         if storage is None:
             fork._owns_storage, fork._sharing = self._owns_storage, self._sharing
             fork._sharing.add(fork)
         return fork
 
-    def _twin(
+    def _copy_with(
         self, storage: StorageBackend, executor: Executor, session_id: str, conversation: Conversation | None
     ) -> Self:
-        """Another of this kind with the same settings; who knows the kinds knows how."""
-        raise ForkRefused(f"a {type(self).__name__} does not know how to make another of its kind")
+        """Return a session with the same settings, for a fork."""
+        copy = type(self)(
+            storage,
+            executor,
+            expires_after=self._expires_after,
+            session_id=session_id,
+            conversation=conversation,
+            approve=self._approve,
+            on_error=self._on_error,
+            embedder=self._embedder,
+        )
+        copy._registered = list(self._registered)
+        copy._is_fork = True
+        return copy
 
     async def checkpoint(self, label: str = "") -> Checkpoint:
-        """Keep this moment, the conversation, the variables and the files, to go back to while the session is open.
+        """Keep the conversation, variables and files as they are now, to return to while the session is open.
 
-        `ForkRefused` says what could not be kept and why, and nothing has changed then."""
+        `ForkRefused` says what could not be kept and why, and then nothing has changed."""
         if not isinstance(label, str):
-            raise TypeError(f"a label is a text, not {label!r}")
-        await self._my_turn()
-        async with self._turn:
-            self._open()
+            raise TypeError(f"label must be a str, not {label!r}")
+        await self._ensure_usable()
+        async with self._run_lock:
+            self._refuse_closed()
             with self._steps.step("checkpoint", label) as step:
-                point = await self._checkpoints.make(label)
-                step.facts |= {"checkpoint": point.id, "messages": point.messages}
+                point = await self._checkpoints.create(label)
+                step.facts |= {"checkpoint": point.id, "messages": point.message_count}
         return point
 
     async def rewind(self, to: Checkpoint | str | int) -> Checkpoint:
-        """Go back to a checkpoint, which can be named by its id, its label or its number of messages, in all three.
+        """Return to a checkpoint, named by itself, its id, its label or its number of messages.
 
-        The log keeps what happened in between, and every checkpoint stays: one can go forward again too. What still
-        runs in the session ends. Workflows, artifacts and packages belong to the storage and stay as they are.
-        `ForkRefused` says what could not be taken back and why, and nothing has changed then."""
-        await self._my_turn()
-        async with self._turn:
-            self._open()
+        The log keeps what happened in between, and all checkpoints stay, later ones too. Running commands end.
+        Workflows, artifacts and packages belong to the storage and stay as they are. `ForkRefused` says what could not
+        be taken back and why, and then nothing has changed."""
+        await self._ensure_usable()
+        async with self._run_lock:
+            self._refuse_closed()
             point = self._checkpoints.find(to)
             with self._steps.step("rewind", point.label) as step:
-                step.facts |= {"checkpoint": point.id, "messages": point.messages}
+                step.facts |= {"checkpoint": point.id, "messages": point.message_count}
                 await self._checkpoints.rewind(point)
         return point
 
     def checkpoints(self) -> list[Checkpoint]:
-        """The moments that it can go back to, oldest first; none when it is closed."""
+        """Return the checkpoints, oldest first; none when the session is closed."""
         return [] if self._closed else self._checkpoints.all()
 
     async def drop_checkpoint(self, point: Checkpoint | str | int) -> None:
-        """Let go of a checkpoint: its process and its copy of the changed files."""
+        """Remove a checkpoint with its process and its copy of the changed files."""
         await self._checkpoints.drop(point)
+
+    # --- samples ----------------------------------------------------------------------------------------------------
+
+    @property
+    def sample(self) -> Sample | None:
+        """The sample this session was created from, if any."""
+        sample: Sample | None = getattr(self.executor, "sample", None)
+        return sample
+
+    @property
+    def receipt(self) -> Receipt | None:
+        """What was removed from the sample's files, such as later commits; None before the start."""
+        prepared = getattr(self.executor, "prepared", None)
+        receipt: Receipt | None = prepared.files.receipt if prepared is not None else None
+        return receipt
+
+    async def verify(self, keep: Path | None = None) -> VerificationResult:
+        """Grade the workspace as it is now, in a copy that the session's code never sees.
+
+        Never raises for what was done in the workspace: the outcome says so. `keep` is a folder for the complete
+        output. ConfigurationError when the session was not created from a sample."""
+        executor = self.executor
+        if self.sample is None or not isinstance(executor, tasks.SampleExecutor):
+            raise ConfigurationError(
+                "this session was not created from a sample, so it cannot be verified; use Session.for_sample"
+            )
+        await self.start()
+        async with self._verify_lock:
+            with self._steps.step("verify", self.sample.sample_id) as step:
+                result = await tasks.verify(
+                    self.sample, executor, cache=executor.cache, keep=keep, prepared=executor.prepared
+                )
+                step.facts |= {"verdict": result.outcome}
+        return result
 
     # --- code -------------------------------------------------------------------------------------------------------
 
     async def run(self, code: str, timeout: float | None = None) -> ExecutionResult:
-        """Run code; whatever it does, a result comes, never an exception and never a hang."""
-        if self._inside.is_waiting():
+        """Run code; always returns a result, never raises and never hangs."""
+        if self._call_handlers.code_waits_for_caller():
             return failed_result("ToolCallError", WOULD_WAIT)
-        async with self._turn:
-            problem = await self._not_ready()
+        async with self._run_lock:
+            problem = await self._start_problem()
             if problem is not None:
                 return problem
             with self._steps.run(code) as step:
                 result = await self.executor.run(code, timeout)
-                note_result(step, result)
+                _note_result(step, result)
             return result
 
     async def stream(self, code: str, timeout: float | None = None) -> AsyncGenerator[Output | ExecutionResult]:
-        """The same, with what is written as it comes, the result last. Closing the iterator stops the code."""
-        if self._inside.is_waiting():
+        """Run code and yield its output as it comes, the result last. Closing the iterator stops the code."""
+        if self._call_handlers.code_waits_for_caller():
             yield failed_result("ToolCallError", WOULD_WAIT)
             return
-        async with self._turn:
-            problem = await self._not_ready()
+        async with self._run_lock:
+            problem = await self._start_problem()
             if problem is not None:
                 yield problem
                 return
@@ -307,37 +556,28 @@ class Session(LibrarySide):
                 async with aclosing(self.executor.stream(code, timeout)) as pieces:
                     async for piece in pieces:
                         if isinstance(piece, ExecutionResult):
-                            note_result(step, piece)
+                            _note_result(step, piece)
                         yield piece
 
-    async def _not_ready(self) -> ExecutionResult | None:
+    async def _start_problem(self) -> ExecutionResult | None:
+        """Start the session; return what prevented it as a result."""
         if self._closed:
             return closed_result()
         if not self._started:
             try:
                 await self.start()
-            except Exception as problem:  # noqa: BLE001 -- whatever keeps it from starting, a run has a result
+            except Exception as problem:  # noqa: BLE001 -- `run` never raises
                 return closed_result() if self._closed else failed_result(type(problem).__name__, str(problem))
         return None
 
-    async def _my_turn(self) -> None:
-        """Started, and nobody who would wait for ever."""
-        if self._inside.is_waiting():
-            raise ToolCallError(WOULD_WAIT)
-        await self.start()
-
     async def interrupt(self) -> bool:
-        """Stop the running code as Ctrl-C does; True when some was running. Its variables survive."""
+        """Stop the running code as Ctrl-C does; False when none was running. The variables survive."""
         return await self.executor.interrupt()
 
-    def _last_said(self) -> str | None:
-        said = self.conversation.messages if self.conversation is not None else None
-        return said[-1].id if said else None
-
     async def trace(self) -> list[dict[str, Any]]:
-        """What was done in this session so far, a dict a step, oldest first."""
-        await self._log.flush()
-        return [line async for line in self._log.read()]
+        """Return the steps of this session so far, one dict each, oldest first."""
+        await self._trace_log.flush()
+        return [line async for line in self._trace_log.read()]
 
     # --- commands and files -----------------------------------------------------------------------------------------
 
@@ -351,10 +591,11 @@ class Session(LibrarySide):
         stdin: bytes | str | None = None,
         on_output: OnOutput | None = None,
     ) -> CommandResult:
-        """Run a command (text for a shell, or words) where the code runs; when time is up it is gone with all it
-        started, and the exit code is 124."""
+        """Run a command (a str for a shell, or a list of arguments) in the workspace.
+
+        On a timeout the whole process tree is killed and the exit code is 124."""
         words = arguments.command_words(command)
-        await self._my_turn()
+        await self._ensure_usable()
         with self._steps.step("command", words if isinstance(words, str) else shlex.join(words)) as step:
             result = await self.executor.exec(
                 command, timeout=timeout, cwd=cwd, env=env, stdin=stdin, on_output=on_output
@@ -366,37 +607,209 @@ class Session(LibrarySide):
         return result
 
     async def processes(self) -> list[RunningCommand]:
-        """Commands that have left processes running, as `server & echo started` does, oldest first."""
-        await self._my_turn()
+        """Return the commands that still have processes, oldest first, as `server & echo started` leaves one."""
+        await self._ensure_usable()
         return await self.executor.processes()
 
     async def kill(self, pid: int) -> bool:
-        """End such a command with all that came of it; False when there is none of this number, or nothing is left."""
-        await self._my_turn()
+        """Kill such a command with its whole process tree; False when no process with this number is left."""
+        await self._ensure_usable()
         return await self.executor.kill(pid)
 
     async def read_file(self, path: FilePath) -> bytes:
-        await self._my_turn()
+        """Return the content of a file; a relative path starts at the workspace. Raises what `open` raises."""
+        await self._ensure_usable()
         return await self.executor.read_file(path)
 
     async def write_file(self, path: FilePath, data: bytes | str) -> None:
-        await self._my_turn()
+        """Write a file; missing folders are created."""
+        await self._ensure_usable()
         await self.executor.write_file(path, data)
 
     async def list_files(self, path: FilePath = ".") -> list[FileEntry]:
-        await self._my_turn()
+        """Return the entries of a folder, sorted by name."""
+        await self._ensure_usable()
         return await self.executor.list_files(path)
 
     async def str_replace(self, path: FilePath, old: str, new: str) -> None:
-        """Replace the one place where `old` stands; ValueError says how many there are otherwise."""
-        await self._my_turn()
+        """Replace the single occurrence of `old`; ValueError with the number of occurrences if it is not one."""
+        await self._ensure_usable()
         await self.executor.str_replace(path, old, new)
 
     async def changed_files(self) -> list[FileChange]:
-        """Which files of the workspace are not as they were at the start."""
-        await self._my_turn()
+        """Return the files of the workspace that differ from the start, sorted by path."""
+        await self._ensure_usable()
         return await self.executor.changed_files()
 
     async def diff(self) -> str:
-        await self._my_turn()
+        """Return the changes of the workspace since the start as a unified diff."""
+        await self._ensure_usable()
         return await self.executor.diff()
+
+    # --- library ----------------------------------------------------------------------------------------------------
+
+    async def _get_library(self) -> SessionLibrary:
+        """Return the library; reading it needs no running executor."""
+        self._refuse_closed()
+        if self._library is None:
+            async with self._start_lock:
+                return await self._read_library()
+        return self._library
+
+    async def _read_library(self) -> SessionLibrary:
+        if self._library is None:
+            library = await read_library(
+                self.storage,
+                self.executor,
+                approve=self._approve,
+                on_error=self._on_error,
+                embedder=self._embedder,
+            )
+            for provider in self._registered:
+                library.tools.add(provider)
+            self._library = library
+        return self._library
+
+    def _redact(self, text: str) -> str:
+        return self._library.secrets.hide(text) if self._library is not None else text
+
+    async def _run_cancellable(self, work: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
+        """Return the result of the work; closing the session cancels it and raises ExecutorClosed."""
+        self._refuse_closed()
+        call = asyncio.get_running_loop().create_task(work())
+        self._calls.add(call)
+        try:
+            return await call
+        except asyncio.CancelledError:
+            caller = asyncio.current_task()
+            if self._closed and caller is not None and not caller.cancelling():
+                raise ExecutorClosed(_CLOSED) from None
+            raise
+        finally:
+            self._calls.discard(call)
+
+    async def list_tools(self) -> list[dict[str, Any]]:
+        """Return a dict for each tool: name, description, tags, recipes and more."""
+        return await (await self._get_library()).tools.list()
+
+    async def search_tools(self, query: str, limit: int = 10) -> list[dict[str, Any]]:
+        """Return the tools that match the query best, in the form of `list_tools`."""
+        return await (await self._get_library()).tools.search(query, limit)
+
+    async def wait_for_tools(self) -> None:
+        """Wait until every tool provider has started or failed; the other methods wait 2 seconds at most."""
+        await (await self._get_library()).tools.ready()
+
+    async def get_tool(self, name: str) -> dict[str, Any] | None:
+        """Return one tool in the form of `list_tools`, with the JSON `schema` of its arguments; None if missing."""
+        return await (await self._get_library()).tools.get(name)
+
+    async def call_tool(self, name: str, /, **arguments: Any) -> Any:
+        """Call a tool from the host: `await session.call_tool("curl.get", url=…)`."""
+        tools = (await self._get_library()).tools
+
+        async def call() -> Any:
+            with self._steps.step("tool", name) as step:
+                return note_sizes(step, arguments, await tools.call(name, arguments))
+
+        return await self._run_cancellable(call)
+
+    def register_tool(
+        self,
+        function: Callable[..., Any],
+        *,
+        name: str | None = None,
+        description: str | None = None,
+        tags: Sequence[str] = (),
+        approval: Literal["never", "ask"] = "never",
+        timeout: float | None = 60.0,
+    ) -> None:
+        """Let code call a function of this program as `tools.NAME(...)`; it runs on the host, outside the sandbox."""
+        self._refuse_closed()
+        provider = register(function, name=name, description=description, tags=tags, approval=approval, timeout=timeout)
+        self._registered.append(provider)
+        if self._library is not None:
+            self._library.tools.add(provider)
+
+    async def describe(self, task: str | None = None, limit: int = 12_000) -> str:
+        """Return text for a model's prompt: what the four namespaces hold, in about `limit` characters.
+
+        What matches the `task` comes first."""
+        library = await self._get_library()
+        return await described(library.tools, library.workflows, library.artifacts, library.deps, task, limit)
+
+    async def list_workflows(self) -> list[dict[str, Any]]:
+        """Return a dict for each workflow: name, description and parameters, without the source."""
+        return await (await self._get_library()).workflows.list()
+
+    async def search_workflows(self, query: str, limit: int = 5) -> list[dict[str, Any]]:
+        """Return the workflows that match the query best, in the form of `list_workflows`."""
+        return await (await self._get_library()).workflows.search(query, limit)
+
+    async def get_workflow(self, name: str) -> dict[str, Any] | None:
+        """Return one workflow with its source; None if there is none with this name."""
+        return await (await self._get_library()).workflows.get(name)
+
+    async def add_workflow(self, name: str, source: str, description: str = "") -> dict[str, Any]:
+        """Save Python source that defines a function `run`; ValueError or SyntaxError if it is not valid."""
+        return await (await self._get_library()).workflows.add(name, source, description)
+
+    async def remove_workflow(self, name: str) -> bool:
+        """Remove a workflow; False if there was none with this name."""
+        return await (await self._get_library()).workflows.remove(name)
+
+    async def workflow_history(self, name: str) -> list[dict[str, Any]]:
+        """Return every saved version of a workflow, oldest first."""
+        return await (await self._get_library()).workflows.history(name)
+
+    list_skills, search_skills, get_skill = list_workflows, search_workflows, get_workflow
+    add_skill, remove_skill = add_workflow, remove_workflow
+
+    async def list_artifacts(self) -> list[dict[str, Any]]:
+        """Return a dict for each artifact: name, path, description, metadata and created_at."""
+        return await (await self._get_library()).artifacts.list()
+
+    async def save_artifact(
+        self, name: str, data: Any, description: str = "", metadata: dict[str, Any] | None = None
+    ) -> dict[str, Any]:
+        """Save str, bytes or JSON data under a name and return its dict."""
+        return await (await self._get_library()).artifacts.save(name, data, description, metadata)
+
+    async def load_artifact(self, name: str) -> Any:
+        """Return the data as it was saved; ArtifactNotFoundError if there is none."""
+        return await (await self._get_library()).artifacts.load(name)
+
+    async def delete_artifact(self, name: str) -> None:
+        """Remove an artifact; no effect if there is none."""
+        await (await self._get_library()).artifacts.delete(name)
+
+    async def list_deps(self) -> list[str]:
+        """Return the requirements of this storage."""
+        return await (await self._get_library()).deps.list()
+
+    async def add_dep(self, package: str) -> dict[str, Any]:
+        """Install a package for the session's Python and add it to the requirements; it can be imported at once."""
+        deps = (await self._get_library()).deps
+        return await self._steps.install("install", package, deps.add(package))
+
+    async def remove_dep(self, package: str) -> dict[str, Any]:
+        """Uninstall a package and remove it from the requirements."""
+        deps = (await self._get_library()).deps
+        return await self._steps.install("uninstall", package, deps.remove(package))
+
+    async def sync_deps(self) -> dict[str, Any]:
+        """Install the requirements that are missing."""
+        deps = (await self._get_library()).deps
+        return await self._steps.install("install", "requirements.txt", deps.sync())
+
+
+def _note_result(step: Step, result: ExecutionResult) -> None:
+    step.sizes |= {"stdout": len(result.stdout), "stderr": len(result.stderr)}
+    if result.state != "kept":
+        step.facts |= {"state": result.state}
+    if result.error is not None:
+        step.mark_failed(result.error_type or "Error", result.error)
+
+
+def _describe_value(value: object) -> str:
+    return "None" if value is None else f"{value!r} ({type(value).__name__})"

@@ -1,4 +1,4 @@
-"""The places where everything is kept: a folder, a Redis, this process's memory."""
+"""Storages: where sessions, workflows and artifacts are kept (a folder, Redis, or this process's memory)."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import hashlib
 from contextlib import AsyncExitStack
 from pathlib import Path
 from types import TracebackType
-from typing import Literal, Self
+from typing import Literal, Protocol, Self, runtime_checkable
 
 from carrel.conversation.store import SessionStore
 from carrel.embedding import EmbedderOption, choose_embedder
@@ -18,21 +18,39 @@ from carrel.library.workflows import WorkflowLibrary
 from carrel.storage.base import Store
 from carrel.storage.files.store import FileStore
 from carrel.storage.memory import MemoryStore
-from carrel.storage.redis.store import RedisStore
+
+
+@runtime_checkable
+class StorageBackend(Protocol):
+    """Keeps everything of a program's sessions; the getters return the same object at each call."""
+
+    store: Store
+
+    def get_session_store(self, durability: Literal["os", "fsync"] = "os") -> SessionStore:
+        """Return the conversations."""
+
+    def get_workflow_library(self) -> WorkflowLibrary:
+        """Return the workflows."""
+
+    def get_artifact_store(self) -> ArtifactStore:
+        """Return the artifacts."""
+
+    async def close(self) -> None:
+        """Close files and connections; calling it twice has no effect."""
 
 
 class _Storage:
-    """What the kinds share; they differ in the Store alone."""
+    """Builds the parts of a storage on a Store; the kinds differ only in the Store."""
 
     _folder: Path | None = None
-    """Where what is kept lies as files."""
+    """The folder in which the objects are files, if they are."""
 
     def __init__(self, store: Store, base: Path | None, embedder: EmbedderOption) -> None:
-        choose_embedder(embedder)
-        self.store = store
+        choose_embedder(embedder)  # Refuse an invalid one now, not at the first search.
         self.embedder = embedder
+        self.store = store
         self.base = base
-        """Where the packages of its sessions are kept on this machine; None gives each session its own."""
+        """The folder for the packages of its sessions on this machine; None gives each session a folder of its own."""
         self._sessions: dict[str, SessionStore] = {}
         self._workflows: WorkflowLibrary | None = None
         self._artifacts: ArtifactStore | None = None
@@ -46,29 +64,25 @@ class _Storage:
 
     def get_workflow_library(self) -> WorkflowLibrary:
         if self._workflows is None:
-            self._workflows = WorkflowLibrary(
-                self.store, index=LibrarySearch(self.store, "search/workflows", self.embedder)
-            )
+            index = LibrarySearch(self.store, "search/workflows", self.embedder)
+            self._workflows = WorkflowLibrary(self.store, index=index)
         return self._workflows
 
     get_skill_library = get_workflow_library
 
     def get_artifact_store(self) -> ArtifactStore:
         if self._artifacts is None:
-            self._artifacts = ArtifactStore(
-                self.store,
-                folder=self._folder,
-                index=LibrarySearch(self.store, "search/artifacts", self.embedder),
-            )
+            index = LibrarySearch(self.store, "search/artifacts", self.embedder)
+            self._artifacts = ArtifactStore(self.store, folder=self._folder, index=index)
         return self._artifacts
 
     async def close(self) -> None:
-        # All of it, also where one cannot be closed well: a lock that is not let go of holds up others.
-        async with AsyncExitStack() as last:
-            last.push_async_callback(self.store.close)
-            for kept in (self._artifacts, self._workflows, *self._sessions.values()):
-                if kept is not None:
-                    last.push_async_callback(kept.close)
+        # Close every part, even when closing one of them fails: a lock that is kept blocks other processes.
+        async with AsyncExitStack() as stack:
+            stack.push_async_callback(self.store.close)
+            for part in (self._artifacts, self._workflows, *self._sessions.values()):
+                if part is not None:
+                    stack.push_async_callback(part.close)
 
     async def __aenter__(self) -> Self:
         return self
@@ -80,28 +94,40 @@ class _Storage:
 
 
 class FileStorage(_Storage):
-    """A folder a person can read: `workflows/NAME.py`, `sessions/ID/messages.jsonl` and the like below `base_path`."""
+    """A folder of readable files: `workflows/NAME.py`, `sessions/ID/messages.jsonl` and so on below `base_path`."""
 
     def __init__(self, base_path: Path | str, *, embedder: EmbedderOption = None) -> None:
         if base_path == "":
-            # As a path it would be the current folder: a variable that is not set, most likely.
+            # As a path it would be the current folder, but most likely it is a variable that is not set.
             raise ConfigurationError("the folder is an empty text; write '.' for the current one")
         self.base_path = self._folder = Path(base_path).expanduser()
         super().__init__(FileStore(self.base_path), self.base_path, embedder)
 
+    def __repr__(self) -> str:
+        return f"FileStorage({str(self.base_path)!r})"
+
 
 class RedisStorage(_Storage):
-    """A Redis server, shared by any number of machines; all keys begin with `prefix`."""
+    """A Redis server that any number of machines share; all keys begin with `prefix`."""
 
     def __init__(self, url: str, prefix: str = "carrel", *, embedder: EmbedderOption = None) -> None:
+        from carrel.storage.redis.store import RedisStore  # noqa: PLC0415 -- takes 40 ms, and most programs use files
+
         store = RedisStore(url, prefix)
-        # Packages lie on this machine's disk; which ones is in the store.
+        self._prefix = prefix
+        # Packages are installed on this machine's disk; the list of packages is in the store.
         name = hashlib.sha256(f"{store.place}\0{prefix}".encode()).hexdigest()[:16]
         super().__init__(store, resolve_carrel_home() / "shared" / name, embedder)
 
+    def __repr__(self) -> str:
+        return f"RedisStorage(prefix={self._prefix!r})"  # The URL may contain a password.
+
 
 class MemoryStorage(_Storage):
-    """This process's memory: gone with it."""
+    """This process's memory; everything is lost when the process ends."""
 
     def __init__(self, *, embedder: EmbedderOption = None) -> None:
         super().__init__(MemoryStore(), None, embedder)
+
+    def __repr__(self) -> str:
+        return "MemoryStorage()"

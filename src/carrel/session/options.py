@@ -1,0 +1,81 @@
+"""The keyword options of the Session constructors."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, TypedDict
+
+from carrel.conversation.models.conversation import Conversation
+from carrel.embedding import EmbedderOption
+from carrel.errors import ConfigurationError
+from carrel.execution.config import Limits, Mount, SandboxMode
+from carrel.library.tools.approval import Approver
+from carrel.session.storage import FileStorage
+from carrel.text import did_you_mean
+
+
+class SessionOptions(TypedDict, total=False):
+    """Options that every constructor takes."""
+
+    approve: Approver | None
+    """Called before each call of a tool marked `approval: ask`."""
+    session_id: str | None
+    conversation: Conversation | None
+    on_error: Literal["raise", "skip"]
+    """`skip` leaves out an invalid tool definition and logs a warning."""
+    embedder: EmbedderOption
+    """Finds tools, workflows, artifacts and sessions by meaning; False switches that off."""
+
+
+class SandboxOptions(SessionOptions, total=False):
+    """Options of sessions whose code runs in a process of its own; `SubprocessConfig` describes them."""
+
+    sandbox: SandboxMode | None
+    network: bool
+    workspace: Path | str | None
+    workspace_mode: Literal["overlay", "rw", "ro"]
+    mounts: Sequence[Mount]
+    env: dict[str, str]
+    limits: Limits
+    preload: Sequence[str]
+    wheelhouse: Path | str | None
+
+
+class ContainerOptions(SessionOptions, total=False):
+    """Options of sessions whose code runs in a container; `ContainerConfig` describes them."""
+
+    runtime: str | None
+    network: bool | str
+    user: str | None
+    workspace: Path | str | None
+    workspace_mode: Literal["overlay", "rw", "ro"]
+    mounts: Sequence[Mount]
+    env: dict[str, str]
+    limits: Limits
+    wheelhouse: Path | str | None
+    docker_host: str | None
+    remote_url: str | None
+    auth_token: str | None
+
+
+_NAMED = ("timeout", "extra_deps", "allow_runtime_deps", "sync_deps_on_start")
+"""Parameters that the constructors have in addition to these options."""
+
+
+def split_options(
+    base: Path | str, options: Mapping[str, Any], known: type[SessionOptions]
+) -> tuple[FileStorage, dict[str, Any], dict[str, Any]]:
+    """Return the storage in the folder `base`, the options of the executor, and those of the session."""
+    allowed = known.__annotations__
+    for name in options.keys() - allowed.keys():
+        # Ignoring an unknown option would be dangerous: with `netwrok=False` the session would have the network.
+        kind = "whose code runs in this process" if known is SessionOptions else "of this kind"
+        raise TypeError(f"a session {kind} has no setting {name}{did_you_mean(name, [*allowed, *_NAMED])}")
+    storage = FileStorage(base, embedder=options.get("embedder"))
+    try:
+        storage.base_path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except (FileExistsError, NotADirectoryError):
+        raise ConfigurationError(f"the base {storage.base_path} is not a folder") from None
+    common = {name: value for name, value in options.items() if name in SessionOptions.__annotations__}
+    return storage, {name: value for name, value in options.items() if name not in common}, common
