@@ -17,8 +17,8 @@ from carrel.execution.config import ContainerConfig, Limits, Mount, SubprocessCo
 from carrel.execution.container_executor import container_of, environment_of, host_of, image_of, platform_of, user_of
 from carrel.execution.container_session import ContainerSession
 from carrel.execution.container_stream import ContainerStream
+from carrel.guest.channel import ChannelError
 from carrel.guest.worker.contained import CONTROL, HEAD
-from carrel.guest.worker.line import LineBroken
 from tests.execution.kinds import IN_CONTAINERS
 
 USUAL = "rw,exec,nosuid,nodev,mode=1777,size=1073741824,nr_inodes=200000"
@@ -128,7 +128,7 @@ async def test_answers_that_the_worker_has_not_read_are_bounded() -> None:
         session._stream = stream
         answer = {"op": "answer", "call": 1, "value": "x" * 1_000_000}
         session._send(answer, most_unread=1_500_000)
-        with pytest.raises(LineBroken, match="wait to be read already"):
+        with pytest.raises(ChannelError, match="wait to be read already"):
             session._send(answer, most_unread=1_500_000)
         said = json.dumps({"op": "passed", "bytes": 1_000_000}).encode()
         frame = HEAD.pack(CONTROL, len(said)) + said

@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from carrel.guest.sandbox.records import Records
+from carrel.guest.channel import Channel, ChannelError
 
 NOBODY = 65534
 
@@ -59,7 +59,7 @@ class Session:
     def __init__(self, host: Zygote, settings: dict[str, Any]) -> None:
         self.line, line = socket.socketpair()
         control, theirs = socket.socketpair()
-        self.control = Records(control)
+        self.control = Channel(control)
         self.stdout, out = os.pipe()
         self.stderr, err = os.pipe()
         self.control.send({"op": "begin", "settings": settings})
@@ -83,11 +83,11 @@ class Session:
 
     def hear(self) -> tuple[dict[str, Any], list[int]]:
         """The next record of init."""
-        self.control.line.settimeout(60)
-        found = self.control.receive()
-        if found is None:
-            raise InitGone
-        return found
+        self.control.socket.settimeout(60)
+        try:
+            return self.control.read()
+        except ChannelError as problem:
+            raise InitGone from problem
 
     def again(self) -> None:
         """Another worker in the same place."""
@@ -98,7 +98,7 @@ class Session:
         self.line, line = socket.socketpair()
         self.stdout, out = os.pipe()
         self.stderr, err = os.pipe()
-        self.control.send({"op": "again", "id": 9}, [line.fileno(), out, err])
+        self.control.send({"op": "again", "id": 9}, (line.fileno(), out, err))
         line.close()
         os.close(out)
         os.close(err)
@@ -108,7 +108,7 @@ class Session:
         """Start the second process of the session, which runs commands for the host."""
         line, theirs = socket.socketpair()
         stdout, out = os.pipe()
-        self.control.send({"op": "serve_commands", "id": 11, "user": user}, [theirs.fileno(), out, out])
+        self.control.send({"op": "serve_commands", "id": 11, "user": user}, (theirs.fileno(), out, out))
         theirs.close()
         os.close(out)
         record, descriptors = self.hear()
@@ -124,8 +124,8 @@ class Session:
         fork = Session.__new__(Session)
         fork.line, line = socket.socketpair()
         control, theirs = socket.socketpair()
-        fork.control = Records(control)
-        self.control.send({"op": "fork", "id": 7}, [theirs.fileno()])
+        fork.control = Channel(control)
+        self.control.send({"op": "fork", "id": 7}, (theirs.fileno(),))
         theirs.close()
         told, _ = self.hear()
         if told["op"] != "fork_ready":
@@ -217,7 +217,7 @@ class Zygote:
         self, *, user: int | None = None, preload: list[str] | None = None, python: str = sys.executable, **setup: Any
     ) -> None:
         ours, theirs = socket.socketpair()
-        self.control = Records(ours)
+        self.control = Channel(ours)
         self.number = 0
         drop = [] if user is None else ["setpriv", f"--reuid={user}", f"--regid={user}", "--clear-groups"]
         command = [*apart(), *drop, python, "-I", str(readable("guest") / "sandbox" / "zygote.py")]
@@ -232,17 +232,14 @@ class Zygote:
             **setup,
         }
         self.control.send({"op": "setup", "preload": preload or [], **setup})
-        found = self.control.receive()
-        assert found is not None, "the zygote did not start"
-        self.ready = found[0]
+        self.ready, _ = self.control.read()
 
     def spawn(self, settings: dict[str, Any], descriptors: list[int]) -> dict[str, Any]:
         self.number += 1
-        self.control.send({"op": "spawn", "id": self.number, "settings": settings}, descriptors)
-        found = self.control.receive()
-        assert found is not None, "the zygote is gone"
-        assert found[0]["id"] == self.number
-        return found[0]
+        self.control.send({"op": "spawn", "id": self.number, "settings": settings}, tuple(descriptors))
+        answer, _ = self.control.read()
+        assert answer["id"] == self.number
+        return answer
 
     def session(self, **settings: Any) -> Session:
         readonly = [sys.prefix, sys.base_prefix]

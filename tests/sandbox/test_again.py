@@ -8,6 +8,9 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
+from carrel.guest.channel import ChannelClosed
 from tests.sandbox.attempts import EPERM
 from tests.sandbox.host import Session, wait_gone
 
@@ -87,6 +90,7 @@ def test_an_init_that_fails_ends_with_its_session_and_is_no_second_zygote(start:
         # What no host sends: a number where a list should be.
         wrong = {"op": "again", "id": 9, "session": session.ready["ready"], "since": 0, "besides": 5}
         session.control.send(wrong)
-        session.control.line.settimeout(60)
-        assert session.control.receive() is None
+        session.control.socket.settimeout(60)
+        with pytest.raises(ChannelClosed):
+            session.control.read()
         wait_gone(session.pid)

@@ -154,12 +154,12 @@ def test_twenty_at_once(host: Host) -> None:
 
 GONE = """
 import os, socket, sys, time
-from carrel.guest.sandbox.records import Records
+from carrel.guest.channel import Channel
 from carrel.guest.sandbox.claiming import Child
 from carrel.guest.sandbox.plan import Plan
 from carrel.guest.sandbox.spawning import Zygote
 ours, theirs = socket.socketpair()
-zygote = Zygote(Records(theirs))
+zygote = Zygote(Channel(theirs))
 pid = os.fork()
 if not pid:
     os._exit(1)
@@ -172,7 +172,7 @@ child = Child(pid, Plan(), os.open("/dev/null", os.O_RDONLY), report, socket.soc
 child.identity = "mine"
 zygote.children[pid] = child
 zygote._bury()
-print(zygote.children, Records(ours).receive()[0])
+print(zygote.children, Channel(ours).read()[0])
 """
 
 

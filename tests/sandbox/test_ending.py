@@ -3,30 +3,12 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from typing import Any
 
 import pytest
 
-from carrel.guest.sandbox import ending, starting
+from carrel.guest.sandbox import starting
 from carrel.guest.sandbox.report import Report
-
-
-def test_who_has_been_buried_meanwhile_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The worker of a fork is buried by the init above it, which the fork's own init cannot hold up."""
-    gone = subprocess.Popen([sys.executable, "-c", ""])
-    gone.wait()
-    seen: list[str] = []
-
-    def depth(name: str) -> int:
-        seen.append(name)
-        return int(seen.count(name) == 1)
-
-    monkeypatch.setattr(os, "listdir", lambda _: ["1", "self", str(gone.pid)])
-    monkeypatch.setattr(ending, "_depth", depth)
-    ending.kill_own_processes()
-    assert seen == [str(gone.pid)] * 2
 
 
 def test_a_report_that_nobody_hears_is_no_error() -> None:

@@ -9,10 +9,10 @@ import struct
 import pytest
 
 from carrel.guest.sandbox import bpf, filter
-from carrel.guest.sandbox.numbers import NEWEST, TABLES
+from carrel.guest.syscalls import NEWEST_REVIEWED, NUMBERS_OF
 
 EPERM = bpf.refuse(errno.EPERM)
-MACHINES = sorted(TABLES)
+MACHINES = sorted(NUMBERS_OF)
 
 
 def answer(code: bytes, number: int, *arguments: int, architecture: int) -> int:
@@ -42,16 +42,16 @@ def machine(request: pytest.FixtureRequest) -> str:
 
 def ask(machine: str, name: str, *arguments: int, fork: bool = False) -> int:
     code = filter.program(fork=fork, machine=machine)
-    return answer(code, TABLES[machine][name], *arguments, architecture=filter.AUDIT_ARCH[machine])
+    return answer(code, NUMBERS_OF[machine][name], *arguments, architecture=filter.AUDIT_ARCH[machine])
 
 
 def test_every_call_has_its_answer(machine: str) -> None:
     code = filter.program(machine=machine)
-    table, architecture = TABLES[machine], filter.AUDIT_ARCH[machine]
+    table, architecture = NUMBERS_OF[machine], filter.AUDIT_ARCH[machine]
     killed = {table[name] for names in filter.KILLED.values() for name in names.split() if name in table}
     refused = {table[name] for names in filter.REFUSED.values() for name in names.split() if name in table}
     looked_into = {table[name] for name in (*filter._looked_into(), "clone3") if name in table}
-    for number in range(NEWEST + 1):
+    for number in range(NEWEST_REVIEWED + 1):
         if number in looked_into:
             continue
         expected = bpf.KILL if number in killed else EPERM if number in refused | {table["setns"]} else bpf.ALLOW
@@ -59,11 +59,11 @@ def test_every_call_has_its_answer(machine: str) -> None:
 
 
 def test_calls_newer_than_the_table_do_not_exist(machine: str) -> None:
-    newest = max(TABLES[machine].values())
-    assert newest <= NEWEST
+    newest = max(NUMBERS_OF[machine].values())
+    assert newest <= NEWEST_REVIEWED
     for fork in (False, True):
         code = filter.program(fork=fork, machine=machine)
-        for number in (NEWEST + 1, 500, 512, 547, 1 << 20, filter.X32_BIT - 1):
+        for number in (NEWEST_REVIEWED + 1, 500, 512, 547, 1 << 20, filter.X32_BIT - 1):
             found = answer(code, number, architecture=filter.AUDIT_ARCH[machine])
             assert found == bpf.refuse(errno.ENOSYS), number
 
@@ -71,7 +71,7 @@ def test_calls_newer_than_the_table_do_not_exist(machine: str) -> None:
 def test_no_number_of_x32_is_admitted() -> None:
     for machine, refused in (("x86_64", bpf.KILL), ("aarch64", bpf.refuse(errno.ENOSYS))):
         code = filter.program(machine=machine)
-        for number in (0, 1, 59, NEWEST, NEWEST + 1, 512, 547):
+        for number in (0, 1, 59, NEWEST_REVIEWED, NEWEST_REVIEWED + 1, 512, 547):
             assert answer(code, filter.X32_BIT | number, architecture=filter.AUDIT_ARCH[machine]) == refused
 
 
@@ -140,7 +140,7 @@ def test_a_socket_cannot_be_made_to_linger(machine: str) -> None:
 
 def test_no_set_user_id_where_files_reach_the_disk(machine: str) -> None:
     code = filter.program(setuid=False, machine=machine)
-    table, architecture = TABLES[machine], filter.AUDIT_ARCH[machine]
+    table, architecture = NUMBERS_OF[machine], filter.AUDIT_ARCH[machine]
     places = {"chmod": 1, "fchmod": 1, "fchmodat": 2, "fchmodat2": 2, "creat": 1, "mknod": 1, "mknodat": 2}
     for name, place in places.items():
         for mode, expected in ((0o644, bpf.ALLOW), (0o1777, bpf.ALLOW), (0o4755, EPERM), (0o2755, EPERM)):

@@ -19,8 +19,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from carrel.guest.channel import Channel, ChannelError, Record
 from carrel.guest.worker import values
-from carrel.guest.worker.line import Line, LineBroken, Record
 from tests.warm import Forks
 
 GUEST = Path(__file__).parents[2] / "src" / "carrel" / "guest"
@@ -147,7 +147,7 @@ class Session:
 
     def _meet(self, end: socket.socket) -> None:
         end.settimeout(PATIENCE)
-        self.line = Line(end)
+        self.line = Channel(end)
         self.ready = self.until(lambda record: record.get("op") == "ready")
         self.pid: int = self.ready["pid"]
 
@@ -160,7 +160,7 @@ class Session:
             self._last_run = self._number
         try:
             self.line.send({"id": self._number, **request}, fds)
-        except LineBroken as problem:
+        except ChannelError as problem:
             raise Gone(str(problem)) from None
         return self._number
 
@@ -169,7 +169,7 @@ class Session:
         while True:
             try:
                 record, fds = self.line.read()
-            except LineBroken as problem:
+            except ChannelError as problem:
                 raise Gone(f"{problem}; stderr: {self.stderr.take()}") from None
             self._heard(record, fds)
             if wanted(record):
@@ -303,7 +303,7 @@ class Session:
         (end, watched), self.frozen = self.frozen, []
         self.line.close()
         self._pidfds.append(watched)
-        self.line = Line(socket.socket(fileno=end))
+        self.line = Channel(socket.socket(fileno=end))
         self.line.send({"op": "wake"})
         self._meet(self.line.socket)
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from carrel.guest.channel import Channel
 from carrel.guest.worker import values
-from carrel.guest.worker.line import Line
 from tests.worker.driver import Pipe, Session
 
 
@@ -25,7 +25,7 @@ class Branch:
         os.close(self.stdout.write_end)
         os.close(self.stderr.write_end)
         here.settimeout(60)
-        self.line = Line(here)
+        self.line = Channel(here)
         if "pid" in self.answer:
             self.ready, _ = self.line.read()
 

@@ -23,8 +23,8 @@ from carrel.execution.host_line import Record, framed_body, read_body
 from carrel.execution.live_session import LiveSession, SpawnFailed, fail
 from carrel.execution.output_pipes import Sink
 from carrel.execution.results import Ending, WorkerDied, told_ending
+from carrel.guest.channel import ChannelError
 from carrel.guest.worker.contained import ARCHIVE, CONTROL, FRESH, LINE, RUN, STDERR, STDOUT
-from carrel.guest.worker.line import LineBroken
 
 GUEST = Path(carrel.guest.__file__).parent
 PACKAGES = "/opt/packages"
@@ -117,7 +117,7 @@ class ContainerSession(LiveSession):
             return
         body = framed_body(record)
         if most_unread is not None and self._unread and self._unread + len(body) > most_unread:
-            raise LineBroken(f"{self._unread:,} bytes wait to be read already, and {len(body):,} more are too many")
+            raise ChannelError(f"{self._unread:,} bytes wait to be read already, and {len(body):,} more are too many")
         self._unread += len(body) + 4
         self._stream.send(self._run_channel if record["op"] == "run" else LINE, body)
 
@@ -176,7 +176,7 @@ class ContainerSession(LiveSession):
         elif self._alive:
             try:
                 self._heard(read_body(content), [], len(content))
-            except LineBroken as problem:
+            except ChannelError as problem:
                 self.kill(str(problem))
 
     def _stream_broke(self) -> None:

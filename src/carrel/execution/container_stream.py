@@ -8,8 +8,8 @@ import struct
 from collections.abc import Callable
 from typing import Any
 
+from carrel.guest.channel import MAX_RECORD
 from carrel.guest.worker.contained import CONTROL, HEAD
-from carrel.guest.worker.line import LARGEST
 
 _ENGINE_HEAD = struct.Struct(">BxxxI")
 _STDERR = 2
@@ -52,8 +52,8 @@ class ContainerStream(asyncio.Protocol):
     def _take_frames(self) -> None:
         while len(self._frames) >= HEAD.size and not self.closed:
             channel, length = HEAD.unpack_from(self._frames)
-            if length > LARGEST:
-                self._end(f"a frame of {length:,} bytes was announced; at most {LARGEST:,} are taken")
+            if length > MAX_RECORD:
+                self._end(f"a frame of {length:,} bytes was announced; at most {MAX_RECORD:,} are taken")
                 return
             if len(self._frames) < HEAD.size + length:
                 return

@@ -14,8 +14,8 @@ from carrel.errors import CarrelError, ToolCallError
 from carrel.execution import requests
 from carrel.execution.executor import CallContext, CommandEnded, Executor, Handler, RunClock, current_call
 from carrel.execution.host_line import Record
+from carrel.guest.channel import ChannelError
 from carrel.guest.worker import turns, values
-from carrel.guest.worker.line import LineBroken
 
 MOST_OPEN = 2 * turns.MOST
 """Twice what a worker asks at once: those that it has given up may not have ended yet."""
@@ -95,12 +95,12 @@ class Calls:
         self._bytes = 0
 
     def begin(self, record: Record, size: int = 0) -> None:
-        """Answer when the handler has; LineBroken for what is no call. `size` is how many bytes the record had."""
+        """Answer when the handler has; ChannelError for what is no call. `size` is how many bytes the record had."""
         number, name = record.get("call"), record.get("name")
         if type(number) is not int or not isinstance(name, str):
-            raise LineBroken("a call without a number or a name")
+            raise ChannelError("a call without a number or a name")
         if number in self._open:
-            raise LineBroken(f"two calls with the number {number}")
+            raise ChannelError(f"two calls with the number {number}")
         if len(self._open) >= MOST_OPEN or (self._open and self._bytes + size > MOST_BYTES):
             full = f"more than {MOST_OPEN} calls, or {MOST_BYTES // 2**20} MiB of arguments, wait for the host already"
             self._send({"op": "answer", "call": number, "error": told(RuntimeError(f"{name[:100]}: {full}"))})
@@ -109,7 +109,7 @@ class Calls:
             arguments = values.decode(record.get("arguments"))
             args, kwargs = list(arguments["args"]), dict(arguments["kwargs"])
         except (ValueError, KeyError, TypeError) as problem:
-            raise LineBroken(f"a call of {name[:100]} whose arguments cannot be read: {problem}") from None
+            raise ChannelError(f"a call of {name[:100]} whose arguments cannot be read: {problem}") from None
         task = asyncio.get_running_loop().create_task(self._answer(number, name, args, kwargs))
         self._open[number] = task
         self._bytes += size
@@ -166,16 +166,16 @@ class Calls:
             del self._commands[number]
 
     def command_wrote(self, record: Record) -> None:
-        """A piece of a command's output; LineBroken for what is none."""
+        """A piece of a command's output; ChannelError for what is none."""
         _, output = self._commands.get(_number(record), (None, None))
         stream, data = record.get("stream"), record.get("data")
         if (stream != "stdout" and stream != "stderr") or not isinstance(data, str):
-            raise LineBroken("output of a call's command that is none")
+            raise ChannelError("output of a call's command that is none")
         if output is not None:
             try:
                 output(stream, base64.b64decode(data))
             except ValueError:
-                raise LineBroken("output of a call's command that cannot be read") from None
+                raise ChannelError("output of a call's command that cannot be read") from None
 
     def command_ended(self, record: Record) -> None:
         """A command is over; one that nobody waits for any more is nobody's."""
@@ -210,5 +210,5 @@ class Calls:
 def _number(record: Record) -> int:
     number = record.get("call")
     if type(number) is not int:
-        raise LineBroken("a command of a call without a number")
+        raise ChannelError("a command of a call without a number")
     return number

@@ -13,7 +13,7 @@ from uuid import uuid4
 
 from carrel.execution.executor import CommandEnded, RunningCommand
 from carrel.execution.output_pipes import OutputPipe, Sink
-from carrel.guest.worker.families import MARK, Family, look
+from carrel.guest.processes import MARK, ProcessTree, scan_with_marks
 
 SHELL = ["/bin/sh", "-c"]
 
@@ -24,7 +24,7 @@ class _Command:
 
     text: str
     started: datetime
-    family: Family
+    tree: ProcessTree
     pipes: tuple[OutputPipe, OutputPipe]
 
     def close(self) -> None:
@@ -72,7 +72,7 @@ class HostCommands:
             for pipe in pipes:
                 pipe.close()
             if not starting.cancelled() and starting.exception() is None:
-                await asyncio.to_thread(Family(starting.result().pid, mark).kill)
+                await asyncio.to_thread(ProcessTree(starting.result().pid, mark).kill)
                 await starting.result().wait()
             raise
         except (OSError, ValueError) as problem:
@@ -84,7 +84,7 @@ class HostCommands:
         for pipe in pipes:
             pipe.handed_over()
         text = words[2] if words[:2] == SHELL else shlex.join(words)
-        command = _Command(text, datetime.now(UTC), Family(process.pid, mark), pipes)
+        command = _Command(text, datetime.now(UTC), ProcessTree(process.pid, mark), pipes)
         self._known[process.pid] = command
         timed_out = ended = False
         try:
@@ -92,21 +92,21 @@ class HostCommands:
                 await process.communicate(stdin)
         except (TimeoutError, asyncio.CancelledError) as problem:
             timed_out = isinstance(problem, TimeoutError)
-            await asyncio.to_thread(command.family.kill)
+            await asyncio.to_thread(command.tree.kill)
             ended = True
             await process.wait()
             if not timed_out:
                 raise
         finally:
-            command.family.over = process.returncode is not None
+            command.tree.reaped = process.returncode is not None
             for pipe in pipes:
                 pipe.drain()
                 pipe.sink = None
             if not keep:
-                await asyncio.to_thread(command.family.kill)
+                await asyncio.to_thread(command.tree.kill)
             # What was ended may still hold its pipes for a moment; what goes on in the background does for long.
             ended = (
-                ended or not keep or (all(pipe.has_ended() for pipe in pipes) and not command.family.left_in_group())
+                ended or not keep or (all(pipe.has_ended() for pipe in pipes) and not command.tree.has_group_members())
             )
             if ended:
                 self._known.pop(process.pid, None)
@@ -116,9 +116,9 @@ class HostCommands:
 
     async def processes(self) -> list[RunningCommand]:
         """Those that still have processes."""
-        seen = await asyncio.to_thread(look)
+        seen = await asyncio.to_thread(scan_with_marks)
         for pid, command in list(self._known.items()):
-            if not command.family.members(seen):
+            if not command.tree.members(seen):
                 del self._known[pid]
                 command.close()
         return [RunningCommand(pid, command.text, command.started) for pid, command in self._known.items()]
@@ -128,12 +128,12 @@ class HostCommands:
         command = self._known.pop(pid, None)
         if command is None:
             return False
-        alive = bool(await asyncio.to_thread(command.family.members))
-        await asyncio.to_thread(command.family.kill)
+        alive = bool(await asyncio.to_thread(command.tree.members))
+        await asyncio.to_thread(command.tree.kill)
         command.close()
         return alive
 
     async def end_all(self) -> None:
         for command in list(self._known.values()):
-            await asyncio.to_thread(command.family.kill)
+            await asyncio.to_thread(command.tree.kill)
             command.close()

@@ -12,7 +12,7 @@ from typing import Any
 
 import orjson
 
-from carrel.guest.worker.line import LARGEST, MOST_FDS, LineBroken, TooLong, packed, unpacked
+from carrel.guest.channel import MAX_FDS, MAX_RECORD, ChannelError, RecordTooLong, decode_body, encode_record
 
 Record = dict[str, Any]
 _FIRST = 1 << 13
@@ -22,7 +22,7 @@ _MOST_UNREAD = 10_000
 """Records that wait to be read by the other end: more than anybody has who reads at all."""
 _LATER = 0.01
 """Seconds until descriptors are sent again that there was no room for."""
-_SPACE = socket.CMSG_SPACE(MOST_FDS * 4)
+_SPACE = socket.CMSG_SPACE(MAX_FDS * 4)
 _CLOSED_ON_EXEC = int(socket.MSG_CMSG_CLOEXEC)
 
 
@@ -54,7 +54,7 @@ class HostLine:
     def send(self, record: Record, fds: Sequence[int] = (), *, most_unread: int | None = None) -> None:
         """Send it, or keep it until there is room. The descriptors must stay open until `sent_all`.
 
-        LineBroken for what is too long, or would be more than `most_unread` bytes with those that wait; then nothing
+        ChannelError for what is too long, or would be more than `most_unread` bytes with those that wait; then nothing
         was sent, and the line goes on."""
         if self.closed:
             return
@@ -62,7 +62,7 @@ class HostLine:
             record = {**record, "fds": len(fds)}
         data = memoryview(_framed(record))
         if most_unread is not None and self.unread and self.unread + len(data) > most_unread:
-            raise LineBroken(f"{self.unread:,} bytes wait to be read already, and {len(data):,} more are too many")
+            raise ChannelError(f"{self.unread:,} bytes wait to be read already, and {len(data):,} more are too many")
         self._outgoing.append((data, tuple(fds)))
         self.unread += len(data)
         if len(self._outgoing) == 1:
@@ -131,17 +131,17 @@ class HostLine:
             else:
                 self._data += data
                 self._take_records()
-            if len(self._fds) > MOST_FDS:
-                raise LineBroken("descriptors came that no record names")
-        except LineBroken as problem:
+            if len(self._fds) > MAX_FDS:
+                raise ChannelError("descriptors came that no record names")
+        except ChannelError as problem:
             self._end(str(problem))
         return True
 
     def _take_records(self) -> None:
         while len(self._data) >= 4 and not self.closed:
             length = int.from_bytes(self._data[:4], "big")
-            if length > LARGEST:
-                raise LineBroken(f"a record of {length:,} bytes was announced; at most {LARGEST:,} are taken")
+            if length > MAX_RECORD:
+                raise ChannelError(f"a record of {length:,} bytes was announced; at most {MAX_RECORD:,} are taken")
             if len(self._data) < 4 + length:
                 break
             body = bytes(self._data[4 : 4 + length])
@@ -152,7 +152,7 @@ class HostLine:
         record = read_body(body)
         count = record.get("fds", 0)
         if type(count) is not int or not 0 <= count <= len(self._fds):
-            raise LineBroken(f"a record promised {count!r} descriptors and brought {len(self._fds)}")
+            raise ChannelError(f"a record promised {count!r} descriptors and brought {len(self._fds)}")
         mine, self._fds = self._fds[:count], self._fds[count:]
         self.length = len(body)
         self._heard(record, mine)
@@ -183,27 +183,27 @@ class HostLine:
 
 
 def framed_body(record: Record) -> bytes:
-    """A record as JSON; LineBroken when it is longer than a line takes."""
+    """A record as JSON; ChannelError when it is longer than a line takes."""
     try:
         body = orjson.dumps(record)
     except TypeError:  # Code with lone surrogates; the other way of writing lets them through.
         try:
-            return packed(record)[4:]
-        except TooLong as problem:
-            raise LineBroken(str(problem)) from None
-    if len(body) > LARGEST:
-        raise LineBroken(f"a record of {len(body):,} bytes is longer than the line takes ({LARGEST:,})")
+            return encode_record(record)[4:]
+        except RecordTooLong as problem:
+            raise ChannelError(str(problem)) from None
+    if len(body) > MAX_RECORD:
+        raise ChannelError(f"a record of {len(body):,} bytes is longer than the line takes ({MAX_RECORD:,})")
     return body
 
 
 def read_body(body: bytes) -> Record:
-    """The record of a body; LineBroken when it is none."""
+    """The record of a body; ChannelError when it is none."""
     try:
         record = orjson.loads(body)
     except ValueError:
-        return unpacked(body)
+        return decode_body(body)
     if not isinstance(record, dict):
-        raise LineBroken("what came over the line is no record")
+        raise ChannelError("what came over the line is no record")
     return record
 
 

@@ -13,7 +13,7 @@ from carrel.execution.host_calls import Calls
 from carrel.execution.host_line import Record
 from carrel.execution.output_pipes import Sink
 from carrel.execution.results import Ending, WorkerDied
-from carrel.guest.worker.line import LineBroken
+from carrel.guest.channel import ChannelError
 
 READY = 30.0
 """Seconds in which a worker that was started, or woken, must say so."""
@@ -72,7 +72,7 @@ class LiveSession(ABC):
 
     @abstractmethod
     def _send(self, record: Record, fds: Sequence[int] = (), *, most_unread: int | None = None) -> None:
-        """To the worker; nothing when it is gone. Raises LineBroken for a record that is too long, or with which more
+        """To the worker; nothing when it is gone. Raises ChannelError for a record that is too long, or with which more
         than `most_unread` bytes would wait for the worker to read them."""
 
     @abstractmethod
@@ -214,7 +214,7 @@ class LiveSession(ABC):
     def _answer_call(self, record: Record) -> None:
         try:
             self._send(record, most_unread=_MOST_UNREAD if "value" in record else None)
-        except LineBroken as problem:
+        except ChannelError as problem:
             error = {"type": "ValueError", "message": f"what it returned cannot be given to the code: {problem}"}
             self._send({"op": "answer", "call": record["call"], "error": error})
 
@@ -243,10 +243,10 @@ class LiveSession(ABC):
     # --- hearing ----------------------------------------------------------------------------------------------------
 
     def _heard(self, record: Record, fds: list[int], length: int) -> None:
-        """A record of the worker, which had so many bytes; LineBroken for what no worker sends."""
+        """A record of the worker, which had so many bytes; ChannelError for what no worker sends."""
         operation, number = record.get("op"), record.get("id", 0)
         if type(number) is not int:
-            raise LineBroken(f"an id that is no number: {str(number)[:100]}")
+            raise ChannelError(f"an id that is no number: {str(number)[:100]}")
         if operation == "frozen":
             self.unkept = False
             self._keep_frozen(record, fds)
@@ -256,7 +256,7 @@ class LiveSession(ABC):
         if operation == "done":
             answer = self._forget(number)
             if answer is None:
-                raise LineBroken("an answer to nothing that was asked")
+                raise ChannelError("an answer to nothing that was asked")
             self._shared = self._shared or record.get("shared") is True
             self.unkept = record.get("unkept") is True if "unkept" in record else self.unkept
             if "at" in record:
@@ -291,7 +291,7 @@ class LiveSession(ABC):
         elif operation == "unfrozen":
             self._drop_frozen(str(record.get("why")))
         else:
-            raise LineBroken(f"a record of an unknown kind: {str(operation)[:100]!r}")
+            raise ChannelError(f"a record of an unknown kind: {str(operation)[:100]!r}")
 
     def _fail_all(self, reason: str) -> None:
         self._drain()

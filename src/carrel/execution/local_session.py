@@ -20,8 +20,8 @@ from carrel.execution.live_session import READY, LiveSession, Piece, SpawnFailed
 from carrel.execution.output_pipes import Discard, OutputPipe, Sink, refuse_the_last
 from carrel.execution.results import Ending, WorkerDied, told_ending
 from carrel.execution.zygote_client import Zygote
+from carrel.guest.channel import ChannelError
 from carrel.guest.sandbox.cgroups import trees
-from carrel.guest.worker.line import LineBroken
 
 _SETTLES = 2.0
 """Seconds that a worker has to end a fork in that nobody wants any more."""
@@ -176,7 +176,7 @@ class LocalSession(LiveSession):
                 os.close(descriptor)
             if isinstance(problem, ProcessLookupError):
                 return
-            raise LineBroken("a frozen fork whose descriptors are not what they should be") from None
+            raise ChannelError("a frozen fork whose descriptors are not what they should be") from None
         self._drop_frozen("")
         pid = record.get("pid")
         self._frozen = wake, fds[1], pid if type(pid) is int else 0

@@ -29,7 +29,7 @@ from carrel.execution.packages import Packages
 from carrel.execution.results import Stop, WorkerDied, closed_result, failed_result, finished, misused, stopped
 from carrel.execution.turns import Turn
 from carrel.execution.workspace_files import WorkspaceFiles
-from carrel.guest.worker.line import LineBroken
+from carrel.guest.channel import ChannelError
 
 LATE = 10.0
 """Seconds after the time of a command was up in which its worker must have ended it."""
@@ -181,7 +181,7 @@ class WorkerExecutor(WorkspaceFiles):
             began = time.perf_counter()
             try:
                 answer = session.run(code, stdout.add, stderr.add, self, stop)
-            except LineBroken as problem:
+            except ChannelError as problem:
                 session.end_run()
                 return failed_result("ValueError", str(problem))
             self._stop = stop
@@ -287,7 +287,7 @@ class WorkerExecutor(WorkspaceFiles):
             session = await self._started()
             try:
                 answer = session.request(record, piece)
-            except LineBroken as problem:
+            except ChannelError as problem:
                 raise ValueError(str(problem)) from None
             number, loop, expired = session.last_request, asyncio.get_running_loop(), asyncio.Event()
 

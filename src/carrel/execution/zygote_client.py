@@ -18,7 +18,7 @@ import carrel.guest.sandbox
 from carrel.errors import ExecutionError
 from carrel.execution.host_calls import known_errors
 from carrel.execution.live_session import SpawnFailed
-from carrel.guest.sandbox.records import PeerBroken, Records
+from carrel.guest.channel import Channel, ChannelError, TooManyDescriptors
 
 SANDBOX = Path(carrel.guest.sandbox.__file__).parent
 IDLE = 60.0
@@ -58,7 +58,7 @@ class Zygote:
         self._unused_since = time.monotonic()
         self._over = False
         ours, self._theirs = socket.socketpair()
-        self._control = Records(ours)
+        self._control = Channel(ours)
         self._wake_read, self._wake_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         self._thread = threading.Thread(target=self._live, name="carrel-zygote", daemon=True)
         self._thread.start()
@@ -90,8 +90,8 @@ class Zygote:
             self._number += 1
             self._asked[self._number] = answer
             try:
-                self._control.send({"op": "spawn", "id": self._number, "settings": settings}, fds)
-            except OSError as problem:
+                self._control.send({"op": "spawn", "id": self._number, "settings": settings}, tuple(fds))
+            except (ChannelError, TooManyDescriptors) as problem:
                 # Its thread may not have heard of its end yet; nobody else shall be given it.
                 self._over = True
                 del self._asked[self._number]
@@ -109,14 +109,14 @@ class Zygote:
     def forget(self) -> None:
         """In a forked copy of the host: this end is the parent's; held open here it would hide the parent's death."""
         self._over = True
-        self._control.line.close()
+        self._control.socket.close()
 
     # --- the thread -------------------------------------------------------------------------------------------------
 
     def _live(self) -> None:
         try:
             pid = self._begin()
-        except (OSError, ExecutionError, PeerBroken) as problem:
+        except (OSError, ExecutionError, ChannelError) as problem:
             self._close(f"the zygote did not start: {problem}")
             if not self.ready.done():
                 self.ready.set_exception(SpawnFailed("start the zygote", None, str(problem)))
@@ -160,7 +160,7 @@ class Zygote:
             try:
                 self._control.send(setup)
                 found = self._first_record(errors_read, errors)
-            except BrokenPipeError:
+            except ChannelError:
                 found = None
             if found is None:
                 _kill(pid)
@@ -187,10 +187,8 @@ class Zygote:
                 if source == errors_read:
                     if not _read_end(errors_read, errors):
                         poll.unregister(errors_read)
-                elif not self._control.read():
-                    return None
-                elif (found := self._control.next()) is not None:
-                    return found[0]
+                elif found := self._control.receive():
+                    return found[0][0]
         return None
 
     def _listen(self) -> None:
@@ -208,11 +206,9 @@ class Zygote:
                         return
                 continue
             try:
-                if not self._control.read():
-                    return
-                while (found := self._control.next()) is not None:
-                    self._heard(found[0])
-            except (PeerBroken, OSError):
+                for record, _ in self._control.receive():
+                    self._heard(record)
+            except (ChannelError, OSError):
                 return
 
     def _patience(self) -> float:

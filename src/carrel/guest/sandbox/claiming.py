@@ -7,10 +7,10 @@ import select
 import socket
 from typing import Any
 
+from ..channel import MAX_FDS, Channel, ChannelError
 from . import cgroups
 from .mounts import Tree
 from .plan import Plan, read_plan
-from .records import MOST_DESCRIPTORS, Records
 
 
 class Child:
@@ -23,17 +23,17 @@ class Child:
         self.answered = False
         self.built_of: object = None
         """The host's files as they were, where it was built ahead of its session."""
-        self._claim = Records(claim)
+        self._claim = Channel(claim)
 
     def claim(self, record: dict[str, Any], trees: dict[str, Tree], descriptors: list[int]) -> None:
         """Give it to the session of this spawn record; the descriptors are line, control, stdout and stderr."""
         self.identity = record.get("id")
         named = list(trees.items())
-        for first in range(0, len(named), MOST_DESCRIPTORS):
-            some = named[first : first + MOST_DESCRIPTORS]
+        for first in range(0, len(named), MAX_FDS):
+            some = named[first : first + MAX_FDS]
             given = [[name, tree.path] for name, tree in some]
-            self._claim.send({"op": "given", "trees": given}, [tree.descriptor for _, tree in some])
-        self._claim.send({"op": "claim", "settings": record.get("settings", {})}, descriptors)
+            self._claim.send({"op": "given", "trees": given}, tuple(tree.descriptor for _, tree in some))
+        self._claim.send({"op": "claim", "settings": record.get("settings", {})}, tuple(descriptors))
         self._claim.close()
 
     def close(self) -> None:
@@ -52,7 +52,7 @@ class Claim:
     @staticmethod
     def wait(descriptor: int, held: frozenset[str], worker: socket.socket | None) -> Claim | None:
         """As long as it takes; None when the zygote has ended, or the worker at the other end of this."""
-        line = Records(socket.socket(fileno=descriptor))
+        line = Channel(socket.socket(fileno=descriptor))
         look = select.poll()
         look.register(line.fileno(), select.POLLIN)
         if worker is not None:
@@ -60,8 +60,11 @@ class Claim:
             if any(source == worker.fileno() for source, _ in look.poll()):
                 return None
         trees: dict[str, Tree] = {}
-        while (found := line.receive()) is not None:
-            record, descriptors = found
+        while True:
+            try:
+                record, descriptors = line.read()
+            except ChannelError:
+                return None
             if record.get("op") == "claim":
                 line.close()
                 plan = read_plan(record["settings"])
@@ -69,7 +72,6 @@ class Claim:
                 return Claim(plan, trees, descriptors)
             for name, path in record["trees"]:
                 trees[name] = Tree.received(path, descriptors.pop(0))
-        return None
 
 
 class MountChanges:

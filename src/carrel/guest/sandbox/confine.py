@@ -8,7 +8,8 @@ import signal
 from collections.abc import Callable
 from typing import Any
 
-from . import etc_files, filter, landlock, limits, syscalls
+from .. import syscalls
+from . import etc_files, filter, landlock, limits
 from .place import MACHINE_FACTS, Step
 from .plan import Plan
 

@@ -1,115 +1,146 @@
-"""The worker's side of a live fork: a fork() whose child wakes up in the place that init has prepared."""
+"""The worker's side of a live fork: a fork() whose child wakes up in the sandbox that init has prepared."""
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
+import gc
 import os
+import signal
 import socket
 import sys
-from contextlib import closing
+from collections.abc import Iterator
 from typing import Any
 
-from . import between, syscalls
-from .records import Records
+from .. import syscalls
+from ..channel import Channel
+
+_api = ctypes.pythonapi
 
 
-class ForkRefusedHere(OSError):
-    """The fork was not made and nothing has changed; the message says which step failed."""
+class ForkFailed(OSError):
+    """The fork was not made and nothing has changed; the message says why."""
 
 
-class Entrance:
-    """Given to the worker as settings["enter_fork"]; call it when init has been told to make a place."""
+class SandboxFork:
+    """Given to the worker as settings["enter_fork"]; called when init has been told to prepare a sandbox.
+
+    A process enters a pid namespace only by its children, and a user namespace for good. So there is a process in
+    between: it is forked, enters the namespaces, forks the child and ends.
+    """
 
     def __init__(self, init: int) -> None:
-        self.init = init
+        self._init = init
 
     def __call__(self) -> int:
-        """Like os.fork: the child's process number in the parent, 0 in the child. Raises ForkRefusedHere.
+        """Like os.fork: the child's process number in the parent, 0 in the child. Raises ForkFailed.
 
         The child is in its own namespaces, without capabilities, with its own init behind the same descriptor.
         Its open files are still the parent's: what is to be written must be opened again by its path.
         """
-        crossing = _Crossing(self.init)
+        child = -1
+        _api.PyOS_BeforeFork()
         try:
-            if between.way().fork(crossing) == 0:
-                return 0
+            with _no_handlers(), _no_collection():
+                child = self._fork_twice()
         except BaseException:
-            if crossing.arrived:
-                os._exit(1)  # Who catches it goes on as the parent does, on the parent's line.
+            if child == 0:
+                os._exit(1)  # Code that catches it would go on as the parent, on the parent's channel.
             raise
-        if crossing.child is None:
-            raise ForkRefusedHere(1, crossing.refusal)
-        return crossing.child
+        finally:
+            (_api.PyOS_AfterFork_Parent if child else _api.PyOS_AfterFork_Child)()
+        return child
 
     def arrived(self) -> None:
-        """In the child, when its host has heard of it: what it needs before any code runs."""
-        _begin_random_numbers_anew()
+        """Called in the child when the host knows of it, before any code runs: OpenSSL notices a fork by its process
+        number, which is the same here as the parent's."""
+        ssl = sys.modules.get("_ssl")
+        if ssl is not None:
+            ssl.RAND_add(os.urandom(32), 32.0)
 
+    def _fork_twice(self) -> int:
+        dumpable = syscalls.prctl(syscalls.PR_GET_DUMPABLE)
+        read_end, write_end = os.pipe2(os.O_CLOEXEC)
+        with open(read_end, "rb", 0) as answers, open(write_end, "wb", 0) as answer:
+            middle = syscalls.fork_without_python_hooks()
+            if middle == 0:
+                try:
+                    self._enter_and_fork(answer.fileno())
+                    # Entering another user namespace has made it undumpable.
+                    syscalls.prctl(syscalls.PR_SET_DUMPABLE, dumpable)
+                except BaseException:  # noqa: BLE001 - it must not go on as the parent
+                    os._exit(1)
+                return 0
+            answer.close()
+            child, _, refusal = answers.read(4096).decode().partition(" ")
+            with contextlib.suppress(ChildProcessError):  # Code may have told the kernel to reap its children.
+                os.waitpid(middle, 0)
+        if not int(child or 0):
+            raise ForkFailed(1, refusal or "the process that was to enter the new sandbox was killed")
+        return int(child)
 
-class _Crossing:
-    """Called by who stands between: into the namespaces, then a fork, as only a child is in the new pid namespace."""
-
-    def __init__(self, init: int) -> None:
-        self.init = init
-        self.arrived = False
-        """Whether this is the child."""
-        self.child: int | None = None
-        self.refusal = "the process between ended without a word"
-
-    def __call__(self) -> bool:
+    def _enter_and_fork(self, answer: int) -> None:
+        """In the process in between. Returns in the child only."""
+        link = Channel(socket.socket(fileno=os.dup(self._init)))
+        fds: list[int] = []
         try:
-            with closing(Records(socket.socket(fileno=os.dup(self.init)))) as link:
-                return self._cross(link)
-        except BaseException as error:  # noqa: BLE001 -- told by the parent, whose memory this is
-            text = error.strerror if isinstance(error, ForkRefusedHere) else str(error)
-            self.refusal = text or type(error).__name__
-            return False
-
-    def _cross(self, link: Records) -> bool:
-        cwd = os.getcwd()
-        record, descriptors = _ask(link)
-        try:
-            if record.get("op") != "entering" or len(descriptors) < 2:
-                raise ForkRefusedHere(1, str(record.get("message", "init has no place ready for a fork")))
-            own_init, *place = descriptors
-            for number, descriptor in enumerate(place):
-                syscalls.setns(descriptor, record["flags"][number])
+            cwd = os.getcwd()
+            record, fds = _request_entry(link)
+            if record.get("op") != "entering" or len(fds) < 2:
+                raise ForkFailed(1, str(record.get("message", "init has no sandbox ready for a fork")))
+            for number, namespace in enumerate(fds[1:]):
+                syscalls.setns(namespace, record["flags"][number])
             syscalls.drop_capabilities()
             os.chdir(cwd)
-            child = syscalls.fork_as_it_is()
-            if child == 0:
-                self.arrived = True
-                os.dup2(own_init, self.init, inheritable=False)
-                return True
-            self.child = child
-            link.send({"op": "crossed", "pid": child})
-            return False
-        finally:
-            for descriptor in descriptors:
-                os.close(descriptor)
+            child = syscalls.fork_without_python_hooks()
+            if child:
+                link.send({"op": "entered", "pid": child})
+        except BaseException as error:  # noqa: BLE001 - the parent raises it
+            text = getattr(error, "strerror", None) or str(error) or type(error).__name__
+            os.write(answer, f"0 {text}"[:4000].encode())
+            os._exit(1)
+        if child:
+            os.write(answer, f"{child} ".encode())
+            os._exit(0)
+        os.dup2(fds[0], self._init, inheritable=False)
+        for fd in fds:
+            os.close(fd)
+        link.close()
 
 
-def _ask(link: Records) -> tuple[dict[str, Any], list[int]]:
-    """Answered when the place is ready, which is being built. Who was killed while it waited has left its own answer
-    on the line."""
+@contextlib.contextmanager
+def _no_handlers() -> Iterator[None]:
+    """Signal handlers are code of the session: they must not run in the process in between."""
+    blocked = signal.pthread_sigmask(signal.SIG_SETMASK, signal.valid_signals())
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+
+
+@contextlib.contextmanager
+def _no_collection() -> Iterator[None]:
+    """Collecting garbage runs code of the session too: destructors, callbacks of weak references."""
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collects:
+            gc.enable()
+
+
+def _request_entry(link: Channel) -> tuple[dict[str, Any], list[int]]:
+    """Wait until the sandbox is ready. An answer to a process that was killed while it waited may come first."""
     me = os.getpid()
-    record, descriptors = link.ask({"op": "enter", "pid": me})
+    record, fds = link.request({"op": "enter", "pid": me})
     while record.get("pid") != me:
-        for descriptor in descriptors:
-            os.close(descriptor)
-        found = link.receive()
-        if found is None:
-            raise ConnectionError("the other end is gone")
-        record, descriptors = found
-    return record, descriptors
-
-
-def _begin_random_numbers_anew() -> None:
-    """OpenSSL sees by its process number that it was forked, and that is the same here as in the parent's place."""
-    ssl = sys.modules.get("_ssl")
-    if ssl is not None:
-        ssl.RAND_add(os.urandom(32), 32.0)
+        for fd in fds:
+            os.close(fd)
+        record, fds = link.read()
+    return record, fds
 
 
 def offer(settings: dict[str, Any], init: int) -> dict[str, Any]:
     """The settings that the entry gets, with the way to fork in them."""
-    return {**settings, "enter_fork": Entrance(init)}
+    return {**settings, "enter_fork": SandboxFork(init)}

@@ -8,8 +8,8 @@ import errno
 import functools
 import platform
 
-from . import bpf, syscalls
-from .numbers import NEWEST, TABLES
+from .. import syscalls
+from . import bpf
 
 AUDIT_ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 X32_BIT = 0x40000000
@@ -86,7 +86,7 @@ def program(*, fork: bool = False, setuid: bool = True, machine: str | None = No
     if machine == "x86_64":
         made.if_at_least(X32_BIT, bpf.giving(bpf.KILL))
     # Programs take ENOSYS for an older kernel, and do without the call.
-    made.if_at_least(NEWEST + 1, bpf.giving(bpf.refuse(errno.ENOSYS)))
+    made.if_at_least(syscalls.NEWEST_REVIEWED + 1, bpf.giving(bpf.refuse(errno.ENOSYS)))
     answers = {name: bpf.giving(bpf.KILL) for name in _names(KILLED)}
     answers.update(dict.fromkeys(_names(REFUSED), eperm))
     answers.update(_looked_into())
@@ -95,7 +95,7 @@ def program(*, fork: bool = False, setuid: bool = True, machine: str | None = No
     answers["setns"] = _entering() if fork else eperm
     # libc then uses clone, whose flags can be looked at.
     answers["clone3"] = bpf.giving(bpf.refuse(errno.ENOSYS))
-    numbers = TABLES[machine]
+    numbers = syscalls.NUMBERS_OF[machine]
     known = [(numbers[name], answer) for name, answer in answers.items() if name in numbers]
     made.follow(_search(sorted(known, key=lambda pair: pair[0])))
     return made.assemble()

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import os
 
-from . import copying, mounts, place, syscalls
+from .. import syscalls
+from . import copying, mounts, place
 from .plan import Plan
 
 

@@ -11,8 +11,9 @@ import signal
 import socket
 from typing import TYPE_CHECKING, Any
 
-from . import confine, forked_place, namespaces, permits, syscalls
-from .records import PeerBroken, Records
+from .. import syscalls
+from ..channel import Channel, ChannelError
+from . import confine, forked_place, namespaces, permits
 from .report import SILENCE
 
 if TYPE_CHECKING:
@@ -25,9 +26,9 @@ class Fork:
     def __init__(self, pid: int, folder: str, ends: Ends, doors: dict[str, int]) -> None:
         self.pid, self.folder, self.go, self.namespaces = pid, folder, ends.go_write, doors
         self.report, self.entrance = ends.report_read, ends.link_theirs
-        self.above = Records(ends.above_ours)
+        self.above = Channel(ends.above_ours)
         self.identity: object = None
-        self.control: Records | None = None
+        self.control: Channel | None = None
         self.worker: int | None = None
         self.is_open = False
         """Whether somebody was let in."""
@@ -37,10 +38,10 @@ class Fork:
     def claim(self, identity: object, control: int) -> None:
         """It is that of the fork which the host has asked for under this number."""
         self.identity = identity
-        self.control = Records(socket.socket(fileno=os.dup(control)))
+        self.control = Channel(socket.socket(fileno=os.dup(control)))
         # Where it has just died, its end is heard of soon.
-        with contextlib.suppress(ConnectionError):
-            self.above.send({"op": "claim"}, [control])
+        with contextlib.suppress(ChannelError):
+            self.above.send({"op": "claim"}, (control,))
 
     def is_abandoned(self) -> bool:
         """Whether the host has closed its end."""
@@ -53,8 +54,8 @@ class Fork:
     def tell(self, record: dict[str, Any], descriptors: list[int] | None = None) -> None:
         """To the host, if it still wants to hear."""
         if self.control is not None:
-            with contextlib.suppress(OSError):
-                self.control.send(record, descriptors)
+            with contextlib.suppress(ChannelError, OSError):
+                self.control.send(record, tuple(descriptors or ()))
 
     def close(self) -> None:
         """It has ended."""
@@ -159,7 +160,7 @@ class Forks:
         # The maps of a process that is not dumpable belong to the host's root. Landlock keeps the worker from both.
         syscalls.prctl(syscalls.PR_SET_DUMPABLE, 1)
         try:
-            pid = syscalls.fork_with(namespaces.flags(self.init.plan))
+            pid = syscalls.fork_with_namespaces(namespaces.flags(self.init.plan))
             if pid == 0:
                 self._live(ends, folder)
             uid, root = self.init.plan.uid, 0 if namespaces.has_root() else None
@@ -202,10 +203,8 @@ class Forks:
                 namespaces.raise_loopback()
             forked_place.begin(plan, folder, at)
             gc.freeze()
-            above = Records(ends.above_theirs)
-            claim = above.receive()
-            if claim is None:
-                os._exit(1)
+            above = Channel(ends.above_theirs)
+            claim = above.read()
             forked_place.finish(plan, folder, at)
             again = type(self.init)(plan, claim[1][0], ends.go_read, self.init.start, above)
             os.write(ends.report_write, b"{}\n")
@@ -237,7 +236,7 @@ class Forks:
                 self.init.tell({"op": "fork_ready", "id": self.pending.identity})
                 if self.waiting is not None:
                     (link, pid), self.waiting = self.waiting, None
-                    with contextlib.suppress(OSError):
+                    with contextlib.suppress(ChannelError, OSError):
                         self._let_in(self.pending, link, pid)
         elif source in self.aboves:
             self._relay(source, self.aboves[source])
@@ -251,17 +250,12 @@ class Forks:
     def _relay(self, source: int, fork: Fork) -> None:
         line = fork.above
         try:
-            alive = line.read()
-            found = line.next() if alive else None
-        except (PeerBroken, OSError):
-            alive, found = False, None
-        if found is not None:
-            for descriptor in found[1]:
-                self.init.permit(descriptor, here=fork.filter_is_ours)
-                os.close(descriptor)
-            with contextlib.suppress(OSError):
+            for _, descriptors in line.receive():
+                for descriptor in descriptors:
+                    self.init.permit(descriptor, here=fork.filter_is_ours)
+                    os.close(descriptor)
                 line.send({"op": "permitted"})
-        if not alive:
+        except (ChannelError, OSError):
             self.init.poll.unregister(source)
             del self.aboves[source]
             line.close()
@@ -276,7 +270,7 @@ class Forks:
     def _settled(self) -> None:
         if self.waiting is not None:
             (link, pid), self.waiting = self.waiting, None
-            with contextlib.suppress(OSError):
+            with contextlib.suppress(ChannelError, OSError):
                 _refuse(link, pid, "no place for the fork could be made")
         fork, self.pending = self.pending, None
         if fork is not None:
@@ -292,7 +286,7 @@ class Forks:
 
     def asked(self, worker: Link, op: str, pid: int) -> None:
         """The worker wants to send a child into the place, and waits until that is ready; or a child has entered."""
-        if op == "crossed":
+        if op == "entered":
             # Into one that has ended since, where nobody was let into this.
             if self.pending is not None and self.pending.is_open:
                 self._crossed(self.pending, pid)
@@ -314,7 +308,7 @@ class Forks:
         os.close(descriptor)
         flags = [permits.NAMES[name] for name in fork.namespaces]
         entrance = fork.entrance.fileno()
-        worker.records.send({"op": "entering", "pid": pid, "flags": flags}, [entrance, *fork.namespaces.values()])
+        worker.records.send({"op": "entering", "pid": pid, "flags": flags}, (entrance, *fork.namespaces.values()))
         fork.is_open = True
 
     def _crossed(self, fork: Fork, pid: int) -> None:

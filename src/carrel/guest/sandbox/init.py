@@ -10,11 +10,12 @@ import socket
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from . import copying, ending, namespaces, place, syscalls
+from .. import processes, syscalls
+from ..channel import Channel, ChannelError
+from . import copying, namespaces, place
 from .forks import Forks
 from .permits import Permits, number_of
 from .plan import Plan
-from .records import PeerBroken, Records
 from .report import Report, heard
 
 MOST_WORKERS = 64
@@ -40,7 +41,7 @@ class Link:
 
     def __init__(self, line: socket.socket, *, started_here: bool) -> None:
         line.setblocking(False)
-        self.records = Records(line, LARGEST_FROM_WORKER)
+        self.records = Channel(line, LARGEST_FROM_WORKER)
         self.filter_is_ours = started_here
         """Whether the questions of its filter arrive here, or further up, at the init that started its ancestor."""
         self.listener_is_due = started_here
@@ -49,18 +50,18 @@ class Link:
 class Init:
     """The loop: nothing in it runs user code, and nothing that a worker sends is believed beyond the session."""
 
-    def __init__(self, plan: Plan, control: int, go: int, start: Starter, above: Records | None = None) -> None:
+    def __init__(self, plan: Plan, control: int, go: int, start: Starter, above: Channel | None = None) -> None:
         self.plan = plan
         self.go = go
         self.start = start
-        self.control: Records | None = Records(socket.socket(fileno=control))
+        self.control: Channel | None = Channel(socket.socket(fileno=control))
         self.links: dict[int, Link] = {}
         self.above = above
         """The init of the session that this one was forked from."""
         self.permits = Permits()
         self.forks = Forks(self)
         self.workers: set[int] = set()
-        self.tending = ending.Tending()
+        self.stop_guard = processes.StopGuard(processes.kill_namespace if plan.confined else processes.kill_descendants)
         # The first worker of a fork is in a session of the place above, which has no number here.
         self.sessions: set[int] = set() if above is None else {0}
         self.poll = select.poll()
@@ -114,7 +115,7 @@ class Init:
 
         The numbers were told by the worker, so only sessions of workers that came from here are ended."""
         if type(session) is int and type(since) is int and session in self.sessions:
-            ending.kill_since(since, session, set(besides or ()))
+            processes.end_started_since(since, set(besides or ()), session=session)
 
     def _again(self, identity: object, ends: list[int]) -> None:
         """Another worker in the same place, when the last was lost with all its frozen forks."""
@@ -162,7 +163,7 @@ class Init:
     def _heard(self, source: int) -> None:
         if source == self.go:
             if not self.plan.confined:
-                ending.kill_descendants()
+                processes.kill_descendants(patience=60)
             os._exit(0)
         elif source == self.wake_read:
             os.read(self.wake_read, 4096)
@@ -180,13 +181,13 @@ class Init:
     def end(self) -> None:
         """The kernel kills a pid namespace with its first process, forks below it too: so init waits for those."""
         if not self.plan.confined:
-            ending.kill_descendants()
+            processes.kill_descendants(patience=60)
         if not self.forks.living:
             os._exit(0)
         self.forks.discard()
         if self.control is not None:
             self.poll.unregister(self.control.fileno())
-            ending.kill_own_processes()
+            processes.kill_namespace(patience=60)
             for name in place.WRITABLE:
                 if name != "work":
                     copying.empty_tree(f"scratch/{name}")
@@ -196,8 +197,8 @@ class Init:
     def tell(self, record: dict[str, Any], descriptors: list[int] | None = None) -> None:
         try:
             if self.control is not None:
-                self.control.send(record, descriptors)
-        except OSError:
+                self.control.send(record, tuple(descriptors or ()))
+        except (ChannelError, OSError):
             self.end()
 
     def permit(self, pidfd: int, *, here: bool) -> None:
@@ -205,7 +206,7 @@ class Init:
         if here:
             self.permits.expected.add(number_of(pidfd))
         elif self.above is not None:
-            self.above.ask({"op": "permit"}, [pidfd])
+            self.above.request({"op": "permit"}, (pidfd,))
 
     def _asked_by_kernel(self, listener: int) -> None:
         if not self.permits.answer(listener):
@@ -213,16 +214,10 @@ class Init:
             self.permits.listeners.discard(listener)
             os.close(listener)
 
-    def _controlled(self, control: Records) -> bool:
+    def _controlled(self, control: Channel) -> bool:
         """One reading of the host's socket; False when the session is over."""
         try:
-            if not control.read():
-                return False
-            while True:
-                found = control.next()
-                if found is None:
-                    return True
-                record, descriptors = found
+            for record, descriptors in control.receive():
                 if record.get("op") == "fork":
                     self.forks.begin(record.get("id"), descriptors)
                 elif record.get("op") == "again":
@@ -231,15 +226,18 @@ class Init:
                 elif record.get("op") == "serve_commands":
                     self._serve_commands(record.get("id"), record.get("user", "agent"), descriptors)
                 elif record.get("op") == "tend":
-                    self.tending.look(int(record["worker"]), set(record["spare"]), record["end"])
+                    self.stop_guard.check(
+                        int(record["worker"]), self.workers.union(record["spare"]), kill=record["end"]
+                    )
                 elif record.get("op") == "upper" and self.plan.confined:
                     self._show_upper(record.get("id"))
                 for descriptor in descriptors:
                     os.close(descriptor)
                 if record.get("op") == "close":
                     return False
-        except PeerBroken:
+        except ChannelError:
             return False
+        return True
 
     def _show_upper(self, identity: object) -> None:
         """The folder of what was changed in the workspace, for the host to read; marks of deleted files included."""
@@ -250,17 +248,13 @@ class Init:
     def _told_by_worker(self, link: Link) -> None:
         records = link.records
         try:
-            alive = records.read()
-            while alive:
-                found = records.next()
-                if found is None:
-                    return
-                record, descriptors = found
+            for record, descriptors in records.receive():
                 self._obey_worker(link, record, descriptors)
                 for descriptor in descriptors:
                     os.close(descriptor)
-        except (PeerBroken, OSError):
-            # It sends what is no record, or does not read its answers: then it has no init to talk to.
+            return
+        except (ChannelError, OSError):
+            # It has ended, sends what is not a record, or does not read its answers: then it has no init to talk to.
             pass
         del self.links[records.fileno()]
         self.poll.unregister(records.fileno())
@@ -278,7 +272,7 @@ class Init:
         elif op == "worker" and isinstance(pid, int) and len(self.workers) < MOST_WORKERS:
             # A frozen fork that became the worker says so, to have its end reported.
             self.workers.add(pid)
-        elif op in ("enter", "crossed"):
+        elif op in ("enter", "entered"):
             self.forks.asked(link, op, pid if isinstance(pid, int) else -1)
 
     def _reap(self) -> None:

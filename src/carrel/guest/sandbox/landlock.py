@@ -10,7 +10,7 @@ import ctypes
 import os
 import stat
 
-from . import syscalls
+from .. import syscalls
 
 LANDLOCK_CREATE_RULESET_VERSION = 1
 RULE_PATH_BENEATH = 1

@@ -33,15 +33,6 @@ def apply_open_files(plan: Plan) -> None:
         _lower(resource.RLIMIT_NOFILE, plan.limits.open_files)
 
 
-def raise_open_files() -> bool:
-    """As far as it may be, so that descriptors can be sent; whether there was room."""
-    soft, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft == most:
-        return False
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-    return True
-
-
 def _lower(kind: int, value: int) -> None:
     _, most = resource.getrlimit(kind)
     value = value if most == resource.RLIM_INFINITY else min(value, most)

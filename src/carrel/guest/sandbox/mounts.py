@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import stat
 
-from . import syscalls
+from .. import syscalls
 
 HARMLESS = syscalls.MOUNT_ATTR_NOSUID | syscalls.MOUNT_ATTR_NODEV
 READ_ONLY = HARMLESS | syscalls.MOUNT_ATTR_RDONLY

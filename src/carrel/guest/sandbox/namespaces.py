@@ -15,7 +15,7 @@ import signal
 import socket
 import struct
 
-from . import syscalls
+from .. import syscalls
 from .plan import Plan
 
 # systemd lists the numbers from here up to 2^31 as used by nobody.
@@ -122,7 +122,7 @@ class OwnerMaps:
         return self._made[owner]
 
     def _make(self, owner: tuple[int, int]) -> int:
-        pid = syscalls.fork_with(syscalls.CLONE_NEWUSER)
+        pid = syscalls.fork_with_namespaces(syscalls.CLONE_NEWUSER)
         if pid == 0:
             signal.pause()
             os._exit(0)

@@ -7,7 +7,7 @@ import fcntl
 import select
 import struct
 
-from . import syscalls
+from .. import syscalls
 
 NOTIF_RECEIVE, NOTIF_SEND = 0xC0502100, 0xC0182101
 NOTIF = struct.Struct("=QIIiIQ6Q")

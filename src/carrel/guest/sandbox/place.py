@@ -12,7 +12,8 @@ import os
 import stat
 from collections.abc import Callable
 
-from . import copying, etc_files, mounts, syscalls
+from .. import syscalls
+from . import copying, etc_files, mounts
 from .plan import Plan
 
 HIDDEN = "/.carrel"

@@ -11,6 +11,7 @@ import gc
 import importlib
 import json
 import os
+import resource
 import select
 import signal
 import socket
@@ -19,12 +20,13 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from . import between, cgroups, etc_files, filter, namespaces, starting, syscalls
+from .. import syscalls
+from ..channel import Channel, ChannelError
+from . import cgroups, etc_files, filter, namespaces, starting
 from .claiming import Child, MountChanges
 from .mounts import Tree
 from .place import MACHINE_FACTS, Place, host_files, present
 from .plan import Plan, PlanRefused, read_plan
-from .records import PeerBroken, Records
 from .report import SILENCE, Report
 from .zygote import load_folder
 
@@ -34,7 +36,7 @@ QUIET = 0.001
 
 
 class Zygote:
-    def __init__(self, control: Records) -> None:
+    def __init__(self, control: Channel) -> None:
         self.control = control
         self.children: dict[int, Child] = {}
         self.outside = namespaces.outer_ids()
@@ -75,8 +77,6 @@ class Zygote:
         for fork in (True, False):
             for setuid in (True, False):
                 filter.program(fork=fork, setuid=setuid)
-        with contextlib.suppress(OSError):
-            between.way()  # Where it cannot be had, a live fork will say so.
         ssl = sys.modules.get("_ssl")
         if ssl is not None:
             # Two milliseconds once, and not in every fork: see `entering`. A session, whose process has another number,
@@ -102,7 +102,7 @@ class Zygote:
             if os.getppid() != parent:
                 os._exit(1)
             return
-        self.control.line.detach()
+        self.control.socket.detach()
         os.close(3)
         _, status = os.waitpid(pid, 0)
         os._exit(os.WEXITSTATUS(status) if os.WIFEXITED(status) else 1)
@@ -136,19 +136,14 @@ class Zygote:
 
     def _controlled(self) -> bool:
         try:
-            if not self.control.read():
-                return False
-            while True:
-                found = self.control.next()
-                if found is None:
-                    return True
-                record, descriptors = found
+            for record, descriptors in self.control.receive():
                 if record.get("op") == "spawn":
                     self.spawn(record, descriptors)
                 for descriptor in descriptors:
                     os.close(descriptor)
-        except PeerBroken:
+        except ChannelError:
             return False
+        return True
 
     def spawn(self, record: dict[str, Any], descriptors: list[int]) -> None:
         """Fork a session; its answer follows when the worker's entry is about to be called, or the step that failed."""
@@ -182,11 +177,11 @@ class Zygote:
             try:
                 ahead.claim(record, trees, descriptors)
                 return
-            except ConnectionError:
+            except ChannelError:
                 self._end(ahead)  # It has died in this moment.
         child = self._begin(plan, step)
         # One that is gone already says why itself.
-        with contextlib.suppress(ConnectionError):
+        with contextlib.suppress(ChannelError):
             child.claim(record, trees, descriptors)
 
     def _begin(self, plan: Plan, step: Report) -> Child:
@@ -198,7 +193,7 @@ class Zygote:
         go_read, go_write = os.pipe2(os.O_CLOEXEC)
         claim, theirs = socket.socketpair()
         try:
-            pid = syscalls.fork_with(namespaces.flags(plan))
+            pid = syscalls.fork_with_namespaces(namespaces.flags(plan))
             if pid == 0:
                 assert self.entries is not None
                 starting.live(plan, starting.Ends([theirs.detach(), go_read, report_write]), self.entries, group)
@@ -318,7 +313,7 @@ class Zygote:
     def _answer(self, record: dict[str, Any]) -> None:
         try:
             self.control.send(record)
-        except OSError:
+        except ChannelError:
             self.end()
 
     def _bury(self) -> None:
@@ -380,13 +375,17 @@ def _ignore(number: int, frame: object) -> None:
 
 def serve(descriptor: int) -> None:
     """The zygote's main: a setup record, then spawns."""
+    # As many descriptors as allowed may be in transit between this user's processes. A session lowers it again.
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     os.set_inheritable(descriptor, False)
     syscalls.prctl(syscalls.PR_SET_PDEATHSIG, signal.SIGKILL)
-    zygote = Zygote(Records(socket.socket(fileno=descriptor)))
-    first = zygote.control.receive()
-    if first is None:
+    zygote = Zygote(Channel(socket.socket(fileno=descriptor)))
+    try:
+        setup, _ = zygote.control.read()
+    except ChannelError:
         return
-    zygote.setup(first[0])
+    zygote.setup(setup)
     # Loading may take long, and who started us may be gone. From here on the end of the socket says it better: the
     # signal comes when the *thread* that started us ends, which a host may do and live on.
     if not zygote.moved:

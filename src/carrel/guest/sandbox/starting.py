@@ -12,12 +12,13 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
-from . import cgroups, confine, entering, limits, namespaces, syscalls
+from .. import syscalls
+from ..channel import Channel, ChannelError
+from . import cgroups, confine, entering, limits, namespaces
 from .claiming import Claim
 from .init import Init
 from .place import Place
 from .plan import Plan
-from .records import PeerBroken, Records
 from .report import Report
 
 Entry = Callable[[int, int, "dict[str, Any]"], None]
@@ -85,12 +86,9 @@ def _read_settings(control: int) -> bytes:
     As it came: the worker takes it apart, and init needs that much less memory."""
     line = socket.socket(fileno=os.dup(control))
     try:
-        found = Records(line).receive_raw()
+        return Channel(line).read_undecoded()
     finally:
         line.close()
-    if found is None:
-        raise PeerBroken("the host closed the line before it had sent the settings")
-    return found
 
 
 def _become_somebody(plan: Plan, report: Report) -> None:
@@ -103,7 +101,7 @@ def _become_somebody(plan: Plan, report: Report) -> None:
         # After the change of user, which would clear it. Without a pid namespace it must live to end the others.
         syscalls.prctl(syscalls.PR_SET_PDEATHSIG, signal.SIGKILL)
     else:
-        syscalls.prctl(36, 1)  # PR_SET_CHILD_SUBREAPER: orphans come to us, as they do to the first of a namespace.
+        syscalls.prctl(syscalls.PR_SET_CHILD_SUBREAPER, 1)  # as orphans come to the first process of a namespace
         return
     if "uts" in plan.parts:
         report.step("set the host name")
@@ -132,8 +130,8 @@ class NewWorker:
     def begin(self, plan: Plan, settings: bytes, ends: list[int]) -> None:
         """With line, stdout and stderr. One that is dead has said why, or is heard of by its silence."""
         cwd = plan.workspace.at if plan.confined else plan.workspace.source or "/"
-        with contextlib.suppress(ConnectionError):
-            Records(self.link).send({"op": "begin", "cwd": cwd}, ends)
+        with contextlib.suppress(ChannelError, ConnectionError):
+            Channel(self.link).send({"op": "begin", "cwd": cwd}, tuple(ends))
             self.link.sendall(settings)
 
 
@@ -179,14 +177,12 @@ def _become_worker(plan: Plan, init: socket.socket, entry: Entry, report: Report
             file.write("500")
         listener = confine.give_up_privileges(plan, report.step, forks=forks, root=user == "root")
         if listener is not None:
-            Records(init).send({"op": "listener"}, [listener])
+            Channel(init).send({"op": "listener"}, (listener,))
             os.close(listener)
         limits.apply_open_files(plan)
         report.step("wait for init")
-        records = Records(init)
-        begin, given = records.receive(), records.receive()
-        if begin is None or given is None:
-            os._exit(1)
+        records = Channel(init)
+        begin, given = records.read(), records.read()
         line, stdout, stderr = begin[1]
         settings = given[0].get("settings", {})
         confine.standard_streams(stdout, stderr)
@@ -195,7 +191,7 @@ def _become_worker(plan: Plan, init: socket.socket, entry: Entry, report: Report
         os.chdir(begin[0]["cwd"])
         report.step("call the entry")
         report.succeeded()
-    except ConnectionError:
+    except ChannelError:
         os._exit(1)  # Init has been killed, and this process is about to be.
     except BaseException as error:  # noqa: BLE001 -- told to the zygote, which fails the spawn
         report.failed(error)

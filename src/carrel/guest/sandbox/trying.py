@@ -11,8 +11,8 @@ import platform
 from collections.abc import Callable
 from typing import Any
 
-from . import cgroups, filter, landlock, mounts, namespaces, syscalls
-from .numbers import NUMBERS
+from .. import syscalls
+from . import cgroups, filter, landlock, mounts, namespaces
 from .plan import Limits
 
 USER = syscalls.CLONE_NEWUSER
@@ -25,7 +25,7 @@ def in_child(flags: int, attempt: Callable[[], None]) -> str | None:
     said_read, said_write = os.pipe()
     go_read, go_write = os.pipe()
     try:
-        pid = syscalls.fork_with(flags)
+        pid = syscalls.fork_with_namespaces(flags)
     except OSError as error:
         return str(error)
     if pid == 0:
@@ -142,7 +142,7 @@ def groups() -> dict[str, str | None]:
 
 
 def everything() -> dict[str, Any]:
-    if not NUMBERS:
+    if not syscalls.NUMBERS:
         why = f"the sandbox knows x86_64 and aarch64 machines, not {platform.machine()}"
         return {"parts": dict.fromkeys([*ATTEMPTS, "sockets"], why), "cgroups": dict.fromkeys(cgroups.CONTROLLERS, why)}
     parts = {name: in_child(flags, attempt) for name, (flags, attempt) in ATTEMPTS.items()}

@@ -11,8 +11,8 @@ import threading
 import time
 from typing import Any
 
+from ..channel import Channel, ChannelError, Record
 from .exec_requests import LOOK, PIECE, Command, exit_code, not_started
-from .line import Line, LineBroken, Record
 
 _PATIENCE = 3.0
 """Seconds to wait for one that was killed."""
@@ -23,7 +23,7 @@ _LAST_PIECES = 8
 class CallCommand:
     """One of them; `end` leaves nothing of it."""
 
-    def __init__(self, call: int, request: dict[str, Any], home: str, line: Line) -> None:
+    def __init__(self, call: int, request: dict[str, Any], home: str, line: Channel) -> None:
         self._call = call
         self._request = request
         self._home = home
@@ -43,14 +43,14 @@ class CallCommand:
         with self._lock:
             self._over = True
             if self._command is not None:
-                self._command.family.kill()
+                self._command.tree.kill()
         if self._thread.ident is not None:
             self._thread.join(_PATIENCE)
 
     # --- in the thread ----------------------------------------------------------------------------------------------
 
     def _live(self) -> None:
-        with contextlib.suppress(LineBroken):  # whoever reads the line sees it too
+        with contextlib.suppress(ChannelError):  # whoever reads the line sees it too
             try:
                 command = Command(self._request, self._home)
             except (OSError, ValueError, TypeError, IndexError) as problem:
@@ -68,7 +68,7 @@ class CallCommand:
         with self._lock:
             self._command = command
             if self._over:
-                command.family.kill()
+                command.tree.kill()
         status: int | None = None
         try:
             self._until_it_ends(command)
@@ -97,7 +97,7 @@ class CallCommand:
                 wait = None if command.deadline is None else command.deadline - time.monotonic()
                 if wait is not None and wait <= 0:
                     command.timed_out, command.deadline = True, None
-                    command.family.kill()
+                    command.tree.kill()
                     continue
                 if command.watched < 0:
                     wait = LOOK if wait is None else min(wait, LOOK)

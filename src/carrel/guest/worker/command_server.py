@@ -21,10 +21,10 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, Protocol
 
+from ..channel import MAX_RECORD, encode_record
+from ..processes import scan_with_marks
 from . import files
 from .commands import Command
-from .families import look
-from .line import LARGEST, packed
 
 PROTOCOL = 1
 WINDOW = 1024 * 1024
@@ -240,7 +240,7 @@ class CommandServer:
         self._send_record({"op": "done", "id": number, **answer})
 
     def _send_record(self, record: Record) -> None:
-        self._send(packed(record))
+        self._send(encode_record(record))
 
     def _send_piece(self, stream: int, number: int, data: bytes) -> None:
         for start in range(0, len(data), PIECE):
@@ -324,7 +324,7 @@ class CommandServer:
         """The commands that still have processes."""
         with self._lock:
             commands = dict(self._commands)
-        seen = look() if commands else None
+        seen = scan_with_marks() if commands else None
         found = []
         for pid, command in commands.items():
             members = command.members(seen)
@@ -397,8 +397,8 @@ def _read_frame(stream: Any) -> bytes:
     if len(head) < _LENGTH.size:
         return b""
     (length,) = _LENGTH.unpack(head)
-    if not 0 < length <= LARGEST:
-        raise ProtocolError(f"a frame of {length:,} bytes was announced; at most {LARGEST:,} are accepted")
+    if not 0 < length <= MAX_RECORD:
+        raise ProtocolError(f"a frame of {length:,} bytes was announced; at most {MAX_RECORD:,} are accepted")
     body: bytes = stream.read(length)
     return body if len(body) == length else b""
 

@@ -22,7 +22,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import IO, NamedTuple
 
-from .families import MARK, Family, Look
+from ..processes import MARK, Marks, ProcessTable, ProcessTree
 
 STDOUT, STDERR = 1, 2
 ORDERED_BYTES, ORDERED_WRITES = 64 * 1024, 1000
@@ -128,7 +128,7 @@ class Command:
         self._ordered_bytes, self._ordered_writes = ORDERED_BYTES, ORDERED_WRITES
         self._process: subprocess.Popen[bytes] | None = None
         self._pidfd = -1
-        self._tree: Family | None = None
+        self._tree: ProcessTree | None = None
         self.started = 0.0
 
     @property
@@ -153,7 +153,7 @@ class Command:
             )
             for pipe in pipes:
                 pipe.started()
-            self._tree = Family(self._process.pid, self._mark)
+            self._tree = ProcessTree(self._process.pid, self._mark)
             self._pidfd = _open_pidfd(self._process.pid)
             if self._process.stdin is not None:
                 os.set_blocking(self._process.stdin.fileno(), False)
@@ -186,7 +186,7 @@ class Command:
             self._cancelled = True
             self._wake()
 
-    def members(self, seen: Look | None = None) -> list[int]:
+    def members(self, seen: tuple[ProcessTable, Marks] | None = None) -> list[int]:
         """The processes that came of it and live now."""
         return [] if self._tree is None else self._tree.members(seen)
 
@@ -231,7 +231,7 @@ class Command:
                 with suppress(ProcessLookupError, PermissionError):
                     os.killpg(process.pid, signal.SIGKILL)
             status = process.wait()
-            tree.over = True
+            tree.reaped = True
             if status == -signal.SIGKILL and deadline is not None and time.monotonic() >= deadline and not cancelled:
                 # Perhaps init has killed it, because it had stopped the process that runs this.
                 timed_out = True

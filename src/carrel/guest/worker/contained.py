@@ -21,10 +21,10 @@ import termios
 from collections.abc import Callable
 from typing import Any
 
-from .contained_children import become_worker, set_dumpable
-from .families import end_others, end_since, is_stopped
-from .line import LARGEST, Line, LineBroken
-from .naming import be_called
+from .. import syscalls
+from ..channel import MAX_RECORD, Channel, ChannelClosed, ChannelError
+from ..processes import StopGuard, end_started_since, kill_descendants, set_title
+from .contained_children import become_worker
 from .unpacking import Unpacker
 
 HEAD = struct.Struct(">cI")
@@ -33,11 +33,9 @@ LINE, RUN, FRESH = b"l", b"r", b"f"
 """Records of the line; from the host also those that begin a run, with the pipes there are or with fresh ones."""
 CONTROL, STDOUT, STDERR, ARCHIVE = b"c", b"o", b"e", b"a"
 
-STOPPED_TOO_OFTEN = 3
 _AT_ONCE = 1 << 16
 _TOLD_AFTER = 1 << 20
 _MOST_DISCARDED = 64
-_MOST_UNNAMED = 64
 _LARGEST_PID = 1 << 22
 _HAS_FDS = re.compile(rb'"fds":(\d{1,3})\}\Z')
 _OUT_OF_MEMORY = ("/sys/fs/cgroup/memory.events", "/sys/fs/cgroup/memory/memory.oom_control")
@@ -50,7 +48,7 @@ class Contained:
         self._selector = selectors.PollSelector()
         self._incoming = bytearray()
         self._worker = 0
-        self._line: Line | None = None
+        self._line: Channel | None = None
         self._to_worker: list[tuple[memoryview, tuple[int, ...]]] = []
         self._passed = 0
         self._pipes: dict[bytes, int] = {}
@@ -63,8 +61,7 @@ class Contained:
         self._environment: dict[str, str] = {}
         self._unpacker = Unpacker(self._selector, lambda status: self._tell({"op": "unpacked", "status": status}))
         self._broke = ""
-        self._stopped = 0
-        """How many looks in a row have found the worker stopped."""
+        self._stop_guard = StopGuard(kill_descendants)
         self._killed_before = 0
         self._wake_read, wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         os.set_blocking(0, True)
@@ -124,7 +121,7 @@ class Contained:
             session, since, besides = record.get("session"), record.get("since"), record.get("besides") or ()
             if type(session) is int and type(since) is int and session in self._sessions:
                 # What the killed run had started, where no frozen fork is left to see to it.
-                end_since(since, {os.getpid(), *besides}, gently=False, session=session)
+                end_started_since(since, {os.getpid(), *besides}, session=session)
             self._start()
         elif operation == "wake":
             self._wake()
@@ -138,13 +135,9 @@ class Contained:
             self._unpacker.begin(record["at"], record["remove"])
 
     def _tend(self, worker: int, end: bool) -> None:
-        """Continue a worker that was stopped; where that happens time and again, everything else is ended first."""
-        self._stopped = self._stopped + 1 if is_stopped(worker) else 0
-        if end and self._stopped >= STOPPED_TOO_OFTEN:
-            end_others({worker, self._frozen[1] if self._frozen is not None else 0})
-            self._stopped = 1
-        if self._stopped:
-            _signal(worker, signal.SIGCONT)
+        """Continue a worker that was stopped."""
+        frozen = set() if self._frozen is None else {self._frozen[1]}
+        self._stop_guard.check(worker, frozen, kill=end)
 
     # --- the worker -------------------------------------------------------------------------------------------------
 
@@ -164,7 +157,7 @@ class Contained:
     def _live_with(self, pid: int, line: socket.socket) -> None:
         line.setblocking(False)
         self._drop_line()
-        self._worker, self._line, self._broke = pid, Line(line), ""
+        self._worker, self._line, self._broke = pid, Channel(line), ""
         self._watch(line.fileno(), self._heard_worker)
 
     def _drop_line(self) -> None:
@@ -241,10 +234,10 @@ class Contained:
         if mask & selectors.EVENT_READ and self._line is not None:
             try:
                 self._pass_on(self._line)
-            except (LineBroken, ValueError, OSError) as problem:
-                self._end_worker(str(problem))
+            except (ChannelError, ValueError, OSError) as problem:
+                self._end_worker(problem)
 
-    def _pass_on(self, line: Line) -> bool:
+    def _pass_on(self, line: Channel) -> bool:
         """What the worker has sent by now, its output first; whether there was something."""
         before = line.received
         bodies = line.receive_bodies(_HAS_FDS)
@@ -253,8 +246,6 @@ class Contained:
             self._send(LINE, self._without_fds(body, fds) if fds else body)
             if body.startswith(b'{"op":"unfrozen"'):
                 self._drop_frozen()
-        if line.unnamed() > _MOST_UNNAMED:
-            raise LineBroken("descriptors came that no record names")
         return line.received > before
 
     def _without_fds(self, body: bytes, fds: list[int]) -> bytes:
@@ -264,7 +255,7 @@ class Contained:
         if record.get("op") == "frozen":
             pid = record.get("pid")
             if type(pid) is not int or not 1 < pid < _LARGEST_PID:
-                raise LineBroken(f"a frozen fork whose process is {str(pid)[:100]}")
+                raise ChannelError(f"a frozen fork whose process is {str(pid)[:100]}")
             self._drop_frozen()
             self._frozen = fds, pid
         else:
@@ -277,10 +268,10 @@ class Contained:
                 os.close(fd)
             self._frozen = None
 
-    def _end_worker(self, why: str) -> None:
-        """Its line ended or was broken; either way it is done with."""
-        if not why.startswith(("the host closed the line", "the line to the host is gone")):
-            self._broke = self._broke or why
+    def _end_worker(self, problem: Exception) -> None:
+        """Its channel was closed or is broken; either way it is done with."""
+        if not isinstance(problem, ChannelClosed):
+            self._broke = self._broke or str(problem)
         if self._line is not None:
             self._selector.unregister(self._line.socket)
         try:
@@ -305,9 +296,9 @@ class Contained:
     def _exited(self, status: int | None) -> None:
         """All it said and wrote before it ended is passed on first."""
         line, self._worker = self._line, 0
-        with contextlib.suppress(LineBroken, ValueError, OSError):
+        with contextlib.suppress(ChannelError, ValueError, OSError):
             # And no more than one record: a child of its may have kept the line, and write for ever.
-            end = line.received + LARGEST if line is not None else 0
+            end = line.received + MAX_RECORD if line is not None else 0
             while line is not None and line.received <= end and self._pass_on(line):
                 continue
         self._drain()
@@ -445,7 +436,7 @@ def facts() -> dict[str, Any]:
 
 
 def main() -> None:
-    be_called()
-    set_dumpable(False)
+    set_title()
+    syscalls.set_dumpable(False)
     os.umask(0o022)
     Contained().serve()

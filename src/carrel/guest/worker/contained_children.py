@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import gc
 import os
 import shutil
@@ -12,6 +11,7 @@ import tarfile
 import traceback
 from typing import Any
 
+from .. import syscalls
 from .main import run
 
 
@@ -26,7 +26,7 @@ def become_worker(line: int, ends: tuple[int, ...], environment: dict[str, str],
     try:
         _as_usual()
         os.setsid()
-        set_dumpable(True)
+        syscalls.set_dumpable(True)
         nothing = os.open("/dev/null", os.O_RDONLY)
         for source, number in ((nothing, 0), (ends[0], 1), (ends[1], 2)):
             os.dup2(source, number)
@@ -67,8 +67,3 @@ def become_unpacker(source: int, at: str, remove: list[str]) -> None:
         traceback.print_exc()
     finally:
         os._exit(code)
-
-
-def set_dumpable(on: bool) -> None:
-    """Whether others of the same user may trace this process, or reach what it has open."""
-    ctypes.CDLL(None).prctl(4, int(on), 0, 0, 0)  # 4: PR_SET_DUMPABLE

@@ -16,8 +16,8 @@ import uuid
 from collections.abc import Callable
 from typing import Any
 
-from .families import MARK, Family, look
-from .line import TooManySent
+from ..channel import TooManyDescriptors
+from ..processes import MARK, ProcessTree, scan_with_marks
 
 PIECE = 256 * 1024
 _PIPE = 1024 * 1024
@@ -59,7 +59,7 @@ class Command:
             bufsize=0,
             start_new_session=True,
         )
-        self.family = Family(self.process.pid, mark)
+        self.tree = ProcessTree(self.process.pid, mark)
         self.watched = _watched(self.process.pid)
         self.streams: dict[str, Any] = {"stdout": self.process.stdout, "stderr": self.process.stderr}
         for pipe in (*self.streams.values(), self.process.stdin):
@@ -148,7 +148,7 @@ class Commands:
             if command.deadline is not None and now >= command.deadline:
                 command.timed_out = True
                 command.deadline = None
-                command.family.kill()
+                command.tree.kill()
             if command.watched < 0 and command.has_ended():
                 self._ended(command)
 
@@ -187,8 +187,8 @@ class Commands:
         if status == -signal.SIGKILL and command.deadline is not None and time.monotonic() >= command.deadline:
             # Init has killed it, because it stopped this process again and again.
             command.timed_out = True
-            command.family.kill()
-        command.family.over = True
+            command.tree.kill()
+        command.tree.reaped = True
         if command.process.pid not in self._running:
             return
         for stream in ("stdout", "stderr"):
@@ -211,12 +211,12 @@ class Commands:
         # The host reads on: nobody here would while a cell runs, and with the pipes' end its writers would die.
         pipes = tuple(pipe.fileno() for pipe in command.streams.values())
         self._background[command.process.pid] = command
-        self.left_something = self.left_something or bool(pipes) or command.family.left_in_group()
+        self.left_something = self.left_something or bool(pipes) or command.tree.has_group_members()
         if len(self._background) > _MOST_REMEMBERED:
             self._forget_ended()
         try:
             self._send(answer, pipes)
-        except TooManySent:
+        except TooManyDescriptors:
             self._send(answer, ())
         for pipe in command.streams.values():
             if pipe in self._selector.get_map():
@@ -232,9 +232,9 @@ class Commands:
     def listing(self) -> list[dict[str, Any]]:
         """The commands that still have processes."""
         alive = []
-        seen = look() if self._running or self._background else None
+        seen = scan_with_marks() if self._running or self._background else None
         for pid, command in [*self._running.items(), *self._background.items()]:
-            members = command.family.members(seen)
+            members = command.tree.members(seen)
             if members:
                 seconds = time.monotonic() - command.began
                 alive.append({"pid": pid, "command": command.text, "seconds": seconds, "members": members})
@@ -252,8 +252,8 @@ class Commands:
         """End a command with all that came of it, by its process or by the request that started it."""
         for number, command in [*self._running.items(), *self._background.items()]:
             if number == pid or (of is not None and command.id == of):
-                alive = bool(command.family.members())
-                command.family.kill()
+                alive = bool(command.tree.members())
+                command.tree.kill()
                 self._background.pop(number, None)
                 return alive
         return False

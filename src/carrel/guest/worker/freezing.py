@@ -13,15 +13,15 @@ import threading
 import warnings
 from collections.abc import Callable
 
+from .. import syscalls
+from ..channel import Channel, ChannelError, TooManyDescriptors
 from .apart import connections
-from .line import Line, LineBroken, TooManySent
 from .native import holders, owners
 
 _NEVER_SHARED = ("/dev/nvidia", "/dev/kfd", "/dev/dri/")
 _BEAR_A_FORK = ("jemalloc_bg_thd",)
 """Housekeeping of memory (pyarrow brings it, and so does pandas), which ends and begins again around a fork."""
 _CHANNELS = ("socket:", "pipe:", "anon_inode:")
-_GET_DUMPABLE, _SET_DUMPABLE = 3, 4
 
 
 def quiet_fork(fork: Callable[[], int] = os.fork) -> int:
@@ -37,9 +37,7 @@ class _Poll(ctypes.Structure):
     _fields_ = (("fd", ctypes.c_int), ("events", ctypes.c_short), ("revents", ctypes.c_short))
 
 
-# Called with the interpreter's lock held, which a forked child must come back with.
-_library = ctypes.PyDLL(None, use_errno=True)
-_fork, _poll, _close = _library.fork, _library.poll, _library.close
+_fork, _poll, _close = syscalls.locked_libc.fork, syscalls.locked_libc.poll, syscalls.locked_libc.close
 _api = ctypes.pythonapi
 _before, _in_parent, _in_child = _api.PyOS_BeforeFork, _api.PyOS_AfterFork_Parent, _api.PyOS_AfterFork_Child
 
@@ -67,17 +65,15 @@ def fork_asleep(until: int, without: tuple[int, ...]) -> int:
     return pid
 
 
-def hide() -> int:
+def hide() -> bool:
     """Nobody of the session may look into this process, or write to its memory; returns what was before."""
-    before: int = _library.prctl(_GET_DUMPABLE, 0, 0, 0, 0)
-    _library.prctl(_SET_DUMPABLE, 0, 0, 0, 0)
-    return before
+    return syscalls.set_dumpable(False)
 
 
-def show(before: int | None) -> None:
+def show(before: bool | None) -> None:
     """As it was before it was hidden; None where it was not."""
     if before is not None:
-        _library.prctl(_SET_DUMPABLE, before, 0, 0, 0)
+        syscalls.set_dumpable(before)
 
 
 def threads() -> set[int]:
@@ -164,7 +160,7 @@ class Frozen:
         except (OSError, ValueError, IndexError) as problem:
             return f"the session's Python cannot be looked at: {problem}"
 
-    def make(self, line: Line, covers: object) -> Line | str | None:
+    def make(self, line: Channel, covers: object) -> Channel | str | None:
         """Fork. In the parent: hand the host the fork's line, None; or the reason why it could not be.
 
         In the fork: its own line, once it is woken.
@@ -184,7 +180,7 @@ class Frozen:
         if pid == 0:
             here.detach()
             line.socket.detach()
-            return self._woken(Line(there))
+            return self._woken(Channel(there))
         there.close()
         # Some libraries end their threads before a fork and make them again after it; whatever is left does not.
         self._foreign = threads()
@@ -195,7 +191,7 @@ class Frozen:
         watched = _watched(pid)
         try:
             line.send({"op": "frozen", "pid": pid, "covers": covers}, (here.fileno(), *watched))
-        except TooManySent as problem:
+        except TooManyDescriptors as problem:
             self._end(pid)
             return f"the host could not be given one: {problem.strerror}"
         finally:
@@ -207,10 +203,10 @@ class Frozen:
         self._pid = pid
         return None
 
-    def _woken(self, line: Line) -> Line:
+    def _woken(self, line: Channel) -> Channel:
         try:
             record, _ = line.read()
-        except LineBroken:
+        except ChannelError:
             os._exit(0)
         if record.get("op") != "wake":
             os._exit(0)

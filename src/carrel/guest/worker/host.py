@@ -9,11 +9,11 @@ from collections import deque
 from select import POLLIN, poll  # by name: what code sets on the module select does not matter here
 from typing import Any, NoReturn
 
+from ..channel import Channel, ChannelError, Record, RecordTooLong
 from . import asking, values
 from .call_commands import CallCommand
 from .host_errors import HostCallError, raised
 from .interrupts import Interrupts
-from .line import Line, LineBroken, Record, TooLong
 from .quick import QuickSuccession
 from .turns import Turns
 
@@ -47,7 +47,7 @@ class Host:
     in the socket, where the next one to look sees it.
     """
 
-    def __init__(self, line: Line, interrupts: Interrupts, home: str) -> None:
+    def __init__(self, line: Channel, interrupts: Interrupts, home: str) -> None:
         self.line = line
         self._home = home
         self.requests: deque[tuple[Record, list[int]]] = deque()
@@ -74,7 +74,7 @@ class Host:
         earlier, self._turns = self._turns, Turns()
         earlier.dissolve()
 
-    def move(self, line: Line, bell: int) -> None:
+    def move(self, line: Channel, bell: int) -> None:
         """In a fork: another line, and nobody waits for what was asked on the old one. `bell` wakes the main loop."""
         for waiting in self._open.values():
             if waiting.future is not None and not waiting.future.done():
@@ -141,7 +141,7 @@ class Host:
             self._open[number] = waiting
         try:
             self.line.send({"op": "call", "call": number, "name": name, "arguments": encoded})
-        except TooLong as problem:
+        except RecordTooLong as problem:
             # Text that JSON has to escape grows on its way.
             del self._open[number]
             raise asking.refusal(name, f"its arguments cannot be given to the host: {problem}") from None
@@ -156,7 +156,7 @@ class Host:
     def _cancel(self, number: int) -> None:
         try:
             self.line.send({"op": "cancel", "call": number})
-        except LineBroken:
+        except ChannelError:
             return  # whoever reads next sees it too
 
     # --- reading ----------------------------------------------------------------------------------------------------
@@ -280,7 +280,7 @@ class Host:
         self._interrupts.hold()
         try:
             self.take()
-        except LineBroken as problem:
+        except ChannelError as problem:
             loop.remove_reader(self.line.fileno())
             for waiting in list(self._open.values()):
                 if waiting.future is not None and not waiting.future.done():

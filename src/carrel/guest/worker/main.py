@@ -13,10 +13,11 @@ from contextlib import suppress
 from select import POLLIN, poll  # by name: what code sets on the module select does not matter here
 from typing import Any
 
+from ..channel import Channel, ChannelError, Record, RecordTooLong
+from ..processes import clock, end_started_since, set_title, started_at_or_after, started_since
 from . import apart, file_requests, values
 from .cells import Cell
 from .exec_requests import Commands
-from .families import begun_since, end_since, now, since
 from .freezing import (
     Frozen,
     channels,
@@ -32,8 +33,6 @@ from .freezing import (
 from .host import Host
 from .host_errors import error_class
 from .interrupts import Interrupts
-from .line import Line, LineBroken, Record, TooLong
-from .naming import be_called
 from .output import out_of_the_way
 from .quick import QuickSuccession
 from .running import Running, Woken
@@ -53,14 +52,14 @@ CEILING = 2 << 30
 class Worker:
     """One session's Python."""
 
-    def __init__(self, line: Line, init: int, settings: dict[str, Any]) -> None:
+    def __init__(self, line: Channel, init: int, settings: dict[str, Any]) -> None:
         self._init = init
         self._home = str(settings.get("home") or os.getcwd())
         self._frozen = Frozen(int(settings.get("frozen_ceiling") or CEILING))
         self._keeps_frozen = bool(settings.get("frozen", True))
         self._opened: dict[int, apart.Opened] = {}
         self._shares_memory = False
-        self._asleep: int | None = None
+        self._asleep: bool | None = None
         """In a fork that is there only to be forked: whether others could look into its process before."""
         self._fork_process: Callable[[], int] = settings.get("enter_fork") or os.fork
         self._why_not = "no frozen fork was made yet" if self._keeps_frozen else "frozen forks are switched off"
@@ -96,7 +95,7 @@ class Worker:
         }
         os.register_at_fork(after_in_child=self._forked_by_the_user)
 
-    def _begin(self, line: Line) -> None:
+    def _begin(self, line: Channel) -> None:
         """Everything that belongs to this process alone; again in each fork."""
         self._line = line
         for fd in self._bell or ():
@@ -128,7 +127,7 @@ class Worker:
     def _ready(self) -> None:
         version = ".".join(map(str, sys.version_info[:3]))
         about = {"protocol": PROTOCOL, "python": version, "pid": os.getpid(), "pipes": True}
-        self._send({"op": "ready", **about, "session": os.getsid(0), "at": now()})
+        self._send({"op": "ready", **about, "session": os.getsid(0), "at": clock()})
 
     def serve(self) -> None:
         """Until the host closes the line."""
@@ -138,7 +137,7 @@ class Worker:
                 self._next()
             except Woken:
                 continue
-            except LineBroken:
+            except ChannelError:
                 return
 
     # --- requests ---------------------------------------------------------------------------------------------------
@@ -221,7 +220,7 @@ class Worker:
 
     def _close(self, record: Record, fds: list[int]) -> None:
         self._send({"op": "done", "id": record.get("id")})
-        raise LineBroken("the host has closed the session")
+        raise ChannelError("the host has closed the session")
 
     # --- cells ------------------------------------------------------------------------------------------------------
 
@@ -240,24 +239,24 @@ class Worker:
                 self._freeze()
 
         self._interrupts.meant = lambda: self._host.interrupts(record.get("id"))
-        self._interrupts.taken, began = False, now()
+        self._interrupts.taken, began = False, clock()
         outcome = self._running.run(str(record.get("code", "")), before_it, unsafe)
         if self._stray:
             _end_stray(outcome)
         if self._private and self._running.streams.children_made:
             if self._interrupts.taken:
-                end_since(began, self._not_of_a_run(), gently=True)
-            self._survivors = set(since(began, self._not_of_a_run()))
+                end_started_since(began, self._not_of_a_run(), interrupt_first=True)
+            self._survivors = set(started_since(began, self._not_of_a_run()))
         self._covers = record.get("id")
-        at = now()
+        at = clock()
         result = {"op": "done", "id": record.get("id"), "frozen": self._why_not, "unkept": self._changed, "at": at}
         if self._survivors:
             # The clock goes in hundredths of a second: these are older than the next run all the same.
-            result["besides"] = begun_since(at, self._survivors)
+            result["besides"] = started_at_or_after(at, self._survivors)
         result.update(outcome)
         try:
             self._send(result)
-        except TooLong:
+        except RecordTooLong:
             # Text that JSON has to escape grows on its way.
             value = values.as_repr("", "it is too large to cross as data")
             self._send({**result, "value": value, "display": []})
@@ -269,16 +268,16 @@ class Worker:
 
     def _freeze(self) -> None:
         """Keep a fork of this moment, or say why there is none."""
-        made: Line | str | None = self._frozen.refusal()
+        made: Channel | str | None = self._frozen.refusal()
         if made is None:
             self._forking = True
-            self._frozen_at = now()
+            self._frozen_at = clock()
             try:
                 made = self._frozen.make(self._line, self._covers)
             finally:
                 self._forking = False
         self._changed = False
-        if isinstance(made, Line):
+        if isinstance(made, Channel):
             self._wake(made)
             return
         self._why_not = made or "kept"
@@ -286,19 +285,19 @@ class Worker:
             self._frozen.drop()
             self._send({"op": "unfrozen", "why": made, "covers": self._covers})
 
-    def _wake(self, line: Line) -> None:
+    def _wake(self, line: Channel) -> None:
         """In the frozen fork: the worker is dead, and this is the worker now. What its last run started goes too."""
         if self._private:
-            end_since(self._frozen_at, self._not_of_a_run(), gently=False)
+            end_started_since(self._frozen_at, self._not_of_a_run())
         self._go_on(line, keep_commands=True)
         if self._init >= 0:
             init = socket.socket(fileno=os.dup(self._init))
             with init:
-                Line(init).send({"op": "worker", "pid": os.getpid()})
+                Channel(init).send({"op": "worker", "pid": os.getpid()})
         self._ready()
         raise Woken
 
-    def _go_on(self, line: Line, keep_commands: bool) -> None:
+    def _go_on(self, line: Channel, keep_commands: bool) -> None:
         self._begin(line)
         self._commands.in_fork(self._selector, keep_commands)
         self._running.loop.renew()
@@ -332,7 +331,7 @@ class Worker:
             self._line.socket.close()
             line = out_of_the_way(fds[0])
             os.close(fds[0])
-            self._line = Line(socket.socket(fileno=line))
+            self._line = Channel(socket.socket(fileno=line))
             if unshared is not None:
                 self._send({"op": "ready", "protocol": PROTOCOL, "refused": unshared})
                 os._exit(1)
@@ -403,7 +402,7 @@ def _end_stray(outcome: Record) -> None:
 
 def prepare(settings: dict[str, Any]) -> None:
     """In the process that workers are forked from: make once what each of them would make with these settings."""
-    be_called()
+    set_title()
     for name, also in (settings.get("errors") or {}).items():
         error_class(str(name), [str(other) for other in also])
 
@@ -414,7 +413,7 @@ def run(line_fd: int, init_fd: int, settings: dict[str, Any]) -> None:
     try:
         line = out_of_the_way(line_fd)
         os.close(line_fd)
-        Worker(Line(socket.socket(fileno=line)), init_fd, settings).serve()
+        Worker(Channel(socket.socket(fileno=line)), init_fd, settings).serve()
         code = 0
     except BaseException as problem:  # noqa: BLE001 - a bug of the worker: reported in the session's output
         sys.stderr.write(f"{worker_traceback(problem)}\n")

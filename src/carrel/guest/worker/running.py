@@ -12,12 +12,12 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+from ..channel import Record
 from . import display, telling, values
 from .cells import Cell, add_builtin, let_go, line_in, mend, new_namespace
 from .host import Host
 from .host_errors import error_class
 from .interrupts import Interrupts
-from .line import Record
 from .loops import CellLoop
 from .namespaces import namespaces
 from .output import NoInput, StandardStreams, no_input

@@ -1,4 +1,4 @@
-"""The line: records of bounded length, whole or an error; descriptors ride along."""
+"""Channel: records of bounded length, whole or an error, with descriptors attached."""
 
 import os
 import socket
@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from carrel.guest.worker.line import LARGEST, Line, LineBroken, TooLong, packed
+from carrel.guest.channel import MAX_RECORD, Channel, ChannelError, RecordTooLong, encode_record
 from tests.worker.driver import Session
 
 json_data = st.recursive(
@@ -19,14 +19,14 @@ json_data = st.recursive(
 )
 
 
-def pair() -> tuple[Line, Line]:
+def pair() -> tuple[Channel, Channel]:
     one, other = socket.socketpair()
-    return Line(one), Line(other)
+    return Channel(one), Channel(other)
 
 
-def close(*lines: Line) -> None:
-    for line in lines:
-        line.socket.close()
+def close(*channels: Channel) -> None:
+    for channel in channels:
+        channel.socket.close()
 
 
 @given(st.lists(st.dictionaries(st.text().filter(lambda key: key != "fds"), json_data, max_size=4), max_size=5))
@@ -40,10 +40,10 @@ def test_records_arrive_as_they_were_sent(records: list[dict[str, object]]) -> N
 
 def test_several_in_one_piece_are_all_given_out() -> None:
     here, there = pair()
-    here.socket.sendall(packed({"n": 1}) + packed({"n": 2}) + packed({"n": 3})[:5])
+    here.socket.sendall(encode_record({"n": 1}) + encode_record({"n": 2}) + encode_record({"n": 3})[:5])
     assert [record["n"] for record, _ in there.receive()] == [1, 2]
     assert there.receive(wait=False) == []
-    here.socket.sendall(packed({"n": 3})[5:])
+    here.socket.sendall(encode_record({"n": 3})[5:])
     assert [record["n"] for record, _ in there.receive()] == [3]
     close(here, there)
 
@@ -71,7 +71,7 @@ def test_descriptors_belong_to_the_record_that_names_them() -> None:
     "sent",
     [
         b"\xff\xff\xff\xff",
-        struct.pack(">I", LARGEST + 1),
+        struct.pack(">I", MAX_RECORD + 1),
         struct.pack(">I", 3) + b"abc",
         struct.pack(">I", 2) + b"[]",
         struct.pack(">I", 4) + b"null",
@@ -87,7 +87,7 @@ def test_garbage_is_an_error_at_once(sent: bytes) -> None:
     here, there = pair()
     writer = threading.Thread(target=lambda: (here.socket.sendall(sent), here.socket.close()))
     writer.start()
-    with pytest.raises(LineBroken):
+    with pytest.raises(ChannelError):
         there.read()
     writer.join()
     close(there)
@@ -95,8 +95,8 @@ def test_garbage_is_an_error_at_once(sent: bytes) -> None:
 
 def test_a_record_that_is_too_long_is_not_begun() -> None:
     here, there = pair()
-    with pytest.raises(TooLong):
-        here.send({"a": "x" * LARGEST})
+    with pytest.raises(RecordTooLong):
+        here.send({"a": "x" * MAX_RECORD})
     here.send({"n": 1})
     assert there.read()[0] == {"n": 1}
     close(here, there)

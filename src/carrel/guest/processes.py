@@ -1,0 +1,250 @@
+"""The processes of a session: which there are, which belong together, and how to end them."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import time
+from collections.abc import Callable, Collection, Iterable, Set
+from typing import NamedTuple
+
+from . import syscalls
+
+MARK = "CARREL_COMMAND"
+"""The environment variable by which a process that became a daemon is still recognized as a command's."""
+TITLE = "carrel"
+_MARK_PREFIX = f"{MARK}=".encode()
+_KILL_TIME = 2.0
+"""Seconds to go on killing, since processes may start others meanwhile."""
+_INTERRUPT_TIME = 0.1
+"""Seconds that a process has to end after SIGINT, before it is killed."""
+_TICKS = os.sysconf("SC_CLK_TCK")
+
+
+class Process(NamedTuple):
+    """One row of the process table."""
+
+    parent: int
+    group: int
+    session: int
+    started: int
+    """In the kernel's clock ticks since the machine started."""
+
+
+ProcessTable = dict[int, Process]
+Marks = dict[bytes, set[int]]
+
+
+def scan() -> ProcessTable:
+    """Every process that can be seen, but this one and those that have ended and wait to be reaped."""
+    found = {}
+    own = os.getpid()
+    for name in os.listdir("/proc"):
+        if not name.isdigit() or int(name) == own:
+            continue
+        fields = _stat_fields(int(name))
+        if fields and fields[0] not in (b"Z", b"X"):
+            found[int(name)] = Process(int(fields[1]), int(fields[2]), int(fields[3]), int(fields[19]))
+    return found
+
+
+def _stat_fields(pid: int) -> list[bytes]:
+    """The fields of /proc/PID/stat from the state on; none when the process is gone."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            return file.read().rpartition(b")")[2].split()
+    except OSError:
+        return []
+
+
+def scan_with_marks() -> tuple[ProcessTable, Marks]:
+    """The process table, and which of the processes carry which command's mark in their environment."""
+    table = scan()
+    marks: Marks = {}
+    for pid in table:
+        try:
+            with open(f"/proc/{pid}/environ", "rb") as file:
+                variables = file.read().split(b"\0")
+        except OSError:
+            continue
+        for variable in variables:
+            if variable.startswith(_MARK_PREFIX):
+                marks.setdefault(variable, set()).add(pid)
+    return table, marks
+
+
+def is_stopped(pid: int) -> bool:
+    """Whether a signal has stopped a process, and nothing has continued it."""
+    return _stat_fields(pid)[:1] in ([b"T"], [b"t"])
+
+
+def descendants(pids: Iterable[int], table: ProcessTable) -> set[int]:
+    """The children of these processes, their children, and so on."""
+    found: set[int] = set()
+    newest = set(pids)
+    while newest:
+        newest = {child for child, process in table.items() if process.parent in newest} - found
+        found |= newest
+    return found
+
+
+class ProcessTree:
+    """A command's first process, and all that descend from it, also those that left its process group."""
+
+    def __init__(self, pid: int, mark: str) -> None:
+        self.pid = pid
+        self.reaped = False
+        """Whether its first process has ended and been waited for. Its number may be another's by now, unless a process
+        with the mark is still in its group or session."""
+        self._mark = f"{MARK}={mark}".encode()
+
+    def members(self, scanned: tuple[ProcessTable, Marks] | None = None) -> list[int]:
+        """Those that live now: by group and session, by parent, and by the mark in their environment."""
+        table, marks = scanned or scan_with_marks()
+        found = set(marks.get(self._mark, ()))
+        if not self.reaped or any(self.pid in (table[pid].group, table[pid].session) for pid in found):
+            found |= {pid for pid, process in table.items() if self.pid in (pid, process.group, process.session)}
+        return sorted(found | descendants(found, table))
+
+    def has_group_members(self) -> bool:
+        """Right after its first process was waited for: whether others of its process group live."""
+        try:
+            os.killpg(self.pid, 0)
+        except ProcessLookupError:
+            return False
+        except PermissionError:
+            return True
+        return True
+
+    def kill(self) -> None:
+        """Kill them all."""
+        if not self.reaped:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self.pid, signal.SIGKILL)
+        _kill_until_none(self.members)
+
+
+def clock() -> int:
+    """Now, in the unit of `Process.started`."""
+    return int(time.clock_gettime(time.CLOCK_BOOTTIME) * _TICKS)
+
+
+def started_since(moment: int, exclude: Collection[int], session: int | None = None) -> list[int]:
+    """What was started since then in a kernel session (by default this process's own), without what other processes of
+    that session have started."""
+    own_depth, above = _namespace_depth(os.getpid()), os.getppid()
+    session = os.getsid(0) if session is None else session
+    table = {pid: process for pid, process in scan().items() if process.session == session}
+    found = {
+        pid
+        for pid, process in table.items()
+        if pid not in exclude and process.started >= moment and _namespace_depth(pid) == own_depth
+    }
+    while True:
+        children_of_others = {
+            pid for pid in found if (parent := table[pid].parent) in table and parent not in found and parent != above
+        }
+        if not children_of_others:
+            return sorted(found)
+        found -= children_of_others
+
+
+def end_started_since(
+    moment: int, exclude: Collection[int], *, interrupt_first: bool = False, session: int | None = None
+) -> None:
+    """End what `started_since` finds: at once, or by SIGINT as Ctrl-C in a terminal does, and a moment later for
+    good."""
+
+    def find() -> list[int]:
+        return started_since(moment, exclude, session)
+
+    if interrupt_first:
+        if not _signal_all(find(), signal.SIGINT):
+            return
+        end = time.monotonic() + _INTERRUPT_TIME
+        while time.monotonic() < end:
+            if not find():
+                return
+            time.sleep(0.005)
+    _kill_until_none(find)
+
+
+def started_at_or_after(moment: int, pids: Iterable[int]) -> list[int]:
+    """Those of these processes that live and began at that moment or later."""
+    return sorted(pid for pid in pids if (fields := _stat_fields(pid)) and int(fields[19]) >= moment)
+
+
+def kill_descendants(exclude: Set[int] = frozenset(), *, patience: float = _KILL_TIME) -> None:
+    """Kill what descends from this process."""
+    _kill_until_none(lambda: descendants([os.getpid()], scan()) - exclude, patience)
+
+
+def kill_namespace(exclude: Set[int] = frozenset(), *, patience: float = _KILL_TIME) -> None:
+    """In the first process of a pid namespace: kill all others in it, but none in the namespaces of forks below it."""
+    own_depth = _namespace_depth(os.getpid())
+    _kill_until_none(
+        lambda: [pid for pid in scan() if pid not in exclude and _namespace_depth(pid) == own_depth], patience
+    )
+
+
+class StopGuard:
+    """Continues a worker that other processes of its session stop; when they do it again and again, kills them."""
+
+    TOO_OFTEN = 3
+
+    def __init__(self, kill_others: Callable[[Set[int]], None]) -> None:
+        self._kill_others = kill_others
+        """Called with the processes that are to be left alone."""
+        self._times_stopped = 0
+        """How many checks in a row have found it stopped."""
+
+    def check(self, worker: int, exclude: Set[int], *, kill: bool) -> None:
+        """With `kill`, others than these may be killed."""
+        self._times_stopped = self._times_stopped + 1 if is_stopped(worker) else 0
+        if kill and self._times_stopped >= self.TOO_OFTEN:
+            self._kill_others({worker, *exclude})
+            self._times_stopped = 1
+        if self._times_stopped:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(worker, signal.SIGCONT)
+
+
+def _namespace_depth(pid: int) -> int:
+    """In how many pid namespaces a process has a number; those of a fork of this session have one more."""
+    try:
+        with open(f"/proc/{pid}/status", "rb") as file:
+            return next((len(row.split()) for row in file if row.startswith(b"NSpid:")), 0)
+    except OSError:
+        return -1
+
+
+def _signal_all(pids: Iterable[int], number: int) -> bool:
+    """Whether there was a process to signal."""
+    some = False
+    for pid in pids:
+        some = True
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, number)
+    return some
+
+
+def _kill_until_none(find: Callable[[], Iterable[int]], patience: float = _KILL_TIME) -> None:
+    end = time.monotonic() + patience
+    while _signal_all(find(), signal.SIGKILL) and time.monotonic() < end:
+        time.sleep(0.001)
+
+
+def set_title(title: str = TITLE) -> None:
+    """Name this process, and what is forked from it, in lists of processes. `pkill python`, run by the session's code
+    to end its own programs, then does not end the session."""
+    syscalls.libc.prctl(syscalls.PR_SET_NAME, title.encode(), 0, 0, 0)
+    fields = _stat_fields(os.getpid())
+    if len(fields) < 47:
+        return
+    # Where its arguments are in memory (fields 48 and 49 of proc(5)); 0 where the kernel does not show it.
+    start, end = int(fields[45]), int(fields[46])
+    if 0 < start < end - len(title):
+        ctypes.memset(start, 0, end - start)
+        ctypes.memmove(start, title.encode(), len(title))
