@@ -110,7 +110,7 @@ async def test_where_the_process_that_forks_is_ended_nothing_has_changed(executo
     await executor.write_file("end", "now")
     await executor.run(
         "import ctypes, os\nx, end = 7, os.path.abspath('end')\n"
-        # The hooks of C libraries run in each process that calls fork(); the one in between is in no /proc that it sees.
+        # The hooks of C libraries run wherever fork() is called; the process in between is in no /proc that it sees.
         f"hook = ctypes.CFUNCTYPE(None)(lambda: os.path.exists('/proc/self') or open(end).read() and {end})\n"
         "ctypes.CDLL(None).__register_atfork(hook, None, None, None)"
     )
