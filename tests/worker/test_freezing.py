@@ -45,7 +45,7 @@ def _until(held: Callable[[], bool]) -> None:
 def test_the_variables_are_as_before_the_cell_that_died(session: Session, death: str) -> None:
     session.value("import math\nx = [1, 2]\ndef f(): return x\nclass C: pass\nc = C()\nc.y = f")
     number = session.ask(op="run", code=f"x.append(3)\n{DEATHS[death]}")
-    with pytest.raises(Exception, match="channel|announced"):
+    with pytest.raises(Exception, match=r"channel|announced"):
         session.result(number)
     session.process.kill()
     session.wake()
