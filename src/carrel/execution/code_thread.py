@@ -21,7 +21,7 @@ from carrel.execution import thread_streams
 from carrel.execution.host_calls import known_errors
 from carrel.execution.host_line import Record
 from carrel.guest.worker import display, telling, values
-from carrel.guest.worker.cells import Cell, let_go, line_in
+from carrel.guest.worker.cells import Cell
 from carrel.guest.worker.host_errors import error_class
 from carrel.guest.worker.output import no_input
 
@@ -116,18 +116,13 @@ class CodeThread:
         self._cells += 1
         # All sessions of a process share Python's memory of sources; what is told of it leaves the last word out.
         filename = f"<cell {self._cells} of {self._number}>"
-        kept: list[Any] = []
         try:
             self._shown = []
             self._begin()
-            answer, line = self._ran(code, filename, kept)
-            let_go(kept, filename, line)
+            answer = self._ran(code, filename)
         except BaseException as problem:  # noqa: BLE001 -- whatever the code raises is its result
-            line = line_in(problem.__traceback__, filename)
             answer = _told(problem)
-            kept.append(problem)
         answer = self._settle(answer)
-        let_go(kept, filename, line)
         answer["display"] = self._shown
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
         answer["usage"] = {"cpu_seconds": time.thread_time() - cpu, "max_rss_bytes": peak}
@@ -145,15 +140,13 @@ class CodeThread:
         if early:
             raise KeyboardInterrupt
 
-    def _ran(self, code: str, filename: str, kept: list[Any]) -> tuple[Record, int]:
-        """Its outcome, and the line of the value, which is kept."""
+    def _ran(self, code: str, filename: str) -> Record:
         cell = Cell(code, filename)
         value = self._awaited(cell) if cell.waits else cell.run(self.names)
         rich = display.bundle(value)
         if rich is not None:
             self._shown.append(rich)
-        kept.append(value)
-        return {"value": values.encode(value)}, cell.line
+        return {"value": values.encode(value)}
 
     def _awaited(self, cell: Cell) -> Any:
         if self._loop is None or self._loop.is_closed():

@@ -1,9 +1,8 @@
-"""What a fork shares with whom it came from, open files and shared memory, made its own."""
+"""Open files, which a fork shares with the process that it came from, made its own."""
 
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import errno
 import fcntl
 import os
@@ -14,23 +13,12 @@ from typing import NamedTuple
 
 from .native import holders
 
-_library = ctypes.PyDLL(None, use_errno=True)
-_library.mmap.restype = _library.mremap.restype = ctypes.c_void_p
-_library.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
-_library.mremap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_size_t, ctypes.c_int, ctypes.c_void_p]
-_library.mprotect.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
-_SHARED, _FIXED, _ANONYMOUS = 0x01, 0x10, 0x20
-_READ_WRITE = 3
-_TO_THERE = 3
-"""MREMAP_MAYMOVE and MREMAP_FIXED."""
 _MADE_ANEW = os.O_CREAT | os.O_EXCL | os.O_TRUNC | (os.O_TMPFILE & ~os.O_DIRECTORY)
 _TERMINALS = ("/dev/pts/", "/dev/ptmx", "/dev/tty")
 _PIECE = 1 << 20
-_NOTHING = bytes(_PIECE)
-_LARGEST = 1 << 30
-"""Bytes of shared memory without a name: nobody can tell how much of it is in use without using all of it."""
-_GONE = " (deleted)"
-_SHARED_ROWS = re.compile(rb"^[0-9a-f-]+ ...s .*$", re.MULTILINE)
+_WRITABLE_SHARED_ROWS = re.compile(rb"^[0-9a-f-]+ .w.s .*$", re.MULTILINE)
+_SEMAPHORES = "/dev/shm/sem."
+"""Locks of multiprocessing, which work in both processes; tqdm makes one."""
 
 
 class Opened(NamedTuple):
@@ -65,10 +53,10 @@ def _is_pipe(fd: int) -> bool:
         return False
 
 
-def make_own(files: dict[int, Opened], *, memory: bool) -> None:
+def make_own(files: dict[int, Opened]) -> None:
     """In the fork: open the files again at their places, and copy what no path leads to; OSError says what failed.
 
-    Whoever it came from must stand still meanwhile; `memory`: it had some that was shared."""
+    The process that it was forked from must stand still meanwhile."""
     copies: dict[tuple[int, int], int] = {}
     for fd, file in files.items():
         try:
@@ -76,11 +64,6 @@ def make_own(files: dict[int, Opened], *, memory: bool) -> None:
         except OSError as problem:
             what = f"{file.path or 'a deleted file'} cannot be opened again: {problem}"
             raise OSError(problem.errno, f"{what}{holders([fd])}") from None
-    for mapping in shared_memory() if memory else ():
-        try:
-            mapping.replace(copies)
-        except OSError as problem:
-            raise OSError(problem.errno, f"shared memory ({mapping.path}) cannot be copied: {problem}") from None
 
 
 def _is_at(path: str, what: os.stat_result) -> bool:
@@ -150,69 +133,10 @@ def _written_in(source: int) -> Iterator[tuple[int, int]]:
             yield start, end
 
 
-class Mapping:
-    """Memory that several processes have together."""
-
-    def __init__(self, line: str) -> None:
-        addresses, perms, offset, device, number, *path = line.split(maxsplit=5)
-        self.start, self.end = (int(each, 16) for each in addresses.split("-"))
-        self.protection = ("r" in perms) + 2 * ("w" in perms) + 4 * ("x" in perms)
-        self.offset = int(offset, 16)
-        major, minor = (int(each, 16) for each in device.split(":"))
-        self.file = os.makedev(major, minor), int(number)
-        self.path = path[0].replace("\\012", "\n") if path else ""
-
-    @property
-    def size(self) -> int:
-        return self.end - self.start
-
-    def replace(self, copies: dict[tuple[int, int], int]) -> None:
-        """Have at the same addresses what only this process has."""
-        if self.file in copies:
-            self._map(copies[self.file])
-            return
-        if not self.path.endswith(_GONE) or os.path.exists(self.path):
-            fd = os.open(self.path, (os.O_RDWR if self.protection & 2 else os.O_RDONLY) | os.O_CLOEXEC)
-            try:
-                self._map(fd)
-            finally:
-                os.close(fd)
-            return
-        if self.size > _LARGEST:
-            raise OSError(errno.EFBIG, f"it is {self.size >> 20} MiB, more than is copied ({_LARGEST >> 20} MiB)")
-        new = _checked(_library.mmap(None, self.size, _READ_WRITE, _SHARED | _ANONYMOUS, -1, 0))
-        memory = os.open("/proc/self/mem", os.O_RDWR | os.O_CLOEXEC)
-        try:
-            for at in range(0, self.size, _PIECE):
-                piece = os.pread(memory, min(_PIECE, self.size - at), self.start + at)
-                if piece != _NOTHING[: len(piece)]:
-                    os.pwrite(memory, piece, new + at)
-        finally:
-            os.close(memory)
-        _library.mprotect(new, self.size, self.protection)
-        _checked(_library.mremap(new, self.size, self.size, _TO_THERE, self.start))
-
-    def _map(self, fd: int) -> None:
-        _checked(_library.mmap(self.start, self.size, self.protection, _SHARED | _FIXED, fd, self.offset))
-
-
-def _checked(address: int | None) -> int:
-    if address is None or address == ctypes.c_void_p(-1).value:
-        number = ctypes.get_errno()
-        raise OSError(number, os.strerror(number))
-    return address
-
-
-def shared_memory() -> list[Mapping]:
-    """What of this process's memory others may write to, or it for others."""
+def shared_memory() -> str | None:
+    """Why memory that this process shares forbids a fork, or None: both would go on writing to it."""
     with open("/proc/self/maps", "rb") as file:
-        rows = _SHARED_ROWS.findall(file.read())
-    found = [Mapping(os.fsdecode(row)) for row in rows]
-    return [mapping for mapping in found if mapping.protection & 2 or not _is_read_only(mapping.path)]
-
-
-def _is_read_only(path: str) -> bool:
-    try:
-        return bool(os.statvfs(path).f_flag & os.ST_RDONLY)
-    except OSError:
-        return False
+        rows = [os.fsdecode(row).split(maxsplit=5) for row in _WRITABLE_SHARED_ROWS.findall(file.read())]
+    names = [row[5] if len(row) > 5 else "anonymous" for row in rows]
+    found = next((name for name in names if not name.startswith(_SEMAPHORES)), None)
+    return None if found is None else f"shared memory cannot be copied into a fork ({found})"

@@ -1,23 +1,18 @@
-"""Commands that the host wants run before it answers a call: in a thread each, so that everybody goes on waiting."""
+"""Commands that the host wants to have run before it answers a call: in a thread each, so that nothing else waits."""
 
 from __future__ import annotations
 
 import base64
 import contextlib
 import os
-import selectors
-import signal
 import threading
-import time
 from typing import Any
 
 from ..channel import Channel, ChannelError, Record
-from .exec_requests import LOOK, PIECE, Command, exit_code, not_started
+from .commands import STDOUT, Command
 
 _PATIENCE = 3.0
 """Seconds to wait for one that was killed."""
-_LAST_PIECES = 8
-"""As many as fill a pipe, and more: one that became a daemon might write for ever."""
 
 
 class CallCommand:
@@ -25,105 +20,52 @@ class CallCommand:
 
     def __init__(self, call: int, request: dict[str, Any], home: str, line: Channel) -> None:
         self._call = call
-        self._request = request
-        self._home = home
         self._line = line
-        self._lock = threading.Lock()
-        self._command: Command | None = None
-        self._over = False
-        self._thread = threading.Thread(target=self._live, name="carrel-command", daemon=True)
+        command, stdin, timeout = request.get("command", ""), request.get("stdin"), request.get("timeout")
+        self._stdin = None if stdin is None else base64.b64decode(stdin)
+        self._command = Command(
+            command if isinstance(command, str) else [str(word) for word in command],
+            self._send_output,
+            cwd=os.path.join(home, os.path.expanduser(str(request.get("cwd") or ""))),
+            env={**os.environ, **{str(name): str(value) for name, value in (request.get("env") or {}).items()}},
+            timeout=None if timeout is None else float(timeout),
+            stdin=self._stdin is not None,
+            keep_background=False,
+        )
+        self._thread = threading.Thread(target=self._run, name="carrel-command", daemon=True)
         try:
             self._thread.start()
         except RuntimeError as problem:  # as many threads as there may be
-            self._over = True
-            self._send({"op": "ran", "timed_out": False, **not_started(request, home, problem)})
+            self._send({"op": "ran", "timed_out": False, "exit_code": 126, "error": str(problem)})
 
     def end(self) -> None:
         """Kill what still runs, and wait until its thread is gone: with a thread no frozen fork could be kept."""
-        with self._lock:
-            self._over = True
-            if self._command is not None:
-                self._command.tree.kill()
+        self._command.cancel()
         if self._thread.ident is not None:
             self._thread.join(_PATIENCE)
 
     # --- in the thread ----------------------------------------------------------------------------------------------
 
-    def _live(self) -> None:
-        with contextlib.suppress(ChannelError):  # whoever reads the line sees it too
+    def _run(self) -> None:
+        with contextlib.suppress(ChannelError):  # the main thread sees it too
             try:
-                command = Command(self._request, self._home)
-            except (OSError, ValueError, TypeError, IndexError) as problem:
-                self._send({"op": "ran", "timed_out": False, **not_started(self._request, self._home, problem)})
+                self._command.start()
+            except (OSError, ValueError) as problem:
+                code = 127 if isinstance(problem, FileNotFoundError) else 126
+                self._send({"op": "ran", "timed_out": False, "exit_code": code, "error": str(problem)})
                 return
             try:
-                self._send(self._ran(command))
+                if self._stdin is not None:
+                    for data in (self._stdin, b""):
+                        self._command.feed(data)
+                end = self._command.run()
             finally:
-                command.let_go()
+                self._command.close()
+            self._send({"op": "ran", "exit_code": end.exit_code, "timed_out": end.timed_out})
+
+    def _send_output(self, stream: int, data: bytes) -> None:
+        name = "stdout" if stream == STDOUT else "stderr"
+        self._send({"op": "output", "stream": name, "data": base64.b64encode(data).decode("ascii")})
 
     def _send(self, record: Record) -> None:
         self._line.send({**record, "call": self._call})
-
-    def _ran(self, command: Command) -> Record:
-        with self._lock:
-            self._command = command
-            if self._over:
-                command.tree.kill()
-        status: int | None = None
-        try:
-            self._until_it_ends(command)
-        finally:
-            with self._lock:
-                # Before it is waited for, its number cannot be another's: what it left in its group goes with it.
-                with contextlib.suppress(ProcessLookupError, PermissionError):
-                    os.killpg(command.process.pid, signal.SIGKILL)
-                status = command.process.wait()
-                self._command = None
-        for stream in ("stdout", "stderr"):
-            for _ in range(_LAST_PIECES):
-                if not self._output(command, stream):
-                    break
-        return {"op": "ran", "exit_code": exit_code(command, status), "timed_out": command.timed_out}
-
-    def _until_it_ends(self, command: Command) -> None:
-        with selectors.DefaultSelector() as selector:
-            if command.watched >= 0:
-                selector.register(command.watched, selectors.EVENT_READ, "ended")
-            for stream, pipe in command.streams.items():
-                selector.register(pipe, selectors.EVENT_READ, stream)
-            if command.process.stdin is not None:
-                selector.register(command.process.stdin, selectors.EVENT_WRITE, "stdin")
-            while True:
-                wait = None if command.deadline is None else command.deadline - time.monotonic()
-                if wait is not None and wait <= 0:
-                    command.timed_out, command.deadline = True, None
-                    command.tree.kill()
-                    continue
-                if command.watched < 0:
-                    wait = LOOK if wait is None else min(wait, LOOK)
-                happened = {key.data: key.fileobj for key, _ in selector.select(wait)}
-                for what, pipe in happened.items():
-                    if what == "stdin":
-                        if command.feed():
-                            selector.unregister(pipe)
-                            command.process.stdin.close()  # type: ignore[union-attr]
-                    elif what != "ended" and not self._output(command, what) and what not in command.streams:
-                        selector.unregister(pipe)
-                if "ended" in happened or (command.watched < 0 and command.has_ended()):
-                    return
-
-    def _output(self, command: Command, stream: str) -> bool:
-        """One piece; False when there is none now."""
-        pipe = command.streams.get(stream)
-        if pipe is None:
-            return False
-        try:
-            data = os.read(pipe.fileno(), PIECE)
-        except BlockingIOError:
-            return False
-        if data:
-            self._send({"op": "output", "stream": stream, "data": base64.b64encode(data).decode("ascii")})
-            return True
-        pipe.close()
-        del command.streams[stream]
-        return False

@@ -12,12 +12,9 @@ import re
 import sys
 import types
 from collections import deque
-from collections.abc import Iterator
 from typing import Any
 
 _AWAIT = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
-LARGE = 512 * 1024
-"""Longer code is compiled in pieces: as one tree, ten megabytes of it would take gigabytes of memory."""
 _KEPT_SOURCE = 32 * 1024 * 1024
 _KEPT_CELLS = 500
 _SHORT = 500
@@ -27,8 +24,6 @@ _HARMLESS_STEPS = frozenset(
     for name in ("CACHE", "RESUME", "LOAD_NAME", "LOAD_CONST", "BUILD_TUPLE", "BUILD_LIST", "RETURN_VALUE")
     if name in opcode.opmap
 )
-_STARTS = re.compile(r"^(?!(?:else|elif|except|finally|case)\b)[\w@]", re.MULTILINE)
-
 _WANTS_A_LOOP = re.compile(r"\b(?:create_task|ensure_future|get_running_loop|gather)\b")
 _HAS_ITS_OWN = re.compile(
     r"\basyncio\s*\.\s*(?:run|Runner)\b|\brun_until_complete\b|\brun_forever\b|\bimport\b.*\brun\b"
@@ -46,20 +41,11 @@ class Cell:
         self._codes: list[types.CodeType] = []
         self._last: types.CodeType | None = None
         self._wants_a_loop = bool(_WANTS_A_LOOP.search(code)) and not _HAS_ITS_OWN.search(code)
-        self.harmless = self.changes_nothing = False
-        self.line = 1
-        """Where its last expression begins."""
+        self.harmless = False
+        """Whether running it changes nothing, and can neither crash nor hang: names and literals."""
         if len(code) <= _SHORT and self._is_expression(code, filename):
             return
-        if len(code) <= LARGE:
-            self._add(compile(code, filename, "exec", _AWAIT | ast.PyCF_ONLY_AST, dont_inherit=True), filename)
-            return
-        rest = ""
-        for piece, left in _pieces(code, filename):
-            self._codes.append(piece)
-            rest = left
-        self._add(compile(rest or code, filename, "exec", _AWAIT | ast.PyCF_ONLY_AST, dont_inherit=True), filename)
-        self.harmless = self.changes_nothing = False
+        self._add(compile(code, filename, "exec", _AWAIT | ast.PyCF_ONLY_AST, dont_inherit=True), filename)
 
     def _is_expression(self, code: str, filename: str) -> bool:
         """Compile one short expression as it stands, which takes a third of the time; False where a tree is needed."""
@@ -72,17 +58,14 @@ class Cell:
         harmless = _HARMLESS_STEPS.issuperset(made.co_code[::2])
         if not harmless and "(" not in code:
             return False
-        self._last, self.harmless, self.changes_nothing = made, harmless, harmless
+        self._last, self.harmless = made, harmless
         return True
 
     def _add(self, tree: Any, filename: str) -> None:
-        self.harmless = all(map(_harmless, tree.body))
-        self.changes_nothing = self.harmless and all(isinstance(node, (ast.Expr, ast.Pass)) for node in tree.body)
         last = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
         if tree.body:
             self._codes.append(compile(tree, filename, "exec", _AWAIT, dont_inherit=True))
         if last is not None:
-            self.line = last.lineno
             self._last = compile(ast.Expression(last.value), filename, "eval", _AWAIT, dont_inherit=True)
 
     @property
@@ -107,22 +90,6 @@ class Cell:
             return None
         value = eval(self._last, names)
         return await value if _waits(self._last) else value
-
-
-_LET_GO = compile("of.clear()", "<cell>", "exec")
-
-
-def let_go(of: list[Any], filename: str, line: int) -> None:
-    """Drop what a cell gave or raised, as if its own line did: what Python says when something goes, of a coroutine
-    that nobody has awaited above all, names the line that runs at that moment."""
-    exec(_LET_GO.replace(co_filename=filename, co_firstlineno=line), {"of": of})
-
-
-def line_in(trace: types.TracebackType | None, filename: str) -> int:
-    """The line of a cell from which an exception came; 1 where it never ran."""
-    while trace is not None and trace.tb_frame.f_code.co_filename != filename:
-        trace = trace.tb_next
-    return 1 if trace is None else trace.tb_lineno or 1
 
 
 def _waits(code: types.CodeType) -> bool:
@@ -156,45 +123,6 @@ def source_lines(code: str) -> list[str]:
     """The lines as Python counts them, for tracebacks. The last one ends too, or Python 3.11 points beside what it
     means."""
     return io.StringIO(code if code.endswith("\n") else code + "\n", newline=None).readlines()
-
-
-def _pieces(code: str, filename: str) -> Iterator[tuple[types.CodeType, str]]:
-    """Long code, compiled piece by piece; with each, what is left after it."""
-    begin, lines = 0, 0
-    while len(code) - begin > LARGE:
-        size = LARGE // 2
-        while True:
-            found = _STARTS.search(code, begin + size)
-            if found is None:
-                return
-            piece = code[begin : found.start()]
-            try:
-                # Where it was cut inside of a statement this does not compile, and more is taken.
-                made = compile("\n" * lines + piece, filename, "exec", _AWAIT, dont_inherit=True)
-                break
-            except SyntaxError:
-                size *= 2
-        begin, lines = found.start(), lines + piece.count("\n")
-        yield made, "\n" * lines + code[begin:]
-
-
-def _harmless(node: ast.AST) -> bool:
-    """Whether running this can neither crash nor hang: names and literals, and a little arithmetic on them."""
-    if isinstance(node, ast.Expr):
-        return _harmless(node.value)
-    if isinstance(node, ast.Assign):
-        return all(isinstance(target, ast.Name) for target in node.targets) and _harmless(node.value)
-    if isinstance(node, ast.BinOp):
-        return _number(node)
-    if isinstance(node, (ast.Tuple, ast.List)):
-        return all(map(_harmless, node.elts))
-    return isinstance(node, (ast.Constant, ast.Name, ast.Pass))
-
-
-def _number(node: ast.AST) -> bool:
-    if isinstance(node, ast.BinOp):
-        return isinstance(node.op, (ast.Add, ast.Sub)) and _number(node.left) and _number(node.right)
-    return isinstance(node, ast.Constant) and isinstance(node.value, (int, float))
 
 
 # --- names ----------------------------------------------------------------------------------------------------------

@@ -14,7 +14,6 @@ from . import asking, values
 from .call_commands import CallCommand
 from .host_errors import HostCallError, raised
 from .interrupts import Interrupts
-from .quick import QuickSuccession
 from .turns import Turns
 
 _LOOK = 0.02
@@ -55,7 +54,6 @@ class Host:
         self._interrupts = interrupts
         self._number = 0
         self._bell = -1
-        self._asked = QuickSuccession()
         self._begin()
 
     def _begin(self) -> None:
@@ -171,9 +169,7 @@ class Host:
                 return True
             self._reading = True
         try:
-            self._asked.begin()
-            self._interrupts.wait_for(self._readable_line, first=self._asked.look)
-            self._asked.came()
+            self._interrupts.wait_for(self._readable_line)
             self._give_out(self.line.receive())
         finally:
             self._let_go()

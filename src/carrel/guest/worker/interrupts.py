@@ -118,13 +118,8 @@ class Interrupts:
             self._pending = False
             raise KeyboardInterrupt
 
-    def wait_for(
-        self,
-        poll: select.poll,
-        seconds: float | None = None,
-        first: Callable[[select.poll], list[tuple[int, int]]] = lambda poll: [],
-    ) -> None:
-        """Wait inside of a held step; here an interrupt may come at any moment. `first` looks before it sleeps."""
+    def wait_for(self, poll: select.poll, seconds: float | None = None) -> None:
+        """Wait inside of a held step; here an interrupt may come at any moment."""
         longest = None if seconds is None else seconds * 1000
         if not self.mine():
             poll.poll(longest)
@@ -132,8 +127,7 @@ class Interrupts:
         try:
             self._held = False
             self.check()
-            if not first(poll):
-                poll.poll(longest)
+            poll.poll(longest)
         finally:
             self._held = True
 

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import asyncio.events
-import asyncio.tasks
-import functools
 import os
 import selectors
 from collections.abc import Coroutine
@@ -23,8 +20,6 @@ class CellLoop:
     def __init__(self, interrupts: Interrupts) -> None:
         self._interrupts = interrupts
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._plain_run = asyncio.run
-        asyncio.run = functools.wraps(asyncio.run)(lambda *given, **options: self._run_inside(*given, **options))
 
     def run(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
         """What the coroutine returns or raises; KeyboardInterrupt when it was interrupted."""
@@ -86,21 +81,6 @@ class CellLoop:
                 raise
         finally:
             waiting = False
-
-    def _run_inside(self, main: Any, **options: Any) -> Any:
-        """`asyncio.run`, which a cell that awaits may call as well: in a loop of its own, while the cell's waits."""
-        outer = asyncio.events._get_running_loop()
-        if outer is None or outer is not self._loop:
-            return self._plain_run(main, **options)
-        task: Any = asyncio.current_task(outer)
-        asyncio.tasks._leave_task(outer, task)
-        asyncio.events._set_running_loop(None)
-        try:
-            return self._plain_run(main, **options)
-        finally:
-            asyncio.events._set_running_loop(outer)
-            asyncio.tasks._enter_task(outer, task)
-            asyncio.set_event_loop(outer)
 
     def forget(self) -> None:
         """After a reset: the next cell that awaits gets a new one."""

@@ -34,7 +34,6 @@ from .host import Host
 from .host_errors import error_class
 from .interrupts import Interrupts
 from .output import out_of_the_way
-from .quick import QuickSuccession
 from .running import Running, Woken
 from .telling import worker_traceback
 
@@ -58,7 +57,6 @@ class Worker:
         self._frozen = Frozen(int(settings.get("frozen_ceiling") or CEILING))
         self._keeps_frozen = bool(settings.get("frozen", True))
         self._opened: dict[int, apart.Opened] = {}
-        self._shares_memory = False
         self._asleep: bool | None = None
         """In a fork that is there only to be forked: whether others could look into its process before."""
         self._fork_process: Callable[[], int] = settings.get("enter_fork") or os.fork
@@ -72,7 +70,6 @@ class Worker:
         """What the last run that started something has left running."""
         self._private = os.getsid(0) == os.getpid()
         """Whether its session is its own, so that all in it is what code has started."""
-        self._answered = QuickSuccession()
         self._line = line
         self._interrupts = Interrupts()
         self._host = Host(line, self._interrupts, self._home)
@@ -146,9 +143,7 @@ class Worker:
         if not self._host.requests:
             self._wait()
         if self._host.requests:
-            self._answered.came()
             self._answer(*self._host.requests.popleft())
-            self._answered.begin()
 
     def _wait(self) -> None:
         """For something to happen; a frozen fork is made when nothing does."""
@@ -158,7 +153,7 @@ class Worker:
             events = self._wait_with_commands(soon)
         else:
             # Without commands nothing has a deadline, and the selector around this would take longer than the rest.
-            events = self._answered.look(self._poll) or self._poll.poll(None if soon is None else soon * 1000)
+            events = self._poll.poll(None if soon is None else soon * 1000)
             for fd, _ in events:
                 if fd == self._line.fileno():
                     self._host.take()
@@ -232,7 +227,7 @@ class Worker:
         def before_it(cell: Cell) -> None:
             if changed_before and self._keeps_frozen and not cell.harmless:
                 self._freeze()
-            self._changed = self._changed or not cell.changes_nothing
+            self._changed = self._changed or not cell.harmless
 
         def unsafe() -> None:
             if changed_before and self._keeps_frozen:
@@ -354,7 +349,7 @@ class Worker:
         show(self._asleep)
         why = None
         try:
-            apart.make_own(self._opened, memory=self._shares_memory)
+            apart.make_own(self._opened)
         except OSError as problem:
             why = problem.strerror or str(problem)
         self._asleep = hide() if asleep else None
@@ -368,7 +363,7 @@ class Worker:
         opened = descriptors()
         why = python_threads() or devices(opened) or channels(opened, own)
         if why is None:
-            self._opened, self._shares_memory = apart.files_of(opened, own), bool(apart.shared_memory())
+            self._opened, why = apart.files_of(opened, own), apart.shared_memory()
         if why is None and threads():
             # Some libraries end their threads before a fork: a child that ends at once shows which are left.
             self._forking = True

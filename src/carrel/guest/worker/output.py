@@ -8,7 +8,6 @@ import io
 import os
 import resource
 import sys
-import threading
 from typing import Any
 
 _MAKES_CHILDREN = frozenset(("subprocess.Popen", "os.system", "os.fork", "os.forkpty", "os.posix_spawn", "os.exec"))
@@ -19,30 +18,6 @@ def out_of_the_way(fd: int) -> int:
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     lowest = 200 if limit == resource.RLIM_INFINITY or limit > 300 else max(3, limit // 2)
     return fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, lowest)
-
-
-_NONE: frozenset[threading.Thread] = frozenset()
-
-
-class _WithoutLate(io.TextIOWrapper):
-    """A stream of one cell: what threads of earlier cells print meanwhile belongs to no result, and is dropped."""
-
-    late = _NONE
-
-    def write(self, text: str) -> int:
-        if threading.current_thread() in self.late:
-            return len(text)
-        return super().write(text)
-
-
-def late_threads() -> frozenset[threading.Thread]:
-    """Threads that run already. Those of a pool are the cell's own, which may give them work."""
-    running = threading.enumerate()
-    if len(running) == 1:
-        return _NONE
-    pools: Any = getattr(sys.modules.get("concurrent.futures.thread"), "_threads_queues", ())
-    own = threading.current_thread()
-    return frozenset(thread for thread in running if thread is not own and thread not in pools)
 
 
 class _Stream:
@@ -71,15 +46,12 @@ class _Stream:
         """Whether its number is still that of its pipe."""
         return _identity(self.fd) == self.pipe
 
-    def renew(self, late: frozenset[threading.Thread]) -> None:
+    def renew(self) -> None:
         if not self.leads_here():
             os.dup2(self.spare, self.fd)
         raw: Any = open(self.fd, "wb", buffering=0, closefd=False)  # noqa: SIM115 - it lives as long as the process
         # A line at a time: it streams, and lines of several threads or processes stay whole.
-        kind = _WithoutLate if late else io.TextIOWrapper
-        fresh = kind(raw, encoding="utf-8", errors="backslashreplace", line_buffering=True)
-        if isinstance(fresh, _WithoutLate):
-            fresh.late = late
+        fresh = io.TextIOWrapper(raw, encoding="utf-8", errors="backslashreplace", line_buffering=True)
         self._own = fresh
         setattr(sys, self.name, fresh)
         setattr(sys, f"__{self.name}__", fresh)
@@ -90,7 +62,6 @@ class StandardStreams:
 
     def __init__(self) -> None:
         self._streams = [_Stream("stdout", 1), _Stream("stderr", 2)]
-        self._late = _NONE
         self.children_made = False
         """Whether a process was made since this was last set back: it may write long after."""
         self._c_library = ctypes.CDLL(None)
@@ -125,20 +96,16 @@ class StandardStreams:
     def renew(self) -> None:
         """Fresh streams over the pipes, wherever 1 and 2 lead now."""
         for stream in self._streams:
-            stream.renew(self._late)
+            stream.renew()
 
     def begin(self, pipes: list[int]) -> None:
         """Before a cell, which may bring its own pipes: they are only reached by what it starts itself."""
-        late = late_threads()
-        if late != self._late:
-            self._late = late
-            self.renew()
         if len(pipes) == 2:
             self.replace(pipes[0], pipes[1])
 
     def shared(self) -> bool:
-        """Whether something that the code has started may still write."""
-        return self.children_made or bool(late_threads())
+        """Whether processes that the code has started may still write."""
+        return self.children_made
 
     def settle(self) -> None:
         """After a cell: what it printed is out, also what only the end of a stream that it has put there lets out."""

@@ -14,7 +14,7 @@ from typing import Any
 
 from ..channel import Record
 from . import display, telling, values
-from .cells import Cell, add_builtin, let_go, line_in, mend, new_namespace
+from .cells import Cell, add_builtin, mend, new_namespace
 from .host import Host
 from .host_errors import error_class
 from .interrupts import Interrupts
@@ -94,8 +94,6 @@ class Running:
         self, code: str, filename: str, before_it: Callable[[Cell], None], unsafe: Callable[[], None]
     ) -> Record:
         outcome: Record = {}
-        kept: list[Any] = []
-        line = 1
         try:
             cell = Cell(code, filename)
             self._interrupts.end()
@@ -103,7 +101,7 @@ class Running:
             self.streams.children_made = False
             self._interrupts.begin()
             value = self.loop.run(cell.run_waiting(self._names)) if cell.waits else cell.run(self._names)
-            if not cell.changes_nothing:
+            if not cell.harmless:
                 mend(self._names)
             if cell.harmless and type(value) not in _SCALARS:
                 self._interrupts.end()
@@ -112,9 +110,7 @@ class Running:
                 self._interrupts.begin()
             self._shown.add(value)
             outcome = {"value": values.encode(value)}
-            if type(value) not in _SCALARS:
-                kept.append(value)
-                line, value = cell.line, None
+            value = None  # its destructor may be the code's own, and runs before the output is complete
         except Woken:
             raise
         except BaseException as problem:  # noqa: BLE001 - whatever the code raises is its result
@@ -125,10 +121,6 @@ class Running:
             outcome = {"error": telling.told(problem), "error_type": telling.kind(problem)}
             if isinstance(problem, SystemExit):
                 outcome["exit_code"] = exit_status(problem.code)
-            kept.append(problem)
-            line = line_in(problem.__traceback__, filename)
-        if kept:
-            let_go(kept, filename, line)
         self._shown.add_open_figures()
         self.streams.settle()
         return outcome
