@@ -28,7 +28,7 @@ from carrel.errors import (
 from carrel.storage.base import process_name
 from carrel.storage.memory import MemoryStore
 from tests.conversation.conftest import Reopen
-from tests.conversation.words import assistant, call, compact, outline, result, user
+from tests.support.messages import assistant, call, compact, outline, result, user
 
 
 class Crowded(MemoryStore):

@@ -24,9 +24,9 @@ from carrel.conversation.session_writer import call_key
 from carrel.conversation.store import SessionStore
 from carrel.conversation.usage import tokens_of
 from carrel.storage.redis.store import RedisStore
-from tests.real_redis import RealRedis
+from tests.support.real_redis import RealRedis
 
-PROGRAM = Path(__file__).with_name("chaos_program.py")
+PROGRAM = "tests.support.chaos_process"
 KEPT = ["k0", "k1", "k2"]
 PASSING = ["d0", "d1"]
 WEIGHTS = {
@@ -55,7 +55,7 @@ class Crowd:
         if self.spawner is None:
             with (self.folder / "errors").open("ab") as errors:
                 pipe = subprocess.PIPE
-                self.spawner = subprocess.Popen([sys.executable, PROGRAM], stdin=pipe, stdout=pipe, stderr=errors)
+                self.spawner = subprocess.Popen([sys.executable, "-m", PROGRAM], stdin=pipe, stdout=pipe, stderr=errors)
         assert self.spawner.stdin is not None
         assert self.spawner.stdout is not None
         self.started += 1

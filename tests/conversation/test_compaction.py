@@ -17,7 +17,7 @@ from carrel.conversation.compaction import (
 )
 from carrel.conversation.messages import ConversationMessage, image_block, tool_calls_of, tool_results_of
 from carrel.errors import CompactRefused
-from tests.conversation.words import assistant, call, outline, result, user
+from tests.support.messages import assistant, call, outline, result, user
 
 TURNS = [
     user("one"),

@@ -17,12 +17,12 @@ import pytest
 from carrel.conversation.messages import flatten_message_text
 from carrel.conversation.store import SessionStore
 from carrel.errors import KeyRefused, SessionNotFound, StorageWriteError
-from tests.conversation.words import call, outline, result, user
+from tests.support.messages import call, outline, result, user
 
-PROGRAM = str(Path(__file__).with_name("appending_program.py"))
+PROGRAM = "tests.support.conversation_process"
 # For a shell: the clone may lie in a path with a space.
 PYTHON = shlex.quote(sys.executable)
-APPENDING = f"{PYTHON} {shlex.quote(PROGRAM)}"
+APPENDING = f"{PYTHON} -m {PROGRAM} append"
 
 
 @pytest.fixture
@@ -33,7 +33,10 @@ async def store(tmp_path: Path) -> AsyncIterator[SessionStore]:
 
 def start(data_dir: Path, *words: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, PROGRAM, str(data_dir), *words], stdout=subprocess.PIPE, stdin=subprocess.PIPE, text=True
+        [sys.executable, "-m", PROGRAM, "append", str(data_dir), *words],
+        stdout=subprocess.PIPE,
+        stdin=subprocess.PIPE,
+        text=True,
     )
 
 
@@ -182,7 +185,7 @@ async def test_a_full_disk_is_a_clear_error_and_costs_nothing(tmp_path: Path):
 ON_A_FULL_DISK = """
 import asyncio, os, sys
 from carrel.conversation.store import SessionStore
-from tests.conversation.words import user
+from tests.support.messages import user
 
 async def main(folder, durability):
     store, kept = SessionStore(folder, durability, embedder=False), []
@@ -368,8 +371,7 @@ async def test_what_others_write_we_read(store: SessionStore):
 
 
 def test_more_sessions_at_once_than_files_may_be_open(tmp_path: Path):
-    program = str(Path(__file__).with_name("many_program.py"))
-    command = [sys.executable, program, str(tmp_path / "sessions"), "400", "200"]
+    command = [sys.executable, "-m", PROGRAM, "use_many", str(tmp_path / "sessions"), "400", "200"]
     done = subprocess.run(command, capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
     assert len([path for path in (tmp_path / "sessions").iterdir() if path.name.endswith("-fork")]) == 400

@@ -12,7 +12,7 @@ import pytest
 from carrel.conversation.redaction import redact_secrets
 from carrel.conversation.store import SessionStore
 from carrel.errors import CarrelError, MetadataRefused, SessionNotFound
-from tests.conversation.words import outline, user
+from tests.support.messages import outline, user
 
 ASIDE = {"rewind_to": 9007199254740991, "created_at": "2026-01-01T00:00:00+00:00"}
 

@@ -15,7 +15,7 @@ from carrel.conversation.store import SessionStore
 from carrel.errors import StorageReadError
 from carrel.storage.base import Block
 from carrel.storage.memory import MemoryStore
-from tests.conversation.words import user
+from tests.support.messages import user
 
 
 class BadSectors(MemoryStore):

@@ -27,7 +27,7 @@ from carrel.storage.base import Store
 from carrel.storage.files.store import FileStore
 from carrel.storage.memory import MemoryStore
 from carrel.storage.redis.store import RedisStore
-from tests.conversation.words import outline, user
+from tests.support.messages import outline, user
 
 T = TypeVar("T")
 Visible = tuple[str, ...]

@@ -13,9 +13,9 @@ from carrel.conversation.store import SessionStore
 from carrel.storage.files.store import FileStore
 from carrel.storage.memory import MemoryStore
 from tests.conversation.conftest import Reopen
-from tests.conversation.words import call, outline, result, user
+from tests.support.messages import call, outline, result, user
 
-PROGRAM = "tests.conversation.open_call_program"
+PROGRAM = "tests.support.conversation_process"
 
 
 async def log_of(store: SessionStore) -> list[str]:
@@ -28,15 +28,15 @@ async def shown(store: SessionStore) -> list[str]:
     return outline(data["messages"])
 
 
-def program(root: Path, prefix: str, verb: str, call_id: str = "") -> list[str]:
-    return [sys.executable, "-m", PROGRAM, str(root), prefix, verb, call_id]
+def program(verb: str, root: Path, prefix: str, *more: str) -> list[str]:
+    return [sys.executable, "-m", PROGRAM, verb, str(root), prefix, *more]
 
 
 @contextmanager
 def caller(root: Path, prefix: str, call_id: str) -> Iterator["subprocess.Popen[str]"]:
     """A process that has made a call and waits for its result."""
     process = subprocess.Popen(
-        program(root, prefix, "call", call_id), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        program("call_tool", root, prefix, call_id), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
     try:
         assert process.stdout is not None
@@ -48,7 +48,7 @@ def caller(root: Path, prefix: str, call_id: str) -> Iterator["subprocess.Popen[
 
 
 def loaded_elsewhere(root: Path, prefix: str) -> str:
-    return subprocess.run(program(root, prefix, "load"), check=True, capture_output=True, text=True).stdout.strip()
+    return subprocess.run(program("load", root, prefix), check=True, capture_output=True, text=True).stdout.strip()
 
 
 @pytest.mark.parametrize("prefix", ["", "sessions"])
@@ -136,7 +136,7 @@ IN_A_LOOP = """
 import asyncio
 from carrel.conversation.store import SessionStore
 from carrel.storage.memory import MemoryStore
-from tests.conversation.words import call, outline
+from tests.support.messages import call, outline
 
 async def main():
     backend = MemoryStore()

@@ -23,7 +23,7 @@ from carrel.conversation.messages import (
 )
 from carrel.errors import RewindRefused, SessionIdRefused
 from carrel.storage.memory import MemoryStore
-from tests.conversation.words import call, user
+from tests.support.messages import call, user
 
 LARGE = base64.b64encode(bytes(range(256)) * 1200).decode()
 

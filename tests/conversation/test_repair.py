@@ -12,7 +12,7 @@ from carrel.conversation.replay import (
     unanswered_calls,
     without_texts,
 )
-from tests.conversation.words import assistant, call, outline, result, user
+from tests.support.messages import assistant, call, outline, result, user
 
 
 def mended(*messages: ConversationMessage) -> list[str]:

@@ -5,7 +5,7 @@ import pytest
 from carrel.conversation.log_entries import build_note
 from carrel.conversation.messages import ConversationMessage, image_block
 from carrel.conversation.replay import BackwardReplay, apply_compact, apply_rewind, events_in, visible_after
-from tests.conversation.words import assistant, compact, outline, rewind, user
+from tests.support.messages import assistant, compact, outline, rewind, user
 
 SUMMARY = ["(s)", "(ack)"]
 

@@ -15,7 +15,7 @@ from carrel.conversation.session_state import (
     new_meta,
     position_of,
 )
-from tests.conversation.words import assistant, call, result, user
+from tests.support.messages import assistant, call, result, user
 
 _DATE = "2026-01-02T00:00:00+00:00"
 

@@ -11,7 +11,7 @@ import pytest
 from carrel.storage.base import Store
 from carrel.storage.files.store import FileStore
 from carrel.storage.redis.store import RedisStore
-from tests.conversation.steps import NAMES, Cut, Laboratory
+from tests.support.session_steps import NAMES, Cut, Laboratory
 
 HALVES = ("append to a new one", "append to a draft", "import")
 """They make a session and then fill it: in between it is there and empty, and whoever is next goes on with it."""

@@ -34,7 +34,7 @@ from carrel.errors import (
 from carrel.events import Event, bus
 from carrel.storage.memory import MemoryStore
 from tests.conversation.conftest import Reopen
-from tests.conversation.words import assistant, call, compact, outline, result, user
+from tests.support.messages import assistant, call, compact, outline, result, user
 
 
 async def said(store: SessionStore, *messages: Any, session_id: str = "s") -> str:

@@ -8,7 +8,7 @@ from carrel.conversation.formats import normalize_usage
 from carrel.conversation.log_entries import build_compact_event, build_note
 from carrel.conversation.usage import count_usage, tokens_of
 from carrel.errors import ConfigurationError
-from tests.conversation.words import assistant, result, rewind, user
+from tests.support.messages import assistant, result, rewind, user
 
 FIVE = {"input_tokens": 3, "output_tokens": 2}
 

@@ -14,7 +14,7 @@ from carrel.execution.config import SubprocessConfig
 from carrel.execution.environments import output
 from carrel.execution.subprocess_executor import SubprocessExecutor
 from tests.library.remote.web import Answer, Web
-from tests.storage.suite import until
+from tests.support.stores import until
 from tests.wheels import build_wheel
 
 

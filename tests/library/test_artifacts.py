@@ -20,7 +20,7 @@ from carrel.library.artifacts import ArtifactStore
 from carrel.storage.base import Stamp
 from carrel.storage.files.store import FileStore
 from carrel.storage.memory import MemoryStore
-from tests.storage.suite import Place
+from tests.support.stores import Place
 
 
 def artifacts(place: Place, **settings: Any) -> ArtifactStore:

@@ -17,7 +17,7 @@ from carrel.library.deps import Deps
 from carrel.storage.base import Store
 from carrel.storage.redis.store import RedisStore
 from tests.late import Late
-from tests.storage.suite import Place
+from tests.support.stores import Place
 from tests.wheels import build_wheel
 
 redis = Late("redis")

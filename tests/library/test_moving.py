@@ -20,7 +20,7 @@ from carrel.storage.base import Store
 from carrel.storage.files.store import FileStore
 from carrel.storage.memory import MemoryStore
 from tests.library.steps import Another, Stepping, cut
-from tests.storage.suite import Place, everything
+from tests.support.stores import Place, everything
 
 BIG = bytes(range(256)) * 20_000
 SAID = "x" * 60_000

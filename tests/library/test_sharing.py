@@ -18,7 +18,7 @@ from carrel.library.deps import Deps
 from carrel.library.workflows import WorkflowLibrary
 from carrel.session import RedisStorage
 from tests.late import Late
-from tests.real_redis import RealRedis
+from tests.support.real_redis import RealRedis
 from tests.wheels import build_wheel
 
 redis = Late("redis")

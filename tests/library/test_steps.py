@@ -21,7 +21,7 @@ from carrel.storage.base import Store
 from carrel.storage.files.store import FileStore
 from carrel.storage.memory import MemoryStore
 from tests.library.steps import Another, Stepping, cut, until_it_waits
-from tests.storage.suite import Place
+from tests.support.stores import Place
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 SKILL = b"---\nname: x\ndescription: How to x\n---\nDo it.\n"

@@ -15,7 +15,7 @@ import pytest
 from carrel.errors import WorkflowExecutionError, WorkflowNotFoundError, WorkflowValidationError
 from carrel.library.workflows import WorkflowLibrary
 from carrel.storage.files.store import FileStore
-from tests.storage.suite import Place
+from tests.support.stores import Place
 
 FETCH = '''"""Fetch JSON from a URL."""
 
@@ -232,7 +232,7 @@ async def test_several_processes_edit_one_workflow(place: Place) -> None:
     program = """
 import asyncio, json, sys
 from carrel.library.workflows import WorkflowLibrary
-from tests.storage.suite import open_store
+from tests.support.stores import open_store
 async def main():
     store = open_store(json.loads(sys.argv[1]))
     workflows = WorkflowLibrary(store)

@@ -26,8 +26,8 @@ from carrel.execution.config import Limits
 from carrel.execution.executor import Moment
 from carrel.guest.sandbox.cgroups import trees
 from carrel.session import MAX_CHECKPOINTS
-from tests.real_redis import RealRedis
 from tests.session.conftest import executor_of
+from tests.support.real_redis import RealRedis
 
 
 @pytest.fixture

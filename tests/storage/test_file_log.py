@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from carrel.storage.files.store import FileStore
-from tests.storage.file_places import run, start
-from tests.storage.suite import everything, everything_back, in_a_thread
+from tests.support.file_store import run, start
+from tests.support.stores import everything, everything_back, in_a_thread
 
 KEY = "s/log.jsonl"
 

@@ -9,7 +9,7 @@ import pytest
 
 from carrel.storage.base import MAX_RECORD
 from carrel.storage.files.store import FileStore
-from tests.storage.suite import everything, everything_back
+from tests.support.stores import everything, everything_back
 
 KEY = "s/log.jsonl"
 LINE = b"x" * 999

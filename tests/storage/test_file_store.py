@@ -17,8 +17,8 @@ from carrel.errors import KeyRefused, StorageReadError, StorageWriteError
 from carrel.storage.base import MISSING
 from carrel.storage.files import objects
 from carrel.storage.files.store import FileStore
-from tests.storage.file_places import needs_namespaces, run, start
-from tests.storage.suite import everything
+from tests.support.file_store import needs_namespaces, run, start
+from tests.support.stores import everything
 
 
 @pytest.fixture

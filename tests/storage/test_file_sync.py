@@ -10,7 +10,7 @@ from pathlib import Path
 from carrel.errors import StorageWriteError
 from carrel.storage.files.log_writer import SyncedFile, SyncPool
 from carrel.storage.files.store import FileStore
-from tests.storage.suite import in_a_thread
+from tests.support.stores import in_a_thread
 
 
 class SlowFile(SyncedFile):

@@ -7,8 +7,8 @@ import pytest
 
 from carrel.storage.base import process_name
 from carrel.storage.files.store import FileStore
-from tests.storage.file_places import start
-from tests.storage.suite import Listener, in_a_thread, until
+from tests.support.file_store import start
+from tests.support.stores import Listener, in_a_thread, until
 
 KEY = "s/log.jsonl"
 

@@ -14,9 +14,9 @@ from carrel.errors import ConfigurationError, StorageReadError, StorageUnavailab
 from carrel.storage.redis.store import RedisStore
 from tests.late import Late
 from tests.ports import free_port
-from tests.real_redis import RealRedis
-from tests.storage.bad_line import BadLine
-from tests.storage.suite import Listener, everything, until
+from tests.support.real_redis import RealRedis
+from tests.support.stores import Listener, everything, until
+from tests.support.unreliable_proxy import UnreliableProxy
 
 redis = Late("redis")
 
@@ -188,7 +188,7 @@ async def test_a_line_cut_in_mid_call_is_unavailable_and_says_that_it_may_be_wri
 
 async def test_a_write_whose_answer_got_lost_is_not_sent_again(start_redis: Start, open_redis: Open) -> None:
     server = start_redis()
-    async with BadLine(server.port) as line:
+    async with UnreliableProxy(server.port) as line:
         store = open_redis(line.url)
         await store.append("log", [b"1"])
         line.breaks = True

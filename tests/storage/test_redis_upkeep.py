@@ -1,6 +1,7 @@
 """RedisStore over time: connections and loops, what is forgotten, locks that are renewed, sync, and the extra."""
 
 import asyncio
+import json
 import logging
 import signal
 import subprocess
@@ -13,8 +14,8 @@ import pytest
 from carrel.errors import StorageUnavailable
 from carrel.storage.redis.store import RedisStore
 from tests.late import Late
-from tests.real_redis import RealRedis
-from tests.storage.suite import Listener, in_a_thread, until
+from tests.support.real_redis import RealRedis
+from tests.support.stores import Listener, in_a_thread, until
 
 redis = Late("redis")
 
@@ -157,7 +158,8 @@ async def test_a_process_that_is_frozen_for_longer_than_its_lock_lives_does_not_
 ) -> None:
     server = start_redis()
     store = open_redis(server.url)
-    command = [sys.executable, "-m", "tests.storage.slow_writer", server.url]
+    address = json.dumps(["tests.support.stores:redis_store", server.url, "carrel"])
+    command = [sys.executable, "-m", "tests.support.store_process", address, "replace_locked"]
     program = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert program.stdout is not None
     assert await asyncio.to_thread(program.stdout.readline) == "holds\n"

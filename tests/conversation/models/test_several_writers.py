@@ -19,7 +19,7 @@ from carrel.conversation.models.parts import TextPart
 from carrel.conversation.store import SessionStore
 from carrel.events import Bus
 from carrel.storage.memory import MemoryStore
-from tests.storage.suite import Place
+from tests.support.stores import Place
 
 
 @pytest.fixture

@@ -22,8 +22,8 @@ from carrel.conversation.messages import (
 )
 from carrel.conversation.store import SessionStore
 from carrel.storage.memory import MemoryStore
-from tests.storage.suite import Place
 from tests.support.search import FruitEmbedder, add_turns, marked, places
+from tests.support.stores import Place
 
 # --- words ------------------------------------------------------------------------------------------------------------
 

@@ -12,7 +12,7 @@ from carrel.library.search import LibrarySearch, SearchEntry, SearchMatch
 from carrel.library.search.index import LONGEST_QUERY, text_to_embed
 from carrel.storage.base import Store
 from carrel.storage.memory import MemoryStore
-from tests.storage.suite import Place
+from tests.support.stores import Place
 
 ENTRIES = [
     SearchEntry("resize", "resize_image", "Scale an image to a given width and height", "path width height"),

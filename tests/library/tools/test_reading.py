@@ -12,7 +12,7 @@ from carrel.library.tools.secrets import Secrets
 from carrel.storage.files.store import FileStore
 from tests.library.tools.making import callable_names
 from tests.library.tools.test_definition import CURL
-from tests.storage.suite import Place
+from tests.support.stores import Place
 
 ECHO = b"name: echo\ncommand: echo\nschema: {positional: [{name: text}]}\n"
 SPEC = b"""\

@@ -18,7 +18,7 @@ from carrel.processes import OnOutput
 from carrel.storage.base import Stamp, Store
 from carrel.storage.memory import MemoryStore
 from tests.library.tools.making import callable_names
-from tests.storage.suite import Place
+from tests.support.stores import Place
 
 
 def echo(name: str = "echo", says: str = "", about: str = "Say it") -> bytes:

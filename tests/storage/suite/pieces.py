@@ -7,8 +7,8 @@ from collections.abc import AsyncIterator
 import pytest
 
 from carrel.errors import KeyMissing, KeyRefused, StorageReadError, StorageWriteError
-from tests.storage.suite import Place
-from tests.storage.test_suite_objects import BAD_KEYS
+from tests.storage.suite.objects import BAD_KEYS
+from tests.support.stores import Place
 
 
 async def in_pieces(*pieces: bytes) -> AsyncIterator[bytes]:

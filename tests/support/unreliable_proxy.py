@@ -3,7 +3,7 @@
 import asyncio
 
 
-class BadLine:
+class UnreliableProxy:
     """Passes everything on and, when told so, breaks right before the next answer comes through."""
 
     def __init__(self, port: int) -> None:
@@ -11,7 +11,7 @@ class BadLine:
         self.breaks = False
         self._cables: set[asyncio.Task[None]] = set()
 
-    async def __aenter__(self) -> "BadLine":
+    async def __aenter__(self) -> "UnreliableProxy":
         self._server = await asyncio.start_server(self._connected, "127.0.0.1", 0)
         self.url = f"redis://127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
         return self

@@ -17,7 +17,7 @@ from carrel.conversation.store import SessionStore
 from carrel.errors import CarrelError, SessionNotFound, StorageUnavailable
 from carrel.storage.base import Block, Lock, Store, process_name
 from carrel.storage.memory import MemoryStore
-from tests.conversation.words import assistant, call, outline, result, user
+from tests.support.messages import assistant, call, outline, result, user
 
 Picture = dict[str, Any]
 Deed = Callable[[], Awaitable[Any]]

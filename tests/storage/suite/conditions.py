@@ -7,7 +7,7 @@ import pytest
 
 from carrel.errors import GuardLost, StorageWriteError
 from carrel.storage.base import MISSING, Stamp, guarded
-from tests.storage.suite import Place, everything
+from tests.support.stores import Place, everything
 
 
 async def pieces(*data: bytes) -> AsyncIterator[bytes]:

@@ -9,7 +9,7 @@ import pytest
 
 from carrel.errors import KeyRefused
 from carrel.storage.base import MISSING, Store
-from tests.storage.suite import DIFFERENCES, KINDS, Place, in_a_thread
+from tests.support.stores import Place, in_a_thread
 
 BAD_KEYS = [
     "",
@@ -317,7 +317,3 @@ async def test_one_store_is_used_from_several_threads_with_their_own_loops(place
     assert await store.get_many([f"t/{number}" for number in range(4)]) == [b"19"] * 4
     records = [record async for block in store.read("log") for record in block.records]
     assert sorted(records) == sorted(f"{number} {turn}".encode() for number in range(4) for turn in range(20))
-
-
-def test_every_difference_between_the_kinds_has_a_reason() -> None:
-    assert all(kind in KINDS and len(reason) > 20 for (kind, _), reason in DIFFERENCES.items())

@@ -1,6 +1,8 @@
-"""The kinds of store that the one suite is run on, where they differ and why, and how another process joins in."""
+"""The kinds of store that the shared suite runs on, where they differ and why, and other processes on one store."""
 
 import asyncio
+import contextlib
+import importlib
 import json
 import sys
 import uuid
@@ -8,13 +10,11 @@ from collections.abc import Awaitable, Callable, Coroutine
 from pathlib import Path
 from typing import Any, TypeVar
 
+from carrel.errors import StorageError
 from carrel.storage.base import Store
 from carrel.storage.files.store import FileStore
 from carrel.storage.memory import MemoryStore
 from carrel.storage.redis.store import RedisStore
-from tests.late import Late
-
-redis = Late("redis")
 
 T = TypeVar("T")
 
@@ -35,63 +35,87 @@ def differs(kind: str, promise: str) -> bool:
     return (kind, promise) in DIFFERENCES
 
 
-class Place:
-    """Somewhere to keep things; every `open` gives a store of its own on the same things."""
+def file_store(folder: str) -> FileStore:
+    return FileStore(folder)
 
-    def __init__(self, kind: str, folder: Path, url: str) -> None:
-        self.kind = kind
-        self.address = [kind, str(folder) if kind == "file" else url, f"t-{uuid.uuid4().hex}"]
+
+def redis_store(url: str, prefix: str) -> RedisStore:
+    return RedisStore(url, prefix)
+
+
+class Place:
+    """Somewhere to keep things; every `open` gives a store of its own on the same things.
+
+    `address` is a function ("package.module:name") that opens a store, and its arguments, so that another process can
+    open one too. Without an address all share one MemoryStore."""
+
+    def __init__(self, *address: str) -> None:
+        self.address = [*address]
         self._memory = MemoryStore()
         self._stores: list[Store] = []
         self._others: list[OtherProcess] = []
 
+    @classmethod
+    def of_kind(cls, kind: str, folder: Path, redis_url: str) -> "Place":
+        """Make an empty place of one of the kinds that carrel has."""
+        if kind == "memory":
+            return cls()
+        if kind == "file":
+            return cls(f"{__name__}:file_store", str(folder))
+        return cls(f"{__name__}:redis_store", redis_url, f"t-{uuid.uuid4().hex}")
+
     def open(self) -> Store:
-        store = self._memory if self.kind == "memory" else open_store(self.address)
+        store = open_store(self.address) if self.address else self._memory
         self._stores.append(store)
         return store
 
     async def done_with(self, store: Store) -> None:
         """Close it in the loop that used it, unless it is the one that all share."""
-        if self.kind != "memory":
+        if store is not self._memory:
             await store.close()
 
     async def other(self, *words: str) -> "OtherProcess":
-        """Another process on the same place that does what `other_process.py` does for these words."""
+        """Start another process on the same place that runs this verb of `store_process.py`."""
         other = await OtherProcess.start(self.address, words)
         self._others.append(other)
         return other
 
     async def clear(self) -> None:
+        """End the other processes, delete everything and close the stores."""
         for other in self._others:
             await other.kill()
+        if self.address:
+            cleaner = open_store(self.address)
+            with contextlib.suppress(StorageError):  # its server is down
+                for folder in {key.split("/")[0] for key in await cleaner.list()}:
+                    await cleaner.delete(folder)
+            await cleaner.close()
         for store in self._stores:
             await store.close()
-        if self.kind == "redis":
-            with redis.Redis.from_url(self.address[1]) as client:
-                for name in client.scan_iter(f"{self.address[2]}:*", count=1000):
-                    client.unlink(name)
 
 
 def open_store(address: list[str]) -> Store:
-    kind, where, prefix = address
-    return FileStore(where) if kind == "file" else RedisStore(where, prefix)
+    """Open the store with this address."""
+    module, _, name = address[0].partition(":")
+    store: Store = getattr(importlib.import_module(module), name)(*address[1:])
+    return store
 
 
 class OtherProcess:
-    """A child that speaks in lines."""
+    """A child process that reads and writes lines."""
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         self._process = process
 
     @classmethod
     async def start(cls, address: list[str], words: tuple[str, ...]) -> "OtherProcess":
-        command = [sys.executable, "-m", "tests.storage.other_process", json.dumps(address), *words]
+        command = [sys.executable, "-m", "tests.support.store_process", json.dumps(address), *words]
         pipe = asyncio.subprocess.PIPE
         root = Path(__file__).parents[2]
         return cls(await asyncio.create_subprocess_exec(*command, stdin=pipe, stdout=pipe, cwd=root))
 
     async def line(self) -> str:
-        """What it says next; "" when it has ended."""
+        """Return its next line; "" when it has ended."""
         assert self._process.stdout
         return (await asyncio.wait_for(self._process.stdout.readline(), 60)).decode().rstrip("\n")
 

@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 
 from tests.needs import skip_without
-from tests.storage.suite import OtherProcess
+from tests.support.stores import OtherProcess
 
 _ROOT = Path(__file__).parents[2]
 
 
 def command(verb: str, root: Path, *words: str) -> list[str]:
-    return [sys.executable, "-m", "tests.storage.file_program", verb, str(root), *words]
+    return [sys.executable, "-m", "tests.support.file_store_process", verb, str(root), *words]
 
 
 async def start(verb: str, root: Path, *words: str) -> OtherProcess:

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from carrel.storage.base import process_name
-from tests.storage.suite import Place, in_a_thread
+from tests.support.stores import Place, in_a_thread
 
 
 async def test_a_lock_is_held_by_one_at_a_time(place: Place) -> None:

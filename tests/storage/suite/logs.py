@@ -9,7 +9,7 @@ import pytest
 
 from carrel.errors import StorageWriteError
 from carrel.storage.base import MAX_RECORD, MISSING, Block
-from tests.storage.suite import Place, everything, everything_back, in_a_thread
+from tests.support.stores import Place, everything, everything_back, in_a_thread
 
 
 async def test_records_are_numbered_from_one_in_the_order_they_came(place: Place) -> None:

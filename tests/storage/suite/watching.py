@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from tests.storage.suite import Listener, Place, in_a_thread
+from tests.support.stores import Listener, Place, in_a_thread
 
 
 async def test_a_watcher_hears_what_was_and_then_what_comes(place: Place) -> None:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from carrel.errors import StorageWriteError
 from carrel.storage.base import MISSING, Expected, Stamp, Store
-from tests.storage.suite import Place, everything, everything_back
+from tests.support.stores import Place, everything, everything_back
 
 OBJECTS = ["o", "s/1/o", "s/1!/o", "s/10/deep/o", "s/2/o"]
 LOGS = ["log", "s/1/log", "s/1!/log", "s/2/log"]

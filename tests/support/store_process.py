@@ -1,11 +1,11 @@
-"""The other process of the suite: opens the store it is told, does one thing, and speaks in lines."""
+"""Another process that uses a store: `python -m tests.support.store_process ADDRESS VERB ARGUMENT…`."""
 
 import asyncio
 import json
 import sys
 
 from carrel.storage.base import MISSING, Store, process_name
-from tests.storage.suite import open_store
+from tests.support.stores import open_store
 
 
 def say(words: object) -> None:
@@ -17,14 +17,14 @@ async def hear() -> str:
 
 
 async def append(store: Store, key: str, count: str, label: str) -> None:
-    """Each record alone, after a "go"; then the numbers they got."""
+    """Append each record alone after a "go", then print their numbers."""
     say("ready")
     await hear()
     say(json.dumps([await store.append(key, [f"{label} {number}".encode()]) for number in range(int(count))]))
 
 
 async def append_forever(store: Store, key: str) -> None:
-    """Says each record's number as soon as it is acknowledged."""
+    """Append without end; print each record's number as soon as it is acknowledged."""
     while True:
         say(await store.append(key, [b"x" * 300]))
 
@@ -46,7 +46,7 @@ async def put_new(store: Store, key: str, value: str) -> None:
 
 
 async def hold(store: Store, key: str) -> None:
-    """Takes the lock, says who holds it, and lets go when told."""
+    """Take the lock, print its owner, and release it after a "go"."""
     say("asking")
     lock = await store.lock(key)
     assert lock
@@ -54,6 +54,15 @@ async def hold(store: Store, key: str) -> None:
     await hear()
     await lock.release()
     say("released")
+
+
+async def replace_locked(store: Store) -> None:
+    """Take a lock, read the version of an object, and replace that version after a "go"."""
+    assert await store.lock("s")
+    found = await store.stamp("o") or MISSING
+    say("holds")
+    await hear()
+    say("written" if await store.put("o", b"late", expect=found) else "refused")
 
 
 async def watch(store: Store, key: str) -> None:
@@ -69,7 +78,7 @@ async def delete(store: Store, key: str) -> None:
 
 async def main(address: str, verb: str, *words: str) -> None:
     store = open_store(json.loads(address))
-    verbs = [append, append_forever, append_until_gone, put_new, hold, watch, delete]
+    verbs = [append, append_forever, append_until_gone, put_new, hold, replace_locked, watch, delete]
     await {known.__name__: known for known in verbs}[verb](store, *words)
     await store.close()
 

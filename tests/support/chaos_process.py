@@ -1,6 +1,6 @@
 """A program that does whatever one can do to shared sessions, at random, and notes down what was acknowledged.
 
-python chaos_program.py: each line of its stdin is the settings (JSON) of one more process, whose number it prints."""
+Each line of its stdin is the settings (JSON) of one more process, whose number it prints."""
 
 import asyncio
 import json
