@@ -32,7 +32,7 @@ from tests.support.messages import assistant, call, compact, outline, result, us
 
 
 class Crowded(MemoryStore):
-    """A store where somebody else writes a line just before an append to a log."""
+    """A store where another process writes a line just before an append to a log."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -70,7 +70,7 @@ async def test_a_summary_is_refused_when_another_changes_the_view_at_the_last_mo
     assert "(sum)" not in await shown(store)
 
 
-async def test_what_is_said_at_the_last_moment_stands_after_the_summary():
+async def test_a_message_appended_at_the_last_moment_stands_after_the_summary():
     crowd, store = await crowded("one", "two", "three")
     crowd.lines = [user("four"), assistant("5")]
     await store.compact("s", sums, keep_turns=1)
@@ -88,7 +88,7 @@ async def test_a_rewind_finds_its_place_in_what_is_visible_when_it_is_written():
         await store.append_rewind("s", 1)
 
 
-async def test_what_is_said_at_the_last_moment_is_rewound_with_the_rest():
+async def test_a_message_appended_at_the_last_moment_is_rewound_with_the_rest():
     crowd, store = await crowded("one", "two", "three")
     crowd.lines = [user("four")]
     await store.append_rewind("s", 2)
@@ -159,7 +159,7 @@ async def test_of_several_who_make_a_session_of_one_name_one_does(
     assert await shown(reopened(), "new") == outline(only["messages"])
 
 
-async def test_lists_asked_for_at_once_are_all_whole(reopened: Reopen):
+async def test_concurrent_lists_are_all_complete(reopened: Reopen):
     store = reopened()
     for number in range(100):
         await store.append_message(f"s{number}", user("hello"))
@@ -537,7 +537,7 @@ async def test_nothing_of_a_message_is_left_when_its_session_is_deleted_meanwhil
     assert await reopened()._logs.store.list() == []
 
 
-async def test_the_last_change_is_that_of_whoever_was_last(reopened: Reopen):
+async def test_the_last_change_is_that_of_the_last_writer(reopened: Reopen):
     dates = iter(f"2026-01-0{day}T00:00:00+00:00" for day in range(1, 9))
     store, other = (reopened(now=lambda: next(dates)) for _ in range(2))
     await store.create_session("Given", session_id="s")

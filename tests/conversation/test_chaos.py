@@ -118,7 +118,7 @@ def said(entry: ConversationMessage) -> str:
 
 
 async def check(store: SessionStore, notes: list[dict[str, Any]], *, lossy: bool = False) -> None:
-    """Everything that must hold once nobody is at work any more."""
+    """Everything that must hold once all processes have ended."""
     assert not [note for note in notes if "wrong" in note]
     deleted = deletions(notes)
     logs: dict[str, list[tuple[int, ConversationMessage]]] = {}
@@ -146,11 +146,11 @@ def check_metadata(logs: dict[str, Any], listed: dict[str, Any], notes: list[dic
         assert not labels - in_log, (session, labels - in_log)
         missing = [text for text in in_log - labels if text.split()[1] in acknowledged]
         assert not missing, (session, missing)
-        told = [meta_of(entry)["set"] for _, entry in entries if note_kind(entry) == "meta"]
-        titles = [fields["title"] for fields in told if "title" in fields]
+        updates = [meta_of(entry)["set"] for _, entry in entries if note_kind(entry) == "meta"]
+        titles = [fields["title"] for fields in updates if "title" in fields]
         if titles and titles[-1].split()[-1] in acknowledged:
             assert meta["title"] == titles[-1], session
-        tags = [fields["tags"] for fields in told if "tags" in fields]
+        tags = [fields["tags"] for fields in updates if "tags" in fields]
         if tags and tags[-1][0] in acknowledged:
             assert meta["tags"] == tags[-1], session
 

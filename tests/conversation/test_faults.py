@@ -140,7 +140,7 @@ async def test_reading_never_writes_while_another_process_works(tmp_path: Path):
         writer.kill()
         writer.wait()
         assert outline((await store.load_session("s") or {"messages": []})["messages"])[-1] == "stand-in:t1"
-        assert len(await names(store)) == 5, "now that nobody waits any more, the repair is written"
+        assert len(await names(store)) == 5, "no process waits any more, so the repair is written"
 
 
 def test_on_a_full_disk_a_session_can_be_deleted_to_make_room(tmp_path: Path):
@@ -291,7 +291,7 @@ async def test_a_session_folder_that_is_a_link_out_is_not_followed(store: Sessio
 
 
 def read_as_others_do(folder: Path) -> list[str]:
-    """The rules of the format, told again: every object is a message; the newest compact, then the rewinds."""
+    """The rules of the format, written again: every object is a message; the newest compact, then the rewinds."""
     entries = [json.loads(line) for line in (folder / "messages.jsonl").read_text().splitlines() if line.strip()]
     compacts = [index for index, entry in enumerate(entries) if entry["role"] == "compact"]
     shown: list[str] = []

@@ -1,4 +1,4 @@
-"""A tool call without a result is declared interrupted when nobody can answer it any more, and never before."""
+"""A tool call without a result is declared interrupted when it cannot be answered any more, and never before."""
 
 import asyncio
 import subprocess
@@ -161,7 +161,7 @@ async def test_load_session_sync_raises_what_load_session_raises() -> None:
         store.load_session_sync("../x")
 
 
-def test_two_processes_with_the_same_number_and_host_name_are_told_apart() -> None:
+def test_two_processes_with_the_same_number_and_host_name_have_different_names() -> None:
     """As in two containers of the same image."""
     ask = ["unshare", "--pid", "--fork", sys.executable, "-c"]
     words = "import os; from carrel.storage.base import process_name; print(os.getpid(), process_name())"

@@ -83,7 +83,7 @@ def test_content_that_is_no_list_does_not_disturb():
     assert repair_messages(odd).messages == odd
 
 
-def test_the_model_is_told_that_the_call_was_interrupted():
+def test_the_result_says_that_the_call_was_interrupted():
     block = blocks_of(interrupted_message(["a"]))[0]
     assert (block["model_text"], block["is_error"], block["tool_use_id"]) == (INTERRUPTED, True, "a")
     assert INTERRUPTED == "error: tool call was interrupted"

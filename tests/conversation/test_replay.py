@@ -14,7 +14,7 @@ def seen(*entries: ConversationMessage, after: int | None = None) -> list[str]:
     return outline([message for _, message in visible_after(list(enumerate(entries, 1)), after)])
 
 
-def test_what_was_said_is_what_is_seen():
+def test_messages_are_visible_in_order():
     assert seen(user("hi"), assistant("hello")) == ["hi", "hello"]
     assert seen() == []
 
@@ -146,7 +146,7 @@ def test_what_is_summed_up_is_part_of_the_conversation():
     assert stood_for(user("a"), user("b"), rewind(1), compact("s"), user("c"), rewind(2)) == [1]
 
 
-def test_what_was_rewound_is_no_part_of_it_nor_what_a_rewound_summary_told_of():
+def test_what_was_rewound_is_no_part_of_it_nor_what_a_rewound_summary_stood_for():
     assert stood_for(user("a"), compact("s"), user("b"), rewind(0), user("c")) == [5]
     assert stood_for(user("a"), user("b"), compact("s"), user("c"), rewind(seq=1), user("d")) == [1, 6]
     assert stood_for(user("a"), compact("s"), user("b"), rewind(1), user("c")) == [1, 5]
@@ -156,8 +156,8 @@ def test_a_summary_has_the_files_that_were_pinned_beside_its_text():
     picture = image_block("QUJD", mime_type="image/png")
     event = compact("s")
     event["content"].append(picture)
-    [(_, told), _] = visible_after([(1, event)])
-    assert told["content"] == [{"type": "text", "text": "[Conversation Summary]\n\ns"}, picture]
+    [(_, summary), _] = visible_after([(1, event)])
+    assert summary["content"] == [{"type": "text", "text": "[Conversation Summary]\n\ns"}, picture]
 
 
 def test_the_functions_of_the_format_on_plain_lists():

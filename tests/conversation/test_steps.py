@@ -14,9 +14,9 @@ from carrel.storage.redis.store import RedisStore
 from tests.support.session_steps import NAMES, Cut, Laboratory
 
 HALVES = ("append to a new one", "append to a draft", "import")
-"""They make a session and then fill it: in between it is there and empty, and whoever is next goes on with it."""
+"""They make a session and then fill it: in between it is there and empty, and the next writer continues it."""
 REPAIRED = ("call",)
-"""Who looks at a call that nobody waits for any more answers it, and so there is more than was written."""
+"""A reader that finds an abandoned call answers it, so there is more than was written."""
 
 TOGETHER = [
     ("append the first", "rename the empty one"),
@@ -57,7 +57,7 @@ KNOWN = {
     ("fork", "rename"): "the title is that of the session now, also where an earlier moment of it is forked",
     ("fork", "set"): "the same with the model",
     ("clear", "prune"): "where all is gone there is nothing to clear",
-    ("delete, typed", "delete, typed"): "whoever is later is told that there is none, and not by an error",
+    ("delete, typed", "delete, typed"): "the later one reports that there is none, and not by an error",
     **dict.fromkeys(
         [
             ("edit, typed", "cut, typed"),
@@ -79,7 +79,7 @@ def laboratory(tmp_path: Path) -> Laboratory:
 
 @pytest.fixture(autouse=True)
 async def killed_in_silence() -> None:
-    """The tasks of a process that is killed end by that, and nobody asks them how."""
+    """The tasks of a process that is killed end by that, and their results are not looked at."""
     asyncio.get_running_loop().set_exception_handler(lambda *_: None)
 
 
@@ -90,7 +90,7 @@ async def test_cut_off(laboratory: Laboratory, operation: str, how: Cut, warm: b
 
 
 @pytest.mark.parametrize("operation", HALVES)
-async def test_cut_off_half_way_whoever_is_next_goes_on(laboratory: Laboratory, operation: str) -> None:
+async def test_cut_off_half_way_the_next_writer_continues(laboratory: Laboratory, operation: str) -> None:
     problems = await laboratory.cut_off(operation, "kill", warm=False)
     assert [problem for problem in problems if "once more" in problem or "the log" in problem] == []
 

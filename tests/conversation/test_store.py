@@ -108,20 +108,20 @@ async def test_an_id_that_is_no_plain_name_is_refused_everywhere(store: SessionS
 
 
 async def test_an_unknown_session_is_none_or_a_clear_error(store: SessionStore):
-    assert await store.load_session("nobody") is None
-    assert store.load_session_sync("nobody") is None
-    assert await store.delete_session("nobody") is False
+    assert await store.load_session("unknown") is None
+    assert store.load_session_sync("unknown") is None
+    assert await store.delete_session("unknown") is False
     for attempt in (
-        store.fork_session("nobody"),
-        store.label("nobody", "x"),
-        store.export("nobody"),
-        store.usage("nobody"),
-        store.rename("nobody", "x"),
+        store.fork_session("unknown"),
+        store.label("unknown", "x"),
+        store.export("unknown"),
+        store.usage("unknown"),
+        store.rename("unknown", "x"),
     ):
-        with pytest.raises(SessionNotFound, match="no session nobody"):
+        with pytest.raises(SessionNotFound, match="no session unknown"):
             await attempt
     with pytest.raises(KeyError):
-        await store.read_meta("nobody")
+        await store.read_meta("unknown")
 
 
 async def test_the_list_is_newest_first_and_fresh(store: SessionStore, reopened: Reopen):
@@ -462,7 +462,7 @@ async def test_two_who_write_keep_what_the_other_set(store: SessionStore, reopen
 
 
 @pytest.mark.parametrize("broken", [b"", b"[]", b"null", b"{", b'"x"', b"\xff", b'{"title": 5}', b'{"created_at": []}'])
-async def test_broken_metadata_is_made_again_and_hides_nobody(store: SessionStore, reopened: Reopen, broken: bytes):
+async def test_broken_metadata_is_made_again_and_hides_no_other(store: SessionStore, reopened: Reopen, broken: bytes):
     await said(store, user("good"), session_id="good")
     await said(store, user("words of the user"), assistant("x", provider="openai", model="gpt"), session_id="bad")
     await store.close()
@@ -600,7 +600,7 @@ async def test_compacting_with_the_users_own_function(store: SessionStore, reope
     assert await shown(store) == ["one", "1", "two", "call:a", "result:a", "three", "3"]
 
 
-async def test_what_is_said_while_the_summary_is_written_stays(store: SessionStore):
+async def test_messages_appended_during_a_summary_stay(store: SessionStore):
     await said(store, user("one"), assistant("1"))
 
     async def slow(messages: list[Any]) -> str:
@@ -714,7 +714,7 @@ async def test_a_summary_of_what_was_changed_meanwhile_is_not_written(store: Ses
             await store.append_rewind("s", 0)
         else:
             await store.compact("s", sums, keep_turns=0)
-        return "what nobody wants any more"
+        return "a late summary"
 
     with pytest.raises(CompactRefused, match="changed meanwhile"):
         await store.compact("s", slow, keep_turns=1)
@@ -819,7 +819,7 @@ async def test_an_old_programs_call_still_works(store: SessionStore):
     assert await shown(store) == ["hi"]
 
 
-async def test_who_wants_to_know_is_told(store: SessionStore):
+async def test_subscribers_get_an_event_for_each_change(store: SessionStore):
     heard: list[tuple[str, dict[str, Any]]] = []
     forget = bus.subscribe_all(lambda event: heard.append((str(event.type), event.data)))
     try:
@@ -858,7 +858,7 @@ async def test_who_wants_to_know_is_told(store: SessionStore):
     ]
 
 
-async def test_one_who_is_made_is_told_once(store: SessionStore):
+async def test_a_new_session_is_published_once(store: SessionStore):
     heard: list[tuple[str, str]] = []
     forget = bus.subscribe_all(lambda event: heard.append((str(event.type), event.data.get("title", ""))))
     try:

@@ -35,9 +35,9 @@ def test_every_line_that_says_what_was_spent_counts():
 
 
 def test_a_sum_that_the_session_says_may_be_larger_than_that_of_the_lines():
-    told = build_note("meta", set={"total_tokens": 9})
-    assert count_usage(enumerate([spent("a"), told, spent("b")], 1)).total.total_tokens == 14
-    assert count_usage(enumerate([spent("a"), spent("b"), told], 1)).total.total_tokens == 10
+    note = build_note("meta", set={"total_tokens": 9})
+    assert count_usage(enumerate([spent("a"), note, spent("b")], 1)).total.total_tokens == 14
+    assert count_usage(enumerate([spent("a"), spent("b"), note], 1)).total.total_tokens == 10
 
 
 @pytest.mark.parametrize("wrong", [{"m": {"in": 3}}, {"m": 3}, {"m": {"input": "x"}}, ["m"], {"m": {"Input": 3.0}}])

@@ -1,4 +1,4 @@
-"""Appending to files that others write too, that were torn, killed, cut, replaced or locked by somebody."""
+"""Appending to files that others write too, that were torn, killed, cut, replaced or locked by others."""
 
 import asyncio
 import json
@@ -140,7 +140,7 @@ async def test_a_batch_that_was_cut_is_hidden_from_readers_and_taken_back_by_the
     assert sorted(os.listdir(store.root / "s")) == ["log.jsonl", "log.torn"]
 
 
-async def test_a_note_of_a_batch_that_never_began_costs_nobody_a_record(store: FileStore) -> None:
+async def test_a_note_of_a_batch_that_never_began_costs_no_record(store: FileStore) -> None:
     await store.append(KEY, [b'{"n": 1}'])
     found = file_of(store).stat()
     (store.root / "s/.log.jsonl.batch").write_text(f"{found.st_ino} {found.st_size} {found.st_size + 9000}")
@@ -167,7 +167,7 @@ async def test_while_another_process_holds_the_log_others_go_on_and_the_order_st
     assert await everything(store, KEY) == [b"%d" % number for number in range(101)]
 
 
-async def test_an_append_that_is_cancelled_while_it_waits_writes_nothing_and_holds_nobody_up(store: FileStore) -> None:
+async def test_an_append_that_is_cancelled_while_it_waits_writes_nothing_and_blocks_no_other(store: FileStore) -> None:
     await store.append(KEY, [b"0"])
     holder = await start("hold_file", store.root, KEY)
     assert await holder.line() == "locked"
@@ -258,7 +258,7 @@ async def test_of_hundreds_of_logs_only_some_are_kept_open(store: FileStore) -> 
 
 
 def test_a_forked_child_and_its_parent_exclude_each_other_as_strangers_do(tmp_path: Path) -> None:
-    assert run("append_with_child", tmp_path / "store", "500") == ["held by somebody"]
+    assert run("append_with_child", tmp_path / "store", "500") == ["held by another process"]
     records = (tmp_path / "store/s/log.jsonl").read_bytes().split(b"\n")[:-1]
     assert sorted(records) == sorted(
         [b"before", *(f"{name} {number}".encode() for name in ("child", "parent") for number in range(500))]

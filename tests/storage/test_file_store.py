@@ -308,7 +308,7 @@ async def test_what_a_crash_left_half_written_goes_with_the_next_write(store: Fi
     assert sorted(path.name for path in folder.iterdir()) == [".new-4567", ".new-folder", ".newer", "object"]
 
 
-async def test_a_named_pipe_holds_nobody_up_and_is_no_key(store: FileStore) -> None:
+async def test_a_named_pipe_blocks_no_reader_and_is_no_key(store: FileStore) -> None:
     store.root.mkdir()
     os.mkfifo(store.root / "pipe")
     assert await store.get("pipe") is None
@@ -334,7 +334,7 @@ async def test_a_put_that_is_killed_leaves_the_old_bytes_or_the_new(store: FileS
 
 
 class Slow(bytes):
-    """Bytes that are written when somebody says so."""
+    """Bytes that are written when the test sets an event."""
 
     begun: threading.Event
     go: threading.Event
@@ -492,9 +492,9 @@ async def test_a_file_whose_name_is_no_key_hides_no_other(
     assert await store.folders("w") in ([], ["deep" * 50])
     assert list(await store.scan("w")) == ["w/good"]
     assert all("is ignored" in line and line.encode() for line in caplog.messages)
-    told = len(caplog.messages)
+    warnings = len(caplog.messages)
     await store.list()
-    assert told == len(caplog.messages) > 0, "it is told once"
+    assert warnings == len(caplog.messages) > 0, "it is warned about once"
 
 
 def test_a_file_that_others_make_and_remove_meanwhile_is_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -524,7 +524,7 @@ async def test_pieces_that_are_cancelled_at_any_moment_leave_nothing(store: File
             await asyncio.sleep(0)
         putting.cancel()
         await asyncio.gather(putting, return_exceptions=True)
-    await asyncio.sleep(0.2)  # threads that nobody waited for would have come to their end
+    await asyncio.sleep(0.2)  # threads that were left running would have ended by now
     assert [path.name for path in (store.root / "folder").iterdir()] == []
 
 

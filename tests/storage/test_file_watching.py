@@ -101,7 +101,7 @@ async def test_locks_leave_no_files_behind(store: FileStore) -> None:
     assert list((store.root / ".locks").iterdir()) == []
 
 
-async def test_to_ask_for_the_holder_again_and_again_keeps_nobody_from_the_lock(store: FileStore) -> None:
+async def test_reading_the_owner_repeatedly_delays_no_holder(store: FileStore) -> None:
     asking = True
 
     async def ask() -> None:
@@ -118,7 +118,7 @@ async def test_to_ask_for_the_holder_again_and_again_keeps_nobody_from_the_lock(
     curious = asyncio.ensure_future(in_a_thread(ask))
     try:
         for _ in range(300):
-            # Who asks may be stopped by the machine while it looks; nobody is kept out for longer than that.
+            # A reader may be paused while it looks at the lock; nothing else delays the holder.
             await until(locked, True)
             await asyncio.sleep(0)
     finally:

@@ -1,4 +1,4 @@
-"""RedisStore beyond the suite: a server that is gone, full, locked, a replica, restarted; and what it is told."""
+"""RedisStore beyond the suite: a server that is gone, full, locked, a replica, restarted; and its settings."""
 
 import asyncio
 import contextlib
@@ -42,7 +42,7 @@ READS: dict[str, Callable[[RedisStore], object]] = {
 }
 
 
-def told(error: BaseException) -> str:
+def full_text(error: BaseException) -> str:
     """All that a person would see of it."""
     return f"{error} {error!r} " + "".join(traceback.format_exception(error))
 
@@ -53,7 +53,7 @@ async def test_where_no_server_answers_every_verb_says_so(open_redis: Open, verb
     store = open_redis(f"redis://:s3cret@127.0.0.1:{port}/0")
     with pytest.raises(StorageUnavailable, match=f"127.0.0.1:{port} does not answer") as caught:
         await (WRITES | READS)[verb](store)  # type: ignore[misc]
-    assert "s3cret" not in told(caught.value)
+    assert "s3cret" not in full_text(caught.value)
     assert "s3cret" not in repr(store)
 
 
@@ -62,7 +62,7 @@ async def test_a_host_that_does_not_exist_is_unavailable(open_redis: Open) -> No
         await open_redis("redis://nowhere.invalid:6379").get("o")
 
 
-@pytest.mark.parametrize("url", ["redis://:wrong-s3cret@{}", "redis://somebody:wrong-s3cret@{}", "redis://{}"])
+@pytest.mark.parametrize("url", ["redis://:wrong-s3cret@{}", "redis://someone:wrong-s3cret@{}", "redis://{}"])
 async def test_a_wrong_password_is_named_as_the_reason_and_never_shown(
     start_redis: Start, open_redis: Open, url: str
 ) -> None:
@@ -70,7 +70,7 @@ async def test_a_wrong_password_is_named_as_the_reason_and_never_shown(
     for verb in (WRITES["append"], READS["get"]):
         with pytest.raises(StorageUnavailable, match="user and password") as caught:
             await verb(open_redis(url.format(f"127.0.0.1:{server.port}")))  # type: ignore[misc]
-        assert "s3cret" not in told(caught.value)
+        assert "s3cret" not in full_text(caught.value)
     assert await open_redis(f"redis://:right@127.0.0.1:{server.port}").append("log", [b"x"]) == 1
 
 
@@ -81,7 +81,7 @@ async def test_a_server_that_quotes_the_password_is_not_passed_on(start_redis: S
     store = open_redis(f"redis://:s3cret@127.0.0.1:{server.port}")
     with pytest.raises((StorageUnavailable, StorageReadError)) as caught:
         await store.get("o")
-    assert "s3cret" not in told(caught.value)
+    assert "s3cret" not in full_text(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -103,7 +103,7 @@ async def test_a_server_that_quotes_the_password_is_not_passed_on(start_redis: S
 def test_a_url_that_cannot_be_read_is_a_configuration_error(url: str) -> None:
     with pytest.raises(ConfigurationError, match="redis://") as caught:
         RedisStore(url)
-    assert "s3cret" not in told(caught.value)
+    assert "s3cret" not in full_text(caught.value)
 
 
 async def test_an_option_in_the_url_that_there_is_not_is_named() -> None:
@@ -111,13 +111,13 @@ async def test_an_option_in_the_url_that_there_is_not_is_named() -> None:
         await RedisStore("redis://:s3cret@127.0.0.1:1?colour=red").get("o")
 
 
-async def test_a_server_that_speaks_no_tls_is_asked_about(start_redis: Start, open_redis: Open) -> None:
+async def test_the_error_for_a_server_without_tls_says_so(start_redis: Start, open_redis: Open) -> None:
     server = start_redis()
     with pytest.raises(StorageUnavailable, match="speaks TLS: does the server"):
         await open_redis(f"rediss://127.0.0.1:{server.port}?socket_connect_timeout=1").get("o")
 
 
-async def test_a_certificate_that_nobody_here_trusts_is_told_with_what_to_do(
+async def test_an_untrusted_certificate_is_reported_with_what_to_do(
     start_redis: Start, open_redis: Open, tmp_path: Path
 ) -> None:
     key, certificate = tmp_path / "key.pem", tmp_path / "certificate.pem"
@@ -321,7 +321,7 @@ async def test_a_user_who_may_only_read_hears_so(start_redis: Start, open_redis:
     assert await store.get("o") == b"x"
     with pytest.raises(StorageWriteError, match="does not allow") as caught:
         await store.put("o", b"y")
-    assert "s3cret" not in told(caught.value)
+    assert "s3cret" not in full_text(caught.value)
 
 
 async def test_a_user_who_may_not_ask_about_the_server_can_still_work(start_redis: Start, open_redis: Open) -> None:

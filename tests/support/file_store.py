@@ -44,4 +44,4 @@ def needs_namespaces(before: str, root: Path) -> None:
     line = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c", before]
     tried = subprocess.run(line, capture_output=True, text=True, timeout=30, check=False)
     if tried.returncode:
-        pytest.skip(f"this machine lets nobody do `{before}` in a namespace: {tried.stderr.strip()}")
+        pytest.skip(f"`{before}` is not allowed in a namespace here: {tried.stderr.strip()}")

@@ -37,7 +37,7 @@ async def put_over_and_over(root: Path, size: str) -> None:
 
 
 async def hold_file(root: Path, key: str) -> None:
-    """Locks a log's file as an append does, and keeps it until told."""
+    """Locks a log's file as an append does, and keeps it until a line comes."""
     with open(root / key, "ab") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         say("locked")
@@ -66,7 +66,7 @@ def append_with_child(root: Path, count: str) -> None:
         os._exit(0)
     _, status = os.waitpid(child, 0)
     assert status == 0
-    say(f"held by {'nobody' if asyncio.run(FileStore(root).lock_owner('mine')) is None else 'somebody'}")
+    say(f"held by {'no process' if asyncio.run(FileStore(root).lock_owner('mine')) is None else 'another process'}")
 
 
 def leave_child_behind(root: Path) -> None:

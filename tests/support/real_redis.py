@@ -96,7 +96,7 @@ class RealRedis:
             self._process = None
 
     def pause(self) -> None:
-        """It is there, takes connections, and answers nobody."""
+        """It is there, takes connections, and answers no request."""
         assert self._process
         self._process.send_signal(signal.SIGSTOP)
 

@@ -44,7 +44,7 @@ class Stepped:
         self.after: Callable[[int], Awaitable[None]] | None = None
         """Of a call that writes."""
         self.waits = asyncio.Event()
-        """Set when it waits for a lock of somebody else."""
+        """Set when it waits for a lock that another holds."""
         self.is_dead = False
         self._holders = holders
         self._held: dict[str, Lock] = {}
@@ -317,8 +317,8 @@ async def seen(store: SessionStore) -> Picture:
         data, counted = await store.load_session(id_), await store.read_meta(id_, counts=True)
         assert data is not None
         for one in (data["session"], counted):
-            assert _told(one) == _told(meta), f"{id_}: {_told(one)} is told, and {_told(meta)} is listed"
-        picture[id_] = _told(meta) | {
+            assert _fields(one) == _fields(meta), f"{id_}: {_fields(one)} is read, and {_fields(meta)} is listed"
+        picture[id_] = _fields(meta) | {
             "said": outline(data["messages"]),
             "problems": data.get("problems", []),
             "count": infos[id_].message_count if "project_dir" in meta else counted["message_count"],
@@ -329,7 +329,7 @@ async def seen(store: SessionStore) -> Picture:
     return picture
 
 
-def _told(meta: Any) -> Picture:
+def _fields(meta: Any) -> Picture:
     fields = ("title", "model", "provider", "cwd", "tags", "pins", "parent_session_id", "forked_at_seq", "mine")
     labels = [(label["text"], label["at_seq"]) for label in meta.get("labels", [])]
     return {name: meta.get(name) for name in fields} | {"labels": labels, "archived": bool(meta.get("archived_at"))}
@@ -345,11 +345,11 @@ async def picture_of(processes: Processes) -> Picture:
             await copy.append(key, [record async for block in backend.read(key) for record in block.records])
         elif not key.endswith("/meta.json"):
             await copy.put(key, await backend.get(key) or b"")
-    told = {meta["id"]: _told(meta) for meta in await SessionStore(store=copy, embedder=False).list_sessions()}
+    listed = {meta["id"]: _fields(meta) for meta in await SessionStore(store=copy, embedder=False).list_sessions()}
     for id_, there in picture.items():
-        if id_ not in told and not there["said"]:
+        if id_ not in listed and not there["said"]:
             continue  # made in this moment: nothing but its metadata is there
-        differs = {name: (there[name], value) for name, value in told[id_].items() if there[name] != value}
+        differs = {name: (there[name], value) for name, value in listed[id_].items() if there[name] != value}
         assert not differs, f"{id_}: what the metadata says, and what the log does: {differs}"
     return picture
 
@@ -426,7 +426,7 @@ class Laboratory:
     async def together(self, one: str, other: str, *, warm: bool) -> list[str]:
         """While process "a" does the one, process "b" does the other: before each step of "a", one try for each.
 
-        What is to be seen then is what would be if one had come after the other; or one of them is told an error, and
+        What is to be seen then is what would be if one had come after the other; or one of them gets an error, and
         only the other was done. Who had ended before the other began came first."""
         problems: list[str] = []
         first, second = ("a", one), ("b", other)
@@ -512,7 +512,7 @@ class Laboratory:
         raise AssertionError
 
     async def _cut(self, operation: str, how: Cut, point: int, store: SessionStore, way: Stepped) -> bool | None:
-        """Whether it was told an error; None when it has ended before that step."""
+        """Whether it got an error; None when it has ended before that step."""
         deed = await self._operations[operation](store)
         doing = asyncio.ensure_future(outcome_of(deed))
         happened = False
@@ -538,7 +538,7 @@ class Laboratory:
         if happened or how != "cancel":
             with contextlib.suppress(Killed, StorageUnavailable):
                 await store.close()
-        # What goes on by itself: the metadata, which nobody waits for any more.
+        # What goes on by itself: the metadata, which no task waits for any more.
         await asyncio.gather(*(asyncio.all_tasks() - {asyncio.current_task()}), return_exceptions=True)
         return bool(outcome) if happened else None
 

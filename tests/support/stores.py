@@ -162,7 +162,7 @@ async def everything_back(store: Store, key: str, before_seq: int | None = None)
 async def until(look: Callable[[], Awaitable[object]], expected: object) -> None:
     """Wait for something that happens in another process."""
     async with asyncio.timeout(60):
-        while await look() != expected:  # noqa: ASYNC110 -- nobody in this process could set an event
+        while await look() != expected:  # noqa: ASYNC110 -- no task of this process could set an event
             await asyncio.sleep(0.02)
 
 

@@ -1,10 +1,10 @@
-"""A line to a server that breaks when a test wants it to."""
+"""A proxy to a server whose connections break when a test wants it."""
 
 import asyncio
 
 
 class UnreliableProxy:
-    """Passes everything on and, when told so, breaks right before the next answer comes through."""
+    """Passes everything on and, when `breaks` is set, breaks right before the next answer comes through."""
 
     def __init__(self, port: int) -> None:
         self._port = port

@@ -497,7 +497,7 @@ USAGES = st.recursive(
 
 @settings(deadline=None)
 @given(USAGES, USAGES)
-def test_added_usage_is_told_apart_from_earlier_usage(before: dict[str, Any], more: dict[str, Any]) -> None:
+def test_added_usage_differs_from_earlier_usage(before: dict[str, Any], more: dict[str, Any]) -> None:
     total = add_usage(before, more)
     assert add_usage(before, subtract_usage(total, before)) == total
 

@@ -36,7 +36,7 @@ async def test_the_holder_is_named(place: Place) -> None:
     assert await store.lock_owner("s") is None
 
 
-async def test_to_release_twice_takes_the_lock_from_nobody(place: Place) -> None:
+async def test_a_second_release_takes_the_lock_from_no_other(place: Place) -> None:
     store = place.open()
     lock = await store.lock("s")
     assert lock

@@ -327,7 +327,7 @@ async def test_of_deletes_with_an_expected_stamp_and_appends_at_once_nothing_ack
     while not appending.done():
         before, known = await store.stamp("a/log"), len(acknowledged)
         if await store.delete("a", expect=("a/log", before)):
-            assert len(acknowledged) <= known + 1  # the stamp may be of one whose number was not told yet
+            assert len(acknowledged) <= known + 1  # the stamp may include one that is not acknowledged yet
             break
         await asyncio.sleep(0)
     await appending

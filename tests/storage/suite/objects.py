@@ -102,7 +102,7 @@ async def test_what_is_put_comes_back_as_it_was(place: Place) -> None:
     assert await store.get("other") is None
 
 
-async def test_many_are_got_in_the_order_asked_for(place: Place) -> None:
+async def test_many_are_returned_in_the_order_of_the_keys(place: Place) -> None:
     store = place.open()
     keys = [f"many/{number}" for number in range(700)]
     await asyncio.gather(*[store.put(key, key.encode()) for key in keys])
@@ -283,7 +283,7 @@ async def test_a_stamp_tells_when_the_key_was_written(place: Place) -> None:
     assert before - 1 <= stamp.modified <= time.time() + 1  # a file system's clock ticks in steps
 
 
-async def test_many_stamps_come_in_the_order_asked_for(place: Place) -> None:
+async def test_many_stamps_are_in_the_order_of_the_keys(place: Place) -> None:
     store = place.open()
     for number in range(30):
         await store.put(f"o/{number}", b"x" * number)

@@ -44,7 +44,7 @@ async def test_what_was_put_in_pieces_is_there_whole(place: Place, pieces: list[
     assert await store.list() == ["deep/o"]
 
 
-async def test_pieces_begin_where_asked(place: Place) -> None:
+async def test_pieces_begin_at_start(place: Place) -> None:
     store, data = place.open(), bytes(range(256)) * 12_000
     await store.put("o", data)
     for start in (0, 1, 1024 * 1024, 1024 * 1024 + 1, len(data) - 1, len(data), len(data) + 5):

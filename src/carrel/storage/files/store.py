@@ -323,7 +323,7 @@ async def _finish(
     """Call a blocking function in a thread; if the caller is cancelled, wait until it is done.
 
     A thread cannot be stopped, and its write must not come after what others write once the caller has released a
-    lock. `undo` is called with a result that nobody will receive."""
+    lock. `undo` is called with a result that the cancelled caller does not get."""
     working = asyncio.get_running_loop().run_in_executor(None, partial(work, *arguments, **keywords))
     try:
         return await asyncio.shield(working)
