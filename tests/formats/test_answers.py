@@ -5,13 +5,13 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from every_kind import instance, kinds
-from provider_shapes import anthropic, chat, google, responses
-from strict_types import strict
 
 from carrel.conversation.formats import from_provider, to_provider
 from carrel.conversation.messages import build_message, tool_result_block, user_text_message
 from carrel.errors import FormatRefused
+from tests.support.every_block import instance, kinds
+from tests.support.provider_shapes import anthropic, chat, google, responses
+from tests.support.strict_types import strict
 
 DUMPS: dict[str, dict[str, Any]] = {
     "python": {},

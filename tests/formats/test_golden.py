@@ -5,9 +5,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from provider_shapes import check_request, check_response
 
 from carrel.conversation.formats import Converted, from_provider, to_provider
+from tests.support.provider_shapes import check_request, check_response
 
 FOLDER = Path(__file__).parent / "golden"
 FILES = sorted(FOLDER.glob("*/*.json"))

@@ -6,14 +6,14 @@ from typing import Any
 
 import orjson
 import pytest
-from conversations import MAKERS, mark_of, orderly, wild
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from provider_payloads import requests
-from provider_shapes import check_request
 
 from carrel.conversation.formats import Converted, from_provider, to_provider
 from carrel.conversation.messages import ConversationMessage, meta_of, text_block, tool_result_text
+from tests.support.conversations import MAKERS, mark_of, orderly, wild
+from tests.support.provider_payloads import requests
+from tests.support.provider_shapes import check_request
 
 settings.register_profile("formats", max_examples=50, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("formats")

@@ -7,7 +7,6 @@ import sys
 from typing import Any
 
 import pytest
-from provider_shapes import check_request
 
 from carrel.conversation.formats import PROVIDERS, from_provider, normalize_usage, to_provider
 from carrel.conversation.formats.openai_chat import message_to_chat
@@ -22,6 +21,7 @@ from carrel.conversation.messages import (
     user_text_message,
 )
 from carrel.errors import FormatRefused
+from tests.support.provider_shapes import check_request
 
 PNG = image_block("iVBORw0KGgo=", mime_type="image/png")
 

@@ -2,8 +2,9 @@
 
 from typing import Any
 
-from conversations import encoded, ids, objects, urls, words
 from hypothesis import strategies as st
+
+from tests.support.conversations import encoded, ids, objects, urls, words
 
 Wire = dict[str, Any]
 CACHED: Wire = {"cache_control": {"type": "ephemeral", "ttl": "1h"}}

@@ -6,9 +6,9 @@ from functools import cache
 from typing import Any
 
 from pydantic import TypeAdapter
-from strict_types import strict
 
 from tests.late import Late
+from tests.support.strict_types import strict
 
 anthropic = Late("anthropic.types")
 google = Late("google.genai.types")
