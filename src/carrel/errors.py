@@ -13,6 +13,13 @@ class ConfigurationError(CarrelError, ValueError):
     """A setting or a definition file is wrong; the message names the file, the field and what was expected."""
 
 
+class MissingExtra(ConfigurationError, ImportError):
+    """A feature needs packages that are not installed; the message has the command that installs them."""
+
+    def __init__(self, feature: str, extra: str) -> None:
+        super().__init__(f"{feature} packages that are not installed; pip install 'carrel-sessions[{extra}]'")
+
+
 class StorageError(CarrelError):
     """Something kept could not be read or written."""
 

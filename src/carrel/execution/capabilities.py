@@ -218,7 +218,9 @@ def _said(part: Part) -> str:
 
 _ENGINE = "containers, of the engine {} (ContainerExecutor)"
 _KERNEL = "another kernel between the code and this one (gVisor: runtime='runsc')"
-_GET_ENGINE = "pip install 'carrel[container]', and start Docker or Podman; DOCKER_HOST names another than Docker's own"
+_GET_ENGINE = (
+    "pip install 'carrel-sessions[container]', and start Docker or Podman; DOCKER_HOST names another than Docker's own"
+)
 _GET_KERNEL = "install runsc and name it in the engine's settings: `runsc install`, then start the engine again"
 
 

@@ -42,7 +42,7 @@ def _connect(address: str | None, token: str | None, environment: tuple[str | No
         from docker.utils import kwargs_from_env  # noqa: PLC0415
     except ImportError:
         raise SandboxUnavailable(
-            "containers need the docker package, which is not installed; `pip install 'carrel[container]'` brings it"
+            "containers need packages that are not installed; pip install 'carrel-sessions[container]'"
         ) from None
     settings: dict[str, Any] = {"base_url": address} if address is not None else dict(kwargs_from_env())
     where = settings.get("base_url") or "unix:///var/run/docker.sock"

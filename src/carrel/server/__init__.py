@@ -3,6 +3,8 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from carrel.errors import MissingExtra
+
 if TYPE_CHECKING:
     from carrel.server.front_desk import Rules as Rules
     from carrel.server.keys import SCOPES as SCOPES
@@ -26,9 +28,21 @@ _FRONTS = {
     "serve_mcp": ("carrel.server.mcp", "serve"),
 }
 
+_EXTRA_OF = {
+    "mcp": "mcp",
+    **dict.fromkeys(("fastapi", "starlette", "uvicorn", "httptools", "prometheus_client"), "server"),
+}
+
 
 def __getattr__(name: str) -> Any:
     if name not in _FRONTS:
         raise AttributeError(f"module 'carrel.server' has no attribute {name!r}")
-    room, word = _FRONTS[name]
-    return getattr(import_module(room), word)
+    module, attribute = _FRONTS[name]
+    try:
+        return getattr(import_module(module), attribute)
+    except ModuleNotFoundError as problem:
+        package = (problem.name or "").partition(".")[0]
+        if package not in _EXTRA_OF:
+            raise
+        extra = _EXTRA_OF[package]
+        raise MissingExtra("the MCP server needs" if extra == "mcp" else "the server needs", extra) from None

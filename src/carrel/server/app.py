@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from importlib.metadata import version
-
 from fastapi import APIRouter, FastAPI, Request
 from fastapi.responses import HTMLResponse
 
@@ -15,13 +13,14 @@ from carrel.server.front_desk import FrontDesk
 from carrel.server.keys import Keys
 from carrel.server.metrics import Metrics
 from carrel.server.once import Once
+from carrel.version import __version__
 
 ABOUT = "Task sessions: a sample, commands, a verdict. Everything but /health needs `Authorization: Bearer KEY`."
 
 
 def make_app(desk: FrontDesk, keys: Keys, bounds: Bounds | None = None) -> FastAPI:
     """An app whose sessions are the desk's; who made the desk opens and closes it."""
-    app = FastAPI(title="carrel", version=version("carrel"), description=ABOUT, docs_url=None, redoc_url=None)
+    app = FastAPI(title="carrel", version=__version__, description=ABOUT, docs_url=None, redoc_url=None)
     app.state.desk = desk
     app.state.metrics = metrics = Metrics()
     metrics.watch_alive(lambda: desk.alive)

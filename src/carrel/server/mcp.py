@@ -6,7 +6,6 @@ import contextlib
 import functools
 import time
 from collections.abc import Awaitable, Callable
-from importlib.metadata import version
 from typing import Annotated, Any
 
 from mcp.server.mcpserver import Context, MCPServer
@@ -29,6 +28,7 @@ from carrel.library.describing import artifact_line, workflow_line
 from carrel.server.mcp_answers import LONGEST, answer_of, answered, as_text, cut, fitted, image_kind, listed, written
 from carrel.server.mcp_over_http import LARGEST_ANSWER, serve_over_http
 from carrel.session import MAX_CHECKPOINTS, Checkpoint, Session
+from carrel.version import __version__
 
 _READS = ToolAnnotations(read_only_hint=True, open_world_hint=False)
 _TELL_EVERY = 0.5
@@ -271,9 +271,7 @@ def _client(context: Context[Any, Any] | None) -> str:
 def mcp_server(session: Session, *, runtime_deps: bool = True, forks: bool = True, about: str = "") -> "_Server":
     """A server for one session. `about` is what the client's model is told of it."""
     front = Front(session)
-    server = _Server(
-        "carrel", title="carrel", instructions=about or None, version=version("carrel"), log_level="WARNING"
-    )
+    server = _Server("carrel", title="carrel", instructions=about or None, version=__version__, log_level="WARNING")
     reading: list[Callable[..., Awaitable[Any]]] = [
         front.list_tools,
         front.search_tools,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from datetime import UTC, datetime
-from importlib.metadata import version
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Depends, Query, Request, Response
@@ -32,6 +31,7 @@ from carrel.server.live_task import known_id
 from carrel.server.streams import command_stream
 from carrel.tasks.file_cache import archive_of
 from carrel.tasks.sample import WIRE_FIELDS, Sample
+from carrel.version import __version__
 from carrel.wire.answers import (
     DatasetInfo,
     Health,
@@ -48,7 +48,7 @@ from carrel.wire.requests import CreateSession, ReplaceText, RunCommand
 from carrel.wire.verification import Job
 
 health = APIRouter()
-_VERSION = version("carrel")
+_VERSION = __version__
 router = APIRouter(dependencies=[Depends(bearer)], responses=PROBLEMS, route_class=JsonRoute)
 _ANSWERS_AT_ONCE = ("0.1.", "0.2.", "0.3.")
 """Versions of the public client that want a command's output in the answer to it."""
@@ -57,9 +57,7 @@ _ANSWERS_AT_ONCE = ("0.1.", "0.2.", "0.3.")
 @health.get("/health", tags=["server"])
 async def get_health() -> Health:
     """That the server is there; the only question that needs no key."""
-    return Health(
-        service="carrel", status="healthy", timestamp=datetime.now(UTC).isoformat(), version=version("carrel")
-    )
+    return Health(service="carrel", status="healthy", timestamp=datetime.now(UTC).isoformat(), version=__version__)
 
 
 @router.get("/datasets", tags=["datasets"])

@@ -8,13 +8,14 @@ import re
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, assert_never
 
 import orjson
 from pydantic import Discriminator, Tag, TypeAdapter, ValidationError
 
-from carrel.errors import ConfigurationError, KeyRefused, StorageError
+from carrel.errors import ConfigurationError, KeyRefused, MissingExtra, StorageError
 from carrel.library.names import python_name
 from carrel.library.tools.cli import CliProvider
 from carrel.library.tools.definitions import (
@@ -492,6 +493,8 @@ def provider_of(
         case PythonDefinition():
             return ModuleProvider(definition)
         case McpDefinition():
+            if find_spec("mcp") is None:
+                raise MissingExtra("tools of type mcp need", "mcp")
             return McpProvider(definition, secrets)
         case HttpDefinition():
             return HttpProvider(definition, secrets)

@@ -10,7 +10,6 @@ import signal
 import uuid
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from importlib import import_module
-from importlib.metadata import version
 from typing import TYPE_CHECKING, Any, Self
 from urllib.parse import urlsplit
 
@@ -18,6 +17,7 @@ from carrel.errors import ConfigurationError, ToolCallError
 from carrel.library.tools.definitions import McpDefinition
 from carrel.library.tools.secrets import Secrets, redacted_http_logs
 from carrel.processes import MARK, child_environment, kill_marked_processes, last_lines, run_in_thread
+from carrel.version import __version__
 
 if TYPE_CHECKING:
     import httpx2
@@ -549,7 +549,7 @@ class McpConnection:
                 self._changed()
 
         try:
-            me = types.Implementation(name="carrel", version=version("carrel"))
+            me = types.Implementation(name="carrel", version=__version__)
             async with Client(
                 mending(self._transport(), self._leave.set), message_handler=heard, client_info=me
             ) as client:

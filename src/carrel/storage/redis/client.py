@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 
 from carrel.errors import (
     ConfigurationError,
+    MissingExtra,
     StorageError,
     StorageReadError,
     StorageUnavailable,
@@ -85,9 +86,7 @@ class RedisClient:
         try:
             import redis.asyncio  # noqa: PLC0415 -- an extra that may be missing, and slow to load
         except ImportError:
-            raise ConfigurationError(
-                "a RedisStore needs the redis package, which is not installed: pip install 'redis[hiredis]'"
-            ) from None
+            raise MissingExtra("a RedisStorage needs", "redis") from None
         self._redis: Any = redis  # its own annotations are too patchy for the type checker
         self.prefix = prefix
         try:
