@@ -121,6 +121,11 @@ def test_keeping_a_conversation_loads_only_what_it_needs() -> None:
     assert loaded_by("from carrel import SessionStore, user_text_message") & needless == set()
 
 
+def test_the_session_class_loads_only_what_it_needs() -> None:
+    """Loading the tools and the conversations as well would triple the time."""
+    assert loaded_by("import carrel; carrel.Session") & (HEAVY - {"orjson", "asyncio"}) == set()
+
+
 def test_every_public_name_is_there() -> None:
     assert [name for name in carrel.__all__ if not hasattr(carrel, name)] == []
     assert set(carrel.__all__) <= set(dir(carrel))

@@ -291,7 +291,7 @@ async def test_what_confines_is_no_setting_where_nothing_is_confined(tmp_path: P
 async def test_a_base_that_is_no_folder_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     for base in (tmp_path / "file", tmp_path / "file" / "below"):
-        with pytest.raises(ConfigurationError, match="is no folder"):
+        with pytest.raises(ConfigurationError, match="is not a folder"):
             Session.from_base(base)
     with pytest.raises(ConfigurationError, match="an empty text"):
         Session.from_base("")

@@ -7,13 +7,16 @@ from collections.abc import Callable, Iterator
 from contextlib import AsyncExitStack, contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from typing import TYPE_CHECKING
 from uuid import uuid4
 
-from carrel.conversation.models.conversation import Conversation, ConversationStorage
-from carrel.conversation.store import SessionStore
 from carrel.errors import ForkRefused
 from carrel.execution.executor import Executor, Moment
 from carrel.session.storage import StorageBackend
+
+if TYPE_CHECKING:
+    from carrel.conversation.models.conversation import Conversation, ConversationStorage
+    from carrel.conversation.store import SessionStore
 
 MAX_CHECKPOINTS = 32
 """Each checkpoint has a process and a copy of the changed files."""
@@ -68,6 +71,8 @@ class ConversationBranch:
 
     async def _saved(self) -> tuple[Conversation | None, str, ConversationStorage]:
         """Return the held conversation, its id and its storage, with every change written."""
+        from carrel.conversation.models.conversation import ConversationStorage  # noqa: PLC0415 -- slow to import
+
         held = self._get_held()
         conversations = (held and held.storage) or ConversationStorage(self._storage.get_session_store())
         if held is None:

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, TypedDict
+from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
-from carrel.conversation.models.conversation import Conversation
 from carrel.embedding import EmbedderOption
 from carrel.errors import ConfigurationError
 from carrel.execution.config import Limits, Mount, SandboxMode
-from carrel.library.tools.approval import Approver
 from carrel.session.storage import FileStorage
 from carrel.text import did_you_mean
+
+if TYPE_CHECKING:
+    from carrel.conversation.models.conversation import Conversation
+    from carrel.library.tools.approval import Approver
 
 
 class SessionOptions(TypedDict, total=False):

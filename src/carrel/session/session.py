@@ -8,15 +8,12 @@ from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequen
 from contextlib import AsyncExitStack, aclosing, suppress
 from html import escape
 from pathlib import Path
-from types import TracebackType
+from types import ModuleType, TracebackType
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, Unpack
 from uuid import uuid4
 from weakref import WeakValueDictionary
 
 from carrel import tasks
-from carrel.conversation.models.conversation import Conversation, ConversationStorage
-from carrel.conversation.models.info import SessionInfo
-from carrel.conversation.session_state import checked_id
 from carrel.embedding import EmbedderOption, choose_embedder
 from carrel.errors import ConfigurationError, ExecutorClosed, SessionExists, SessionNotFound, ToolCallError
 from carrel.execution import arguments
@@ -42,18 +39,17 @@ from carrel.execution.executor import (
 )
 from carrel.execution.results import closed_result, failed_result
 from carrel.execution.subprocess_executor import SubprocessExecutor
-from carrel.library.describing import described
-from carrel.library.moving import carry_over
-from carrel.library.tools.approval import Approver
-from carrel.library.tools.python import register
-from carrel.library.tools.tool import ToolProvider
-from carrel.session.call_handlers import WOULD_WAIT, CallHandlers, SessionLibrary, read_library
+from carrel.session.call_handlers import WOULD_WAIT, CallHandlers
 from carrel.session.checkpoints import Checkpoint, Checkpoints, ConversationBranch, fork_refused
 from carrel.session.options import ContainerOptions, SandboxOptions, SessionOptions, split_options
 from carrel.session.storage import MemoryStorage, StorageBackend
 from carrel.tracing import Step, StepRecorder, TraceLog, note_sizes, otel_exporter
 
 if TYPE_CHECKING:
+    from carrel.conversation.models.conversation import Conversation
+    from carrel.library.tools.approval import Approver
+    from carrel.library.tools.tool import ToolProvider
+    from carrel.session.library import SessionLibrary
     from carrel.tasks import Receipt, Sample, VerificationResult
 
 _CLOSED = "Session is closed; make another one"
@@ -107,7 +103,7 @@ class Session:
         if isinstance(config, PlaceSettings):
             config.keep_apart({"the base": base})
         if session_id is not None:
-            checked_id(session_id)
+            _check_id(session_id)
 
         self.storage = storage
         self.executor = executor
@@ -394,8 +390,11 @@ class Session:
 
     async def converse(self, title: str = "New Session", **fields: Any) -> Conversation:
         """Return the session's typed conversation, created or opened in its storage if it holds none yet."""
+        from carrel.conversation.models import conversation as models  # noqa: PLC0415 -- slow to import
+        from carrel.conversation.models.info import SessionInfo  # noqa: PLC0415 -- as above
+
         async with self._conversation_lock:
-            conversations = ConversationStorage(self.storage.get_session_store())
+            conversations = models.ConversationStorage(self.storage.get_session_store())
             while self.conversation is None:
                 folders = {"project_dir": "", "working_dir": fields.get("project_dir", "")}
                 info = SessionInfo(id=self.id, title=title, **{**folders, **fields})
@@ -403,7 +402,7 @@ class Session:
                 if self.conversation is None:
                     # Another process may create it at this moment; then open it.
                     with suppress(SessionExists):
-                        self.conversation = await conversations.create(Conversation(info=info))
+                        self.conversation = await conversations.create(models.Conversation(info=info))
         return self.conversation
 
     def _last_message(self) -> str | None:
@@ -421,14 +420,14 @@ class Session:
         await self._ensure_usable()
         async with self._run_lock:
             self._refuse_closed()
-            id_ = checked_id(session_id) if session_id is not None else uuid4().hex
+            id_ = _check_id(session_id) if session_id is not None else uuid4().hex
             with fork_refused("forked"):
                 executor = await self.executor.fork()
                 async with AsyncExitStack() as undo:
                     undo.push_async_callback(executor.close)
                     conversation = await self._branch.fork(id_, undo, typed=storage is not None)
                     if storage is not None:
-                        await carry_over(self.storage.store, storage.store)
+                        await _library_module().carry_over(self.storage.store, storage.store)
                     fork = self._copy_with(storage or self.storage, executor, id_, conversation)
                     undo.push_async_callback(fork.close)
                     await fork.start()
@@ -658,7 +657,7 @@ class Session:
 
     async def _read_library(self) -> SessionLibrary:
         if self._library is None:
-            library = await read_library(
+            library = await _library_module().read_library(
                 self.storage,
                 self.executor,
                 approve=self._approve,
@@ -726,7 +725,9 @@ class Session:
     ) -> None:
         """Let code call a function of this program as `tools.NAME(...)`; it runs on the host, outside the sandbox."""
         self._refuse_closed()
-        provider = register(function, name=name, description=description, tags=tags, approval=approval, timeout=timeout)
+        provider = _library_module().register(
+            function, name=name, description=description, tags=tags, approval=approval, timeout=timeout
+        )
         self._registered.append(provider)
         if self._library is not None:
             self._library.tools.add(provider)
@@ -736,7 +737,10 @@ class Session:
 
         What matches the `task` comes first."""
         library = await self._get_library()
-        return await described(library.tools, library.workflows, library.artifacts, library.deps, task, limit)
+        text: str = await _library_module().described(
+            library.tools, library.workflows, library.artifacts, library.deps, task, limit
+        )
+        return text
 
     async def list_workflows(self) -> list[dict[str, Any]]:
         """Return a dict for each workflow: name, description and parameters, without the source."""
@@ -801,6 +805,18 @@ class Session:
         """Install the requirements that are missing."""
         deps = (await self._get_library()).deps
         return await self._steps.install("install", "requirements.txt", deps.sync())
+
+
+def _library_module() -> ModuleType:
+    from carrel.session import library  # noqa: PLC0415 -- takes longer to import than everything else together
+
+    return library
+
+
+def _check_id(session_id: str) -> str:
+    from carrel.conversation.session_state import checked_id  # noqa: PLC0415 -- loads pydantic
+
+    return checked_id(session_id)
 
 
 def _note_result(step: Step, result: ExecutionResult) -> None:

@@ -6,18 +6,19 @@ import hashlib
 from contextlib import AsyncExitStack
 from pathlib import Path
 from types import TracebackType
-from typing import Literal, Protocol, Self, runtime_checkable
+from typing import TYPE_CHECKING, Literal, Protocol, Self, runtime_checkable
 
-from carrel.conversation.store import SessionStore
 from carrel.embedding import EmbedderOption, choose_embedder
 from carrel.errors import ConfigurationError
 from carrel.home import resolve_carrel_home
-from carrel.library.artifacts import ArtifactStore
-from carrel.library.search import LibrarySearch
-from carrel.library.workflows import WorkflowLibrary
 from carrel.storage.base import Store
 from carrel.storage.files.store import FileStore
 from carrel.storage.memory import MemoryStore
+
+if TYPE_CHECKING:
+    from carrel.conversation.store import SessionStore
+    from carrel.library.artifacts import ArtifactStore
+    from carrel.library.workflows import WorkflowLibrary
 
 
 @runtime_checkable
@@ -56,6 +57,8 @@ class _Storage:
         self._artifacts: ArtifactStore | None = None
 
     def get_session_store(self, durability: Literal["os", "fsync"] = "os") -> SessionStore:
+        from carrel.conversation.store import SessionStore  # noqa: PLC0415 -- not every program has conversations
+
         if durability not in self._sessions:
             self._sessions[durability] = SessionStore(
                 durability=durability, store=self.store, prefix="sessions", embedder=self.embedder
@@ -63,6 +66,9 @@ class _Storage:
         return self._sessions[durability]
 
     def get_workflow_library(self) -> WorkflowLibrary:
+        from carrel.library.search import LibrarySearch  # noqa: PLC0415 -- `import carrel` must be quick
+        from carrel.library.workflows import WorkflowLibrary  # noqa: PLC0415 -- as above
+
         if self._workflows is None:
             index = LibrarySearch(self.store, "search/workflows", self.embedder)
             self._workflows = WorkflowLibrary(self.store, index=index)
@@ -71,6 +77,9 @@ class _Storage:
     get_skill_library = get_workflow_library
 
     def get_artifact_store(self) -> ArtifactStore:
+        from carrel.library.artifacts import ArtifactStore  # noqa: PLC0415 -- `import carrel` must be quick
+        from carrel.library.search import LibrarySearch  # noqa: PLC0415 -- as above
+
         if self._artifacts is None:
             index = LibrarySearch(self.store, "search/artifacts", self.embedder)
             self._artifacts = ArtifactStore(self.store, folder=self._folder, index=index)
