@@ -132,7 +132,7 @@ async def test_an_error_comes_as_it_is_with_the_lines_of_the_workflow(inside: In
     assert result.error_type == "ZeroDivisionError"
     assert 'File "<workflow fails>", line 2, in helper' in (result.error or "")
     assert "return 1 / x" in (result.error or "")
-    assert "workflow_calls" not in (result.error or "")
+    assert "workflows.py" not in (result.error or "")
     awaited = await inside.run("await workflows.fails.call_async(x=0)")
     assert 'File "<workflow fails>", line 2, in helper' in (awaited.error or "")
     caught = "try:\n    workflows.fails(0)\nexcept ZeroDivisionError as e:\n    found = str(e)\nfound"

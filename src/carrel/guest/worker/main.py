@@ -13,28 +13,27 @@ from contextlib import suppress
 from select import POLLIN, poll  # by name: what code sets on the module select does not matter here
 from typing import Any
 
+from .. import syscalls
 from ..channel import Channel, ChannelError, Record, RecordTooLong
 from ..processes import clock, end_started_since, set_title, started_at_or_after, started_since
-from . import apart, file_requests, values
+from . import file_requests, reopen_files, values
 from .cells import Cell
 from .exec_requests import Commands
-from .freezing import (
-    Frozen,
-    channels,
-    descriptors,
-    devices,
-    hide,
+from .fork_checks import (
+    connections_reason,
+    devices_reason,
     native_threads,
-    python_threads,
-    quiet_fork,
-    show,
-    threads,
+    native_threads_reason,
+    open_descriptors,
+    python_threads_reason,
+    shared_memory_reason,
 )
 from .host import Host
 from .host_errors import error_class
 from .interrupts import Interrupts
 from .output import out_of_the_way
 from .running import Running, Woken
+from .snapshot import Snapshot, quiet_fork
 from .telling import worker_traceback
 
 PROTOCOL = 1
@@ -54,18 +53,18 @@ class Worker:
     def __init__(self, line: Channel, init: int, settings: dict[str, Any]) -> None:
         self._init = init
         self._home = str(settings.get("home") or os.getcwd())
-        self._frozen = Frozen(int(settings.get("frozen_ceiling") or CEILING))
-        self._keeps_frozen = bool(settings.get("frozen", True))
-        self._opened: dict[int, apart.Opened] = {}
+        self._snapshot = Snapshot(int(settings.get("frozen_ceiling") or CEILING))
+        self._keeps_snapshot = bool(settings.get("frozen", True))
+        self._opened: dict[int, reopen_files.OpenFile] = {}
         self._asleep: bool | None = None
         """In a fork that is there only to be forked: whether others could look into its process before."""
         self._fork_process: Callable[[], int] = settings.get("enter_fork") or os.fork
-        self._why_not = "no frozen fork was made yet" if self._keeps_frozen else "frozen forks are switched off"
+        self._why_not = "no frozen fork was made yet" if self._keeps_snapshot else "frozen forks are switched off"
         self._changed = True
         self._covers: Any = None
         self._forking = False
         self._stray = False
-        self._frozen_at = 0
+        self._snapshot_at = 0
         self._survivors: set[int] = set()
         """What the last run that started something has left running."""
         self._private = os.getsid(0) == os.getpid()
@@ -147,8 +146,8 @@ class Worker:
 
     def _wait(self) -> None:
         """For something to happen; a frozen fork is made when nothing does."""
-        freezes = self._changed and self._keeps_frozen and self._asleep is None
-        soon = IDLE if freezes else BURIAL if self._frozen.bury() else None
+        freezes = self._changed and self._keeps_snapshot and self._asleep is None
+        soon = IDLE if freezes else BURIAL if self._snapshot.reap() else None
         if len(self._selector.get_map()) > _OWN:
             events = self._wait_with_commands(soon)
         else:
@@ -225,12 +224,12 @@ class Worker:
         self._host.begin_run()
 
         def before_it(cell: Cell) -> None:
-            if changed_before and self._keeps_frozen and not cell.harmless:
+            if changed_before and self._keeps_snapshot and not cell.harmless:
                 self._freeze()
             self._changed = self._changed or not cell.harmless
 
         def unsafe() -> None:
-            if changed_before and self._keeps_frozen:
+            if changed_before and self._keeps_snapshot:
                 self._freeze()
 
         self._interrupts.meant = lambda: self._host.interrupts(record.get("id"))
@@ -259,16 +258,16 @@ class Worker:
 
     def _not_of_a_run(self) -> set[int]:
         """Processes that may have begun in the same moment as a run and are not its own."""
-        return {os.getpid(), *self._frozen.processes(), *self._survivors}
+        return {os.getpid(), *self._snapshot.processes(), *self._survivors}
 
     def _freeze(self) -> None:
         """Keep a fork of this moment, or say why there is none."""
-        made: Channel | str | None = self._frozen.refusal()
+        made: Channel | str | None = self._snapshot.refusal()
         if made is None:
             self._forking = True
-            self._frozen_at = clock()
+            self._snapshot_at = clock()
             try:
-                made = self._frozen.make(self._line, self._covers)
+                made = self._snapshot.make(self._line, self._covers)
             finally:
                 self._forking = False
         self._changed = False
@@ -277,13 +276,13 @@ class Worker:
             return
         self._why_not = made or "kept"
         if made is not None:
-            self._frozen.drop()
+            self._snapshot.drop()
             self._send({"op": "unfrozen", "why": made, "covers": self._covers})
 
     def _wake(self, line: Channel) -> None:
         """In the frozen fork: the worker is dead, and this is the worker now. What its last run started goes too."""
         if self._private:
-            end_started_since(self._frozen_at, self._not_of_a_run())
+            end_started_since(self._snapshot_at, self._not_of_a_run())
         self._go_on(line, keep_commands=True)
         if self._init >= 0:
             init = socket.socket(fileno=os.dup(self._init))
@@ -296,7 +295,7 @@ class Worker:
         self._begin(line)
         self._commands.in_fork(self._selector, keep_commands)
         self._running.loop.renew()
-        self._frozen.forget()
+        self._snapshot.forget()
         self._why_not = "no frozen fork was made yet"
         self._changed = True
 
@@ -346,13 +345,14 @@ class Worker:
 
     def _unshare(self, asleep: bool) -> str | None:
         """In a fork: part from what it has together with whom it came from; why that could not be, or None."""
-        show(self._asleep)
+        if self._asleep is not None:
+            syscalls.set_dumpable(self._asleep)
         why = None
         try:
-            apart.make_own(self._opened)
+            reopen_files.reopen(self._opened)
         except OSError as problem:
             why = problem.strerror or str(problem)
-        self._asleep = hide() if asleep else None
+        self._asleep = syscalls.set_dumpable(False) if asleep else None
         return why
 
     def _why_no_fork(self, fds: list[int]) -> str | None:
@@ -360,11 +360,11 @@ class Worker:
             return "the request brought no line, stdout and stderr of the fork"
         own = {self._line.fileno(), self._init, *fds, *(self._bell or ())}
         own |= self._running.streams.descriptors() | self._running.loop.descriptors() | self._commands.descriptors()
-        opened = descriptors()
-        why = python_threads() or devices(opened) or channels(opened, own)
+        opened = open_descriptors()
+        why = python_threads_reason() or devices_reason(opened) or connections_reason(opened, own)
         if why is None:
-            self._opened, why = apart.files_of(opened, own), apart.shared_memory()
-        if why is None and threads():
+            self._opened, why = reopen_files.files_of(opened, own), shared_memory_reason()
+        if why is None and native_threads():
             # Some libraries end their threads before a fork: a child that ends at once shows which are left.
             self._forking = True
             pid = quiet_fork()
@@ -372,8 +372,8 @@ class Worker:
                 os._exit(0)
             with suppress(ChildProcessError):  # where code ignores SIGCHLD
                 os.waitpid(pid, 0)
-            left = threads()
-            why = native_threads(left) if left else None
+            left = native_threads()
+            why = native_threads_reason(left) if left else None
         return why
 
     def _forked_by_the_user(self) -> None:

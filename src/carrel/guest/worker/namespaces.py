@@ -7,11 +7,11 @@ import sys
 from collections.abc import Iterable
 from typing import Any
 
-from .artifact_calls import Artifacts
+from .artifacts import Artifacts
 from .host import Host, Remote
 from .records import RecordCall
 from .tool_calls import ToolNames, Tools
-from .workflow_calls import Workflows
+from .workflows import Workflows
 
 
 def namespaces(host: Host, names: Iterable[str], builtins: Any) -> dict[str, Any]:

@@ -15,10 +15,10 @@ from typing import Any
 from ..channel import Record
 from . import display, telling, values
 from .cells import Cell, add_builtin, mend, new_namespace
+from .event_loop import CellLoop
 from .host import Host
 from .host_errors import error_class
 from .interrupts import Interrupts
-from .loops import CellLoop
 from .namespaces import namespaces
 from .output import NoInput, StandardStreams, no_input
 
