@@ -91,6 +91,16 @@ class SessionRepository:
             finally:
                 await held.release()
 
+    @asynccontextmanager
+    async def import_lock(self) -> AsyncIterator[None]:
+        """The lock of imports: two that import a file at once would both find that it is not here."""
+        held = await self.store.lock(self.folder("imports/lock"))
+        assert held is not None
+        try:
+            yield
+        finally:
+            await held.release()
+
     async def make(self, meta: SessionMeta) -> bool:
         """Put the session there; False when it is already."""
         session_id = meta["id"]

@@ -1,11 +1,14 @@
 """The list of sessions, kept up to date from what changed instead of read again each time."""
 
+import logging
 from collections.abc import Iterable
+from datetime import UTC, datetime, timedelta
 
 from carrel.conversation.log_reader import collector_paused
 from carrel.conversation.messages import SessionMeta
 from carrel.conversation.repository import SessionRepository
 from carrel.conversation.session_state import (
+    date_of,
     decode_meta,
     has_counts,
     is_id,
@@ -17,6 +20,8 @@ from carrel.conversation.session_state import (
 )
 from carrel.errors import SessionNotFound, SessionTooNew, StorageReadError
 from carrel.storage.base import KeyedLock, Stamp
+
+logger = logging.getLogger(__name__)
 
 
 class SessionList:
@@ -134,6 +139,29 @@ class SessionList:
             meta["message_count"] = (await reading.outline()).messages()
             meta["total_tokens"] = await reading.tokens_spent()
         return meta
+
+    async def all_counted(self, metas: Iterable[SessionMeta]) -> list[SessionMeta]:
+        """The same of each; one whose log cannot be read stays as it is, and hides no other."""
+        counted = []
+        for meta in metas:
+            try:
+                counted.append(await self.counted(meta))
+            except StorageReadError:
+                counted.append(meta)
+        return counted
+
+    async def untouched_for(self, age: timedelta, *, now: str, keep_labelled: bool) -> list[SessionMeta]:
+        """The sessions and traces that were not touched for so long; those of a newer format are left out and named."""
+        try:
+            border = (date_of(now) or datetime.now(UTC)) - age
+        except OverflowError:
+            return []
+        every = [*await self.metas(), *await self.traces()]
+        old = [meta for meta in every if (date := date_of(meta["updated_at"])) is not None and date < border]
+        newer = [meta["id"] for meta in old if is_too_new(meta)]
+        if newer:
+            logger.warning("not pruned, because a newer carrel wrote them: %s", ", ".join(newer))
+        return [meta for meta in old if not is_too_new(meta) and not (keep_labelled and meta.get("labels"))]
 
     async def traces(self, names: Iterable[str] | None = None) -> list[SessionMeta]:
         """Folders (of these) in which nothing was matching and only a trace lies, with when that was last written."""

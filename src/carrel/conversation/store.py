@@ -4,7 +4,8 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from datetime import UTC, datetime, timedelta
+from contextlib import suppress
+from datetime import timedelta
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self
@@ -24,7 +25,7 @@ from carrel.conversation.replay import Numbered, repair_messages
 from carrel.conversation.repository import Redact, SessionRepository, not_found
 from carrel.conversation.search.search import SearchHit, SessionSearch
 from carrel.conversation.session_list import SessionList
-from carrel.conversation.session_state import checked_fields, checked_id, date_of, is_too_new, new_meta
+from carrel.conversation.session_state import checked_fields, checked_id, new_meta
 from carrel.conversation.usage import Price, Usage, UsageCount
 from carrel.embedding import EmbedderOption, choose_embedder
 from carrel.errors import (
@@ -33,7 +34,6 @@ from carrel.errors import (
     SessionExists,
     SessionTooNew,
     StorageError,
-    StorageReadError,
 )
 from carrel.events import Event, EventType, bus
 from carrel.home import resolve_sessions_dir
@@ -181,13 +181,7 @@ class SessionStore:
 
     async def counted(self, metas: Iterable[SessionMeta]) -> list[SessionMeta]:
         """The same with exact counts. A log that is ahead of its metadata is read, so give those that you show."""
-        counted = []
-        for meta in metas:
-            try:
-                counted.append(await self._list().counted(meta))
-            except StorageReadError:
-                counted.append(meta)  # it is listed all the same, and hides no other
-        return counted
+        return await self._list().all_counted(metas)
 
     async def latest_session(self, *, cwd: str | None = None) -> SessionMeta | None:
         metas = await self.list_sessions(cwd=cwd)
@@ -259,18 +253,13 @@ class SessionStore:
         seq, writer = await self._logs.append(session_id, messages, draft)
         self._drafts.pop(session_id, None)
         if bus.subscribers:
-            self._publish_appended(session_id, messages, seq, is_new=writer.created_from is drafted)
+            if writer.created_from is drafted:
+                self._publish(EventType.SESSION_CREATED, session_id)
+            for number, message in enumerate(messages, seq - len(messages) + 1):
+                if (role := message.get("role")) not in ("compact", "rewind"):
+                    self._publish(EventType.MESSAGE_CREATED, session_id, role=role, seq=number)
+            self._publish(EventType.SESSION_UPDATED, session_id)
         return seq
-
-    def _publish_appended(
-        self, session_id: str, messages: Sequence[ConversationMessage], seq: int, *, is_new: bool
-    ) -> None:
-        if is_new:
-            self._publish(EventType.SESSION_CREATED, session_id)
-        for number, message in enumerate(messages, seq - len(messages) + 1):
-            if (role := message.get("role")) not in ("compact", "rewind"):
-                self._publish(EventType.MESSAGE_CREATED, session_id, role=role, seq=number)
-        self._publish(EventType.SESSION_UPDATED, session_id)
 
     async def append_rewind(self, session_id: str, rewind_to: int | None = None, *, to_seq: int | None = None) -> int:
         """Go back to the first `rewind_to` visible messages, or to right after entry `to_seq`; the log keeps all.
@@ -295,18 +284,15 @@ class SessionStore:
         return await self._delete(session_id)
 
     async def _delete(self, session_id: str, *, expect: Expected = None) -> bool:
-        title = await self._last_title(session_id) if bus.subscribers else ""
+        title = ""
+        if bus.subscribers:
+            with suppress(SessionTooNew):
+                meta = await self._logs.meta(session_id)
+                title = meta["title"] if meta is not None else ""
         there = await self._logs.delete(session_id, expect=expect)
         if there:
             self._publish(EventType.SESSION_DELETED, session_id, title=title)
         return there
-
-    async def _last_title(self, session_id: str) -> str:
-        try:
-            meta = await self._logs.meta(session_id)
-        except SessionTooNew:
-            return ""
-        return meta["title"] if meta is not None else ""
 
     # --- reading ----------------------------------------------------------------------------------------------------
 
@@ -534,17 +520,8 @@ class SessionStore:
             raise ConfigurationError(
                 f"older_than is a timedelta of 0 or more, as in timedelta(days=30), not {older_than!r:.60}"
             )
-        try:
-            border = (date_of(self._now()) or datetime.now(UTC)) - older_than
-        except OverflowError:
-            return []
         logs = await self._logs.log_stamps()
-        every = [*await self.list_sessions(), *await self.traces()]
-        old = [meta for meta in every if (date := date_of(meta["updated_at"])) is not None and date < border]
-        newer = [meta["id"] for meta in old if is_too_new(meta)]
-        if newer:
-            logger.warning("not pruned, because a newer carrel wrote them: %s", ", ".join(newer))
-        chosen = [meta for meta in old if not is_too_new(meta) and not (keep_labelled and meta.get("labels"))]
+        chosen = await self._list().untouched_for(older_than, now=self._now(), keep_labelled=keep_labelled)
         if dry_run:
             return chosen
         # A session that got a message or a label since then stays.
@@ -558,10 +535,7 @@ class SessionStore:
         What an earlier import brought is not stored twice unless `again`: the report says under which id it is here,
         and what the source has got since is appended, where neither its old part nor the session was changed. With
         `all_branches`, those that a conversation went back from come as sessions of their own."""
-        # One at a time: two who import a file at once would both find that it is not here.
-        held = await self._logs.store.lock(self._logs.folder("imports/lock"))
-        assert held is not None
-        try:
+        async with self._logs.import_lock():
             here = [] if again else await self.list_sessions()
             writer = ImportWriter(self._logs, self.create_session, here, self._now)
             reports = []
@@ -569,9 +543,7 @@ class SessionStore:
                 reports.append(report := await writer.write(imported))
                 if report.session_id:
                     self._publish(EventType.SESSION_UPDATED, report.session_id)
-            return reports
-        finally:
-            await held.release()
+        return reports
 
     def _publish(self, kind: EventType, session_id: str, **facts: Any) -> None:
         if bus.subscribers:
