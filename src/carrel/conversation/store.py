@@ -490,7 +490,7 @@ class SessionStore:
         raise ConfigurationError(f"a session is exported as jsonl, markdown or html, not {format!r}")
 
     async def export_lines(self, session_id: str) -> AsyncIterator[str]:
-        """What `export` gives as jsonl, a line at a time: memory does not grow with the log."""
+        """What `export` gives as jsonl, line by line: memory does not grow with the log."""
         async for _, entry in self.iter_entries(session_id):
             yield to_line(entry)
 
