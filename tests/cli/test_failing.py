@@ -202,7 +202,7 @@ def test_a_reader_that_has_gone_is_no_error(environment: dict[str, str], tmp_pat
 def test_what_is_no_text_is_wrong_usage(carrel: Any, tmp_path: Path, words: list[str]) -> None:
     (tmp_path / "latin").write_bytes(b"print('\xe9')\n")
     with (tmp_path / "latin").open("rb") as stdin:
-        assert "no text in UTF-8" in carrel(*words, code=2, stdin=stdin).stderr
+        assert "not text in UTF-8" in carrel(*words, code=2, stdin=stdin).stderr
 
 
 def test_python_is_read_in_the_encoding_that_it_names(carrel: Any, tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from carrel import __version__
-from carrel.cli.ending import run_to_its_end
+from carrel.cli.exit_codes import run_cli
 
 if TYPE_CHECKING:
     app: typer.Typer
@@ -82,6 +82,6 @@ def main() -> int:
     """Run the command line of this process; returns its exit code."""
     # Loading a command makes many objects and no garbage: looked through as often as usual, it takes a fifth longer.
     gc.set_threshold(20_000, *gc.get_threshold()[1:])
-    # Who types a command waits for that one to load, and not for all the others.
+    # Who types a command async_command for that one to load, and not for all the others.
     typed = sys.argv[1:2]
-    return run_to_its_end(lambda: app_with(typed if typed and typed[0] in _WORDS else list(_WORDS)))
+    return run_cli(lambda: app_with(typed if typed and typed[0] in _WORDS else list(_WORDS)))

@@ -6,10 +6,10 @@ from typing import Annotated
 
 import typer
 
-from carrel.cli import show
-from carrel.cli.bases import Base, Json, group, opened
-from carrel.cli.ending import WrongUsage, waits
-from carrel.cli.running import write
+from carrel.cli.exit_codes import WrongUsage, async_command
+from carrel.cli.options import Base, Json, group, opened
+from carrel.cli.output import Column, json_text, print_json, print_table, print_text, when
+from carrel.cli.run import write_stream
 from carrel.guest.worker import values
 
 app = group("What agents kept: text, data, tables, pictures.")
@@ -18,27 +18,27 @@ Name = Annotated[str, typer.Argument(metavar="NAME", help="The artifact's name: 
 
 
 @app.command("list")
-@waits
+@async_command
 async def list_artifacts(base: Base = None, as_json: Json = False) -> None:
     """Every artifact, the newest first."""
     async with opened(base) as session:
         found = await session.list_artifacts()
     found.sort(key=lambda artifact: artifact["created_at"], reverse=True)
     if as_json:
-        show.print_json(found)
+        print_json(found)
     elif not found:
-        show.say("No artifacts yet.")
+        print_text("No artifacts yet.")
     else:
         columns = (
-            show.Column("NAME", "cyan"),
-            show.Column("CREATED", "dim", may_go=True),
-            show.Column("DESCRIPTION", gives_way=True),
+            Column("NAME", "cyan"),
+            Column("CREATED", "dim", may_go=True),
+            Column("DESCRIPTION", gives_way=True),
         )
-        show.print_table(columns, [(a["name"], show.when(a["created_at"]), a["description"]) for a in found])
+        print_table(columns, [(a["name"], when(a["created_at"]), a["description"]) for a in found])
 
 
 @app.command("load")
-@waits
+@async_command
 async def load(
     name: Name,
     out: Annotated[Path | None, typer.Option("--out", "-o", metavar="FILE", help="Write it to this file.")] = None,
@@ -49,10 +49,10 @@ async def load(
     async with opened(base) as session:
         data = await session.load_artifact(name)
     if as_json:
-        show.print_json(values.encode(data))
+        print_json(values.encode(data))
         return
     if not isinstance(data, str | bytes):
-        data = show.json_text(data)
+        data = json_text(data)
     content = data.encode("utf-8", "surrogateescape") if isinstance(data, str) else data
     if out is not None:
         out.write_bytes(content)
@@ -60,17 +60,17 @@ async def load(
         sys.stdout.buffer.write(content)
     elif isinstance(data, bytes):
         try:
-            write(sys.stdout, data.decode("utf-8"))
+            write_stream(sys.stdout, data.decode("utf-8"))
         except UnicodeDecodeError:
             raise WrongUsage(
                 f"{name} is {len(data):,} bytes that are no text; --out FILE writes them to a file"
             ) from None
     else:
-        write(sys.stdout, data if data.endswith("\n") else f"{data}\n")
+        write_stream(sys.stdout, data if data.endswith("\n") else f"{data}\n")
 
 
 @app.command("save")
-@waits
+@async_command
 async def save(
     name: Name,
     file: Annotated[Path, typer.Argument(metavar="FILE", exists=True, dir_okay=False, help="What to keep.")],
@@ -82,18 +82,18 @@ async def save(
     async with opened(base) as session:
         made = await session.save_artifact(name, file, description)
     if as_json:
-        show.print_json(made)
+        print_json(made)
     else:
-        show.say(f"{made['name']} is kept.")
+        print_text(f"{made['name']} is kept.")
 
 
 @app.command("delete")
-@waits
+@async_command
 async def delete(name: Name, base: Base = None, as_json: Json = False) -> None:
     """Remove an artifact; no harm when there is none."""
     async with opened(base) as session:
         await session.delete_artifact(name)
     if as_json:
-        show.print_json({"deleted": name})
+        print_json({"deleted": name})
     else:
-        show.say(f"{name} is not there any more.")
+        print_text(f"{name} is not there any more.")

@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from carrel import tasks
-from carrel.cli import show
-from carrel.cli.ending import TaskFailed, WrongUsage, waits
-from carrel.cli.progress import progress
+from carrel.cli.exit_codes import TaskFailed, WrongUsage, async_command
+from carrel.cli.output import Column, flush, print_json, print_table, print_text, progress
 from carrel.cli.task import dataset_named
 from carrel.errors import ProgramMissing
 
@@ -53,20 +52,20 @@ def list_datasets(folder: Folder = None, as_json: Json = False) -> None:
     datasets = tasks.Datasets(folder)
     found = datasets.list()
     if as_json:
-        show.print_json([info.model_dump(mode="json") for info in found])
+        print_json([info.model_dump(mode="json") for info in found])
     elif not found:
-        show.say(f"No datasets in {datasets.folder} yet.")
+        print_text(f"No datasets in {datasets.folder} yet.")
     else:
         columns = [
-            show.Column("NAME", "cyan"),
-            show.Column("SAMPLES", justify="right"),
-            show.Column("WHAT", gives_way=True),
+            Column("NAME", "cyan"),
+            Column("SAMPLES", justify="right"),
+            Column("WHAT", gives_way=True),
         ]
-        show.print_table(columns, [(info.name, f"{info.sample_count:,}", info.description) for info in found])
+        print_table(columns, [(info.name, f"{info.sample_count:,}", info.description) for info in found])
 
 
 @app.command("check")
-@waits
+@async_command
 async def check_dataset(
     name: Annotated[str, typer.Argument(metavar="NAME", help="A dataset's name, or the path to its folder.")],
     samples: Annotated[list[str] | None, typer.Argument(metavar="[SAMPLE]...", help="Only these.")] = None,
@@ -83,7 +82,7 @@ async def check_dataset(
     with progress(len(wanted), f"checking {dataset.name}") as done:
         findings = await tasks.check(wanted, cache=cache, workers=workers, told=lambda finding: done(finding.sample_id))
     if as_json:
-        show.print_json([finding.model_dump() for finding in findings])
+        print_json([finding.model_dump() for finding in findings])
     else:
         _print_findings(findings)
     _end(dataset, findings)
@@ -91,16 +90,16 @@ async def check_dataset(
 
 def _print_findings(findings: list[CheckResult]) -> None:
     words = {"right": ("right", "green"), "wrong": ("WRONG", "bold red"), "not_checked": ("not checked", "yellow")}
-    columns = [show.Column(title) for title in ("SAMPLE", "", "WITHOUT PATCH", "WITH PATCH")]
-    columns += [show.Column("TESTS", justify="right"), show.Column("SECONDS", justify="right", may_go=True)]
+    columns = [Column(title) for title in ("SAMPLE", "", "WITHOUT PATCH", "WITH PATCH")]
+    columns += [Column("TESTS", justify="right"), Column("SECONDS", justify="right", may_go=True)]
     rows = [
         (one.sample_id, words[one.status][0], one.before or "-", one.after or "-", one.tests, f"{one.seconds:.1f}")
         for one in findings
     ]
-    show.print_table(columns, rows)
+    print_table(columns, rows)
     for finding in findings:
         for fault in finding.faults:
-            show.say(f"{finding.sample_id}: {fault}", words[finding.status][1])
+            print_text(f"{finding.sample_id}: {fault}", words[finding.status][1])
 
 
 def _end(dataset: Dataset, findings: list[CheckResult]) -> None:
@@ -126,7 +125,7 @@ def prune_cache(
     """Remove unpacked files and set-up layers that nobody has used for a while; what is in use stays."""
     done = tasks.prune(cache or tasks.default_cache(), time.time() - older_than * 86_400, dry_run=dry_run)
     if as_json:
-        show.print_json(
+        print_json(
             {
                 "removed": [{"name": each.name, "bytes": each.bytes} for each in done.removed],
                 "bytes": done.bytes,
@@ -137,11 +136,11 @@ def prune_cache(
         )
         return
     what = "would be removed" if dry_run else "removed"
-    show.say(f"{len(done.removed):,} {what}, {done.bytes / 1e6:,.1f} MB; {done.in_use:,} in use, {done.kept:,} kept")
+    print_text(f"{len(done.removed):,} {what}, {done.bytes / 1e6:,.1f} MB; {done.in_use:,} in use, {done.kept:,} kept")
 
 
 @app.command("import")
-@waits
+@async_command
 async def import_dataset(
     file: Annotated[
         Path | None, typer.Argument(metavar="[FILE]", help="A SWE-bench-style JSONL; or give --repo and --commits.")
@@ -224,15 +223,15 @@ async def _import_history(
             step("", total)
             if not as_json:
                 earlier = f", {judged} of them judged before" if judged else ""
-                show.say(f"{commits:,} commits touch both source and tests{earlier}", "bold")
+                print_text(f"{commits:,} commits touch both source and tests{earlier}", "bold")
 
         def heard(commit: str, what: str) -> None:
             nonlocal count
             count += 1
             step("")
             if not as_json:
-                show.say(f"{count:>{len(str(total))}}/{total}  {commit[:12]}  {what}")
-                show.flush()
+                print_text(f"{count:>{len(str(total))}}/{total}  {commit[:12]}  {what}")
+                flush()
 
         try:
             return await tasks.import_history(repo, commits, into, settings, found=found, heard=heard, **options)
@@ -254,10 +253,10 @@ def _print_imported(done: ImportResult, as_json: bool) -> None:
     if as_json:
         left_out = [{"what": left.what, "why": left.why} for left in done.left_out]
         data = {"folder": str(done.folder), "samples": done.samples, "left_out": left_out, "proposal": done.proposal}
-        show.print_json(data)
+        print_json(data)
         return
     _print_left_out(done)
-    show.say(f"{len(done.samples):,} samples in {done.folder}", "bold")
+    print_text(f"{len(done.samples):,} samples in {done.folder}", "bold")
 
 
 def _print_left_out(done: ImportResult) -> None:
@@ -268,8 +267,8 @@ def _print_left_out(done: ImportResult) -> None:
     rows = [(names[0] if len(names) == 1 else f"{len(names):,}", why) for why, names in reasons.items()]
     rows.sort(key=lambda row: -len(reasons[row[1]]))
     if rows:
-        show.print_table([show.Column("LEFT OUT", "cyan"), show.Column("WHY", gives_way=True)], rows[:MOST_LEFT_OUT])
+        print_table([Column("LEFT OUT", "cyan"), Column("WHY", gives_way=True)], rows[:MOST_LEFT_OUT])
     if len(rows) > MOST_LEFT_OUT:
-        show.say(f"… and {len(rows) - MOST_LEFT_OUT:,} more reasons; --json shows all", "dim")
+        print_text(f"… and {len(rows) - MOST_LEFT_OUT:,} more reasons; --json shows all", "dim")
     if done.proposal:
-        show.say(f"Something that the tests need is missing; try {done.proposal}", "yellow")
+        print_text(f"Something that the tests need is missing; try {done.proposal}", "yellow")

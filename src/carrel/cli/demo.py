@@ -14,11 +14,11 @@ from typing import Annotated
 import typer
 
 import carrel
-from carrel.cli import show
 from carrel.cli.demo_session import SessionTour
 from carrel.cli.demo_story import ENDING, MODEL, PROVIDER, STORY, STORY_ID
 from carrel.cli.demo_task import TaskTour
-from carrel.cli.ending import TaskFailed, WrongUsage, waits
+from carrel.cli.exit_codes import TaskFailed, WrongUsage, async_command
+from carrel.cli.output import print_text
 from carrel.cli.telling import Teller
 from carrel.conversation.log_entries import encode
 from carrel.conversation.messages import ConversationMessage, blocks_of, meta_of, tool_result_text
@@ -27,7 +27,7 @@ from carrel.text import count_messages, readable_size
 QUERY = "baking trouble"
 
 
-@waits
+@async_command
 async def demo(
     keep: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Keep the sessions and the page in this new folder.")
@@ -44,7 +44,7 @@ async def demo(
     folder = Path(tempfile.mkdtemp(prefix="carrel-demo-")) if keep is None else keep.absolute()
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        show.say(f"A tour of carrel in {folder}", "bold")
+        print_text(f"A tour of carrel in {folder}", "bold")
         teller = Teller()
         async with carrel.SessionStore(folder / "sessions") as store:
             await Tour(store, folder, teller).take()
@@ -53,12 +53,12 @@ async def demo(
     finally:
         if keep is None:
             shutil.rmtree(folder)
-    show.say()
-    show.say(f"That took {perf_counter() - began:.1f} seconds.", "bold")
+    print_text()
+    print_text(f"That took {perf_counter() - began:.1f} seconds.", "bold")
     if keep is None:
-        show.say(f"{folder} has been removed; `carrel demo --keep DIR` leaves everything there to look at.")
+        print_text(f"{folder} has been removed; `carrel demo --keep DIR` leaves everything there to look at.")
     else:
-        show.say(f"Look around: `carrel sessions list --data {folder / 'sessions'}`, and {folder / 'totals.html'}")
+        print_text(f"Look around: `carrel sessions list --data {folder / 'sessions'}`, and {folder / 'totals.html'}")
 
 
 class Tour:

@@ -6,7 +6,7 @@ from typing import Any
 
 import carrel
 from carrel.cli.demo_package import write_wheel
-from carrel.cli.ending import TaskFailed
+from carrel.cli.exit_codes import TaskFailed
 from carrel.cli.telling import Teller
 
 TOOL = """\

@@ -4,7 +4,7 @@ from pathlib import Path
 from time import perf_counter
 
 import carrel
-from carrel.cli.ending import TaskFailed
+from carrel.cli.exit_codes import TaskFailed
 from carrel.cli.telling import Teller
 
 

@@ -4,9 +4,9 @@ from typing import Annotated, Any
 
 import typer
 
-from carrel.cli import show
-from carrel.cli.bases import Base, Json, group, opened
-from carrel.cli.ending import TaskFailed, WrongUsage, waits
+from carrel.cli.exit_codes import TaskFailed, WrongUsage, async_command
+from carrel.cli.options import Base, Json, group, opened
+from carrel.cli.output import print_json, print_text
 
 app = group("The packages that sessions of a base have.")
 
@@ -14,20 +14,20 @@ Packages = Annotated[list[str], typer.Argument(metavar="PACKAGE", help="A requir
 
 
 @app.command("list")
-@waits
+@async_command
 async def list_deps(base: Base = None, as_json: Json = False) -> None:
     """The requirements, as they are written in requirements.txt."""
     async with opened(base) as session:
         found = await session.list_deps()
     if as_json:
-        show.print_json(found)
+        print_json(found)
     else:
         for requirement in found or ["No packages beyond Python's own."]:
-            show.say(requirement)
+            print_text(requirement)
 
 
 @app.command("add")
-@waits
+@async_command
 async def add(packages: Packages, base: Base = None, as_json: Json = False) -> None:
     """Install packages and put them on the list."""
     async with opened(base, timeout=None) as session:
@@ -36,7 +36,7 @@ async def add(packages: Packages, base: Base = None, as_json: Json = False) -> N
 
 
 @app.command("remove")
-@waits
+@async_command
 async def remove(packages: Packages, base: Base = None, as_json: Json = False) -> None:
     """Uninstall packages and take them off the list."""
     async with opened(base, timeout=None) as session:
@@ -45,7 +45,7 @@ async def remove(packages: Packages, base: Base = None, as_json: Json = False) -
 
 
 @app.command("sync")
-@waits
+@async_command
 async def sync(base: Base = None, as_json: Json = False) -> None:
     """Install what the list names and is not there."""
     async with opened(base, timeout=None) as session:
@@ -61,13 +61,13 @@ def _print(reports: list[dict[str, Any]], as_json: bool) -> None:
             said[what] += packages if isinstance(packages, list) else []
     messages = "\n".join(report["message"] for report in reports if report.get("message"))
     if as_json:
-        show.print_json(reports[0] if len(reports) == 1 else {**said, "message": messages})
+        print_json(reports[0] if len(reports) == 1 else {**said, "message": messages})
     else:
         for what, packages in said.items():
             if packages:
-                show.say(f"{what.replace('_', ' ')}: {', '.join(packages)}", "red" if what == "failed" else "")
+                print_text(f"{what.replace('_', ' ')}: {', '.join(packages)}", "red" if what == "failed" else "")
         if not any(said.values()):
-            show.say("Nothing to do.")
+            print_text("Nothing to do.")
     if said.get("failed"):
         raise TaskFailed(messages or f"{', '.join(said['failed'])} could not be had")
     if said.get("not_found"):

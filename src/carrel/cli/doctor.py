@@ -6,8 +6,8 @@ from typing import Annotated
 
 import typer
 
-from carrel.cli import show
-from carrel.cli.ending import MACHINE_LACKS
+from carrel.cli.exit_codes import MACHINE_LACKS
+from carrel.cli.output import console, print_json, print_text, safe_text
 from carrel.embedding import choose_embedder
 from carrel.execution.capabilities import Part, can_confine, engine_parts, probe
 
@@ -18,13 +18,13 @@ def doctor(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] 
     possible = can_confine(parts)
     if as_json:
         told = {"parts": [asdict(part) for part in parts], "containers": [asdict(part) for part in containers]}
-        show.print_json({"sandbox": possible, **told, "embedder": _embedder()})
+        print_json({"sandbox": possible, **told, "embedder": _embedder()})
     else:
         _print_table((*parts, *containers))
-        show.say()
-        show.say(_verdict(parts, possible), "bold" if possible else "bold red")
+        print_text()
+        print_text(_verdict(parts, possible), "bold" if possible else "bold red")
         speed = "with numpy" if find_spec("numpy") else "without numpy, which would make it faster"
-        show.say(f"Search by meaning uses the embedder {_embedder()}, {speed}; `embedder=` chooses another.")
+        print_text(f"Search by meaning uses the embedder {_embedder()}, {speed}; `embedder=` chooses another.")
     if not possible:
         raise typer.Exit(MACHINE_LACKS)
 
@@ -51,6 +51,6 @@ def _print_table(parts: tuple[Part, ...]) -> None:
     for name in ("", "what", "why not", "how to get it"):
         table.add_column(name, overflow="fold")
     for part in parts:
-        mark = show.words("yes", "green") if part.in_force else show.words("no", "red")
-        table.add_row(mark, show.words(part.what), show.words(part.why), show.words(part.how_to_get_it))
-    show.console().print(table)
+        mark = safe_text("yes", "green") if part.in_force else safe_text("no", "red")
+        table.add_row(mark, safe_text(part.what), safe_text(part.why), safe_text(part.how_to_get_it))
+    console().print(table)

@@ -9,9 +9,9 @@ from typing import Annotated, Any
 import typer
 
 from carrel import server
-from carrel.cli import show
-from carrel.cli.asking import duration
-from carrel.cli.ending import WrongUsage, waits
+from carrel.cli.exit_codes import WrongUsage, async_command
+from carrel.cli.options import duration
+from carrel.cli.output import Column, print_json, print_table, print_text
 
 app = typer.Typer(help="The keys of those who may use the server.", no_args_is_help=True, rich_markup_mode=None)
 
@@ -21,7 +21,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 @app.command("add")
-@waits
+@async_command
 async def add(
     name: Name,
     scope: Annotated[
@@ -41,28 +41,28 @@ async def add(
     async with server.opened_keys(data) as keys:
         key = await keys.add(name, scope=_scope(scope), session=session, lifetime=lifetime)
     if as_json:
-        show.print_json({"name": name, "key": key, "scope": scope, "session": session})
+        print_json({"name": name, "key": key, "scope": scope, "session": session})
     else:
         typer.echo(key)
 
 
 @app.command("list")
-@waits
+@async_command
 async def list_keys(data: Data = None, as_json: AsJson = False) -> None:
     """The valid keys: their names, and what they are limited to."""
     async with server.opened_keys(data) as keys:
         found = await keys.list()
     if as_json:
-        show.print_json([_as_json(key) for key in found])
+        print_json([_as_json(key) for key in found])
         return
     rows = [
         (key.name, key.scope, key.session or "-", _minute(key.created_at), _minute(key.expires_at)) for key in found
     ]
-    show.print_table([show.Column(title) for title in ("NAME", "SCOPE", "SESSION", "MADE", "EXPIRES")], rows)
+    print_table([Column(title) for title in ("NAME", "SCOPE", "SESSION", "MADE", "EXPIRES")], rows)
 
 
 @app.command("revoke")
-@waits
+@async_command
 async def revoke(
     name: Name,
     scope: Annotated[str | None, typer.Option(metavar="SCOPE", help="Only the key with this scope.")] = None,
@@ -74,10 +74,10 @@ async def revoke(
     async with server.opened_keys(data) as keys:
         gone = await keys.revoke(name, scope=_scope(scope) if scope is not None else None, session=session)
     if as_json:
-        show.print_json({"name": name, "revoked": True, "keys": [_as_json(key) for key in gone]})
+        print_json({"name": name, "revoked": True, "keys": [_as_json(key) for key in gone]})
     else:
         for key in gone:
-            show.say(f"The key of {key} is refused from now on.")
+            print_text(f"The key of {key} is refused from now on.")
 
 
 def _scope(text: str) -> server.KeyScope:

@@ -6,12 +6,12 @@ from typing import Annotated
 import typer
 
 from carrel import server
-from carrel.cli import show
-from carrel.cli.bases import Base, opened
-from carrel.cli.ending import WrongUsage, waits
+from carrel.cli.exit_codes import WrongUsage, async_command
+from carrel.cli.options import Base, opened
+from carrel.cli.output import flush, print_text
 
 
-@waits
+@async_command
 async def mcp(
     base: Base = None,
     http: Annotated[
@@ -37,9 +37,9 @@ async def mcp(
 
 
 def _listening(url: str) -> None:
-    show.say(f"Listening on {url}")
-    show.say("Ctrl-C ends it, with its session.", "dim")
-    show.flush()
+    print_text(f"Listening on {url}")
+    print_text("Ctrl-C ends it, with its session.", "dim")
+    flush()
 
 
 def address(text: str) -> tuple[str, int]:

@@ -17,9 +17,9 @@ from typing import Annotated, Any, TypeVar
 import typer
 
 import carrel
-from carrel.cli import show
-from carrel.cli.bases import Base, chosen
-from carrel.cli.running import print_result, shown, write
+from carrel.cli.options import Base, chosen
+from carrel.cli.output import print_text
+from carrel.cli.run import print_result, shown, write_stream
 
 T = TypeVar("T")
 _HISTORY = 2000
@@ -80,17 +80,17 @@ class Keyboard:
     def serve(self) -> None:
         at_terminal = sys.stdin.isatty()
         if at_terminal:
-            show.say(GREETING, "dim")
+            print_text(GREETING, "dim")
         with self._line_editing() if at_terminal else contextlib.nullcontext():
             while True:
                 try:
                     text = self._read(at_terminal)
                 except KeyboardInterrupt:
-                    write(sys.stdout, "\n")
+                    write_stream(sys.stdout, "\n")
                     continue
                 if text is None:
                     if at_terminal:
-                        write(sys.stdout, "\n")
+                        write_stream(sys.stdout, "\n")
                     return
                 if text.strip():
                     self._answer(text)
@@ -125,10 +125,10 @@ class Keyboard:
             except KeyboardInterrupt:
                 asyncio.run_coroutine_threadsafe(self._stop(waiting), self._wait.loop)  # type: ignore[attr-defined]
             except concurrent.futures.CancelledError:
-                write(sys.stderr, "stopped\n")
+                write_stream(sys.stderr, "stopped\n")
                 return
             except (carrel.CarrelError, OSError) as problem:
-                write(sys.stderr, f"{type(problem).__name__}: {problem}\n")
+                write_stream(sys.stderr, f"{type(problem).__name__}: {problem}\n")
                 return
 
     async def _stop(self, waiting: "concurrent.futures.Future[None]") -> None:
@@ -142,10 +142,10 @@ class Keyboard:
 
     async def _command(self, command: str) -> None:
         result = await self._session.execute_command(command, timeout=None)
-        write(sys.stdout, result.stdout)
-        write(sys.stderr, result.stderr)
+        write_stream(sys.stdout, result.stdout)
+        write_stream(sys.stderr, result.stderr)
         if result.exit_code != 0:
-            write(sys.stderr, f"(exit code {result.exit_code})\n")
+            write_stream(sys.stderr, f"(exit code {result.exit_code})\n")
 
     # --- completion and history -------------------------------------------------------------------------------------
 
@@ -169,7 +169,7 @@ class Keyboard:
                 self._history.touch(mode=0o600)
                 readline.write_history_file(self._history)
             except OSError as problem:
-                write(sys.stderr, f"the history could not be kept: {problem}\n")
+                write_stream(sys.stderr, f"the history could not be kept: {problem}\n")
 
     def _complete(self, text: str, number: int) -> str | None:
         if number == 0:

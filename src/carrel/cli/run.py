@@ -1,19 +1,23 @@
-"""`carrel run`: code, run once in a session of its own, its output as it comes."""
+"""`carrel run`, and running code for other commands: output as it comes, the result as text or JSON."""
 
+import sys
+from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 
 import carrel
-from carrel.cli.asking import python_in
-from carrel.cli.bases import Base, Json, chosen
-from carrel.cli.ending import FAILED, WrongUsage, is_no_text, waits
-from carrel.cli.running import failed, print_result, shown
+from carrel.cli.exit_codes import FAILED, WrongUsage, async_command, is_undecodable
+from carrel.cli.options import Base, Json, chosen, python_in
+from carrel.cli.output import print_json
 from carrel.execution.config import Limits, size_in_bytes
+from carrel.execution.executor import ExecutionResult, Output
+from carrel.guest.worker import values
+from carrel.text import neutralize_control_chars
 
 
-@waits
+@async_command
 async def run(
     code: Annotated[str, typer.Argument(metavar="CODE|FILE|-", help="Python code, a file with it, or - to read it.")],
     timeout: Annotated[float, typer.Option(help="Seconds it may take; 0 for no limit.", min=0)] = 60.0,
@@ -60,6 +64,46 @@ def source(code: str) -> str:
         return python_in(code)
     if code.endswith(".py") and "\n" not in code and " " not in code:
         raise WrongUsage(f"there is no file {code}")
-    if is_no_text(code):
-        raise WrongUsage(f"{code!r} is no text in UTF-8")
+    if is_undecodable(code):
+        raise WrongUsage(f"{code!r} is not text in UTF-8")
     return code
+
+
+async def shown(session: "carrel.Session", code: str, timeout: float | None = None) -> ExecutionResult:
+    """Run code and print what it writes as it comes."""
+    result = ExecutionResult()
+    async for item in session.stream(code, timeout):
+        if isinstance(item, Output):
+            write_stream(sys.stdout if item.stream == "stdout" else sys.stderr, item.text)
+        else:
+            result = item
+    return result
+
+
+_LEFT = ("SystemExit", "SystemExit: None", "SystemExit: 0")
+
+
+def failed(result: ExecutionResult) -> bool:
+    """Whether the code did not come to its end; one that ends with `sys.exit(0)`, as scripts do, has."""
+    left = result.error_type == "SystemExit" and (result.error or "").endswith(tuple(f"\n{word}" for word in _LEFT))
+    return result.error is not None and not left
+
+
+def print_result(result: ExecutionResult, as_json: bool = False) -> None:
+    if as_json:
+        print_json(as_data(result))
+    elif failed(result):
+        write_stream(sys.stderr, f"{result.error}\n")
+    elif result.value is not None:
+        write_stream(sys.stdout, f"{result.value!r}\n")
+
+
+def write_stream(stream: Any, text: str) -> None:
+    """Write text: to a terminal without control characters, to a pipe as it is."""
+    stream.write(neutralize_control_chars(text) if stream.isatty() else text)
+    stream.flush()
+
+
+def as_data(result: ExecutionResult) -> dict[str, Any]:
+    """The result as JSON; values that JSON has not are tagged as on the worker's line."""
+    return {**asdict(result), "value": values.encode(result.value), "is_ok": result.is_ok}

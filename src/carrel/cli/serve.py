@@ -10,12 +10,12 @@ from typing import Annotated
 import typer
 
 from carrel import server
-from carrel.cli import show
-from carrel.cli.ending import WrongUsage, waits
+from carrel.cli.exit_codes import WrongUsage, async_command
+from carrel.cli.output import flush, print_text
 from carrel.execution.config import MODES
 
 
-@waits
+@async_command
 async def serve(
     host: Annotated[str, typer.Option(help="The address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="0 takes one that is free.", min=0, max=65535)] = 8765,
@@ -58,10 +58,10 @@ async def serve(
             # On one line: who started it reads that line, and no more.
             typer.echo(json.dumps({"url": url, "key": key}))
         else:
-            show.say(f"Listening on {url}, sandbox: {mode}")
+            print_text(f"Listening on {url}, sandbox: {mode}")
             if key is not None:
-                show.say(f"There was no key, so here is one, this once: {key}")
-            show.say("Ctrl-C ends it, with all its sessions.", "dim")
-        show.flush()
+                print_text(f"There was no key, so here is one, this once: {key}")
+            print_text("Ctrl-C ends it, with all its sessions.", "dim")
+        flush()
 
     await server.serve_http(settings, listening)

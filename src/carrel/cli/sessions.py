@@ -9,10 +9,18 @@ from typing import Annotated, Any, Literal
 import typer
 
 import carrel
-from carrel.cli import show
-from carrel.cli.asking import confirmed, duration, prices_in
-from carrel.cli.ending import TaskFailed, WrongUsage, waits
-from carrel.cli.outlines import print_hits, print_imports, print_sessions, print_usage, short_ids
+from carrel.cli.conversation_view import (
+    print_entry_line,
+    print_hits,
+    print_imports,
+    print_message,
+    print_sessions,
+    print_usage,
+    short_ids,
+)
+from carrel.cli.exit_codes import TaskFailed, WrongUsage, async_command
+from carrel.cli.options import confirmed, duration, prices_in
+from carrel.cli.output import flush, is_terminal, plain_data, print_json, print_json_line, print_text, write_raw
 from carrel.text import count_messages, escape_control_chars_in_json, readable_size, readable_time
 
 app = typer.Typer(
@@ -44,7 +52,7 @@ def _sessions(context: typer.Context) -> None:
 
 
 @app.command("list")
-@waits
+@async_command
 async def list_sessions(
     cwd: Annotated[str | None, typer.Option(metavar="DIR", help="Only those of this working folder.")] = None,
     tag: Annotated[list[str] | None, typer.Option(help="Only those with this tag; may be given again.")] = None,
@@ -64,19 +72,19 @@ async def list_sessions(
             found = [meta for meta in found if bool(meta.get("archived_at")) is archived]
         shown = await store.counted(found[:limit] if limit else found)
         if as_json:
-            show.print_json(shown)
+            print_json(shown)
         elif not shown:
             put_away = sum(1 for meta in every if meta.get("archived_at")) if not everything and not archived else 0
             hint = f" ({put_away:,} archived; --all shows them too)" if put_away else ""
-            show.say(f"No sessions in {store.data_dir}" + (f" fit{hint}." if every else " yet."))
+            print_text(f"No sessions in {store.data_dir}" + (f" fit{hint}." if every else " yet."))
         else:
             print_sessions(shown, short_ids(meta["id"] for meta in every))
             if len(shown) < len(found):
-                show.say(f"… and {len(found) - len(shown):,} more; --limit 0 shows all", "dim")
+                print_text(f"… and {len(found) - len(shown):,} more; --limit 0 shows all", "dim")
 
 
 @app.command("show")
-@waits
+@async_command
 async def show_session(
     session: Id = "last",
     entries: Annotated[bool, typer.Option("--entries", help="The whole log, an entry a line, numbered.")] = False,
@@ -98,7 +106,7 @@ async def show_session(
             raise carrel.SessionNotFound(f"session {id_} was deleted meanwhile")
         meta, said = loaded["session"], loaded["messages"]
         if as_json:
-            show.print_json({**loaded, "messages": said[-limit:] if limit else said})
+            print_json({**loaded, "messages": said[-limit:] if limit else said})
             return
         facts = [
             id_,
@@ -107,25 +115,25 @@ async def show_session(
             count_messages(len(said)),
             readable_time(meta.get("updated_at")),
         ]
-        show.say(meta["title"], "bold")
-        show.say(" · ".join(str(fact) for fact in facts if fact) + "\n", "dim")
+        print_text(meta["title"], "bold")
+        print_text(" · ".join(str(fact) for fact in facts if fact) + "\n", "dim")
         if limit and len(said) > limit:
-            show.say(f"… {count_messages(len(said) - limit)} before\n", "dim")
+            print_text(f"… {count_messages(len(said) - limit)} before\n", "dim")
         for message in said[-limit:] if limit else said:
-            show.print_message(message, whole=full)
+            print_message(message, whole=full)
 
 
 async def _show_entries(store: "carrel.SessionStore", id_: str, limit: int, as_json: bool) -> None:
     first = max(1, await store.last_seq(id_) - limit + 1) if limit else 1
     async for seq, entry in store.iter_entries(id_, first):
         if as_json:
-            show.print_json_line({"seq": seq, "entry": entry})
+            print_json_line({"seq": seq, "entry": entry})
         else:
-            show.print_entry_line(seq, entry)
+            print_entry_line(seq, entry)
 
 
 @app.command("tail")
-@waits
+@async_command
 async def tail(
     session: Id = "last",
     from_seq: Annotated[int | None, typer.Option(min=1, help="Begin with this entry (default: the last ten).")] = None,
@@ -141,17 +149,17 @@ async def tail(
         try:
             async for seq, entry in store.tail(id_, first) if follow else store.iter_entries(id_, first):
                 if as_json:
-                    show.print_json_line({"seq": seq, "entry": entry})
+                    print_json_line({"seq": seq, "entry": entry})
                 else:
-                    show.print_message(entry, seq=seq, whole=full)
-                    show.flush()
+                    print_message(entry, seq=seq, whole=full)
+                    flush()
         except asyncio.CancelledError:
             # Ctrl-C is how one stops looking; it is no failure.
             return
 
 
 @app.command("search")
-@waits
+@async_command
 async def search(
     query: Annotated[list[str], typer.Argument(metavar="WORDS", help="What was said, in these words or in others.")],
     limit: Annotated[int, typer.Option(min=1, help="At most so many.")] = 10,
@@ -162,15 +170,15 @@ async def search(
     async with opened(data) as store:
         hits = await store.search(" ".join(query), limit)
         if as_json:
-            show.print_json([show.plain_data(hit) for hit in hits])
+            print_json([plain_data(hit) for hit in hits])
         elif hits:
             print_hits(hits, short_ids(meta["id"] for meta in await store.list_sessions()))
         else:
-            show.say("Nothing found.")
+            print_text("Nothing found.")
 
 
 @app.command("fork")
-@waits
+@async_command
 async def fork(
     session: Id,
     at: Annotated[int | None, typer.Option(metavar="SEQ", help="Only up to this entry (default: all).")] = None,
@@ -183,13 +191,13 @@ async def fork(
         id_ = await store.resolve_id(session)
         made = (await store.fork_session(id_, at, title=title, load=False))["session"]
         if as_json:
-            show.print_json(made)
+            print_json(made)
         else:
-            show.say(f"Forked {id_}: {made['id']} has {count_messages(made['message_count'])}.")
+            print_text(f"Forked {id_}: {made['id']} has {count_messages(made['message_count'])}.")
 
 
 @app.command("rewind")
-@waits
+@async_command
 async def rewind(
     session: Id,
     to: Annotated[int | None, typer.Option(metavar="N", help="Back to the first N messages.")] = None,
@@ -206,15 +214,15 @@ async def rewind(
         loaded = await store.load_session(id_, repair=False)
         left = len(loaded["messages"]) if loaded else 0
         if as_json:
-            show.print_json({"session_id": id_, "seq": seq, "visible_messages": left, "undo_to_seq": seq - 1})
+            print_json({"session_id": id_, "seq": seq, "visible_messages": left, "undo_to_seq": seq - 1})
         else:
-            show.say(
+            print_text(
                 f"Rewound: {count_messages(left)} visible. `carrel sessions rewind {id_} --to-seq {seq - 1}` undoes it."
             )
 
 
 @app.command("label")
-@waits
+@async_command
 async def label(
     session: Id,
     text: Annotated[str, typer.Argument(metavar="TEXT", help="The label.")],
@@ -227,13 +235,13 @@ async def label(
         id_ = await store.resolve_id(session)
         seq = await store.label(id_, text, at)
         if as_json:
-            show.print_json({"session_id": id_, "text": text, "at_seq": seq})
+            print_json({"session_id": id_, "text": text, "at_seq": seq})
         else:
-            show.say(f"Labelled entry {seq} of {id_}: {text}")
+            print_text(f"Labelled entry {seq} of {id_}: {text}")
 
 
 @app.command("tag")
-@waits
+@async_command
 async def tag(
     session: Id,
     tags: Annotated[list[str] | None, typer.Argument(metavar="[TAG]...", help="Tags to add.")] = None,
@@ -249,13 +257,13 @@ async def tag(
         if wanted != has:
             await store.set_tags(id_, wanted)
         if as_json:
-            show.print_json({"session_id": id_, "tags": sorted(wanted)})
+            print_json({"session_id": id_, "tags": sorted(wanted)})
         else:
-            show.say(f"{id_} is tagged {', '.join(sorted(wanted))}." if wanted else f"{id_} has no tags.")
+            print_text(f"{id_} is tagged {', '.join(sorted(wanted))}." if wanted else f"{id_} has no tags.")
 
 
 @app.command("rename")
-@waits
+@async_command
 async def rename(
     session: Id,
     title: Annotated[str, typer.Argument(metavar="TITLE", help="The new title.")],
@@ -268,7 +276,7 @@ async def rename(
 
 
 @app.command("archive")
-@waits
+@async_command
 async def archive(session: Id, data: Data = None, as_json: Json = False) -> None:
     """Put a session out of the way of `list`; nothing of it is lost."""
     async with opened(data) as store:
@@ -276,7 +284,7 @@ async def archive(session: Id, data: Data = None, as_json: Json = False) -> None
 
 
 @app.command("unarchive")
-@waits
+@async_command
 async def unarchive(session: Id, data: Data = None, as_json: Json = False) -> None:
     """Bring an archived session back into `list`."""
     async with opened(data) as store:
@@ -285,13 +293,13 @@ async def unarchive(session: Id, data: Data = None, as_json: Json = False) -> No
 
 def _tell(meta: Any, what: str, as_json: bool) -> None:
     if as_json:
-        show.print_json(meta)
+        print_json(meta)
     else:
-        show.say(f"{meta['id']} {what}")
+        print_text(f"{meta['id']} {what}")
 
 
 @app.command("delete")
-@waits
+@async_command
 async def delete(
     sessions: Annotated[list[str], typer.Argument(metavar="ID...", help="The sessions to delete.")],
     yes: Yes = False,
@@ -309,13 +317,13 @@ async def delete(
             confirmed(f"Delete {'this session' if len(ids) == 1 else f'these {len(ids)} sessions'} for ever?")
         deleted = [id_ for id_ in ids if await store.delete_session(id_)]
         if as_json:
-            show.print_json({"deleted": deleted})
+            print_json({"deleted": deleted})
         else:
-            show.say(f"Deleted {', '.join(deleted)}.")
+            print_text(f"Deleted {', '.join(deleted)}.")
 
 
 @app.command("prune")
-@waits
+@async_command
 async def prune(
     older_than: Annotated[str, typer.Option(metavar="AGE", help="12h, 30d or 8w.")],
     labelled: Annotated[bool, typer.Option("--labelled", help="Sessions with a label too.")] = False,
@@ -335,17 +343,17 @@ async def prune(
             deleted = await store.prune(age, keep_labelled=not labelled, dry_run=False)
             chosen = [counted.get(meta["id"], meta) for meta in deleted]
         if as_json:
-            show.print_json({"deleted": yes, "sessions": chosen})
+            print_json({"deleted": yes, "sessions": chosen})
         elif not chosen:
-            show.say("No session is that old.")
+            print_text("No session is that old.")
         else:
             print_sessions(chosen, short_ids([]))
             count = "1 session" if len(chosen) == 1 else f"{len(chosen):,} sessions"
-            show.say(f"Deleted {count}." if yes else f"{count} would be deleted; --yes does it.")
+            print_text(f"Deleted {count}." if yes else f"{count} would be deleted; --yes does it.")
 
 
 @app.command("export")
-@waits
+@async_command
 async def export(
     session: Id,
     format_: Annotated[
@@ -374,15 +382,15 @@ async def export(
         id_ = await store.resolve_id(session)
         pieces = store.export_lines(id_) if chosen == "jsonl" else _alone(await store.export(id_, chosen))
         if output is None:
-            harmless = escape_control_chars_in_json if chosen == "jsonl" and show.is_terminal() else str
+            harmless = escape_control_chars_in_json if chosen == "jsonl" and is_terminal() else str
             async for piece in pieces:
-                show.write(harmless(piece))
+                write_raw(harmless(piece))
             return
         size = await _written(output, pieces)
     if as_json:
-        show.print_json({"session_id": id_, "format": chosen, "path": str(output.absolute()), "bytes": size})
+        print_json({"session_id": id_, "format": chosen, "path": str(output.absolute()), "bytes": size})
     else:
-        show.say(f"Wrote {output} ({readable_size(size)}).")
+        print_text(f"Wrote {output} ({readable_size(size)}).")
 
 
 async def _alone(text: str) -> AsyncIterator[str]:
@@ -420,7 +428,7 @@ async def _written_to(path: Path, pieces: AsyncIterator[str]) -> int:
 
 
 @app.command("import")
-@waits
+@async_command
 async def import_(
     paths: Annotated[list[Path], typer.Argument(metavar="PATH...", help="Session files, or folders of them.")],
     all_branches: Annotated[
@@ -447,7 +455,7 @@ async def import_(
                 refused.append(f"{path}: {problem}" if str(path) not in str(problem) else str(problem))
         every = [meta["id"] for meta in await store.list_sessions()]
     if as_json:
-        show.print_json({"imports": [show.plain_data(report) for report in reports], "refused": refused})
+        print_json({"imports": [plain_data(report) for report in reports], "refused": refused})
     else:
         print_imports(reports, short_ids(every))
     stored = [report for report in reports if report.session_id or (report.already_here and not report.problems)]
@@ -459,7 +467,7 @@ async def import_(
 
 
 @app.command("usage")
-@waits
+@async_command
 async def usage(
     session: Id = "last",
     prices: Annotated[
@@ -474,21 +482,21 @@ async def usage(
     async with opened(data) as store:
         spent = await store.usage(await store.resolve_id(session), table)
         if as_json:
-            show.print_json(spent.model_dump())
+            print_json(spent.model_dump())
         else:
             print_usage(spent)
 
 
 @app.command("children")
-@waits
+@async_command
 async def children(session: Id = "last", data: Data = None, as_json: Json = False) -> None:
     """The sessions that were begun or forked from this one."""
     async with opened(data) as store:
         id_ = await store.resolve_id(session)
         found = [await store.read_meta(meta["id"], counts=True) for meta in await store.children(id_)]
         if as_json:
-            show.print_json(found)
+            print_json(found)
         elif found:
             print_sessions(found, short_ids(meta["id"] for meta in await store.list_sessions()))
         else:
-            show.say(f"{id_} has no children.")
+            print_text(f"{id_} has no children.")

@@ -10,8 +10,8 @@ from typing import Annotated, Any
 import typer
 
 import carrel
-from carrel.cli import show
-from carrel.cli.ending import TaskFailed, WrongUsage, waits
+from carrel.cli.exit_codes import TaskFailed, WrongUsage, async_command
+from carrel.cli.output import Column, print_json, print_table, print_text
 from carrel.library.moving import Difference, Moved, contents, copy, differences, kinds_named
 from carrel.storage.base import Store
 from carrel.text import readable_size
@@ -75,7 +75,7 @@ async def opened(address: str | Path, prefix: str, *, there: bool = False) -> As
 
 
 @app.command("bootstrap")
-@waits
+@async_command
 async def bootstrap(
     folder: Folder,
     store: Address,
@@ -91,7 +91,7 @@ async def bootstrap(
 
 
 @app.command("pull")
-@waits
+@async_command
 async def pull(
     store: Address,
     folder: Folder,
@@ -107,22 +107,22 @@ async def pull(
 
 
 @app.command("list")
-@waits
+@async_command
 async def list_things(store: Address, prefix: Prefix = "carrel", only: Only = None, as_json: Json = False) -> None:
     """What a store holds."""
     async with opened(store, prefix, there=True) as source:
         found = await contents(source, kinds_named(only))
     if as_json:
-        show.print_json([{"kind": thing.kind, "name": thing.name, "bytes": thing.size} for thing in found])
+        print_json([{"kind": thing.kind, "name": thing.name, "bytes": thing.size} for thing in found])
     elif not found:
-        show.say("Nothing is there yet.")
+        print_text("Nothing is there yet.")
     else:
-        columns = [show.Column("KIND"), show.Column("NAME"), show.Column("SIZE", justify="right")]
-        show.print_table(columns, [(thing.kind, thing.name, readable_size(thing.size)) for thing in found])
+        columns = [Column("KIND"), Column("NAME"), Column("SIZE", justify="right")]
+        print_table(columns, [(thing.kind, thing.name, readable_size(thing.size)) for thing in found])
 
 
 @app.command("diff")
-@waits
+@async_command
 async def diff(
     folder: Folder,
     store: Address,
@@ -136,15 +136,15 @@ async def diff(
     async with opened(folder, prefix, there=True) as ours, opened(store, prefix, there=True) as theirs:
         found = [one for one in await differences(ours, theirs, kinds) if one.state != "same"]
         if as_json:
-            show.print_json([asdict(one) for one in found])
+            print_json([asdict(one) for one in found])
             return
         if not found:
-            show.say("No differences.")
+            print_text("No differences.")
         for one in found:
-            show.say(_line(one))
+            print_text(_line(one))
             if patch and one.kind in TEXTS:
                 for line in await _patch(ours, theirs, one):
-                    show.say(line)
+                    print_text(line)
 
 
 def _line(one: Difference) -> str:
@@ -164,18 +164,18 @@ async def _patch(ours: Store, theirs: Store, one: Difference) -> Sequence[str]:
 def _print_moved(moved: Moved, as_json: bool) -> None:
     if as_json:
         data: dict[str, Any] = asdict(moved)
-        show.print_json(data)
+        print_json(data)
         _end(moved)
         return
     for one in moved.copied:
-        show.say(f"copied {one.kind} {one.name}")
+        print_text(f"copied {one.kind} {one.name}")
     for failure in moved.failed:
-        show.say(f"failed {failure.kind} {failure.name}: {failure.why}", "red")
+        print_text(f"failed {failure.kind} {failure.name}: {failure.why}", "red")
     for one in moved.kept:
         why = "a session that went on there" if one.kind == "sessions" else "it differs; --overwrite replaces it"
-        show.say(f"kept {one.kind} {one.name} ({why})")
+        print_text(f"kept {one.kind} {one.name} ({why})")
     failed = f", {len(moved.failed)} failed" if moved.failed else ""
-    show.say(f"{len(moved.copied)} copied, {moved.same} the same already, {len(moved.kept)} kept{failed}.")
+    print_text(f"{len(moved.copied)} copied, {moved.same} the same already, {len(moved.kept)} kept{failed}.")
     _end(moved)
 
 

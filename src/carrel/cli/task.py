@@ -13,10 +13,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from carrel import tasks
-from carrel.cli import show
-from carrel.cli.asking import text_in
-from carrel.cli.ending import TaskFailed, WrongUsage, waits
-from carrel.cli.progress import progress
+from carrel.cli.exit_codes import TaskFailed, WrongUsage, async_command
+from carrel.cli.options import text_in
+from carrel.cli.output import Column, flush, print_json, print_table, print_text, progress
 from carrel.errors import EnvironmentFailed
 from carrel.execution.config import Mount
 
@@ -43,7 +42,7 @@ _AGENT_WORDS = {"could_not_run": "agent not run", "changed_nothing": "nothing ch
 
 
 @app.command("run")
-@waits
+@async_command
 async def run(
     dataset: DatasetName,
     samples: Annotated[list[str] | None, typer.Argument(metavar="[SAMPLE]...", help="Default: all of them.")] = None,
@@ -92,8 +91,8 @@ async def run(
             return
         words = _AGENT_WORDS.get(result.agent_status) or _words(result.result)
         line = f"{result.sample_id:<24} {words:<18} {_score(result.result):>5}  {result.seconds:>7.1f} s"
-        show.say(f"{line}  {_reason_of_run(result)}".rstrip(), _STYLES.get(result.result.outcome, ""))
-        show.flush()
+        print_text(f"{line}  {_reason_of_run(result)}".rstrip(), _STYLES.get(result.result.outcome, ""))
+        flush()
         step("")
 
     try:
@@ -109,7 +108,7 @@ async def run(
         print(f"stopped; {count} done now are in {file}, and --resume goes on from there", file=sys.stderr)
         raise
     if as_json:
-        show.print_json({"summary": total.model_dump(), "results": str(file.absolute()), "done_now": count})
+        print_json({"summary": total.model_dump(), "results": str(file.absolute()), "done_now": count})
     else:
         _print_summary(total, file, len(chosen) - count)
     if total.could_not_run:
@@ -123,7 +122,7 @@ async def run(
 
 
 @app.command("verify")
-@waits
+@async_command
 async def verify(
     dataset: DatasetName,
     sample: Annotated[str, typer.Argument(metavar="SAMPLE")],
@@ -148,7 +147,7 @@ async def verify(
         text = wanted.patch if gold else text_in(patch or "")
         result = await tasks.grade_patch(wanted, text, cache=cache, keep=keep)
     if as_json:
-        show.print_json(result.shown().model_dump())
+        print_json(result.shown().model_dump())
     else:
         _print_result(result)
     if result.outcome == "infrastructure_failed":
@@ -225,32 +224,32 @@ def _shortened(names: Sequence[str]) -> str:
 
 
 def _print_result(result: VerificationResult) -> None:
-    show.say(f"{_words(result)}, score {_score(result)}", _STYLES.get(result.outcome, "bold"))
-    show.say(f"{result.passed} passed, {result.failed} failed, {result.skipped} skipped of {result.total}")
+    print_text(f"{_words(result)}, score {_score(result)}", _STYLES.get(result.outcome, "bold"))
+    print_text(f"{result.passed} passed, {result.failed} failed, {result.skipped} skipped of {result.total}")
     for test in result.failures[:20]:
-        show.say(f"  failed  {test.name}", "red")
+        print_text(f"  failed  {test.name}", "red")
     for name in result.missing[:20]:
-        show.say(f"  missing {name}", "red")
+        print_text(f"  missing {name}", "red")
     if result.integrity != "clean":
-        show.say(f"  integrity: {result.integrity}", "yellow")
+        print_text(f"  integrity: {result.integrity}", "yellow")
     for line in result.evidence:
-        show.say(f"  {line}", "yellow")
+        print_text(f"  {line}", "yellow")
     for path, reason in list(result.left_out.items())[:20]:
-        show.say(f"  not judged: {path} ({reason})", "dim")
+        print_text(f"  not judged: {path} ({reason})", "dim")
 
 
 def _print_summary(total: Summary, file: Path, earlier: int) -> None:
-    show.say()
+    print_text()
     rows = [(outcome.replace("_", " "), count) for outcome, count in total.outcomes.items()]
-    show.print_table([show.Column("outcome"), show.Column("samples", justify="right")], rows)
+    print_table([Column("outcome"), Column("samples", justify="right")], rows)
     if total.could_not_run:
-        show.say(f"On {total.could_not_run} of them the agent could not be run.", "bold red")
+        print_text(f"On {total.could_not_run} of them the agent could not be run.", "bold red")
     if total.changed_nothing:
-        show.say(f"On {total.changed_nothing} of them the agent changed nothing.", "yellow")
-    show.say()
+        print_text(f"On {total.changed_nothing} of them the agent changed nothing.", "yellow")
+    print_text()
     rate = f"{total.pass_rate:.1%} solved ({total.solved} of {total.judged})"
-    show.say(f"{rate}, 95 % between {total.low:.1%} and {total.high:.1%}; mean score {total.mean_score:.2f}", "bold")
+    print_text(f"{rate}, 95 % between {total.low:.1%} and {total.high:.1%}; mean score {total.mean_score:.2f}", "bold")
     if total.suspicious:
-        show.say(f"{total.suspicious} of the solved are suspicious; the results say why in `evidence`", "yellow")
+        print_text(f"{total.suspicious} of the solved are suspicious; the results say why in `evidence`", "yellow")
     before = f"; {earlier} were done before" if earlier else ""
-    show.say(f"Median {total.median_seconds:.1f} s a sample. Results: {file}{before}")
+    print_text(f"Median {total.median_seconds:.1f} s a sample. Results: {file}{before}")

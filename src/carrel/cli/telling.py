@@ -1,6 +1,6 @@
 """The voice of the tour: a numbered heading for each step, and what came of it set in below."""
 
-from carrel.cli import show
+from carrel.cli.output import print_indented, print_text, safe_text
 
 
 class Teller:
@@ -11,8 +11,8 @@ class Teller:
 
     def begin(self, title: str) -> None:
         self._step += 1
-        show.say()
-        show.say(f"{self._step}  {title}", "bold cyan")
+        print_text()
+        print_text(f"{self._step}  {title}", "bold cyan")
 
     def tell(self, text: str, style: str = "") -> None:
-        show.print_indented(show.words(text, style), 3)
+        print_indented(safe_text(text, style), 3)

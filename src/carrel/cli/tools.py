@@ -5,10 +5,10 @@ from typing import Annotated, Any
 
 import typer
 
-from carrel.cli import show
-from carrel.cli.bases import Base, Json, Limit, arguments_in, group, opened, takes_by_schema
-from carrel.cli.ending import waits
-from carrel.cli.running import write
+from carrel.cli.exit_codes import async_command
+from carrel.cli.options import Base, Json, Limit, arguments_in, group, opened, takes_by_schema
+from carrel.cli.output import Column, print_json, print_table, print_text
+from carrel.cli.run import write_stream
 from carrel.guest.worker import values
 
 app = group("The tools that code can call: programs, MCP servers, HTTP endpoints, OpenAPI operations, functions.")
@@ -17,7 +17,7 @@ Query = Annotated[str, typer.Argument(metavar="WORDS", help="What it should do."
 
 
 @app.command("list")
-@waits
+@async_command
 async def list_tools(base: Base = None, as_json: Json = False) -> None:
     """Every tool there is."""
     async with opened(base) as session:
@@ -28,7 +28,7 @@ async def list_tools(base: Base = None, as_json: Json = False) -> None:
 
 
 @app.command("search")
-@waits
+@async_command
 async def search(query: Query, limit: Limit = 10, base: Base = None, as_json: Json = False) -> None:
     """The tools that fit best, in these words or in others."""
     async with opened(base) as session:
@@ -39,7 +39,7 @@ async def search(query: Query, limit: Limit = 10, base: Base = None, as_json: Js
 
 
 @app.command("call")
-@waits
+@async_command
 async def call(
     name: Annotated[str, typer.Argument(metavar="NAME", help="The tool, and its recipe: curl.get")],
     arguments: Annotated[list[str] | None, typer.Argument(metavar="NAME=VALUE", help="JSON values, or text.")] = None,
@@ -52,15 +52,15 @@ async def call(
         takes = takes_by_schema(known.get("schema", {}) if known is not None else {})
         result = await session.call_tool(name, **arguments_in(arguments or [], takes))
     if as_json:
-        show.print_json(values.encode(result))
+        print_json(values.encode(result))
     elif isinstance(result, str):
-        write(sys.stdout, result if result.endswith("\n") or not result else f"{result}\n")
+        write_stream(sys.stdout, result if result.endswith("\n") or not result else f"{result}\n")
     elif result is not None:
-        write(sys.stdout, f"{result!r}\n")
+        write_stream(sys.stdout, f"{result!r}\n")
 
 
 @app.command("describe")
-@waits
+@async_command
 async def describe(
     task: Annotated[str | None, typer.Argument(metavar="TASK", help="What fits this comes first.")] = None,
     limit: Annotated[int, typer.Option(min=200, help="At most about so many characters.")] = 12_000,
@@ -72,21 +72,21 @@ async def describe(
         await session.wait_for_tools()
         text = (await session.describe(task, limit)).rstrip() + "\n"
     if as_json:
-        show.print_json({"text": text})
+        print_json({"text": text})
     else:
-        write(sys.stdout, text)
+        write_stream(sys.stdout, text)
 
 
 def _print(tools: list[dict[str, Any]], as_json: bool, none: str) -> None:
     if as_json:
-        show.print_json(tools)
+        print_json(tools)
     elif not tools:
-        show.say(none)
+        print_text(none)
     else:
         columns = (
-            show.Column("NAME", "cyan"),
-            show.Column("DESCRIPTION", gives_way=True),
-            show.Column("TAGS", "dim", may_go=True),
+            Column("NAME", "cyan"),
+            Column("DESCRIPTION", gives_way=True),
+            Column("TAGS", "dim", may_go=True),
         )
         called = [
             (name, call)
@@ -97,4 +97,4 @@ def _print(tools: list[dict[str, Any]], as_json: bool, none: str) -> None:
             ]
         ]
         rows = [(name, call.get("error") or call["description"], ", ".join(call["tags"])) for name, call in called]
-        show.print_table(columns, rows)
+        print_table(columns, rows)

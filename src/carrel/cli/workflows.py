@@ -5,11 +5,10 @@ from typing import Annotated, Any
 
 import typer
 
-from carrel.cli import show
-from carrel.cli.asking import python_in
-from carrel.cli.bases import Base, Json, Limit, arguments_in, group, opened, takes_by_hints
-from carrel.cli.ending import FAILED, TaskFailed, WrongUsage, waits
-from carrel.cli.running import failed, print_result, shown, write
+from carrel.cli.exit_codes import FAILED, TaskFailed, WrongUsage, async_command
+from carrel.cli.options import Base, Json, Limit, arguments_in, group, opened, python_in, takes_by_hints
+from carrel.cli.output import Column, print_json, print_table, print_text
+from carrel.cli.run import failed, print_result, shown, write_stream
 from carrel.errors import WorkflowNotFoundError
 from carrel.library.describing import signature
 
@@ -20,7 +19,7 @@ Query = Annotated[str, typer.Argument(metavar="WORDS", help="What it should do."
 
 
 @app.command("list")
-@waits
+@async_command
 async def list_workflows(base: Base = None, as_json: Json = False) -> None:
     """Every workflow, with its parameters."""
     async with opened(base) as session:
@@ -28,7 +27,7 @@ async def list_workflows(base: Base = None, as_json: Json = False) -> None:
 
 
 @app.command("search")
-@waits
+@async_command
 async def search(query: Query, limit: Limit = 5, base: Base = None, as_json: Json = False) -> None:
     """The workflows that fit best, in these words or in others."""
     async with opened(base) as session:
@@ -37,7 +36,7 @@ async def search(query: Query, limit: Limit = 5, base: Base = None, as_json: Jso
 
 
 @app.command("show")
-@waits
+@async_command
 async def show_workflow(name: Name, base: Base = None, as_json: Json = False) -> None:
     """One workflow's source."""
     async with opened(base) as session:
@@ -45,13 +44,13 @@ async def show_workflow(name: Name, base: Base = None, as_json: Json = False) ->
         if found is None:
             raise _missing(name)
         if as_json:
-            show.print_json(found)
+            print_json(found)
         else:
-            write(sys.stdout, found["source"].rstrip("\n") + "\n")
+            write_stream(sys.stdout, found["source"].rstrip("\n") + "\n")
 
 
 @app.command("add")
-@waits
+@async_command
 async def add(
     name: Name,
     file: Annotated[str, typer.Argument(metavar="FILE|-", help="Python with a function run(...); - reads it.")],
@@ -66,44 +65,44 @@ async def add(
         except SyntaxError as problem:
             raise TaskFailed(f"{file}, line {problem.lineno}: {problem.msg}; nothing was kept") from None
     if as_json:
-        show.print_json(made)
+        print_json(made)
     else:
-        show.say(f"{made['name']}{signature(made['parameters'])} is kept.")
+        print_text(f"{made['name']}{signature(made['parameters'])} is kept.")
 
 
 @app.command("remove")
-@waits
+@async_command
 async def remove(name: Name, base: Base = None, as_json: Json = False) -> None:
     """Take a workflow out; its history stays."""
     async with opened(base) as session:
         if not await session.remove_workflow(name):
             raise WorkflowNotFoundError(f"there is no workflow {name}; nothing was changed")
     if as_json:
-        show.print_json({"removed": name})
+        print_json({"removed": name})
     else:
-        show.say(f"{name} is removed.")
+        print_text(f"{name} is removed.")
 
 
 @app.command("history")
-@waits
+@async_command
 async def history(name: Name, base: Base = None, as_json: Json = False) -> None:
     """Every version that was kept, the oldest first."""
     async with opened(base) as session:
         versions = await session.workflow_history(name)
     if as_json:
-        show.print_json(versions)
+        print_json(versions)
         return
     columns = (
-        show.Column("VERSION", justify="right"),
-        show.Column("WHEN"),
-        show.Column("CHANGE"),
-        show.Column("DESCRIPTION", gives_way=True),
+        Column("VERSION", justify="right"),
+        Column("WHEN"),
+        Column("CHANGE"),
+        Column("DESCRIPTION", gives_way=True),
     )
-    show.print_table(columns, [(v["version"], v["at"], v["change"], v["description"]) for v in versions])
+    print_table(columns, [(v["version"], v["at"], v["change"], v["description"]) for v in versions])
 
 
 @app.command("run")
-@waits
+@async_command
 async def run(
     name: Name,
     arguments: Annotated[list[str] | None, typer.Argument(metavar="NAME=VALUE", help="JSON values, or text.")] = None,
@@ -149,14 +148,14 @@ def _missing(name: str) -> WorkflowNotFoundError:
 
 def _print(workflows: list[dict[str, Any]], as_json: bool, none: str) -> None:
     if as_json:
-        show.print_json(workflows)
+        print_json(workflows)
     elif not workflows:
-        show.say(none)
+        print_text(none)
     else:
         columns = (
-            show.Column("NAME", "cyan"),
-            show.Column("PARAMETERS"),
-            show.Column("DESCRIPTION", gives_way=True),
+            Column("NAME", "cyan"),
+            Column("PARAMETERS"),
+            Column("DESCRIPTION", gives_way=True),
         )
         rows = [(w["name"], signature(w["parameters"]), w.get("error") or w["description"]) for w in workflows]
-        show.print_table(columns, rows)
+        print_table(columns, rows)

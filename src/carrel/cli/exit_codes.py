@@ -1,4 +1,4 @@
-"""How a command ends: with an exit code that says whose turn it is, and one line when it failed."""
+"""Run a command and turn every exception into an exit code and one line on standard error."""
 
 import asyncio
 import errno
@@ -32,7 +32,7 @@ from carrel.errors import (
 from carrel.text import single_line
 
 DONE, FAILED, WRONG_USAGE, MACHINE_LACKS, BUG, INTERRUPTED = 0, 1, 2, 3, 70, 130
-"""What happened, the user's task failed, it was typed wrong, no room or no permission, our fault, Ctrl-C."""
+"""Done; the user's code or task failed; wrong usage; the machine lacks something; a bug in carrel; Ctrl-C."""
 
 _ADVICE = {
     errno.EAGAIN: "no more threads or processes may be started here; end some, or raise the limit: ulimit -u",
@@ -43,15 +43,15 @@ Parameters = ParamSpec("Parameters")
 
 
 class WrongUsage(CarrelError, ValueError):
-    """What was typed cannot be done; the message says what can."""
+    """The command line cannot be carried out as it was typed; the message says what to type."""
 
 
 class TaskFailed(CarrelError):
-    """It was understood and tried, and did not come to what was asked for."""
+    """The command was carried out and did not succeed."""
 
 
-def waits(function: Callable[Parameters, Coroutine[Any, Any, None]]) -> Callable[Parameters, None]:
-    """An async function as a command."""
+def async_command(function: Callable[Parameters, Coroutine[Any, Any, None]]) -> Callable[Parameters, None]:
+    """Make a command of an async function."""
 
     @wraps(function)
     def command(*args: Parameters.args, **kwargs: Parameters.kwargs) -> None:
@@ -59,26 +59,26 @@ def waits(function: Callable[Parameters, Coroutine[Any, Any, None]]) -> Callable
             asyncio.run(function(*args, **kwargs))
             sys.stdout.flush()
         except BrokenPipeError:
-            _nobody_reads()
+            _discard_output()
 
     return command
 
 
-def run_to_its_end(loaded: Callable[[], typer.Typer]) -> int:
-    """Load the command that was typed and run it; whatever happens, the code to exit with."""
+def run_cli(load: Callable[[], typer.Typer]) -> int:
+    """Load the command line and run it; return the exit code, whatever happens."""
     for name in ("stdin", "stdout", "stderr"):
-        if getattr(sys, name) is None:  # closed by whoever started this: nothing else may take its number
+        if getattr(sys, name) is None:  # closed by the parent process: no other file may get its number
             setattr(sys, name, open(os.devnull, "r" if name == "stdin" else "w"))  # noqa: SIM115
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
-            # A terminal that cannot show a letter shows its number; that is no reason to stop.
+            # A terminal that cannot show a character shows its number.
             stream.reconfigure(errors="backslashreplace")
-    notes = logging.StreamHandler()
-    notes.setFormatter(_Note())
-    logging.getLogger("carrel").addHandler(notes)
+    handler = logging.StreamHandler()
+    handler.setFormatter(_NoteFormatter())
+    logging.getLogger("carrel").addHandler(handler)
     try:
-        app = loaded()
-        if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:  # so far; from here on it is heeded
+        app = load()
+        if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:  # while loading; from here on it raises KeyboardInterrupt
             signal.signal(signal.SIGINT, signal.default_int_handler)
         code = app(prog_name="carrel", standalone_mode=False)
         sys.stdout.flush()
@@ -86,53 +86,53 @@ def run_to_its_end(loaded: Callable[[], typer.Typer]) -> int:
     except KeyboardInterrupt:
         return INTERRUPTED
     except BrokenPipeError:
-        _nobody_reads()
+        _discard_output()
         return DONE
     except SystemExit as left:
-        # How typer ends where nobody reads; that is no failure of ours.
+        # Typer exits like this when the reader of a pipe has gone.
         if not isinstance(left.__context__, BrokenPipeError):
             raise
-        _nobody_reads()
+        _discard_output()
         return DONE
     except (typer.TyperException, CarrelError, OSError) as problem:
-        return _say(problem)
+        return _report(problem)
     except Exception as problem:
         if os.environ.get("CARREL_DEBUG"):
             raise
-        if _came_of_ctrl_c(problem):
+        if _is_interrupt(problem):
             return INTERRUPTED
         if isinstance(problem, RuntimeError) and str(problem) == "can't start new thread":
-            return _say(OSError(errno.EAGAIN, os.strerror(errno.EAGAIN)))
-        if isinstance(problem, UnicodeEncodeError) and (odd := next(filter(is_no_text, sys.argv), None)):
-            _print_error(f"{odd!r} is no text in UTF-8")
+            return _report(OSError(errno.EAGAIN, os.strerror(errno.EAGAIN)))
+        if isinstance(problem, UnicodeEncodeError) and (odd := next(filter(is_undecodable, sys.argv), None)):
+            _print_error(f"{odd!r} is not text in UTF-8")
             return WRONG_USAGE
         _print_error(f"a bug in carrel: {type(problem).__name__}: {problem}; CARREL_DEBUG=1 shows where")
         return BUG
 
 
-def _came_of_ctrl_c(problem: BaseException | None) -> bool:
-    """What was interrupted may say so in its own words: loading a class makes a RuntimeError of it."""
+def _is_interrupt(problem: BaseException | None) -> bool:
+    """Whether Ctrl-C caused it: one that comes while a class is loaded becomes a RuntimeError."""
     while problem is not None and not isinstance(problem, KeyboardInterrupt):
         problem = problem.__cause__ or problem.__context__
     return problem is not None
 
 
-def is_no_text(word: str) -> bool:
-    """Whether it was typed with bytes that are no letters here."""
+def is_undecodable(word: str) -> bool:
+    """Whether it was typed with bytes that are not text in this locale."""
     return any("\ud800" <= letter <= "\udfff" for letter in word)
 
 
-class _Note(logging.Formatter):
+class _NoteFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         return f"note: {single_line(record.getMessage())}"
 
 
-def _say(problem: Exception) -> int:
+def _report(problem: Exception) -> int:
     if isinstance(problem, typer.TyperException):
         message = problem.format_message()
         context = getattr(problem, "ctx", None)
         if context is not None:
-            message = f"{message.rstrip('.')}; `{context.command_path} --help` shows what can be typed"
+            message = f"{message.rstrip('.')}; see `{context.command_path} --help`"
         _print_error(message)
         return problem.exit_code
     _print_error(_one_line(problem))
@@ -141,8 +141,8 @@ def _say(problem: Exception) -> int:
 
 def _one_line(problem: Exception) -> str:
     if isinstance(problem, OSError) and not isinstance(problem, CarrelError) and problem.strerror:
-        said = f"{problem.filename}: {problem.strerror}" if problem.filename else problem.strerror
-        return f"{said} ({_ADVICE[problem.errno]})" if problem.errno in _ADVICE else said
+        text = f"{problem.filename}: {problem.strerror}" if problem.filename else problem.strerror
+        return f"{text} ({_ADVICE[problem.errno]})" if problem.errno in _ADVICE else text
     return str(problem) or type(problem).__name__
 
 
@@ -155,9 +155,9 @@ def _code_of(problem: Exception) -> int:
         case ToolCallError() | WorkflowExecutionError() | DependencyError():
             return FAILED
         case StorageError() | ArtifactWriteError() | ArtifactReadError() if not isinstance(problem, ValueError):
-            # A name that is a folder, or data that nobody can keep, is the user's; what the store refused is not.
-            ours = isinstance(problem, StorageError) or isinstance(problem.__cause__, StorageError)
-            return MACHINE_LACKS if ours else WRONG_USAGE
+            # A name that is a folder, or data of an unknown kind, is a mistake of the user; a failing store is not.
+            is_store = isinstance(problem, StorageError) or isinstance(problem.__cause__, StorageError)
+            return MACHINE_LACKS if is_store else WRONG_USAGE
         case SessionTooNew() | ExecutionError():
             return MACHINE_LACKS
         case CarrelError():
@@ -170,10 +170,9 @@ def _print_error(message: str) -> None:
     try:
         print(f"error: {single_line(message)}", file=sys.stderr)
     except OSError:
-        # Nobody listens there either; the exit code still tells.
-        return
+        return  # standard error is closed too; the exit code is left
 
 
-def _nobody_reads() -> None:
-    """The reader (`| head`) has seen enough. Python flushes at exit, so what is left must go somewhere."""
+def _discard_output() -> None:
+    """After the reader (`| head`) has gone: Python flushes at exit, so what is left must go somewhere."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -2,27 +2,19 @@
 
 import json
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, is_dataclass
 from datetime import UTC, datetime
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import orjson
 
-from carrel.conversation.export import describe_event, time_of
-from carrel.conversation.messages import (
-    ConversationMessage,
-    MessageBlock,
-    blocks_of,
-    meta_of,
-    tool_result_text,
-)
 from carrel.text import (
     escape_control_chars_in_json,
     neutralize_control_chars,
     parse_time,
-    readable_size,
     readable_time,
     single_line,
 )
@@ -31,12 +23,8 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.text import Text
 
-LONGEST_LINE = 300
-"""How much of a tool call is shown, unless all is asked for."""
 LEAST_WIDTH = 20
 """What is left of a shortened column before another has to go."""
-MOST_LINES = 12
-"""How many lines of a tool result are shown, unless all is asked for."""
 
 
 def is_terminal() -> bool:
@@ -56,15 +44,15 @@ def console() -> "Console":
     return Screen(highlight=False, markup=False, emoji=False, width=None if sys.stdout.isatty() else 100_000)
 
 
-def words(text: object, style: str = "") -> "Text":
+def safe_text(text: object, style: str = "") -> "Text":
     """Text from anywhere, made harmless; never read as markup."""
     from rich.text import Text  # noqa: PLC0415 -- see `console`
 
     return Text(neutralize_control_chars(text), style=style)
 
 
-def say(text: object = "", style: str = "") -> None:
-    console().print(words(text, style), soft_wrap=not is_terminal())
+def print_text(text: object = "", style: str = "") -> None:
+    console().print(safe_text(text, style), soft_wrap=not is_terminal())
 
 
 def print_indented(text: "Text", by: int = 2) -> None:
@@ -120,7 +108,7 @@ def print_table(columns: Sequence[Column], rows: Iterable[Sequence[object]]) -> 
     widths = [max(cell_len(row[place]) for row in table) for place in range(len(columns))]
     shown = _fitted(columns, widths) if is_terminal() else list(range(len(columns)))
     for number, row in enumerate(table):
-        line = words("")
+        line = safe_text("")
         for place in shown:
             column, text = columns[place], row[place]
             if cell_len(text) > widths[place]:
@@ -156,83 +144,6 @@ def _fitted(columns: Sequence[Column], widths: list[int]) -> list[int]:
     return shown
 
 
-def print_message(message: ConversationMessage, *, seq: int | None = None, whole: bool = False) -> None:
-    """A message, or an event of the log, as people read it."""
-    event = describe_event(seq or 0, message)
-    if event is not None:
-        say(_numbered(seq, f"— {event} —"), "dim")
-        if message.get("role") == "compact":
-            _print_blocks(blocks_of(message), whole)
-        say()
-        return
-    role = str(message.get("role") or "")
-    blocks = blocks_of(message)
-    if role == "unreadable":
-        return
-    who = "Tool" if blocks and all(block.get("type") == "tool_result" for block in blocks) else role.capitalize()
-    style = {"user": "bold green", "assistant": "bold cyan"}.get(role, "bold yellow")
-    title = words(_numbered(seq, single_line(who)), style)
-    moment = time_of(message)
-    if moment is not None:
-        title.append(f"  {readable_time(moment.isoformat())}", style="not bold dim")
-    console().print(title)
-    _print_blocks(blocks, whole)
-    say()
-
-
-def _numbered(seq: int | None, text: str) -> str:
-    return f"{seq}  {text}" if seq else text
-
-
-def _print_blocks(blocks: Iterable[MessageBlock], whole: bool) -> None:
-    for block in blocks:
-        text, style = _block(block, whole)
-        if text.strip():
-            say(text.rstrip("\n"), style)
-
-
-def _block(block: MessageBlock, whole: bool) -> tuple[str, str]:
-    kind = block.get("type")
-    match kind:
-        case "text":
-            return str(block.get("text") or ""), ""
-        case "thinking":
-            return _lines(f"thinking: {block.get('text') or ''}", whole), "dim italic"
-        case "tool_use":
-            given = json.dumps(block.get("input"), ensure_ascii=False, default=str)
-            if not whole and len(given) > LONGEST_LINE:
-                given = f"{given[:LONGEST_LINE]}… ({readable_size(len(given))})"
-            return f"→ {single_line(block.get('name') or 'tool')} {given}", "cyan"
-        case "tool_result":
-            shown = block.get("display_text")
-            text = shown if isinstance(shown, str) and shown.strip() else tool_result_text(block)
-            outcome = "✗" if block.get("is_error") else "←"
-            lines = _lines(text, whole).replace("\n", "\n  ")
-            return f"{outcome} {lines or '(nothing)'}", "red" if block.get("is_error") else "dim"
-        case "image" | "document":
-            size = readable_size(len(str(block.get("data") or "")) * 3 // 4)
-            called = f"{kind} {single_line(block.get('name') or '')}".rstrip()
-            return f"[{called}, {single_line(block.get('mime_type'))}, {size}]", "yellow"
-        case _:
-            return _lines(f"[{single_line(kind)}] {json.dumps(block, ensure_ascii=False, default=str)}", whole), "dim"
-
-
-def _lines(text: str, whole: bool) -> str:
-    lines = text.rstrip().split("\n")
-    if whole or len(lines) <= MOST_LINES + 1:
-        return text.rstrip()
-    return "\n".join([*lines[:MOST_LINES], f"… {len(lines) - MOST_LINES:,} more lines; --full shows them"])
-
-
-def print_entry_line(seq: int, entry: ConversationMessage) -> None:
-    """An entry of the log on one line, cut where the terminal ends."""
-    text = describe_event(seq, entry) or "  ".join(_block(block, whole=False)[0] for block in blocks_of(entry))
-    line = f"{seq:>6}  {single_line(entry.get('role')):<10} {single_line(text)}"
-    if meta_of(entry).get("synthetic"):
-        line += "  (put in by carrel)"
-    console().print(words(line), no_wrap=True, overflow="ellipsis" if is_terminal() else "ignore", crop=is_terminal())
-
-
 def when(given: object) -> str:
     """How long ago, for a person at a terminal; the time itself for everyone else."""
     moment = parse_time(given)
@@ -248,7 +159,7 @@ def when(given: object) -> str:
     return "just now"
 
 
-def write(text: str) -> None:
+def write_raw(text: str) -> None:
     """Text as it is: for a file or another program."""
     sys.stdout.write(text)
 
@@ -264,3 +175,27 @@ def plain_data(thing: Any) -> Any:
     if is_dataclass(thing) and not isinstance(thing, type):
         return asdict(thing)
     return thing._asdict() if hasattr(thing, "_asdict") else thing
+
+
+class Step(Protocol):
+    """Moves a bar on by one; `total` sets its length where that is known only later, and moves nothing."""
+
+    def __call__(self, text: str, total: int | None = None) -> None: ...
+
+
+@contextmanager
+def progress(total: int | None, what: str, *, among_lines: bool = False) -> Iterator[Step]:
+    """On standard error; with `among_lines` where they are printed, below them. `done(text)` moves it on by one."""
+    from rich.console import Console  # noqa: PLC0415 -- slow to load
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn  # noqa: PLC0415
+
+    screen = console() if among_lines else Console(stderr=True)
+    columns = [TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()]
+    with Progress(*columns, console=screen, transient=True, disable=not screen.is_terminal) as bar:
+        task = bar.add_task(what, total=total)
+
+        def done(text: str, total: int | None = None) -> None:
+            description = f"{what}: {safe_text(text).plain[:60]}" if text else what
+            bar.update(task, advance=0 if total else 1, description=description, total=total)
+
+        yield done

@@ -1,12 +1,15 @@
-"""The tables of `carrel sessions`: which columns, in which order."""
+"""Conversations as text for people: messages, tables of sessions, token usage, search results, imports."""
 
+import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from carrel.cli.show import Column, console, is_terminal, print_indented, print_table, say, when, words
-from carrel.text import single_line
+from carrel.cli.output import Column, console, is_terminal, print_indented, print_table, print_text, safe_text, when
+from carrel.conversation.export import describe_event, time_of
+from carrel.conversation.messages import ConversationMessage, MessageBlock, blocks_of, meta_of, tool_result_text
+from carrel.text import readable_size, readable_time, single_line
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -15,6 +18,10 @@ if TYPE_CHECKING:
     from carrel.conversation.importers import ImportReport
     from carrel.conversation.search.search import SearchHit
 
+LONGEST_LINE = 300
+"""How much of a tool call is shown, unless all is asked for."""
+MOST_LINES = 12
+"""How many lines of a tool result are shown, unless all is asked for."""
 SHORTEST_ID = 8
 LONGEST_ID = 20
 """An id that somebody chose is rarely longer, and is shown as it is."""
@@ -98,20 +105,20 @@ def print_imports(reports: Sequence["ImportReport"], short: Callable[[str], str]
     for report in reports:
         if report.appended:
             added = f"{report.appended:,} {'entry' if report.appended == 1 else 'entries'} added to it"
-            say(f"{report.path}: already here as {report.already_here}; {added}")
+            print_text(f"{report.path}: already here as {report.already_here}; {added}")
         elif report.already_here and not report.problems:
-            say(f"{report.path}: already here as {report.already_here}")
+            print_text(f"{report.path}: already here as {report.already_here}")
     reasons = {what: reason for report in reports for what, reason in report.reasons.items() if reason}
     for what, count in _summed(report.ignored for report in reports).items():
-        say(f"ignored {count:,} × {what}" + (f": {reasons[what]}" if what in reasons else ""), "dim")
+        print_text(f"ignored {count:,} × {what}" + (f": {reasons[what]}" if what in reasons else ""), "dim")
     for what, count in _summed(report.unknown for report in reports).items():
-        say(f"unknown {count:,} × {what}: kept out, and left in the file", "yellow")
+        print_text(f"unknown {count:,} × {what}: kept out, and left in the file", "yellow")
     for report in reports:
         if report.unreadable:
             shown = ", ".join(map(str, report.unreadable[:10]))
-            say(f"unreadable in {report.path}: line {shown}{'…' if len(report.unreadable) > 10 else ''}", "red")
+            print_text(f"unreadable in {report.path}: line {shown}{'…' if len(report.unreadable) > 10 else ''}", "red")
         for problem in report.problems:
-            say(f"{report.path}: {problem}", "yellow")
+            print_text(f"{report.path}: {problem}", "yellow")
 
 
 def _summed(counts: Iterable[dict[str, int]]) -> Counter[str]:
@@ -143,12 +150,12 @@ def print_usage(spent: "carrel.Usage") -> None:
     models = [[model, *row(tokens)] for model, tokens in spent.models.items()]
     print_table([Column("MODEL", gives_way=True), *numbers, *cost], [*models, ["all", *row(spent.total)]])
     if spent.inherited_through_seq:
-        say(
+        print_text(
             f"Entries up to {spent.inherited_through_seq} came with the fork and are counted where they were made.",
             "dim",
         )
     if spent.unpriced:
-        say(f"No price for {', '.join(spent.unpriced)}.", "yellow")
+        print_text(f"No price for {', '.join(spent.unpriced)}.", "yellow")
 
 
 def print_hits(hits: Sequence["SearchHit"], short: Callable[[str], str]) -> None:
@@ -156,20 +163,99 @@ def print_hits(hits: Sequence["SearchHit"], short: Callable[[str], str]) -> None
         notes = [f"entry {hit.seq}" if hit.seq else "", hit.role, "" if hit.visible else "no longer visible"]
         notes += ["archived" if hit.archived else "", "found by meaning" if hit.how == "meaning" else ""]
         console().print(
-            words(short(hit.session_id), "cyan"),
-            words(single_line(hit.title), "bold"),
-            words("· " + " · ".join(note for note in notes if note), "dim"),
+            safe_text(short(hit.session_id), "cyan"),
+            safe_text(single_line(hit.title), "bold"),
+            safe_text("· " + " · ".join(note for note in notes if note), "dim"),
             soft_wrap=not is_terminal(),
         )
         print_indented(marked(hit))
-        say()
+        print_text()
 
 
 def marked(hit: "SearchHit") -> "Text":
     """The snippet with the words that were asked for made to stand out."""
-    text, place = words(""), 0
+    text, place = safe_text(""), 0
     for start, end in sorted(hit.marks):
-        text.append_text(words(hit.snippet[place:start]))
-        text.append_text(words(hit.snippet[max(place, start) : end], "bold yellow"))
+        text.append_text(safe_text(hit.snippet[place:start]))
+        text.append_text(safe_text(hit.snippet[max(place, start) : end], "bold yellow"))
         place = max(place, end)
-    return text.append_text(words(hit.snippet[place:]))
+    return text.append_text(safe_text(hit.snippet[place:]))
+
+
+def print_message(message: ConversationMessage, *, seq: int | None = None, whole: bool = False) -> None:
+    """A message, or an event of the log, as people read it."""
+    event = describe_event(seq or 0, message)
+    if event is not None:
+        print_text(_numbered(seq, f"— {event} —"), "dim")
+        if message.get("role") == "compact":
+            _print_blocks(blocks_of(message), whole)
+        print_text()
+        return
+    role = str(message.get("role") or "")
+    blocks = blocks_of(message)
+    if role == "unreadable":
+        return
+    who = "Tool" if blocks and all(block.get("type") == "tool_result" for block in blocks) else role.capitalize()
+    style = {"user": "bold green", "assistant": "bold cyan"}.get(role, "bold yellow")
+    title = safe_text(_numbered(seq, single_line(who)), style)
+    moment = time_of(message)
+    if moment is not None:
+        title.append(f"  {readable_time(moment.isoformat())}", style="not bold dim")
+    console().print(title)
+    _print_blocks(blocks, whole)
+    print_text()
+
+
+def _numbered(seq: int | None, text: str) -> str:
+    return f"{seq}  {text}" if seq else text
+
+
+def _print_blocks(blocks: Iterable[MessageBlock], whole: bool) -> None:
+    for block in blocks:
+        text, style = _block(block, whole)
+        if text.strip():
+            print_text(text.rstrip("\n"), style)
+
+
+def _block(block: MessageBlock, whole: bool) -> tuple[str, str]:
+    kind = block.get("type")
+    match kind:
+        case "text":
+            return str(block.get("text") or ""), ""
+        case "thinking":
+            return _lines(f"thinking: {block.get('text') or ''}", whole), "dim italic"
+        case "tool_use":
+            given = json.dumps(block.get("input"), ensure_ascii=False, default=str)
+            if not whole and len(given) > LONGEST_LINE:
+                given = f"{given[:LONGEST_LINE]}… ({readable_size(len(given))})"
+            return f"→ {single_line(block.get('name') or 'tool')} {given}", "cyan"
+        case "tool_result":
+            shown = block.get("display_text")
+            text = shown if isinstance(shown, str) and shown.strip() else tool_result_text(block)
+            outcome = "✗" if block.get("is_error") else "←"
+            lines = _lines(text, whole).replace("\n", "\n  ")
+            return f"{outcome} {lines or '(nothing)'}", "red" if block.get("is_error") else "dim"
+        case "image" | "document":
+            size = readable_size(len(str(block.get("data") or "")) * 3 // 4)
+            called = f"{kind} {single_line(block.get('name') or '')}".rstrip()
+            return f"[{called}, {single_line(block.get('mime_type'))}, {size}]", "yellow"
+        case _:
+            return _lines(f"[{single_line(kind)}] {json.dumps(block, ensure_ascii=False, default=str)}", whole), "dim"
+
+
+def _lines(text: str, whole: bool) -> str:
+    lines = text.rstrip().split("\n")
+    if whole or len(lines) <= MOST_LINES + 1:
+        return text.rstrip()
+    return "\n".join([*lines[:MOST_LINES], f"… {len(lines) - MOST_LINES:,} more lines; --full shows them"])
+
+
+def print_entry_line(seq: int, entry: ConversationMessage) -> None:
+    """An entry of the log on one line, cut where the terminal ends."""
+    text = describe_event(seq, entry) or "  ".join(_block(block, whole=False)[0] for block in blocks_of(entry))
+    line = f"{seq:>6}  {single_line(entry.get('role')):<10} {single_line(text)}"
+    if meta_of(entry).get("synthetic"):
+        line += "  (put in by carrel)"
+    console().print(
+        safe_text(line), no_wrap=True, overflow="ellipsis" if is_terminal() else "ignore", crop=is_terminal()
+    )
