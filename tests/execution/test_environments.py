@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -220,3 +221,45 @@ def old_python(folder: Path) -> Path:
     python.write_text(f"#!/bin/sh\necho '{facts}'\n")
     python.chmod(0o755)
     return folder
+
+
+async def test_a_base_gets_a_virtualenv_when_its_settings_want_a_package(tmp_path: Path, wheel: str) -> None:
+    async with SubprocessExecutor(SubprocessConfig(base=tmp_path)) as executor:
+        before = (await executor.run("import sys; sys.prefix")).value
+        assert (await executor.run("import pydantic")).error_type == "ModuleNotFoundError"
+        await executor.install([wheel])
+        assert (await executor.run("import tiny_thing; tiny_thing.ANSWER")).value == 42
+    assert list(tmp_path.rglob("pyvenv.cfg")) == []
+    async with SubprocessExecutor(SubprocessConfig(base=tmp_path / "other")) as executor:
+        assert (await executor.run("import sys; sys.prefix")).value == before
+        assert (await executor.run("import tiny_thing")).error_type == "ModuleNotFoundError"
+    (needs := tmp_path / "needs.txt").write_text(wheel)
+    async with SubprocessExecutor(SubprocessConfig(base=tmp_path, deps_file=needs)) as executor:
+        assert (await executor.run("import sys; sys.prefix")).value == str(tmp_path / "environments" / "python-3.11")
+        assert (await executor.run("import tiny_thing; tiny_thing.ANSWER")).value == 42
+
+
+async def test_packages_are_installed_with_pip_where_there_is_no_uv(tmp_path: Path, wheel: str) -> None:
+    """In a Python that has carrel and no uv, which is not on PATH either."""
+    script = f"""
+import asyncio, sys
+sys.modules["uv"] = None
+from carrel.execution.config import SubprocessConfig
+from carrel.execution.subprocess_executor import SubprocessExecutor
+
+async def main():
+    for settings in ({{"deps": [{wheel!r}]}}, {{}}):
+        base = {str(tmp_path)!r} + "/" + str(len(settings))
+        async with SubprocessExecutor(SubprocessConfig(base=base, **settings)) as executor:
+            if not settings:
+                print(await executor.install([{wheel!r}]))
+            print((await executor.run("import tiny_thing; tiny_thing.ANSWER")).value)
+            if not settings:
+                print(await executor.uninstall(["Tiny_Thing"]), await executor.installed())
+asyncio.run(main())
+"""
+    environment = {**os.environ, "PATH": "/usr/bin:/bin", "CARREL_HOME": str(tmp_path / "home")}
+    done = subprocess.run(
+        [sys.executable, "-c", script], env=environment, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.stdout.splitlines() == ["42", "{'tiny-thing': '1.0'}", "42", "['tiny-thing'] {}"], done.stderr

@@ -75,7 +75,8 @@ def base(place_of_bases: Path) -> Path:
         if made.name != "environments":
             shutil.rmtree(made) if made.is_dir() else made.unlink()
     for environment in folder.glob("environments/*/"):
-        if (environment / MARK).exists() or any(environment.glob("added/*")) or not (environment / READY).exists():
+        is_used = (environment / MARK).exists() or any(environment.glob("added/*"))
+        if is_used or not (environment / READY).exists():
             shutil.rmtree(environment)
     (folder / "tools").mkdir(parents=True)
     (folder / "tools" / "echo.yaml").write_text(ECHO)

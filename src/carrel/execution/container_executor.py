@@ -18,7 +18,7 @@ from carrel.execution import file_changes, requests, temp_dirs
 from carrel.execution.config import ContainerConfig, Mount, path_of, settings_of
 from carrel.execution.container_session import PACKAGES, ContainerSession
 from carrel.execution.docker_engine import LABEL, Engine, connect
-from carrel.execution.environments import NEUTRAL, Environment, has_uv
+from carrel.execution.environments import NEUTRAL, Environment, has_installer
 from carrel.execution.executor import Handler, Moment
 from carrel.execution.file_changes import Tree, seen_below
 from carrel.execution.host_calls import known_errors
@@ -283,7 +283,7 @@ class ContainerExecutor(WorkerExecutor):
             found.add("memory_limit")
         if self.config.limits.cpus is not None and info.get("CpuCfsQuota", info.get("CPUCfsQuota")):
             found.add("cpu_limit")
-        if self.config.allow_runtime_deps and has_uv():
+        if self.config.allow_runtime_deps and has_installer():
             found |= {"deps_install", "deps_uninstall"}
         return found
 

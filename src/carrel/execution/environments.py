@@ -1,18 +1,22 @@
-"""Python environments: the host's own, or a virtualenv made by uv, cached, and made once however many want it."""
+"""Python environments: the host's own, or virtualenvs, which are cached and created once by uv or venv and pip."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import fcntl
+import functools
 import hashlib
+import importlib.metadata
 import importlib.util
 import json
 import os
 import re
+import shutil
 import signal
 import site
 import sys
+import sysconfig
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -76,6 +80,11 @@ async def environment_of_base(base: Path, version: str | None) -> Environment:
     plain = re.fullmatch(r"\w[\w.]{0,30}", wanted) is not None
     name = wanted if plain else hashlib.sha256(wanted.encode()).hexdigest()[:16]
     return await _kept(base.absolute() / "environments" / f"python-{name}", version)
+
+
+def has_environment(base: Path) -> bool:
+    """Return whether the base has a virtualenv for this version of Python."""
+    return (base.absolute() / "environments" / f"python-{sys.version_info[0]}.{sys.version_info[1]}" / READY).exists()
 
 
 async def environment_at(folder: Path, version: str | None) -> Environment:
@@ -151,18 +160,24 @@ async def locked(file: Path) -> AsyncIterator[None]:
         os.close(descriptor)
 
 
-async def _make(folder: Path, version: str | None, words: Sequence[str] = ()) -> Environment:
+def refuse_path_separator(folder: Path) -> None:
     if os.pathsep in str(folder):
         raise EnvironmentFailed(
-            f"no virtualenv can be kept in {folder}: its programs would not be found, as a list of folders (PATH) is"
+            f"no packages can be kept in {folder}: their programs would not be found, as a list of folders (PATH) is"
             f" divided by {os.pathsep!r}; use another folder"
         )
+
+
+async def _make(folder: Path, version: str | None, words: Sequence[str] = ()) -> Environment:
+    refuse_path_separator(folder)
     temp_dirs.remove(folder)  # What is there without its mark was left half made.
-    await uv("venv", "--quiet", "--no-project", "--python", version or sys.executable, str(folder))
+    if find_uv() is not None:
+        await uv("venv", "--quiet", "--no-project", "--python", version or sys.executable, str(folder))
+    else:
+        await output([_find_python(version), "-m", "venv", "--without-pip", "--symlinks", str(folder)])
     if words:
-        # Paths that the author names are those of the program.
-        python = str(folder / "bin" / "python")
-        await uv("pip", "install", "--quiet", "--python", python, *words, folder=os.getcwd())
+        # Relative paths in the settings start at the program's folder.
+        await install("--python", str(folder / "bin" / "python"), *words, folder=os.getcwd())
     return await _marked(folder)
 
 
@@ -193,9 +208,113 @@ NEUTRAL = "/"
 """Where it runs: no folder that code inside may write to, from which uv would take settings."""
 
 
-def has_uv() -> bool:
-    """Whether it is installed here."""
-    return importlib.util.find_spec("uv") is not None
+@functools.cache
+def find_uv() -> str | None:
+    """Return the path of uv: of the package, else on PATH."""
+    try:
+        import uv as package  # noqa: PLC0415 -- an extra
+    except ImportError:
+        return shutil.which("uv")
+    return str(package.find_uv_bin())
+
+
+@functools.cache
+def _find_pip() -> list[str] | None:
+    """Return the command of pip: the one beside this Python, else the one that Python brings for virtualenvs."""
+    if importlib.util.find_spec("pip") is not None:
+        return [sys.executable, "-m", "pip"]
+    bundled = importlib.util.find_spec("ensurepip")
+    folders = [sysconfig.get_config_var("WHEEL_PKG_DIR")]
+    if bundled is not None and bundled.origin is not None:
+        folders.append(os.path.join(os.path.dirname(bundled.origin), "_bundled"))
+    wheels = [wheel for folder in folders if folder for wheel in sorted(Path(folder).glob("pip-*.whl"))]
+    return [sys.executable, str(wheels[-1] / "pip")] if wheels else None
+
+
+def has_installer() -> bool:
+    """Return whether packages can be installed on this machine: with uv or with pip."""
+    return find_uv() is not None or _find_pip() is not None
+
+
+def _find_python(version: str | None) -> str:
+    if version is None or version in (f"{sys.version_info[0]}.{sys.version_info[1]}", sys.version.partition(" ")[0]):
+        return sys.executable
+    found = shutil.which(version if "/" in version else f"python{version}")
+    if found is None:
+        raise EnvironmentFailed(
+            f"there is no Python {version} on PATH; pip install 'carrel-sessions[uv]' lets carrel download it"
+        )
+    return found
+
+
+_PIP_OPTIONS = {
+    "--quiet": ["--quiet"],
+    "--no-index": ["--no-index"],
+    "--no-build": ["--only-binary", ":all:"],
+    "--compile-bytecode": ["--compile"],
+    "--reinstall": ["--force-reinstall"],
+}
+"""Options of `uv pip install`, and what pip calls them."""
+_PIP_VALUES = {
+    "--find-links": "--find-links",
+    "--target": "--target",
+    "--constraints": "--constraint",
+    "--requirements": "--requirement",
+}
+
+
+async def install(*words: str, folder: str = NEUTRAL) -> None:
+    """Run `uv pip install` with these words, or pip where there is no uv; EnvironmentFailed has what it printed."""
+    if find_uv() is not None:
+        await uv("pip", "install", "--quiet", *words, folder=folder)
+        return
+    pip = _find_pip()
+    if pip is None:
+        raise EnvironmentFailed("packages cannot be installed without uv or pip; pip install 'carrel-sessions[uv]'")
+    rest, python, options = list(words), sys.executable, ["--quiet", "--disable-pip-version-check", "--no-input"]
+    while rest and rest[0].startswith("--"):
+        word = rest.pop(0)
+        if word == "--":
+            break
+        if word == "--python":
+            python = rest.pop(0)
+        elif word in _PIP_OPTIONS:
+            options += _PIP_OPTIONS[word]
+        elif word in _PIP_VALUES:
+            options += [_PIP_VALUES[word], rest.pop(0), *(["--upgrade"] if word == "--target" else [])]
+        else:
+            raise EnvironmentFailed(f"installing with {word} needs uv; pip install 'carrel-sessions[uv]'")
+    try:
+        await output([*pip, "--python", python, "install", *options, *(["--", *rest] if rest else [])], folder)
+    except EnvironmentFailed as problem:
+        raise EnvironmentFailed(f"{problem}{network_advice(str(problem))}") from None
+
+
+async def uninstall(python: str, target: Path, names: Sequence[str]) -> None:
+    """Remove packages from a folder; EnvironmentFailed has what uv printed."""
+    if find_uv() is not None:
+        await uv("pip", "uninstall", "--quiet", "--python", python, "--target", str(target), "--", *names)
+        return
+    await asyncio.to_thread(_remove_packages, target, {normal_name(name) for name in names})
+
+
+def _remove_packages(target: Path, names: set[str]) -> None:
+    """Remove the files that the RECORDs of these packages list: pip cannot uninstall from a target folder."""
+    for package in importlib.metadata.distributions(path=[str(target)]):
+        if normal_name(package.metadata["Name"]) not in names:
+            continue
+        for file in package.files or ():
+            path = Path(os.path.abspath(target / file))
+            if target in path.parents:  # A RECORD is not trusted to stay in its folder.
+                path.unlink(missing_ok=True)
+                with contextlib.suppress(OSError):  # not empty yet
+                    if path.parent != target:
+                        path.parent.rmdir()
+
+
+def normal_name(name: str) -> str:
+    """Return the one spelling that stands for all spellings of a package's name."""
+    return re.sub(r"[-_.]+", "-", name).lower()
 
 
 async def uv(*words: str, folder: str = NEUTRAL) -> None:
@@ -206,7 +325,7 @@ async def uv(*words: str, folder: str = NEUTRAL) -> None:
     # In the neutral folder uv finds no project, so that nothing but the user's own settings is read.
     settings = [] if folder == NEUTRAL or os.environ.get("UV_CONFIG_FILE") else ["--no-config"]
     try:
-        await output([_program(), *words[:1], *settings, *words[1:]], folder)
+        await output([find_uv() or "uv", *words[:1], *settings, *words[1:]], folder)
     except EnvironmentFailed as problem:
         raise EnvironmentFailed(f"{problem}{network_advice(str(problem))}") from None
 
@@ -231,14 +350,6 @@ def network_advice(printed: str) -> str:
         'servers it starts: where carrel runs as an MCP server, set them under "env" in its entry of the client\'s '
         "configuration"
     )
-
-
-def _program() -> str:
-    try:
-        import uv as package  # noqa: PLC0415 -- only a session with packages of its own needs it
-    except ImportError:
-        raise EnvironmentFailed("uv is not installed; `pip install uv` brings it") from None
-    return str(package.find_uv_bin())
 
 
 async def output(command: list[str], folder: str | None = None, longest: float = _LONGEST) -> bytes:

@@ -16,7 +16,7 @@ from carrel.errors import CarrelError, ExecutorClosed, ForkRefused
 from carrel.execution import arguments, file_changes, import_paths, requests, temp_dirs, thread_streams
 from carrel.execution.code_thread import CodeThread
 from carrel.execution.config import InProcessConfig, settings_of
-from carrel.execution.environments import has_uv
+from carrel.execution.environments import has_installer
 from carrel.execution.executor import (
     CallContext,
     CommandEnded,
@@ -143,7 +143,9 @@ class InProcessExecutor(WorkspaceFiles):
 
     def supported_capabilities(self) -> set[str]:
         found = {"timeout", "reset", "interrupt", "streaming"}
-        if self.config.allow_runtime_deps and (has_uv() if self._packages is None else self._packages.can_install()):
+        if self.config.allow_runtime_deps and (
+            has_installer() if self._packages is None else self._packages.can_install()
+        ):
             found |= {"deps_install", "deps_uninstall"}
         return found
 

@@ -12,7 +12,6 @@ import errno
 import hashlib
 import json
 import os
-import re
 import shutil
 import sys
 import tempfile
@@ -30,12 +29,16 @@ from carrel.execution.environments import (
     Environment,
     environment_at,
     environment_of_base,
-    has_uv,
+    has_environment,
+    has_installer,
     host_environment,
+    install,
     locked,
+    normal_name,
     own_environment,
+    refuse_path_separator,
     shared_environment,
-    uv,
+    uninstall,
 )
 from carrel.guest import worker
 from carrel.home import resolve_carrel_home
@@ -115,7 +118,7 @@ class Packages:
         return _found_in([str(self.added)])
 
     def can_install(self) -> bool:
-        return has_uv() and os.access(self.added, os.W_OK) and os.access(self.added.parent, os.W_OK)
+        return has_installer() and os.access(self.added, os.W_OK) and os.access(self.added.parent, os.W_OK)
 
     @property
     def shown(self) -> Path:
@@ -210,7 +213,7 @@ class Packages:
         return await self._to_its_end(self._uninstall(names))
 
     async def _uninstall(self, names: Sequence[str]) -> list[str]:
-        wanted = [_normal(name) for name in names]
+        wanted = [normal_name(name) for name in names]
         try:
             async with locked(self._lock):
                 here = self._found_added()
@@ -224,15 +227,14 @@ class Packages:
                 if present:
                     async with changing(self.added, makes_room=True) as copy:
                         (copy / MARK).unlink(missing_ok=True)
-                        where = ["--python", self.environment.python, "--target", str(copy)]
-                        await uv("pip", "uninstall", "--quiet", *where, "--", *present)
+                        await uninstall(self.environment.python, copy, present)
         except EnvironmentFailed as problem:
             raise DependencyError(f"{', '.join(names)} could not be removed: {problem}") from None
         return present
 
     async def _uv_install(self, words: Sequence[str], folder: str = NEUTRAL) -> None:
         source = [] if self._wheelhouse is None else ["--no-index", "--find-links", str(self._wheelhouse.absolute())]
-        await uv("pip", "install", "--quiet", *self._python(), *source, *words, folder=folder)
+        await install(*self._python(), *source, *words, folder=folder)
 
     def _python(self) -> list[str]:
         """Which Python is installed for."""
@@ -246,7 +248,7 @@ class Packages:
             wanted = Requirement(requirement)
         except InvalidRequirement:
             return False
-        version = self._found_beside().get(_normal(wanted.name))
+        version = self._found_beside().get(normal_name(wanted.name))
         if version is None:
             return False
         fits = wanted.specifier.contains(version, prereleases=True)
@@ -279,11 +281,34 @@ async def subprocess_packages(config: SubprocessConfig) -> Packages:
     elif venv is not None:
         found = await environment_at(venv, version)
     elif base is not None:
-        found = await environment_of_base(base, version)
+        return await _packages_of_base(config, base, wheelhouse, deps_file)
     else:
         return await _shared_packages(config, wheelhouse, deps_file)
     assert found.venv is not None, "these three are virtualenvs"
     packages = Packages(found, found.venv / "added", wheelhouse, builds=config.allow_builds)
+    return await made_ready(packages, config.deps, deps_file)
+
+
+async def _packages_of_base(
+    config: SubprocessConfig, base: Path, wheelhouse: Path | None, deps_file: Path | None
+) -> Packages:
+    """The base's own virtualenv once its settings want packages; until then an empty one that all bases share.
+
+    What code adds does not need a virtualenv: it is in a folder beside it."""
+    folder = base.absolute() / "environments"
+    refuse_path_separator(folder)
+    before = folder / f"packages-{sys.version_info[0]}.{sys.version_info[1]}"
+    if config.deps or deps_file is not None or config.python_version is not None or has_environment(base):
+        found = await environment_of_base(base, config.python_version)
+    else:
+        try:
+            found = await shared_environment(resolve_carrel_home(), None, (), "empty")
+        except EnvironmentFailed:
+            # The home folder cannot be written, as for a service; the base perhaps can.
+            found = await environment_of_base(base, None)
+    own = found.venv is not None and (config.python_version is not None or not before.exists())
+    added = (found.venv if own and found.venv is not None else before) / "added"
+    packages = Packages(found, added, wheelhouse, builds=config.allow_builds)
     return await made_ready(packages, config.deps, deps_file)
 
 
@@ -384,11 +409,6 @@ def _mark(folder: Path, names: set[str]) -> None:
     mark.replace(folder / MARK)
 
 
-def _normal(name: str) -> str:
-    """As all spellings of a package's name are written."""
-    return re.sub(r"[-_.]+", "-", name).lower()
-
-
 def _found_in(folders: Sequence[str]) -> dict[str, str]:
     """By the folders that installers leave, `name-1.0.dist-info`; the first on the path is what is imported."""
     found: dict[str, str] = {}
@@ -408,7 +428,7 @@ def found_in_names(names: Sequence[str]) -> dict[str, str]:
         stem, suffix = os.path.splitext(name)
         title, dash, version = stem.partition("-")
         if suffix == ".dist-info" and dash:
-            found.setdefault(_normal(title), version)
+            found.setdefault(normal_name(title), version)
     return found
 
 

@@ -14,7 +14,7 @@ from carrel.errors import ExecutorClosed, ForkRefused
 from carrel.execution import file_changes, temp_dirs
 from carrel.execution.capabilities import Confinement, confinement
 from carrel.execution.config import SubprocessConfig, path_of, sandbox_mode, settings_of
-from carrel.execution.environments import has_uv
+from carrel.execution.environments import has_installer
 from carrel.execution.executor import ExecutionResult, Handler, Moment
 from carrel.execution.file_changes import Unreadable, Upper, read_upper
 from carrel.execution.host_calls import known_errors
@@ -174,7 +174,9 @@ class SubprocessExecutor(WorkerExecutor):
     def supported_capabilities(self) -> set[str]:
         known = self._confinement or confinement(sandbox_mode(self.config.sandbox), self.config)
         found = known.capabilities(self.config)
-        if self.config.allow_runtime_deps and (has_uv() if self._packages is None else self._packages.can_install()):
+        if self.config.allow_runtime_deps and (
+            has_installer() if self._packages is None else self._packages.can_install()
+        ):
             found |= {"deps_install", "deps_uninstall"}
         return found
 
