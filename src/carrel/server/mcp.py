@@ -23,7 +23,7 @@ from pydantic import Field, ValidationError
 from carrel.errors import CarrelError, DependencyError, ForkRefused, WorkflowNotFoundError
 from carrel.execution.executor import ExecutionResult, Output
 from carrel.guest.worker import values
-from carrel.guest.worker.tool_calls import calls_of, in_a_line, in_full
+from carrel.guest.worker.namespaces import calls_of, in_a_line, in_full
 from carrel.library.describing import artifact_line, workflow_line
 from carrel.server.mcp_answers import LONGEST, answer_of, answered, as_text, cut, fitted, image_kind, listed, written
 from carrel.server.mcp_over_http import LARGEST_ANSWER, serve_over_http

@@ -12,9 +12,8 @@ import tempfile
 from collections.abc import Callable, Generator, Iterator
 from typing import Any
 
-from .host import Host, Remote
+from .host_calls import AttributeDict, HostCallClient, RemoteName, with_attributes
 from .host_errors import error_class
-from .records import AttributeDict, with_attributes
 
 PIECE = 4 * 1024 * 1024
 """What goes to the host at once."""
@@ -26,13 +25,13 @@ Steps = Generator[tuple[str, list[Any], dict[str, Any]], Any, Any]
 awaits alike."""
 
 
-class Artifacts(Remote):
+class Artifacts(RemoteName):
     """`artifacts`."""
 
     __slots__ = ("_files",)
     _files: LocalFiles
 
-    def __init__(self, host: Host, name: str) -> None:
+    def __init__(self, host: HostCallClient, name: str) -> None:
         super().__init__(host, name)
         object.__setattr__(self, "_files", LocalFiles(host, name))
 
@@ -49,7 +48,7 @@ class Artifacts(Remote):
 class LocalFiles:
     """Gives artifacts a `path` that opens here: one of the host's where it does, else that of a copy."""
 
-    def __init__(self, host: Host, name: str) -> None:
+    def __init__(self, host: HostCallClient, name: str) -> None:
         self._host, self._name = host, name
         self._folder: tempfile.TemporaryDirectory[str] | None = None
 
@@ -93,13 +92,13 @@ class ArtifactRecord(AttributeDict):
         return AttributeDict, (dict(self),)
 
 
-class _ArtifactCall(Remote):
+class _ArtifactCall(RemoteName):
     """A call of the host's that may return records of artifacts."""
 
     __slots__ = ("_files",)
     _files: LocalFiles
 
-    def __init__(self, host: Host, name: str, files: LocalFiles) -> None:
+    def __init__(self, host: HostCallClient, name: str, files: LocalFiles) -> None:
         super().__init__(host, name)
         object.__setattr__(self, "_files", files)
 
@@ -116,7 +115,7 @@ class _ArtifactCall(Remote):
 class _Stepping:
     """A call that takes several questions."""
 
-    def __init__(self, host: Host, name: str, steps: Callable[..., Steps], files: LocalFiles) -> None:
+    def __init__(self, host: HostCallClient, name: str, steps: Callable[..., Steps], files: LocalFiles) -> None:
         self._host, self._name, self._steps, self._files = host, name, steps, files
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:

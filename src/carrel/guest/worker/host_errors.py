@@ -48,7 +48,7 @@ def _known(name: str) -> type[Exception] | None:
     return None
 
 
-def raised(error: dict[str, Any]) -> Exception:
+def error_from_record(error: dict[str, Any]) -> Exception:
     """The exception that an answer describes: its class, its message, and what else is known of it as attributes."""
     message = str(error.get("message", ""))
     name, also = error.get("type"), error.get("also")
@@ -67,3 +67,6 @@ def raised(error: dict[str, Any]) -> Exception:
         if str(attribute).isidentifier() and not str(attribute).startswith("_"):
             setattr(problem, str(attribute), value)
     return problem
+
+
+raised = error_from_record

@@ -97,31 +97,31 @@ class Interrupts:
         if self.running and self._cells == cell:
             os.kill(os.getpid(), signal.SIGINT)
 
-    def mine(self) -> bool:
+    def in_main_thread(self) -> bool:
         """Whether this is the thread that cells run in."""
         return threading.get_ident() == self._thread
 
     def hold(self) -> None:
         """What follows must be done whole: half a record sent or read would break the line."""
-        if self.mine():
+        if self.in_main_thread():
             self._held = True
 
     def release(self) -> None:
         """Raises the KeyboardInterrupt that came meanwhile."""
-        if self.mine():
+        if self.in_main_thread():
             self._held = False
             self.check()
 
     def check(self) -> None:
         """Raise what is pending, in the thread that it is meant for."""
-        if self._pending and self.mine():
+        if self._pending and self.in_main_thread():
             self._pending = False
             raise KeyboardInterrupt
 
     def wait_for(self, poll: select.poll, seconds: float | None = None) -> None:
         """Wait inside of a held step; here an interrupt may come at any moment."""
         longest = None if seconds is None else seconds * 1000
-        if not self.mine():
+        if not self.in_main_thread():
             poll.poll(longest)
             return
         try:

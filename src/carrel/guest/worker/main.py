@@ -28,7 +28,7 @@ from .fork_checks import (
     python_threads_reason,
     shared_memory_reason,
 )
-from .host import Host
+from .host_calls import HostCallClient
 from .host_errors import error_class
 from .interrupts import Interrupts
 from .output import out_of_the_way
@@ -71,7 +71,7 @@ class Worker:
         """Whether its session is its own, so that all in it is what code has started."""
         self._line = line
         self._interrupts = Interrupts()
-        self._host = Host(line, self._interrupts, self._home)
+        self._host = HostCallClient(line, self._interrupts, self._home)
         self._selector = selectors.PollSelector()
         self._poll = poll()
         self._bell: tuple[int, int] | None = None
@@ -107,7 +107,7 @@ class Worker:
         self._poll = poll()
         for own in (line.fileno(), self._bell[0]):
             self._poll.register(own, POLLIN)
-        self._host.move(line, self._bell[1])
+        self._host.use_channel(line, self._bell[1])
         self._interrupts.end()
         self._interrupts.install()
 
@@ -155,7 +155,7 @@ class Worker:
             events = self._poll.poll(None if soon is None else soon * 1000)
             for fd, _ in events:
                 if fd == self._line.fileno():
-                    self._host.take()
+                    self._host.read_available()
                 else:
                     self._rung()
         if self._commands.left_something:
@@ -173,7 +173,7 @@ class Worker:
         events = self._selector.select(wait)
         for key, _ in events:
             if key.data is None:
-                self._host.take()
+                self._host.read_available()
             elif self._selector.get_map().get(key.fd) is key:
                 # Otherwise what happened before it in this round has closed it.
                 key.data()
@@ -210,7 +210,7 @@ class Worker:
         self._send({"op": "done", "id": record.get("id"), "unkept": True})
 
     def _interrupt(self, record: Record, fds: list[int]) -> None:
-        """Its signal has come by now, or comes; see `Host.interrupts`."""
+        """Its signal has come by now, or comes; see `HostCallClient.is_interrupted`."""
 
     def _close(self, record: Record, fds: list[int]) -> None:
         self._send({"op": "done", "id": record.get("id")})
@@ -232,7 +232,7 @@ class Worker:
             if changed_before and self._keeps_snapshot:
                 self._freeze()
 
-        self._interrupts.meant = lambda: self._host.interrupts(record.get("id"))
+        self._interrupts.meant = lambda: self._host.is_interrupted(record.get("id"))
         self._interrupts.taken, began = False, clock()
         outcome = self._running.run(str(record.get("code", "")), before_it, unsafe)
         if self._stray:

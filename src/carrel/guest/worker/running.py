@@ -16,7 +16,7 @@ from ..channel import Record
 from . import display, telling, values
 from .cells import Cell, add_builtin, mend, new_namespace
 from .event_loop import CellLoop
-from .host import Host
+from .host_calls import HostCallClient
 from .host_errors import error_class
 from .interrupts import Interrupts
 from .namespaces import namespaces
@@ -32,7 +32,7 @@ class Woken(BaseException):
 class Running:
     """The session's names, and the one way to run code in them."""
 
-    def __init__(self, host: Host, interrupts: Interrupts, settings: dict[str, Any], home: str) -> None:
+    def __init__(self, host: HostCallClient, interrupts: Interrupts, settings: dict[str, Any], home: str) -> None:
         self.streams = StandardStreams()
         self.loop = CellLoop(interrupts)
         self._interrupts = interrupts

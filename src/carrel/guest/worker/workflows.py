@@ -17,9 +17,8 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 from .cells import source_lines
-from .host import Host, Remote
+from .host_calls import HostCallClient, RecordCall, RemoteName
 from .host_errors import error_class
-from .records import RecordCall
 
 DEEPEST = 50
 """How far workflows may call each other: more is taken for a circle."""
@@ -30,13 +29,13 @@ _open: contextvars.ContextVar[tuple[str, ...]] = contextvars.ContextVar("carrel_
 _raise_in = ctypes.pythonapi.PyThreadState_SetAsyncExc
 
 
-class Workflows(Remote):
+class Workflows(RemoteName):
     """`workflows`, and `skills`: what it can do itself is asked of the host, every other name is a workflow."""
 
     __slots__ = ("_here",)
     _here: Here
 
-    def __init__(self, host: Host, name: str, builtins: Any, given: dict[str, Any]) -> None:
+    def __init__(self, host: HostCallClient, name: str, builtins: Any, given: dict[str, Any]) -> None:
         super().__init__(host, name)
         object.__setattr__(self, "_here", Here(host, name, builtins, given))
 
@@ -125,7 +124,7 @@ def _named(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[str, tuple[An
 class Here:
     """Where workflows are run: what they find as globals, and what was compiled of them."""
 
-    def __init__(self, host: Host, name: str, builtins: Any, given: dict[str, Any]) -> None:
+    def __init__(self, host: HostCallClient, name: str, builtins: Any, given: dict[str, Any]) -> None:
         self._host = host
         self._name = name
         self._builtins = builtins
