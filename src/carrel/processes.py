@@ -28,44 +28,44 @@ Result = TypeVar("Result")
 
 
 async def run_in_thread(function: Callable[[], Result]) -> Result:
-    """What the function returns or raises. Cancelling the caller lets the thread go on, for nobody."""
+    """Call a function in a thread of its own; if the caller is cancelled, the thread goes on."""
     loop = asyncio.get_running_loop()
-    answered: asyncio.Future[Result] = loop.create_future()
+    future: asyncio.Future[Result] = loop.create_future()
     context = contextvars.copy_context()
 
-    def settle(result: Any, problem: BaseException | None) -> None:
-        if answered.done():
+    def set_result(result: Any, error: BaseException | None) -> None:
+        if future.done():
             return
-        if problem is None:
-            answered.set_result(result)
+        if error is None:
+            future.set_result(result)
         else:
-            answered.set_exception(problem)
+            future.set_exception(error)
 
     def run() -> None:
         result: Any = None
-        problem: BaseException | None = None
+        error: BaseException | None = None
         try:
             result = context.run(function)
         except StopIteration as stopped:
-            # A future refuses it, because through an await it would mean something else.
-            problem = RuntimeError(f"the function raised {stopped!r}")
-        except BaseException as raised:  # noqa: BLE001 -- whatever it raises is for whoever waits
-            problem = raised
+            # A future cannot hold it.
+            error = RuntimeError(f"the function raised {stopped!r}")
+        except BaseException as raised:  # noqa: BLE001 -- the caller gets whatever it raises
+            error = raised
         try:
-            loop.call_soon_threadsafe(settle, result, problem)
+            loop.call_soon_threadsafe(set_result, result, error)
         except RuntimeError:
-            return  # the loop is closed, so nobody waits
+            return  # the loop is closed
 
-    # Not the loop's own pool: that has few threads, and one that hangs in it keeps the program from ending.
+    # Not in the loop's pool: it has few threads, and one that hangs keeps the program from ending.
     threading.Thread(target=run, name="carrel-tool", daemon=True).start()
-    return await answered
+    return await future
 
 
 LIMIT = 10 * 1024 * 1024
 
 
 class BoundedBytes:
-    """Takes bytes of any amount in flat memory."""
+    """Output of any length in bounded memory: the beginning and the end are kept."""
 
     def __init__(self, limit: int = LIMIT) -> None:
         self._room = max(limit // 2, 1)
@@ -80,7 +80,7 @@ class BoundedBytes:
             self._head += data[:space]
             data = data[space:]
         self._tail += data
-        # Cut seldom: moving the tail for each piece would cost the square of what is written.
+        # Shortened rarely, because moving the tail for each piece would take quadratic time.
         if len(self._tail) > 2 * self._room:
             del self._tail[: -self._room]
 
@@ -91,27 +91,27 @@ class BoundedBytes:
 
     @property
     def head(self) -> bytes:
-        """All of it, or what came before the gap."""
+        """All of it, or the part before the gap."""
         return bytes(self._head) if self.left_out else bytes(self._head + self._tail)
 
     @property
     def tail(self) -> bytes:
-        """What came after the gap, where there is one."""
+        """The part after the gap, if there is one."""
         return bytes(self._tail[-self._room :]) if self.left_out else b""
 
     def end(self, limit: int) -> tuple[bytes, bool]:
-        """The last bytes, at most `limit` and half of what is kept; and whether there were others before them."""
+        """Return the last bytes, at most `limit` and half of what is kept, and whether there were more."""
         kept = self.tail or self.head
         return kept[-limit:], self.total > min(limit, len(kept))
 
 
 def gap(left_out: int) -> bytes:
-    """What stands in the place of what was not kept."""
+    """Return the text that replaces bytes that were not kept."""
     return f"\n[… {left_out:,} bytes left out …]\n".encode()
 
 
 def last_lines(text: str, limit: int, *, cut: bool) -> str:
-    """The last `limit` characters, from the beginning of a line where one begins there; `cut`: more stood before."""
+    """Return the last `limit` characters, from the beginning of a line if possible; `cut`: there was more before."""
     text = text.strip()
     if len(text) > limit:
         text, cut = text[-limit:], True
@@ -124,10 +124,9 @@ _PROC = Path("/proc")
 
 
 def kill_marked_processes(mark: str) -> int:
-    """Kill all that have the mark, until there are none; how many there were.
+    """Kill all processes with the mark in their environment, until there are none; return how many there were.
 
-    One that takes the mark out of its environment when it starts another program, or belongs to another user, is not
-    found."""
+    A process that was started without the mark, or belongs to another user, is not found."""
     ended: set[int] = set()
     for _ in range(10):
         found = set()
@@ -135,7 +134,7 @@ def kill_marked_processes(mark: str) -> int:
             with contextlib.suppress(OSError):
                 handle = os.pidfd_open(pid)
                 try:
-                    # Again, now that the number cannot become another's.
+                    # Checked again, now that the number cannot be reused.
                     if _has(pid, mark):
                         signal.pidfd_send_signal(handle, signal.SIGKILL)
                         found.add(pid)
@@ -159,20 +158,20 @@ def _has(pid: int, mark: str) -> bool:
     try:
         environment = (_PROC / str(pid) / "environ").read_bytes()
     except OSError:
-        # Gone meanwhile, or somebody else's.
+        # It has ended, or belongs to another user.
         return False
     return f"{MARK}={mark}".encode() in environment.split(b"\0")
 
 
 _PIECE = 256 * 1024
 _LAST_PIECES = 8
-"""As many as fill the largest pipe, and one more."""
+"""Enough to read a full pipe."""
 _KEPT_STDERR = 32 * 1024
-"""Much more than is shown of it: what is secret in it has to be found before it is cut to that."""
+"""Much more than is shown, so that secrets are redacted before it is shortened."""
 _GRACE = 0.3
-"""Seconds between asking a program to end and ending it."""
-_DYING = 5.0
-"""Seconds to wait for one that was killed; more only where the kernel is stuck in it."""
+"""Seconds between SIGTERM and SIGKILL."""
+_KILL_WAIT = 5.0
+"""Seconds to wait for a killed program; longer only if it hangs in the kernel."""
 
 
 @dataclass(frozen=True)
@@ -180,50 +179,49 @@ class ProcessResult:
     """How a program ended."""
 
     exit_code: int
-    """As a shell tells it: 128 and the signal's number for one that was killed."""
+    """As in a shell: 128 plus the number of the signal that killed it."""
     stdout: bytes
-    """All of it; of very much, the beginning."""
+    """All of it, or the beginning of very long output."""
     stderr: str
-    """The end of it; what is no UTF-8 is escaped (surrogateescape)."""
+    """The end of it; bytes that are not UTF-8 are escaped (surrogateescape)."""
     left_out: int = 0
     """Bytes of stdout that were not kept."""
     timed_out: bool = False
     stdout_end: bytes = b""
-    """What came after those."""
+    """The output after those."""
     stderr_cut: bool = False
-    """Whether there was more of it before."""
+    """Whether there was more before it."""
 
 
 class ProcessOutput:
-    """What a program writes, as it comes: bounded, and told to whoever wants its output meanwhile."""
+    """Collects what a program writes, bounded, and passes its standard output on as it comes."""
 
-    def __init__(self, stream: OnOutput | None = None) -> None:
+    def __init__(self, on_output: OnOutput | None = None) -> None:
         self._stdout, self._stderr = BoundedBytes(), BoundedBytes(2 * _KEPT_STDERR)
-        self._say = _Decoded(stream) if stream is not None else None
+        self._decoder = _TextStream(on_output) if on_output is not None else None
 
     def add(self, stream: Literal["stdout", "stderr"], data: bytes) -> None:
         (self.add_stdout if stream == "stdout" else self.add_stderr)(data)
 
     def add_stdout(self, data: bytes) -> None:
         self._stdout.add(data)
-        if self._say is not None:
-            self._say(data)
+        if self._decoder is not None:
+            self._decoder(data)
 
     def add_stderr(self, data: bytes) -> None:
         self._stderr.add(data)
 
-    def ended(self, exit_code: int, *, timed_out: bool) -> ProcessResult:
-        """It is over; nothing more comes."""
-        if self._say is not None:
-            self._say.end()
+    def result(self, exit_code: int, *, timed_out: bool) -> ProcessResult:
+        """Return the result; nothing more comes."""
+        if self._decoder is not None:
+            self._decoder.end()
         stderr, cut = self._stderr.end(_KEPT_STDERR)
-        out = self._stdout
-        said = stderr.decode("utf-8", "surrogateescape")
-        return ProcessResult(exit_code, out.head, said, out.left_out, timed_out, out.tail, cut)
+        out, text = self._stdout, stderr.decode("utf-8", "surrogateescape")
+        return ProcessResult(exit_code, out.head, text, out.left_out, timed_out, out.tail, cut)
 
 
 class Runner(Protocol):
-    """Runs a program somewhere. `OSError` when it cannot be started; on a timeout, all it started is gone."""
+    """Runs a program. `OSError` when it cannot be started; on a timeout, all its processes are ended."""
 
     def __call__(
         self,
@@ -233,7 +231,7 @@ class Runner(Protocol):
         env: Mapping[str, str] | None = None,
         cwd: str | None = None,
         timeout: float | None = None,
-        stream: OnOutput | None = None,
+        on_output: OnOutput | None = None,
     ) -> Awaitable[ProcessResult]: ...
 
 
@@ -244,9 +242,9 @@ async def run_on_host(
     env: Mapping[str, str] | None = None,
     cwd: str | None = None,
     timeout: float | None = None,
-    stream: OnOutput | None = None,
+    on_output: OnOutput | None = None,
 ) -> ProcessResult:
-    """On this machine, as this user; it gets `env` and the little that every program does. Cancelling ends it."""
+    """Run a program on this machine as this user, with `env` and few other variables. Cancelling ends it."""
     process = subprocess.Popen(
         argv,
         stdin=subprocess.DEVNULL if stdin is None else subprocess.PIPE,
@@ -258,30 +256,30 @@ async def run_on_host(
         start_new_session=True,
     )
     try:
-        running = _Running(process, stdin or b"", stream)
+        running = _Process(process, stdin or b"", on_output)
     except OSError:
-        # No more descriptors: nobody could tell when it ends, so it does so now.
+        # There are no more file descriptors, so it could not be watched.
         os.killpg(process.pid, signal.SIGKILL)
         process.communicate()
         raise
     try:
-        return await running.ended(timeout)
+        return await running.wait(timeout)
     finally:
-        await running.gone()
+        await running.end()
 
 
-class _Running:
-    """One program under way, watched by the loop."""
+class _Process:
+    """A running program, watched by the event loop."""
 
-    def __init__(self, process: subprocess.Popen[bytes], stdin: bytes, stream: OnOutput | None) -> None:
+    def __init__(self, process: subprocess.Popen[bytes], stdin: bytes, on_output: OnOutput | None) -> None:
         self._process = process
         self._loop = asyncio.get_running_loop()
-        self._watched = os.pidfd_open(process.pid)
+        self._pidfd = os.pidfd_open(process.pid)
         self._input = memoryview(stdin)
-        self._written = ProcessOutput(stream)
+        self._output = ProcessOutput(on_output)
         self._finished: asyncio.Future[None] = self._loop.create_future()
         self._pipes: dict[int, Callable[[bytes], None]] = {}
-        for pipe, take in ((process.stdout, self._written.add_stdout), (process.stderr, self._written.add_stderr)):
+        for pipe, take in ((process.stdout, self._output.add_stdout), (process.stderr, self._output.add_stderr)):
             assert pipe is not None
             os.set_blocking(pipe.fileno(), False)
             self._pipes[pipe.fileno()] = take
@@ -289,42 +287,41 @@ class _Running:
         if process.stdin is not None:
             os.set_blocking(process.stdin.fileno(), False)
             self._loop.add_writer(process.stdin.fileno(), self._writable)
-        self._loop.add_reader(self._watched, self._exited)
+        self._loop.add_reader(self._pidfd, self._exited)
 
-    async def ended(self, timeout: float | None) -> ProcessResult:
-        # Waited for from beside: whoever is cancelled while awaiting a future itself takes it along.
+    async def wait(self, timeout: float | None) -> ProcessResult:
         timed_out = not await self._finished_within(timeout)
-        await self.gone()
+        await self.end()
         code = self._process.returncode
-        return self._written.ended(128 - code if code is not None and code < 0 else code or 0, timed_out=timed_out)
+        return self._output.result(128 - code if code is not None and code < 0 else code or 0, timed_out=timed_out)
 
-    async def gone(self) -> None:
-        """End it and its process group, wait until it is, and let go of everything; twice is harmless."""
-        if self._watched < 0:
+    async def end(self) -> None:
+        """End the program and its process group, and release all resources; calling it twice has no effect."""
+        if self._pidfd < 0:
             return
         try:
             if not self._finished.done():
                 self._signal(signal.SIGTERM)
                 await self._finished_within(_GRACE)
-            # Also after a program that ended by itself: what it left in its group belongs to nobody.
+            # Also after a program that ended by itself: it may have left processes in its group.
             self._signal(signal.SIGKILL)
-            await self._finished_within(_DYING)
+            await self._finished_within(_KILL_WAIT)
         finally:
-            self._let_go()
+            self._release()
 
     async def _finished_within(self, seconds: float | None) -> bool:
         if not self._finished.done():
             await asyncio.wait([self._finished], timeout=seconds)
         return self._finished.done()
 
-    def _let_go(self) -> None:
-        if self._watched < 0:
+    def _release(self) -> None:
+        if self._pidfd < 0:
             return
-        # The group's number cannot be another's yet, because its leader has not been waited for.
+        # The number of the group cannot be reused yet, because its leader has not been waited for.
         self._signal(signal.SIGKILL)
-        self._loop.remove_reader(self._watched)
-        os.close(self._watched)
-        self._watched = -1
+        self._loop.remove_reader(self._pidfd)
+        os.close(self._pidfd)
+        self._pidfd = -1
         for fd in list(self._pipes):
             self._drop(fd)
         self._close_input()
@@ -332,17 +329,17 @@ class _Running:
             if pipe is not None:
                 pipe.close()
         if self._process.poll() is None:
-            # One that the kernel cannot end yet: somebody has to wait for it, but not the loop.
+            # It hangs in the kernel; a thread waits for it, not the loop.
             threading.Thread(target=self._process.wait, daemon=True).start()
 
     def _signal(self, number: int) -> None:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, number)
 
-    # --- what happens -----------------------------------------------------------------------------------------------
+    # --- callbacks of the loop --------------------------------------------------------------------------------------
 
     def _readable(self, fd: int) -> bool:
-        """One piece; False when there is none now."""
+        """Read one piece; False when there is none now."""
         try:
             data = os.read(fd, _PIECE)
         except BlockingIOError:
@@ -366,7 +363,7 @@ class _Running:
         except BlockingIOError:
             return
         except OSError:
-            self._input = self._input[:0]  # it does not want to read more
+            self._input = self._input[:0]  # it has closed its standard input
         if not self._input:
             self._close_input()
 
@@ -377,29 +374,29 @@ class _Running:
             pipe.close()
 
     def _exited(self) -> None:
-        # What it has written is in the pipes by now; what its children may go on writing is not its answer.
+        # What it has written is in the pipes; what its children may still write is not part of the result.
         for fd in list(self._pipes):
             for _ in range(_LAST_PIECES):
                 if fd not in self._pipes or not self._readable(fd):
                     break
-        self._loop.remove_reader(self._watched)
+        self._loop.remove_reader(self._pidfd)
         if not self._finished.done():
             self._finished.set_result(None)
 
 
-class _Decoded:
-    """Bytes in pieces as text in pieces."""
+class _TextStream:
+    """Decodes pieces of bytes and passes them on as text."""
 
-    def __init__(self, say: OnOutput) -> None:
-        self._say = say
+    def __init__(self, on_output: OnOutput) -> None:
+        self._on_output = on_output
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
     def __call__(self, data: bytes) -> None:
         text = self._decoder.decode(data)
         if text:
-            self._say(text)
+            self._on_output(text)
 
     def end(self) -> None:
         text = self._decoder.decode(b"", final=True)
         if text:
-            self._say(text)
+            self._on_output(text)

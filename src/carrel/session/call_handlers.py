@@ -54,12 +54,12 @@ class CallHandlers:
 
     async def call_tool(self, name: str, args: list[Any], kwargs: dict[str, Any]) -> Any:
         tools = (await self._get_library()).tools
-        if await tools.is_question(name):
+        if await tools.is_query(name):
             return await tools.handle(name, args, kwargs)
         call = current_call.get()
         write = call.write if call is not None else None
         with self._steps.step("tool", name.removeprefix("tools."), self._steps.running) as step:
-            return note_sizes(step, [args, kwargs], await tools.handle(name, args, kwargs, stream=write))
+            return note_sizes(step, [args, kwargs], await tools.handle(name, args, kwargs, on_output=write))
 
     async def call_workflow(self, name: str, args: list[Any], kwargs: dict[str, Any]) -> Any:
         """Answer one of the two calls that the worker makes for a workflow: at its start and at its end."""

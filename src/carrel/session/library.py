@@ -18,9 +18,8 @@ from carrel.library.deps import Deps
 from carrel.library.describing import described
 from carrel.library.moving import carry_over
 from carrel.library.search import LibrarySearch
-from carrel.library.tools.approval import ApprovalRequest, Approver, Decision, asked
-from carrel.library.tools.definition_files import tool_files
-from carrel.library.tools.last_seen import LastSeen
+from carrel.library.tools.approval import ApprovalRequest, Approver, Decision, ask_approver
+from carrel.library.tools.definition_files import ToolFiles
 from carrel.library.tools.python import register
 from carrel.library.tools.registry import ToolRegistry
 from carrel.library.tools.secrets import Secrets
@@ -50,6 +49,7 @@ async def read_library(
     approve: Approver | None,
     on_error: Literal["raise", "skip"],
     embedder: EmbedderOption = None,
+    session_id: str = "",
 ) -> SessionLibrary:
     """Read the library of a session from its storage, and tools from the executor's `tools_path`."""
     config = getattr(executor, "config", None)
@@ -57,18 +57,18 @@ async def read_library(
     secrets = Secrets()
     tools = ToolRegistry(
         files=[
-            tool_files(store, prefix=prefix, secrets=secrets, sandbox=SandboxRunner(executor), on_error=on_error)
+            ToolFiles(store, prefix=prefix, secrets=secrets, sandbox=SandboxRunner(executor), on_error=on_error)
             for store, prefix in [
                 (storage.store, "tools"),
                 *([(FileStore(Path(tools_path)), "")] if tools_path is not None else []),
             ]
         ],
         approve=approve and _pause_clock_while_asking(approve),
-        index=LibrarySearch(storage.store, "search/tools", embedder),
+        search=LibrarySearch(storage.store, "search/tools", embedder),
         secrets=secrets,
-        last_seen=LastSeen(storage.store, secrets),
+        session_id=session_id,
     )
-    await tools.look()
+    await tools.reload()
     return SessionLibrary(
         tools=tools,
         workflows=storage.get_workflow_library(),
@@ -100,7 +100,7 @@ def _pause_clock_while_asking(approve: Approver) -> Approver:
 
     async def approve_with_paused_clock(request: ApprovalRequest) -> Decision:
         with paused_clock():
-            return await asked(approve, request)
+            return await ask_approver(approve, request)
 
     return approve_with_paused_clock
 
@@ -119,18 +119,18 @@ class SandboxRunner:
         env: Mapping[str, str] | None = None,
         cwd: str | None = None,
         timeout: float | None = None,
-        stream: OnOutput | None = None,
+        on_output: OnOutput | None = None,
     ) -> ProcessResult:
         call = current_call.get()
         if call is None or not call.active or call.executor is not self._executor:
             result = await self._executor.exec(list(argv), timeout=timeout, cwd=cwd, env=env, stdin=stdin)
-            if stream is not None:
-                stream(result.stdout)
+            if on_output is not None:
+                on_output(result.stdout)
             return ProcessResult(result.exit_code, result.stdout.encode(), result.stderr, 0, result.timed_out)
         # The run that made this call blocks `exec` until it has its answer, so use the run's own way.
-        output = ProcessOutput(stream)
+        output = ProcessOutput(on_output)
         ended = await call.run_command(argv, output=output.add, timeout=timeout, cwd=cwd, env=env, stdin=stdin)
         if ended.error is not None:
             missing = ended.exit_code == 127
             raise FileNotFoundError(ENOENT, ended.error, argv[0]) if missing else OSError(ended.error)
-        return output.ended(ended.exit_code, timed_out=ended.timed_out)
+        return output.result(ended.exit_code, timed_out=ended.timed_out)

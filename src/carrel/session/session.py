@@ -661,6 +661,7 @@ class Session:
                 self.storage,
                 self.executor,
                 approve=self._approve,
+                session_id=self.id,
                 on_error=self._on_error,
                 embedder=self._embedder,
             )
@@ -670,7 +671,7 @@ class Session:
         return self._library
 
     def _redact(self, text: str) -> str:
-        return self._library.secrets.hide(text) if self._library is not None else text
+        return self._library.secrets.redact(text) if self._library is not None else text
 
     async def _run_cancellable(self, work: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
         """Return the result of the work; closing the session cancels it and raises ExecutorClosed."""
@@ -698,6 +699,10 @@ class Session:
     async def wait_for_tools(self) -> None:
         """Wait until every tool provider has started or failed; the other methods wait 2 seconds at most."""
         await (await self._get_library()).tools.ready()
+
+    async def reload_tools(self) -> None:
+        """Read `tools/*.yaml` again; for a wrong file raises `ConfigurationError`, and all tools stay as they were."""
+        await (await self._get_library()).tools.reload()
 
     async def get_tool(self, name: str) -> dict[str, Any] | None:
         """Return one tool in the form of `list_tools`, with the JSON `schema` of its arguments; None if missing."""

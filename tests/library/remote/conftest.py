@@ -52,12 +52,13 @@ async def unruly() -> AsyncIterator[Callable[..., McpProvider]]:
     """A provider of the unruly server: `unruly("banner", timeout=1)`."""
     made: list[McpProvider] = []
 
-    def make(behaviour: str = "", secrets: Secrets | None = None, patience: float = 1, **fields: Any) -> McpProvider:
+    def make(
+        behaviour: str = "", secrets: Secrets | None = None, ping_timeout: float = 1, **fields: Any
+    ) -> McpProvider:
         words = [str(SERVERS / "unruly.py"), behaviour]
         fields = {"command": sys.executable, "args": words, "timeout": 20, "startup_timeout": 60} | fields
-        made.append(
-            McpProvider(McpDefinition(name="odd", type="mcp", **fields), secrets or Secrets(), patience=patience)
-        )
+        definition = McpDefinition(name="odd", type="mcp", **fields)
+        made.append(McpProvider(definition, secrets or Secrets(), ping_timeout=ping_timeout))
         return made[-1]
 
     yield make

@@ -7,7 +7,7 @@ from urllib.parse import parse_qsl
 import pytest
 
 from carrel.errors import ToolCallError
-from carrel.library.tools.http_request import ApiOperation, HttpRequest, Place, RequestParameter, build_request
+from carrel.library.tools.http_request import ApiOperation, HttpRequest, Location, RequestParameter, build_request
 
 
 def made(part: RequestParameter, value: Any, path: str = "/x") -> HttpRequest:
@@ -86,7 +86,7 @@ def test_a_value_cannot_begin_a_header_of_its_own() -> None:
     assert made(RequestParameter("p", "p", "cookie"), "a; b=c").headers == {"Cookie": "p=a%3B%20b%3Dc"}
 
 
-def body(content_type: str, arguments: dict[str, Any], place: Place = "body") -> HttpRequest:
+def body(content_type: str, arguments: dict[str, Any], place: Location = "body") -> HttpRequest:
     return build_request(
         ApiOperation("POST", "/", tuple(RequestParameter(name, name, place) for name in arguments), content_type),
         arguments,
@@ -131,7 +131,7 @@ def test_fields_of_a_form_are_written_as_the_service_wants_them() -> None:
         ("expand[0]", "y"),
     ]
     kinds = {
-        "card": RequestParameter("card", "card", "body", kind="application/vnd.card+json"),
+        "card": RequestParameter("card", "card", "body", content_type="application/vnd.card+json"),
         "expand": deep["expand"],
     }
     sent = build_request(ApiOperation("POST", "/", parts, "multipart/form-data", kinds), given).content or b""
@@ -161,11 +161,11 @@ def test_what_is_not_given_is_sent_only_when_it_has_a_default() -> None:
 @pytest.mark.parametrize("explode", [False, True])
 @pytest.mark.parametrize("value", [".", "", [], {}])
 def test_a_label_cannot_lead_to_another_path(value: Any, explode: bool) -> None:
-    with pytest.raises(ToolCallError, match="would lead elsewhere"):
+    with pytest.raises(ToolCallError, match="because it would change the path"):
         path_of(value, "label", explode)
 
 
 def test_a_label_of_empty_texts_cannot_lead_to_another_path() -> None:
-    with pytest.raises(ToolCallError, match="would lead elsewhere"):
+    with pytest.raises(ToolCallError, match="because it would change the path"):
         path_of(["", ""], "label", True)
     assert path_of(["", ""], "label") == ".,"

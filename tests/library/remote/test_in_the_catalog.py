@@ -1,24 +1,20 @@
 """Remote tools as code sees them: defined in YAML, listed together, checked before anything is sent."""
 
 import asyncio
-import json
-import shlex
 import sys
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
 from carrel.errors import ToolCallError, ToolNotFoundError
-from carrel.library.tools.definition_files import tool_files
-from carrel.library.tools.last_seen import LastSeen
+from carrel.library.tools.definition_files import ToolFiles
 from carrel.library.tools.mcp import McpProvider
 from carrel.library.tools.registry import ToolRegistry
 from carrel.library.tools.secrets import Secrets
 from carrel.storage.memory import MemoryStore
 from tests.library.remote.conftest import SERVERS
 from tests.library.remote.web import Answer, Asked, Web
-from tests.library.tools.making import callable_names
+from tests.support.tools import callable_names
 
 Serve = Callable[[Callable[[Asked], Answer]], Web]
 SPEC = """{"openapi": "3.1.0", "paths": {"/pets/{id}": {"get": {"operationId": "get-pet", "parameters":
@@ -59,7 +55,8 @@ async def test_all_kinds_side_by_side_and_one_that_dies_costs_only_itself(web: S
     }
     for name, text in files.items():
         await store.put(f"tools/{name}", text.encode())
-    tools = ToolRegistry(files=[tool_files(store, secrets=secrets)], secrets=secrets, patience=60)
+    tools = ToolRegistry(files=[ToolFiles(store, secrets=secrets)], secrets=secrets, startup_wait=60)
+    await tools.reload()
     try:
         listed = {entry["name"]: entry for entry in await tools.list()}
         assert {"odd.echo", "git.get_repo", "shop.get_pet"} <= set(callable_names([*listed.values()]))
@@ -89,7 +86,7 @@ async def test_all_kinds_side_by_side_and_one_that_dies_costs_only_itself(web: S
 async def test_what_a_server_says_of_its_tools_has_no_secret_in_it(unruly: Callable[..., McpProvider]) -> None:
     secrets = Secrets({"TOKEN_HERE": "mellon-mellon"})
     tools = ToolRegistry(
-        [unruly("telltale", env={"TOKEN": "${TOKEN_HERE}"}, secrets=secrets)], secrets=secrets, patience=60
+        [unruly("telltale", env={"TOKEN": "${TOKEN_HERE}"}, secrets=secrets)], secrets=secrets, startup_wait=60
     )
     told = [
         await tools.list(),
@@ -109,50 +106,52 @@ async def test_what_a_server_says_of_its_tools_has_no_secret_in_it(unruly: Calla
     await tools.close()
 
 
-async def test_a_server_is_started_again_when_its_definition_changes_and_only_then() -> None:
+async def test_a_reload_restarts_a_server_only_if_its_definition_has_changed() -> None:
     store, secrets = MemoryStore(), Secrets({})
     server = f"name: odd\ntype: mcp\ncommand: {sys.executable}\nargs: [{SERVERS / 'unruly.py'}, '']\n"
     await store.put("tools/odd.yaml", server.encode())
-    tools = ToolRegistry(files=[tool_files(store, secrets=secrets)], secrets=secrets)
+    tools = ToolRegistry(files=[ToolFiles(store, secrets=secrets)], secrets=secrets)
     try:
+        await tools.reload()
         first = await tools.call("odd.do")
         await store.put("tools/other.yaml", b"name: other\ncommand: echo\n")
         await store.put("tools/odd.yaml", f"# the same\n{server}".encode())
-        await tools.list()
+        await tools.reload()
         assert await tools.call("odd.do") == first
         await store.put("tools/odd.yaml", f"{server}tags: [new]\n".encode())
+        await tools.reload()
         assert await tools.call("odd.do") != first
     finally:
         await tools.close()
 
 
 async def test_one_that_is_starting_keeps_nobody_waiting_who_looks_around(unruly: Callable[..., McpProvider]) -> None:
-    tools = ToolRegistry([unruly("silent", startup_timeout=3)], patience=0.2)
+    tools = ToolRegistry([unruly("silent", startup_timeout=3)], startup_wait=0.2)
     async with asyncio.timeout(2.5):
         (listed,) = await tools.list()
-        assert listed["error"] == "odd is still starting; tools.odd.list() waits until it has said what it has"
+        assert listed["error"] == "odd is still starting; tools.odd.list() waits until it is ready"
         assert await tools.search("echo") == []
         assert "# odd is still starting" in await tools.describe()
         assert len(await tools.describe(limit=40)) <= 40
     (waited,) = await tools.handle("tools.odd.list", [], {})
-    assert "it did not introduce itself within 3 s" in waited["error"]
+    assert "it did not start within 3 s" in waited["error"]
     # Whoever calls it now is told at once.
     async with asyncio.timeout(2):
-        with pytest.raises(ToolCallError, match="it did not introduce itself within 3 s"):
+        with pytest.raises(ToolCallError, match="it did not start within 3 s"):
             await tools.call("odd.echo", {"text": "hi"})
     await tools.close()
 
 
 async def test_one_that_is_still_starting_is_ended_with_the_session(unruly: Callable[..., McpProvider]) -> None:
     server = unruly("silent", startup_timeout=60)
-    tools = ToolRegistry([server], patience=0.1)
+    tools = ToolRegistry([server], startup_wait=0.1)
     await tools.list()
     async with asyncio.timeout(20):
         await tools.close()
 
 
 async def test_a_slow_server_is_there_when_it_has_started(unruly: Callable[..., McpProvider]) -> None:
-    tools = ToolRegistry([unruly()], vector_wait=0.01)
+    tools = ToolRegistry([unruly()], startup_wait=0.01)
     assert "still starting" in (await tools.list())[0]["error"]
     assert "echo" in {one["name"] for one in await tools.handle("tools.odd.list", [], {})}
     assert "odd.echo" in callable_names(await tools.list())
@@ -161,7 +160,7 @@ async def test_a_slow_server_is_there_when_it_has_started(unruly: Callable[..., 
 
 
 async def test_whoever_looks_again_does_not_wait_again(unruly: Callable[..., McpProvider]) -> None:
-    tools = ToolRegistry([unruly("silent", startup_timeout=60)], patience=2)
+    tools = ToolRegistry([unruly("silent", startup_timeout=60)], startup_wait=2)
     await tools.list()
     # Waiting each time would take twice as long as this, and longer.
     async with asyncio.timeout(20):
@@ -173,46 +172,8 @@ async def test_whoever_looks_again_does_not_wait_again(unruly: Callable[..., Mcp
 
 
 async def test_ready_waits_for_all_and_for_those_that_fail(unruly: Callable[..., McpProvider]) -> None:
-    tools = ToolRegistry([unruly(), unruly("dies")], vector_wait=0.01)
+    tools = ToolRegistry([unruly(), unruly("dies")], startup_wait=0.01)
     await tools.ready()
     async with asyncio.timeout(20):
         assert "odd.echo" in callable_names(await tools.list())
     await tools.close()
-
-
-async def test_what_a_server_had_before_is_shown_while_it_starts(tmp_path: Path) -> None:
-    store, secrets, slow = MemoryStore(), Secrets({"TOKEN_HERE": "mellon-mellon"}), tmp_path / "slow"
-    telltale = shlex.join([sys.executable, str(SERVERS / "unruly.py"), "telltale"])
-    start = f"test -e {slow} && exec sleep 60; exec {telltale}"
-    text = (
-        f"name: odd\ntype: mcp\ncommand: sh\nargs: [-c, {json.dumps(start)}]\nenv: {{TOKEN: '${{TOKEN_HERE}}'}}\n"
-        "startup_timeout: 55\n"
-    )
-    await store.put("tools/odd.yaml", text.encode())
-
-    def begun(patience: float) -> ToolRegistry:
-        files = [tool_files(store, secrets=secrets)]
-        return ToolRegistry(files=files, secrets=secrets, last_seen=LastSeen(store, secrets), patience=patience)
-
-    first = begun(60)
-    listed = await first.list()
-    await first.close()
-    assert b"mellon" not in (await store.get("library/tools/servers/odd.json") or b"mellon")
-
-    slow.touch()
-    second = begun(0.01)
-    assert await second.list() == listed
-    assert "odd.tell" in callable_names(await second.search("tell a tale"))
-    page = await second.describe()
-    assert "def tell(" in page
-    assert "# odd is still starting; these are the tools it had before" in page
-    await second.close()
-
-    # Another definition may have other tools, and what is not ours to read is not taken.
-    await store.put("tools/odd.yaml", f"{text}tags: [new]\n".encode())
-    for kept in (None, b"[]", b'["x", [{"name": 5}]]', b"\xff"):
-        if kept is not None:
-            await store.put("library/tools/servers/odd.json", kept)
-        third = begun(0.01)
-        assert "still starting" in (await third.list())[0]["error"]
-        await third.close()

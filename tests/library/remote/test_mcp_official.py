@@ -13,14 +13,14 @@ from tests.library.remote.conftest import until
 EVERY_TRANSPORT = pytest.mark.parametrize("official", ["stdio", "http", "sse"], indirect=True)
 
 
-async def tools_of(server: McpProvider) -> dict[str, Tool]:
+async def make_tools(server: McpProvider) -> dict[str, Tool]:
     return {tool.name.partition(".")[2]: tool for tool in await server.definitions()}
 
 
 @EVERY_TRANSPORT
 async def test_everything_a_server_answers_is_data(official: McpProvider, tmp_path: Path) -> None:
     assert isinstance(official, ToolProvider)
-    tools = await tools_of(official)
+    tools = await make_tools(official)
     assert tools["moved"].description == "Move a point."
     assert tools["moved"].parameters["required"] == ["point"]
     assert tools["moved"].returns is not None
@@ -59,7 +59,7 @@ async def test_everything_a_server_answers_is_data(official: McpProvider, tmp_pa
 async def test_a_call_that_takes_too_long_is_cancelled_at_the_server_and_others_go_on(
     official: McpProvider, tmp_path: Path
 ) -> None:
-    tools = await tools_of(official)
+    tools = await make_tools(official)
     mark = tmp_path / "mark"
     hurried = Tool(name="kind.wait", timeout=2)
     with pytest.raises(ToolTimeoutError, match=r"kind\.wait took longer than 2 s"):
@@ -71,9 +71,9 @@ async def test_a_call_that_takes_too_long_is_cancelled_at_the_server_and_others_
 async def test_a_server_that_says_it_has_other_tools_now_is_asked_again(official: McpProvider) -> None:
     before = await official.definitions()
     assert await official.definitions() is before
-    assert await official.call((await tools_of(official))["grow"], {}) == "grown"
-    now = await tools_of(official)
+    assert await official.call((await make_tools(official))["grow"], {}) == "grown"
+    now = await make_tools(official)
     while "grown" not in now:
         await asyncio.sleep(0.01)
-        now = await tools_of(official)
+        now = await make_tools(official)
     assert await official.call(now["grown"], {}) == {"result": "new"}

@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from carrel.errors import ToolCallError
-from carrel.library.tools.mcp import complaint_of, value_of
-from carrel.library.tools.mcp_connection import mended
+from carrel.library.tools.mcp import error_message, parse_result
+from carrel.library.tools.mcp_connection import repair_tool_list
 
 PICTURE = {"type": "image", "mimeType": "image/png", "data": "iVBORw=="}
 AS_DATA = {"type": "image", "mime_type": "image/png", "data": b"\x89PNG"}
@@ -43,18 +43,18 @@ def text(content: str) -> dict[str, Any]:
     ],
 )
 def test_values(result: dict[str, Any], value: Any) -> None:
-    assert value_of(result) == value
+    assert parse_result(result) == value
 
 
 def test_what_is_no_base64_is_said_to_be_none() -> None:
-    with pytest.raises(ToolCallError, match="no base64"):
-        value_of({"content": [{"type": "image", "mimeType": "image/png", "data": "%%%"}]})
+    with pytest.raises(ToolCallError, match="not valid base64"):
+        parse_result({"content": [{"type": "image", "mimeType": "image/png", "data": "%%%"}]})
 
 
 def test_complaints_are_in_words_and_short() -> None:
-    assert complaint_of({"content": [text("no"), text("way")]}) == "no\nway"
-    assert complaint_of({"content": [], "structuredContent": {"code": 7}}) == '{"code": 7}'
-    assert "did not say why" in complaint_of({"content": []})
+    assert error_message({"content": [text("no"), text("way")]}) == "no\nway"
+    assert error_message({"content": [], "structuredContent": {"code": 7}}) == '{"code": 7}'
+    assert "without a message" in error_message({"content": []})
 
 
 def test_one_sloppy_tool_costs_no_other() -> None:
@@ -64,7 +64,7 @@ def test_one_sloppy_tool_costs_no_other() -> None:
         "outputSchema": {"type": "object"},
     }
     sloppy = [{"name": "bare"}, {"name": "odd", "inputSchema": [], "outputSchema": 7}, {"description": "nameless"}, "x"]
-    assert mended({"tools": [good, *sloppy], "nextCursor": "2"}) == {
+    assert repair_tool_list({"tools": [good, *sloppy], "nextCursor": "2"}) == {
         "tools": [
             good,
             {"name": "bare", "inputSchema": {"type": "object"}},
@@ -72,4 +72,4 @@ def test_one_sloppy_tool_costs_no_other() -> None:
         ],
         "nextCursor": "2",
     }
-    assert mended({"content": []}) == {"content": []}
+    assert repair_tool_list({"content": []}) == {"content": []}

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from carrel.errors import ConfigurationError, ToolCallError
 from carrel.library.tools.definitions import OpenApiDefinition
-from carrel.library.tools.openapi import OpenApiProvider, read
+from carrel.library.tools.openapi import OpenApiProvider, parse_document
 from carrel.library.tools.secrets import Secrets
 from carrel.library.tools.tool import Tool, ToolProvider
 from tests.library.remote.web import Answer, Asked, Web
@@ -47,14 +47,14 @@ async def shop() -> AsyncIterator[Callable[..., OpenApiProvider]]:
         await provider.close()
 
 
-async def tools_of(provider: OpenApiProvider) -> dict[str, Tool]:
+async def make_tools(provider: OpenApiProvider) -> dict[str, Tool]:
     return {tool.name.partition(".")[2]: tool for tool in await provider.definitions()}
 
 
 async def test_each_operation_is_a_tool(shop: Any, caplog: pytest.LogCaptureFixture) -> None:
     provider = shop()
     assert isinstance(provider, ToolProvider)
-    tools = await tools_of(provider)
+    tools = await make_tools(provider)
     assert await provider.definitions() is await provider.definitions()
     assert list(tools) == [
         "listPets",
@@ -76,7 +76,7 @@ async def test_each_operation_is_a_tool(shop: Any, caplog: pytest.LogCaptureFixt
 
 
 async def test_schemas_stand_alone_and_are_plain_json_schema(shop: Any) -> None:
-    tools = await tools_of(shop())
+    tools = await make_tools(shop())
     for tool in tools.values():
         jsonschema.Draft202012Validator.check_schema(tool.parameters)
         assert "#/components" not in json.dumps([tool.parameters, tool.returns])
@@ -101,7 +101,7 @@ async def test_schemas_stand_alone_and_are_plain_json_schema(shop: Any) -> None:
 async def test_arguments_go_where_the_description_says(web: Serve, shop: Any) -> None:
     served = web(lambda asked: Answer([asked.method, asked.path]))
     provider = shop(base_url=f"{served.url}/v1", query={"lang": "en"})
-    tools = await tools_of(provider)
+    tools = await make_tools(provider)
     given = {"X_Trace": "t", "limit": 3, "tags": ["a", "b"], "filter": {"age": {"min": 1}}, "session": "s", "where": {}}
     assert await provider.call(tools["listPets"], given) == ["GET", "/v1/pets"]
     assert await provider.call(tools["add_pet"], {"name": "Rex", "tag": None}) == ["POST", "/v1/pets"]
@@ -123,7 +123,7 @@ async def test_arguments_go_where_the_description_says(web: Serve, shop: Any) ->
 
 
 async def test_the_service_is_where_its_description_says(shop: Any) -> None:
-    tools = await tools_of(provider := shop())
+    tools = await make_tools(provider := shop())
     with pytest.raises(ToolCallError, match=r"shop\.listPets: GET /pets could not reach the service"):
         await provider.call(tools["listPets"], {})
     assert provider._operations["shop.listPets"].base_url == "http://127.0.0.1:9/api"
@@ -142,14 +142,14 @@ async def test_a_server_without_a_scheme_or_with_variables(shop: Any, server: An
     await (provider := shop(content)).definitions()
     assert provider._operations["shop.a"].base_url == (address or "http://eu.example.com")
     server["url"] = server["url"].replace("api.", "{region}.").replace("{at}", "{region}")
-    with pytest.raises(ConfigurationError, match=r"\{region\}\.example\.com.* does not say where the service is"):
+    with pytest.raises(ConfigurationError, match=r"\{region\}\.example\.com.* is not the address of a service"):
         await shop(content).definitions()
 
 
 async def test_a_header_that_nobody_can_send_is_no_parameter(shop: Any) -> None:
     named = [{"name": name, "in": "header", "schema": {"type": "string"}} for name in ("", "X Y", "X-Y")]
     content = {"openapi": "3.0.0", "paths": {"/a": {"get": {"parameters": named, "responses": {}}}}}
-    tools = await tools_of(shop(content, base_url="http://127.0.0.1:9"))
+    tools = await make_tools(shop(content, base_url="http://127.0.0.1:9"))
     assert list(tools["get_a"].parameters["properties"]) == ["X_Y"]
 
 
@@ -159,7 +159,7 @@ async def test_3_2_asks_with_a_body(web: Serve, shop: Any) -> None:
     odd = {"operationId": "odd", "parameters": [{"name": "q", "in": "querystring"}], "responses": {}}
     content = {"openapi": "3.2.0", "paths": {"/books": {"query": find, "get": odd}}}
     served = web(lambda asked: Answer(asked.json))
-    tools = await tools_of(provider := shop(content, base_url=served.url))
+    tools = await make_tools(provider := shop(content, base_url=served.url))
     assert list(tools) == ["query_books"]
     assert await provider.call(tools["query_books"], {"words": "white whale"}) == {"words": "white whale"}
     assert served.asked[0].method == "QUERY"
@@ -176,7 +176,7 @@ async def test_a_form_is_written_as_the_description_says(web: Serve, shop: Any) 
     }
     content = {"openapi": "3.0.0", "paths": {"/pay?by=form": {"post": post}}}
     served = web(lambda _: Answer({}))
-    tools = await tools_of(provider := shop(content, base_url=f"{served.url}/v1?key=k"))
+    tools = await make_tools(provider := shop(content, base_url=f"{served.url}/v1?key=k"))
     await provider.call(tools["pay"], {"card": {"number": 4}, "expand": ["a", "b"]})
     assert (served.asked[0].path, served.asked[0].query) == ("/v1/pay", [("key", "k"), ("by", "form")])
     assert served.asked[0].body == b"card%5Bnumber%5D=4&expand%5B0%5D=a&expand%5B1%5D=b"
@@ -190,7 +190,7 @@ async def test_a_description_at_a_url_tells_where_the_service_is(web: Serve, sho
 
     served = web(answer)
     provider = shop(spec=f"{served.url}/docs/openapi.json")
-    tools = await tools_of(provider)
+    tools = await make_tools(provider)
     assert await provider.call(tools["order"], {"pet": 1}) == {"at": "/v2/orders"}
     # Whoever serves the description is not shown what is the service's.
     assert "x-api-key" not in served.asked[0].headers
@@ -207,7 +207,7 @@ async def test_a_description_cannot_send_secrets_to_another_host(web: Serve, sho
     content = {"openapi": "3.1.0", "paths": {"/a": path | (servers if place == "path" else {})}}
     content |= servers if place == "document" else {}
     spec = f"{web(lambda _: Answer(content)).url}/spec"
-    with pytest.raises(ConfigurationError, match=r"secrets are for 127\.0\.0\.1:\d+ only; set base_url"):
+    with pytest.raises(ConfigurationError, match=r"secrets are sent to 127\.0\.0\.1:\d+ only; set base_url"):
         await shop(spec=spec).definitions()
     with pytest.raises(ConfigurationError, match="set base_url"):
         await shop(spec=spec, headers={"Authorization": "Bearer written-out"}).definitions()
@@ -216,7 +216,7 @@ async def test_a_description_cannot_send_secrets_to_another_host(web: Serve, sho
             await shop(spec=spec, **key).definitions()
     # Nothing is secret, or whoever wrote the definition says where it is to go.
     for settled in ({"headers": {"Accept-Language": "en"}}, {"base_url": elsewhere.url}):
-        tools = await tools_of(provider := shop(spec=spec, **settled))
+        tools = await make_tools(provider := shop(spec=spec, **settled))
         assert await provider.call(tools["a"], {}) == {}
 
 
@@ -228,13 +228,13 @@ async def test_3_1_schemas_are_taken_as_they_are(shop: Any) -> None:
         "responses": {"2XX": {"description": "", "content": {"application/json": {"schema": True}}}},
     }
     content = {"openapi": "3.1.0", "servers": [{"url": "http://127.0.0.1:9"}], "paths": {"/": {"post": post}}}
-    tool = (await tools_of(shop(content)))["send"]
+    tool = (await make_tools(shop(content)))["send"]
     assert tool.parameters["properties"] == {"body": schema}
     assert tool.parameters["required"] == []
 
 
 async def test_only_some_operations_by_name_or_tag(shop: Any) -> None:
-    assert list(await tools_of(shop(only=["order", "admin"]))) == ["add_pet", "order"]
+    assert list(await make_tools(shop(only=["order", "admin"]))) == ["add_pet", "order"]
     with pytest.raises(ConfigurationError, match="shop, only: there is no operation or tag ordr; did you mean order"):
         await shop(only=["ordr"]).definitions()
 
@@ -242,18 +242,18 @@ async def test_only_some_operations_by_name_or_tag(shop: Any) -> None:
 async def test_two_operations_of_one_name_are_both_there(shop: Any) -> None:
     paths = {path: {"get": {"operationId": "get", "responses": {}}} for path in ("/a", "/b")}
     content = {"openapi": "3.0.0", "servers": [{"url": "http://127.0.0.1:9"}], "paths": paths}
-    assert list(await tools_of(shop(content))) == ["get", "get_2"]
+    assert list(await make_tools(shop(content))) == ["get", "get_2"]
 
 
 @pytest.mark.parametrize(
     ("content", "complaint"),
     [
         ({"swagger": "2.0", "paths": {}}, "it is Swagger 2.0; convert it to OpenAPI 3"),
-        ({"openapi": "4.0", "paths": {}}, r"openapi: 3\.0, 3\.1 or 3\.2 is expected, not '4\.0'"),
-        ({}, "3.2 is expected, not 'nothing'"),
-        ("{broken", "it is no JSON"),
+        ({"openapi": "4.0", "paths": {}}, r"openapi: expected 3\.0, 3\.1 or 3\.2, not '4\.0'"),
+        ({}, "3.2, not 'nothing'"),
+        ("{broken", "it is not valid JSON"),
         ("a: [b", "it is neither JSON nor YAML"),
-        ("just text", "it is no OpenAPI document"),
+        ("just text", "it is not an OpenAPI document"),
     ],
 )
 async def test_what_is_no_description_is_said_to_be_none(shop: Any, content: Any, complaint: str) -> None:
@@ -265,9 +265,9 @@ async def test_a_missing_file_or_server_is_named(shop: Any, caplog: pytest.LogCa
     with pytest.raises(ConfigurationError, match=r"shop, spec: there is no \./gone\.json"):
         await shop(spec="./gone.json").definitions()
     content = {"openapi": "3.0.0", "paths": {"/a": {"get": {"responses": {}}}}}
-    with pytest.raises(ConfigurationError, match="does not say where the service is; set base_url"):
+    with pytest.raises(ConfigurationError, match="is not the address of a service; set base_url"):
         await shop(content).definitions()
-    assert list(await tools_of(shop(content, base_url="http://127.0.0.1:9"))) == ["get_a"]
+    assert list(await make_tools(shop(content, base_url="http://127.0.0.1:9"))) == ["get_a"]
 
 
 async def test_references_in_a_circle_end(shop: Any) -> None:
@@ -277,7 +277,7 @@ async def test_references_in_a_circle_end(shop: Any) -> None:
         "paths": {"/a": {"get": {"parameters": [{"$ref": "#/components/parameters/A"}], "responses": {}}}},
         "components": {"parameters": {"A": circle, "B": {"$ref": "#/components/parameters/A"}}},
     }
-    with pytest.raises(ConfigurationError, match="leads back to itself"):
+    with pytest.raises(ConfigurationError, match="refers to itself"):
         await shop(content, base_url="http://127.0.0.1:9").definitions()
 
 
@@ -305,7 +305,7 @@ def test_no_document_whatever_is_in_it_breaks_the_reading(data: st.DataObject) -
             part = part[step]
         part[last] = copy.deepcopy(data.draw(JUNK))
     try:
-        found = read(content, fixed=frozenset())
+        found = parse_document(content, fixed=frozenset())
     except ConfigurationError:
         return
     for operation in found.operations:

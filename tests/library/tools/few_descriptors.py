@@ -6,7 +6,7 @@ import os
 import resource
 
 from carrel.errors import ToolCallError, ToolTimeoutError
-from tests.library.tools.making import catalog
+from tests.support.tools import catalog
 
 
 async def main() -> None:

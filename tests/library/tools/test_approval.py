@@ -11,7 +11,7 @@ import pytest
 from carrel.errors import ToolCallError, ToolRefusedError
 from carrel.library.tools.approval import ApprovalRequest, Approve, Refuse
 from carrel.library.tools.registry import ToolRegistry
-from tests.library.tools.making import catalog
+from tests.support.tools import catalog
 
 ECHO = """\
 name: echo
@@ -47,8 +47,8 @@ async def test_yes_with_other_arguments(answer: Any) -> None:
         ("", "the call of echo was refused"),
         ("too loud", "the call of echo was refused: too loud"),
         (Refuse("too loud"), "the call of echo was refused: too loud"),
-        (1, "the approve function answered with a int"),
-        (["text"], "the approve function answered with a list"),
+        (1, "the approve function returned a int"),
+        (["text"], "the approve function returned a list"),
     ],
 )
 async def test_no(answer: Any, told: str) -> None:
@@ -60,7 +60,7 @@ async def test_no(answer: Any, told: str) -> None:
 
 
 async def test_nobody_to_ask_is_a_no_that_says_what_to_do() -> None:
-    with pytest.raises(ToolRefusedError, match="give the Session an approve= function"):
+    with pytest.raises(ToolRefusedError, match="pass an approve= function to the Session"):
         await catalog(ECHO).call("echo", {"text": "a"})
 
 
@@ -76,6 +76,8 @@ async def test_what_is_asked() -> None:
     assert await tools.handle("tools.echo", ["a"], {}) == "a\n"
     [request] = asked
     assert (request.tool, request.description, request.tags) == ("echo", "Say it", ("talk",))
+    assert request.id
+    assert request.created_at.tzinfo is not None
 
 
 async def test_a_tool_that_does_not_want_it_asks_nobody() -> None:

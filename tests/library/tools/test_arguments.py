@@ -33,12 +33,12 @@ TOOL = Tool(
 
 
 def checked(arguments: dict[str, Any], tool: Tool = TOOL) -> dict[str, Any]:
-    return ArgumentValidator(tool).checked(arguments)
+    return ArgumentValidator(tool).validated(arguments)
 
 
 def test_positional_arguments_get_their_names() -> None:
     assert bind_arguments(TOOL, ["a", 2], {"how": "fast"}) == {"what": "a", "count": 2, "how": "fast"}
-    with pytest.raises(ToolCallError, match="pack: 3 arguments without a name, and it takes only what, count"):
+    with pytest.raises(ToolCallError, match="pack: 3 positional arguments, and it takes only what, count"):
         bind_arguments(TOOL, [1, 2, 3], {})
     with pytest.raises(ToolCallError, match="pack: what is given twice"):
         bind_arguments(TOOL, ["a"], {"what": "b"})

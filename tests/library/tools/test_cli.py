@@ -15,13 +15,13 @@ from typing import Any
 import pytest
 
 from carrel.errors import ConfigurationError, ToolCallError, ToolNotFoundError, ToolTimeoutError
-from carrel.library.tools.cli import words_for
-from carrel.library.tools.definition_files import parse
+from carrel.library.tools.cli import command_line
+from carrel.library.tools.definition_files import parse_definition
 from carrel.library.tools.definitions import CliDefinition
 from carrel.library.tools.registry import ToolRegistry
 from carrel.processes import LIMIT, OnOutput, ProcessResult
-from tests.library.tools.making import catalog, program
-from tests.library.tools.test_definition import CURL
+from tests.library.tools.test_definitions import CURL
+from tests.support.tools import catalog, program
 
 SHELL = (
     "name: sh\ncommand: [sh, -c]\nschema: {positional: [{name: script, required: true}, {name: words, type: array}]}\n"
@@ -30,10 +30,10 @@ PYTHON = "name: python\ncommand: [python3, -c]\nschema: {positional: [{name: cod
 
 
 def words(text: str, arguments: dict[str, Any], recipe: str | None = None) -> list[str]:
-    definition = parse(text.encode(), "tools/x.yaml")
+    definition = parse_definition(text.encode(), "tools/x.yaml")
     assert isinstance(definition, CliDefinition)
     name = definition.name if recipe is None else f"{definition.name}.{recipe}"
-    return words_for(definition, name, definition.recipes[recipe] if recipe else None, arguments)[0]
+    return command_line(definition, name, definition.recipes[recipe] if recipe else None, arguments)[0]
 
 
 # --- the words --------------------------------------------------------------------------------------------------------
@@ -56,7 +56,7 @@ def test_no_value_is_taken_for_an_option() -> None:
     assert words(CURL, {"url": "u", "header": ["-o/etc/passwd"], "max_time": -1}) == [
         *("curl", "-H-o/etc/passwd", "--max-time=-1", "u")
     ]
-    with pytest.raises(ToolCallError, match="url is '-o/etc/passwd' and would be taken for an option"):
+    with pytest.raises(ToolCallError, match="url is '-o/etc/passwd', which the program would read as an option"):
         words(CURL, {"url": "-o/etc/passwd"})
     dashed = CURL + "double_dash: true\n"
     assert words(dashed, {"url": "-o"}) == ["curl", "--", "-o"]
@@ -70,14 +70,14 @@ def test_the_definition_itself_may_put_an_option_among_the_words() -> None:
         "  log: {preset: {verb: log}, params: {args: {}}}\n"
     )
     assert words(git, {}, "last") == ["git", "log", "-n1"]
-    with pytest.raises(ToolCallError, match="args is '-n1' and would be taken for an option"):
+    with pytest.raises(ToolCallError, match="args is '-n1', which the program would read as an option"):
         words(git, {"args": ["-n1"]}, "log")
 
 
 def test_an_option_may_be_written_as_the_program_wants_it() -> None:
     find = "name: find\ncommand: find\nschema: {options: {name: {flag: -name}, depth: {flag: -maxdepth, type: int}}}\n"
     assert words(find, {"name": "*.py", "depth": 2}) == ["find", "-name", "*.py", "-maxdepth", "2"]
-    with pytest.raises(ToolCallError, match="name may not begin with -"):
+    with pytest.raises(ToolCallError, match="name cannot begin with -"):
         words(find, {"name": "-delete"})
 
 
@@ -91,7 +91,7 @@ def test_numbers_and_empty_texts_are_written_plainly() -> None:
 
 
 def test_a_zero_character_is_refused() -> None:
-    with pytest.raises(ToolCallError, match="url has a zero character"):
+    with pytest.raises(ToolCallError, match="url contains a zero character"):
         words(CURL, {"url": "a\0b"})
 
 
@@ -116,7 +116,7 @@ async def test_json_output_is_data() -> None:
     tools = catalog("name: cat\ncommand: cat\nstdin: text\noutput: json\n")
     assert await tools.call("cat", {"text": '{"a": [1, null, "ü"]}'}) == {"a": [1, None, "ü"]}
     assert await tools.call("cat", {"text": " \n"}) is None
-    with pytest.raises(ToolCallError, match="cat was to write JSON and did not"):
+    with pytest.raises(ToolCallError, match="cat did not write valid JSON"):
         await tools.call("cat", {"text": "oops"})
     with pytest.raises(ToolCallError, match="text is missing"):
         await tools.call("cat", {})
@@ -177,7 +177,7 @@ async def test_json_is_read_before_secrets_are_hidden_in_it() -> None:
     assert await tools.call("cat", {"text": '[5432, 15432, "at 5432"]'}) == [5432, 15432, "at 5432"]
     answer = await tools.call("cat", {"text": r'[12345678, {"12345678": "it is \u0031\u0032345678"}]'})
     assert answer == ["${PIN}", {"${PIN}": "it is ${PIN}"}]
-    with pytest.raises(ToolCallError, match=r"was to write JSON and did not .*: no \$\{PIN\}"):
+    with pytest.raises(ToolCallError, match=r"did not write valid JSON .*: no \$\{PIN\}"):
         await tools.call("cat", {"text": "no 12345678"})
 
 
@@ -285,7 +285,7 @@ async def test_a_flood_is_bounded_and_the_cut_is_marked() -> None:
     assert text.startswith("aaa")
     assert text.endswith("bend")
     assert "[… 5,003 bytes left out …]" in text
-    with pytest.raises(ToolCallError, match="half of it is no json"):
+    with pytest.raises(ToolCallError, match="so its json is incomplete"):
         await tools.call("js", {"code": code})
 
 
@@ -364,7 +364,7 @@ async def test_a_program_that_runs_in_the_sandbox_goes_through_the_runner(tmp_pa
         env: Mapping[str, str] | None = None,
         cwd: str | None = None,
         timeout: float | None = None,
-        stream: OnOutput | None = None,
+        on_output: OnOutput | None = None,
     ) -> ProcessResult:
         asked.append((list(argv), stdin, dict(env or {}), cwd, timeout))
         return ProcessResult(exit_code=0, stdout=b"from inside\n", stderr="")
@@ -373,7 +373,7 @@ async def test_a_program_that_runs_in_the_sandbox_goes_through_the_runner(tmp_pa
     tools = ToolRegistry([program(text, sandbox=inside)])
     assert await tools.call("ls", {"text": "x"}) == "from inside\n"
     assert asked == [(["ls"], b"x", {"A": "b"}, "src", 7)]
-    with pytest.raises(ConfigurationError, match="runs: sandbox, and no sandbox is there"):
+    with pytest.raises(ConfigurationError, match="runs: sandbox needs a sandbox"):
         await catalog(text).call("ls", {"text": "x"})
 
 
@@ -387,7 +387,7 @@ async def test_a_real_program_by_its_definition(tmp_path: Path) -> None:
     await tools.call("git.init")
     assert (tmp_path / ".git").is_dir()
     assert "No commits yet" in await tools.call("git.status")
-    with pytest.raises(ToolCallError, match="would be taken for an option"):
+    with pytest.raises(ToolCallError, match="would read as an option"):
         await tools.call("git", {"verb": "--exec-path=/tmp"})
     with pytest.raises(ToolCallError, match=r"git ended with exit code 1: .* is not a git command"):
         await tools.call("git", {"verb": "no-such-verb"})
@@ -411,9 +411,9 @@ async def test_a_program_gets_little_of_the_hosts_environment(monkeypatch: pytes
 async def test_the_curl_of_the_documentation_takes_two_protocols_and_no_files() -> None:
     page = (Path(__file__).parents[3] / "docs" / "tools.md").read_text()
     (text,) = re.findall(r"```yaml\n(name: curl .*?)```", page, re.DOTALL)
-    definition = parse(text.encode(), "tools/curl.yaml")
+    definition = parse_definition(text.encode(), "tools/curl.yaml")
     assert isinstance(definition, CliDefinition)
-    words, _ = words_for(definition, "curl", None, {"url": "file:///etc/passwd"})
+    words, _ = command_line(definition, "curl", None, {"url": "file:///etc/passwd"})
     assert words == ["curl", "--proto", "=http,https", "file:///etc/passwd"]
     with pytest.raises(ToolCallError, match="header"):
         await catalog(text).call("curl", {"url": "http://127.0.0.1:9/", "header": ["@/etc/passwd"]})

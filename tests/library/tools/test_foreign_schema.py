@@ -64,11 +64,11 @@ def test_a_chain_of_references_is_not_followed_for_ever() -> None:
 
 
 def test_arguments_are_checked_without_going_all_the_ways() -> None:
-    ArgumentValidator(doubling(both)).checked({"a": "x"})
+    ArgumentValidator(doubling(both)).validated({"a": "x"})
     deep: Any = 5
     for _ in range(11):
         deep = [deep]
-    ArgumentValidator(doubling(either)).checked({"a": deep})
+    ArgumentValidator(doubling(either)).validated({"a": deep})
 
 
 def test_expressions_are_left_to_whoever_has_the_tool() -> None:
@@ -91,7 +91,7 @@ def test_expressions_are_left_to_whoever_has_the_tool() -> None:
         "c": {"additionalProperties": True},
     }
     checker = ArgumentValidator(Tool(name="t", parameters=kept))
-    assert checker.checked({"a": "a" * 50 + "!", "x-more": "1"}) == {"a": "a" * 50 + "!", "x-more": "1"}
+    assert checker.validated({"a": "a" * 50 + "!", "x-more": "1"}) == {"a": "a" * 50 + "!", "x-more": "1"}
 
 
 def test_depth_number_and_length_are_bounded() -> None:

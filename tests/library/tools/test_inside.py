@@ -10,8 +10,8 @@ import pytest
 from carrel.execution.in_process import InProcessExecutor
 from carrel.library.tools.approval import ApprovalRequest
 from carrel.library.tools.registry import ToolRegistry
-from tests.library.tools.making import catalog
 from tests.library.tools.test_cli import gone, until_there
+from tests.support.tools import catalog
 
 ECHO = "name: echo\ncommand: echo\nschema: {positional: [{name: text, required: true}]}\n"
 ASK = ECHO.replace("name: echo", "name: ask", 1) + "approval: ask\n"

@@ -17,11 +17,11 @@ from pydantic import BaseModel, Field
 from typing_extensions import TypedDict
 
 from carrel.errors import ConfigurationError, ToolCallError, ToolNotFoundError, ToolTimeoutError
-from carrel.library.tools.definition_files import parse
+from carrel.library.tools.definition_files import parse_definition
 from carrel.library.tools.definitions import PythonDefinition
 from carrel.library.tools.python import ModuleProvider, register
 from carrel.library.tools.registry import ToolRegistry
-from tests.library.tools.making import callable_names
+from tests.support.tools import callable_names
 
 
 def mean(numbers: list[float], trim: int = 0) -> float:
@@ -236,7 +236,7 @@ async def test_methods_partials_and_callable_objects_are_functions_too() -> None
     assert await tools.call("inner_mean", {"numbers": [0, 5, 100]}) == 5
     assert await tools.call("text.upper", {"text": "a"}) == "A"
     assert (await tools.list("text"))[0]["description"] == "In capitals"
-    with pytest.raises(ConfigurationError, match="'<lambda>' is no name for a tool"):
+    with pytest.raises(ConfigurationError, match="'<lambda>' cannot be the name of a tool"):
         register(lambda: 1)
 
 
@@ -252,7 +252,7 @@ async def test_odd_parameters() -> None:
 def test_what_cannot_be_told_as_data_is_refused_at_once() -> None:
     def lock(it: threading.Lock) -> None: ...
 
-    with pytest.raises(ConfigurationError, match="lock: its type hints cannot be told as data"):
+    with pytest.raises(ConfigurationError, match="lock: its type hints do not describe data"):
         register(lock)
 
 
@@ -298,7 +298,7 @@ def module(tmp_path: Path) -> Iterator[str]:
 
 
 def module_tools(text: str) -> ToolRegistry:
-    definition = parse(text.encode(), "tools/stats.yaml")
+    definition = parse_definition(text.encode(), "tools/stats.yaml")
     assert isinstance(definition, PythonDefinition)
     return ToolRegistry([ModuleProvider(definition)])
 
@@ -392,5 +392,5 @@ async def test_a_plain_function_around_an_async_one_is_called_as_it_is() -> None
 
 @pytest.mark.parametrize("name", ["list", "search", "describe", "describe.more"])
 async def test_a_name_that_tools_has_for_itself_is_refused(name: str) -> None:
-    with pytest.raises(ConfigurationError, match="something else already"):
+    with pytest.raises(ConfigurationError, match="is a function of tools itself"):
         register(mean, name=name)

@@ -1,15 +1,17 @@
-"""Secrets go in at the last moment and come out nowhere."""
+"""Secrets are substituted just before use and appear in no result, error or stream."""
 
 import base64
 import json
+import sys
 from urllib.parse import quote
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from carrel.errors import ConfigurationError
+from carrel.errors import ConfigurationError, ToolCallError
 from carrel.library.tools.secrets import Secrets
+from tests.support.tools import catalog
 
 KEY = 'k3y/with "odd" +chars'
 
@@ -17,27 +19,27 @@ KEY = 'k3y/with "odd" +chars'
 def test_names_are_looked_up_each_time() -> None:
     environment = {"TOKEN": "first-value"}
     secrets = Secrets(environment)
-    assert secrets.fill("Bearer ${TOKEN}!") == "Bearer first-value!"
+    assert secrets.substitute("Bearer ${TOKEN}!") == "Bearer first-value!"
     environment["TOKEN"] = "second-value"
-    assert secrets.fill("Bearer ${TOKEN}!") == "Bearer second-value!"
-    assert secrets.hide("first-value second-value") == "${TOKEN} ${TOKEN}"
-    assert secrets.fill_all({"A": "x", "B": "${TOKEN}"}) == {"A": "x", "B": "second-value"}
-    assert secrets.fill("$TOKEN costs 5 $") == "$TOKEN costs 5 $"
+    assert secrets.substitute("Bearer ${TOKEN}!") == "Bearer second-value!"
+    assert secrets.redact("first-value second-value") == "${TOKEN} ${TOKEN}"
+    assert secrets.substitute_all({"A": "x", "B": "${TOKEN}"}) == {"A": "x", "B": "second-value"}
+    assert secrets.substitute("$TOKEN costs 5 $") == "$TOKEN costs 5 $"
 
 
 def test_a_missing_one_is_named() -> None:
     with pytest.raises(ConfigurationError, match="the environment variable TOKEN is not set"):
-        Secrets({}).fill("Bearer ${TOKEN}")
+        Secrets({}).substitute("Bearer ${TOKEN}")
     with pytest.raises(ConfigurationError, match="names no environment variable"):
-        Secrets({}).fill("${a b}")
+        Secrets({}).substitute("${a b}")
 
 
 def test_a_value_is_hidden_however_it_is_written() -> None:
     secrets = Secrets({"KEY": KEY})
-    secrets.fill("${KEY}")
+    secrets.substitute("${KEY}")
     encoded = base64.b64encode(KEY.encode()).decode()
     for written in (KEY, quote(KEY, safe=""), json.dumps(KEY), repr(KEY), encoded):
-        hidden = secrets.hide(f"before {written} after")
+        hidden = secrets.redact(f"before {written} after")
         assert "${KEY}" in hidden
         assert "k3y" not in hidden
 
@@ -45,21 +47,21 @@ def test_a_value_is_hidden_however_it_is_written() -> None:
 def test_data_is_cleared_all_through() -> None:
     secrets = Secrets({"KEY": "hunter2"})
     data = {"hunter2": ["a hunter2", ("hunter2", b"x hunter2 \xff", 5, None)]}
-    assert secrets.hide_in(data) == data
-    secrets.fill("${KEY}")
-    assert secrets.hide_in(data) == {"${KEY}": ["a ${KEY}", ("${KEY}", b"x ${KEY} \xff", 5, None)]}
+    assert secrets.redact_data(data) == data
+    secrets.substitute("${KEY}")
+    assert secrets.redact_data(data) == {"${KEY}": ["a ${KEY}", ("${KEY}", b"x ${KEY} \xff", 5, None)]}
 
 
 def test_what_is_too_short_is_no_secret() -> None:
     secrets = Secrets({"FLAG": "1"})
-    assert secrets.fill("${FLAG}") == "1"
-    assert secrets.hide("1 of 11") == "1 of 11"
+    assert secrets.substitute("${FLAG}") == "1"
+    assert secrets.redact("1 of 11") == "1 of 11"
 
 
 def test_of_two_where_one_begins_the_other_the_longer_is_hidden_whole() -> None:
     secrets = Secrets({"A": "abcdefgh", "B": "abcdefghijkl"})
-    secrets.fill("${A} ${B}")
-    assert secrets.hide("abcdefghijkl abcdefgh") == "${B} ${A}"
+    secrets.substitute("${A} ${B}")
+    assert secrets.redact("abcdefghijkl abcdefgh") == "${B} ${A}"
 
 
 def test_numbers_flags_and_short_words_are_no_secrets() -> None:
@@ -73,45 +75,45 @@ def test_numbers_flags_and_short_words_are_no_secrets() -> None:
         "N": "7 ",
     }
     secrets = Secrets(plain)
-    secrets.fill("".join(f"${{{name}}}" for name in plain))
+    secrets.substitute("".join(f"${{{name}}}" for name in plain))
     data = {"text": "id 15432 is true; branch main; DEBUG Alice -0.25 7 5432", "n": [5432, True]}
-    assert secrets.hide_in(data) == data
+    assert secrets.redact_data(data) == data
     secrets = Secrets({"PIN": "12345678", "WORD": "sesameseed", "MIXED": "aXbYcZ"})
-    secrets.fill("${PIN}${WORD}${MIXED}")
-    assert secrets.hide("12345678 sesameseed aXbYcZ") == "${PIN} ${WORD} ${MIXED}"
+    secrets.substitute("${PIN}${WORD}${MIXED}")
+    assert secrets.redact("12345678 sesameseed aXbYcZ") == "${PIN} ${WORD} ${MIXED}"
 
 
 def test_a_number_in_data_that_is_a_secret_is_hidden() -> None:
     secrets = Secrets({"PIN": "12345678"})
-    secrets.fill("${PIN}")
+    secrets.substitute("${PIN}")
     data = [12345678, 123456780, {12345678}, 10**5000]
-    assert secrets.hide_in(data) == ["${PIN}", 123456780, {"${PIN}"}, 10**5000]
+    assert secrets.redact_data(data) == ["${PIN}", 123456780, {"${PIN}"}, 10**5000]
 
 
 def test_a_short_value_is_hidden_as_a_word_of_its_own() -> None:
     secrets = Secrets({"V": "v1.2.3", "KEY": "hunt2", "ODD": "#a1!", "ZONE": "us-east", "HEX": "c0ffee"})
-    secrets.fill("${V}${KEY}${ODD}${ZONE}${HEX}")
+    secrets.substitute("${V}${KEY}${ODD}${ZONE}${HEX}")
     for apart in ("v1.2.30", "xhunt2", "hunt23", "us-eastern", "0c0ffee0"):
-        assert secrets.hide(apart) == apart
-        assert secrets.hide_bytes(apart.encode()) == apart.encode()
+        assert secrets.redact(apart) == apart
+        assert secrets.redact_bytes(apart.encode()) == apart.encode()
     for text in ("%s", "=%s.", "_%s_", "/%s/", "\\n%s\\n", "%%2f%s", "\\u001b%s", "\\x00%s", "\x1b[1;31m%s\x1b[0m"):
-        assert secrets.hide(text % "hunt2") == text % "${KEY}"
-        assert secrets.hide_bytes((text % "hunt2").encode()) == (text % "${KEY}").encode()
-    assert secrets.hide("x#a1!x") == "x${ODD}x"
+        assert secrets.redact(text % "hunt2") == text % "${KEY}"
+        assert secrets.redact_bytes((text % "hunt2").encode()) == (text % "${KEY}").encode()
+    assert secrets.redact("x#a1!x") == "x${ODD}x"
 
 
 def test_one_that_no_word_has_in_it_by_chance_is_hidden_anywhere() -> None:
     secrets = Secrets({"KEY": "hunter2", "ODD": "pa$$wd"})
-    secrets.fill("${KEY}${ODD}")
-    assert secrets.hide("passwordhunter2x and xpa$$wdx") == "password${KEY}x and x${ODD}x"
-    assert secrets.hide_bytes(b"hunter23") == b"${KEY}3"
+    secrets.substitute("${KEY}${ODD}")
+    assert secrets.redact("passwordhunter2x and xpa$$wdx") == "password${KEY}x and x${ODD}x"
+    assert secrets.redact_bytes(b"hunter23") == b"${KEY}3"
 
 
 def test_a_short_value_is_hidden_in_all_encodings() -> None:
     secrets = Secrets({"KEY": "hunter2"})
-    secrets.fill("${KEY}")
-    for written in (b"hunter2".hex(), base64.b64encode(b"hunter2").decode(), base64.b64encode(b"u:hunter2").decode()):
-        assert "${KEY}" in secrets.hide(f"x{written}x")
+    secrets.substitute("${KEY}")
+    for written in (base64.b64encode(b"hunter2").decode(), base64.b64encode(b"u:hunter2").decode()):
+        assert "${KEY}" in secrets.redact(f"x{written}x")
 
 
 @given(
@@ -124,21 +126,100 @@ def test_a_short_value_is_hidden_in_all_encodings() -> None:
 )
 def test_a_stream_is_cleared_also_where_a_value_is_cut(parts: list[str], size: int) -> None:
     secrets = Secrets({"KEY": "hunter2", "SHORT": "hunt2", "LONG": "abcabcab", "LONGER": "abcabcabcdef"})
-    secrets.fill("${KEY}${SHORT}${LONG}${LONGER}")
+    secrets.substitute("${KEY}${SHORT}${LONG}${LONGER}")
     text = "".join(parts)
     said: list[str] = []
-    stream = secrets.hiding(said.append)
+    stream = secrets.redacting(said.append)
     for start in range(0, len(text), size):
         stream(text[start : start + size])
     stream.end()
-    assert "".join(said) == secrets.hide(text)
+    assert "".join(said) == secrets.redact(text)
 
 
 def test_a_stream_keeps_back_only_what_may_be_a_secret() -> None:
     secrets = Secrets({"KEY": "hunter2"})
-    secrets.fill("${KEY}")
+    secrets.substitute("${KEY}")
     said: list[str] = []
-    stream = secrets.hiding(said.append)
+    stream = secrets.redacting(said.append)
     stream("50 %")
     stream(" hunt")
     assert said == ["50 %", " "]
+
+
+KEY = "sk-LIVE-0123456789abcdefXYZ"
+LOUD = f"""
+name: prog
+command:
+  - {sys.executable}
+  - -c
+  - "import os,sys; sys.%s.write('Authorization: '+os.environ['T']+'~'*int(sys.argv[1])); sys.exit(3)"
+env: {{T: "${{TOK}}"}}
+schema: {{positional: [{{name: v, type: integer}}]}}
+"""
+
+
+def parts_of(text: str, least: int = 4) -> list[str]:
+    """The pieces of the secret that stand in a text."""
+    pieces = {KEY[at : at + least] for at in range(len(KEY) - least + 1)}
+    return sorted(piece for piece in pieces if piece in text)
+
+
+@pytest.mark.parametrize(("stream", "shown"), [("stderr", 4000), ("stderr", 32 * 1024), ("stdout", 2000)])
+async def test_an_error_that_is_cut_has_no_rest_of_a_secret(stream: str, shown: int) -> None:
+    tools = catalog(LOUD % stream, environment={"TOK": KEY})
+    for padding in (shown - len(KEY) + 1, shown - len(KEY) // 2, shown - 5):
+        with pytest.raises(ToolCallError) as failed:
+            await tools.call("prog", {"v": padding})
+        assert parts_of(str(failed.value)) == []
+        assert parts_of(failed.value.stderr or "") == []
+
+
+async def test_neither_side_of_the_gap_in_long_output_has_a_part_of_a_secret() -> None:
+    half = 5 * 1024 * 1024
+    code = f"import os; t=os.environ['T']; print('a'*({half}-9)+t+'b'*{half + 99}+t+'c'*({half}-10))"
+    tools = catalog(
+        f'name: prog\ncommand: [{sys.executable}, -c, "{code}"]\nenv: {{T: "${{TOK}}"}}', environment={"TOK": KEY}
+    )
+    text = await tools.call("prog")
+    assert "bytes left out" in text
+    assert parts_of(text) == []
+    assert text.startswith("aaaa")
+    assert text.rstrip().endswith("cccc")
+
+
+def test_no_part_of_a_secret_is_left_at_a_cut() -> None:
+    secrets = Secrets({"KEY": KEY})
+    secrets.substitute("${KEY}")
+    filler = b"~" * 100
+    for length in range(1, len(KEY)):
+        start = secrets.redact_piece(KEY[-length:].encode() + filler, cut_start=True)
+        end = secrets.redact_piece(filler + KEY[:length].encode(), cut_end=True)
+        assert start == filler[: len(start)]
+        assert end == filler[: len(end)]
+    assert secrets.redact_piece(b"!? plain !?") == b"!? plain !?"
+
+
+@pytest.mark.parametrize("before", ["", "u", "us", "user:", "alice@example.com:"])
+@pytest.mark.parametrize("after", ["", "!", "!!", "\n"])
+def test_a_secret_amid_other_text_in_base64_is_hidden(before: str, after: str) -> None:
+    secrets = Secrets({"KEY": KEY})
+    secrets.substitute("${KEY}")
+    for encode in (base64.b64encode, base64.urlsafe_b64encode):
+        written = encode(f"{before}{KEY}{after}".encode()).decode()
+        hidden = secrets.redact(f"Basic {written} …")
+        assert "${KEY}" in hidden
+        left = hidden.removeprefix("Basic ").split("${KEY}")
+        assert len(left[0]) <= (len(before) * 8 + 5) // 6 + 1
+        assert len(left[1]) <= len(after) * 2 + 6
+
+
+def test_a_quoted_secret_is_redacted() -> None:
+    secrets = Secrets({"KEY": "p&ss/wörd <x>"})
+    secrets.substitute("${KEY}")
+    for written in (
+        "p%26ss%2Fw%C3%B6rd%20%3Cx%3E",
+        "p%26ss/w%C3%B6rd%20%3Cx%3E",
+        "p&amp;ss/wörd &lt;x&gt;",
+        "p&ss/w\\u00f6rd <x>",
+    ):
+        assert secrets.redact(f"[{written}]") == "[${KEY}]"

@@ -1,9 +1,11 @@
-"""Asking somebody before a tool is called: what is asked, and what may be answered."""
+"""Approval of calls: tools with `approval: ask` are called only if an approver agrees."""
 
 import inspect
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from typing import Any
+from uuid import uuid4
 
 from carrel.errors import ToolRefusedError
 from carrel.library.tools.tool import Tool
@@ -12,64 +14,67 @@ from carrel.processes import run_in_thread
 
 @dataclass(frozen=True)
 class ApprovalRequest:
-    """A call that waits for a yes or a no."""
+    """A call that waits for approval."""
 
     tool: str
     """As code calls it: `curl.get`."""
     arguments: dict[str, Any]
-    """Checked already, by their names; a copy, so that changing it changes nothing."""
+    """Validated, by name; a copy, so changing it has no effect."""
     description: str = ""
     tags: tuple[str, ...] = ()
+    session_id: str = ""
+    id: str = field(default_factory=lambda: uuid4().hex)
+    created_at: datetime = field(default_factory=lambda: datetime.now(UTC))
 
 
 @dataclass(frozen=True)
 class Approve:
-    """Yes; with other arguments when some are given."""
+    """Approve the call, with other arguments if some are given."""
 
     arguments: Mapping[str, Any] | None = None
 
 
 @dataclass(frozen=True)
 class Refuse:
-    """No, and why: the code that called sees the reason."""
+    """Refuse the call; the calling code gets the reason."""
 
     reason: str = ""
 
 
 Decision = bool | str | Mapping[str, Any] | Approve | Refuse | None
-"""True: yes. A mapping: yes, with these arguments instead. A text: no, and why. False or None: no."""
+"""True approves; a mapping approves with these arguments instead; a text refuses with this reason; False and None
+refuse."""
 
 Approver = Callable[[ApprovalRequest], Decision | Awaitable[Decision]]
-"""Whoever is asked. An `async def` runs on the loop; a plain function in a thread of its own, so that it may block."""
+"""Decides about a call. A plain function runs in a thread of its own, so it may block."""
 
 
 @dataclass(frozen=True)
 class Approval:
-    """The questions of one session go to one approver, or to nobody."""
+    """Asks the approver of a session, if it has one."""
 
     approver: Approver | None = None
+    session_id: str = ""
 
-    def wanted(self, tool: Tool) -> bool:
-        return tool.approval == "ask"
-
-    async def of(self, tool: Tool, arguments: dict[str, Any]) -> Mapping[str, Any]:
-        """The arguments to call with; `ToolRefusedError` when the answer is no, or nobody can be asked."""
+    async def request(self, tool: Tool, arguments: dict[str, Any]) -> Mapping[str, Any]:
+        """Return the arguments to call with; `ToolRefusedError` when the call is refused or there is no approver."""
         if self.approver is None:
             raise ToolRefusedError(
-                f"{tool.name} may only be called when somebody approves, and nobody is there to ask; "
-                "give the Session an approve= function"
+                f"{tool.name} may be called only with approval, and this session has no approver; "
+                "pass an approve= function to the Session"
             )
-        request = ApprovalRequest(tool.name, dict(arguments), tool.description, tool.tags)
+        request = ApprovalRequest(tool.name, dict(arguments), tool.description, tool.tags, self.session_id)
         try:
-            answer = await asked(self.approver, request)
-        except Exception as problem:
-            told = f"{type(problem).__name__}: {problem}"
-            raise ToolRefusedError(f"{tool.name} was not called: the approve function failed: {told}") from problem
-        return _meant(tool, arguments, answer)
+            answer = await ask_approver(self.approver, request)
+        except Exception as error:
+            raise ToolRefusedError(
+                f"{tool.name} was not called: the approve function failed: {type(error).__name__}: {error}"
+            ) from error
+        return _interpret(tool, arguments, answer)
 
 
-async def asked(approver: Approver, request: ApprovalRequest) -> Decision:
-    """What the approver says, of whichever kind it is."""
+async def ask_approver(approver: Approver, request: ApprovalRequest) -> Decision:
+    """Call an approver, which may be synchronous or asynchronous."""
     if inspect.iscoroutinefunction(approver) or inspect.iscoroutinefunction(getattr(approver, "__call__", None)):  # noqa: B004
         answer = approver(request)
     else:
@@ -77,7 +82,7 @@ async def asked(approver: Approver, request: ApprovalRequest) -> Decision:
     return await answer if inspect.isawaitable(answer) else answer
 
 
-def _meant(tool: Tool, arguments: Mapping[str, Any], answer: Decision) -> Mapping[str, Any]:
+def _interpret(tool: Tool, arguments: Mapping[str, Any], answer: Decision) -> Mapping[str, Any]:
     match answer:
         case True:
             return arguments
@@ -93,6 +98,6 @@ def _meant(tool: Tool, arguments: Mapping[str, Any], answer: Decision) -> Mappin
             raise ToolRefusedError(f"the call of {tool.name} was refused")
         case _:
             raise ToolRefusedError(
-                f"the call of {tool.name} was refused: the approve function answered with a {type(answer).__name__}; "
-                "True, False, a reason, other arguments, Approve or Refuse were expected"
+                f"the call of {tool.name} was refused: the approve function returned a {type(answer).__name__}; "
+                "return True, False, a reason, other arguments, Approve or Refuse"
             )

@@ -1,4 +1,4 @@
-"""Programs as tools: a definition and arguments in, words for the program out; what it wrote is the result."""
+"""Programs as tools: builds the command line from the arguments of a call, and returns the output."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -12,14 +12,14 @@ from carrel.library.tools.tool import Tool
 from carrel.processes import OnOutput, ProcessResult, Runner, gap, last_lines, run_on_host
 
 _LONGEST_STDERR, _LONGEST_STDOUT = 4000, 2000
-"""Characters of what a failed program said that its error repeats."""
+"""Characters of the output of a failed program in the error message."""
 
 
 class CliProvider:
     """The tool provider of one CLI definition."""
 
     def __init__(self, definition: CliDefinition, secrets: Secrets, *, sandbox: Runner | None = None) -> None:
-        """`sandbox`: who runs programs inside, for `runs: sandbox`."""
+        """`sandbox` runs the program of a definition with `runs: sandbox`."""
         self.name = definition.name
         self._definition = definition
         self._secrets = secrets
@@ -28,81 +28,84 @@ class CliProvider:
         self._tools: list[Tool] = []
 
     async def definitions(self) -> Sequence[Tool]:
-        # Only now: most of two hundred files are never asked.
-        self._tools = self._tools or tools_of(self._definition)
+        # On first use, because most of the definitions of a session are never used.
+        self._tools = self._tools or make_tools(self._definition)
         return self._tools
 
-    async def call(self, tool: Tool, arguments: Mapping[str, Any], stream: OnOutput | None = None) -> Any:
-        argv, stdin = words_for(self._definition, tool.name, self._recipes.get(tool.name), arguments)
+    async def call(self, tool: Tool, arguments: Mapping[str, Any], on_output: OnOutput | None = None) -> Any:
+        argv, stdin = command_line(self._definition, tool.name, self._recipes.get(tool.name), arguments)
         run = self._runner()
         try:
-            env = self._secrets.fill_all(self._definition.env)
-        except ConfigurationError as problem:
-            raise ConfigurationError(f"{tool.name}, env: {problem}") from None
+            env = self._secrets.substitute_all(self._definition.env)
+        except ConfigurationError as error:
+            raise ConfigurationError(f"{tool.name}, env: {error}") from None
         try:
-            ended = await run(argv, stdin=stdin, env=env, cwd=self._definition.cwd, timeout=tool.timeout, stream=stream)
-        except (OSError, ValueError) as problem:
-            raise ToolCallError(f"{tool.name}: {_not_started(argv[0], self._definition.cwd, problem)}") from None
-        return self._result(tool, ended)
+            result = await run(
+                argv, stdin=stdin, env=env, cwd=self._definition.cwd, timeout=tool.timeout, on_output=on_output
+            )
+        except (OSError, ValueError) as error:
+            raise ToolCallError(f"{tool.name}: {_start_error(argv[0], self._definition.cwd, error)}") from None
+        return self._value(tool, result)
 
     async def close(self) -> None:
-        """Nothing is left of a program when its call is over."""
+        """Do nothing: no program runs between calls."""
 
     def _runner(self) -> Runner:
         if self._definition.runs == "host":
             return run_on_host
         if self._sandbox is None:
-            raise ConfigurationError(f"{self.name}: runs: sandbox, and no sandbox is there; use it through a Session")
+            raise ConfigurationError(f"{self.name}: runs: sandbox needs a sandbox; call the tool through a Session")
         return self._sandbox
 
-    def _result(self, tool: Tool, ended: ProcessResult) -> Any:
-        # What is secret goes before anything is cut: half a secret would not be known for one.
-        stderr_bytes = ended.stderr.encode("utf-8", "surrogateescape")
-        said = self._secrets.hide_cut(stderr_bytes, start=ended.stderr_cut)
-        stderr = last_lines(_decoded(said), _LONGEST_STDERR, cut=ended.stderr_cut)
-        if ended.timed_out:
-            problem: ToolCallError = ToolTimeoutError(
-                f"{tool.name} took longer than {tool.timeout:g} s and was ended{_said(stderr)}"
+    def _value(self, tool: Tool, result: ProcessResult) -> Any:
+        # Redacted before it is shortened: a part of a secret would not be recognized.
+        stderr_bytes = self._secrets.redact_piece(
+            result.stderr.encode("utf-8", "surrogateescape"), cut_start=result.stderr_cut
+        )
+        stderr = last_lines(_decode(stderr_bytes), _LONGEST_STDERR, cut=result.stderr_cut)
+        if result.timed_out:
+            failure: ToolCallError = ToolTimeoutError(
+                f"{tool.name} took longer than {tool.timeout:g} s and was ended{_suffix(stderr)}"
             )
-        elif ended.exit_code not in self._definition.exit_codes:
-            spoken = _said(stderr or last_lines(_decoded(self._stdout(ended)), _LONGEST_STDOUT, cut=False))
-            problem = ToolCallError(f"{tool.name} ended with exit code {ended.exit_code}{spoken}")
+        elif result.exit_code not in self._definition.exit_codes:
+            output = stderr or last_lines(_decode(self._stdout(result)), _LONGEST_STDOUT, cut=False)
+            failure = ToolCallError(f"{tool.name} ended with exit code {result.exit_code}{_suffix(output)}")
         else:
-            return self._value(tool, ended)
-        problem.exit_code, problem.stderr = ended.exit_code, stderr
-        raise problem
+            return self._parse_output(tool, result)
+        failure.exit_code, failure.stderr = result.exit_code, stderr
+        raise failure
 
-    def _stdout(self, ended: ProcessResult) -> bytes:
-        if not ended.left_out:
-            return self._secrets.hide_bytes(ended.stdout)
-        before = self._secrets.hide_cut(ended.stdout, end=True)
-        return before + gap(ended.left_out) + self._secrets.hide_cut(ended.stdout_end, start=True)
+    def _stdout(self, result: ProcessResult) -> bytes:
+        if not result.left_out:
+            return self._secrets.redact_bytes(result.stdout)
+        before = self._secrets.redact_piece(result.stdout, cut_end=True)
+        return before + gap(result.left_out) + self._secrets.redact_piece(result.stdout_end, cut_start=True)
 
-    def _value(self, tool: Tool, ended: ProcessResult) -> Any:
+    def _parse_output(self, tool: Tool, result: ProcessResult) -> Any:
         kind = self._definition.output
-        if ended.left_out and kind != "text":
+        if result.left_out and kind != "text":
             raise ToolCallError(
-                f"{tool.name} wrote more than can be kept ({ended.left_out:,} bytes too many), "
-                f"and half of it is no {kind}; ask it for less"
+                f"{tool.name} wrote {result.left_out:,} bytes more than are kept, so its {kind} is incomplete; "
+                "request less"
             )
         if kind == "json":
-            # Read first: a value may stand where JSON wants a number.
-            return self._secrets.hide_in(self._json(tool, _decoded(ended.stdout)))
-        stdout = self._stdout(ended)
-        return stdout if kind == "bytes" else _decoded(stdout)
+            # Parsed first, because a secret may be a number.
+            return self._secrets.redact_data(self._parse_json(tool, _decode(result.stdout)))
+        stdout = self._stdout(result)
+        return stdout if kind == "bytes" else _decode(stdout)
 
-    def _json(self, tool: Tool, text: str) -> Any:
+    def _parse_json(self, tool: Tool, text: str) -> Any:
         if not text.strip():
             return None
         try:
             return json.loads(text)
-        except ValueError as problem:
-            said = self._secrets.hide(text).strip()[:200]
-            raise ToolCallError(f"{tool.name} was to write JSON and did not ({problem}): {said}") from None
+        except ValueError as error:
+            beginning = self._secrets.redact(text).strip()[:200]
+            raise ToolCallError(f"{tool.name} did not write valid JSON ({error}): {beginning}") from None
 
 
-def tools_of(definition: CliDefinition) -> list[Tool]:
-    """The program itself, then its recipes."""
+def make_tools(definition: CliDefinition) -> list[Tool]:
+    """Return the program itself, then its recipes."""
     parameters = definition.parameters
     returns = {"text": {"type": "string"}, "json": None, "bytes": {"type": "string", "format": "binary"}}
     shared: dict[str, Any] = {"returns": returns[definition.output]}
@@ -120,13 +123,13 @@ def tools_of(definition: CliDefinition) -> list[Tool]:
         )
     ]
     for name, recipe in definition.recipes.items():
-        left_open = _left_open(parameters, recipe)
+        recipe_parameters = _recipe_parameters(parameters, recipe)
         tools.append(
             Tool(
                 name=f"{definition.name}.{python_name(name)}",
                 description=recipe.description or definition.description,
-                parameters=_schema(left_open),
-                positional=tuple(left_open),
+                parameters=_schema(recipe_parameters),
+                positional=tuple(recipe_parameters),
                 tags=(*definition.tags, *(tag for tag in recipe.tags if tag not in definition.tags)),
                 approval=recipe.approval or definition.approval,
                 timeout=recipe.timeout if recipe.timeout is not None else definition.timeout,
@@ -139,21 +142,21 @@ def tools_of(definition: CliDefinition) -> list[Tool]:
 
 def _positional(definition: CliDefinition) -> tuple[str, ...]:
     names = [python_name(part.name) for part in definition.options.positional]
-    text = python_name(definition.stdin) if definition.stdin is not None else None
-    return tuple(names if text is None or text in names else [*names, text])
+    stdin = python_name(definition.stdin) if definition.stdin is not None else None
+    return tuple(names if stdin is None or stdin in names else [*names, stdin])
 
 
-def _left_open(parameters: Mapping[str, Parameter], recipe: Recipe) -> dict[str, Parameter]:
-    """What the recipe's caller may say, in the order in which the recipe lists it."""
+def _recipe_parameters(parameters: Mapping[str, Parameter], recipe: Recipe) -> dict[str, Parameter]:
+    """Return the parameters of a recipe, in the order in which it lists them."""
     found: dict[str, Parameter] = {}
     preset = {python_name(name): value for name, value in recipe.preset.items()}
-    for name, given in recipe.params.items():
+    for name, changes in recipe.params.items():
         known = parameters[python_name(name)]
-        said = given.model_dump(exclude_none=True)
-        # A default set beforehand, here or there, makes a required word one that need not be said.
-        default = said.get("default", preset.get(python_name(name), known.default))
-        required = said.get("required", known.required and default is None)
-        found[python_name(name)] = known.model_copy(update={**said, "default": default, "required": required})
+        update = changes.model_dump(exclude_none=True)
+        # A default, here or in the preset, makes a required parameter optional.
+        default = update.get("default", preset.get(python_name(name), known.default))
+        required = update.get("required", known.required and default is None)
+        found[python_name(name)] = known.model_copy(update={**update, "default": default, "required": required})
     return found
 
 
@@ -167,29 +170,29 @@ def _schema(parameters: Mapping[str, Parameter]) -> dict[str, Any]:
     return {**schema, "required": required} if required else schema
 
 
-def words_for(
+def command_line(
     definition: CliDefinition, tool: str, recipe: Recipe | None, arguments: Mapping[str, Any]
 ) -> tuple[list[str], bytes | None]:
-    """Pure: the words the program is started with, and its standard input."""
+    """Return the words that the program is started with, and its standard input."""
     parameters = definition.parameters
-    said = {name: part.default for name, part in parameters.items() if part.default is not None}
+    values = {name: part.default for name, part in parameters.items() if part.default is not None}
     if recipe is not None:
-        said |= {python_name(name): value for name, value in recipe.preset.items()}
-        said |= {python_name(name): given.default for name, given in recipe.params.items() if given.default is not None}
-    said |= arguments
-    stdin = said.pop(python_name(definition.stdin), None) if definition.stdin is not None else None
+        values |= {python_name(name): value for name, value in recipe.preset.items()}
+        values |= {python_name(name): one.default for name, one in recipe.params.items() if one.default is not None}
+    values |= arguments
+    stdin = values.pop(python_name(definition.stdin), None) if definition.stdin is not None else None
     words = [*definition.words]
     for name, option in definition.options.options.items():
-        if python_name(name) in said:
-            words += _option(tool, name, option, said[python_name(name)])
-    rest: list[str] = []
+        if python_name(name) in values:
+            words += _option(tool, name, option, values[python_name(name)])
+    positional: list[str] = []
     for part in definition.options.positional:
-        value = said.get(python_name(part.name))
-        values = [] if value is None else list(value) if isinstance(value, list | tuple) else [value]
-        # Whoever wrote the definition may have put an option there; whoever calls may not.
-        free = definition.double_dash or python_name(part.name) not in arguments
-        rest += [_word(tool, part.name, item, free=free) for item in values]
-    words += ["--", *rest] if definition.double_dash and rest else rest
+        value = values.get(python_name(part.name))
+        items = [] if value is None else list(value) if isinstance(value, list | tuple) else [value]
+        # The definition may put an option here, the caller may not.
+        may_be_option = definition.double_dash or python_name(part.name) not in arguments
+        positional += [_word(tool, part.name, item, may_be_option=may_be_option) for item in items]
+    words += ["--", *positional] if definition.double_dash and positional else positional
     return words, None if stdin is None else _text(stdin).encode("utf-8", "surrogateescape")
 
 
@@ -199,25 +202,29 @@ def _option(tool: str, name: str, option: Option, value: Any) -> list[str]:
         return [flag] if value else []
     words: list[str] = []
     for item in value if isinstance(value, list | tuple) else [value]:
-        word = _word(tool, name, item, free=True)
+        word = _word(tool, name, item, may_be_option=True)
         if not word.startswith("-"):
             words += [flag, word]
         elif option.flag:
-            raise ToolCallError(f"{tool}: {python_name(name)} may not begin with -, it could be taken for an option")
+            raise ToolCallError(
+                f"{tool}: {python_name(name)} cannot begin with -, because the program could read it as an option"
+            )
         else:
-            # In one word with its option, so that the program cannot take it for another one.
+            # In one word with its option, so that the program does not read it as another option.
             words.append(f"{flag}{word}" if option.short else f"{flag}={word}")
     return words
 
 
-def _word(tool: str, name: str, value: Any, *, free: bool) -> str:
+def _word(tool: str, name: str, value: Any, *, may_be_option: bool) -> str:
     word = _text(value)
     if "\0" in word:
-        raise ToolCallError(f"{tool}: {python_name(name)} has a zero character in it, which no program can be given")
-    if not free and word.startswith("-"):
         raise ToolCallError(
-            f"{tool}: {python_name(name)} is {word[:60]!r} and would be taken for an option; "
-            "the definition may set double_dash: true where the program understands --"
+            f"{tool}: {python_name(name)} contains a zero character, which cannot be passed to a program"
+        )
+    if not may_be_option and word.startswith("-"):
+        raise ToolCallError(
+            f"{tool}: {python_name(name)} is {word[:60]!r}, which the program would read as an option; "
+            "if it understands --, set double_dash: true in the definition"
         )
     return word
 
@@ -234,17 +241,17 @@ def _text(value: Any) -> str:
             return str(value)
 
 
-def _not_started(program: str, cwd: str | None, problem: OSError | ValueError) -> str:
-    if isinstance(problem, FileNotFoundError) and problem.filename == program:
-        return f"there is no program {program}; install it, or give its path in the definition's command"
-    if isinstance(problem, FileNotFoundError | NotADirectoryError) and cwd is not None:
+def _start_error(program: str, cwd: str | None, error: OSError | ValueError) -> str:
+    if isinstance(error, FileNotFoundError) and error.filename == program:
+        return f"there is no program {program}; install it, or write its path into the definition's command"
+    if isinstance(error, FileNotFoundError | NotADirectoryError) and cwd is not None:
         return f"there is no folder {cwd} to run it in"
-    return f"{program} could not be started: {problem}"
+    return f"{program} could not be started: {error}"
 
 
-def _decoded(data: bytes) -> str:
+def _decode(data: bytes) -> str:
     return data.decode("utf-8", "replace")
 
 
-def _said(text: str) -> str:
+def _suffix(text: str) -> str:
     return f": {text.strip()}" if text.strip() else ""

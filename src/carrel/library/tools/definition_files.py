@@ -5,8 +5,7 @@ import logging
 import os
 import posixpath
 import re
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -15,8 +14,7 @@ from typing import Annotated, Any, Literal, NamedTuple, assert_never
 import orjson
 from pydantic import Discriminator, Tag, TypeAdapter, ValidationError
 
-from carrel.errors import ConfigurationError, KeyRefused, MissingExtra, StorageError
-from carrel.library.names import python_name
+from carrel.errors import ConfigurationError, MissingExtra, StorageError
 from carrel.library.tools.cli import CliProvider
 from carrel.library.tools.definitions import (
     CliDefinition,
@@ -30,29 +28,31 @@ from carrel.library.tools.definitions import (
     PythonDefinition,
     Recipe,
     RecipeParameter,
-    ToolDefinition,
 )
 from carrel.library.tools.http import HttpProvider
 from carrel.library.tools.mcp import McpProvider
 from carrel.library.tools.openapi import OpenApiProvider
 from carrel.library.tools.python import ModuleProvider
 from carrel.library.tools.secrets import Secrets
-from carrel.library.tools.tool import Tool, ToolProvider
-from carrel.processes import OnOutput, Runner
-from carrel.storage.base import Stamp, Store, check_key
+from carrel.library.tools.tool import ToolProvider
+from carrel.processes import Runner
+from carrel.storage.base import Store
 from carrel.text import did_you_mean
 
-KINDS = ("cli", "mcp", "http", "openapi", "python")
-LONGEST = 1024 * 1024
-"""A definition of more bytes is a mistake."""
+ReadFile = Callable[[str], Awaitable[bytes]]
+"""Returns the bytes of a file that a definition names; `FileNotFoundError` when there is none."""
 
-Place = Sequence[str | int]
+KINDS = ("cli", "mcp", "http", "openapi", "python")
+LONGEST_FILE = 1024 * 1024
+"""Bytes of a definition file."""
+
+FieldPath = Sequence[str | int]
 
 _BOOLEAN = re.compile(r"^(?:true|True|TRUE|false|False|FALSE)$")
 
 
-def _kind(given: Any) -> str:
-    return str((given.get("type") or "cli") if isinstance(given, dict) else given.type)
+def _kind(value: Any) -> str:
+    return str((value.get("type") or "cli") if isinstance(value, dict) else value.type)
 
 
 AnyDefinition = Annotated[
@@ -67,103 +67,103 @@ AnyDefinition = Annotated[
 
 @lru_cache(maxsize=1)
 def adapter() -> TypeAdapter[Any]:
-    """Checks one definition of any kind."""
+    """Return the validator of a definition of any kind."""
     return TypeAdapter(AnyDefinition)
 
 
-def parse(data: bytes, file: str) -> AnyDefinition:
-    """The definition in a file; `ConfigurationError` names the file, the line, the field and what was expected."""
-    if len(data) > LONGEST:
-        raise ConfigurationError(f"{file}: a definition of {len(data):,} bytes; at most {LONGEST:,} are read")
+def parse_definition(data: bytes, file: str) -> AnyDefinition:
+    """Return the definition in a file; `ConfigurationError` names file, line, field and what was expected."""
+    if len(data) > LONGEST_FILE:
+        raise ConfigurationError(f"{file}: the definition has {len(data):,} bytes; at most {LONGEST_FILE:,} are read")
     fields = _fields(data, file)
     kind = fields.get("type", "cli")
     if kind not in KINDS:
         raise ConfigurationError(
-            f"{file}, line {_line(data, ['type'])}, type: {kind!r} is no kind of tool{did_you_mean(str(kind), KINDS)}"
+            f"{file}, line {_line(data, ['type'])}, type: unknown type {kind!r}{did_you_mean(str(kind), KINDS)}"
         )
     try:
         definition: AnyDefinition = adapter().validate_python(fields)
-    except ValidationError as problem:
-        told = [_told(data, file, error) for error in problem.errors(include_url=False, include_context=False)]
-        raise ConfigurationError("\n".join(told[:5])) from None
+    except ValidationError as invalid:
+        messages = [_message(data, file, error) for error in invalid.errors(include_url=False, include_context=False)]
+        raise ConfigurationError("\n".join(messages[:5])) from None
     return definition
 
 
 def _fields(data: bytes, file: str) -> dict[str, Any]:
-    import yaml  # noqa: PLC0415 - only where a definition is read anew
+    import yaml  # noqa: PLC0415 - slow to import, and parsed definitions are cached
 
     try:
         data.decode("utf-8-sig")
-    except UnicodeDecodeError as problem:
-        line = data.count(b"\n", 0, problem.start) + 1
-        raise ConfigurationError(f"{file}, line {line}: no text in UTF-8") from None
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        raise ConfigurationError(f"{file}, line {line}: this is not UTF-8 text") from None
     try:
         documents = list(yaml.load_all(data, _loader()))
-    except yaml.MarkedYAMLError as problem:
-        mark = problem.problem_mark or problem.context_mark
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
         where = f", line {mark.line + 1}" if mark else ""
-        raise ConfigurationError(f"{file}{where}: no YAML: {problem.problem or problem.context}") from None
-    except (yaml.YAMLError, ValueError, RecursionError) as problem:
-        raise ConfigurationError(f"{file}: no YAML: {problem}") from None
+        raise ConfigurationError(f"{file}{where}: this is not valid YAML: {error.problem or error.context}") from None
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        raise ConfigurationError(f"{file}: this is not valid YAML: {error}") from None
     documents = [document for document in documents if document is not None]
     if len(documents) != 1:
-        raise ConfigurationError(
-            f"{file}: one definition per file was expected, and there are {len(documents) or 'none'}"
-        )
+        raise ConfigurationError(f"{file}: expected one definition per file, found {len(documents) or 'none'}")
     fields = documents[0]
     if not isinstance(fields, dict):
-        raise ConfigurationError(f"{file}: fields such as `name:` were expected, and there is a {_spoken(fields)}")
+        raise ConfigurationError(f"{file}: expected fields such as `name:`, found a {_type_name(fields)}")
     return fields
 
 
 @lru_cache(maxsize=1)
 def _loader() -> Any:
-    """YAML's own safe loader, except that a key that stands twice is an error, and that only `true` and `false` are
-    boolean and no text is a date: a program may well be called `yes`."""
+    """Return YAML's safe loader, except that a repeated key is an error, only `true` and `false` are booleans, and no
+    text is a date: a program may be called `yes`."""
     import yaml  # noqa: PLC0415
 
-    quickest: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    fastest: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
-    class Loader(quickest):  # type: ignore[misc]
+    class Loader(fastest):  # type: ignore[misc]
         def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
             seen: set[str] = set()
             for key, _ in node.value:
                 if isinstance(key, yaml.ScalarNode) and key.value != "<<":
                     if key.value in seen:
-                        raise yaml.constructor.ConstructorError(None, None, f"{key.value} stands twice", key.start_mark)
+                        raise yaml.constructor.ConstructorError(
+                            None, None, f"the key {key.value} is repeated", key.start_mark
+                        )
                     seen.add(key.value)
-            made: dict[Any, Any] = super().construct_mapping(node, deep=deep)
-            return made
+            mapping: dict[Any, Any] = super().construct_mapping(node, deep=deep)
+            return mapping
 
     Loader.yaml_implicit_resolvers = {
         letter: [(tag, pattern) for tag, pattern in known if not tag.endswith((":bool", ":timestamp"))]
-        for letter, known in quickest.yaml_implicit_resolvers.items()
+        for letter, known in fastest.yaml_implicit_resolvers.items()
     }
     Loader.add_implicit_resolver("tag:yaml.org,2002:bool", _BOOLEAN, list("tTfF"))
     return Loader
 
 
-def _told(data: bytes, file: str, error: Any) -> str:
-    # The first part of a place is the kind, which nobody wrote there.
-    place = [part for part in error["loc"][1:] if part not in _NOT_WRITTEN]
-    message, given = str(error["msg"]), error.get("input")
+def _message(data: bytes, file: str, error: Any) -> str:
+    # The first part of the path is the kind of definition, and some are parts of the models; neither is in the file.
+    path = [part for part in error["loc"][1:] if part not in _NOT_IN_FILE]
+    message, value = str(error["msg"]), error.get("input")
     match error["type"]:
         case "missing":
             expected = "is missing"
         case "extra_forbidden":
-            expected = f"nobody knows this field{_meant(error['loc'])}"
+            expected = f"unknown field{_suggestion(error['loc'])}"
         case "model_type" | "model_attributes_type" | "dict_type":
-            expected = f"should be fields (`name: value`), not {_short(given)}"
+            expected = f"should be fields (`name: value`), not {_short(value)}"
         case "value_error":
             expected = message.removeprefix("Value error, ")
             field, found, rest = expected.partition(": ")
-            if found and " " not in field and not place:
-                place, expected = list(field.split(".")), rest
+            if found and " " not in field and not path:
+                path, expected = list(field.split(".")), rest
         case _:
-            spoken = message.removeprefix("Input ").replace("a valid tuple", "a list").replace("a valid string", "text")
-            expected = f"{spoken}, not {_short(given)}"
-    field = ".".join(map(str, place)) or "the definition"
-    return f"{file}, line {_line(data, place)}, {field}: {expected}"
+            plain = message.removeprefix("Input ").replace("a valid tuple", "a list").replace("a valid string", "text")
+            expected = f"{plain}, not {_short(value)}"
+    field = ".".join(map(str, path)) or "the definition"
+    return f"{file}, line {_line(data, path)}, {field}: {expected}"
 
 
 _FIELDS = {
@@ -173,27 +173,28 @@ _FIELDS = {
     "openapi": [OpenApiDefinition.model_fields],
     "python": [PythonDefinition.model_fields],
 }
-"""Of each kind: what stands in the definition itself, then what stands in its parts."""
+"""The fields of each kind of definition, then those of its parts."""
 
 
-def _meant(place: Place) -> str:
-    """Which field may have been meant, where one is near."""
-    whole, *parts = _FIELDS[str(place[0])]
-    names = {part.alias or name for one in ([whole] if len(place) == 2 else parts) for name, part in one.items()}
-    said = did_you_mean(str(place[-1]), names)
-    return said if "did you mean" in said else ""
+def _suggestion(path: FieldPath) -> str:
+    """Return which field may have been meant, if one has a similar name."""
+    definition, *parts = _FIELDS[str(path[0])]
+    models = [definition] if len(path) == 2 else parts
+    names = {field.alias or name for model in models for name, field in model.items()}
+    suggestion = did_you_mean(str(path[-1]), names)
+    return suggestion if "did you mean" in suggestion else ""
 
 
-_NOT_WRITTEN = frozenset(("str", "tuple[constrained-str, ...]", "tuple[str, ...]", "function-before", "[key]"))
+_NOT_IN_FILE = frozenset(("str", "tuple[constrained-str, ...]", "tuple[str, ...]", "function-before", "[key]"))
 
 
-def _line(data: bytes, place: Place) -> int:
-    """Where the field stands, or the nearest one above it; from 1."""
+def _line(data: bytes, path: FieldPath) -> int:
+    """Return the line of a field, or of the nearest one above it; from 1."""
     import yaml  # noqa: PLC0415
 
     node: Any = yaml.compose(data, yaml.SafeLoader)
     line = node.start_mark.line + 1
-    for part in place:
+    for part in path:
         if isinstance(node, yaml.MappingNode):
             found = next(((key, value) for key, value in node.value if key.value == str(part)), None)
             if found is None:
@@ -208,312 +209,178 @@ def _line(data: bytes, place: Place) -> int:
 
 
 def _short(value: Any) -> str:
-    shown = repr(value)
-    return shown if len(shown) <= 60 else f"{shown[:57]}…"
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}…"
 
 
-def _spoken(value: Any) -> str:
+def _type_name(value: Any) -> str:
     return "list" if isinstance(value, list) else "text" if isinstance(value, str) else type(value).__name__
 
 
-logger = logging.getLogger(__name__)
-
 OnError = Literal["raise", "skip"]
+"""What to do about a wrong definition file: raise `ConfigurationError`, or log it and leave it out."""
 
-_MOST_KEPT = 5000
+_CACHE_SIZE = 5000
 _parsed: dict[str, AnyDefinition] = {}
-"""By the hash of the file; all sessions of this process share it, because definitions never change."""
+"""Definitions by the hash of their file, shared by all sessions of this process."""
 
-
-@dataclass(frozen=True)
-class Definitions:
-    """What was found, and what was wrong with the rest, by file."""
-
-    by_file: dict[str, AnyDefinition] = field(default_factory=dict)
-    problems: dict[str, ConfigurationError] = field(default_factory=dict)
-
-
-async def definition_files(store: Store, prefix: str = "tools") -> list[str]:
-    """All of `prefix/**/*.yaml` and `.yml`."""
-    return [key for key in await store.list(prefix) if key.endswith((".yaml", ".yml"))]
+logger = logging.getLogger(__name__)
 
 
 async def read_definitions(
-    store: Store, prefix: str = "tools", on_error: OnError = "raise", files: Sequence[str] | None = None
-) -> Definitions:
-    """What the files define. A bad one, or a name that stands in two, is a `ConfigurationError`;
+    store: Store, prefix: str = "tools", on_error: OnError = "raise"
+) -> dict[str, AnyDefinition]:
+    """Return the definitions in `prefix/**/*.yaml` and `.yml`, by file.
 
-    with `on_error="skip"` it is logged and the others are there. `files`: as `definition_files` found them just now."""
-    files = await definition_files(store, prefix) if files is None else files
+    A wrong file, or a name that two files define, is a `ConfigurationError`; with `on_error="skip"` it is logged and
+    the others are returned."""
+    files = [key for key in await store.list(prefix) if key.endswith((".yaml", ".yml"))]
     contents = {file: data for file, data in zip(files, await store.get_many(files), strict=True) if data is not None}
     hashes = {file: hashlib.blake2b(data, digest_size=16).hexdigest() for file, data in contents.items()}
-    place = f"library/{prefix}/parsed.json"
+    cache_key = f"library/{prefix}/parsed.json"
     if not _parsed.keys() >= set(hashes.values()):
-        await _recall(store, place)
-    found, new = Definitions(), False
-    named: dict[str, str] = {}
+        await _read_cache(store, cache_key)
+    found: dict[str, AnyDefinition] = {}
+    file_of_name: dict[str, str] = {}
+    has_new = False
     for file, data in contents.items():
         try:
             definition = _parsed.get(hashes[file])
             if definition is None:
-                if _is_openapi(data):
+                if _is_openapi_document(data):
                     continue
-                definition, new = parse(data, file), True
-                _keep(hashes[file], definition)
-            if definition.name in named:
+                definition, has_new = parse_definition(data, file), True
+                _add_to_cache(hashes[file], definition)
+            if definition.name in file_of_name:
                 raise ConfigurationError(
-                    f"{file}, name: {definition.name} is defined in {named[definition.name]} already"
+                    f"{file}, name: {definition.name} is already defined in {file_of_name[definition.name]}"
                 )
-        except ConfigurationError as problem:
+        except ConfigurationError as error:
             if on_error == "raise":
                 raise
-            logger.warning("a tool was left out: %s", problem)
-            found.problems[file] = problem
+            logger.warning("left out a tool: %s", error)
             continue
-        named[definition.name] = file
-        found.by_file[file] = definition
-    if new:
-        await _remember(store, place, hashes.values())
+        file_of_name[definition.name] = file
+        found[file] = definition
+    if has_new:
+        await _write_cache(store, cache_key, hashes.values())
     return found
 
 
-def _is_openapi(data: bytes) -> bool:
-    """Whether a file is what a definition with `type: openapi` refers to, and no definition itself."""
+def _is_openapi_document(data: bytes) -> bool:
+    """Whether a file is what a definition with `type: openapi` names, and no definition itself."""
     return any(line.startswith((b"openapi:", b"swagger:", b'"openapi"')) for line in data[:20_000].splitlines())
 
 
-def _keep(key: str, definition: AnyDefinition) -> None:
-    while len(_parsed) >= _MOST_KEPT:
+def _add_to_cache(key: str, definition: AnyDefinition) -> None:
+    while len(_parsed) >= _CACHE_SIZE:
         _parsed.pop(next(iter(_parsed)))
     _parsed[key] = definition
 
 
-async def _recall(store: Store, place: str) -> None:
-    """What another process has read already; reading it is thirty times quicker than reading YAML."""
+async def _read_cache(store: Store, cache_key: str) -> None:
+    """Read the definitions that another process has parsed; thirty times faster than parsing YAML."""
     try:
-        data = await store.get(place)
-        known: Any = orjson.loads(data) if data else {}
-        for key, fields in known.items() if isinstance(known, dict) else ():
+        data = await store.get(cache_key)
+        cached: Any = orjson.loads(data) if data else {}
+        for key, fields in cached.items() if isinstance(cached, dict) else ():
             if key not in _parsed:
-                _keep(str(key), adapter().validate_python(fields))
-    except (StorageError, ValidationError, orjson.JSONDecodeError) as problem:
-        logger.debug("the tools read before are read again: %s", problem)
+                _add_to_cache(str(key), adapter().validate_python(fields))
+    except (StorageError, ValidationError, orjson.JSONDecodeError) as error:
+        logger.debug("the cache of parsed tool definitions cannot be read, so they are parsed again: %s", error)
 
 
-async def _remember(store: Store, place: str, hashes: Iterable[str]) -> None:
-    kept = {key: _dumped(_parsed[key]) for key in hashes if key in _parsed}
+async def _write_cache(store: Store, cache_key: str, hashes: Iterable[str]) -> None:
+    cached = {
+        key: _parsed[key].model_dump(mode="json", by_alias=True, exclude_unset=True) for key in hashes if key in _parsed
+    }
     try:
-        await store.put(place, orjson.dumps(kept))
-    except StorageError as problem:
-        logger.debug("the tools that were read cannot be kept for the next time: %s", problem)
+        await store.put(cache_key, orjson.dumps(cached))
+    except StorageError as error:
+        logger.debug("the cache of parsed tool definitions cannot be written: %s", error)
 
 
-def _dumped(definition: ToolDefinition) -> dict[str, Any]:
-    return definition.model_dump(mode="json", by_alias=True, exclude_unset=True)
+class FileChanges(NamedTuple):
+    """What a reading of definition files found."""
 
-
-Make = Callable[[str, AnyDefinition], ToolProvider]
-"""What answers for the definition in a file."""
-
-
-Content = AnyDefinition | ConfigurationError
-"""What a file defines, or what is wrong with it."""
-
-
-class Change(NamedTuple):
-    """A file that is not as it was: the provider it had, and the one it has now."""
-
-    old: ToolProvider | None
-    new: ToolProvider | None
-
-
-@dataclass(frozen=True)
-class _Read:
-    """A file as it was read."""
-
-    content: Content
-    provider: ToolProvider
-    stamps: Mapping[str, Stamp | None]
-    """Of the file, and of what it names beside it."""
-
-
-class Broken:
-    """Stands for a file that cannot be read, so that whoever looks for its tools is told why."""
-
-    def __init__(self, name: str, problem: ConfigurationError) -> None:
-        self.name = name
-        self._problem = problem
-
-    async def definitions(self) -> Sequence[Tool]:
-        # Without the frames of earlier raises, which would add up on the one object.
-        raise self._problem.with_traceback(None)
-
-    async def call(self, tool: Tool, arguments: Mapping[str, Any], stream: OnOutput | None = None) -> Any:
-        raise self._problem.with_traceback(None)
-
-    async def close(self) -> None:
-        """Nothing was started."""
+    providers: dict[str, tuple[AnyDefinition, ToolProvider]]
+    """All providers by file, with their definitions."""
+    added: list[ToolProvider]
+    removed: list[ToolProvider]
 
 
 class ToolFiles:
-    """`prefix/**/*.yaml` of a store, each with its provider as long as the file says the same."""
+    """`prefix/**/*.yaml` of a store, with a provider for each file."""
 
-    def __init__(self, store: Store, prefix: str, make: Make, on_error: OnError = "raise") -> None:
-        """`on_error` is for files that are wrong from the beginning; one that breaks later costs its own tools only."""
+    def __init__(
+        self,
+        store: Store,
+        *,
+        prefix: str = "tools",
+        secrets: Secrets,
+        sandbox: Runner | None = None,
+        on_error: OnError = "raise",
+    ) -> None:
+        """`sandbox` runs the programs of definitions with `runs: sandbox`. Nothing is read yet."""
         self._store = store
         self._prefix = prefix
-        self._make = make
-        self._on_error = on_error
-        self._stamps: dict[str, Stamp | None] | None = None
-        self._read: dict[str, _Read] = {}
-        self._file_of: dict[ToolProvider, str] = {}
+        self._secrets = secrets
+        self._sandbox = sandbox
+        self._on_error: OnError = on_error
+        self._providers: dict[str, tuple[AnyDefinition, ToolProvider]] = {}
 
-    async def is_as_read(self, provider: ToolProvider) -> bool:
-        """Whether the file behind it is the one that was read, at the cost of a stamp."""
-        file = self._file_of.get(provider)
-        if file is None:
-            return True
-        stamps = self._read[file].stamps
-        try:
-            return stamps == await self._stamped([*stamps])
-        except StorageError:
-            return False
+    async def read_changes(self) -> FileChanges:
+        """Read the files; `ConfigurationError` for a wrong one. A provider with the same definition stays.
 
-    async def look(self) -> list[Change]:
-        """Read what changed; the first time, everything, and `ConfigurationError` for a bad file.
+        That of an OpenAPI service whose document is beside the file is always made anew: it reads the document once."""
+        before, now = self._providers, dict[str, tuple[AnyDefinition, ToolProvider]]()
+        for file, definition in (await read_definitions(self._store, self._prefix, self._on_error)).items():
+            known = before.get(file)
+            if known is not None and known[0] == definition and not isinstance(definition, OpenApiDefinition):
+                now[file] = known
+            else:
+                now[file] = definition, self.make_provider(file, definition)
+        old, new = ([provider for _, provider in some.values()] for some in (before, now))
+        kept = {id(provider) for provider in old} & {id(provider) for provider in new}
+        return FileChanges(
+            now,
+            added=[provider for provider in new if id(provider) not in kept],
+            removed=[provider for provider in old if id(provider) not in kept],
+        )
 
-        Where the store does not answer later on, everything stays as it was."""
-        try:
-            return await self._looked()
-        except StorageError as problem:
-            if self._stamps is None:
-                raise
-            logger.warning("whether tool files changed cannot be seen: %s", problem)
-            return []
+    def apply(self, changes: FileChanges) -> None:
+        """Use what was read."""
+        self._providers = changes.providers
 
-    async def _looked(self) -> list[Change]:
-        files = await definition_files(self._store, self._prefix)
-        # Taken before the files are read: what is written meanwhile has another stamp the next time.
-        stamps = await self._stamped([*files, *(_stamped_keys(self._read) - {*files})])
-        if stamps == self._stamps:
-            return []
-        on_error = self._on_error if self._stamps is None else "skip"
-        found = await read_definitions(self._store, self._prefix, on_error, files)
-        named = {file: _named_by(file, definition) for file, definition in found.by_file.items()}
-        stamps |= await self._stamped([key for key in named.values() if key is not None and key not in stamps])
-        # One that has never been right is left out where that is wanted; what it says is in the log.
-        wrong = {file: one for file, one in found.problems.items() if file in self._read or self._on_error == "raise"}
-        read = {
-            file: self._now(file, content, {key: stamps[key] for key in (file, named.get(file)) if key is not None})
-            for file, content in (found.by_file | wrong).items()
-        }
-        changes = [Change(_provider(self._read.get(file)), _provider(read.get(file))) for file in self._read | read]
-        self._read = read
-        self._stamps = {key: stamps[key] for key in {*files} | _stamped_keys(read)}
-        self._file_of = {one.provider: file for file, one in read.items()}
-        return [change for change in changes if change.old is not change.new]
+    def make_provider(self, file: str, definition: AnyDefinition) -> ToolProvider:
+        """Return the provider of a definition; nothing is started yet."""
+        match definition:
+            case CliDefinition():
+                return CliProvider(definition, self._secrets, sandbox=self._sandbox)
+            case PythonDefinition():
+                return ModuleProvider(definition)
+            case McpDefinition():
+                if find_spec("mcp") is None:
+                    raise MissingExtra("tools of type mcp need", "mcp")
+                return McpProvider(definition, self._secrets)
+            case HttpDefinition():
+                return HttpProvider(definition, self._secrets)
+            case OpenApiDefinition():
+                return OpenApiProvider(definition, self._secrets, read=self._reader_beside(file))
+            case _:
+                assert_never(definition)
 
-    async def _stamped(self, keys: Sequence[str]) -> dict[str, Stamp | None]:
-        return dict(zip(keys, await self._store.stamps(keys), strict=True)) if keys else {}
+    def _reader_beside(self, file: str) -> ReadFile:
+        """Return a function that reads a file named in a definition: in the store, or on this machine by an absolute
+        path."""
 
-    def _now(self, file: str, content: Content, stamps: Mapping[str, Stamp | None]) -> _Read:
-        """What a file is now: with the provider that it has, where nothing else than its look changed."""
-        was = self._read.get(file)
-        if was is not None and _same(was.content, content) and _rest(was.stamps, file) == _rest(stamps, file):
-            return _Read(was.content, was.provider, stamps)
-        if not isinstance(content, ConfigurationError):
-            return _Read(content, self._make(file, content), stamps)
-        stem = posixpath.basename(file).rpartition(".")[0]
-        return _Read(content, Broken(was.provider.name if was is not None else python_name(stem), content), stamps)
+        async def read(path: str) -> bytes:
+            if os.path.isabs(path):
+                return Path(path).read_bytes()
+            key = posixpath.normpath(posixpath.join(posixpath.dirname(file), path))
+            data = await self._store.get(key)
+            if data is None:
+                raise FileNotFoundError(f"there is no {key} beside {file}")
+            return data
 
-
-def _provider(read: _Read | None) -> ToolProvider | None:
-    return read.provider if read is not None else None
-
-
-def _named_by(file: str, definition: AnyDefinition) -> str | None:
-    """The key of what a definition names beside it, where it does."""
-    if not isinstance(definition, OpenApiDefinition):
-        return None
-    try:
-        return check_key(key_beside(file, definition.spec))
-    except KeyRefused:
-        # An address, a file of this machine, or one that nobody may read.
-        return None
-
-
-def key_beside(file: str, path: str) -> str:
-    """The key of what a file names by a relative path."""
-    return posixpath.normpath(posixpath.join(posixpath.dirname(file), path))
-
-
-def _stamped_keys(read: Mapping[str, _Read]) -> set[str]:
-    return {key for one in read.values() for key in one.stamps}
-
-
-def _rest(stamps: Mapping[str, Stamp | None], file: str) -> dict[str, Stamp | None]:
-    return {key: stamp for key, stamp in stamps.items() if key != file}
-
-
-def _same(one: Content, other: Content) -> bool:
-    if isinstance(one, ConfigurationError) or isinstance(other, ConfigurationError):
-        return type(one) is type(other) and str(one) == str(other)
-    return one == other
-
-
-Read = Callable[[str], Awaitable[bytes]]
-"""The bytes of a file that a definition names; `FileNotFoundError` when there is none."""
-
-
-def tool_files(
-    store: Store,
-    *,
-    prefix: str = "tools",
-    secrets: Secrets,
-    sandbox: Runner | None = None,
-    on_error: OnError = "raise",
-) -> ToolFiles:
-    """The definitions in `prefix/**/*.yaml`, each with its provider; nothing is read or started yet.
-
-    `sandbox`: who runs programs inside, for definitions that say `runs: sandbox`."""
-
-    def make(file: str, definition: AnyDefinition) -> ToolProvider:
-        return provider_of(definition, secrets=secrets, sandbox=sandbox, read=_beside(store, file))
-
-    return ToolFiles(store, prefix, make, on_error)
-
-
-def provider_of(
-    definition: AnyDefinition, *, secrets: Secrets, read: Read, sandbox: Runner | None = None
-) -> ToolProvider:
-    """What answers for the definition's tools."""
-    match definition:
-        case CliDefinition():
-            return CliProvider(definition, secrets, sandbox=sandbox)
-        case PythonDefinition():
-            return ModuleProvider(definition)
-        case McpDefinition():
-            if find_spec("mcp") is None:
-                raise MissingExtra("tools of type mcp need", "mcp")
-            return McpProvider(definition, secrets)
-        case HttpDefinition():
-            return HttpProvider(definition, secrets)
-        case OpenApiDefinition():
-            return OpenApiProvider(definition, secrets, read=read)
-        case _:
-            assert_never(definition)
-
-
-def _beside(store: Store, file: str) -> Read:
-    """Reads what is named relative to a definition: from the store, or from this machine by an absolute path."""
-
-    async def read(path: str) -> bytes:
-        if os.path.isabs(path):
-            return Path(path).read_bytes()
-        key = key_beside(file, path)
-        data = await store.get(key)
-        if data is None:
-            raise FileNotFoundError(f"there is no {key} beside {file}")
-        return data
-
-    return read
+        return read

@@ -1,4 +1,4 @@
-"""Tools of an HTTP service: its endpoints, the client they share, and answers as data."""
+"""Tools of an HTTP service: its endpoints, the client they share, and its answers as data."""
 
 import asyncio
 import codecs
@@ -11,7 +11,14 @@ from urllib.parse import parse_qsl, urlsplit
 from carrel.errors import ToolCallError, ToolTimeoutError
 from carrel.library.names import python_names
 from carrel.library.tools.definitions import Endpoint, HttpDefinition
-from carrel.library.tools.http_request import UNSET, ApiOperation, HttpRequest, Place, RequestParameter, build_request
+from carrel.library.tools.http_request import (
+    UNSET,
+    ApiOperation,
+    HttpRequest,
+    Location,
+    RequestParameter,
+    build_request,
+)
 from carrel.library.tools.secrets import Secrets, redacted_http_logs
 from carrel.library.tools.tool import Tool
 from carrel.processes import OnOutput, run_in_thread
@@ -50,14 +57,15 @@ def _kind(content_type: str) -> str:
     return content_type.partition(";")[0].strip().lower()
 
 
-def value_of(content_type: str, charset: str, body: bytes) -> Any:
-    """JSON as data, text as text, anything else as bytes; nothing is None. `ValueError` for JSON that is none."""
+def parse_body(content_type: str, charset: str, body: bytes) -> Any:
+    """Return JSON as data, text as str, an empty body as None, and anything else as bytes; `ValueError` for invalid
+    JSON."""
     if not body:
         return None
     if is_json(content_type):
         return json.loads(body)
     if is_text(content_type):
-        return decoded(body, charset)
+        return decode(body, charset)
     if not content_type:
         try:
             return body.decode()
@@ -66,8 +74,8 @@ def value_of(content_type: str, charset: str, body: bytes) -> Any:
     return body
 
 
-def decoded(body: bytes, charset: str) -> str:
-    """The text, in the charset it claims where there is one."""
+def decode(body: bytes, charset: str) -> str:
+    """Decode a text in its declared charset, if that is known."""
     try:
         return body.decode(charset or "utf-8", "replace")
     except LookupError:
@@ -76,24 +84,24 @@ def decoded(body: bytes, charset: str) -> str:
 
 LARGEST_ANSWER = 32 * 1024 * 1024
 MOST_REDIRECTS = 5
-LONGEST_COMPLAINT = 2000
-LONGEST_READ = 64 * 1024
-"""Bytes of a complaint that are read at all."""
+LONGEST_ERROR = 2000
+"""Characters of the answer in the message of an error."""
+LONGEST_ERROR_READ = 64 * 1024
+"""Bytes of the answer that are decoded for that."""
 
-_LEADS_ELSEWHERE = frozenset((301, 302, 303, 307, 308))
-"""What is left of these says not where."""
-_HARMLESS_TWICE = frozenset(("GET", "HEAD", "OPTIONS", "PUT", "DELETE", "QUERY"))
+_REDIRECTS = frozenset((301, 302, 303, 307, 308))
+_REPEATABLE = frozenset(("GET", "HEAD", "OPTIONS", "PUT", "DELETE", "QUERY"))
 
 
 class HttpClient:
-    """What all calls of one definition share."""
+    """The HTTP client of one definition."""
 
     def __init__(self, secrets: Secrets, headers: Mapping[str, str], query: Mapping[str, str]) -> None:
         self._secrets = secrets
         self._headers = headers
         self._query = query
         self._client: httpx2.AsyncClient | None = None
-        self._closed = False
+        self._is_closed = False
 
     async def call(
         self,
@@ -101,212 +109,212 @@ class HttpClient:
         base_url: str,
         operation: ApiOperation,
         arguments: Mapping[str, Any],
-        stream: OnOutput | None = None,
+        on_output: OnOutput | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> Any:
-        """The answer as data; `ToolCallError` with its status when that is an error.
+        """Return the answer as data; `ToolCallError` with its status when that is an error.
 
-        `headers`: more that the definition sends; only in what it says are secrets filled in, never in arguments."""
+        `headers`: further headers of the definition; secrets are substituted in these, never in arguments."""
         try:
             request = build_request(operation, arguments)
-        except ToolCallError as problem:
-            raise ToolCallError(f"{tool.name}: {problem}") from None
-        what = f"{request.method} {request.path}"
+        except ToolCallError as error:
+            raise ToolCallError(f"{tool.name}: {error}") from None
+        label = f"{tool.name}: {request.method} {request.path}"
         try:
             async with asyncio.timeout(tool.timeout):
-                fixed = self._secrets.fill_headers({**self._headers, **(headers or {})})
+                fixed = self._secrets.substitute_headers({**self._headers, **(headers or {})})
                 with redacted_http_logs(self._secrets):
-                    return await self._call(f"{tool.name}: {what}", base_url, request, fixed, stream)
+                    return await self._call(label, base_url, request, fixed, on_output)
         except TimeoutError:
-            raise ToolTimeoutError(f"{tool.name}: {what} took longer than {tool.timeout:g} s") from None
+            raise ToolTimeoutError(f"{label} took longer than {tool.timeout:g} s") from None
 
     async def fetch(self, url: str, seconds: float) -> bytes:
-        """What is at a URL, asked without the service's secrets."""
-        client = await self._opened()
+        """Return the body at a URL; the request contains none of the service's secrets."""
+        client = await self._open()
         try:
             async with asyncio.timeout(seconds):
-                response = await self._sent(client, client.build_request("GET", url), frozenset())
+                response = await self._send(client, client.build_request("GET", url), frozenset())
                 body = await self._read(response, None)
         except TimeoutError:
             raise ToolCallError(f"{url} did not answer within {seconds:g} s") from None
-        except _failures() as problem:
-            raise ToolCallError(f"{url} {_words(problem)}") from None
+        except _http_errors() as error:
+            raise ToolCallError(f"{url} {_describe(error)}") from None
         if response.status_code >= 400:
             raise ToolCallError(f"{url} answered {response.status_code} {response.reason_phrase}".rstrip())
         return body
 
     async def close(self) -> None:
-        """Let go of the connections; twice is harmless."""
-        self._closed = True
+        """Close the connections; closing twice has no effect."""
+        self._is_closed = True
         client, self._client = self._client, None
         if client is not None:
             await client.aclose()
 
-    async def _opened(self) -> "httpx2.AsyncClient":
-        if self._closed:
-            raise ToolCallError("the session that this tool belonged to was closed")
+    async def _open(self) -> "httpx2.AsyncClient":
+        if self._is_closed:
+            raise ToolCallError("the session of this tool is closed")
         if self._client is None:
             httpx2 = await run_in_thread(lambda: import_module("httpx2"))
-            # How long an answer may take is each call's own matter.
+            # Each call has its own limit for the answer.
             self._client = self._client or httpx2.AsyncClient(timeout=httpx2.Timeout(None, connect=30))
         return self._client
 
     async def _call(
-        self, what: str, base_url: str, request: HttpRequest, fixed: Mapping[str, str], stream: OnOutput | None
+        self, label: str, base_url: str, request: HttpRequest, fixed: Mapping[str, str], on_output: OnOutput | None
     ) -> Any:
-        client = await self._opened()
+        client = await self._open()
         url = urlsplit(base_url)
         query: list[Any] = [
             *parse_qsl(url.query, keep_blank_values=True),
-            *self._secrets.fill_all(self._query).items(),
+            *self._secrets.substitute_all(self._query).items(),
             *request.query,
         ]
-        settled = {name.lower() for name in fixed}
-        asked = {name: value for name, value in request.headers.items() if name.lower() not in settled}
-        whole = url._replace(path=url.path.rstrip("/") + request.path, query="", fragment="").geturl()
+        fixed_names = {name.lower() for name in fixed}
+        own = {name: value for name, value in request.headers.items() if name.lower() not in fixed_names}
+        target = url._replace(path=url.path.rstrip("/") + request.path, query="", fragment="").geturl()
         try:
-            given = client.build_request(
+            built = client.build_request(
                 request.method,
-                whole,
+                target,
                 params=query or None,
-                headers={"Accept": "application/json, */*;q=0.8", **asked, **fixed},
+                headers={"Accept": "application/json, */*;q=0.8", **own, **fixed},
                 content=request.content,
             )
-            response = await self._sent(client, given, frozenset(name.lower() for name in (*fixed, *asked)))
-            body = await self._read(response, stream)
-        except _failures() as problem:
-            raise ToolCallError(self._secrets.hide(f"{what} {_words(problem)}")) from None
+            response = await self._send(client, built, frozenset(name.lower() for name in (*fixed, *own)))
+            body = await self._read(response, on_output)
+        except _http_errors() as error:
+            raise ToolCallError(self._secrets.redact(f"{label} {_describe(error)}")) from None
         kind = response.headers.get("content-type", "")
-        if response.status_code >= 400 or response.status_code in _LEADS_ELSEWHERE:
-            raise self._refused(what, response, body)
+        if response.status_code >= 400 or response.status_code in _REDIRECTS:
+            raise self._error(label, response, body)
         if request.method == "HEAD":
             return {"status": response.status_code, "headers": dict(response.headers)}
         try:
-            return value_of(kind, response.charset_encoding or "", body)
-        except (ValueError, RecursionError) as problem:
-            raise ToolCallError(f"{what} answered with what it calls JSON and is none: {problem}") from None
+            return parse_body(kind, response.charset_encoding or "", body)
+        except (ValueError, RecursionError) as error:
+            raise ToolCallError(f"{label} answered with invalid JSON: {error}") from None
 
-    def _refused(self, what: str, response: "httpx2.Response", body: bytes) -> ToolCallError:
-        # What is secret goes before the rest is cut off, and here also where it is cut off first.
-        part = decoded(body[:LONGEST_READ], response.charset_encoding or "").encode("utf-8", "replace")
-        clear = self._secrets.hide_cut(part, end=len(body) > LONGEST_READ)
-        said = clear.decode("utf-8", "replace").strip()[:LONGEST_COMPLAINT]
-        text = self._secrets.hide(f"{what} answered {response.status_code} {response.reason_phrase}".rstrip())
-        problem = ToolCallError(f"{text}: {said}" if said else text)
-        problem.status = response.status_code
-        return problem
+    def _error(self, label: str, response: "httpx2.Response", body: bytes) -> ToolCallError:
+        # Redacted before it is shortened: a part of a secret would not be recognized.
+        text = decode(body[:LONGEST_ERROR_READ], response.charset_encoding or "").encode("utf-8", "replace")
+        redacted = self._secrets.redact_piece(text, cut_end=len(body) > LONGEST_ERROR_READ)
+        answer = redacted.decode("utf-8", "replace").strip()[:LONGEST_ERROR]
+        status = self._secrets.redact(f"{label} answered {response.status_code} {response.reason_phrase}".rstrip())
+        error = ToolCallError(f"{status}: {answer}" if answer else status)
+        error.status = response.status_code
+        return error
 
-    async def _sent(
+    async def _send(
         self, client: "httpx2.AsyncClient", request: "httpx2.Request", private: frozenset[str]
     ) -> "httpx2.Response":
-        """The answer, its body unread. Redirects are followed; to another host without what is private."""
+        """Return the answer with its body unread. Redirects are followed; to another host without `private` headers."""
         for _ in range(MOST_REDIRECTS + 1):
-            response = await _answered(client, request)
-            following = response.next_request
-            if following is None:
+            response = await _send_once_or_twice(client, request)
+            redirected = response.next_request
+            if redirected is None:
                 return response
             await response.aclose()
-            before, after = request.url, following.url
+            before, after = request.url, redirected.url
             if (before.scheme, before.host, before.port) != (after.scheme, after.host, after.port):
-                if following.method not in ("GET", "HEAD") or (before.scheme, after.scheme) == ("https", "http"):
+                if redirected.method not in ("GET", "HEAD") or (before.scheme, after.scheme) == ("https", "http"):
                     raise ToolCallError(f"redirects {request.method} to {after.host}, which is not followed")
-                for name in {*private, "authorization", "cookie"} & set(following.headers):
-                    del following.headers[name]
-            request = following
+                for name in {*private, "authorization", "cookie"} & set(redirected.headers):
+                    del redirected.headers[name]
+            request = redirected
         raise ToolCallError(f"redirects more than {MOST_REDIRECTS} times")
 
-    async def _read(self, response: "httpx2.Response", stream: OnOutput | None) -> bytes:
-        told = stream if is_text(response.headers.get("content-type", "")) else None
-        words = codecs.getincrementaldecoder("utf-8")("replace")
+    async def _read(self, response: "httpx2.Response", on_output: OnOutput | None) -> bytes:
+        stream = on_output if is_text(response.headers.get("content-type", "")) else None
+        decoder = codecs.getincrementaldecoder("utf-8")("replace")
         body = bytearray()
         try:
             async for piece in response.aiter_bytes():
                 body += piece
                 if len(body) > LARGEST_ANSWER:
                     raise ToolCallError(f"answered with more than {LARGEST_ANSWER // 2**20} MiB")
-                if told is not None and (text := words.decode(piece)):
-                    told(text)
+                if stream is not None and (text := decoder.decode(piece)):
+                    stream(text)
         finally:
             await response.aclose()
         return bytes(body)
 
 
-async def _answered(client: "httpx2.AsyncClient", request: "httpx2.Request") -> "httpx2.Response":
-    """The answer, its body unread. A kept connection that the service had closed just then costs no call:
+async def _send_once_or_twice(client: "httpx2.AsyncClient", request: "httpx2.Request") -> "httpx2.Response":
+    """Return the answer with its body unread.
 
-    it is asked once more where asking twice does no more than asking once."""
-    import httpx2  # noqa: PLC0415 -- loaded by now
+    The service may just have closed a connection that was kept open; a request that may be repeated is sent again."""
+    import httpx2  # noqa: PLC0415 -- already imported here
 
     try:
         return await client.send(request, stream=True, follow_redirects=False)
     except (httpx2.RemoteProtocolError, httpx2.ReadError, httpx2.WriteError):
-        if request.method not in _HARMLESS_TWICE:
+        if request.method not in _REPEATABLE:
             raise
         return await client.send(request, stream=True, follow_redirects=False)
 
 
-def _failures() -> tuple[type[Exception], ...]:
-    import httpx2  # noqa: PLC0415 -- loaded by now; slow where it is not needed
+def _http_errors() -> tuple[type[Exception], ...]:
+    import httpx2  # noqa: PLC0415 -- already imported here; slow to import
 
     return (httpx2.HTTPError, httpx2.InvalidURL, httpx2.StreamError, ToolCallError, OSError)
 
 
-def _words(problem: Exception) -> str:
-    if isinstance(problem, ToolCallError):
-        return str(problem)
-    if type(problem).__name__ in ("ConnectError", "ConnectTimeout"):
-        return f"could not reach the service: {problem}"
-    return f"failed: {str(problem) or type(problem).__name__}"
+def _describe(error: Exception) -> str:
+    if isinstance(error, ToolCallError):
+        return str(error)
+    if type(error).__name__ in ("ConnectError", "ConnectTimeout"):
+        return f"could not reach the service: {error}"
+    return f"failed: {str(error) or type(error).__name__}"
 
 
 FORM = "application/x-www-form-urlencoded"
 _IN_QUERY = frozenset(("GET", "HEAD", "DELETE", "OPTIONS"))
 _PATH_VALUE: Mapping[str, Any] = {"type": ["string", "integer"]}
-"""Of a parameter that stands in the path and is described nowhere."""
+"""Schema of a parameter of the path that the definition does not describe."""
 
 
 class HttpProvider:
-    """A service and what can be asked of it."""
+    """The tool provider of a service's endpoints."""
 
     def __init__(self, definition: HttpDefinition, secrets: Secrets) -> None:
         self.name = definition.name
         self.description = definition.description
         self._definition = definition
-        self._caller = HttpClient(secrets, definition.headers, definition.query)
+        self._client = HttpClient(secrets, definition.headers, definition.query)
         self._operations: dict[str, tuple[ApiOperation, Mapping[str, str]]] = {}
-        self._tools = [self._learned(word, name) for word, name in python_names(definition.endpoints).items()]
+        self._tools = [self._make_tool(word, name) for word, name in python_names(definition.endpoints).items()]
 
-    def _learned(self, word: str, name: str) -> Tool:
-        given, endpoint = self._definition, self._definition.endpoints[name]
-        operation, parameters = operation_of(endpoint)
+    def _make_tool(self, word: str, name: str) -> Tool:
+        definition, endpoint = self._definition, self._definition.endpoints[name]
+        operation, parameters = make_operation(endpoint)
         tool = Tool(
             name=f"{self.name}.{word}",
             description=endpoint.description,
             parameters=parameters,
             positional=tuple(parameters["properties"]),
-            tags=(*given.tags, *endpoint.tags),
-            approval=endpoint.approval or given.approval,
-            timeout=endpoint.timeout or given.timeout,
-            stream=given.stream,
+            tags=(*definition.tags, *endpoint.tags),
+            approval=endpoint.approval or definition.approval,
+            timeout=endpoint.timeout or definition.timeout,
+            stream=definition.stream,
         )
         self._operations[tool.name] = operation, endpoint.headers
         return tool
 
     async def definitions(self) -> Sequence[Tool]:
-        """Always the same; nothing has to run for that."""
+        """Return the tools, which never change."""
         return self._tools
 
-    async def call(self, tool: Tool, arguments: Mapping[str, Any], stream: OnOutput | None = None) -> Any:
-        """The service's answer: JSON as data, text as text, anything else as bytes."""
+    async def call(self, tool: Tool, arguments: Mapping[str, Any], on_output: OnOutput | None = None) -> Any:
+        """Return the service's answer: JSON as data, text as str, anything else as bytes."""
         operation, headers = self._operations[tool.name]
-        return await self._caller.call(tool, self._definition.base_url, operation, arguments, stream, headers)
+        return await self._client.call(tool, self._definition.base_url, operation, arguments, on_output, headers)
 
     async def close(self) -> None:
-        await self._caller.close()
+        await self._client.close()
 
 
-def operation_of(endpoint: Endpoint) -> tuple[ApiOperation, dict[str, Any]]:
-    """The request an endpoint stands for, and the schema of its arguments: those of the path first."""
+def make_operation(endpoint: Endpoint) -> tuple[ApiOperation, dict[str, Any]]:
+    """Return the request of an endpoint, and the schema of its arguments: those of the path first."""
     in_path = endpoint.path_names
     described = {given.name or name: name for name, given in endpoint.params.items()}
     undescribed = [name for name in in_path if name not in described]
@@ -319,12 +327,14 @@ def operation_of(endpoint: Endpoint) -> tuple[ApiOperation, dict[str, Any]]:
         given = endpoint.params.get(name)
         schema = dict(_PATH_VALUE) if given is None else given.value_schema
         wire = (given.name if given is not None else None) or name
-        place: Place = "path" if wire in in_path else (given.place if given is not None else None) or _usual(endpoint)
+        location: Location = "query" if endpoint.method in _IN_QUERY else "body"
+        location = "path" if wire in in_path else (given.location if given is not None else None) or location
         default = schema.get("default", UNSET)
         properties[word] = schema
-        if default is UNSET and (name in undescribed or place == "path" or (given is not None and given.required)):
+        if default is UNSET and (name in undescribed or location == "path" or (given is not None and given.required)):
             required.append(word)
-        parts.append(RequestParameter(word, wire, place, default, style="simple" if place == "path" else "form"))
+        style = "simple" if location == "path" else "form"
+        parts.append(RequestParameter(word, wire, location, default, style=style))
     operation = ApiOperation(
         method=endpoint.method,
         path=endpoint.path if endpoint.path.startswith("/") else f"/{endpoint.path}",
@@ -333,7 +343,3 @@ def operation_of(endpoint: Endpoint) -> tuple[ApiOperation, dict[str, Any]]:
     )
     schema = {"type": "object", "properties": properties, "required": required, "additionalProperties": False}
     return operation, schema
-
-
-def _usual(endpoint: Endpoint) -> Place:
-    return "query" if endpoint.method in _IN_QUERY else "body"

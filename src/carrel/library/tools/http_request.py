@@ -1,4 +1,4 @@
-"""Pure: an operation and the arguments of a call in, the parts of the HTTP request out."""
+"""HTTP requests from operations and the arguments of calls; pure functions."""
 
 import base64
 import hashlib
@@ -11,9 +11,9 @@ from urllib.parse import parse_qsl, quote, urlencode
 
 from carrel.errors import ToolCallError
 
-Place = Literal["path", "query", "header", "cookie", "body", "payload"]
+Location = Literal["path", "query", "header", "cookie", "body", "payload"]
 UNSET: Any = object()
-"""No default: what is not given is not sent."""
+"""The parameter has no default: it is sent only if the caller passes it."""
 
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 _DELIMITERS = {"spaceDelimited": " ", "pipeDelimited": "|"}
@@ -21,39 +21,40 @@ _DELIMITERS = {"spaceDelimited": " ", "pipeDelimited": "|"}
 
 @dataclass(frozen=True)
 class RequestParameter:
-    """Where one argument goes, and how it is written there."""
+    """Where an argument is sent, and how it is encoded."""
 
     name: str
-    """In Python."""
+    """Its name in Python."""
     wire: str
-    place: Place
+    """Its name in the request."""
+    location: Location
     default: Any = UNSET
     style: str = "form"
-    """As OpenAPI names them: form, simple, label, matrix, spaceDelimited, pipeDelimited, deepObject."""
+    """One of OpenAPI's styles: form, simple, label, matrix, spaceDelimited, pipeDelimited, deepObject."""
     explode: bool = True
     as_json: bool = False
     whole_path: bool = False
-    """Its slashes are slashes of the path: `subscriptions/7/groups/a`."""
-    kind: str = ""
-    """Its type of content, where it is a part of a body that has a type of its own."""
+    """Whether its slashes are slashes of the path: `subscriptions/7/groups/a`."""
+    content_type: str = ""
+    """Content type of a part of a multipart body, if it has one."""
 
 
 @dataclass(frozen=True)
 class ApiOperation:
-    """One request that can be made again and again with other arguments."""
+    """A kind of request, to be made with different arguments."""
 
     method: str
     path: str
     parts: tuple[RequestParameter, ...] = ()
     content_type: str = "application/json"
-    """Of the body, when there is one."""
+    """Content type of the body, if there is one."""
     fields: Mapping[str, RequestParameter] = field(default_factory=dict)
-    """How fields of a form are written that are not written as usual, by their names on the wire."""
+    """Encoding of fields of a form that differ from the default, by their names in the request."""
 
 
 @dataclass
 class HttpRequest:
-    """One request, without the service's address and what it sends with every request."""
+    """A request, without the service's address and what is sent with every request."""
 
     method: str
     path: str
@@ -63,7 +64,7 @@ class HttpRequest:
 
 
 def build_request(operation: ApiOperation, arguments: Mapping[str, Any]) -> HttpRequest:
-    """The request for these arguments; `ToolCallError` for a value that cannot stand where it is to go."""
+    """Return the request for these arguments; `ToolCallError` for a value that cannot be sent in its location."""
     path, _, in_path = operation.path.partition("?")
     request = HttpRequest(operation.method, path)
     fields: dict[str, Any] = {}
@@ -71,13 +72,13 @@ def build_request(operation: ApiOperation, arguments: Mapping[str, Any]) -> Http
     cookies: list[str] = []
     for part in operation.parts:
         value = arguments.get(part.name, part.default)
-        if value is UNSET or (value is None and part.place not in ("body", "payload")):
+        if value is UNSET or (value is None and part.location not in ("body", "payload")):
             continue
-        match part.place:
+        match part.location:
             case "path":
-                written = _in_path(part, value)
-                request.path = request.path.replace(f"{{{part.wire}}}", written)
-                in_path = in_path.replace(f"{{{part.wire}}}", written)
+                encoded = _in_path(part, value)
+                request.path = request.path.replace(f"{{{part.wire}}}", encoded)
+                in_path = in_path.replace(f"{{{part.wire}}}", encoded)
             case "query":
                 request.query += _in_query(part, value)
             case "header":
@@ -139,9 +140,9 @@ def _in_path(part: RequestParameter, value: Any) -> str:
             return "".join(f";{text}" if named else f";{part.wire}={text}" for text in texts)
         return f";{part.wire}={','.join(texts)}"
     word = "." + ("." if part.explode else ",").join(texts) if part.style == "label" else ",".join(texts)
-    # Each of these would lead to another path than the one that was meant.
+    # Each of these would change the path.
     if word in ("", ".", ".."):
-        raise ToolCallError(f"{part.name} cannot be {_text(value)!r}: as a part of the path it would lead elsewhere")
+        raise ToolCallError(f"{part.name} cannot be {_text(value)!r}, because it would change the path")
     return word
 
 
@@ -149,8 +150,8 @@ def _in_query(part: RequestParameter, value: Any) -> list[tuple[str, str]]:
     if part.as_json:
         return [(part.wire, _text(value))]
     if part.style == "deepObject":
-        # OpenAPI says nothing of lists in it; services that count do so in their forms, and where all of it is a list.
-        return _deep(part.wire, value, counted=part.place == "body" or not isinstance(value, Mapping))
+        # OpenAPI does not define lists here; services that number items do so in forms, and if the value is a list.
+        return _deep(part.wire, value, numbered=part.location == "body" or not isinstance(value, Mapping))
     if isinstance(value, Mapping):
         pairs = _pairs(value)
         return pairs if part.explode else [(part.wire, ",".join(word for pair in pairs for word in pair))]
@@ -162,14 +163,14 @@ def _in_query(part: RequestParameter, value: Any) -> list[tuple[str, str]]:
     return [(part.wire, _text(value))]
 
 
-def _deep(name: str, value: Any, *, counted: bool) -> list[tuple[str, str]]:
-    """`name[key]=…`, and `name[0]=…` where lists are `counted` or have more in them than texts."""
+def _deep(name: str, value: Any, *, numbered: bool) -> list[tuple[str, str]]:
+    """Return `name[key]=…`, and `name[0]=…` if lists are `numbered` or contain more than texts."""
     if isinstance(value, Mapping):
-        return [pair for key, item in value.items() for pair in _deep(f"{name}[{key}]", item, counted=counted)]
+        return [pair for key, item in value.items() for pair in _deep(f"{name}[{key}]", item, numbered=numbered)]
     if isinstance(value, list | tuple):
-        counted = counted or any(isinstance(item, Mapping | list | tuple) for item in value)
-        names = [f"{name}[{place}]" if counted else name for place in range(len(value))]
-        return [pair for one, item in zip(names, value, strict=True) for pair in _deep(one, item, counted=counted)]
+        numbered = numbered or any(isinstance(item, Mapping | list | tuple) for item in value)
+        names = [f"{name}[{place}]" if numbered else name for place in range(len(value))]
+        return [pair for one, item in zip(names, value, strict=True) for pair in _deep(one, item, numbered=numbered)]
     return [] if value is None else [(name, _text(value))]
 
 
@@ -182,7 +183,7 @@ def _in_header(part: RequestParameter, value: Any) -> str:
     else:
         text = _text(value)
     if _CONTROL.search(text) or not text.isascii():
-        raise ToolCallError(f"{part.name} cannot be {text!r}: a header is plain ASCII on one line")
+        raise ToolCallError(f"{part.name} cannot be {text!r}, because a header is plain ASCII on one line")
     return text
 
 
@@ -190,7 +191,7 @@ def _in_header(part: RequestParameter, value: Any) -> str:
 
 
 def _body(content_type: str, value: Any, fields: Mapping[str, RequestParameter]) -> tuple[str, bytes]:
-    """The body and what it is called."""
+    """Return the content type and the body."""
     kind = content_type.partition(";")[0].strip().lower()
     if kind == "application/x-www-form-urlencoded" and isinstance(value, Mapping):
         parts = [(fields.get(name) or _field(name, item), item) for name, item in value.items()]
@@ -202,19 +203,19 @@ def _body(content_type: str, value: Any, fields: Mapping[str, RequestParameter])
     if kind == "application/json" or kind.endswith("+json") or not isinstance(value, str):
         try:
             return content_type, json.dumps(value, ensure_ascii=False, allow_nan=False, default=_in_json).encode()
-        except (TypeError, ValueError) as problem:
-            raise ToolCallError(f"the body cannot be written as JSON: {problem}") from None
+        except (TypeError, ValueError) as error:
+            raise ToolCallError(f"the body cannot be written as JSON: {error}") from None
     return content_type, value.encode()
 
 
 def _in_json(value: Any) -> str:
     if isinstance(value, bytes):
         return base64.b64encode(value).decode()
-    raise TypeError(f"{type(value).__name__} is no data")
+    raise TypeError(f"a {type(value).__name__} is not JSON data")
 
 
 def _field(name: str, value: Any) -> RequestParameter:
-    """A field of a form as usual: an object is JSON, which keeps its name and all that lies in it."""
+    """Return the default encoding of a field of a form: an object is sent as JSON."""
     return RequestParameter(name, name, "body", as_json=isinstance(value, Mapping))
 
 
@@ -228,19 +229,19 @@ def _multipart(values: Mapping[str, Any], fields: Mapping[str, RequestParameter]
             head, kind = f'{head}; filename="{quoted}"', kind or "application/octet-stream"
         content = item if isinstance(item, bytes) else _text(item).encode()
         pieces.append((f"{head}\r\nContent-Type: {kind}" if kind else head).encode() + b"\r\n\r\n" + content + b"\r\n")
-    # Made of the content, so it does not stand in it.
+    # Derived from the content, so it does not occur in it.
     boundary = hashlib.blake2b(b"".join(pieces), digest_size=20).hexdigest()
     mark = f"--{boundary}".encode()
-    whole = b"".join(mark + b"\r\n" + piece for piece in pieces) + mark + b"--\r\n"
-    return f"multipart/form-data; boundary={boundary}", whole
+    body = b"".join(mark + b"\r\n" + piece for piece in pieces) + mark + b"--\r\n"
+    return f"multipart/form-data; boundary={boundary}", body
 
 
 def _items(values: Mapping[str, Any], fields: Mapping[str, RequestParameter]) -> Iterator[tuple[str, str, Any]]:
-    """Each part of a form with its name and the type of content that it is said to have."""
+    """Yield each part of a form with its name and its content type."""
     for name, value in values.items():
         part = fields.get(name) or RequestParameter(name, name, "body")
         if part.style == "deepObject" and not isinstance(value, bytes):
             yield from ((one, "", text) for one, text in _in_query(part, value))
         else:
             for item in value if isinstance(value, list | tuple) and not part.as_json else [value]:
-                yield name, part.kind, item
+                yield name, part.content_type, item

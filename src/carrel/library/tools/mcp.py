@@ -1,4 +1,4 @@
-"""Tools of an MCP server: started when first needed, started again when it died, ended with the session."""
+"""Tools of an MCP server, which is started on first use, again after it has ended, and ended with the session."""
 
 import asyncio
 import base64
@@ -8,7 +8,6 @@ import logging
 import time
 from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import dataclass
-from hashlib import sha256
 from typing import TYPE_CHECKING, Any
 
 from carrel.errors import ToolCallError, ToolTimeoutError
@@ -24,12 +23,12 @@ if TYPE_CHECKING:
     from mcp import Client
 
 
-def value_of(result: Mapping[str, Any]) -> Any:
-    """The value of a `tools/call` result (its JSON form).
+def parse_result(result: Mapping[str, Any]) -> Any:
+    """Return the value of a `tools/call` result in its JSON form.
 
-    Structured content is the data itself, and the texts beside it say the same again. Otherwise a text that is a JSON
-    object or array is that, another text is itself (also "1.10", which as a number would be another version), an image,
-    sound or resource is a dict with its bytes, and several of these are a list."""
+    Structured content is the value, and texts beside it repeat it. Otherwise a text with a JSON object or array is
+    parsed, another text stays a str (also "1.10", which could be a version), an image, sound or resource becomes a dict
+    with its bytes, and several of these become a list."""
     blocks = [block for block in result.get("content") or () if isinstance(block, Mapping)]
     structured = result.get("structuredContent")
     if structured is not None:
@@ -41,14 +40,14 @@ def value_of(result: Mapping[str, Any]) -> Any:
     return parts[0] if len(parts) == 1 else parts
 
 
-def complaint_of(result: Mapping[str, Any]) -> str:
-    """What a result that is an error says, in words, however long."""
+def error_message(result: Mapping[str, Any]) -> str:
+    """Return the message of a result that is an error, at full length."""
     blocks: Sequence[Any] = result.get("content") or ()
     texts = [str(block.get("text", "")) for block in blocks if isinstance(block, Mapping)]
-    said = "\n".join(text for text in texts if text).strip()
-    if not said and result.get("structuredContent") is not None:
-        said = json.dumps(result["structuredContent"], ensure_ascii=False)
-    return said or "it failed, and the server did not say why"
+    message = "\n".join(text for text in texts if text).strip()
+    if not message and result.get("structuredContent") is not None:
+        message = json.dumps(result["structuredContent"], ensure_ascii=False)
+    return message or "it failed without a message"
 
 
 def _part(block: Mapping[str, Any]) -> Any:
@@ -69,7 +68,7 @@ def _part(block: Mapping[str, Any]) -> Any:
 
 def _resource(resource: Any) -> dict[str, Any]:
     if not isinstance(resource, Mapping):
-        raise ToolCallError("the MCP server answered with a resource that has no content")
+        raise ToolCallError("the MCP server answered with a resource without content")
     part = {"type": "resource"} | _present(resource, "uri", "mimeType")
     if "blob" in resource:
         return part | {"data": _bytes(resource["blob"])}
@@ -93,14 +92,15 @@ def _bytes(data: Any) -> bytes:
     try:
         return base64.b64decode(str(data), validate=True)
     except (binascii.Error, ValueError):
-        raise ToolCallError("the MCP server answered with an image or resource that is no base64") from None
+        raise ToolCallError("the MCP server answered with an image or resource that is not valid base64") from None
 
 
 MOST_PAGES = 200
 MOST_TOOLS = 2000
-LONGEST_COMPLAINT = 4000
-CLOSED, FORGOTTEN = -32000, "Session terminated"
-"""How the SDK says that the connection is gone, and that the server does not know it any more."""
+LONGEST_ERROR = 4000
+"""Characters of a server's error in the message of ours."""
+CLOSED, UNKNOWN_SESSION = -32000, "Session terminated"
+"""How the SDK reports that the connection is closed, and that the server does not know the session."""
 
 OUTDATED = "its secrets have changed"
 
@@ -108,164 +108,162 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class _Known:
-    """A tool as the server has it."""
+class RemoteToolName:
+    """The name of a tool at the server."""
 
     name: str
     parameters: Mapping[str, str]
-    """Its parameters' names here, each with the server's."""
+    """The names of its parameters here, with those at the server."""
 
 
 class McpProvider:
-    """One server and what it has."""
+    """The tool provider of an MCP server."""
 
-    def __init__(self, definition: McpDefinition, secrets: Secrets, *, patience: float = 5.0) -> None:
-        """`patience`: seconds in which a server that left a call unanswered has to answer something else."""
+    def __init__(self, definition: McpDefinition, secrets: Secrets, *, ping_timeout: float = 5.0) -> None:
+        """`ping_timeout`: seconds in which a server must answer another request after a call timed out."""
         self.name = definition.name
         self.description = definition.description
-        self.fingerprint = sha256(definition.model_dump_json().encode()).hexdigest()[:16]
         self._definition = definition
         self._secrets = secrets
-        self._patience = patience
-        self._working: set[asyncio.Task[Any]] = set()
-        self._leaving: set[asyncio.Task[Any]] = set()
+        self._ping_timeout = ping_timeout
+        self._requests: set[asyncio.Task[Any]] = set()
+        self._cancelled: set[asyncio.Task[Any]] = set()
         self._opening: asyncio.Task[tuple[McpConnection, Client]] | None = None
-        self._asking: asyncio.Task[None] | None = None
+        self._pinging: asyncio.Task[None] | None = None
         self._tools: list[Tool] = []
-        self._known: dict[str, _Known] = {}
-        self._hung: ToolCallError | None = None
-        self._hung_at = 0.0
-        self._stale = True
-        self._closed = False
+        self._remote_names: dict[str, RemoteToolName] = {}
+        self._slow_failure: ToolCallError | None = None
+        self._failed_at = 0.0
+        self._must_list = True
+        self._is_closed = False
 
-    # --- what it has ------------------------------------------------------------------------------------------------
+    # --- tools ------------------------------------------------------------------------------------------------------
 
     async def definitions(self) -> Sequence[Tool]:
-        """The same list as long as the server says nothing else."""
-        if self._stale:
-            connection, client = await self._connected()
-            self._stale = False
+        """Return the tools: the same list until the server reports a change."""
+        if self._must_list:
+            connection, client = await self._connect()
+            self._must_list = False
             try:
                 async with asyncio.timeout(self._definition.startup_timeout):
-                    listed = await self._asked(_listed(client))
-                    # Thousands take a while, in which others go on.
-                    self._learn(*await run_in_thread(lambda: self._made(listed)))
-            except BaseException as problem:
-                self._stale = True
-                if isinstance(problem, TimeoutError):
-                    self._ask_whether_alive()
-                    wait = self._definition.startup_timeout
+                    listed = await self._request(_list_tools(client))
+                    # Thousands of tools take a while; other tasks run meanwhile.
+                    tools, names = await run_in_thread(lambda: self._make_tools(listed))
+                    # An unchanged list stays the same object, so that callers see that nothing has changed.
+                    self._tools = self._tools if tools == self._tools else tools
+                    self._remote_names = names
+            except BaseException as error:
+                self._must_list = True
+                if isinstance(error, TimeoutError):
+                    self._start_ping()
+                    seconds = self._definition.startup_timeout
                     raise ToolCallError(
-                        f"the MCP server {self.name} did not say what it has within {wait:g} s"
+                        f"the MCP server {self.name} did not list its tools within {seconds:g} s"
                     ) from None
-                if isinstance(problem, Exception) and connection.is_outdated:
+                if isinstance(error, Exception) and connection.is_outdated:
                     await connection.close(OUTDATED)
                     return await self.definitions()
-                if isinstance(problem, Exception):
-                    raise await self._explained(problem, "did not say what it has") from None
+                if isinstance(error, Exception):
+                    raise await self._call_error(error, "did not list its tools") from None
                 raise
         return self._tools
 
-    def _made(self, listed: Sequence[Any]) -> "tuple[list[Tool], dict[str, _Known]]":
-        given, parts = self._definition, SizeBudget()
+    def _make_tools(self, listed: Sequence[Any]) -> tuple[list[Tool], dict[str, RemoteToolName]]:
+        definition, budget = self._definition, SizeBudget()
         entries = [tool.model_dump(mode="json", by_alias=True, exclude_unset=True) for tool in listed[:MOST_TOOLS]]
         by_name = {str(entry["name"]): entry for entry in entries if len(str(entry["name"])) <= LONGEST_NAME}
-        tools, known = [], {}
+        tools, names = [], {}
         for word, name in python_names(by_name).items():
             entry = by_name[name]
-            parameters, foreign = with_python_names(bounded_schema(entry.get("inputSchema") or {}, parts))
+            parameters, remote = with_python_names(bounded_schema(entry.get("inputSchema") or {}, budget))
             tool = Tool(
                 name=f"{self.name}.{word}",
                 description=truncate(str(entry.get("description") or entry.get("title") or "")),
                 parameters=parameters,
-                returns=bounded_schema(entry.get("outputSchema"), parts),
+                returns=bounded_schema(entry.get("outputSchema"), budget),
                 positional=tuple(parameters["properties"]),
-                tags=given.tags,
-                approval=given.approval,
-                timeout=given.timeout,
-                stream=given.stream,
+                tags=definition.tags,
+                approval=definition.approval,
+                timeout=definition.timeout,
+                stream=definition.stream,
             )
             tools.append(tool)
-            known[tool.name] = _Known(name, foreign)
+            names[tool.name] = RemoteToolName(name, remote)
         if len(listed) > MOST_TOOLS:
             logger.warning("the MCP server %s has %d tools; the first %d are used", self.name, len(listed), MOST_TOOLS)
-        return tools, known
-
-    def _learn(self, tools: list[Tool], known: "dict[str, _Known]") -> None:
-        if tools != self._tools:
-            # Else the same list, by which others know that nothing is new.
-            self._tools = tools
-        self._known = known
+        return tools, names
 
     # --- calling ----------------------------------------------------------------------------------------------------
 
-    async def call(self, tool: Tool, arguments: Mapping[str, Any], stream: OnOutput | None = None) -> Any:
-        """The server's answer as data; what it tells on the way goes to `stream`."""
+    async def call(self, tool: Tool, arguments: Mapping[str, Any], on_output: OnOutput | None = None) -> Any:
+        """Return the server's answer as data; progress reports go to `on_output`."""
         try:
             async with asyncio.timeout(tool.timeout) as limit:
-                return await self._call(tool, arguments, stream)
+                return await self._call(tool, arguments, on_output)
         except TimeoutError:
             if not limit.expired():
                 raise
-            self._ask_whether_alive()
+            self._start_ping()
             raise ToolTimeoutError(f"{tool.name} took longer than {tool.timeout:g} s") from None
         except asyncio.CancelledError:
-            self._ask_whether_alive()
+            self._start_ping()
             raise
 
-    async def _call(self, tool: Tool, arguments: Mapping[str, Any], stream: OnOutput | None) -> Any:
-        for again in (True, False):
-            connection, client = await self._connected()
-            known = self._known.get(tool.name) or _Known(tool.name.partition(".")[2], {})
-            wire = {known.parameters.get(name, name): value for name, value in arguments.items()}
+    async def _call(self, tool: Tool, arguments: Mapping[str, Any], on_output: OnOutput | None) -> Any:
+        for may_repeat in (True, False):
+            connection, client = await self._connect()
+            remote = self._remote_names.get(tool.name) or RemoteToolName(tool.name.partition(".")[2], {})
+            wire = {remote.parameters.get(name, name): value for name, value in arguments.items()}
             try:
-                result = await self._asked(client.call_tool(known.name, wire, progress_callback=_progress(stream)))
-            except Exception as problem:  # noqa: BLE001 -- the SDK raises of many kinds; all are failed calls
-                if again and (_forgotten(problem) or connection.is_outdated):
-                    # It has done nothing, for it did not know who asked.
-                    await connection.close(OUTDATED if connection.is_outdated else "it forgot this connection")
+                result = await self._request(
+                    client.call_tool(remote.name, wire, progress_callback=_progress_callback(on_output))
+                )
+            except Exception as error:  # noqa: BLE001 -- the SDK raises many kinds of errors
+                if may_repeat and (str(error) == UNKNOWN_SESSION or connection.is_outdated):
+                    # The server has done nothing, because it did not accept the session.
+                    await connection.close(OUTDATED if connection.is_outdated else "it has lost this session")
                     continue
-                raise await self._explained(problem, f"failed in {tool.name}", connection) from None
+                raise await self._call_error(error, f"failed in {tool.name}", connection) from None
             answer = result.model_dump(mode="json", by_alias=True, exclude_unset=True)
             if answer.get("isError"):
-                # Cleared before it is cut: half a secret would not be known for one.
-                raise ToolCallError(f"{tool.name}: {self._secrets.hide(complaint_of(answer))[:LONGEST_COMPLAINT]}")
-            return value_of(answer)
+                # Redacted before it is shortened: a part of a secret would not be recognized.
+                raise ToolCallError(f"{tool.name}: {self._secrets.redact(error_message(answer))[:LONGEST_ERROR]}")
+            return parse_result(answer)
         raise AssertionError("unreachable")
 
-    async def _asked(self, question: Coroutine[Any, Any, Any]) -> Any:
-        """The answer. Cancelled, the server is told so, which may take a while when it does not listen: not ours."""
-        task = asyncio.create_task(question)
-        self._working.add(task)
-        task.add_done_callback(self._answered)
+    async def _request(self, request: Coroutine[Any, Any, Any]) -> Any:
+        """Return the answer to a request. If the caller is cancelled, the SDK notifies the server in the background."""
+        task = asyncio.create_task(request)
+        self._requests.add(task)
+        task.add_done_callback(self._on_done)
         try:
             return await asyncio.shield(task)
         except asyncio.CancelledError:
-            self._working.discard(task)
-            self._leaving.add(task)
+            self._requests.discard(task)
+            self._cancelled.add(task)
             task.cancel()
             raise
 
-    def _answered(self, task: "asyncio.Task[Any]") -> None:
-        self._working.discard(task)
-        self._leaving.discard(task)
+    def _on_done(self, task: asyncio.Task[Any]) -> None:
+        self._requests.discard(task)
+        self._cancelled.discard(task)
         if not task.cancelled():
-            task.exception()  # noted: nobody may be waiting for it any more
+            task.exception()  # marked as retrieved, because the caller may have been cancelled
 
-    async def _explained(self, problem: Exception, what: str, connection: McpConnection | None = None) -> ToolCallError:
-        """The error that says what the SDK's means."""
+    async def _call_error(self, error: Exception, what: str, connection: McpConnection | None = None) -> ToolCallError:
+        """Return the error that explains an error of the SDK."""
         connection = connection or self._live()
-        if isinstance(problem, ToolCallError):
-            return problem
-        if connection is not None and (connection.ended or getattr(problem, "code", None) == CLOSED):
-            await connection.over()
+        if isinstance(error, ToolCallError):
+            return error
+        if connection is not None and (connection.is_closed or getattr(error, "code", None) == CLOSED):
+            await connection.wait_closed()
             return ToolCallError(
-                f"the MCP server {self.name} {what}: {connection.how}. It is started again with the next call"
+                f"the MCP server {self.name} {what}: {connection.closed_reason}. The next call starts it again"
             )
-        said = connection.told(problem) if connection is not None else str(problem)
-        return ToolCallError(self._secrets.hide(f"the MCP server {self.name} {what}: {said}"))
+        message = connection.explain(error) if connection is not None else str(error)
+        return ToolCallError(self._secrets.redact(f"the MCP server {self.name} {what}: {message}"))
 
-    # --- its life ---------------------------------------------------------------------------------------------------
+    # --- connection -------------------------------------------------------------------------------------------------
 
     def _live(self) -> McpConnection | None:
         opening = self._opening
@@ -273,77 +271,77 @@ class McpProvider:
             return None
         return opening.result()[0]
 
-    async def _connected(self) -> "tuple[McpConnection, Client]":
-        """The live connection; one start for all who wait for it, and its failure too."""
-        if self._asking is not None:
-            await asyncio.wait([self._asking])
-        if self._closed:
-            raise self._over()
+    async def _connect(self) -> "tuple[McpConnection, Client]":
+        """Return the open connection; concurrent callers share one start, and its failure."""
+        if self._pinging is not None:
+            await asyncio.wait([self._pinging])
+        if self._is_closed:
+            raise self._closed_error()
         live = self._live()
-        if self._opening is None or (self._opening.done() and (live is None or live.ended)):
-            if self._hung is not None and time.monotonic() < self._hung_at + RETRY_AFTER:
-                raise self._hung.with_traceback(None)
-            self._stale = True
+        if self._opening is None or (self._opening.done() and (live is None or live.is_closed)):
+            if self._slow_failure is not None and time.monotonic() < self._failed_at + RETRY_AFTER:
+                raise self._slow_failure.with_traceback(None)
+            self._must_list = True
             self._opening = asyncio.create_task(self._open(), name=f"start of the MCP server {self.name}")
         opening = self._opening
         try:
             return await asyncio.shield(opening)
         except asyncio.CancelledError:
-            if opening.cancelled() and self._closed:
-                raise self._over() from None
+            if opening.cancelled() and self._is_closed:
+                raise self._closed_error() from None
             raise
 
-    def _over(self) -> ToolCallError:
+    def _closed_error(self) -> ToolCallError:
         return ToolCallError(f"the MCP server {self.name} was closed with its session")
 
     async def _open(self) -> "tuple[McpConnection, Client]":
-        connection = McpConnection(self._definition, self._secrets, self._changed)
-        began, self._hung = time.monotonic(), None
+        connection = McpConnection(self._definition, self._secrets, self._on_tools_changed)
+        started, self._slow_failure = time.monotonic(), None
         try:
             return connection, await connection.open()
-        except ToolCallError as problem:
-            self._hung_at = time.monotonic()
-            if self._hung_at - began >= SLOW_FAILURE:
-                self._hung = problem
+        except ToolCallError as error:
+            self._failed_at = time.monotonic()
+            if self._failed_at - started >= SLOW_FAILURE:
+                self._slow_failure = error
             raise
 
-    def _changed(self) -> None:
-        self._stale = True
+    def _on_tools_changed(self) -> None:
+        self._must_list = True
 
-    def _ask_whether_alive(self) -> None:
-        """A call went unanswered. Whether the call or the server hangs shows when something else is asked."""
-        if self._asking is None and not self._closed and self._live() is not None:
-            self._asking = asyncio.create_task(self._end_unless_alive())
+    def _start_ping(self) -> None:
+        """After a call that was not answered, find out with another request whether the server hangs."""
+        if self._pinging is None and not self._is_closed and self._live() is not None:
+            self._pinging = asyncio.create_task(self._ping())
 
-    async def _end_unless_alive(self) -> None:
+    async def _ping(self) -> None:
         assert self._opening is not None
         connection, client = self._opening.result()
         try:
-            async with asyncio.timeout(self._patience):
-                await self._asked(client.list_tools(cache_mode="bypass"))
-        except Exception:  # noqa: BLE001 -- whatever went wrong, it did not answer
-            # It may be at work for others and answer one after the other; the last of them asks again.
-            if not self._working:
-                await connection.close("it did not answer any more, and was ended")
+            async with asyncio.timeout(self._ping_timeout):
+                await self._request(client.list_tools(cache_mode="bypass"))
+        except Exception:  # noqa: BLE001 -- with any error it did not answer
+            # It may answer one request after the other; the last request that times out starts another ping.
+            if not self._requests:
+                await connection.close("it did not answer, and was ended")
         finally:
-            self._asking = None
+            self._pinging = None
 
     async def close(self) -> None:
-        """The server ends, and all it started; twice is harmless."""
-        self._closed = True
-        for task in (self._asking, self._opening):
+        """End the server and all its processes; closing twice has no effect."""
+        self._is_closed = True
+        for task in (self._pinging, self._opening):
             if task is not None and not task.done():
                 task.cancel()
                 await asyncio.wait([task])
         live = self._live()
         if live is not None:
             await live.close()
-        if self._leaving:
-            await asyncio.wait(self._leaving)
+        if self._cancelled:
+            await asyncio.wait(self._cancelled)
 
 
-async def _listed(client: "Client") -> list[Any]:
-    """All pages of its list."""
+async def _list_tools(client: "Client") -> list[Any]:
+    """Return the tools on all pages."""
     found: list[Any] = []
     cursor: str | None = None
     for _ in range(MOST_PAGES):
@@ -352,19 +350,15 @@ async def _listed(client: "Client") -> list[Any]:
         cursor = page.next_cursor
         if cursor is None:
             return found
-    raise ToolCallError(f"its list of tools does not end after {MOST_PAGES} pages")
+    raise ToolCallError(f"its list of tools has more than {MOST_PAGES} pages")
 
 
-def _progress(stream: OnOutput | None) -> Any:
-    if stream is None:
+def _progress_callback(on_output: OnOutput | None) -> Any:
+    if on_output is None:
         return None
 
     async def progress(done: float, total: float | None, message: str | None) -> None:
         part = f"{done:g}/{total:g}" if total is not None else f"{done:g}"
-        stream(f"{part} {message}\n" if message else f"{part}\n")
+        on_output(f"{part} {message}\n" if message else f"{part}\n")
 
     return progress
-
-
-def _forgotten(problem: Exception) -> bool:
-    return str(problem) == FORGOTTEN

@@ -1,4 +1,4 @@
-"""Pure: schemas of an OpenAPI document as plain JSON Schema that stands alone."""
+"""Schemas of an OpenAPI document as self-contained JSON Schema; pure functions."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -15,46 +15,46 @@ _MAPS = ("properties", "dependentSchemas", "$defs")
 _DEEPEST = 50
 
 
-def an_object(value: Any) -> Mapping[str, Any]:
-    """The value where the document has an object; else an empty one."""
+def mapping_or_empty(value: Any) -> Mapping[str, Any]:
+    """Return the value if it is a mapping, else an empty one."""
     return value if isinstance(value, Mapping) else {}
 
 
-def a_list(value: Any) -> list[Any]:
-    """The same for a list."""
+def list_or_empty(value: Any) -> list[Any]:
+    """Return the value if it is a list, else an empty one."""
     return value if isinstance(value, list) else []
 
 
-def words(value: Any) -> list[str]:
-    """The same for a list of words."""
-    return [item for item in a_list(value) if isinstance(item, str)]
+def strings(value: Any) -> list[str]:
+    """Return the strings of a list."""
+    return [item for item in list_or_empty(value) if isinstance(item, str)]
 
 
 class OpenApiDocument:
-    """An OpenAPI document, and what its references mean."""
+    """An OpenAPI document with its references."""
 
     def __init__(self, content: Mapping[str, Any]) -> None:
         self.content = content
-        self._places: dict[str, str] = {}
-        """Where what a schema refers to by this name stands."""
+        self._references: dict[str, str] = {}
+        """For each name in `$defs` the reference in the document."""
         self._schemas: dict[str, tuple[dict[str, Any], list[str]]] = {}
 
     def resolved(self, value: Any) -> dict[str, Any]:
-        """A part of the document, or what it refers to; `ConfigurationError` when that is not there."""
+        """Return a part of the document with its reference followed; `ConfigurationError` when that leads nowhere."""
         for _ in range(_DEEPEST):
             if not isinstance(value, Mapping):
-                raise ConfigurationError(f"{str(value)[:100]!r} stands where the document needs an object")
+                raise ConfigurationError(f"expected an object in the document, found {str(value)[:100]!r}")
             reference = value.get("$ref")
             if not isinstance(reference, str):
                 return dict(value)
-            # What stands beside a reference says more about it: a description, for one.
+            # Fields beside a reference, such as a description, override those of its target.
             beside = {name: item for name, item in value.items() if name != "$ref"}
             value = {**self._at(reference), **beside}
-        raise ConfigurationError("a $ref that leads back to itself")
+        raise ConfigurationError("a $ref refers to itself")
 
     def _at(self, reference: str) -> Mapping[str, Any]:
         if not reference.startswith("#"):
-            raise ConfigurationError(f"$ref {reference} leads out of the document; put what it means into it")
+            raise ConfigurationError(f"$ref {reference} leads out of the document; copy its target into the document")
         found: Any = self.content
         for step in reference[1:].split("/")[1:]:
             key = unquote(step).replace("~1", "/").replace("~0", "~")
@@ -63,28 +63,28 @@ class OpenApiDocument:
             except (KeyError, IndexError, ValueError, TypeError):
                 raise ConfigurationError(f"$ref {reference} leads nowhere") from None
         if not isinstance(found, Mapping):
-            raise ConfigurationError(f"$ref {reference} leads to what is no object")
+            raise ConfigurationError(f"$ref {reference} does not lead to an object")
         return found
 
     # --- schemas ----------------------------------------------------------------------------------------------------
 
     def schema(self, given: Any, leave_out: str) -> dict[str, Any]:
-        """The schema with references to `$defs` in place of the document's; `leave_out`: readOnly or writeOnly."""
+        """Return a schema with references to `$defs`; `leave_out`: readOnly or writeOnly."""
         return self._schema(given, leave_out, 0)
 
     def with_definitions(self, schema: dict[str, Any], leave_out: str) -> dict[str, Any]:
-        """The schema and, below `$defs`, all that it refers to, so that it stands alone."""
+        """Return a schema with all schemas that it refers to in `$defs`."""
         definitions: dict[str, Any] = {}
-        wanted = self._referred(schema)
-        while wanted:
-            name = wanted.pop()
+        remaining = self._referred(schema)
+        while remaining:
+            name = remaining.pop()
             if name not in definitions:
-                definitions[name], others = self._named(self._places[name], leave_out)
-                wanted += others
+                definitions[name], others = self._named(self._references[name], leave_out)
+                remaining += others
         return schema | {"$defs": {name: definitions[name] for name in sorted(definitions)}} if definitions else schema
 
     def _named(self, reference: str, leave_out: str) -> tuple[dict[str, Any], list[str]]:
-        """A schema of the document and what it refers to; once for all operations, of which there may be thousands."""
+        """Return a schema of the document and the names it refers to, cached for all operations."""
         key = f"{leave_out} {reference}"
         if key not in self._schemas:
             schema = self._schema(self._at(reference), leave_out, 0)
@@ -99,38 +99,40 @@ class OpenApiDocument:
         reference = given.get("$ref")
         if isinstance(reference, str):
             return self._reference(given, reference)
-        made: dict[str, Any] = {}
+        result: dict[str, Any] = {}
         for name, value in given.items():
             if name in _NOT_SCHEMA or name in LEFT_OUT or name.startswith("x-"):
                 continue
             if name in _INSIDE and isinstance(value, Mapping):
-                made[name] = self._schema(value, leave_out, depth + 1)
+                result[name] = self._schema(value, leave_out, depth + 1)
             elif name in _LISTS and isinstance(value, Sequence):
-                made[name] = [self._schema(item, leave_out, depth + 1) for item in value]
+                result[name] = [self._schema(item, leave_out, depth + 1) for item in value]
             elif name in _MAPS and isinstance(value, Mapping):
-                kept = {key: item for key, item in value.items() if not self._is(item, leave_out)}
-                made[name] = {key: self._schema(item, leave_out, depth + 1) for key, item in kept.items()}
+                kept = {key: item for key, item in value.items() if not _is_marked(item, leave_out)}
+                result[name] = {key: self._schema(item, leave_out, depth + 1) for key, item in kept.items()}
             else:
-                made[name] = value
+                result[name] = value
         if "patternProperties" in given:
-            made["additionalProperties"] = True
-        if isinstance(made.get("description"), str):
-            made["description"] = truncate(made["description"])
-        if "required" in made:
-            gone = {key for key, item in an_object(given.get("properties")).items() if self._is(item, leave_out)}
-            made["required"] = [name for name in words(made["required"]) if name not in gone]
-        return _modern(made, nullable=given.get("nullable") is True)
+            result["additionalProperties"] = True
+        if isinstance(result.get("description"), str):
+            result["description"] = truncate(result["description"])
+        if "required" in result:
+            removed = {
+                key for key, item in mapping_or_empty(given.get("properties")).items() if _is_marked(item, leave_out)
+            }
+            result["required"] = [name for name in strings(result["required"]) if name not in removed]
+        return _modernize(result, nullable=given.get("nullable") is True)
 
     def _reference(self, given: Mapping[str, Any], reference: str) -> dict[str, Any]:
-        """Never what it refers to in its place: schemas refer to each other, also in circles."""
+        """Return a reference to `$defs`; the target is not inlined, because references may be circular."""
         self._at(reference)
         name = unquote(reference.removeprefix(_SCHEMAS).removeprefix("#/"))
-        self._places[name] = reference
+        self._references[name] = reference
         beside = {name: item for name, item in given.items() if name in ("description", "default")}
         return {"$ref": _DEFINITIONS + name.replace("~", "~0").replace("/", "~1"), **beside}
 
     def _referred(self, schema: Any) -> list[str]:
-        """The names of all `$defs` that a schema refers to."""
+        """Return the names of all `$defs` that a schema refers to."""
         if isinstance(schema, list):
             return [name for item in schema for name in self._referred(item)]
         if not isinstance(schema, Mapping):
@@ -139,14 +141,15 @@ class OpenApiDocument:
         reference = schema.get("$ref")
         if isinstance(reference, str) and reference.startswith(_DEFINITIONS):
             found.append(reference.removeprefix(_DEFINITIONS).replace("~1", "/").replace("~0", "~"))
-        return [name for name in found if name in self._places]
-
-    def _is(self, schema: Any, mark: str) -> bool:
-        return isinstance(schema, Mapping) and schema.get(mark) is True
+        return [name for name in found if name in self._references]
 
 
-def _modern(schema: dict[str, Any], nullable: bool) -> dict[str, Any]:
-    """What OpenAPI 3.0 says in its own way, as JSON Schema says it; 3.1 says so already."""
+def _is_marked(schema: Any, mark: str) -> bool:
+    return isinstance(schema, Mapping) and schema.get(mark) is True
+
+
+def _modernize(schema: dict[str, Any], nullable: bool) -> dict[str, Any]:
+    """Return what OpenAPI 3.0 expresses in its own way as JSON Schema, as 3.1 does."""
     for limit, bound in (("exclusiveMinimum", "minimum"), ("exclusiveMaximum", "maximum")):
         exclusive = schema.get(limit)
         if isinstance(exclusive, bool):
@@ -154,7 +157,7 @@ def _modern(schema: dict[str, Any], nullable: bool) -> dict[str, Any]:
             if exclusive and bound in schema:
                 schema[limit] = schema.pop(bound)
     if (schema.get("type") == "string" and schema.get("format") in ("binary", "byte")) or "contentEncoding" in schema:
-        # Bytes as well as text: they are written as the service wants them.
+        # Bytes as well as text are accepted, and encoded for the service.
         schema.pop("type", None)
     if nullable:
         kind = schema.get("type")

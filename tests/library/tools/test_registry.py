@@ -1,6 +1,8 @@
-"""The catalog: what is there is listed, found and called; a provider that fails costs its own tools only."""
+"""The registry: tools are listed, found and called; a provider that fails costs only its own tools."""
 
 import asyncio
+import random
+import traceback
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -13,8 +15,9 @@ from carrel.library.tools.registry import ToolRegistry
 from carrel.library.tools.secrets import Secrets
 from carrel.library.tools.tool import Tool, ToolProvider
 from carrel.processes import OnOutput
-from tests.library.tools.making import callable_names, catalog
-from tests.library.tools.test_definition import CURL
+from carrel.text import did_you_mean
+from tests.library.tools.test_definitions import CURL
+from tests.support.tools import callable_names, catalog
 
 ECHO = "name: echo\ndescription: Say a text\ncommand: echo\nschema: {positional: [{name: text}]}\n"
 
@@ -37,7 +40,7 @@ class Servant:
             raise self.fails
         return self.tools
 
-    async def call(self, tool: Tool, arguments: Mapping[str, Any], stream: OnOutput | None = None) -> Any:
+    async def call(self, tool: Tool, arguments: Mapping[str, Any], on_output: OnOutput | None = None) -> Any:
         if isinstance(self.answers, Exception):
             raise self.answers
         return self.answers
@@ -196,7 +199,7 @@ async def test_secrets_are_in_no_result_no_error_and_no_stream() -> None:
     secrets = Secrets({"KEY": "hunter2"})
     servant = Servant("box", "box.open", answers={"token": "hunter2", "all": [b"hunter2"]})
     tools = ToolRegistry([servant], secrets=secrets)
-    secrets.fill("${KEY}")
+    secrets.substitute("${KEY}")
     assert await tools.call("box.open") == {"token": "${KEY}", "all": [b"${KEY}"]}
     servant.answers = ToolCallError("401 for hunter2")
     with pytest.raises(ToolCallError) as raised:
@@ -251,7 +254,7 @@ async def test_nobody_to_stream_to_is_fine() -> None:
 
 
 async def test_search_finds_by_name_description_parameter_and_tag() -> None:
-    tools = catalog(CURL, ECHO, index=LibrarySearch(None, "search/tools", embedder=False))
+    tools = catalog(CURL, ECHO, search=LibrarySearch(None, "search/tools", embedder=False))
     [found] = await tools.search("simple")
     assert (found["name"], names(found["recipes"])) == ("curl", ["get", "slow"])
     assert "score" in found["recipes"][0]
@@ -276,7 +279,7 @@ async def test_describe_puts_what_fits_the_task_first_and_keeps_its_length() -> 
         return city
 
     index = LibrarySearch(None, "search/tools", embedder=False)
-    tools = ToolRegistry([*(register(make(number)) for number in range(300)), register(weather)], index=index)
+    tools = ToolRegistry([*(register(make(number)) for number in range(300)), register(weather)], search=index)
     plain = await tools.describe(limit=3000)
     assert len(plain) <= 3000
     assert "more tools" in plain
@@ -284,3 +287,32 @@ async def test_describe_puts_what_fits_the_task_first_and_keeps_its_length() -> 
     assert len(fitting) <= 3000
     assert fitting.splitlines()[2] == 'def weather(city: str) -> str: "Tell the weather of a city."'
     assert await ToolRegistry().describe() == ""
+
+
+async def test_the_error_of_a_provider_that_fails_does_not_grow_with_each_call() -> None:
+    failure = ConfigurationError("it is down")
+    tools = ToolRegistry([Servant("down", fails=failure)])
+    for _ in range(50):
+        with pytest.raises(ToolCallError, match="it is down"):
+            await tools.call("down.anything")
+    error = tools._providers["down"][0].error
+    assert error is not None
+    assert len(traceback.extract_tb(error.__traceback__)) < 10
+
+
+WC = "name: wc\ncommand: wc\nstdin: text"
+
+
+async def test_a_name_of_millions_of_letters_is_not_looked_at_long() -> None:
+    tools = catalog(WC)
+    for name in ("a" * 3_000_000, "wc." + "b" * 3_000_000, "." * 3_000_000):
+        with pytest.raises(ToolNotFoundError) as missing:
+            await tools.handle(f"tools.{name}", [], {})
+        assert len(str(missing.value)) < 500
+
+
+def test_near_names_are_found_among_thousands_of_long_ones() -> None:
+    letters = random.Random(1)
+    names = ["".join(letters.choices("abcdefgh_", k=90)) for _ in range(8000)]
+    assert did_you_mean(names[5000][:-2] + "xx", names) == f"; did you mean {names[5000]}?"
+    assert len(did_you_mean("x" * 3_000_000, [*names, "y" * 3_000_000])) < 1000

@@ -3,7 +3,7 @@
 from typing import Any
 
 from carrel.library.tools.cli import CliProvider
-from carrel.library.tools.definition_files import parse
+from carrel.library.tools.definition_files import parse_definition
 from carrel.library.tools.definitions import CliDefinition
 from carrel.library.tools.registry import ToolRegistry
 from carrel.library.tools.secrets import Secrets
@@ -11,7 +11,7 @@ from carrel.processes import Runner
 
 
 def program(text: str, *, secrets: Secrets | None = None, sandbox: Runner | None = None) -> CliProvider:
-    definition = parse(text.encode(), "tools/test.yaml")
+    definition = parse_definition(text.encode(), "tools/test.yaml")
     assert isinstance(definition, CliDefinition)
     return CliProvider(definition, secrets or Secrets({}), sandbox=sandbox)
 
