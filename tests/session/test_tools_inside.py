@@ -177,7 +177,10 @@ async def test_a_tool_that_would_wait_for_the_code_that_waits_for_it_is_told_so(
         result = await session.run(f"tools.{name}()", timeout=20)
         assert result.error_type == "ToolCallError"
         assert "would wait for that code in turn" in (result.error or "")
-    assert "ToolCallError: this was asked by a tool" in (await session.run("tools.again()", timeout=20)).value
+    assert (
+        "ToolCallError: a tool that the session's code is waiting for"
+        in (await session.run("tools.again()", timeout=20)).value
+    )
     assert "would wait" in (await session.run("tools.streamed()", timeout=20)).value
     # The library waits for nobody, and neither does what a tool does outside of a run.
     assert (await session.run("tools.library()", timeout=20)).value > 4
@@ -200,12 +203,15 @@ async def test_what_a_tool_leaves_for_later_takes_its_turn(session: Session) -> 
     assert await session.read_file("notes.txt") == b"later"
 
 
-async def test_a_tool_file_written_while_the_session_lives_is_there(session: Session, base: Path) -> None:
+async def test_a_tool_file_is_used_after_a_reload(session: Session, base: Path) -> None:
     assert (await session.run("tools.late()")).error_type == "ToolNotFoundError"
     (base / "tools" / "late.yaml").write_text("name: late\ncommand: echo better\n")
+    await session.reload_tools()
     assert (await session.run("tools.late()")).value == "better\n"
     (base / "tools" / "late.yaml").write_text("name: late\ncommand: echo than never\n")
+    await session.reload_tools()
     assert (await session.run("tools.late()")).value == "than never\n"
     assert "late" in [tool["name"] for tool in await session.list_tools()]
     (base / "tools" / "late.yaml").unlink()
+    await session.reload_tools()
     assert (await session.run("tools.late()")).error_type == "ToolNotFoundError"
