@@ -1,4 +1,4 @@
-"""`carrel task`: an agent let loose on samples, and the verdict on somebody's work."""
+"""`carrel task …`: run an agent on samples, show and compare its runs, and judge work on a sample."""
 
 from __future__ import annotations
 
@@ -13,141 +13,287 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from carrel import tasks
-from carrel.cli.exit_codes import TaskFailed, WrongUsage, async_command
-from carrel.cli.options import text_in
-from carrel.cli.output import Column, flush, print_json, print_table, print_text, progress
+from carrel.cli import show
+from carrel.cli.asking import text_in
+from carrel.cli.bases import chosen
+from carrel.cli.ending import TaskFailed, WrongUsage, waits
+from carrel.cli.progress import progress
 from carrel.errors import EnvironmentFailed
 from carrel.execution.config import Mount
 
 if TYPE_CHECKING:
-    from carrel.tasks import Dataset, Sample, Summary, TaskResult, VerificationResult
+    from carrel.tasks import Dataset, Rate, RunFolder, RunInfo, Sample, Summary, TaskResult, VerificationResult
 
 app = typer.Typer(
-    help="Let an agent work on samples, and judge what was done.", no_args_is_help=True, rich_markup_mode=None
+    help="Run an agent on samples, and judge what it did.\n\nExample: carrel task run demo --agent './agent.sh'",
+    no_args_is_help=True,
+    rich_markup_mode=None,
 )
 
-DatasetName = Annotated[str, typer.Argument(metavar="DATASET", help="A dataset's name, or its folder.")]
+DatasetName = Annotated[str, typer.Argument(metavar="DATASET", help="The name of a dataset, or its folder.")]
+BaseFolder = Annotated[
+    Path | None,
+    typer.Option(
+        "--base",
+        metavar="DIR",
+        help="The folder with datasets and runs (default: $CARREL_HOME, else ./.carrel, else ~/.carrel).",
+    ),
+]
 DatasetsFolder = Annotated[
-    Path | None, typer.Option("--datasets", metavar="DIR", help="Default: $CARREL_HOME/datasets, and the demo.")
+    Path | None, typer.Option("--datasets", metavar="DIR", help="Default: BASE/datasets, and the demo.")
 ]
 CacheFolder = Annotated[
-    Path | None, typer.Option("--cache", metavar="DIR", help="For unpacked files. Default: $CARREL_HOME/cache.")
+    Path | None, typer.Option("--cache", metavar="DIR", help="For unpacked files. Default: BASE/cache.")
 ]
-KeepFolder = Annotated[Path | None, typer.Option("--keep", metavar="DIR", help="Keep all output there.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+RunName = Annotated[str, typer.Argument(metavar="RUN", help="The name of a run in BASE/runs, or its folder.")]
 
 _STYLES = {"solved": "green", "flaky": "yellow", "partly": "yellow", "infrastructure_failed": "bold red"}
-
-_AGENT_WORDS = {"could_not_run": "agent not run", "changed_nothing": "nothing changed"}
+_AGENT_STATUS = {"could_not_run": "agent not run", "changed_nothing": "nothing changed"}
 
 
 @app.command("run")
-@async_command
+@waits
 async def run(
     dataset: DatasetName,
     samples: Annotated[list[str] | None, typer.Argument(metavar="[SAMPLE]...", help="Default: all of them.")] = None,
     agent: Annotated[
-        str, typer.Option(metavar="COMMAND", help="What works on a sample: a command line, run in its place.")
+        str,
+        typer.Option(
+            metavar="COMMAND",
+            help="Command that solves a sample. Runs inside the sandbox; --mount makes your files visible there.",
+        ),
     ] = "",
-    workers: Annotated[int, typer.Option(help="Samples at one time.", min=1)] = 2,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with the results that are there.")] = False,
+    attempts: Annotated[int, typer.Option(metavar="K", min=1, help="Attempts at each sample.")] = 1,
+    workers: Annotated[int, typer.Option(help="Number of attempts at the same time.", min=1)] = 2,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Continue the newest run of this dataset, or the one of --output.")
+    ] = False,
     output: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="The results, a line for each. Default: DATASET.results.jsonl")
+        Path | None,
+        typer.Option("--output", "-o", metavar="DIR", help="Folder of the run. Default: BASE/runs/DATASET-<UTC time>"),
     ] = None,
-    timeout: Annotated[float, typer.Option(help="Seconds for the agent on one sample; 0 for no limit.", min=0)] = 3600,
+    timeout: Annotated[float, typer.Option(help="Seconds for one attempt of the agent; 0 for no limit.", min=0)] = 3600,
     network: Annotated[
         bool | None, typer.Option("--network/--no-network", help="For the agent. Default: as the sample says.")
     ] = None,
     env: Annotated[
-        list[str] | None, typer.Option(metavar="NAME[=VALUE]", help="A variable for the agent; again for more.")
+        list[str] | None, typer.Option(metavar="NAME[=VALUE]", help="A variable for the agent; may be repeated.")
     ] = None,
     mount: Annotated[
-        list[str] | None, typer.Option(metavar="DIR[:AT]", help="A folder for it to read; again for more.")
+        list[str] | None, typer.Option(metavar="DIR[:AT]", help="A folder that the agent can read; may be repeated.")
     ] = None,
+    base: BaseFolder = None,
     datasets: DatasetsFolder = None,
     cache: CacheFolder = None,
-    keep: KeepFolder = None,
     as_json: AsJson = False,
 ) -> None:
-    """Give each sample to an agent, judge what it did, and count."""
-    found = dataset_named(dataset, datasets)
-    chosen = [found.sample(name) for name in samples] if samples else found.samples
+    """Give each sample to an agent, judge what it did, and count the solved samples."""
+    found = dataset_named(dataset, datasets, base)
+    selected = [found.sample(name) for name in samples] if samples else found.samples
     if not agent.strip():
-        raise WrongUsage("--agent says what works on the samples; there is no default")
-    file = output or Path(f"{found.name}.results.jsonl")
-    who = tasks.Agent(
+        raise WrongUsage("--agent is missing: the command that works on the samples; there is no default")
+    solver = tasks.Agent(
         command=agent,
         timeout=timeout or None,
         network=network,
         env=dict(map(_variable, env or [])),
         mounts=tuple(map(_mount, mount or [])),
     )
+    folder = _run_folder(found.name, output, base, resume=resume)
+    planned = len(selected) * attempts
     count = 0
 
-    def tell(result: TaskResult) -> None:
+    def print_result(result: TaskResult) -> None:
         nonlocal count
         count += 1
         if as_json:
             return
-        words = _AGENT_WORDS.get(result.agent_status) or _words(result.result)
-        line = f"{result.sample_id:<24} {words:<18} {_score(result.result):>5}  {result.seconds:>7.1f} s"
-        print_text(f"{line}  {_reason_of_run(result)}".rstrip(), _STYLES.get(result.result.outcome, ""))
-        flush()
+        name = f"{result.sample_id} #{result.attempt}" if attempts > 1 else result.sample_id
+        words = _AGENT_STATUS.get(result.agent.status) or _outcome(result.verdict)
+        line = f"{name:<24} {words:<18} {_score(result.verdict):>5}  {result.seconds:>7.1f} s"
+        show.say(f"{line}  {_reason_of_attempt(result)}".rstrip(), _STYLES.get(result.outcome, ""))
+        show.flush()
         step("")
 
+    bar = nullcontext(print) if as_json else progress(None if resume else planned, found.name, among_lines=True)
     try:
-        with (
-            nullcontext(print)
-            if as_json
-            else progress(None if resume else len(chosen), found.name, among_lines=True) as step
-        ):
+        with bar as step:
             total = await tasks.run_samples(
-                chosen, who, file, workers=workers, resume=resume, cache=cache, keep=keep, done=tell
+                selected,
+                solver,
+                tasks.local_sessions(solver, cache or chosen(base) / "cache"),
+                folder,
+                attempts=attempts,
+                workers=workers,
+                resume=resume,
+                on_result=print_result,
             )
     except asyncio.CancelledError:
-        print(f"stopped; {count} done now are in {file}, and --resume goes on from there", file=sys.stderr)
+        print(f"stopped; {count} finished attempts are in {folder}; --resume continues from there", file=sys.stderr)
         raise
     if as_json:
-        print_json({"summary": total.model_dump(), "results": str(file.absolute()), "done_now": count})
+        show.print_json({"summary": total.model_dump(mode="json"), "run": str(folder), "done_now": count})
     else:
-        _print_summary(total, file, len(chosen) - count)
+        show.say()
+        _print_summary(total)
+        before = f"; {planned - count} were done before" if planned > count else ""
+        show.say(f"Median {total.median_seconds:.1f} s an attempt. Run: {folder}{before}")
     if total.could_not_run:
         raise TaskFailed(
-            f"the agent could not be run on {total.could_not_run} of {total.samples} samples: its command ended with "
-            "126 or 127; agent_stderr in the results says why, and --resume tries them again"
+            f"the agent could not be run in {total.could_not_run} of {total.attempts} attempts: its command ended with "
+            f"126 or 127; {folder}/agents has its output, and --resume tries them again"
         )
-    lost = total.samples - total.judged
+    lost = total.attempts - total.judged
     if lost:
-        raise EnvironmentFailed(f"{lost} of {total.samples} samples have no verdict; --resume tries them again")
+        raise EnvironmentFailed(f"{lost} of {total.attempts} attempts have no verdict; --resume tries them again")
+
+
+@app.command("show")
+def show_run(
+    run: Annotated[str, typer.Argument(metavar="[RUN]", help="A run in BASE/runs or its folder. Default: all.")] = "",
+    base: BaseFolder = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show the runs there are, or one run with its attempts."""
+    if not run:
+        _print_runs([tasks.RunFolder(path) for path in _run_paths(base)], as_json)
+        return
+    folder = _run_named(run, base)
+    info, results = folder.read_info(), folder.read_results()
+    total = tasks.summary_of(results, info.attempts)
+    if as_json:
+        attempts = [result.model_dump(mode="json", exclude={"verdict"}) for result in results]
+        data = {"run": info.model_dump(mode="json"), "summary": total.model_dump(mode="json"), "results": attempts}
+        show.print_json(data)
+        return
+    columns = [show.Column("SAMPLE", "cyan"), show.Column("#", justify="right"), show.Column("OUTCOME")]
+    columns += [show.Column("SCORE", justify="right"), show.Column("SECONDS", justify="right", may_go=True)]
+    columns += [show.Column("TOKENS", justify="right", may_go=True), show.Column("WHY", gives_way=True)]
+    rows = [
+        (
+            result.sample_id,
+            result.attempt,
+            _AGENT_STATUS.get(result.agent.status) or _outcome(result.verdict),
+            _score(result.verdict),
+            f"{result.seconds:.1f}",
+            "-" if result.tokens is None else f"{result.tokens:,}",
+            _reason_of_attempt(result),
+        )
+        for result in sorted(results, key=lambda result: (result.sample_id, result.attempt))
+    ]
+    show.say(f"{info.dataset}: {info.agent}", "bold")
+    show.print_table(columns, rows)
+    show.say()
+    _print_summary(total)
+    missing = len(info.samples) * info.attempts - len(results)
+    if missing > 0:
+        show.say(f"{missing} attempts are missing; carrel task run … --resume makes them", "yellow")
+
+
+def _print_runs(folders: Sequence[RunFolder], as_json: bool) -> None:
+    found: list[tuple[str, RunInfo]] = [(folder.path.name, folder.read_info()) for folder in folders]
+    if as_json:
+        show.print_json([{"name": name, **info.model_dump(mode="json")} for name, info in found])
+        return
+    if not found:
+        show.say("No runs yet; carrel task run makes one.")
+        return
+    columns = [show.Column("RUN", "cyan"), show.Column("SAMPLES", justify="right"), show.Column("#", justify="right")]
+    columns += [show.Column("SOLVED", justify="right"), show.Column("AGENT", gives_way=True)]
+    rows = [
+        (
+            name,
+            len(info.samples),
+            info.attempts,
+            "unfinished" if info.summary is None else f"{info.summary.pass_rate:.1%}",
+            info.agent,
+        )
+        for name, info in found
+    ]
+    show.print_table(columns, rows)
+
+
+@app.command("compare")
+def compare_runs(first: RunName, second: RunName, base: BaseFolder = None, as_json: AsJson = False) -> None:
+    """Compare two runs on the samples that both have judged."""
+    folders = [_run_named(name, base) for name in (first, second)]
+    results = [tasks.attempts_of(folder.read_results()) for folder in folders]
+    found = tasks.compare(*results)
+    if as_json:
+        show.print_json(found.model_dump(mode="json"))
+        return
+    if not found.samples:
+        raise WrongUsage("these two runs have no judged sample in common")
+    names = [folder.path.name for folder in folders]
+    width = max(map(len, names))
+    for name, rate in zip(names, (found.first, found.second), strict=True):
+        show.say(f"{name:<{width}}  {_rate(rate)}", "bold")
+    for sign, style, samples in (("+", "green", found.better), ("-", "red", found.worse)):
+        for sample in samples:
+            show.say(f"{sign} {sample}", style)
+    same = found.samples - len(found.better) - len(found.worse)
+    show.say(
+        f"{found.samples} samples in both: {len(found.better)} better, {len(found.worse)} worse, {same} the same; "
+        f"p = {found.p_value:.3f} (sign test)"
+    )
+
+
+def _run_paths(base: Path | None) -> list[Path]:
+    """The folders of all runs, the newest first."""
+    return sorted((path.parent for path in (chosen(base) / "runs").glob("*/run.json")), reverse=True)
+
+
+def _run_named(name: str, base: Path | None) -> RunFolder:
+    path = Path(name) if os.sep in name or Path(name, "run.json").is_file() else chosen(base) / "runs" / name
+    if not (path / "run.json").is_file():
+        there = ", ".join(path.name for path in _run_paths(base)[:10]) or "none"
+        raise WrongUsage(f"there is no run {name!r} in {chosen(base) / 'runs'}; there are: {there}")
+    return tasks.RunFolder(path)
+
+
+def _run_folder(dataset: str, output: Path | None, base: Path | None, *, resume: bool) -> Path:
+    if output is not None:
+        return output.absolute()
+    if resume:
+        for path in _run_paths(base):
+            if tasks.RunFolder(path).read_info().dataset == dataset:
+                return path.absolute()
+        raise WrongUsage(f"there is no run of {dataset} in {chosen(base) / 'runs'} to resume; leave --resume out")
+    return tasks.RunFolder.new(chosen(base) / "runs", dataset).path.absolute()
 
 
 @app.command("verify")
-@async_command
+@waits
 async def verify(
     dataset: DatasetName,
     sample: Annotated[str, typer.Argument(metavar="SAMPLE")],
     patch: Annotated[str | None, typer.Option(metavar="FILE|-", help="The work, as a patch.")] = None,
     folder: Annotated[
         Path | None,
-        typer.Option(metavar="DIR", exists=True, file_okay=False, help="The work, as the sample's files were left."),
+        typer.Option(metavar="DIR", exists=True, file_okay=False, help="The work, as a changed copy of the files."),
     ] = None,
     gold: Annotated[bool, typer.Option("--gold", help="The sample's own solution.")] = False,
+    base: BaseFolder = None,
     datasets: DatasetsFolder = None,
     cache: CacheFolder = None,
-    keep: KeepFolder = None,
+    logs: Annotated[
+        Path | None, typer.Option("--logs", "--keep", metavar="DIR", help="Write the complete output there.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Judge somebody's work on a sample: a patch, a folder, or the sample's own solution."""
-    wanted = dataset_named(dataset, datasets).sample(sample)
+    """Judge work on a sample: a patch, a folder, or the sample's own solution."""
+    wanted = dataset_named(dataset, datasets, base).sample(sample)
     if (patch is not None) + (folder is not None) + gold != 1:
         raise WrongUsage("name the work to judge: one of --patch FILE, --folder DIR or --gold")
+    cache = cache or chosen(base) / "cache"
     if folder is not None:
-        result = await _judge_folder(wanted, folder, cache, keep)
+        result = await _judge_folder(wanted, folder, cache, logs)
     else:
         text = wanted.patch if gold else text_in(patch or "")
-        result = await tasks.grade_patch(wanted, text, cache=cache, keep=keep)
+        result = await tasks.grade_patch(wanted, text, cache=cache, keep=logs)
     if as_json:
-        print_json(result.shown().model_dump())
+        show.print_json(result.shown().model_dump())
     else:
         _print_result(result)
     if result.outcome == "infrastructure_failed":
@@ -156,26 +302,31 @@ async def verify(
         raise TaskFailed(f"{sample}: {result.outcome.replace('_', ' ')}, score {_score(result)}")
 
 
-async def _judge_folder(sample: Sample, folder: Path, cache: Path | None, keep: Path | None) -> VerificationResult:
+async def _judge_folder(sample: Sample, folder: Path, cache: Path, logs: Path | None) -> VerificationResult:
     prepared = await tasks.prepare_sample(sample, cache)
-    work = tasks.changes_of_folder(prepared.workspace, folder.absolute(), tasks.protection_for(prepared).why)
-    return await tasks.grade(sample, work, keep=keep, prepared=prepared)
+    changes = tasks.changes_of_folder(prepared.workspace, folder.absolute(), tasks.protection_for(prepared).why)
+    return await tasks.grade(sample, changes, keep=logs, prepared=prepared)
 
 
-def dataset_named(name: str, folder: Path | None) -> Dataset:
-    """By its name among the datasets, or a folder of its own where a path was typed."""
+def dataset_named(name: str, folder: Path | None, base: Path | None = None) -> Dataset:
+    """The dataset of this name, or the one in a folder when the name is a path."""
     if os.sep in name or name in (".", ".."):
         return tasks.Dataset.load(name)
-    return tasks.Datasets(folder).get(name)
+    return datasets_in(folder, base).get(name)
+
+
+def datasets_in(folder: Path | None, base: Path | None = None) -> tasks.Datasets:
+    """The datasets of a folder; without one those of the base folder, and the demo."""
+    return tasks.Datasets(folder or chosen(base) / "datasets", demo=folder is None)
 
 
 def _variable(text: str) -> tuple[str, str]:
-    name, given, value = text.partition("=")
+    name, equals, value = text.partition("=")
     if not name:
-        raise WrongUsage(f"{text!r} is no variable: write NAME=VALUE, or NAME for the one that is set here")
-    if not given and name not in os.environ:
+        raise WrongUsage(f"{text!r} is not a variable: write NAME=VALUE, or NAME for one that is set here")
+    if not equals and name not in os.environ:
         raise WrongUsage(f"--env {name}: there is no such variable here; write {name}=VALUE")
-    return name, value if given else os.environ[name]
+    return name, value if equals else os.environ[name]
 
 
 def _mount(text: str) -> Mount:
@@ -186,13 +337,13 @@ def _mount(text: str) -> Mount:
     return Mount(source=path, at=at or str(path))
 
 
-def _words(result: VerificationResult) -> str:
+def _outcome(result: VerificationResult) -> str:
     suspicious = result.is_success and result.integrity == "suspicious"
     return result.outcome.replace("_", " ") + ", suspicious" * suspicious
 
 
 def _score(result: VerificationResult) -> str:
-    """With two decimals; 1.00 is a whole success only."""
+    """With two decimals; 1.00 only for a complete success."""
     return f"{result.score if result.score == 1 else min(result.score, 0.99):.2f}"
 
 
@@ -208,14 +359,14 @@ def _reason(result: VerificationResult) -> str:
     return _shortened(lacking)
 
 
-def _reason_of_run(result: TaskResult) -> str:
-    """The same for a run; when the agent itself is broken, what it said last."""
-    if result.agent_status == "could_not_run":
-        last = (result.agent_stderr or result.agent_stdout).strip().splitlines()[-1:]
-        return f"the agent's command ended with {result.agent_exit_code}{': ' if last else ''}{''.join(last)[:200]}"
-    if result.agent_status == "changed_nothing" and not result.result.is_success:
-        return f"the agent changed nothing and ended with {result.agent_exit_code}"
-    return _reason(result.result)
+def _reason_of_attempt(result: TaskResult) -> str:
+    """The same for an attempt; for an agent that could not be run, the last line that it printed."""
+    if result.agent.status == "could_not_run":
+        message = f": {result.agent.message[:200]}" if result.agent.message else ""
+        return f"the agent's command ended with {result.agent.exit_code}{message}"
+    if result.agent.status == "changed_nothing" and not result.is_success:
+        return f"the agent changed nothing and ended with {result.agent.exit_code}"
+    return _reason(result.verdict)
 
 
 def _shortened(names: Sequence[str]) -> str:
@@ -224,32 +375,34 @@ def _shortened(names: Sequence[str]) -> str:
 
 
 def _print_result(result: VerificationResult) -> None:
-    print_text(f"{_words(result)}, score {_score(result)}", _STYLES.get(result.outcome, "bold"))
-    print_text(f"{result.passed} passed, {result.failed} failed, {result.skipped} skipped of {result.total}")
+    show.say(f"{_outcome(result)}, score {_score(result)}", _STYLES.get(result.outcome, "bold"))
+    show.say(f"{result.passed} passed, {result.failed} failed, {result.skipped} skipped of {result.total}")
     for test in result.failures[:20]:
-        print_text(f"  failed  {test.name}", "red")
+        show.say(f"  failed  {test.name}", "red")
     for name in result.missing[:20]:
-        print_text(f"  missing {name}", "red")
+        show.say(f"  missing {name}", "red")
     if result.integrity != "clean":
-        print_text(f"  integrity: {result.integrity}", "yellow")
+        show.say(f"  integrity: {result.integrity}", "yellow")
     for line in result.evidence:
-        print_text(f"  {line}", "yellow")
+        show.say(f"  {line}", "yellow")
     for path, reason in list(result.left_out.items())[:20]:
-        print_text(f"  not judged: {path} ({reason})", "dim")
+        show.say(f"  not judged: {path} ({reason})", "dim")
 
 
-def _print_summary(total: Summary, file: Path, earlier: int) -> None:
-    print_text()
+def _print_summary(total: Summary) -> None:
     rows = [(outcome.replace("_", " "), count) for outcome, count in total.outcomes.items()]
-    print_table([Column("outcome"), Column("samples", justify="right")], rows)
+    show.print_table([show.Column("outcome"), show.Column("attempts", justify="right")], rows)
     if total.could_not_run:
-        print_text(f"On {total.could_not_run} of them the agent could not be run.", "bold red")
+        show.say(f"In {total.could_not_run} of them the agent could not be run.", "bold red")
     if total.changed_nothing:
-        print_text(f"On {total.changed_nothing} of them the agent changed nothing.", "yellow")
-    print_text()
-    rate = f"{total.pass_rate:.1%} solved ({total.solved} of {total.judged})"
-    print_text(f"{rate}, 95 % between {total.low:.1%} and {total.high:.1%}; mean score {total.mean_score:.2f}", "bold")
+        show.say(f"In {total.changed_nothing} of them the agent changed nothing.", "yellow")
+    show.say()
+    for k, rate in total.pass_at.items():
+        show.say(f"pass@{k}  {_rate(rate)}", "bold")
+    show.say(f"{total.solved} of {total.judged} attempts solved; mean score {total.mean_score:.2f}")
     if total.suspicious:
-        print_text(f"{total.suspicious} of the solved are suspicious; the results say why in `evidence`", "yellow")
-    before = f"; {earlier} were done before" if earlier else ""
-    print_text(f"Median {total.median_seconds:.1f} s a sample. Results: {file}{before}")
+        show.say(f"{total.suspicious} of the solved are suspicious; the results say why in `evidence`", "yellow")
+
+
+def _rate(rate: Rate) -> str:
+    return f"{rate.rate:.1%} solved, 95 % between {rate.low:.1%} and {rate.high:.1%}"

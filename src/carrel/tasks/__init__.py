@@ -24,10 +24,18 @@ if TYPE_CHECKING:
     from carrel.tasks.importers.swebench import import_swebench as import_swebench
     from carrel.tasks.importers.write import ImportResult as ImportResult
     from carrel.tasks.runner import Agent as Agent
+    from carrel.tasks.runner import RunFolder as RunFolder
+    from carrel.tasks.runner import RunInfo as RunInfo
     from carrel.tasks.runner import TaskResult as TaskResult
+    from carrel.tasks.runner import attempts_of as attempts_of
+    from carrel.tasks.runner import local_sessions as local_sessions
     from carrel.tasks.runner import run_samples as run_samples
+    from carrel.tasks.runner import summary_of as summary_of
     from carrel.tasks.sample import Sample as Sample
+    from carrel.tasks.stats import Comparison as Comparison
+    from carrel.tasks.stats import Rate as Rate
     from carrel.tasks.stats import Summary as Summary
+    from carrel.tasks.stats import compare as compare
     from carrel.tasks.verification.changes import Changes as Changes
     from carrel.tasks.verification.changes import changes_of_folder as changes_of_folder
     from carrel.tasks.verification.verifier import grade as grade
@@ -45,9 +53,9 @@ _MODULES = {
     "importers.git_commits": "import_history",
     "importers.swebench": "import_swebench",
     "importers.write": "ImportResult",
-    "runner": "Agent TaskResult run_samples",
+    "runner": "Agent RunFolder RunInfo TaskResult attempts_of local_sessions run_samples summary_of",
     "sample": "Sample",
-    "stats": "Summary",
+    "stats": "Comparison Rate Summary compare",
     "verification.changes": "Changes changes_of_folder",
     "verification.verdict": "VerificationResult",
     "verification.verifier": "Verifier grade grade_patch protection_for verify",

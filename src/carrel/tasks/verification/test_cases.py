@@ -12,7 +12,9 @@ Status = Literal["passed", "failed", "skipped"]
 
 @dataclass(frozen=True, slots=True)
 class TestCase:
-    """What a report says of one test."""
+    """One test in a report."""
+
+    __test__ = False
 
     classname: str
     """The file, class, package or group that it is in; what each runner calls so."""

@@ -17,6 +17,8 @@ LONGEST_MESSAGE = 4000
 class TestRun(BaseModel):
     """What one run of the test command came to."""
 
+    __test__ = False
+
     cases: list[TestCase] = []
     exit_code: int = 0
     seconds: float = 0.0
