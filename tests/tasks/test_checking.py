@@ -74,10 +74,10 @@ def test_each_fault_is_told(before: VerificationResult, after: VerificationResul
 def test_what_is_missing_in_a_sample_is_told() -> None:
     before = came_to("not_solved", a="failed", b="passed")
     assert faults_of(sample(["a"], ["b"], patch=" \n"), before, SOLVED) == [
-        "it has no patch, so nobody knows whether it can be solved"
+        "it has no patch, so it is unknown whether it can be solved"
     ]
     assert faults_of(sample([], ["b"]), came_to("solved", b="passed"), came_to("solved", b="passed")) == [
-        "it has no fail_to_pass: it counts as solved before anybody did anything"
+        "it has no fail_to_pass: it counts as solved without any change"
     ]
     assert "in fail_to_pass and in pass_to_pass: a" in faults_of(sample(["a"], ["a"]), before, SOLVED)
 
@@ -99,7 +99,7 @@ def test_what_could_not_be_judged_is_told_once() -> None:
 async def test_the_demo_is_right(tmp_path: Path) -> None:
     heard: list[CheckResult] = []
     samples = Dataset.load(DEMO).samples
-    findings = await check(samples, cache=tmp_path, told=heard.append)
+    findings = await check(samples, cache=tmp_path, on_result=heard.append)
     assert [finding.sample_id for finding in findings] == [sample.sample_id for sample in samples]
     assert {finding.sample_id: finding.faults for finding in findings if finding.faults} == {}
     assert {finding.status for finding in findings} == {"right"}
@@ -118,7 +118,7 @@ async def test_samples_that_are_wrong_are_found_by_running_them(tmp_path: Path) 
         "PatchRefused: the patch": calc(patch=good.patch.replace("reader.next_is", "writer.next_is")),
         "test_patch": calc(test_patch=good.test_patch.replace("value(text)", "value(words)")),
         "it has no patch": calc(patch=""),
-        "there is nothing at": calc(files=tmp_path / "nothing"),
+        "does not exist": calc(files=tmp_path / "nothing"),
         "the tests do not run": calc(verify=good.verify.model_copy(update={"command": "true"})),
         "set-up": calc(environment=good.environment.model_copy(update={"setup": ["echo no luck; exit 3"]})),
     }

@@ -108,25 +108,25 @@ def test_fields_of_ones_own_are_kept(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("line", "complaint"),
     [
-        ("{", "line 2: no JSON"),
+        ("{", "line 2: not JSON"),
         ("[]", "line 2: a sample is a JSON object, not list"),
-        ("{}", "line 2: sample_id: it is missing"),
-        ({"sample_id": "../x"}, r"line 2 \(../x\): sample_id: '../x' is no plain name"),
-        ({"sample_id": ""}, "line 2: sample_id: '' is no plain name"),
+        ("{}", "line 2: sample_id: missing"),
+        ({"sample_id": "../x"}, r"line 2 \(../x\): sample_id: '../x' is not a plain name"),
+        ({"sample_id": ""}, "line 2: sample_id: '' is not a plain name"),
         ({"sample_id": "b", "fail_to_pass": "t"}, r"line 2 \(b\): fail_to_pass: .*list, not 't'"),
         ({"sample_id": "b", "version": 0}, "version: .*greater than or equal to 1"),
         ({"sample_id": "b", "verifier": "vibes"}, "verifier: .*'test_suite'"),
         ({"sample_id": "b", "fail_to_pas": []}, "no field 'fail_to_pas'; did you mean 'fail_to_pass'"),
         ({"sample_id": "b", "FAIL_TO_PASS": "[]"}, "no field 'FAIL_TO_PASS'; did you mean 'fail_to_pass'"),
-        ({"sample_id": "b", "environment": {"dep": ["x"]}}, "environment.dep: there is no such field"),
+        ({"sample_id": "b", "environment": {"dep": ["x"]}}, "environment.dep: unknown field"),
         ({"sample_id": "b", "environment": []}, "environment: "),
         ({"sample_id": "b", "environment": {"workdir": "work"}}, "environment.workdir: the workdir is an absolute"),
         ({"sample_id": "b", "environment": {"workdir": "/a/../../etc"}}, "environment.workdir"),
         ({"sample_id": "b", "environment": {"limits": {"memory": "lots"}}}, "environment.limits.memory: 'lots' is no"),
         ({"sample_id": "b", "verify": {"timeout": -1}}, "verify.timeout: .*greater than 0"),
-        ({"sample_id": "b", "files": "/etc"}, "files: '/etc' does not lie in"),
-        ({"sample_id": "b", "files": "x/../../y"}, "files: 'x/../../y' does not lie in"),
-        ({"sample_id": "b", "files": "."}, "files: '.' does not lie in"),
+        ({"sample_id": "b", "files": "/etc"}, "files: '/etc' is not inside the dataset"),
+        ({"sample_id": "b", "files": "x/../../y"}, "files: 'x/../../y' is not inside the dataset"),
+        ({"sample_id": "b", "files": "."}, "files: '.' is not inside the dataset"),
         ({"sample_id": "b", "files": "samples.jsonl"}, "is the dataset itself"),
         ({"sample_id": "a"}, "line 2: sample_id: 'a' in version 1 is on line 1 already"),
     ],
@@ -143,18 +143,18 @@ def test_a_wrong_line_is_told_by_file_line_and_field(line: Any, complaint: str, 
 @pytest.mark.parametrize(
     ("settings", "complaint"),
     [
-        ("name: [", "line 1: no YAML"),
-        ("- name", "line 1: it should be a map"),
-        ("name: x\nverfiy: {}\n", "line 2: verfiy: there is no such field"),
+        ("name: [", "line 1: not YAML"),
+        ("- name", "line 1: expected a mapping"),
+        ("name: x\nverfiy: {}\n", "line 2: verfiy: unknown field"),
         (
             "name: x\nenvironment:\n  network: false\n  limits: {memory: 12 apples}\n",
             "line 4: environment.limits.memory",
         ),
         ("verify:\n  timeout: soon\n", "line 2: verify.timeout: .*not 'soon'"),
         ("environment:\n  deps:\n    - pytest\n    - 3\n", "line 4: environment.deps.1: .*not 3"),
-        ("name: a/b\n", "line 1: name: 'a/b' is no plain name"),
-        ("name: a\nname: b\n", "line 2: name: it is on line 1 already"),
-        ("verify: !!python/object/apply:os.system ['true']\n", "no YAML"),
+        ("name: a/b\n", "line 1: name: 'a/b' is not a plain name"),
+        ("name: a\nname: b\n", "line 2: name: duplicate of line 1"),
+        ("verify: !!python/object/apply:os.system ['true']\n", "not YAML"),
     ],
 )
 def test_wrong_settings_are_told_by_file_line_and_field(settings: str, complaint: str, tmp_path: Path) -> None:
@@ -178,7 +178,7 @@ def test_versions_of_a_sample(tmp_path: Path) -> None:
     assert dataset.sample("a").patch == "p3"
     assert dataset.sample("a", 1).patch == "p1"
     assert [sample.latest for sample in dataset.versions] == [False, False, True, True]
-    with pytest.raises(SampleNotFound, match="has no version 9; there is 2, 1, 3"):
+    with pytest.raises(SampleNotFound, match="has no version 9; it has 2, 1, 3"):
         dataset.sample("a", 9)
 
 

@@ -233,19 +233,19 @@ async def test_what_cannot_be_had_is_told(repository: Repository, tmp_path: Path
     cache = tmp_path / "cache"
     with pytest.raises(FilesRefused, match="the base commit 0123456789 is not in it"):
         await prepared(repository.folder, cache, "0123456789")
-    with pytest.raises(FilesRefused, match="is no commit"):
+    with pytest.raises(FilesRefused, match="is not a commit"):
         await prepared(repository.folder, cache, "--all")
     repository.git("bundle", "create", "-q", str(tmp_path / "thin.bundle"), "v1..trunk")
-    with pytest.raises(FilesRefused, match=r"thin.bundle is no whole git bundle"):
+    with pytest.raises(FilesRefused, match=r"thin.bundle is not a complete git bundle"):
         await prepared(tmp_path / "thin.bundle", cache)
     (tmp_path / "cut.bundle").write_bytes((tmp_path / "thin.bundle").read_bytes()[:200])
-    with pytest.raises(FilesRefused, match=r"cut.bundle is no whole git bundle"):
+    with pytest.raises(FilesRefused, match=r"cut.bundle is not a complete git bundle"):
         await prepared(tmp_path / "cut.bundle", cache)
     repository.git("clone", "-q", "--shared", str(repository.folder), str(tmp_path / "shared"))
     with pytest.raises(FilesRefused, match=r"is not in it|borrowed"):
         await prepared(tmp_path / "shared", cache)
     empty = Repository(tmp_path / "empty")
-    with pytest.raises(FilesRefused, match="which commit is checked out"):
+    with pytest.raises(FilesRefused, match="no commit is checked out"):
         await prepared(empty.folder, cache)
     assert [
         path.name

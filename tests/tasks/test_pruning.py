@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -149,3 +150,35 @@ async def test_an_archive_for_download_goes_when_it_was_not_used_for_long(tmp_pa
     assert removed.bytes > 0
     assert list((cache / "downloads").iterdir()) == []
     assert (await archive_of(sample, cache)).is_file()
+
+
+async def test_no_record_of_removed_files_is_left(tmp_path: Path, cache: Path) -> None:
+    sample = made(tmp_path, "a", "echo 1 > it")
+    os.utime(tmp_path / "a" / "file.txt", (1, 1))
+    await prepare_sample(sample, cache)
+    digest = cache / "files" / "digests" / "of-a-source.json"
+    digest.parent.mkdir(exist_ok=True)
+    digest.write_text("{}")
+    gc.collect()
+    prune(cache, time.time() - 60)
+    assert digest.exists(), "it is not old enough"
+    prune(cache, time.time() + 1)
+    left = [path for kind in ("files", "layers") for path in (cache / kind).rglob("*") if path.is_file()]
+    assert left == []
+
+
+def test_a_lease_that_waits_for_a_prune_is_on_the_new_lock_file(tmp_path: Path) -> None:
+    folder = tmp_path / "files" / "f"
+    folder.mkdir(parents=True)
+    leases: list[file_cache.CacheLease] = []
+    with file_cache.exclusive(folder) as free:
+        assert free
+        waiting = threading.Thread(target=lambda: leases.append(file_cache.CacheLease(folder)))
+        waiting.start()
+        while not Path("/proc/locks").read_text().count("->"):
+            time.sleep(0.01)
+        file_cache._remove_locks(folder)
+    waiting.join(30)
+    assert folder.with_suffix(".used").exists()
+    with file_cache.exclusive(folder) as free:
+        assert not free

@@ -37,44 +37,73 @@ def sums(home: Path) -> Path:
     return folder
 
 
-def test_an_agent_on_a_dataset(carrel: Carrel, sums: Path, tmp_path: Path) -> None:
+def test_an_agent_on_a_dataset(carrel: Carrel, sums: Path, home: Path) -> None:
     shown = carrel("task", "run", "sums", "--agent", FIX, "--workers", "1").stdout
     assert "calc-1                   solved" in shown
     assert "calc-2                   nothing changed" in shown
-    assert "not solved        1\nOn 1 of them the agent changed nothing.\n" in shown
-    assert "50.0% solved (1 of 2), 95 % between 9.5% and 90.5%" in shown
-    assert len((tmp_path / "sums.results.jsonl").read_text().splitlines()) == 2
+    assert "not solved         1\nIn 1 of them the agent changed nothing.\n" in shown
+    assert "pass@1  50.0% solved, 95 % between 9.5% and 90.5%\n1 of 2 attempts solved" in shown
+    (folder,) = (home / "runs").iterdir()
+    assert folder.name.startswith("sums-2")
+    assert f"Run: {folder}" in shown
+    lines = [json.loads(line) for line in (folder / "results.jsonl").read_text().splitlines()]
+    assert [(line["sample_id"], line["outcome"]) for line in lines] == [("calc-1", "solved"), ("calc-2", "not_solved")]
+    # What each session did is recorded under its id.
+    assert "sed -i" in (home / "sessions" / lines[0]["session_id"] / "trace.jsonl").read_text()
     again = carrel("task", "run", "sums", "--agent", FIX, "--resume", "--json")
     assert json.loads(again.stdout)["done_now"] == 0
     assert json.loads(again.stdout)["summary"]["solved"] == 1
 
 
-def test_an_agent_that_is_not_there_is_no_wrong_answer(carrel: Carrel, sums: Path) -> None:
-    done = carrel("task", "run", "sums", "--agent", "./nope.sh", "--output", "a.jsonl", code=1)
+def test_runs_are_shown_and_compared(carrel: Carrel, sums: Path, home: Path) -> None:
+    assert carrel("task", "show").stdout == "No runs yet; carrel task run makes one.\n"
+    carrel("task", "run", "sums", "--agent", "true", "--output", str(home / "runs" / "nothing"), "--attempts", "2")
+    carrel("task", "run", "sums", "calc-1", "--agent", f"{FIX}; echo 77 > $CARREL_TOKENS_FILE", "-o", "mine")
+    shown = carrel("task", "show").stdout
+    assert "nothing        2  2    0.0%  true\n" in shown
+    shown = carrel("task", "show", "nothing").stdout
+    assert "calc-1  2  nothing changed" in shown
+    assert "pass@1  0.0% solved" in shown
+    assert "pass@2  0.0% solved" in shown
+    shown = carrel("task", "show", "./mine").stdout
+    assert "77" in shown.splitlines()[2]
+    shown = carrel("task", "compare", "nothing", "./mine").stdout.splitlines()
+    assert shown[0].startswith("nothing  0.0% solved")
+    assert shown[1].startswith("mine     100.0% solved")
+    assert shown[2:] == ["+ calc-1", "1 samples in both: 1 better, 0 worse, 0 the same; p = 1.000 (sign test)"]
+    assert json.loads(carrel("task", "compare", "nothing", "./mine", "--json").stdout)["better"] == ["calc-1"]
+    assert "there is no run 'x' in" in carrel("task", "show", "x", code=2).stderr
+
+
+def test_a_missing_agent_is_no_wrong_answer(carrel: Carrel, sums: Path) -> None:
+    done = carrel("task", "run", "sums", "--agent", "./nope.sh", "--output", "a", code=1)
     assert "calc-1                   agent not run" in done.stdout
     assert "the agent's command ended with 127: " in done.stdout
-    assert "On 2 of them the agent could not be run." in done.stdout
-    assert done.stderr.startswith("error: the agent could not be run on 2 of 2 samples: its command ended with 126 or")
-    done = carrel("task", "run", "sums", "--agent", "true", "--output", "b.jsonl")
+    assert "In 2 of them the agent could not be run." in done.stdout
+    assert done.stderr.startswith("error: the agent could not be run in 2 of 2 attempts: its command ended with 126 or")
+    done = carrel("task", "run", "sums", "--agent", "true", "--output", "b")
     assert "calc-1                   nothing changed" in done.stdout
-    assert "On 2 of them the agent changed nothing." in done.stdout
+    assert "In 2 of them the agent changed nothing." in done.stdout
 
 
-def test_a_person_sees_how_far_it_is_and_how_to_go_on(carrel: Carrel, sums: Path, at_terminal: Any) -> None:
+def test_a_person_sees_the_progress_and_how_to_resume(carrel: Carrel, sums: Path, at_terminal: Any) -> None:
     agent = f"{FIX}; test $CARREL_SAMPLE_ID = calc-1 || sleep 600"
-    terminal = at_terminal("task", "run", "sums", "--agent", agent, "--workers", "1", columns=100)
+    terminal = at_terminal("task", "run", "sums", "--agent", agent, "--workers", "1", "-o", "r", columns=100)
     terminal.wait_for("calc-1  ")
     terminal.wait_for("1/2")
     terminal.press("\x03")
-    terminal.wait_for("stopped; 1 done now are in sums.results.jsonl, and --resume goes on")
+    terminal.wait_for("--resume continues from there")
     assert terminal.end() == 130
-    assert "1 were done before" in carrel("task", "run", "sums", "calc-1", "--agent", agent, "--resume").stdout
+    words = ("task", "run", "sums", "calc-1", "--agent", agent, "--resume", "--output", "r")
+    assert "1 were done before" in carrel(*words).stdout
 
 
-def test_chosen_samples_and_another_file(carrel: Carrel, sums: Path, tmp_path: Path) -> None:
-    carrel("task", "run", sums, "calc-1", "--agent", FIX, "--output", "r.jsonl", "--keep", "kept")
-    assert json.loads((tmp_path / "r.jsonl").read_text())["result"]["outcome"] == "solved"
-    assert (tmp_path / "kept" / "sums" / "calc-1" / "stderr-1.txt").read_text().count("ok") == 1
+def test_chosen_samples_and_another_folder(carrel: Carrel, sums: Path, tmp_path: Path) -> None:
+    carrel("task", "run", sums, "calc-1", "--agent", FIX, "--output", "r")
+    line = json.loads((tmp_path / "r" / "results.jsonl").read_text())
+    assert (line["verdict"]["outcome"], line["verdict"]["stderr"].count("ok")) == ("solved", 1)
+    carrel("task", "verify", sums, "calc-1", "--gold", "--logs", "logs")
+    assert (tmp_path / "logs" / "stderr-1.txt").read_text().count("ok") == 1
 
 
 def test_a_patch_is_judged(carrel: Carrel, sums: Path, tmp_path: Path) -> None:
@@ -110,7 +139,7 @@ def test_a_folder_is_judged(carrel: Carrel, sums: Path, tmp_path: Path) -> None:
 
 
 def test_what_is_typed_wrong_is_one_line(carrel: Carrel, sums: Path) -> None:
-    assert "--agent says what works" in carrel("task", "run", "sums", code=2).stderr
+    assert "--agent is missing" in carrel("task", "run", "sums", code=2).stderr
     assert "there is no dataset 'sum'" in carrel("task", "run", "sum", "--agent", "true", code=2).stderr
     assert "has no sample 'calc-9'" in carrel("task", "run", "sums", "calc-9", "--agent", "true", code=2).stderr
     assert "one of --patch FILE" in carrel("task", "verify", "sums", "calc-1", code=2).stderr
@@ -121,7 +150,7 @@ def test_what_is_typed_wrong_is_one_line(carrel: Carrel, sums: Path) -> None:
 
 def test_suspicious_solutions_are_counted_apart(carrel: Carrel, sums: Path, tmp_path: Path) -> None:
     agent = f"{FIX}; echo 'import ctypes' >> calc.py"
-    words = ("task", "run", "sums", "calc-1", "--agent", agent, "--output", str(tmp_path / "out.jsonl"))
+    words = ("task", "run", "sums", "calc-1", "--agent", agent, "--output", str(tmp_path / "out"))
     shown = carrel(*words).stdout
     assert "solved, suspicious" in shown, shown
     assert "1 of the solved are suspicious" in shown

@@ -184,14 +184,17 @@ HOSTILE: dict[str, tuple[list[tuple[tarfile.TarInfo, bytes]], str]] = {
     "a link below a link": ([link("a", "."), link("a/b", "x")], "lies below a link"),
     "a hard link out": ([link("a", "/etc/passwd", tarfile.LNKTYPE)], "absolute path"),
     "a hard link upwards": ([link("a", "../../etc/passwd", tarfile.LNKTYPE)], "leads out"),
-    "a hard link to a link": ([link("a", "b"), link("c", "a", tarfile.LNKTYPE)], "hard link to a, which is no file"),
-    "a hard link to nothing": ([link("a", "b", tarfile.LNKTYPE)], "hard link to b, which is no file before it"),
+    "a hard link to a link": (
+        [link("a", "b"), link("c", "a", tarfile.LNKTYPE)],
+        "hard link to a, which is not an earlier file",
+    ),
+    "a hard link to nothing": ([link("a", "b", tarfile.LNKTYPE)], "hard link to b, which is not an earlier file"),
     "a device": ([member("a", type=tarfile.CHRTYPE, devmajor=1, devminor=3)], "is a device"),
     "a disk": ([member("a", type=tarfile.BLKTYPE, devmajor=8)], "is a device"),
     "a named pipe": ([member("a", type=tarfile.FIFOTYPE)], "is a device, a pipe"),
-    "a file that is also a folder": ([member("a", b"x"), member("a/b", b"y")], "folder in one place and a file"),
-    "a folder that is also a file": ([member("a/b", b"y"), member("a", b"x")], "folder in one place and a file"),
-    "a folder that is also a link": ([member("a/b", b"y"), link("a", "x")], "folder in one place and a file"),
+    "a file that is also a folder": ([member("a", b"x"), member("a/b", b"y")], "is both a folder and a file"),
+    "a folder that is also a file": ([member("a/b", b"y"), member("a", b"x")], "is both a folder and a file"),
+    "a folder that is also a link": ([member("a/b", b"y"), link("a", "x")], "is both a folder and a file"),
 }
 
 
@@ -293,7 +296,7 @@ async def test_a_damaged_archive_is_refused(damage: str, tmp_path: Path, cache: 
         file.write_bytes(gzip.compress(b"hello" * 1000))
     else:
         file.write_bytes(b"\x1f\x8b")
-    with pytest.raises(FilesRefused, match=r"is no whole \.tar\.gz"):
+    with pytest.raises(FilesRefused, match=r"is not a complete \.tar\.gz"):
         await prepared_files(sample, cache)
     assert left_in(cache) == []
 
@@ -301,9 +304,9 @@ async def test_a_damaged_archive_is_refused(damage: str, tmp_path: Path, cache: 
 @pytest.mark.parametrize("content", [b"", b"PK\x03\x04", b"# some text"])
 async def test_what_is_no_archive_is_refused(content: bytes, tmp_path: Path, cache: Path) -> None:
     (tmp_path / "x").write_bytes(content)
-    with pytest.raises(FilesRefused, match=r"is no folder, \.tar\.gz or git bundle"):
+    with pytest.raises(FilesRefused, match=r"is not a folder, \.tar\.gz or git bundle"):
         await prepared_files(of(tmp_path / "x"), cache)
-    with pytest.raises(FilesRefused, match="there is nothing at"):
+    with pytest.raises(FilesRefused, match="does not exist"):
         await prepared_files(of(tmp_path / "y"), cache)
 
 

@@ -8,7 +8,6 @@ from typing import ClassVar
 import pytest
 
 from carrel.tasks.sample import Sample, Verify
-from carrel.tasks.stats import summary, wilson
 from carrel.tasks.verification.changes import Change, Changes, drop_unsafe, odd_path
 from carrel.tasks.verification.protected_files import Folder, Protection, programs_of, restore_test_settings, touched_by
 from carrel.tasks.verification.recorder_log import find_contradiction, parse_lines, parse_notes
@@ -388,21 +387,3 @@ def test_protected_patterns_are_those_of_gitignore(pattern: str, protected: set[
 )
 def test_the_programs_of_a_command(command: str, programs: set[str]) -> None:
     assert programs_of(command) == programs
-
-
-# --- rates -----------------------------------------------------------------------------------------------------------
-
-
-def test_the_interval_of_a_rate() -> None:
-    assert wilson(0, 0) == (0.0, 1.0)
-    low, high = wilson(5, 10)
-    assert (round(low, 3), round(high, 3)) == (0.237, 0.763)
-    assert round(wilson(10, 10)[1], 9) == 1.0
-    assert round(wilson(0, 10)[1], 3) == 0.278
-
-
-def test_a_summary_leaves_out_what_has_no_verdict() -> None:
-    total = summary([("solved", 1, 2.0), ("partly", 0.5, 4.0), ("infrastructure_failed", 0, 1.0), ("flaky", 1, 3.0)])
-    assert (total.samples, total.judged, total.solved, total.median_seconds) == (4, 3, 2, 2.5)
-    assert round(total.mean_score, 3) == 0.833
-    assert summary([]).pass_rate == 0.0

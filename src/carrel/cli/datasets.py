@@ -80,7 +80,9 @@ async def check_dataset(
     dataset = dataset_named(name, folder)
     wanted = [dataset.sample(id_) for id_ in samples] if samples else dataset.samples
     with progress(len(wanted), f"checking {dataset.name}") as done:
-        findings = await tasks.check(wanted, cache=cache, workers=workers, told=lambda finding: done(finding.sample_id))
+        findings = await tasks.check(
+            wanted, cache=cache, workers=workers, on_result=lambda result: done(result.sample_id)
+        )
     if as_json:
         print_json([finding.model_dump() for finding in findings])
     else:

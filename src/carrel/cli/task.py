@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+import carrel
 from carrel import tasks
 from carrel.cli import show
 from carrel.cli.asking import text_in
@@ -122,7 +123,7 @@ async def run(
             total = await tasks.run_samples(
                 selected,
                 solver,
-                tasks.local_sessions(solver, cache or chosen(base) / "cache"),
+                _recorded_sessions(solver, chosen(base), cache),
                 folder,
                 attempts=attempts,
                 workers=workers,
@@ -147,6 +148,24 @@ async def run(
     lost = total.attempts - total.judged
     if lost:
         raise EnvironmentFailed(f"{lost} of {total.attempts} attempts have no verdict; --resume tries them again")
+
+
+def _recorded_sessions(agent: tasks.Agent, base: Path, cache: Path | None) -> tasks.OpenSession:
+    """Sessions on this machine whose traces are kept in the base folder."""
+
+    async def open_session(sample: Sample) -> carrel.Session:
+        executor = tasks.SampleExecutor(
+            sample, cache or base / "cache", env=agent.env, network=agent.network, mounts=agent.mounts
+        )
+        session = carrel.Session(carrel.FileStorage(base), executor, on_error="skip")
+        try:
+            await session.start()
+        except BaseException:
+            await session.close()
+            raise
+        return session
+
+    return open_session
 
 
 @app.command("show")

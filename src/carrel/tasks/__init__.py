@@ -24,9 +24,12 @@ if TYPE_CHECKING:
     from carrel.tasks.importers.swebench import import_swebench as import_swebench
     from carrel.tasks.importers.write import ImportResult as ImportResult
     from carrel.tasks.runner import Agent as Agent
+    from carrel.tasks.runner import AgentOutcome as AgentOutcome
+    from carrel.tasks.runner import OpenSession as OpenSession
     from carrel.tasks.runner import RunFolder as RunFolder
     from carrel.tasks.runner import RunInfo as RunInfo
     from carrel.tasks.runner import TaskResult as TaskResult
+    from carrel.tasks.runner import TaskSession as TaskSession
     from carrel.tasks.runner import attempts_of as attempts_of
     from carrel.tasks.runner import local_sessions as local_sessions
     from carrel.tasks.runner import run_samples as run_samples
@@ -53,7 +56,10 @@ _MODULES = {
     "importers.git_commits": "import_history",
     "importers.swebench": "import_swebench",
     "importers.write": "ImportResult",
-    "runner": "Agent RunFolder RunInfo TaskResult attempts_of local_sessions run_samples summary_of",
+    "runner": (
+        "Agent AgentOutcome OpenSession RunFolder RunInfo TaskResult TaskSession"
+        " attempts_of local_sessions run_samples summary_of"
+    ),
     "sample": "Sample",
     "stats": "Comparison Rate Summary compare",
     "verification.changes": "Changes changes_of_folder",

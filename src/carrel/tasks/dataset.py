@@ -20,39 +20,39 @@ from carrel.tasks.sample import Environment, PlainName, Sample, Verify
 from carrel.text import did_you_mean
 from carrel.wire.answers import DatasetInfo
 
-_MOST_REPEATED = 10_000
-"""Values that all aliases of a file may stand for together."""
+_MAX_REPEATED = 10_000
+"""Values that all aliases of a file together may stand for."""
 
 
 @dataclass(frozen=True)
 class Definition:
-    """What a file says, and where it says it."""
+    """The content of a YAML file, with the positions of its fields."""
 
     file: Path
     data: dict[str, Any]
     root: yaml.Node | None
 
-    def refused(self, problem: ValidationError, part: str | None = None) -> DatasetInvalid:
-        """The first fault, with the line it is on; `part` is the field that was validated."""
+    def error(self, problem: ValidationError, part: str | None = None) -> DatasetInvalid:
+        """The first error with its line; `part` is the field that was validated."""
         where = (*((part,) if part else ()), *problem.errors()[0]["loc"])
         line = f", line {_line(self.root, where)}" if self.root is not None else ""
         return DatasetInvalid(f"{self.file}{line}: {faults(problem, part)}")
 
 
 def read_yaml(file: Path) -> Definition:
-    """A map; a key that is there twice is refused, since the first would be lost in silence."""
+    """Read a mapping; a duplicate key is an error, since the first value would be lost without notice."""
     try:
         text = file.read_text(encoding="utf-8")
         root = yaml.compose(text, Loader=yaml.SafeLoader)
-        _refuse_bombs(file, root)
+        _refuse_alias_bombs(file, root)
         data = yaml.safe_load(text)
     except UnicodeDecodeError as problem:
-        raise DatasetInvalid(f"{file}: no text in UTF-8: {problem}") from None
+        raise DatasetInvalid(f"{file}: not UTF-8 text: {problem}") from None
     except yaml.MarkedYAMLError as problem:
         mark = problem.problem_mark
-        raise DatasetInvalid(f"{file}, line {mark.line + 1 if mark else 1}: no YAML: {problem.problem}") from None
+        raise DatasetInvalid(f"{file}, line {mark.line + 1 if mark else 1}: not YAML: {problem.problem}") from None
     except yaml.YAMLError as problem:
-        raise DatasetInvalid(f"{file}: no YAML: {problem}") from None
+        raise DatasetInvalid(f"{file}: not YAML: {problem}") from None
     except RecursionError:
         raise DatasetInvalid(f"{file}: it is nested too deeply") from None
     except (ValueError, OverflowError) as problem:
@@ -62,24 +62,24 @@ def read_yaml(file: Path) -> Definition:
     if data is None:
         return Definition(file, {}, None)
     if not isinstance(data, dict):
-        raise DatasetInvalid(f"{file}, line 1: it should be a map, like `name: demo`")
-    _refuse_twins(file, root)
+        raise DatasetInvalid(f"{file}, line 1: expected a mapping, like `name: demo`")
+    _refuse_duplicates(file, root)
     return Definition(file, data, root)
 
 
 def faults(problem: ValidationError, part: str | None = None) -> str:
-    """The first fault as `field: what is wrong`, and how many more there are."""
+    """The first error as `field: what is wrong`, and the number of further ones."""
     every = problem.errors()
     first = every[0]
     field = ".".join(str(step) for step in (*((part,) if part else ()), *first["loc"]))
     message = first["msg"].removeprefix("Value error, ").removeprefix("Assertion failed, ")
     if first["type"] == "extra_forbidden":
-        message = "there is no such field"
+        message = "unknown field"
     elif first["type"] == "missing":
-        message = "it is missing"
+        message = "missing"
     given = first["input"]
     if isinstance(given, int) and abs(given) > 10**100:
-        given = None  # Python refuses to write out very long numbers
+        given = None  # Python refuses to print very long numbers.
     if isinstance(given, str | int | float | bool) and first["type"] not in (
         "missing",
         "extra_forbidden",
@@ -91,7 +91,7 @@ def faults(problem: ValidationError, part: str | None = None) -> str:
 
 
 def _line(root: yaml.Node | None, where: tuple[int | str, ...]) -> int:
-    """Of the field, or of what comes nearest to it."""
+    """The line of the field, or of the nearest enclosing one."""
     node, line = root, root.start_mark.line + 1 if root is not None else 1
     for step in where:
         found = None
@@ -108,8 +108,8 @@ def _line(root: yaml.Node | None, where: tuple[int | str, ...]) -> int:
     return line
 
 
-def _refuse_bombs(file: Path, root: yaml.Node | None) -> None:
-    """Refuse aliases that contain themselves, and those that stand for very many values."""
+def _refuse_alias_bombs(file: Path, root: yaml.Node | None) -> None:
+    """Refuse aliases that contain themselves, and aliases that stand for very many values."""
     counted: set[int] = set()
     repeated = 0
 
@@ -120,11 +120,11 @@ def _refuse_bombs(file: Path, root: yaml.Node | None) -> None:
             raise DatasetInvalid(f"{file}, line {line}: an alias contains itself; write the values out")
         if id(node) in counted:
             repeated += 1
-            if repeated > _MOST_REPEATED:
-                raise DatasetInvalid(f"{file}, line {line}: its aliases stand for more than {_MOST_REPEATED:,} values")
+            if repeated > _MAX_REPEATED:
+                raise DatasetInvalid(f"{file}, line {line}: its aliases stand for more than {_MAX_REPEATED:,} values")
         counted.add(id(node))
         if isinstance(node, yaml.ScalarNode) and any("\ud800" <= letter <= "\udfff" for letter in node.value):
-            raise DatasetInvalid(f"{file}, line {line}: there is half of a surrogate pair in a text")
+            raise DatasetInvalid(f"{file}, line {line}: a text contains half of a surrogate pair")
         if isinstance(node, yaml.CollectionNode):
             for part in node.value:
                 for each in part if isinstance(part, tuple) else (part,):
@@ -134,30 +134,30 @@ def _refuse_bombs(file: Path, root: yaml.Node | None) -> None:
         count(root, frozenset())
 
 
-def _refuse_twins(file: Path, node: yaml.Node | None) -> None:
+def _refuse_duplicates(file: Path, node: yaml.Node | None) -> None:
     if isinstance(node, yaml.SequenceNode):
         for part in node.value:
-            _refuse_twins(file, part)
+            _refuse_duplicates(file, part)
     if isinstance(node, yaml.MappingNode):
         seen: dict[str, int] = {}
         for key, value in node.value:
             name, line = str(key.value), key.start_mark.line + 1
             if name in seen:
-                raise DatasetInvalid(f"{file}, line {line}: {name}: it is on line {seen[name]} already")
+                raise DatasetInvalid(f"{file}, line {line}: {name}: duplicate of line {seen[name]}")
             seen[name] = line
-            _refuse_twins(file, value)
+            _refuse_duplicates(file, value)
 
 
 logger = logging.getLogger(__name__)
 
 DEFINITION, SAMPLES = "dataset.yaml", "samples.jsonl"
 DEMO = Path(__file__).with_name("demo")
-"""The dataset that comes with carrel."""
-_LONGEST_LINE = 64 * 1024 * 1024
+"""The dataset that is part of the package."""
+_MAX_LINE = 64 * 1024 * 1024
 
 
 class DatasetSettings(BaseModel):
-    """What `dataset.yaml` says."""
+    """The content of `dataset.yaml`."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -177,11 +177,11 @@ class Dataset:
     description: str
     created_at: datetime
     versions: tuple[Sample, ...]
-    """Every line, in order; a sample may be there in several versions."""
+    """All lines in order; a sample can have several versions."""
 
     @property
     def samples(self) -> list[Sample]:
-        """The latest version of each."""
+        """The latest version of each sample."""
         return [sample for sample in self.versions if sample.latest]
 
     @property
@@ -194,7 +194,7 @@ class Dataset:
         )
 
     def sample(self, sample_id: str, version: int | None = None) -> Sample:
-        """The latest version, or the one asked for; SampleNotFound names near ones."""
+        """One sample in its latest or the given version; SampleNotFound names similar ids."""
         of_this_id = [sample for sample in self.versions if sample.sample_id == sample_id]
         if not of_this_id:
             near = did_you_mean(sample_id, [sample.sample_id for sample in self.samples])
@@ -202,20 +202,20 @@ class Dataset:
         for sample in of_this_id:
             if sample.version == version or (version is None and sample.latest):
                 return sample
-        there = ", ".join(str(sample.version) for sample in of_this_id)
-        raise SampleNotFound(f"sample {sample_id} of {self.name} has no version {version}; there is {there}")
+        versions = ", ".join(str(sample.version) for sample in of_this_id)
+        raise SampleNotFound(f"sample {sample_id} of {self.name} has no version {version}; it has {versions}")
 
     @classmethod
     def load(cls, folder: Path | str, name: str | None = None) -> Dataset:
-        """Read a folder; DatasetInvalid names the file, the line and the field of what is wrong first.
+        """Read a folder; DatasetInvalid has the file, the line and the field of the first error.
 
-        It is called `name`, else what `dataset.yaml` says, else as the folder is."""
+        Its name is `name`, else the one in `dataset.yaml`, else that of the folder."""
         folder = Path(folder).expanduser().absolute()
         if not folder.is_dir():
             raise DatasetNotFound(f"there is no dataset folder {folder}", f"there is no dataset {folder.name!r}")
         file, lines = folder / DEFINITION, folder / SAMPLES
         if not lines.is_file():
-            raise DatasetInvalid(f"{folder} is no dataset: it has no {SAMPLES}")
+            raise DatasetInvalid(f"{folder} is not a dataset: it has no {SAMPLES}")
         definition = read_yaml(file) if file.exists() else Definition(file, {}, None)
         settings = settings_of(definition)
         name = name or settings.name or folder.name
@@ -228,17 +228,17 @@ class Dataset:
 
 
 def settings_of(definition: Definition) -> DatasetSettings:
-    """What a definition says; DatasetInvalid names what is wrong first."""
+    """Validate a definition; DatasetInvalid has the first error."""
     try:
         settings = DatasetSettings.model_validate(definition.data)
-        # What holds for all must be right by itself, and not only where a sample overrides it.
+        # The settings for all samples must be valid by themselves, even if each sample overrides them.
         for part, model in (("environment", Environment), ("verify", Verify)):
             try:
                 model.model_validate(getattr(settings, part))
             except ValidationError as problem:
-                raise definition.refused(problem, part) from None
+                raise definition.error(problem, part) from None
     except ValidationError as problem:
-        raise definition.refused(problem) from None
+        raise definition.error(problem) from None
     return settings
 
 
@@ -248,7 +248,7 @@ def _samples(file: Path, folder: Path, dataset: str, settings: DatasetSettings) 
         try:
             given = orjson.loads(line)
         except orjson.JSONDecodeError as problem:
-            raise DatasetInvalid(f"{file}, line {number}: no JSON: {problem}") from None
+            raise DatasetInvalid(f"{file}, line {number}: not JSON: {problem}") from None
         if not isinstance(given, dict):
             raise DatasetInvalid(f"{file}, line {number}: a sample is a JSON object, not {type(given).__name__}")
         given["dataset"] = dataset
@@ -258,11 +258,11 @@ def _samples(file: Path, folder: Path, dataset: str, settings: DatasetSettings) 
                 given[part] = merged(getattr(settings, part), own or {})
         try:
             sample = Sample.model_validate({name: value for name, value in given.items() if value is not None})
-            sample.files = _beside(sample.files, folder)
+            sample.files = _resolve_files(sample.files, folder)
         except ValidationError as problem:
-            raise DatasetInvalid(f"{file}, line {number}{_who(given)}: {faults(problem)}") from None
+            raise DatasetInvalid(f"{file}, line {number}{_sample_name(given)}: {faults(problem)}") from None
         except ValueError as problem:
-            raise DatasetInvalid(f"{file}, line {number}{_who(given)}: files: {problem}") from None
+            raise DatasetInvalid(f"{file}, line {number}{_sample_name(given)}: files: {problem}") from None
         before = seen.setdefault((sample.sample_id, sample.version), number)
         if before != number:
             raise DatasetInvalid(
@@ -275,27 +275,27 @@ def _samples(file: Path, folder: Path, dataset: str, settings: DatasetSettings) 
 def _lines(file: Path) -> Iterator[tuple[int, bytes]]:
     with file.open("rb") as lines:
         number = 0
-        while line := lines.readline(_LONGEST_LINE):
+        while line := lines.readline(_MAX_LINE):
             number += 1
-            if len(line) == _LONGEST_LINE and not line.endswith(b"\n"):
-                raise DatasetInvalid(f"{file}, line {number}: longer than {_LONGEST_LINE:,} bytes")
+            if len(line) == _MAX_LINE and not line.endswith(b"\n"):
+                raise DatasetInvalid(f"{file}, line {number}: longer than {_MAX_LINE:,} bytes")
             if line.strip():
                 yield number, line
 
 
-def _who(given: dict[str, Any]) -> str:
+def _sample_name(given: dict[str, Any]) -> str:
     named = given.get("sample_id")
     return f" ({named[:80]})" if isinstance(named, str) and named else ""
 
 
-def _beside(files: Path | None, folder: Path) -> Path | None:
-    """Where the files are; they lie in the dataset's folder, and are not that folder, which holds the solutions."""
+def _resolve_files(files: Path | None, folder: Path) -> Path | None:
+    """The path of the files, which must be inside the dataset's folder, but not that folder: it has the solutions."""
     if files is None:
         return None
     inside = Path(os.path.normpath(files))
     if files.is_absolute() or inside.parts[:1] in ((), ("..",)):
         raise ValueError(
-            f"{str(files)!r} does not lie in the dataset's folder; give a path below it, like files/a.tar.gz"
+            f"{str(files)!r} is not inside the dataset's folder; write a path below it, like files/a.tar.gz"
         )
     if inside.parts[0] in (DEFINITION, SAMPLES):
         raise ValueError(f"{str(files)!r} is the dataset itself")
@@ -303,7 +303,7 @@ def _beside(files: Path | None, folder: Path) -> Path | None:
 
 
 def merged(general: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:
-    """Key by key, also in maps like `env` and `limits`; a list replaces the other as a whole."""
+    """Merge key by key, also in maps like `env` and `limits`; lists are replaced, not merged."""
     result = dict(general)
     for name, value in own.items():
         before = result.get(name)
@@ -320,20 +320,20 @@ def _mark_latest(samples: list[Sample]) -> None:
 
 
 class Datasets:
-    """A folder of datasets; each is read again when its files have changed."""
+    """A folder of datasets; a dataset is read again when its files have changed."""
 
     def __init__(self, folder: Path | str | None = None, *, demo: bool | None = None) -> None:
-        """Without a folder: `$CARREL_HOME/datasets`, and the demo. `demo` says whether that one is among them."""
+        """The default folder is `$CARREL_HOME/datasets`. `demo`: include the demo (default: only without a folder)."""
         self.folder = Path(folder).expanduser().absolute() if folder is not None else resolve_carrel_home() / "datasets"
         self._with_demo = folder is None if demo is None else demo
         self._read: dict[Path, tuple[object, Dataset]] = {}
 
     def names(self) -> list[str]:
-        """Their folders' names, by alphabet."""
+        """The names of the folders, sorted."""
         return sorted(self._folders())
 
     def list(self) -> list[DatasetInfo]:
-        """All that can be read; of the others a warning is logged, and `get` tells what is wrong."""
+        """All datasets that can be read; a warning is logged for each other one."""
         found = []
         for name in self.names():
             try:
@@ -343,12 +343,12 @@ class Datasets:
         return found
 
     def get(self, name: str) -> Dataset:
-        """By its folder's name; DatasetNotFound names those there are."""
+        """The dataset in the folder of this name; DatasetNotFound lists the existing names."""
         folders = self._folders()
         if name not in folders:
-            there = ", ".join(sorted(folders)) or "none"
-            told = f"there is no dataset {name!r}; there is: {there}"
-            raise DatasetNotFound(f"there is no dataset {name!r} in {self.folder}; there is: {there}", told)
+            names = ", ".join(sorted(folders)) or "none"
+            public = f"there is no dataset {name!r}; there is: {names}"
+            raise DatasetNotFound(f"there is no dataset {name!r} in {self.folder}; there is: {names}", public)
         folder = folders[name]
         marks = tuple(_mark(folder / file) for file in (DEFINITION, SAMPLES))
         known = self._read.get(folder)

@@ -21,69 +21,70 @@ _MOST_NAMES = 5
 
 
 class CheckResult(BaseModel):
-    """What checking one sample came to."""
+    """What checking one sample has found."""
 
     sample_id: str
     status: Literal["right", "wrong", "not_checked"]
-    """`not_checked` is no fault of the sample: this machine lacks something that it needs."""
+    """`not_checked`: this machine lacks something that the sample needs."""
     faults: list[str] = []
     before: str = ""
     """The outcome without the patch."""
     after: str = ""
     """The outcome with it."""
     tests: int = 0
-    """How many the report told of, with the patch."""
+    """The number of tests in the report with the patch."""
     seconds: float = 0.0
 
 
-OnResult = Callable[[CheckResult], None]
-
-
 async def check(
-    samples: Sequence[Sample], *, cache: Path | None = None, workers: int = 2, told: OnResult = lambda finding: None
+    samples: Sequence[Sample],
+    *,
+    cache: Path | None = None,
+    workers: int = 2,
+    on_result: Callable[[CheckResult], None] = lambda result: None,
 ) -> list[CheckResult]:
-    """All samples, some at a time, in their order; `told` hears of each when it is done."""
+    """Check all samples, several at a time; the results are in their order. `on_result` is called after each."""
 
     async def one(sample: Sample) -> CheckResult:
-        finding = await check_sample(sample, cache)
-        told(finding)
-        return finding
+        result = await check_sample(sample, cache)
+        on_result(result)
+        return result
 
     return await in_parallel(one, samples, workers)
 
 
 async def check_sample(sample: Sample, cache: Path | None = None) -> CheckResult:
-    """`fail_to_pass` fail before and pass after the patch, `pass_to_pass` pass both times.
+    """Check that `fail_to_pass` fail before and pass after the patch, and `pass_to_pass` pass both times.
 
-    Never raises for what a sample does: the finding tells."""
+    Never raises for what a sample does; the result has the faults."""
     began = time.perf_counter()
-    finding = CheckResult(sample_id=sample.sample_id, status="right")
+    result = CheckResult(sample_id=sample.sample_id, status="right")
     missing = sample.environment.missing()
     if missing:
-        finding.status, finding.faults = "not_checked", [f"this machine has no {' and no '.join(missing)}"]
-        return finding
+        result.status, result.faults = "not_checked", [f"this machine has no {' and no '.join(missing)}"]
+        return result
     try:
         prepared = await prepare_sample(sample, cache)
         before = await grade(sample, Changes(), cache=cache, prepared=prepared)
         after = await grade_patch(sample, sample.patch, cache=cache, prepared=prepared)
     except (CarrelError, OSError) as problem:
-        finding.status, finding.faults = "wrong", [str(problem) or type(problem).__name__]
+        result.status, result.faults = "wrong", [str(problem) or type(problem).__name__]
     else:
-        finding.before, finding.after, finding.tests = before.outcome, after.outcome, after.total
-        finding.faults = faults_of(sample, before, after)
-        finding.status = "wrong" if finding.faults else "right"
-    finding.seconds = time.perf_counter() - began
-    return finding
+        result.before, result.after, result.tests = before.outcome, after.outcome, after.total
+        result.faults = faults_of(sample, before, after)
+        result.status = "wrong" if result.faults else "right"
+    result.seconds = time.perf_counter() - began
+    return result
 
 
 def faults_of(sample: Sample, before: VerificationResult, after: VerificationResult) -> list[str]:
-    """Pure: what is wrong with a sample, by what came of it without and with its patch."""
+    """What is wrong with a sample, by its results without and with its patch."""
     for result in (before, after):
         if result.outcome == "infrastructure_failed":
-            return [f"it could not be judged: {'; '.join(result.evidence) or 'nobody knows why'}"]
+            return [f"it could not be judged: {'; '.join(result.evidence) or 'the reason is unknown'}"]
     faults = []
     if not sample.patch.strip():
-        faults.append("it has no patch, so nobody knows whether it can be solved")
+        faults.append("it has no patch, so it is unknown whether it can be solved")
     faults += _of_lists(sample, before, after) if sample.fail_to_pass or sample.pass_to_pass else _of_all(before, after)
     both = sorted(set(sample.fail_to_pass) & set(sample.pass_to_pass))
     if both:
@@ -92,14 +93,14 @@ def faults_of(sample: Sample, before: VerificationResult, after: VerificationRes
         faults.append(f"with the patch it passes only sometimes: {_names(after.flaky) or 'see its output'}")
     if faults and after.left_out and not after.is_success:
         kept = [f"{path} ({why})" for path, why in after.left_out.items()]
-        faults.append(f"of the patch these were not carried over: {_names(kept)}")
+        faults.append(f"these files of the patch were not judged: {_names(kept)}")
     return faults
 
 
 def _of_lists(sample: Sample, before: VerificationResult, after: VerificationResult) -> list[str]:
     faults = []
     if not sample.fail_to_pass:
-        faults.append("it has no fail_to_pass: it counts as solved before anybody did anything")
+        faults.append("it has no fail_to_pass: it counts as solved without any change")
     if not after.suite_ran:
         return [*faults, f"with the patch the tests do not run: {'; '.join(after.evidence) or 'there is no report'}"]
     for wanted, result, names, words in (
@@ -108,11 +109,11 @@ def _of_lists(sample: Sample, before: VerificationResult, after: VerificationRes
         ("", before, sample.pass_to_pass, "in pass_to_pass, and {how} without the patch"),
         ("", after, sample.pass_to_pass, "in pass_to_pass, and {how} with the patch"),
     ):
-        for how, said in (("passed", ""), ("failed", "fails"), ("skipped", "is skipped"), ("missing", "is not run")):
+        for how, verb in (("passed", ""), ("failed", "fails"), ("skipped", "is skipped"), ("missing", "is not run")):
             if (how == "passed") == (wanted == "passed"):
                 found = [name for name in names if result.required.get(name, "missing") == how]
                 if found:
-                    faults.append(f"{words.format(how=said)}: {_names(found)}")
+                    faults.append(f"{words.format(how=verb)}: {_names(found)}")
     return faults
 
 

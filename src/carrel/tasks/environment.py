@@ -26,12 +26,11 @@ from carrel.home import resolve_carrel_home
 from carrel.tasks.file_cache import CacheLease, Files, prepared_files
 from carrel.tasks.sample import Sample
 
-_TOLD = 4000
+_MAX_SHOWN = 4000
 """Characters of a failed set-up's output that its error shows."""
-
 _LAYOUT = 3
-"""Of a set-up layer; another number makes all anew."""
-_WHERE = "(a set-up can write to the workdir and to its home folder, which are kept, and to /tmp, which is not)"
+"""The version of set-up layers; with another number all are made again."""
+_WRITABLE = "(a set-up can write to the workdir and to its home folder, which are kept, and to /tmp, which is not)"
 _NO_NETWORK = "(it has no network; environment.setup_network: true gives it to the set-up alone)"
 _OFFLINE = (
     *("name resolution", "Name or service not known", "Could not resolve", "ENOTFOUND", "EAI_AGAIN"),
@@ -57,27 +56,27 @@ for name in ("pip", "pip3"):
         file.write(f'#!/bin/sh\\nexec {target}/bin/python -m pip "$@"\\n')
     os.chmod(file.name, 0o755)
 """
-"""A virtualenv on top of another: its packages come first, and pip runs from the wheel that Python brings along. That
+"""Make a virtualenv on top of another: its packages come first, and pip runs from the wheel that Python ships. That
 takes 0.1 s; installing pip into each would take 3 s."""
 
 
 @dataclass(frozen=True)
 class PreparedSample:
-    """A sample made ready; places are opened on it in milliseconds."""
+    """A sample whose files, packages and set-up are ready; an executor on it opens in milliseconds."""
 
     sample: Sample
     config: SubprocessConfig
     environment: Environment
-    """The Python that is first on PATH."""
+    """The Python environment that is first on PATH."""
     files: Files
     output: str = ""
     """What the set-up commands printed when they ran."""
-    hold: CacheLease | None = None
-    """Keeps what the set-up left in the cache while this is there."""
+    lease: CacheLease | None = None
+    """Keeps the set-up layer in the cache while this object exists."""
 
     @property
     def workspace(self) -> Path:
-        """The folder that every place of the sample begins with; nobody writes to it."""
+        """The folder that every session of the sample starts from; it is never written to."""
         assert self.config.workspace is not None
         return Path(self.config.workspace)
 
@@ -89,28 +88,24 @@ class PreparedSample:
 
 
 def default_cache() -> Path:
-    """Where unpacked files, set-up layers and virtualenvs are kept."""
+    """The folder of unpacked files, set-up layers and virtualenvs."""
     return resolve_carrel_home() / "cache"
 
 
 async def prepare_sample(
     sample: Sample, cache: Path | None = None, *, sandbox: SandboxMode | None = None
 ) -> PreparedSample:
-    """Files unpacked, packages installed, set-up run: what is cached of it costs nothing.
+    """Unpack the files, install the packages and run the set-up commands; cached parts are reused.
 
-    Raises FilesRefused, EnvironmentFailed or SetupFailed, each with what went wrong.
+    Raises FilesRefused, EnvironmentFailed or SetupFailed, each with the reason.
     """
     cache = cache or default_cache()
-    return await prepare(sample, await prepared_files(sample, cache), cache, sandbox=sandbox)
-
-
-async def prepare(sample: Sample, files: Files, cache: Path, *, sandbox: SandboxMode | None = None) -> PreparedSample:
-    """The same from files that are unpacked already."""
+    files = await prepared_files(sample, cache)
     wanted = sample.environment
     if wanted.backend != "sandbox":
         raise ConfigurationError(
-            f"{sample.sample_id}: its environment has backend: {wanted.backend}, and the files, set-up and verdict of "
-            "a sample are made for the sandbox alone so far; write backend: sandbox"
+            f"{sample.sample_id}: its environment has backend: {wanted.backend}; samples are prepared and judged in "
+            "the sandbox only so far: write backend: sandbox"
         )
     if missing := wanted.missing():
         raise EnvironmentFailed(f"{sample.sample_id} needs {', '.join(missing)}, which this machine does not have")
@@ -126,13 +121,13 @@ async def prepare(sample: Sample, files: Files, cache: Path, *, sandbox: Sandbox
         python_version=wanted.python_version,
         shared_in=cache,
     )
-    # Now, and not with the first place: what cannot be installed is told before anybody waits for a session.
+    # Install packages now, so that a failure is reported before anything waits for a session.
     python = await environment_for_all(config)
     if not wanted.setup:
         return PreparedSample(sample, config, python, files)
     layer = await _layer(sample, config, python, files, cache)
-    begun = replace(config, workspace=layer.workspace, home=layer.home)
-    return PreparedSample(sample, begun, python, files, layer.output, layer.hold)
+    with_setup = replace(config, workspace=layer.workspace, home=layer.home)
+    return PreparedSample(sample, with_setup, python, files, layer.output, layer.lease)
 
 
 async def open_executor(
@@ -143,14 +138,8 @@ async def open_executor(
     mounts: tuple[Mount, ...] = (),
     handlers: Mapping[str, Handler] | None = None,
 ) -> SubprocessExecutor:
-    """A started executor whose workspace is the sample's; close it to let go of everything."""
-    config = replace(
-        prepared.config,
-        env={**prepared.config.env, **(env or {})},
-        network=prepared.config.network if network is None else network,
-        mounts=(*prepared.config.mounts, *mounts),
-    )
-    executor = SubprocessExecutor(config, handlers=dict(handlers or {}))
+    """A started executor on a private copy of the sample's workspace; close it after use."""
+    executor = SubprocessExecutor(_changed(prepared.config, env, network, mounts), handlers=dict(handlers or {}))
     executor.holds = prepared
     try:
         await executor.start()
@@ -160,36 +149,83 @@ async def open_executor(
     return executor
 
 
+def _changed(
+    config: SubprocessConfig, env: Mapping[str, str] | None, network: bool | None, mounts: tuple[Mount, ...]
+) -> SubprocessConfig:
+    return replace(
+        config,
+        env={**config.env, **(env or {})},
+        network=config.network if network is None else network,
+        mounts=(*config.mounts, *mounts),
+    )
+
+
+class SampleExecutor(SubprocessExecutor):
+    """An executor that prepares its sample when it starts.
+
+    Starting raises FilesRefused, EnvironmentFailed or SetupFailed. `env`, `network` and `mounts` are for this executor
+    only; verification is always as the sample says."""
+
+    def __init__(
+        self,
+        sample: Sample,
+        cache: Path | None = None,
+        *,
+        sandbox: SandboxMode | None = None,
+        env: Mapping[str, str] | None = None,
+        network: bool | None = None,
+        mounts: tuple[Mount, ...] = (),
+    ) -> None:
+        self._options = (env, network, mounts)
+        config = SubprocessConfig(default_timeout=None, sandbox=sandbox, network=sample.environment.network)
+        super().__init__(_changed(config, *self._options))
+        self.sample = sample
+        self.cache = cache
+        self.prepared: PreparedSample | None = None
+        """The prepared sample, once the executor has started."""
+
+    def _twin(self) -> Self:
+        twin = type(self)(self.sample, self.cache)
+        twin.config, twin.prepared, twin.handlers = self.config, self.prepared, dict(self.handlers)
+        return twin
+
+    async def _started(self) -> LiveSession:
+        if self.prepared is None:
+            self.prepared = await prepare_sample(self.sample, self.cache, sandbox=self.config.sandbox)
+            self.config, self.holds = _changed(self.prepared.config, *self._options), self.prepared
+        return await super()._started()
+
+
 # --- set-up ---------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class _Layer:
-    """What a set-up left of all that it could write to; /tmp and /dev/shm are for a while only."""
+    """What a set-up left in the folders that it can write to, without /tmp and /dev/shm."""
 
     workspace: Path
     home: Path | None
-    """None where it put nothing there."""
+    """None when the set-up left nothing there."""
     output: str
-    hold: CacheLease
+    lease: CacheLease
 
 
 async def _layer(sample: Sample, config: SubprocessConfig, python: Environment, files: Files, cache: Path) -> _Layer:
-    """What the set-up commands leave, made once however many want it."""
+    """The layer of the set-up commands, made once for all sessions."""
     folder = cache / "layers" / _key(sample, files)
-    hold = CacheLease(folder)
+    lease = CacheLease(folder)
     try:
-        return _made(folder, hold) or await _new_layer(sample, config, python, files, folder, hold)
+        return _made(folder, lease) or await _new_layer(sample, config, python, files, folder, lease)
     except BaseException:
-        hold.release()
+        lease.release()
         raise
 
 
 async def _new_layer(
-    sample: Sample, config: SubprocessConfig, python: Environment, files: Files, folder: Path, hold: CacheLease
+    sample: Sample, config: SubprocessConfig, python: Environment, files: Files, folder: Path, lease: CacheLease
 ) -> _Layer:
     async with locked(folder.with_suffix(".lock")):
-        if (found := _made(folder, hold)) is not None:
+        if (found := _made(folder, lease)) is not None:
             return found
         half, home = folder.with_suffix(".half"), folder.with_suffix(".home")
         for leftover in (folder, home, half):
@@ -208,26 +244,33 @@ async def _new_layer(
         new = folder.with_suffix(".new")
         new.write_text(json.dumps({"sample": sample.sample_id, "output": output}), encoding="utf-8")
         new.replace(folder.with_suffix(".json"))
-        return _Layer(folder, _unless_empty(home), output, hold)
+        return _Layer(folder, _unless_empty(home), output, lease)
 
 
 def _key(sample: Sample, files: Files) -> str:
-    """All that the result of the set-up depends on."""
-    place = sample.environment
-    facts: list[object] = [_LAYOUT, files.digest, place.setup, sorted(place.deps), place.python_version, place.workdir]
-    facts += [sorted(place.env.items()), place.network, place.setup_network]
+    """A digest of everything that the result of the set-up depends on."""
+    environment = sample.environment
+    facts: list[object] = [
+        _LAYOUT,
+        files.digest,
+        environment.setup,
+        sorted(environment.deps),
+        environment.python_version,
+        environment.workdir,
+    ]
+    facts += [sorted(environment.env.items()), environment.network, environment.setup_network]
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:32]
 
 
-def _made(folder: Path, hold: CacheLease) -> _Layer | None:
-    """The layer, when the set-up was run to its end."""
+def _made(folder: Path, lease: CacheLease) -> _Layer | None:
+    """The layer, if its set-up was run to the end."""
     try:
         about: dict[str, Any] = json.loads(folder.with_suffix(".json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
     if not folder.is_dir():
         return None
-    return _Layer(folder, _unless_empty(folder.with_suffix(".home")), str(about.get("output", "")), hold)
+    return _Layer(folder, _unless_empty(folder.with_suffix(".home")), str(about.get("output", "")), lease)
 
 
 def _unless_empty(folder: Path) -> Path | None:
@@ -235,20 +278,19 @@ def _unless_empty(folder: Path) -> Path | None:
 
 
 def _copy(source: Path, target: Path) -> None:
-    """A copy that can be written to, whatever the modes of the original."""
+    """A writable copy, whatever the modes of the original."""
     shutil.copytree(source, target, symlinks=True)
-    for place, _, names in os.walk(target):
-        os.chmod(place, 0o755)
+    for folder, _, names in os.walk(target):
+        os.chmod(folder, 0o755)
         for name in names:
-            path = os.path.join(place, name)
+            path = os.path.join(folder, name)
             if not os.path.islink(path):
                 os.chmod(path, os.stat(path).st_mode | 0o600)
 
 
 def _with_network(config: SubprocessConfig, sample: Sample) -> SubprocessConfig:
-    """The settings of a set-up: with the network it needs what the host's programs know of certificates and proxies.
-
-    What holds a password is not passed on."""
+    """The settings of a set-up. With the network it gets the host's variables for certificates and proxies, except
+    those that contain a password."""
     if not (sample.environment.network or sample.environment.setup_network):
         return config
     files = {name: os.environ[name] for name in _FILE_VARIABLES if os.path.exists(os.environ.get(name, ""))}
@@ -260,27 +302,27 @@ def _with_network(config: SubprocessConfig, sample: Sample) -> SubprocessConfig:
 
 async def _set_up(sample: Sample, config: SubprocessConfig, python: Environment) -> str:
     deadline = time.monotonic() + sample.environment.setup_timeout
-    said: list[str] = []
+    output: list[str] = []
     executor = SubprocessExecutor(config)
     try:
-        env = await _own_environment(executor, python, said)
+        env = await _own_environment(executor, python, output)
         for number, command in enumerate(sample.environment.setup, 1):
             done = await executor.exec(command, timeout=max(0.1, deadline - time.monotonic()), env=env)
-            said.append(f"$ {command}\n{done.stdout}{done.stderr}")
+            output.append(f"$ {command}\n{done.stdout}{done.stderr}")
             if not done.success:
-                raise SetupFailed(_failure(sample, number, command, done), "".join(said))
+                raise SetupFailed(_failure(sample, number, command, done), "".join(output))
     finally:
         await executor.close()
-    return "".join(said)
+    return "".join(output)
 
 
-async def _own_environment(executor: SubprocessExecutor, python: Environment, said: list[str]) -> dict[str, str]:
-    """Make the virtualenv that the commands may install into; the variables that make them use it."""
+async def _own_environment(executor: SubprocessExecutor, python: Environment, output: list[str]) -> dict[str, str]:
+    """Make the virtualenv that the commands may install into. Returns the variables that make them use it."""
     if "filesystem_isolation" not in executor.supported_capabilities():
-        return {}  # the home folder is the user's own
+        return {}  # Without isolation the home folder is the user's own.
     made = await executor.exec([python.python, "-I", "-c", _MAKE_ENVIRONMENT, OWN_ENVIRONMENT, *python.packages])
     if not made.success:
-        said.append(f"no virtualenv could be made for the set-up: {made.stderr}")
+        output.append(f"no virtualenv could be made for the set-up: {made.stderr}")
         return {}
     path = (await executor.exec('printf %s "$PATH"')).stdout
     return {"PATH": f"{OWN_ENVIRONMENT}/bin:{path}", "VIRTUAL_ENV": OWN_ENVIRONMENT}
@@ -288,32 +330,10 @@ async def _own_environment(executor: SubprocessExecutor, python: Environment, sa
 
 def _failure(sample: Sample, number: int, command: str, done: CommandResult) -> str:
     how = "took too long" if done.timed_out else f"ended with {done.exit_code}"
-    told = (done.stdout + done.stderr).strip()[-_TOLD:]
+    shown = (done.stdout + done.stderr).strip()[-_MAX_SHOWN:]
     which = f"set-up command {number} of {len(sample.environment.setup)}"
-    hint = f"\n{_WHERE}" if "Read-only file system" in told else ""
+    hint = f"\n{_WRITABLE}" if "Read-only file system" in shown else ""
     online = sample.environment.network or sample.environment.setup_network
-    if not online and any(words in told for words in _OFFLINE):
+    if not online and any(words in shown for words in _OFFLINE):
         hint += f"\n{_NO_NETWORK}"
-    return f"{sample.sample_id}: {which} {how}: {command}\n{told}".rstrip() + hint
-
-
-class SampleExecutor(SubprocessExecutor):
-    """As its parent, in the sample's workspace. Starting raises FilesRefused, EnvironmentFailed or SetupFailed."""
-
-    def __init__(self, sample: Sample, cache: Path | None = None, *, sandbox: SandboxMode | None = None) -> None:
-        super().__init__(SubprocessConfig(default_timeout=None, sandbox=sandbox, network=sample.environment.network))
-        self.sample = sample
-        self.cache = cache
-        self.prepared: PreparedSample | None = None
-        """What the place was opened on, once it is."""
-
-    def _twin(self) -> Self:
-        twin = type(self)(self.sample, self.cache)
-        twin.config, twin.prepared, twin.handlers = self.config, self.prepared, dict(self.handlers)
-        return twin
-
-    async def _started(self) -> LiveSession:
-        if self.prepared is None:
-            self.prepared = await prepare_sample(self.sample, self.cache, sandbox=self.config.sandbox)
-            self.config, self.holds = self.prepared.config, self.prepared
-        return await super()._started()
+    return f"{sample.sample_id}: {which} {how}: {command}\n{shown}".rstrip() + hint

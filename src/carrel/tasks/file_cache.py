@@ -35,10 +35,10 @@ from carrel.wire.verification import Receipt
 Kind = Literal["none", "folder", "archive", "bundle"]
 _GZIP = b"\x1f\x8b"
 _BUNDLE = b"# v"
-LEFT_OUT = "__pycache__"
-"""Not of the content of a folder: it comes by running or installing what is there."""
+IGNORED = "__pycache__"
+"""Not part of a folder's content: it appears when its code is run or installed."""
 _SETTLED = 2.0
-"""Seconds after which a file that changes again has another time of change, on any file system."""
+"""Seconds after which a file that changes again gets another time stamp, on any file system."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class Source:
 
 
 def inspect_source(files: Path | None) -> Source:
-    """By what it is and not by its name; FilesRefused for what is neither of the three kinds."""
+    """The kind of a source, by its content and not by its name; FilesRefused for any other kind."""
     if files is None:
         return Source("none")
     if files.is_dir():
@@ -59,47 +59,50 @@ def inspect_source(files: Path | None) -> Source:
         with files.open("rb") as file:
             beginning = file.read(16)
     except FileNotFoundError:
-        raise FilesRefused(f"there is nothing at {files}") from None
+        raise FilesRefused(f"{files} does not exist") from None
     if beginning.startswith(_GZIP):
         return Source("archive", files)
     if beginning.startswith(_BUNDLE) and b"git bundle"[:6] in beginning:
         return Source("bundle", files)
-    raise FilesRefused(f"{files} is no folder, .tar.gz or git bundle")
+    raise FilesRefused(f"{files} is not a folder, .tar.gz or git bundle")
 
 
 def digest_of(source: Source, cache: Path) -> str:
-    """Of the names, kinds, contents and executable bits. What was read once is remembered by its time of change."""
+    """A digest of names, kinds, contents and executable bits. It is cached together with the files' time stamps."""
     if source.path is None:
         return hashlib.sha256(b"").hexdigest()
-    place = hashlib.sha256(os.fsencode(source.path)).hexdigest()[:32]
-    memory = cache / "files" / "digests" / f"{place}.json"
+    name = hashlib.sha256(os.fsencode(source.path)).hexdigest()[:32]
+    record = cache / "files" / "digests" / f"{name}.json"
     seen, newest = fingerprint(source)
-    known = _remembered(memory, seen)
+    known = _read_digest(record, seen)
     if known is not None:
         return known
     digest = _file_digest(source.path) if source.path.is_file() else _folder_digest(source.path)
     if time.time() - newest > _SETTLED and fingerprint(source)[0] == seen:
-        memory.parent.mkdir(parents=True, exist_ok=True)
-        fresh = memory.with_suffix(f".{uuid4().hex}")
+        record.parent.mkdir(parents=True, exist_ok=True)
+        fresh = record.with_suffix(f".{uuid4().hex}")
         fresh.write_text(json.dumps({"seen": seen, "digest": digest}), encoding="utf-8")
-        fresh.replace(memory)
+        fresh.replace(record)
     return digest
 
 
-def _remembered(memory: Path, seen: str) -> str | None:
+def _read_digest(record: Path, seen: str) -> str | None:
     try:
-        known = json.loads(memory.read_text(encoding="utf-8"))
-        return str(known["digest"]) if known["seen"] == seen else None
+        known = json.loads(record.read_text(encoding="utf-8"))
+        if known["seen"] != seen:
+            return None
+        os.utime(record)  # `prune` removes records that were not used for a while.
+        return str(known["digest"])
     except (OSError, ValueError, KeyError, TypeError):
         return None
 
 
 def fingerprint(source: Source) -> tuple[str, float]:
-    """What the file system says without opening a file, and the last moment at which something changed."""
+    """A digest of the file system's metadata, read without opening files, and the time of the last change."""
     assert source.path is not None
     seen, newest = hashlib.sha256(), 0.0
     about = source.path.stat()
-    entries = walk_tree(source.path, LEFT_OUT) if source.kind == "folder" else ()
+    entries = walk_tree(source.path, IGNORED) if source.kind == "folder" else ()
     for path, stats in (("", about), *((entry.path, entry.stat(follow_symlinks=False)) for entry in entries)):
         seen.update(os.fsencode(f"{path}\0{stats.st_mode}\0{stats.st_size}\0{stats.st_ino}\0{stats.st_ctime_ns}\0"))
         newest = max(newest, stats.st_ctime)
@@ -113,7 +116,7 @@ def _file_digest(path: Path) -> str:
 
 def _folder_digest(folder: Path) -> str:
     whole = hashlib.sha256()
-    for entry in walk_tree(folder, LEFT_OUT):
+    for entry in walk_tree(folder, IGNORED):
         mode = entry.stat(follow_symlinks=False).st_mode
         if stat.S_ISLNK(mode):
             kind, content = "link", os.readlink(entry.path)
@@ -126,95 +129,103 @@ def _folder_digest(folder: Path) -> str:
 
 
 class CacheLease:
-    """Keeps a folder of the cache from being pruned, by any process, until this object and its process are gone."""
+    """Protects a folder of the cache from being pruned by any process, while this object and its process exist."""
 
     def __init__(self, folder: Path) -> None:
-        """Of a folder that may be still to be made; its own parent is made. StorageWriteError where nothing can be."""
-        with _one_at_a_time:
+        """The folder need not exist yet; its parent is made. StorageWriteError when that is not possible."""
+        with _locks_guard:
             lock = _locks.get(folder)
             if lock is None:
-                lock = _locks[folder] = _Shared(folder)
-            self._lock: _Shared | None = lock
+                lock = _locks[folder] = _SharedLock(folder)
+            self._lock: _SharedLock | None = lock
         os.utime(lock.descriptor)
 
     def release(self) -> None:
-        """Now, and not when the object goes; twice is harmless."""
+        """Release the lease now; calling it twice has no effect."""
         self._lock = None
 
 
-class _Shared:
-    """One for all holds that this process has on a folder: a hundred sessions of a sample cost one descriptor."""
+class _SharedLock:
+    """The lock of all leases that this process has on a folder: a hundred sessions need one descriptor."""
 
     def __init__(self, folder: Path) -> None:
-        file = _file_of(folder)
+        file = _lock_file(folder)
         try:
             file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            self.descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            # `prune` takes the lock exclusively, for the duration of a rename.
+            self.descriptor = _open_locked(file, fcntl.LOCK_SH)
         except OSError as problem:
-            raise StorageWriteError(f"nothing can be kept in {folder.parent}: {problem}") from problem
+            raise StorageWriteError(f"the cache folder {folder.parent} cannot be written to: {problem}") from problem
         weakref.finalize(self, os.close, self.descriptor)
-        # Who prunes holds it alone for as long as a rename takes.
-        fcntl.flock(self.descriptor, fcntl.LOCK_SH)
 
 
-_one_at_a_time = threading.Lock()
-_locks: weakref.WeakValueDictionary[Path, _Shared] = weakref.WeakValueDictionary()
+_locks_guard = threading.Lock()
+_locks: weakref.WeakValueDictionary[Path, _SharedLock] = weakref.WeakValueDictionary()
 
 
 @contextmanager
 def exclusive(folder: Path) -> Iterator[bool]:
-    """Whether nobody uses or makes the folder; nobody can begin to while this is open."""
-    opened = [
-        os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        for file in (_file_of(folder), folder.with_suffix(".lock"))
-    ]
+    """Yield whether no process uses or makes the folder; none can start to until this context ends."""
     try:
-        for descriptor in opened:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        free = True
+        descriptor = _open_locked(_lock_file(folder), fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        free = False
+        yield False
+        return
     try:
-        yield free
+        yield True
     finally:
-        for descriptor in opened:
+        os.close(descriptor)
+
+
+def _open_locked(file: Path, operation: int) -> int:
+    """Open and lock a file that `prune` may remove: a lock on a removed file protects nothing, so try again then."""
+    while True:
+        descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(descriptor, operation)
+            with contextlib.suppress(FileNotFoundError):
+                if os.path.samestat(os.fstat(descriptor), file.stat()):
+                    return descriptor
+        except BaseException:
             os.close(descriptor)
+            raise
+        os.close(descriptor)
 
 
 def last_used(folder: Path) -> float:
-    """Seconds since the epoch."""
+    """The time of the last use, in seconds since the epoch."""
     try:
-        return _file_of(folder).stat().st_mtime
+        return _lock_file(folder).stat().st_mtime
     except FileNotFoundError:
         return folder.stat().st_mtime
 
 
-def _file_of(folder: Path) -> Path:
+def _lock_file(folder: Path) -> Path:
     return folder.with_suffix(".used")
 
 
 LAYOUT = 1
-"""Of the cache; another number makes everything anew."""
+"""The version of the cache; with another number everything is unpacked again."""
 TREE, RECEIPT = "tree", "receipt.json"
 
 
 @dataclass(frozen=True)
 class Files:
-    """A folder that nobody writes to: what a session changes is kept apart by its overlay."""
+    """Unpacked files. The folder is never written to: changes of a session are in its overlay."""
 
     folder: Path
     receipt: Receipt
     digest: str
-    """Of what is in the folder: the source and the base commit. The same files of two samples have the same one."""
-    hold: CacheLease | None = field(default=None, compare=False)
-    """Keeps the folder in the cache while this is there."""
+    """The digest of the source and the base commit; samples with the same files have the same one."""
+    lease: CacheLease | None = field(default=None, compare=False)
+    """Keeps the folder in the cache while this object exists."""
 
 
 async def prepared_files(sample: Sample, cache: Path) -> Files:
-    """The sample's files as a session begins with them, made by the first who asks, in any process.
+    """The sample's files as a session starts with them, unpacked by the first caller of any process.
 
-    FilesRefused says what is wrong with the source; StorageWriteError that there is no room. Either way, and when it
-    is killed half way, nothing is left that could be taken for the files."""
+    FilesRefused says what is wrong with the source, StorageWriteError that there is no room. Then, and also when the
+    process is killed, no partly unpacked folder is left that could be used."""
     cache = cache.absolute()
     source = inspect_source(sample.files.absolute() if sample.files is not None else None)
     if sample._known_content is None or sample._known_content[0] != source.path:
@@ -223,21 +234,21 @@ async def prepared_files(sample: Sample, cache: Path) -> Files:
     base = sample.base_commit if source.kind != "none" else ""
     digest = hashlib.sha256(f"{LAYOUT}\0{source.kind}\0{of_source}\0{base}".encode()).hexdigest()[:32]
     folder = cache / "files" / digest
-    hold = CacheLease(folder)
+    lease = CacheLease(folder)
     try:
         found = _ready(folder, digest)
         if found is None:
             async with locked(folder.with_suffix(".lock")):
                 found = _ready(folder, digest)
                 if found is None:
-                    await _made(source, of_source, base, folder)
+                    await _unpack_in_thread(source, of_source, base, folder)
                     found = _ready(folder, digest)
         if found is None:
             raise StorageWriteError(f"{folder} was removed while it was being made")
     except BaseException:
-        hold.release()
+        lease.release()
         raise
-    return replace(found, hold=hold)
+    return replace(found, lease=lease)
 
 
 def _ready(folder: Path, digest: str) -> Files | None:
@@ -248,45 +259,45 @@ def _ready(folder: Path, digest: str) -> Files | None:
     return Files(folder / TREE, receipt, digest)
 
 
-async def _made(source: Source, of_source: str, base_commit: str, folder: Path) -> None:
-    """In a thread, which is waited for also by one who is cancelled: the lock must outlast it."""
-    budget = (
+async def _unpack_in_thread(source: Source, of_source: str, base_commit: str, folder: Path) -> None:
+    """Unpack in a thread. A cancelled caller waits for it, too, since the lock must be held until it ends."""
+    limits = (
         UnpackLimits.for_packed(source.path)
         if source.path and source.kind != "folder"
         else UnpackLimits(source.path or folder)
     )
-    work = asyncio.ensure_future(asyncio.to_thread(_make, source, of_source, base_commit, folder, budget))
+    work = asyncio.ensure_future(asyncio.to_thread(_unpack, source, of_source, base_commit, folder, limits))
     try:
         await asyncio.shield(work)
     except asyncio.CancelledError:
-        budget.given_up.set()
+        limits.cancelled.set()
         while not work.done():
-            with contextlib.suppress(asyncio.CancelledError):  # Asked again, it still has to wait.
+            with contextlib.suppress(asyncio.CancelledError):  # Cancelled again, it still has to wait.
                 await asyncio.wait([work])
         work.exception()
         raise
 
 
-def _make(source: Source, of_source: str, base_commit: str, folder: Path, budget: UnpackLimits) -> None:
-    """Made beside its place and moved there whole; what a killed process left beside it is removed first."""
+def _unpack(source: Source, of_source: str, base_commit: str, folder: Path, limits: UnpackLimits) -> None:
+    """Unpack into a folder beside the target, and rename it when it is complete."""
     making = folder.with_suffix(".making")
-    temp_dirs.remove(making)
+    temp_dirs.remove(making)  # A killed process may have left one.
     tree, room = making / TREE, making / "room"
     try:
         tree.mkdir(parents=True)
         room.mkdir()
         bundled = None
         if source.path is not None and source.kind == "folder":
-            _copy(source, tree, budget)
+            _copy(source, tree, limits)
         elif source.path is not None and source.kind == "archive":
-            unpack_tar(source.path, tree, budget)
+            unpack_tar(source.path, tree, limits)
         elif source.path is not None:
-            bundled = read_bundle(source.path, room, budget)
+            bundled = read_bundle(source.path, room, limits)
         if digest_of(source, folder.parent.parent) != of_source:
-            raise FilesRefused(f"{budget.what} was changed after it was first looked at; load the dataset again")
-        refuse_unfit(tree, budget.what)
-        git = truncate_history(tree, base_commit, room, budget, bundled)
-        refuse_unfit(tree, budget.what)
+            raise FilesRefused(f"{limits.what} was changed after it was first looked at; load the dataset again")
+        refuse_unfit(tree, limits.what)
+        git = truncate_history(tree, base_commit, room, limits, bundled)
+        refuse_unfit(tree, limits.what)
         temp_dirs.remove(room)
         receipt = Receipt(source=source.kind, digest=of_source, files=0, bytes=0, git=git)
         for entry in walk_tree(tree):
@@ -294,23 +305,23 @@ def _make(source: Source, of_source: str, base_commit: str, folder: Path, budget
             receipt.files += not stat.S_ISDIR(about.st_mode)
             receipt.bytes += about.st_size if stat.S_ISREG(about.st_mode) else 0
         (making / RECEIPT).write_text(receipt.model_dump_json(), encoding="utf-8")
-        temp_dirs.remove(folder)  # Without a receipt that can be read it is of no use to anybody.
+        temp_dirs.remove(folder)  # A folder without a readable receipt is not used.
         making.rename(folder)
     except CarrelError:
         raise
     except OSError as problem:
-        raise StorageWriteError(f"{budget.what} could not be unpacked to {folder.parent}: {problem}") from problem
+        raise StorageWriteError(f"{limits.what} could not be unpacked to {folder.parent}: {problem}") from problem
     finally:
         temp_dirs.remove(making)
 
 
-def _copy(source: Source, tree: Path, budget: UnpackLimits) -> None:
-    """A folder of the user's; links as links."""
+def _copy(source: Source, tree: Path, limits: UnpackLimits) -> None:
+    """Copy a folder of the user; links stay links."""
     assert source.path is not None
-    for entry in walk_tree(source.path, LEFT_OUT):
+    for entry in walk_tree(source.path, IGNORED):
         about = entry.stat(follow_symlinks=False)
         to = tree / os.path.relpath(entry.path, source.path)
-        budget.add(files=1, data=about.st_size if stat.S_ISREG(about.st_mode) else 0)
+        limits.add(files=1, data=about.st_size if stat.S_ISREG(about.st_mode) else 0)
         if stat.S_ISLNK(about.st_mode):
             os.symlink(os.readlink(entry.path), to)
         elif stat.S_ISDIR(about.st_mode):
@@ -320,15 +331,15 @@ def _copy(source: Source, tree: Path, budget: UnpackLimits) -> None:
             to.chmod(0o755 if about.st_mode & 0o111 else 0o644)
             os.utime(to, ns=(about.st_atime_ns, about.st_mtime_ns))
         else:
-            raise FilesRefused(f"{budget.what}: {entry.name} is {kind_of(about.st_mode)}, and no file or folder")
+            raise FilesRefused(f"{limits.what}: {entry.name} is {kind_of(about.st_mode)}, not a file or folder")
 
 
 async def archive_of(sample: Sample, cache: Path) -> Path:
-    """A .tar.gz of what the sample's sessions begin with; FilesRefused when there is nothing to be had."""
+    """A .tar.gz of the files that the sample's sessions start with, made once; FilesRefused as for `prepared_files`."""
     files = await prepared_files(sample, cache)
     archive = cache / "downloads" / f"{files.digest}.tar.gz"
     try:
-        os.utime(archive)  # `prune` looks at when it was last used
+        os.utime(archive)  # `prune` removes archives that were not used for a while.
     except FileNotFoundError:
         archive.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         async with locked(archive.with_suffix(".lock")):
@@ -342,15 +353,15 @@ def _pack(folder: Path, archive: Path) -> None:
     try:
         with os.fdopen(handle, "wb") as raw, tarfile.open(fileobj=raw, mode="w:gz", compresslevel=5) as packed:
             for path in sorted(folder.iterdir()):
-                packed.add(path, arcname=path.name, filter=_nobodys)
+                packed.add(path, arcname=path.name, filter=_without_owner)
         os.replace(half, archive)
     except BaseException:
         os.unlink(half)
         raise
 
 
-def _nobodys(entry: tarfile.TarInfo) -> tarfile.TarInfo:
-    """Without who owns it here, and writable as files in a session are."""
+def _without_owner(entry: tarfile.TarInfo) -> tarfile.TarInfo:
+    """Without the owner on this machine, and writable as files in a session are."""
     entry.uid = entry.gid = 0
     entry.uname = entry.gname = ""
     entry.mode |= 0o600 if not entry.isdir() else 0o700
@@ -371,11 +382,11 @@ class Pruned:
 
 @dataclass
 class Pruning:
-    """What came of it."""
+    """What `prune` removed."""
 
     removed: list[Pruned] = field(default_factory=list)
     in_use: int = 0
-    """Folders old enough that somebody uses all the same."""
+    """Folders that are old enough, but in use."""
     kept: int = 0
 
     @property
@@ -384,10 +395,10 @@ class Pruning:
 
 
 def prune(cache: Path, before: float, *, dry_run: bool = False) -> Pruning:
-    """Remove what was last used before that moment, in seconds since the epoch, and is used by no process now.
+    """Remove what was last used before a time (seconds since the epoch) and is not used by any process now.
 
-    A folder is renamed before it is removed, so that whoever comes meanwhile makes it anew; what a killed prune left
-    is removed by the next."""
+    A folder is renamed before it is removed, so that a new session makes it again; the next prune removes what a
+    killed one left."""
     done = Pruning()
     for kind in ("files", "layers"):
         for folder in _folders(cache / kind):
@@ -398,7 +409,7 @@ def prune(cache: Path, before: float, *, dry_run: bool = False) -> Pruning:
                     continue
                 found = Pruned(f"{kind}/{folder.name}", sum(_size(part) for part in _parts(folder)), used)
             except FileNotFoundError:
-                continue  # another prune was faster
+                continue  # Another prune was faster.
             with exclusive(folder) as free:
                 if not folder.exists():
                     continue
@@ -407,29 +418,31 @@ def prune(cache: Path, before: float, *, dry_run: bool = False) -> Pruning:
                     continue
                 done.removed.append(found)
                 if not dry_run:
-                    _take_away(folder)
+                    _remove_marked(folder)
+                    _remove_locks(folder)
         if not dry_run:
             for leftover in (cache / kind).glob(f"*{_GONE}"):
                 temp_dirs.remove(leftover)
+            _remove_old_records(cache / kind, before)
     for archive in sorted((cache / "downloads").glob("*.tar.gz")):
         try:
             about = archive.stat()
         except FileNotFoundError:
-            continue  # another prune was faster
+            continue  # Another prune was faster.
         if about.st_mtime >= before:
             done.kept += 1
             continue
         done.removed.append(Pruned(f"downloads/{archive.name}", about.st_size, about.st_mtime))
         if not dry_run:
-            # A download that is under way has it open, and ends well.
+            # A download in progress has the file open, and is not disturbed.
             archive.unlink(missing_ok=True)
             archive.with_suffix(".lock").unlink(missing_ok=True)
     return done
 
 
-def _folders(place: Path) -> Iterator[Path]:
-    if place.is_dir():
-        for folder in sorted(place.iterdir()):
+def _folders(parent: Path) -> Iterator[Path]:
+    if parent.is_dir():
+        for folder in sorted(parent.iterdir()):
             if folder.is_dir() and not folder.suffix and folder.name != "digests":
                 yield folder
 
@@ -438,8 +451,31 @@ def _parts(folder: Path) -> list[Path]:
     return [part for part in (folder, folder.with_suffix(".home")) if part.exists()]
 
 
-def _take_away(folder: Path) -> None:
-    """Its mark first: without one it is nothing that anybody would take for whole."""
+def _remove_old_records(folder: Path, before: float) -> None:
+    """Remove digests, and locks of folders that do not exist any more, which were not used since then."""
+    for record in (folder / "digests").glob("*"):
+        with contextlib.suppress(FileNotFoundError):
+            if record.stat().st_mtime < before:
+                record.unlink()
+    for lock in [*folder.glob("*.used"), *folder.glob("*.lock")]:
+        of_folder = lock.with_suffix("")
+        with contextlib.suppress(FileNotFoundError):
+            if not of_folder.exists() and lock.stat().st_mtime < before:
+                with exclusive(of_folder) as free:
+                    if free and not of_folder.exists():
+                        _remove_locks(of_folder)
+
+
+def _remove_locks(folder: Path) -> None:
+    """Remove the lock files of a folder that this process holds exclusively.
+
+    A process that makes the folder has a lease on it, so none has the `.lock` file open then."""
+    for suffix in (".used", ".lock"):
+        folder.with_suffix(suffix).unlink(missing_ok=True)
+
+
+def _remove_marked(folder: Path) -> None:
+    """Remove the record that marks the layer as complete first, then rename the folder for removal."""
     folder.with_suffix(".json").unlink(missing_ok=True)
     for part in _parts(folder):
         part.rename(part.with_name(f"{part.name}.{os.getpid()}{_GONE}"))
@@ -447,8 +483,8 @@ def _take_away(folder: Path) -> None:
 
 def _size(folder: Path) -> int:
     total = 0
-    for place, _, names in os.walk(folder):
+    for parent, _, names in os.walk(folder):
         for name in names:
-            about = os.lstat(os.path.join(place, name))
+            about = os.lstat(os.path.join(parent, name))
             total += about.st_size if stat.S_ISREG(about.st_mode) else 0
     return total

@@ -1,4 +1,4 @@
-"""A sample: a task, the files it begins with, the place it is worked on in, and how it is judged."""
+"""A sample: a task, the files it starts with, its environment, and how it is judged."""
 
 from __future__ import annotations
 
@@ -21,9 +21,11 @@ _PLAIN_NAME = re.compile(r"\w[\w.+@-]{0,199}")
 
 
 def plain_name(text: str) -> str:
-    """The text, when it can be a folder's name and a word of an address; else ValueError."""
+    """The text, if it can be the name of a folder and a part of a URL; else ValueError."""
     if _PLAIN_NAME.fullmatch(text) is None:
-        raise ValueError(f"{text!r} is no plain name: letters, digits and . _ + @ -, beginning with a letter or digit")
+        raise ValueError(
+            f"{text!r} is not a plain name: use letters, digits and . _ + @ -, beginning with a letter or digit"
+        )
     return text
 
 
@@ -35,14 +37,14 @@ Size = Annotated[int | None, BeforeValidator(_bytes), Field(gt=0)]
 PlainName = Annotated[str, AfterValidator(plain_name)]
 
 
-def _in_the_place(path: str) -> str:
+def _is_workdir(path: str) -> str:
     if not path.startswith("/") or path.rstrip("/") == "" or ".." in path.split("/"):
-        raise ValueError("the workdir is an absolute path in the place, and not / itself, like /workspace")
+        raise ValueError("the workdir is an absolute path in the sandbox other than /, like /workspace")
     return path.rstrip("/")
 
 
 class Ceilings(BaseModel):
-    """What the place of a sample may use; what is not named is as `Limits` has it."""
+    """The limits of a sample's sessions; the defaults are those of `Limits`."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -56,37 +58,37 @@ class Ceilings(BaseModel):
     files: int | None = Field(default=None, gt=0)
 
     def limits(self) -> Limits:
-        """The same as an executor takes it."""
+        """The same in the form that an executor takes."""
         return Limits(**self.model_dump(exclude_none=True))
 
 
 class Environment(BaseModel):
-    """The place a sample is worked on in."""
+    """The environment of a sample's sessions."""
 
     model_config = ConfigDict(extra="forbid")
 
     backend: Literal["sandbox", "container"] = "sandbox"
-    workdir: Annotated[str, AfterValidator(_in_the_place)] = "/workspace"
-    """Where the sample's files are, inside."""
+    workdir: Annotated[str, AfterValidator(_is_workdir)] = "/workspace"
+    """Where the sample's files are in the sandbox."""
     programs: list[str] = []
     """Programs that the machine must have, like node or make."""
     deps: list[str] = []
     """Python packages, put once into a cached virtualenv that is first on PATH."""
     python_version: str | None = None
     setup: list[str] = []
-    """Commands that run once in the workdir; what they leave there and in the home folder is kept for all sessions.
+    """Commands that run once in the workdir; their changes there and in the home folder are kept for all sessions.
 
-    They have a virtualenv of the sample to install into, with `deps` in it; its Python is first on PATH afterwards."""
+    They can install into a virtualenv of the sample, which has `deps` in it; its Python is first on PATH afterwards."""
     setup_timeout: float = Field(default=1800, gt=0)
     """Seconds that all of them may take together."""
     setup_network: bool = False
-    """Let the set-up commands use the network, also where the sessions have none."""
+    """Let the set-up commands use the network, even if the sessions cannot."""
     network: bool = False
     env: dict[str, str] = {}
     limits: Ceilings = Ceilings()
 
     def missing(self) -> list[str]:
-        """Which of the programs are not on this machine."""
+        """The programs that this machine does not have."""
         return [program for program in self.programs if shutil.which(program, path=SYSTEM_PATH) is None]
 
 
@@ -96,24 +98,24 @@ class Verify(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     command: str = ""
-    """Run in the workdir by a shell; `{report}` in it is where the report is wanted."""
+    """Run in the workdir by a shell; `{report}` in it is the path for the report."""
     report: ReportFormat = "auto"
-    """What the command writes: to `{report}` where that is in it, else to its standard output."""
+    """The format of the report: at `{report}` if the command contains that, else on its standard output."""
     reports: list[str] = []
     """Report files that the command leaves in the workdir, as patterns (`target/surefire-reports/*.xml`); removed
     before it runs."""
     timeout: float = Field(default=300, gt=0)
     """Seconds one run of the command may take."""
     recorder: Literal["auto", "required", "off"] = "auto"
-    """Whether a recorder in the test runner notes what really ran: `required` believes no run without one."""
+    """Whether a recorder in the test runner records what really ran; `required`: a run without one does not count."""
     retries: int = Field(default=0, ge=0, le=20)
-    """How often a failing run is tried again; one that passes then is called flaky."""
+    """How often a failing run is repeated; a sample that passes then is flaky."""
     protected: list[str] = []
-    """Patterns of files that are restored from the sample before judging, besides tests and test settings."""
+    """Patterns of files that are always taken from the sample, besides tests and test settings."""
 
 
 class Sample(BaseModel):
-    """One line of `samples.jsonl`, with what holds for the whole dataset filled in."""
+    """One line of `samples.jsonl`, merged with the settings of the dataset."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -123,14 +125,14 @@ class Sample(BaseModel):
     repo: str = ""
     language: str = ""
     base_commit: str = ""
-    """The commit the task begins at; nothing of git later than that is in the place."""
+    """The commit the task starts at; the sandbox contains nothing of git that is later."""
     environment_setup_commit: str = ""
     problem_statement: str = ""
     hints_text: str = ""
     patch: str = ""
-    """The change that solves it; never shown to who works on it."""
+    """The change that solves it; never shown to the agent."""
     test_patch: str = ""
-    """The change that brings the hidden tests; applied when it is judged."""
+    """The change that adds the hidden tests; applied when the sample is judged."""
     non_code_patch: str = ""
     fail_to_pass: list[str] = []
     pass_to_pass: list[str] = []
@@ -148,12 +150,12 @@ class Sample(BaseModel):
     verify: Verify = Verify()
 
     _known_content: tuple[Path | None, str] | None = PrivateAttr(default=None)
-    """The files and their hash, once they were looked at: they are taken to stay so while the sample is in memory."""
+    """The files and their digest, once computed: they are assumed not to change while the sample is in memory."""
 
     @model_validator(mode="before")
     @classmethod
-    def _no_slips(cls, given: Any) -> Any:
-        """Fields of one's own are welcome; one that is nearly the name of ours would be missed in silence."""
+    def _refuse_misspelled(cls, given: Any) -> Any:
+        """Further fields are allowed; a misspelled name of a known field is an error."""
         refuse_misspelled_fields(given, cls.model_fields)
         return given
 
@@ -165,4 +167,4 @@ class Sample(BaseModel):
 
 
 WIRE_FIELDS = tuple(name for name in Sample.model_fields if name not in ("files", "environment", "verify"))
-"""What others are told of a sample: everything but where its files lie and how it is judged."""
+"""The fields that the HTTP API has: all except the path of the files and how the sample is judged."""

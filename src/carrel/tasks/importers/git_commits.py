@@ -378,5 +378,5 @@ def _patch(git: Git, candidate: Candidate, paths: Sequence[str]) -> str:
     if not paths:
         return ""
     words = ("--no-color", "--no-ext-diff", "--no-textconv", "--binary", "--full-index", "--no-renames")
-    said = git.literally("diff-tree", "-p", *words, candidate.parent, candidate.commit, "--", *paths)
+    said = git.with_literal_paths("diff-tree", "-p", *words, candidate.parent, candidate.commit, "--", *paths)
     return said.decode("utf-8")
