@@ -14,11 +14,9 @@ import typer
 
 import carrel
 from carrel import tasks
-from carrel.cli import show
-from carrel.cli.asking import text_in
-from carrel.cli.bases import chosen
-from carrel.cli.ending import TaskFailed, WrongUsage, waits
-from carrel.cli.progress import progress
+from carrel.cli.exit_codes import TaskFailed, WrongUsage, async_command
+from carrel.cli.options import chosen, text_in
+from carrel.cli.output import Column, flush, print_json, print_table, print_text, progress
 from carrel.errors import EnvironmentFailed
 from carrel.execution.config import Mount
 
@@ -54,7 +52,7 @@ _AGENT_STATUS = {"could_not_run": "agent not run", "changed_nothing": "nothing c
 
 
 @app.command("run")
-@waits
+@async_command
 async def run(
     dataset: DatasetName,
     samples: Annotated[list[str] | None, typer.Argument(metavar="[SAMPLE]...", help="Default: all of them.")] = None,
@@ -113,8 +111,8 @@ async def run(
         name = f"{result.sample_id} #{result.attempt}" if attempts > 1 else result.sample_id
         words = _AGENT_STATUS.get(result.agent.status) or _outcome(result.verdict)
         line = f"{name:<24} {words:<18} {_score(result.verdict):>5}  {result.seconds:>7.1f} s"
-        show.say(f"{line}  {_reason_of_attempt(result)}".rstrip(), _STYLES.get(result.outcome, ""))
-        show.flush()
+        print_text(f"{line}  {_reason_of_attempt(result)}".rstrip(), _STYLES.get(result.outcome, ""))
+        flush()
         step("")
 
     bar = nullcontext(print) if as_json else progress(None if resume else planned, found.name, among_lines=True)
@@ -134,12 +132,12 @@ async def run(
         print(f"stopped; {count} finished attempts are in {folder}; --resume continues from there", file=sys.stderr)
         raise
     if as_json:
-        show.print_json({"summary": total.model_dump(mode="json"), "run": str(folder), "done_now": count})
+        print_json({"summary": total.model_dump(mode="json"), "run": str(folder), "done_now": count})
     else:
-        show.say()
+        print_text()
         _print_summary(total)
         before = f"; {planned - count} were done before" if planned > count else ""
-        show.say(f"Median {total.median_seconds:.1f} s an attempt. Run: {folder}{before}")
+        print_text(f"Median {total.median_seconds:.1f} s an attempt. Run: {folder}{before}")
     if total.could_not_run:
         raise TaskFailed(
             f"the agent could not be run in {total.could_not_run} of {total.attempts} attempts: its command ended with "
@@ -184,11 +182,11 @@ def show_run(
     if as_json:
         attempts = [result.model_dump(mode="json", exclude={"verdict"}) for result in results]
         data = {"run": info.model_dump(mode="json"), "summary": total.model_dump(mode="json"), "results": attempts}
-        show.print_json(data)
+        print_json(data)
         return
-    columns = [show.Column("SAMPLE", "cyan"), show.Column("#", justify="right"), show.Column("OUTCOME")]
-    columns += [show.Column("SCORE", justify="right"), show.Column("SECONDS", justify="right", may_go=True)]
-    columns += [show.Column("TOKENS", justify="right", may_go=True), show.Column("WHY", gives_way=True)]
+    columns = [Column("SAMPLE", "cyan"), Column("#", justify="right"), Column("OUTCOME")]
+    columns += [Column("SCORE", justify="right"), Column("SECONDS", justify="right", may_go=True)]
+    columns += [Column("TOKENS", justify="right", may_go=True), Column("WHY", gives_way=True)]
     rows = [
         (
             result.sample_id,
@@ -201,25 +199,25 @@ def show_run(
         )
         for result in sorted(results, key=lambda result: (result.sample_id, result.attempt))
     ]
-    show.say(f"{info.dataset}: {info.agent}", "bold")
-    show.print_table(columns, rows)
-    show.say()
+    print_text(f"{info.dataset}: {info.agent}", "bold")
+    print_table(columns, rows)
+    print_text()
     _print_summary(total)
     missing = len(info.samples) * info.attempts - len(results)
     if missing > 0:
-        show.say(f"{missing} attempts are missing; carrel task run … --resume makes them", "yellow")
+        print_text(f"{missing} attempts are missing; carrel task run … --resume makes them", "yellow")
 
 
 def _print_runs(folders: Sequence[RunFolder], as_json: bool) -> None:
     found: list[tuple[str, RunInfo]] = [(folder.path.name, folder.read_info()) for folder in folders]
     if as_json:
-        show.print_json([{"name": name, **info.model_dump(mode="json")} for name, info in found])
+        print_json([{"name": name, **info.model_dump(mode="json")} for name, info in found])
         return
     if not found:
-        show.say("No runs yet; carrel task run makes one.")
+        print_text("No runs yet; carrel task run makes one.")
         return
-    columns = [show.Column("RUN", "cyan"), show.Column("SAMPLES", justify="right"), show.Column("#", justify="right")]
-    columns += [show.Column("SOLVED", justify="right"), show.Column("AGENT", gives_way=True)]
+    columns = [Column("RUN", "cyan"), Column("SAMPLES", justify="right"), Column("#", justify="right")]
+    columns += [Column("SOLVED", justify="right"), Column("AGENT", gives_way=True)]
     rows = [
         (
             name,
@@ -230,7 +228,7 @@ def _print_runs(folders: Sequence[RunFolder], as_json: bool) -> None:
         )
         for name, info in found
     ]
-    show.print_table(columns, rows)
+    print_table(columns, rows)
 
 
 @app.command("compare")
@@ -240,19 +238,19 @@ def compare_runs(first: RunName, second: RunName, base: BaseFolder = None, as_js
     results = [tasks.attempts_of(folder.read_results()) for folder in folders]
     found = tasks.compare(*results)
     if as_json:
-        show.print_json(found.model_dump(mode="json"))
+        print_json(found.model_dump(mode="json"))
         return
     if not found.samples:
         raise WrongUsage("these two runs have no judged sample in common")
     names = [folder.path.name for folder in folders]
     width = max(map(len, names))
     for name, rate in zip(names, (found.first, found.second), strict=True):
-        show.say(f"{name:<{width}}  {_rate(rate)}", "bold")
+        print_text(f"{name:<{width}}  {_rate(rate)}", "bold")
     for sign, style, samples in (("+", "green", found.better), ("-", "red", found.worse)):
         for sample in samples:
-            show.say(f"{sign} {sample}", style)
+            print_text(f"{sign} {sample}", style)
     same = found.samples - len(found.better) - len(found.worse)
-    show.say(
+    print_text(
         f"{found.samples} samples in both: {len(found.better)} better, {len(found.worse)} worse, {same} the same; "
         f"p = {found.p_value:.3f} (sign test)"
     )
@@ -283,7 +281,7 @@ def _run_folder(dataset: str, output: Path | None, base: Path | None, *, resume:
 
 
 @app.command("verify")
-@waits
+@async_command
 async def verify(
     dataset: DatasetName,
     sample: Annotated[str, typer.Argument(metavar="SAMPLE")],
@@ -312,7 +310,7 @@ async def verify(
         text = wanted.patch if gold else text_in(patch or "")
         result = await tasks.grade_patch(wanted, text, cache=cache, keep=logs)
     if as_json:
-        show.print_json(result.shown().model_dump())
+        print_json(result.shown().model_dump())
     else:
         _print_result(result)
     if result.outcome == "infrastructure_failed":
@@ -394,33 +392,33 @@ def _shortened(names: Sequence[str]) -> str:
 
 
 def _print_result(result: VerificationResult) -> None:
-    show.say(f"{_outcome(result)}, score {_score(result)}", _STYLES.get(result.outcome, "bold"))
-    show.say(f"{result.passed} passed, {result.failed} failed, {result.skipped} skipped of {result.total}")
+    print_text(f"{_outcome(result)}, score {_score(result)}", _STYLES.get(result.outcome, "bold"))
+    print_text(f"{result.passed} passed, {result.failed} failed, {result.skipped} skipped of {result.total}")
     for test in result.failures[:20]:
-        show.say(f"  failed  {test.name}", "red")
+        print_text(f"  failed  {test.name}", "red")
     for name in result.missing[:20]:
-        show.say(f"  missing {name}", "red")
+        print_text(f"  missing {name}", "red")
     if result.integrity != "clean":
-        show.say(f"  integrity: {result.integrity}", "yellow")
+        print_text(f"  integrity: {result.integrity}", "yellow")
     for line in result.evidence:
-        show.say(f"  {line}", "yellow")
+        print_text(f"  {line}", "yellow")
     for path, reason in list(result.left_out.items())[:20]:
-        show.say(f"  not judged: {path} ({reason})", "dim")
+        print_text(f"  not judged: {path} ({reason})", "dim")
 
 
 def _print_summary(total: Summary) -> None:
     rows = [(outcome.replace("_", " "), count) for outcome, count in total.outcomes.items()]
-    show.print_table([show.Column("outcome"), show.Column("attempts", justify="right")], rows)
+    print_table([Column("outcome"), Column("attempts", justify="right")], rows)
     if total.could_not_run:
-        show.say(f"In {total.could_not_run} of them the agent could not be run.", "bold red")
+        print_text(f"In {total.could_not_run} of them the agent could not be run.", "bold red")
     if total.changed_nothing:
-        show.say(f"In {total.changed_nothing} of them the agent changed nothing.", "yellow")
-    show.say()
+        print_text(f"In {total.changed_nothing} of them the agent changed nothing.", "yellow")
+    print_text()
     for k, rate in total.pass_at.items():
-        show.say(f"pass@{k}  {_rate(rate)}", "bold")
-    show.say(f"{total.solved} of {total.judged} attempts solved; mean score {total.mean_score:.2f}")
+        print_text(f"pass@{k}  {_rate(rate)}", "bold")
+    print_text(f"{total.solved} of {total.judged} attempts solved; mean score {total.mean_score:.2f}")
     if total.suspicious:
-        show.say(f"{total.suspicious} of the solved are suspicious; the results say why in `evidence`", "yellow")
+        print_text(f"{total.suspicious} of the solved are suspicious; the results say why in `evidence`", "yellow")
 
 
 def _rate(rate: Rate) -> str:
