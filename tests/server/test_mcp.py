@@ -1,4 +1,4 @@
-"""The MCP front, asked by the official client: as an agent's program starts it, and over HTTP."""
+"""The MCP server, used by the official client: its tools on standard input and output, and over HTTP."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import asyncio
 import base64
 import os
 import signal
+import subprocess
 import sys
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -70,10 +71,24 @@ def text_of(result: CallToolResult) -> str:
     return "\n".join(block.text for block in result.content if isinstance(block, types.TextContent))
 
 
-async def test_the_whole_table_of_tools(base: Path) -> None:
+async def test_the_tools_are_those_of_the_contract(base: Path) -> None:
     async with front(base) as client:
         assert {tool.name for tool in (await client.list_tools()).tools} == NAMES
         assert all(tool.description for tool in (await client.list_tools()).tools)
+
+
+def test_importing_the_server_needs_neither_fastapi_nor_uvicorn() -> None:
+    script = (
+        "import sys\n"
+        "class Blocker:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        "        if name.partition('.')[0] in ('fastapi', 'uvicorn'):\n"
+        "            raise ModuleNotFoundError(name, name=name)\n"
+        "sys.meta_path.insert(0, Blocker())\n"
+        "import carrel.server.mcp\n"
+        "from carrel.server import serve_mcp_stdio\n"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=60)
 
 
 async def test_runtime_deps_can_be_left_out(base: Path) -> None:
@@ -94,12 +109,12 @@ async def test_code_keeps_its_state_and_calls_tools(base: Path) -> None:
         assert result.structured_content["value"] == 22
 
 
-async def test_one_can_fork_before_what_may_go_wrong_and_go_back(base: Path) -> None:
+async def test_fork_and_rewind(base: Path) -> None:
     async with front(base) as client:
         assert "fork was not called yet" in text_of(await client.call_tool("rewind", {}))
         await client.call_tool("run_code", {"code": "x = 1\nopen('f', 'w').write('good')"})
         kept = await client.call_tool("fork", {"name": "good"})
-        assert text_of(kept) == "kept as good"
+        assert text_of(kept) == "saved as good"
         await client.call_tool("run_code", {"code": "x = 2\nopen('f', 'w').write('bad')"})
         await client.call_tool("fork", {})
         for to in ({"to": "good"}, {}, {"to": "good"}):
@@ -112,13 +127,13 @@ async def test_one_can_fork_before_what_may_go_wrong_and_go_back(base: Path) -> 
         assert "there is no checkpoint nowhere; there are: 'good'" in text_of(refused)
 
 
-async def test_the_oldest_fork_makes_room_for_the_newest_and_is_there_while_that_is_refused(
+async def test_a_new_fork_removes_the_oldest_and_a_refused_one_does_not(
     base: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for room in ("server.mcp", "session.checkpoints"):
-        monkeypatch.setattr(f"carrel.{room}.MAX_CHECKPOINTS", 3)
+    for module in ("server.mcp.server", "session.checkpoints"):
+        monkeypatch.setattr(f"carrel.{module}.MAX_CHECKPOINTS", 3)
     async with Session.from_base(base) as session:
-        tools = mcp_server.Front(session)
+        tools = mcp_server.SessionTools(session)
         for name in ("a", "b"):
             await tools.fork(name)
         await session.run("import os\nends = os.pipe()")
@@ -126,21 +141,19 @@ async def test_the_oldest_fork_makes_room_for_the_newest_and_is_there_while_that
             await tools.fork("refused")
         assert "at a" in text_of(await tools.rewind("a"))
         kept = await tools.fork("c")
-        assert text_of(kept) == "kept as c; the oldest one, a, was removed: there are at most 2"
+        assert text_of(kept) == "saved as c; the oldest one, a, was removed: there are at most 2"
         assert kept.structured_content is not None
         assert kept.structured_content["forks"] == ["b", "c"]
         assert "at c" in text_of(await tools.rewind(""))
 
 
-async def test_where_sessions_cannot_be_forked_there_is_no_tool_for_it(
-    base: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_fork_is_absent_where_sessions_cannot_be_forked(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CARREL_SANDBOX", "off")
     async with front(base) as client:
         assert {tool.name for tool in (await client.list_tools()).tools} == NAMES - {"fork", "rewind"}
 
 
-async def test_an_error_is_an_error_and_the_session_goes_on(base: Path) -> None:
+async def test_code_that_raises_is_an_error_and_the_session_continues(base: Path) -> None:
     async with front(base) as client:
         failed = await client.call_tool("run_code", {"code": "y = 1\n1/0"})
         assert failed.is_error
@@ -152,7 +165,7 @@ async def test_an_error_is_an_error_and_the_session_goes_on(base: Path) -> None:
         assert text_of(await client.call_tool("run_code", {"code": "y"})) == "1"
 
 
-async def test_a_client_hears_that_code_runs(base: Path) -> None:
+async def test_progress_is_reported_while_code_runs(base: Path) -> None:
     heard: list[tuple[float, str | None]] = []
 
     async def hear(progress: float, total: float | None, message: str | None) -> None:
@@ -191,7 +204,7 @@ async def test_workflows_and_artifacts(base: Path) -> None:
         assert text_of(await client.call_tool("run_code", {"code": "workflows.next_one(1)"})) == "2"
         found = await client.call_tool("get_workflow", {"name": "next_one"})
         assert "return n + 1" in text_of(found)
-        unknown = await client.call_tool("get_workflow", {"name": "nobody"})
+        unknown = await client.call_tool("get_workflow", {"name": "missing"})
         assert unknown.is_error
         wrong = await client.call_tool("create_workflow", {"name": "no name", "source": source})
         assert wrong.is_error
@@ -204,7 +217,7 @@ async def test_workflows_and_artifacts(base: Path) -> None:
         assert (await client.call_tool("load_artifact", {"name": "missing"})).is_error
 
 
-async def test_lists_are_a_line_each_for_a_model_and_data_for_a_program(base: Path) -> None:
+async def test_lists_have_a_line_per_item_and_structured_content(base: Path) -> None:
     async with front(base) as client:
         assert text_of(await client.call_tool("list_workflows", {})) == "(no workflows)"
         source = "def run(n: int, by: int = 1) -> int:\n    return n + by\n"
@@ -223,14 +236,18 @@ async def test_lists_are_a_line_each_for_a_model_and_data_for_a_program(base: Pa
             assert [each["name"] for each in answer.structured_content["result"]] in (["echo"], ["add"], ["a/b.json"])
 
 
-async def test_a_mistake_is_told_with_its_reason(base: Path, capfd: pytest.CaptureFixture[str]) -> None:
+async def test_a_mistake_is_an_error_result_with_the_reason(base: Path, capfd: pytest.CaptureFixture[str]) -> None:
     mistakes: list[tuple[str, dict[str, Any], str]] = [
         ("create_workflow", {"name": "w", "source": "def run(:\n    pass"}, "line 1"),
         ("create_workflow", {"name": "a b", "source": "def run(): pass"}, "a b"),
         ("get_workflow", {"name": "zz"}, "there is no workflow zz; list_workflows shows what there is"),
         ("load_artifact", {"name": "../x"}, "../x"),
         ("load_artifact", {"name": "missing"}, "missing"),
-        ("save_artifact", {"name": "raw", "data": "no base64!", "encoding": "base64"}, "the data of raw is no base64"),
+        (
+            "save_artifact",
+            {"name": "raw", "data": "not base64!", "encoding": "base64"},
+            "the data of raw is not valid base64",
+        ),
         ("add_dep", {"package": "-r x"}, "-r x"),
         ("add_dep", {"package": "carrel-not-there-at-all"}, "carrel-not-there-at-all could not be installed"),
     ]
@@ -242,19 +259,19 @@ async def test_a_mistake_is_told_with_its_reason(base: Path, capfd: pytest.Captu
     assert "Traceback" not in capfd.readouterr().err
 
 
-async def test_arguments_that_a_tool_does_not_have_are_told_in_a_line(base: Path) -> None:
+async def test_unknown_and_missing_arguments_are_named_on_one_line(base: Path) -> None:
     mistakes: list[tuple[str, dict[str, Any], str]] = [
         (
             "execute_command",
             {"cmd": "ls"},
-            "execute_command: it has no argument cmd; command is missing. It takes command, timeout, cwd",
+            "execute_command: it has no argument cmd; command is missing. Its arguments: command, timeout, cwd",
         ),
         (
             "execute_command",
             {"command": "touch made", "workdir": "/"},
-            "execute_command: it has no argument workdir. It takes command, timeout, cwd",
+            "execute_command: it has no argument workdir. Its arguments: command, timeout, cwd",
         ),
-        ("list_tools", {"limit": 3}, "list_tools: it has no argument limit. It takes none"),
+        ("list_tools", {"limit": 3}, "list_tools: it has no argument limit. Its arguments: none"),
         ("run_code", {"code": "1", "timeout": -1}, "run_code: timeout: Input should be greater than 0"),
     ]
     async with front(base) as client:
@@ -263,11 +280,11 @@ async def test_arguments_that_a_tool_does_not_have_are_told_in_a_line(base: Path
             assert result.is_error
             assert text_of(result) == reason
         assert text_of(await client.call_tool("run_code", {"code": "import os; os.path.exists('made')"})) == "False"
-        for told in (await client.list_tools()).tools:
-            assert told.input_schema["additionalProperties"] is False
+        for tool_info in (await client.list_tools()).tools:
+            assert tool_info.input_schema["additionalProperties"] is False
 
 
-async def test_a_client_that_shows_its_model_data_alone_gets_text_and_pictures_alone(base: Path) -> None:
+async def test_clients_that_hide_text_get_no_structured_content(base: Path) -> None:
     code = "class P:\n    def _repr_png_(self): return b'picture'\nprint('seen')\nP()"
     async with front(base, name="claude-code") as client:
         result = await client.call_tool("run_code", {"code": code})
@@ -278,7 +295,7 @@ async def test_a_client_that_shows_its_model_data_alone_gets_text_and_pictures_a
         assert (await client.call_tool("list_deps", {})).structured_content == {"result": []}
 
 
-async def test_a_value_that_no_text_can_have_does_not_end_the_server(base: Path) -> None:
+async def test_values_that_utf8_cannot_express(base: Path) -> None:
     async with front(base) as client:
         result = await client.call_tool("run_code", {"code": "'half a \\ud83d pair'"})
         assert text_of(result) == "half a \\ud83d pair"
@@ -288,7 +305,7 @@ async def test_a_value_that_no_text_can_have_does_not_end_the_server(base: Path)
         assert text_of(await client.call_tool("list_deps", {})) == "(none)"
 
 
-async def test_no_answer_is_a_flood(base: Path) -> None:
+async def test_long_results_are_cut(base: Path) -> None:
     async with front(base) as client:
         await client.call_tool(
             "run_code", {"code": "artifacts.save('t', 'x' * 10**6); artifacts.save('b', bytes(10**6))"}
@@ -363,8 +380,8 @@ async def test_over_http(base: Path) -> None:
 
 async def test_nothing_is_left_when_the_client_goes(base: Path) -> None:
     async with front(base, python=[sys.executable]) as client:
-        told: dict[str, Any] = (await client.call_tool("run_code", {"code": "1"})).structured_content or {}
-        assert told["value"] == 1
+        data: dict[str, Any] = (await client.call_tool("run_code", {"code": "1"})).structured_content or {}
+        assert data["value"] == 1
     for _ in range(1200):
         if not _processes_of(base):
             return

@@ -1,4 +1,4 @@
-"""The MCP front over HTTP: what clients of several kinds can take, who is answered, and how it ends."""
+"""The MCP server over HTTP: result sizes, which requests are refused, and the shutdown."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def base(tmp_path: Path) -> Path:
     return folder
 
 
-class Front:
+class RunningServer:
     """A running `carrel mcp --http`."""
 
     def __init__(self, process: Started, url: str, said: Any) -> None:
@@ -52,7 +52,7 @@ class Front:
 
 
 @asynccontextmanager
-async def served(base: Path, where: str = "0") -> AsyncIterator[Front]:
+async def served(base: Path, where: str = "0") -> AsyncIterator[RunningServer]:
     with tempfile.TemporaryFile() as said:
         words = ["-m", "carrel", "mcp", "--base", base, "--http", where]
         process = warm().start(words, os.environ, stderr=said)
@@ -61,7 +61,7 @@ async def served(base: Path, where: str = "0") -> AsyncIterator[Front]:
             try:
                 line = await asyncio.to_thread(process.stdout.readline)
                 assert line.startswith("Listening on http://"), line
-                yield Front(process, line.split()[-1].replace("0.0.0.0", "127.0.0.1"), said)
+                yield RunningServer(process, line.split()[-1].replace("0.0.0.0", "127.0.0.1"), said)
             finally:
                 process.send_signal(signal.SIGTERM)
                 await asyncio.to_thread(process.wait, 120)
@@ -82,7 +82,7 @@ def asked(url: str, headers: Mapping[str, str] | None = None) -> httpx.Response:
 
 
 @pytest.mark.parametrize("mode", ["legacy", "auto"])
-async def test_whatever_code_gives_the_client_gets_an_answer(base: Path, mode: str) -> None:
+async def test_large_and_odd_results_reach_the_client(base: Path, mode: str) -> None:
     picture = "class P:\n    def _repr_png_(self): return b'x' * 700_000\n"
     async with served(base) as front, mcp.Client(front.url, mode=mode) as client:
         for code, begins in (
@@ -101,11 +101,11 @@ async def test_whatever_code_gives_the_client_gets_an_answer(base: Path, mode: s
         assert "a picture of 700 kB was left out" in text_of(result)
         assert isinstance(result.structured_content["duration"], float)
         many = await client.call_tool("run_code", {"code": "list(range(1_000_000))"})
-        assert "too many for an answer" in many.structured_content["value"]["why"]
+        assert "too many for a result" in many.structured_content["value"]["why"]
         assert many.structured_content["state"] == "kept"
 
 
-async def test_what_is_sent_may_be_large(base: Path) -> None:
+async def test_large_requests_are_accepted(base: Path) -> None:
     data = base64.b64encode(bytes(10_000_000)).decode()
     async with served(base) as front, mcp.Client(front.url) as client:
         saved = await client.call_tool("save_artifact", {"name": "zeros", "data": data, "encoding": "base64"})
@@ -113,7 +113,7 @@ async def test_what_is_sent_may_be_large(base: Path) -> None:
         assert text_of(await client.call_tool("run_code", {"code": "len(artifacts.load('zeros'))"})) == "10000000"
 
 
-async def test_one_who_comes_back_for_more_gets_a_stream(base: Path) -> None:
+async def test_a_client_that_resumes_gets_a_new_stream(base: Path) -> None:
     async with served(base) as front:
         session = asked(front.url).headers["mcp-session-id"]
         headers = {**ACCEPTED, "mcp-session-id": session, "Last-Event-ID": "7"}
@@ -124,7 +124,7 @@ async def test_one_who_comes_back_for_more_gets_a_stream(base: Path) -> None:
 # --- who is answered --------------------------------------------------------------------------------------------------
 
 
-async def test_no_page_of_another_site_is_answered(base: Path) -> None:
+async def test_pages_of_other_sites_are_refused(base: Path) -> None:
     async with served(base, "0.0.0.0:0") as front:
         port = front.url.split(":")[2].removesuffix("/mcp")
         here, elsewhere = f"127.0.0.1:{port}", f"pages.example:{port}"
@@ -145,7 +145,7 @@ async def test_no_page_of_another_site_is_answered(base: Path) -> None:
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.0.0.2", "[::1]"])
-async def test_on_this_machine_alone_the_name_has_to_be_its_own(base: Path, host: str) -> None:
+async def test_a_loopback_server_refuses_foreign_host_names(base: Path, host: str) -> None:
     async with served(base, f"{host}:0") as front:
         assert asked(front.url).status_code == 200
         assert asked(front.url, {"Host": "pages.example"}).status_code == 421
@@ -157,7 +157,7 @@ async def test_on_this_machine_alone_the_name_has_to_be_its_own(base: Path, host
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 @pytest.mark.parametrize("mode", ["legacy", "auto"])
-async def test_when_it_is_ended_code_under_way_is_too_and_its_caller_is_told(
+async def test_a_signal_stops_running_code_and_answers_its_caller(
     base: Path, mode: str, number: signal.Signals
 ) -> None:
     async with served(base) as front:
@@ -174,7 +174,7 @@ async def test_when_it_is_ended_code_under_way_is_too_and_its_caller_is_told(
         assert front.complaints() == ""
 
 
-async def test_an_open_stream_does_not_hold_up_the_end(base: Path) -> None:
+async def test_an_open_stream_does_not_delay_the_shutdown(base: Path) -> None:
     async with served(base) as front:
         headers = {**ACCEPTED, "mcp-session-id": asked(front.url).headers["mcp-session-id"]}
         async with httpx.AsyncClient(timeout=None) as http, http.stream("GET", front.url, headers=headers) as stream:
@@ -184,13 +184,13 @@ async def test_an_open_stream_does_not_hold_up_the_end(base: Path) -> None:
         assert front.complaints() == ""
 
 
-async def test_a_port_that_is_taken_is_told_in_a_line(base: Path) -> None:
+async def test_a_port_in_use_is_an_error_of_one_line(base: Path) -> None:
     async with served(base) as front:
         port = front.url.split(":")[2].removesuffix("/mcp")
         words = ["-m", "carrel", "mcp", "--base", base, "--http", port]
         second = await asyncio.to_thread(warm().run, words, os.environ)
         assert second.returncode == 3
-        assert second.stderr.startswith(f"error: 127.0.0.1:{port} cannot be listened on")
+        assert second.stderr.startswith(f"error: cannot listen on 127.0.0.1:{port}: another program uses this port")
         assert len(second.stderr.splitlines()) == 1
 
 

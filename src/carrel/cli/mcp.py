@@ -33,7 +33,10 @@ async def mcp(
     place = address(http) if http is not None else None
     settings = {"timeout": timeout or None, "allow_runtime_deps": runtime_deps, "network": network}
     async with opened(base, **settings) as session:
-        await server.serve_mcp(session, runtime_deps=runtime_deps, http=place, listening=_listening)
+        if place is None:
+            await server.serve_mcp_stdio(session, runtime_deps=runtime_deps)
+        else:
+            await server.serve_mcp_http(session, *place, runtime_deps=runtime_deps, listening=_listening)
 
 
 def _listening(url: str) -> None:

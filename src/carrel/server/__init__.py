@@ -11,11 +11,22 @@ if TYPE_CHECKING:
     from carrel.server.keys import KeyScope as KeyScope
     from carrel.server.keys import KnownKey as KnownKey
     from carrel.server.keys import opened_keys as opened_keys
-    from carrel.server.mcp import serve as serve_mcp
+    from carrel.server.mcp.http import serve_http as serve_mcp_http
+    from carrel.server.mcp.server import serve_stdio as serve_mcp_stdio
     from carrel.server.serving import ServerSettings as ServerSettings
     from carrel.server.serving import serve as serve_http
 
-__all__ = ["SCOPES", "KeyScope", "KnownKey", "Rules", "ServerSettings", "opened_keys", "serve_http", "serve_mcp"]
+__all__ = [
+    "SCOPES",
+    "KeyScope",
+    "KnownKey",
+    "Rules",
+    "ServerSettings",
+    "opened_keys",
+    "serve_http",
+    "serve_mcp_http",
+    "serve_mcp_stdio",
+]
 
 _FRONTS = {
     "Rules": ("carrel.server.front_desk", "Rules"),
@@ -25,7 +36,8 @@ _FRONTS = {
     "SCOPES": ("carrel.server.keys", "SCOPES"),
     "opened_keys": ("carrel.server.keys", "opened_keys"),
     "serve_http": ("carrel.server.serving", "serve"),
-    "serve_mcp": ("carrel.server.mcp", "serve"),
+    "serve_mcp_http": ("carrel.server.mcp.http", "serve_http"),
+    "serve_mcp_stdio": ("carrel.server.mcp.server", "serve_stdio"),
 }
 
 _EXTRA_OF = {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import ipaddress
 import signal
 import socket
@@ -68,7 +69,11 @@ def bound(host: str, port: int) -> socket.socket:
         line.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     except OSError as problem:
         line.close()
-        raise ExecutionError(f"{host}:{port} cannot be listened on: {problem}") from None
+        if problem.errno == errno.EADDRINUSE:
+            reason = "another program uses this port; choose another one, or 0 for any free port"
+        else:
+            reason = problem.strerror or str(problem)
+        raise ExecutionError(f"cannot listen on {host}:{port}: {reason}") from None
     return line
 
 
