@@ -14,8 +14,8 @@ from hypothesis import settings
 
 from carrel.errors import StorageUnavailable
 from carrel.storage.redis.store import RedisStore
-from tests.needs import SETTING, skip_without
-from tests.real_docker import NoEngine, shared_engine
+from tests.support.missing_parts import SETTING, skip_without
+from tests.support.real_docker import NoEngine, shared_engine
 from tests.support.real_redis import NoRedis, RealRedis
 from tests.support.stores import KINDS, Place, differs
 

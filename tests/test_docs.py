@@ -15,7 +15,7 @@ PAGES = [HOUSE / "README.md", HOUSE / "CONTRIBUTING.md", HOUSE / "CHANGELOG.md",
 WITH_EXAMPLES = [
     page for page in PAGES if re.search(r"^```(python|console)$", page.read_text(encoding="utf-8"), re.MULTILINE)
 ]
-RUNNER = Path(__file__).parent / "run_page.py"
+RUNNER = Path(__file__).parent / "support" / "page_runner.py"
 
 
 def name_of(page: Path) -> str:

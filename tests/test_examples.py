@@ -16,14 +16,14 @@ from carrel import (
     tool_use_block,
 )
 from examples import agent_loop, attempts
-from tests.late import Late
+from tests.support.lazy_module import LazyModule
 
-agents = Late("agents")
-responses = Late("openai.types.responses")
-pydantic_ai = Late("pydantic_ai")
-function_model = Late("pydantic_ai.models.function")
-openai_agents_session = Late("examples.openai_agents_session")
-pydantic_ai_tool = Late("examples.pydantic_ai_tool")
+agents = LazyModule("agents")
+responses = LazyModule("openai.types.responses")
+pydantic_ai = LazyModule("pydantic_ai")
+function_model = LazyModule("pydantic_ai.models.function")
+openai_agents_session = LazyModule("examples.openai_agents_session")
+pydantic_ai_tool = LazyModule("examples.pydantic_ai_tool")
 
 HOUSE = Path(__file__).parents[1]
 

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 import pytest
 
 from carrel import SessionStore, assistant_message, text_block, user_text_message
-from tests.warm import Started, warm
+from tests.support.preloaded_python import ForkedProcess, preloaded_python
 
 Result = TypeVar("Result")
 Carrel = Callable[..., "subprocess.CompletedProcess[str]"]
@@ -56,7 +56,7 @@ def carrel(environment: dict[str, str], tmp_path: Path) -> Carrel:
                 **{"stdin": subprocess.DEVNULL} | more,
             )
         else:
-            done = warm().run(["-m", "carrel", *typed], env, tmp_path, DEADLINE)
+            done = preloaded_python().run(["-m", "carrel", *typed], env, tmp_path, DEADLINE)
         assert done.returncode == code, f"{words} ended with {done.returncode}:\n{done.stdout}{done.stderr}"
         assert "Traceback" not in done.stderr
         if code in (1, 2, 3):
@@ -74,7 +74,9 @@ class Terminal:
         self._ours, theirs = pty.openpty()
         fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 40, columns, 0, 0))
         streams = {"stdin": theirs, "stdout": theirs, "stderr": theirs}
-        self.process: Started = warm().start(["-m", "carrel", *words], environment, folder, **streams, session=True)
+        self.process: ForkedProcess = preloaded_python().start(
+            ["-m", "carrel", *words], environment, folder, **streams, session=True
+        )
         os.close(theirs)
         self.shown = ""
 

@@ -11,8 +11,8 @@ import pytest
 
 from tests.cli.conftest import DEADLINE, Carrel
 from tests.session.conftest import DOUBLE, ECHO
-from tests.warm import warm
-from tests.wheels import build_wheel
+from tests.support.preloaded_python import preloaded_python
+from tests.support.wheels import build_wheel
 
 Failing = Callable[..., "subprocess.CompletedProcess[str]"]
 
@@ -31,7 +31,7 @@ def failing(environment: dict[str, str], tmp_path: Path) -> Failing:
     """A command that ends with 1 because the code it ran did: its stderr is the code's."""
 
     def run(*words: object, env: dict[str, str] | None = None) -> "subprocess.CompletedProcess[str]":
-        done = warm().run(["-m", "carrel", *words], environment | (env or {}), tmp_path, DEADLINE)
+        done = preloaded_python().run(["-m", "carrel", *words], environment | (env or {}), tmp_path, DEADLINE)
         assert done.returncode == 1, done.stdout + done.stderr
         assert "carrel/cli" not in done.stderr
         return done

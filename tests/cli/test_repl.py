@@ -10,7 +10,7 @@ import pytest
 from tests.cli.conftest import DEADLINE, Terminal
 from tests.execution.processes import descendants, wait_gone
 from tests.session.conftest import DOUBLE, ECHO
-from tests.warm import warm
+from tests.support.preloaded_python import preloaded_python
 
 CTRL_C, CTRL_D, TAB, UP = "\x03", "\x04", "\t", "\x1b[A"
 
@@ -191,7 +191,7 @@ def test_what_code_prints_does_not_act_on_the_terminal(prompt: Prompt) -> None:
 
 
 def piped(lines: str, environment: dict[str, str], folder: Path) -> "subprocess.CompletedProcess[str]":
-    return warm().run(["-m", "carrel", "repl"], environment, folder, DEADLINE, stdin=lines)
+    return preloaded_python().run(["-m", "carrel", "repl"], environment, folder, DEADLINE, stdin=lines)
 
 
 def test_lines_from_a_pipe(environment: dict[str, str], base: Path, tmp_path: Path) -> None:

@@ -14,8 +14,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, Self
 
-from tests.ports import free_port
-from tests.warm import Started, warm
+from tests.support.ports import free_port
+from tests.support.preloaded_python import ForkedProcess, preloaded_python
 
 
 class RealServer:
@@ -26,7 +26,7 @@ class RealServer:
         self.options = options
         self.port = port or free_port()  # the same after a `stop`
         self.url = self.key = ""
-        self.process: Started | None = None
+        self.process: ForkedProcess | None = None
 
     def start(self) -> Self:
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -34,7 +34,7 @@ class RealServer:
         words = ["-m", "carrel", "serve", "--port", self.port, "--data", data, "--json", *self.options]
         home = self.folder.parent / "home"
         with (self.folder / "stderr").open("ab") as complaints:
-            self.process = warm().start(words, os.environ | {"CARREL_HOME": str(home)}, stderr=complaints)
+            self.process = preloaded_python().start(words, os.environ | {"CARREL_HOME": str(home)}, stderr=complaints)
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
         assert line, (self.folder / "stderr").read_text()

@@ -32,7 +32,7 @@ from carrel.conversation.messages import (
     user_text_message,
 )
 from carrel.conversation.replay import Numbered
-from tests.needs import skip_without
+from tests.support.missing_parts import skip_without
 
 PIXEL = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
 ATTACK = """"'><script>document.documentElement.setAttribute("data-ran", "yes")</script>\

@@ -10,7 +10,7 @@ from carrel.execution.container_executor import ContainerExecutor
 from carrel.execution.executor import Executor, Handler
 from carrel.execution.in_process import InProcessExecutor
 from carrel.execution.subprocess_executor import SubprocessExecutor
-from tests.real_docker import IMAGE
+from tests.support.real_docker import IMAGE
 
 KINDS = ("in-process", "subprocess", "sandboxed", "container")
 

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.warm import warm
+from tests.support.preloaded_python import preloaded_python
 
 
 def carrel(*words: str, stdin: str = "", **environment: str) -> subprocess.CompletedProcess[str]:
-    return warm().run(["-m", "carrel", *words], {**os.environ, **environment}, stdin=stdin)
+    return preloaded_python().run(["-m", "carrel", *words], {**os.environ, **environment}, stdin=stdin)
 
 
 def test_code_prints_and_its_value_comes_last() -> None:

@@ -26,9 +26,9 @@ from carrel.execution.config import ContainerConfig, Limits, Mount
 from carrel.execution.container_executor import ContainerExecutor
 from carrel.execution.docker_engine import LABEL, Engine, connect, plain_socket
 from tests.execution.processes import descriptors, until
-from tests.needs import skip_without
-from tests.real_docker import IMAGE
-from tests.wheels import build_wheel
+from tests.support.missing_parts import skip_without
+from tests.support.real_docker import IMAGE
+from tests.support.wheels import build_wheel
 
 MIB = 1024 * 1024
 

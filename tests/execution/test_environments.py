@@ -16,7 +16,7 @@ from carrel.execution.config import SubprocessConfig
 from carrel.execution.environments import environment_of_base, host_environment
 from carrel.execution.packages import subprocess_packages
 from carrel.execution.subprocess_executor import SubprocessExecutor
-from tests.wheels import build_wheel
+from tests.support.wheels import build_wheel
 
 
 @pytest.fixture(scope="module")

@@ -20,7 +20,7 @@ from carrel.errors import DependencyError, EnvironmentFailed
 from carrel.execution.config import SubprocessConfig
 from carrel.execution.packages import HALF, Packages, subprocess_packages
 from carrel.execution.subprocess_executor import SubprocessExecutor
-from tests.wheels import build_wheel
+from tests.support.wheels import build_wheel
 
 FILES = 600
 

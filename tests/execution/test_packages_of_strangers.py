@@ -15,7 +15,7 @@ from carrel.execution.environments import output
 from carrel.execution.subprocess_executor import SubprocessExecutor
 from tests.library.remote.web import Answer, Web
 from tests.support.stores import until
-from tests.wheels import build_wheel
+from tests.support.wheels import build_wheel
 
 
 @pytest.fixture

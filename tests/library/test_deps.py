@@ -16,11 +16,11 @@ from carrel.execution.subprocess_executor import SubprocessExecutor
 from carrel.library.deps import Deps
 from carrel.storage.base import Store
 from carrel.storage.redis.store import RedisStore
-from tests.late import Late
+from tests.support.lazy_module import LazyModule
 from tests.support.stores import Place
-from tests.wheels import build_wheel
+from tests.support.wheels import build_wheel
 
-redis = Late("redis")
+redis = LazyModule("redis")
 
 KEY = "requirements.txt"
 

@@ -17,11 +17,11 @@ from carrel.library.artifacts import ArtifactStore
 from carrel.library.deps import Deps
 from carrel.library.workflows import WorkflowLibrary
 from carrel.session import RedisStorage
-from tests.late import Late
+from tests.support.lazy_module import LazyModule
 from tests.support.real_redis import RealRedis
-from tests.wheels import build_wheel
+from tests.support.wheels import build_wheel
 
-redis = Late("redis")
+redis = LazyModule("redis")
 
 
 class Machine:

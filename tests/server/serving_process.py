@@ -11,7 +11,7 @@ from typing import Any
 
 import httpx
 
-from tests.warm import Started, warm
+from tests.support.preloaded_python import ForkedProcess, preloaded_python
 
 DEADLINE = 60.0
 
@@ -31,13 +31,13 @@ class Serving:
             "TMPDIR": str(self.temporary),
             **(env or {}),
         }
-        self._process: Started | None = None
+        self._process: ForkedProcess | None = None
         self.url = ""
         self.key = ""
 
     def start(self) -> Serving:
         words = ["-m", "carrel", "serve", "--port", "0", "--data", self.data, "--json", *self._words]
-        self._process = warm().start(words, self._env, session=True)
+        self._process = preloaded_python().start(words, self._env, session=True)
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         assert line, f"the server did not start: {self._process.wait()}"
@@ -59,7 +59,7 @@ class Serving:
         return json.loads(self._keys(*words, "--json"))
 
     def _keys(self, *words: str) -> str:
-        done = warm().run(["-m", "carrel", "keys", *words, "--data", self.data], self._env)
+        done = preloaded_python().run(["-m", "carrel", "keys", *words, "--data", self.data], self._env)
         assert done.returncode == 0, done.stderr
         return done.stdout
 

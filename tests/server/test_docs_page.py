@@ -11,8 +11,8 @@ from urllib.parse import urlsplit
 import httpx
 
 from carrel.server.api_page import api_page
-from tests.needs import skip_without
 from tests.server.serving_process import Serving
+from tests.support.missing_parts import skip_without
 
 THE_BROWSERS_OWN = ("google.com", "update.googleapis.com", "optimizationguide-pa.googleapis.com", "gvt1.com")
 """It looks for updates of itself, whatever it is told."""

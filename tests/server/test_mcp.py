@@ -16,17 +16,17 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from carrel import ForkRefused, Session
-from tests.late import Late
-from tests.ports import free_port
-from tests.warm import warm
+from tests.support.lazy_module import LazyModule
+from tests.support.ports import free_port
+from tests.support.preloaded_python import preloaded_python
 
 if TYPE_CHECKING:
     from mcp.types import CallToolResult
 
-mcp = Late("mcp")
-types = Late("mcp.types")
-stdio = Late("mcp.client.stdio")
-mcp_server = Late("carrel.server.mcp")
+mcp = LazyModule("mcp")
+types = LazyModule("mcp.types")
+stdio = LazyModule("mcp.client.stdio")
+mcp_server = LazyModule("carrel.server.mcp")
 
 NAMES = {
     "run_code",
@@ -60,7 +60,7 @@ def base(tmp_path: Path) -> Path:
 
 
 def front(base: Path, *more: str, python: Sequence[str] | None = None, name: str = "mcp") -> Any:
-    command, *arguments = [*(python or warm().python), "-m", "carrel", "mcp", "--base", str(base), *more]
+    command, *arguments = [*(python or preloaded_python().python), "-m", "carrel", "mcp", "--base", str(base), *more]
     given = mcp.StdioServerParameters(command=command, args=arguments, env=dict(os.environ))
     # By itself it would write to what sys.stderr was when it was imported: perhaps in a test that is over.
     info = types.Implementation(name=name, version="1")

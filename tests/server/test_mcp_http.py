@@ -15,11 +15,11 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.late import Late
-from tests.warm import Started, warm
+from tests.support.lazy_module import LazyModule
+from tests.support.preloaded_python import ForkedProcess, preloaded_python
 
-mcp = Late("mcp")
-types = Late("mcp.types")
+mcp = LazyModule("mcp")
+types = LazyModule("mcp.types")
 
 ACCEPTED = {"Accept": "application/json, text/event-stream"}
 SECONDS = str(1_000_000 + os.getpid())
@@ -38,7 +38,7 @@ def base(tmp_path: Path) -> Path:
 class RunningServer:
     """A running `carrel mcp --http`."""
 
-    def __init__(self, process: Started, url: str, said: Any) -> None:
+    def __init__(self, process: ForkedProcess, url: str, said: Any) -> None:
         self.process = process
         self.url = url
         self._said = said
@@ -55,7 +55,7 @@ class RunningServer:
 async def served(base: Path, where: str = "0") -> AsyncIterator[RunningServer]:
     with tempfile.TemporaryFile() as said:
         words = ["-m", "carrel", "mcp", "--base", base, "--http", where]
-        process = warm().start(words, os.environ, stderr=said)
+        process = preloaded_python().start(words, os.environ, stderr=said)
         assert process.stdout is not None
         with process.stdout:
             try:
@@ -188,7 +188,7 @@ async def test_a_port_in_use_is_an_error_of_one_line(base: Path) -> None:
     async with served(base) as front:
         port = front.url.split(":")[2].removesuffix("/mcp")
         words = ["-m", "carrel", "mcp", "--base", base, "--http", port]
-        second = await asyncio.to_thread(warm().run, words, os.environ)
+        second = await asyncio.to_thread(preloaded_python().run, words, os.environ)
         assert second.returncode == 3
         assert second.stderr.startswith(f"error: cannot listen on 127.0.0.1:{port}: another program uses this port")
         assert len(second.stderr.splitlines()) == 1

@@ -10,13 +10,13 @@ import httpx
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 
-from tests.late import Late
 from tests.server.serving_process import Serving, executed, ready
 from tests.server.test_isolation import BODIES
+from tests.support.lazy_module import LazyModule
 
-schemathesis = Late("schemathesis")
-checks = Late("schemathesis.checks")
-openapi_checks = Late("schemathesis.specs.openapi.checks")
+schemathesis = LazyModule("schemathesis")
+checks = LazyModule("schemathesis.checks")
+openapi_checks = LazyModule("schemathesis.specs.openapi.checks")
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from carrel import FileStorage, InProcessExecutor, RedisStorage, Session
-from tests.wheels import build_wheel
+from tests.support.wheels import build_wheel
 
 from .conftest import ECHO, KINDS, SANDBOX, Storage, executor_of
 

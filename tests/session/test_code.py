@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from carrel import ExecutionResult, Output, Session
-from tests.wheels import build_wheel
+from tests.support.wheels import build_wheel
 
 from .conftest import Open
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.needs import skip_without
+from tests.support.missing_parts import skip_without
 
 STORY = '''
 import asyncio, sys

@@ -12,13 +12,13 @@ import pytest
 
 from carrel.errors import ConfigurationError, StorageReadError, StorageUnavailable, StorageWriteError
 from carrel.storage.redis.store import RedisStore
-from tests.late import Late
-from tests.ports import free_port
+from tests.support.lazy_module import LazyModule
+from tests.support.ports import free_port
 from tests.support.real_redis import RealRedis
 from tests.support.stores import Listener, everything, until
 from tests.support.unreliable_proxy import UnreliableProxy
 
-redis = Late("redis")
+redis = LazyModule("redis")
 
 Start = Callable[..., RealRedis]
 Open = Callable[..., RedisStore]

@@ -13,11 +13,11 @@ import pytest
 
 from carrel.errors import StorageUnavailable
 from carrel.storage.redis.store import RedisStore
-from tests.late import Late
+from tests.support.lazy_module import LazyModule
 from tests.support.real_redis import RealRedis
 from tests.support.stores import Listener, in_a_thread, until
 
-redis = Late("redis")
+redis = LazyModule("redis")
 
 Start = Callable[..., RealRedis]
 Open = Callable[..., RedisStore]

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.needs import skip_without
+from tests.support.missing_parts import skip_without
 from tests.support.stores import OtherProcess
 
 _ROOT = Path(__file__).parents[2]

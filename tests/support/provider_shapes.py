@@ -7,13 +7,13 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from tests.late import Late
+from tests.support.lazy_module import LazyModule
 from tests.support.strict_types import strict
 
-anthropic = Late("anthropic.types")
-google = Late("google.genai.types")
-chat = Late("openai.types.chat")
-responses = Late("openai.types.responses")
+anthropic = LazyModule("anthropic.types")
+google = LazyModule("google.genai.types")
+chat = LazyModule("openai.types.chat")
+responses = LazyModule("openai.types.responses")
 
 
 @cache

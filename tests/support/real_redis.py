@@ -11,7 +11,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from tests.ports import free_port
+from tests.support.ports import free_port
 
 
 class NoRedis(Exception):

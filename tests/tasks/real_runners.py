@@ -14,7 +14,7 @@ from carrel.execution.config import Mount
 from carrel.execution.subprocess_executor import SYSTEM_PATH
 from carrel.tasks.environment import PreparedSample, prepare_sample
 from carrel.tasks.sample import Sample
-from tests.needs import skip_without
+from tests.support.missing_parts import skip_without
 from tests.tasks.small_samples import written
 
 RUST_AT = "/opt/rust"

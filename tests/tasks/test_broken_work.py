@@ -13,7 +13,7 @@ from carrel.tasks.dataset import Datasets
 from carrel.tasks.sample import Sample
 from carrel.tasks.verification.changes import Change, Changes
 from carrel.tasks.verification.verifier import grade, verify
-from tests.needs import skip_without
+from tests.support.missing_parts import skip_without
 from tests.tasks.conftest import OpenSample
 from tests.tasks.real_runners import program
 from tests.tasks.small_samples import ADD, ONE, written

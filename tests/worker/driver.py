@@ -21,7 +21,7 @@ from typing import Any
 
 from carrel.guest.channel import Channel, ChannelError, Record
 from carrel.guest.worker import values
-from tests.warm import Forks
+from tests.support.preloaded_python import ForkServer
 
 GUEST = Path(__file__).parents[2] / "src" / "carrel" / "guest"
 START = Path(__file__).parent / "program" / "start.py"
@@ -103,8 +103,8 @@ class Outcome:
 
 
 @functools.cache
-def forks(python: str) -> Forks:
-    return Forks([python, "-I", START, GUEST], env={"PATH": os.environ["PATH"]})
+def forks(python: str) -> ForkServer:
+    return ForkServer([python, "-I", START, GUEST], env={"PATH": os.environ["PATH"]})
 
 
 class Session:
@@ -129,7 +129,9 @@ class Session:
         self._pidfds: list[int] = []
         here, there = socket.socketpair()
         told = {"home": self.home, "names": ["tools"], **settings}
-        self._forks = Forks([python, "-I", START, GUEST], env={"PATH": os.environ["PATH"]}) if fresh else forks(python)
+        self._forks = (
+            ForkServer([python, "-I", START, GUEST], env={"PATH": os.environ["PATH"]}) if fresh else forks(python)
+        )
         self.process = self._forks.start(
             ["main", json.dumps(told)],
             {"PATH": os.environ["PATH"], "HOME": self.home, "MPLCONFIGDIR": self.home},

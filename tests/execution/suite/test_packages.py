@@ -11,7 +11,7 @@ from carrel.errors import DependencyError, ExecutorClosed
 from carrel.execution.executor import Executor
 from tests.execution.conftest import Start
 from tests.execution.kinds import DIFFERENCES
-from tests.wheels import build_wheel
+from tests.support.wheels import build_wheel
 
 
 @pytest.fixture(scope="module")

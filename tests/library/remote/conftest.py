@@ -13,7 +13,7 @@ from carrel.library.tools.definitions import McpDefinition
 from carrel.library.tools.mcp import McpProvider
 from carrel.library.tools.secrets import Secrets
 from tests.library.remote.web import Answer, Asked, Web
-from tests.ports import free_port
+from tests.support.ports import free_port
 
 SERVERS = Path(__file__).parent / "servers"
 

@@ -16,7 +16,7 @@ from carrel.library.tools.http import LONGEST_ERROR, LONGEST_ERROR_READ, HttpPro
 from carrel.library.tools.secrets import Secrets
 from carrel.library.tools.tool import ToolProvider
 from tests.library.remote.web import Answer, Asked, Web
-from tests.ports import free_port
+from tests.support.ports import free_port
 
 Serve = Callable[[Callable[[Asked], Answer]], Web]
 ENDPOINTS: dict[str, Any] = {

@@ -14,7 +14,7 @@ from carrel.library.tools.mcp import McpProvider
 from carrel.library.tools.secrets import Secrets
 from carrel.library.tools.tool import Tool
 from tests.library.remote.web import Answer, Asked, Web
-from tests.ports import free_port
+from tests.support.ports import free_port
 
 Serve = Callable[[Callable[[Asked], Answer]], Web]
 ECHO = Tool(name="far.echo", timeout=60)

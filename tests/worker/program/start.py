@@ -18,7 +18,7 @@ def load(name, file):
 here, room, asked = os.path.dirname(os.path.abspath(__file__)), sys.argv[1], int(sys.argv[2])
 load("carrel_guest", room + "/__init__.py")
 entries = {name: importlib.import_module(f"carrel_guest.worker.{name}") for name in ("main", "command_server")}
-begun = load("forked", here + "/../../forked.py").serve(socket.socket(fileno=asked))
+begun = load("fork_server", here + "/../../support/fork_server.py").serve(socket.socket(fileno=asked))
 if begun is not None:
     (entry, settings), (line,) = begun
     entries[entry].run(line, -1, json.loads(settings))

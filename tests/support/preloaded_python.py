@@ -1,5 +1,6 @@
-"""Pythons that have loaded what is wanted: each program is a fork of one, a process of its own which starts in
-milliseconds. What loading takes is measured elsewhere."""
+"""Python processes that have imported carrel already: a program of a test is a fork of one and starts in milliseconds.
+
+What the imports cost is measured in bench/."""
 
 import functools
 import gc
@@ -16,13 +17,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
-from tests.forked import NUMBER, ask, serve
+from tests.support.fork_server import NUMBER, request_fork, serve
 
-FORKED = Path(__file__).with_name("forked.py")
+FORK_SERVER = Path(__file__).with_name("fork_server.py")
 
 
-class Started:
-    """A program, as Popen has it; what it prints is in `stdout` where a pipe was asked for."""
+class ForkedProcess:
+    """A running program with the methods of Popen; `stdout` is set when a pipe was requested."""
 
     def __init__(self, status: int, stdout: IO[str] | None) -> None:
         self._status = status
@@ -31,10 +32,10 @@ class Started:
         self.returncode: int | None = None
 
     def poll(self) -> int | None:
-        return self.returncode if self.returncode is not None else self._ended(0)
+        return self.returncode if self.returncode is not None else self._wait(0)
 
     def wait(self, timeout: float | None = None) -> int:
-        code = self.returncode if self.returncode is not None else self._ended(timeout)
+        code = self.returncode if self.returncode is not None else self._wait(timeout)
         if code is None:
             raise subprocess.TimeoutExpired(["carrel"], timeout or 0)
         return code
@@ -46,7 +47,7 @@ class Started:
     def kill(self) -> None:
         self.send_signal(signal.SIGKILL)
 
-    def _ended(self, timeout: float | None) -> int | None:
+    def _wait(self, timeout: float | None) -> int | None:
         with selectors.DefaultSelector() as wait:
             wait.register(self._status, selectors.EVENT_READ)
             if not wait.select(timeout):
@@ -56,16 +57,16 @@ class Started:
         return self.returncode
 
 
-class Forks:
-    """A process that forks when it is asked to (forked.py), as a test sees it."""
+class ForkServer:
+    """A process that forks on request (fork_server.py)."""
 
     def __init__(self, command: Sequence[object], **how: Any) -> None:
         self.address = f"carrel-tests-{secrets.token_hex(16)}"
-        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as asked:
-            asked.bind(f"\0{self.address}")
-            words = [*map(str, command), str(asked.fileno())]
-            # It ends when its standard input does, which is with this process at the latest.
-            self._process = subprocess.Popen(words, pass_fds=[asked.fileno()], stdin=subprocess.PIPE, **how)
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as requests:
+            requests.bind(f"\0{self.address}")
+            arguments = [*map(str, command), str(requests.fileno())]
+            # It exits when its standard input ends, which is when this process exits at the latest.
+            self._process = subprocess.Popen(arguments, pass_fds=[requests.fileno()], stdin=subprocess.PIPE, **how)
 
     def close(self) -> None:
         assert self._process.stdin is not None
@@ -74,7 +75,7 @@ class Forks:
 
     def start(
         self,
-        words: Sequence[object],
+        arguments: Sequence[object],
         env: Mapping[str, str],
         cwd: Path | None = None,
         *,
@@ -83,60 +84,61 @@ class Forks:
         stderr: int | IO[bytes] | None = None,
         session: bool = False,
         more: Sequence[int] = (),
-    ) -> Started:
-        """As Popen does it, with nothing to read on the standard input; `session` makes it the first of one, and
-        `more` are descriptors for it."""
+    ) -> ForkedProcess:
+        """Start a fork as Popen starts a program, by default with an empty standard input. `session` makes it a session
+        leader; `more` are further descriptors for it."""
         with open(os.devnull, "rb") as nothing:
             ours, theirs = os.pipe() if stdout == subprocess.PIPE else (-1, _fd(stdout))
-            status, told = os.pipe()
+            status, theirs_status = os.pipe()
             fds = [nothing.fileno() if stdin is None else _fd(stdin), theirs, 2 if stderr is None else _fd(stderr)]
-            ask(self.address, [*map(str, words)], env, str(cwd or Path.cwd()), [told, *fds, *more], session)
-            os.close(told)
+            everything = [theirs_status, *fds, *more]
+            request_fork(self.address, [*map(str, arguments)], env, str(cwd or Path.cwd()), everything, session)
+            os.close(theirs_status)
             if ours >= 0:
                 os.close(theirs)
-        return Started(status, open(ours, encoding="utf-8") if ours >= 0 else None)
+        return ForkedProcess(status, open(ours, encoding="utf-8") if ours >= 0 else None)
 
 
-class Warm(Forks):
-    """One that has loaded all of carrel. Words are those that would follow `python`: `-m carrel …`."""
+class PreloadedPython(ForkServer):
+    """One that has imported all of carrel. Arguments are those that follow `python`: `-m carrel …`."""
 
     def __init__(self) -> None:
-        super().__init__([sys.executable, "-m", "tests.warm"], cwd=FORKED.parents[1])
+        super().__init__([sys.executable, "-m", "tests.support.preloaded_python"], cwd=FORK_SERVER.parents[2])
 
     @property
     def python(self) -> list[str]:
-        """What to begin a command with in place of `python`, where somebody else starts it."""
-        return [sys.executable, "-IS", str(FORKED), self.address]
+        """The start of a command instead of `python`, for code that starts the program itself."""
+        return [sys.executable, "-IS", str(FORK_SERVER), self.address]
 
     def run(
         self,
-        words: Sequence[object],
+        arguments: Sequence[object],
         env: Mapping[str, str],
         cwd: Path | None = None,
         timeout: float = 60,
         stdin: str = "",
     ) -> "subprocess.CompletedProcess[str]":
-        """As subprocess.run does it."""
-        with tempfile.TemporaryFile() as given, tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
-            given.write(stdin.encode())
-            given.seek(0)
-            process = self.start(words, env, cwd, stdin=given, stdout=out, stderr=err)
+        """Run a program to its end, as `subprocess.run` does."""
+        with tempfile.TemporaryFile() as input_file, tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
+            input_file.write(stdin.encode())
+            input_file.seek(0)
+            process = self.start(arguments, env, cwd, stdin=input_file, stdout=out, stderr=err)
             try:
                 code = process.wait(timeout)
             except BaseException:
                 process.kill()
                 raise
-            said = []
+            output = []
             for file in (out, err):
                 file.seek(0)
-                said.append(file.read().decode("utf-8").replace("\r\n", "\n"))
-        return subprocess.CompletedProcess([*map(str, words)], code, *said)
+                output.append(file.read().decode("utf-8").replace("\r\n", "\n"))
+        return subprocess.CompletedProcess([*map(str, arguments)], code, *output)
 
 
 @functools.cache
-def warm() -> Warm:
-    """The one of this test worker; it ends when the worker does."""
-    return Warm()
+def preloaded_python() -> PreloadedPython:
+    """The one of this test worker; it exits when the worker does."""
+    return PreloadedPython()
 
 
 def _fd(file: int | IO[bytes]) -> int:
@@ -144,12 +146,12 @@ def _fd(file: int | IO[bytes]) -> int:
 
 
 def _number(pipe: int) -> int:
-    told = b""
-    while len(told) < NUMBER:
-        piece = os.read(pipe, NUMBER - len(told))
-        assert piece, "the loaded Python has ended"
-        told += piece
-    return int.from_bytes(told, "big", signed=True)
+    data = b""
+    while len(data) < NUMBER:
+        piece = os.read(pipe, NUMBER - len(data))
+        assert piece, "the fork server has exited"
+        data += piece
+    return int.from_bytes(data, "big", signed=True)
 
 
 # --- in the process ---------------------------------------------------------------------------------------------------
@@ -161,16 +163,16 @@ def load() -> None:
 
     assert all([getattr(carrel, name) for name in carrel.__all__] + [getattr(server, name) for name in server.__all__])
     assert cli.app
-    # None of it is ever garbage: a fork that need not look through it, at its end at the latest, shares its memory too.
+    # Modules are never garbage. Frozen, they are not visited by the collector, so forks share their memory.
     gc.freeze()
 
 
-def run(words: Sequence[str]) -> None:
-    """As `python -m` does, with the streams that there are now."""
+def run_module(arguments: Sequence[str]) -> None:
+    """Run a module as `python -m` does, with the current standard streams."""
     sys.stdin = sys.__stdin__ = open(0)  # noqa: SIM115
     sys.stdout = sys.__stdout__ = open(1, "w")  # noqa: SIM115
     sys.stderr = sys.__stderr__ = open(2, "w", buffering=1, errors="backslashreplace")  # noqa: SIM115
-    dash_m, module, *rest = words
+    dash_m, module, *rest = arguments
     assert dash_m == "-m"
     sys.argv, sys.path[0] = ["-m", *rest], os.getcwd()
     runpy.run_module(module, run_name="__main__", alter_sys=True)
@@ -178,6 +180,6 @@ def run(words: Sequence[str]) -> None:
 
 if __name__ == "__main__":
     load()
-    wanted = serve(socket.socket(fileno=int(sys.argv[1])))
-    if wanted is not None:
-        run(wanted[0])
+    fork = serve(socket.socket(fileno=int(sys.argv[1])))
+    if fork is not None:
+        run_module(fork[0])

@@ -1,4 +1,4 @@
-"""Runs one page of documentation from top to bottom: `run_page.py PAGE`, in the current folder.
+"""Runs one page of documentation from top to bottom: `page_runner.py PAGE`, in the current folder.
 
 Blocks marked `python` share one namespace and may use `await` outside of functions. In blocks marked `console`, each
 line after a `$` is given to the shell. A `text` block right after a `python` block, and the lines under a command, are
