@@ -16,7 +16,7 @@ from typing import Any, Literal, Protocol
 import orjson
 
 from carrel.errors import CarrelError
-from carrel.guest.worker.reprs import safe_repr
+from carrel.guest.worker.values import safe_repr
 from carrel.storage.base import Store
 
 logger = logging.getLogger(__name__)

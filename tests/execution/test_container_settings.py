@@ -18,7 +18,7 @@ from carrel.execution.container_executor import container_of, environment_of, ho
 from carrel.execution.container_session import ContainerSession
 from carrel.execution.container_stream import ContainerStream
 from carrel.guest.channel import ChannelError
-from carrel.guest.worker.contained import CONTROL, HEAD
+from carrel.guest.worker.container_init import CONTROL, HEAD
 from tests.execution.kinds import IN_CONTAINERS
 
 USUAL = "rw,exec,nosuid,nodev,mode=1777,size=1073741824,nr_inodes=200000"

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from carrel.execution.config import is_seconds
-from carrel.guest.worker.reprs import safe_repr
+from carrel.guest.worker.values import safe_repr
 
 
 def path_text(path: object, name: str = "path") -> str:

@@ -20,10 +20,10 @@ from typing import Any
 from carrel.execution import thread_streams
 from carrel.execution.host_calls import known_errors
 from carrel.execution.host_line import Record
-from carrel.guest.worker import display, telling, values
-from carrel.guest.worker.cells import Cell
+from carrel.guest.worker import display, tracebacks, values
+from carrel.guest.worker.code_cell import Cell
 from carrel.guest.worker.host_errors import error_class
-from carrel.guest.worker.output import no_input
+from carrel.guest.worker.std_streams import no_input
 
 Done = Callable[[Record], None]
 _threads = itertools.count(1)
@@ -142,7 +142,7 @@ class CodeThread:
 
     def _ran(self, code: str, filename: str) -> Record:
         cell = Cell(code, filename)
-        value = self._awaited(cell) if cell.waits else cell.run(self.names)
+        value = self._awaited(cell) if cell.is_async else cell.run(self.names)
         rich = display.bundle(value)
         if rich is not None:
             self._shown.append(rich)
@@ -151,7 +151,7 @@ class CodeThread:
     def _awaited(self, cell: Cell) -> Any:
         if self._loop is None or self._loop.is_closed():
             self._loop = asyncio.new_event_loop()
-        task = self._loop.create_task(cell.run_waiting(self.names))
+        task = self._loop.create_task(cell.run_async(self.names))
         try:
             return self._loop.run_until_complete(task)
         except BaseException:
@@ -178,7 +178,10 @@ def _told(problem: BaseException) -> Record:
     trace = problem.__traceback__
     while trace is not None and not trace.tb_frame.f_code.co_filename.startswith("<cell "):
         trace = trace.tb_next
-    return {"error": telling.told(problem.with_traceback(trace), _HERE), "error_type": type(problem).__name__}
+    return {
+        "error": tracebacks.format_exception(problem.with_traceback(trace), _HERE),
+        "error_type": type(problem).__name__,
+    }
 
 
 def _nothing() -> None:

@@ -24,7 +24,7 @@ from carrel.execution.live_session import LiveSession, SpawnFailed, fail
 from carrel.execution.output_pipes import Sink
 from carrel.execution.results import Ending, WorkerDied, told_ending
 from carrel.guest.channel import ChannelError
-from carrel.guest.worker.contained import ARCHIVE, CONTROL, FRESH, LINE, RUN, STDERR, STDOUT
+from carrel.guest.worker.container_init import ARCHIVE, CONTROL, FRESH, LINE, RUN, STDERR, STDOUT
 
 GUEST = Path(carrel.guest.__file__).parent
 PACKAGES = "/opt/packages"

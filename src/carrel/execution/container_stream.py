@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from carrel.guest.channel import MAX_RECORD
-from carrel.guest.worker.contained import CONTROL, HEAD
+from carrel.guest.worker.container_init import CONTROL, HEAD
 
 _ENGINE_HEAD = struct.Struct(">BxxxI")
 _STDERR = 2

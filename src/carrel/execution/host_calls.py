@@ -15,9 +15,10 @@ from carrel.execution import requests
 from carrel.execution.executor import CallContext, CommandEnded, Executor, Handler, RunClock, current_call
 from carrel.execution.host_line import Record
 from carrel.guest.channel import ChannelError
-from carrel.guest.worker import turns, values
+from carrel.guest.worker import values
+from carrel.guest.worker.host_calls import MAX_CALLS
 
-MOST_OPEN = 2 * turns.MOST
+MOST_OPEN = 2 * MAX_CALLS
 """Twice what a worker asks at once: those that it has given up may not have ended yet."""
 MOST_BYTES = 256 * 1024 * 1024
 """Of the arguments of open calls together; more than twice what a worker asks at once."""

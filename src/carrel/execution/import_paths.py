@@ -6,7 +6,7 @@ import importlib
 import sys
 import threading
 
-from carrel.guest.worker import telling
+from carrel.guest.worker import tracebacks
 
 _lock = threading.Lock()
 _users: dict[str, int] = {}
@@ -18,7 +18,7 @@ def use(folder: str) -> None:
         _users[folder] = _users.get(folder, 0) + 1
         if folder not in sys.path:
             sys.path.append(folder)
-            telling.leave_out(folder)
+            tracebacks.hide_folder(folder)
         importlib.invalidate_caches()
 
 

@@ -39,8 +39,8 @@ from carrel.execution.results import Stop, closed_result, failed_result, finishe
 from carrel.execution.turns import Turn
 from carrel.execution.workspace_files import WorkspaceFiles
 from carrel.guest.worker import file_requests, values
-from carrel.guest.worker.asking import encoded
-from carrel.guest.worker.host_errors import raised
+from carrel.guest.worker.host_calls import encode_arguments
+from carrel.guest.worker.host_errors import error_from_record
 from carrel.guest.worker.namespaces import namespaces
 
 _ONE_PROCESS = "code that runs in the host's own process cannot be forked apart from it; use a subprocess"
@@ -251,7 +251,7 @@ class InProcessExecutor(WorkspaceFiles):
 
     def call(self, name: str, arguments: dict[str, Any]) -> Any:
         """Waits in small steps, because an interrupt only comes between two bytecodes."""
-        future = asyncio.run_coroutine_threadsafe(self._handled(name, encoded(name, arguments)[0]), self._loop)
+        future = asyncio.run_coroutine_threadsafe(self._handled(name, encode_arguments(name, arguments)[0]), self._loop)
         try:
             while True:
                 try:
@@ -264,7 +264,7 @@ class InProcessExecutor(WorkspaceFiles):
             raise
 
     async def call_async(self, name: str, arguments: dict[str, Any]) -> Any:
-        future = asyncio.run_coroutine_threadsafe(self._handled(name, encoded(name, arguments)[0]), self._loop)
+        future = asyncio.run_coroutine_threadsafe(self._handled(name, encode_arguments(name, arguments)[0]), self._loop)
         return _value(await asyncio.wrap_future(future))
 
     async def _handled(self, name: str, asked: Any) -> Record:
@@ -430,5 +430,5 @@ def _delivery(loop: asyncio.AbstractEventLoop, answer: asyncio.Future[Record]) -
 
 def _value(answer: Record) -> Any:
     if "error" in answer:
-        raise raised(answer["error"])
+        raise error_from_record(answer["error"])
     return values.decode(answer["value"])

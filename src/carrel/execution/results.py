@@ -12,7 +12,7 @@ from carrel.execution.config import is_seconds
 from carrel.execution.executor import ExecutionResult, RunUsage
 from carrel.execution.host_line import Record
 from carrel.guest.worker import values
-from carrel.guest.worker.reprs import safe_repr
+from carrel.guest.worker.values import safe_repr
 
 _FAULTS = {
     signal.SIGSEGV: "a segmentation fault",

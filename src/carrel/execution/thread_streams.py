@@ -9,7 +9,7 @@ from contextvars import ContextVar
 from typing import Any, TextIO
 
 from carrel.execution.output import BoundedOutput
-from carrel.guest.worker.output import NoInput
+from carrel.guest.worker.std_streams import NoInput
 
 _LONGEST = 8192
 """Bytes of a line that are kept back until it is whole."""

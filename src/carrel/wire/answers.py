@@ -9,7 +9,7 @@ from urllib.parse import unquote
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
 from carrel.guest.worker import values
-from carrel.guest.worker.reprs import safe_repr
+from carrel.guest.worker.values import safe_repr
 from carrel.wire.odd_values import escape_surrogates, url_name
 from carrel.wire.verification import Answer, ErrorInfo, Receipt
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from carrel.execution.host_calls import MOST_BYTES, MOST_OPEN, Calls
-from carrel.guest.worker.turns import MOST
+from carrel.guest.worker.host_calls import MAX_CALLS
 from tests.execution.conftest import Start
 
 DEEP = "deep = []\nfor _ in range(300): deep = [deep]\n"
@@ -80,7 +80,7 @@ async def test_more_calls_than_the_host_takes_wait_for_their_turn(start: Start) 
         return args[0]
 
     executor = start(handlers={"slow": slow})
-    count = 3 * MOST
+    count = 3 * MAX_CALLS
     code = f"import asyncio\nsum(await asyncio.gather(*[slow.call_async(n) for n in range({count})]))"
     result = await executor.run(code, timeout=100)
     assert (result.value, result.error) == (sum(range(count)), None)
@@ -96,7 +96,7 @@ async def test_code_that_does_not_await_gets_its_turn_among_those_that_wait(star
     async def slow(name: str, args: list[Any], kwargs: dict[str, Any]) -> Any:
         nonlocal asked
         asked += 1
-        if asked == MOST:
+        if asked == MAX_CALLS:
             all_asked.set()
         if args[0] == "plain":
             return "plain"
@@ -107,13 +107,13 @@ async def test_code_that_does_not_await_gets_its_turn_among_those_that_wait(star
     executor = start(handlers={"slow": slow})
     code = (
         "import asyncio\n"
-        f"tasks = [asyncio.ensure_future(slow.call_async(n)) for n in range({MOST + 200})]\n"
+        f"tasks = [asyncio.ensure_future(slow.call_async(n)) for n in range({MAX_CALLS + 200})]\n"
         "await asyncio.sleep(0.1)\n"
         "plain = slow('plain')\n"
         "plain, sum(await asyncio.gather(*tasks))"
     )
     result = await executor.run(code, timeout=100)
-    assert (result.value, result.error) == (("plain", MOST + 200), None)
+    assert (result.value, result.error) == (("plain", MAX_CALLS + 200), None)
 
 
 @pytest.mark.promise("survives the end of its process")
@@ -126,13 +126,16 @@ async def test_calls_that_were_given_up_take_nobodys_turn(start: Start) -> None:
     executor = start(handlers={"hang": hang})
     code = (
         "import asyncio\n"
-        f"tasks = [asyncio.ensure_future(hang.call_async('hang')) for n in range({2 * MOST})]\n"
+        f"tasks = [asyncio.ensure_future(hang.call_async('hang')) for n in range({2 * MAX_CALLS})]\n"
         "await asyncio.sleep(0.1)\n"
         "for task in tasks: task.cancel()\n"
-        f"sum(await asyncio.gather(*[hang.call_async(1) for n in range({MOST})]))"
+        f"sum(await asyncio.gather(*[hang.call_async(1) for n in range({MAX_CALLS})]))"
     )
-    assert (await executor.run(code, timeout=100)).value == MOST
-    left = f"left = [asyncio.ensure_future(hang.call_async('hang')) for n in range({2 * MOST})]\nawait asyncio.sleep(0)"
+    assert (await executor.run(code, timeout=100)).value == MAX_CALLS
+    left = (
+        f"left = [asyncio.ensure_future(hang.call_async('hang')) for n in range({2 * MAX_CALLS})]\n"
+        "await asyncio.sleep(0)"
+    )
     assert (await executor.run(left, timeout=100)).error is None
     assert (await executor.run("hang(2), await hang.call_async(3)", timeout=100)).value == (2, 3)
 

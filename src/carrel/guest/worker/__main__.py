@@ -1,4 +1,4 @@
-"""The program that a container starts: `python3 -I FOLDER`, in which this lies beside the folder `carrel_guest`."""
+"""The program that a container starts: `python3 -I FOLDER`, where this file is beside the folder `carrel_guest`."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ import sys
 
 
 def main() -> None:
-    contained = importlib.import_module("carrel_guest.worker.contained")
-    del sys.path[0]  # the folder itself: code finds nothing of it by name
-    contained.main()
+    container_init = importlib.import_module("carrel_guest.worker.container_init")
+    del sys.path[0]  # the folder itself: code must not find anything in it by name
+    container_init.main()
 
 
 if __name__ == "__main__":

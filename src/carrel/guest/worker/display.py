@@ -1,4 +1,4 @@
-"""Rich forms of a value: what a notebook would show of it, by MIME type."""
+"""Rich forms of a value: what a notebook would display, by MIME type."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import json
 import sys
 from typing import Any
 
-LARGEST = 8 * 1024 * 1024
-ALL_TOGETHER = 16 * 1024 * 1024
+MAX_BUNDLE = 8 * 1024 * 1024
+MAX_TOTAL = 16 * 1024 * 1024
 _METHODS = {
     "_repr_html_": "text/html",
     "_repr_markdown_": "text/markdown",
@@ -24,15 +24,15 @@ _PLAIN = (str, int, float, complex, bytes, list, tuple, dict, set, frozenset, ty
 Bundle = dict[str, Any]
 
 
-class Shown:
-    """What one cell shows, in order, up to a size that fits into its result."""
+class DisplayedBundles:
+    """What one cell displays, in order, up to a size that fits into its result."""
 
     def __init__(self) -> None:
         self.bundles: list[Bundle] = []
-        self._left = ALL_TOGETHER
+        self._left = MAX_TOTAL
 
     def add(self, value: Any) -> bool:
-        """Show a value; False when it has no rich form."""
+        """Display a value; False when it has no rich form."""
         found = bundle(value)
         if found is not None:
             self._keep(found)
@@ -44,7 +44,7 @@ class Shown:
         if pyplot is None:
             return
         for number in pyplot.get_fignums():
-            picture = _drawn(pyplot.figure(number))
+            picture = _draw(pyplot.figure(number))
             if picture is not None:
                 self._keep({"image/png": _sendable(picture)})
         pyplot.close("all")
@@ -53,7 +53,7 @@ class Shown:
         size = len(json.dumps(found))
         self._left -= size
         if self._left < 0:
-            found = {"text/plain": f"not shown: {size} bytes are more than a result carries"}
+            found = {"text/plain": f"not shown: {size} bytes are more than a result can carry"}
         self.bundles.append(found)
 
 
@@ -62,7 +62,7 @@ def bundle(value: Any) -> Bundle | None:
     if value is None or isinstance(value, _PLAIN):
         return None
     found: Bundle = {}
-    mimebundle = _asked(value, "_repr_mimebundle_")
+    mimebundle = _call_method(value, "_repr_mimebundle_")
     if isinstance(mimebundle, tuple) and mimebundle:
         mimebundle = mimebundle[0]
     if isinstance(mimebundle, dict):
@@ -70,18 +70,18 @@ def bundle(value: Any) -> Bundle | None:
     for method, kind in _METHODS.items():
         # One picture is enough: an image would draw itself as PNG and as JPEG.
         if kind not in found and not (kind == "image/jpeg" and found.get("image/png")):
-            found[kind] = _asked(value, method)
+            found[kind] = _call_method(value, method)
     if type(value).__module__.startswith("matplotlib.") and hasattr(value, "savefig"):
-        found["image/png"] = _drawn(value)
+        found["image/png"] = _draw(value)
         _close(value)
     sendable = {kind: _sendable(data) for kind, data in found.items()}
     return {kind: data for kind, data in sendable.items() if data is not None} or None
 
 
-def _asked(value: Any, method: str) -> Any:
+def _call_method(value: Any, method: str) -> Any:
     try:
-        ask = getattr(type(value), method, None)
-        return ask(value) if callable(ask) else None
+        function = getattr(type(value), method, None)
+        return function(value) if callable(function) else None
     except Exception:  # noqa: BLE001 - the object's own code; it then has no such form
         return None
 
@@ -89,19 +89,19 @@ def _asked(value: Any, method: str) -> Any:
 def _sendable(data: Any) -> Any:
     """Text as it is, bytes as base64, JSON data as it is; None for what cannot be sent."""
     if isinstance(data, (bytes, bytearray)):
-        return base64.b64encode(data).decode("ascii") if len(data) <= LARGEST else None
+        return base64.b64encode(data).decode("ascii") if len(data) <= MAX_BUNDLE else None
     if isinstance(data, str):
-        return str.__str__(data) if len(data) <= LARGEST else None
+        return str.__str__(data) if len(data) <= MAX_BUNDLE else None
     if not isinstance(data, (dict, list)):
         return None
     try:
         text = json.dumps(data)
-        return json.loads(text) if len(text) <= LARGEST else None
+        return json.loads(text) if len(text) <= MAX_BUNDLE else None
     except (TypeError, ValueError, RecursionError):
         return None
 
 
-def _drawn(figure: Any) -> bytes | None:
+def _draw(figure: Any) -> bytes | None:
     try:
         out = io.BytesIO()
         figure.savefig(out, format="png", bbox_inches="tight")
@@ -111,7 +111,7 @@ def _drawn(figure: Any) -> bytes | None:
 
 
 def _close(figure: Any) -> None:
-    """Shown once: pyplot need not hold it open any more."""
+    """It has been displayed: pyplot does not need to keep it open."""
     pyplot: Any = sys.modules.get("matplotlib.pyplot")
     if pyplot is not None:
         pyplot.close(figure)

@@ -1,4 +1,4 @@
-"""Errors that the host answers with, as the exception classes they are there."""
+"""Errors of the host, raised inside as exceptions of the same class."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from . import values
 
 
 class HostCallError(Exception):
-    """What the host answered instead of a value; the root of all that have no class of Python's own."""
+    """An error of the host; the base of all its errors that are not builtin exceptions."""
 
     def __str__(self) -> str:
         # KeyError shows the repr of its argument; a message is for reading.
@@ -22,7 +22,7 @@ _UNFIT = (StopIteration, StopAsyncIteration)
 
 
 def error_class(name: str, also: list[str]) -> type[Exception]:
-    """The class of this name: Python's own, or one made for it that is also each of `also`."""
+    """The builtin exception of this name, or a class made for it that inherits from each of `also`."""
     known = _known(name)
     if known is not None:
         return known
@@ -49,7 +49,7 @@ def _known(name: str) -> type[Exception] | None:
 
 
 def error_from_record(error: dict[str, Any]) -> Exception:
-    """The exception that an answer describes: its class, its message, and what else is known of it as attributes."""
+    """The exception that an answer describes: class, message, and further attributes."""
     message = str(error.get("message", ""))
     name, also = error.get("type"), error.get("also")
     name = name if isinstance(name, str) and name.isidentifier() else "HostCallError"
@@ -67,6 +67,3 @@ def error_from_record(error: dict[str, Any]) -> Exception:
         if str(attribute).isidentifier() and not str(attribute).startswith("_"):
             setattr(problem, str(attribute), value)
     return problem
-
-
-raised = error_from_record

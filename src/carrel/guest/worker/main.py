@@ -17,7 +17,7 @@ from .. import syscalls
 from ..channel import Channel, ChannelError, Record, RecordTooLong
 from ..processes import clock, end_started_since, set_title, started_at_or_after, started_since
 from . import file_requests, reopen_files, values
-from .cells import Cell
+from .code_cell import Cell, CodeRunner, ContinueAsFork
 from .exec_requests import Commands
 from .fork_checks import (
     connections_reason,
@@ -31,10 +31,9 @@ from .fork_checks import (
 from .host_calls import HostCallClient
 from .host_errors import error_class
 from .interrupts import Interrupts
-from .output import out_of_the_way
-from .running import Running, Woken
 from .snapshot import Snapshot, quiet_fork
-from .telling import worker_traceback
+from .std_streams import move_to_high_number
+from .tracebacks import worker_traceback
 
 PROTOCOL = 1
 IDLE = 0.001
@@ -77,7 +76,7 @@ class Worker:
         self._bell: tuple[int, int] | None = None
         self._begin(line)
         self._commands = Commands(self._selector, self._home, self._send_fds)
-        self._running = Running(self._host, self._interrupts, settings, self._home)
+        self._runner = CodeRunner(self._host, self._interrupts, settings, self._home)
         self._work = {
             "run": self._run,
             "exec": self._exec,
@@ -97,7 +96,7 @@ class Worker:
         for fd in self._bell or ():
             os.close(fd)
         heard, rung = os.pipe()
-        self._bell = (out_of_the_way(heard), out_of_the_way(rung))
+        self._bell = (move_to_high_number(heard), move_to_high_number(rung))
         os.close(heard)
         os.close(rung)
         self._selector.close()
@@ -131,7 +130,7 @@ class Worker:
         while True:
             try:
                 self._next()
-            except Woken:
+            except ContinueAsFork:
                 continue
             except ChannelError:
                 return
@@ -205,7 +204,7 @@ class Worker:
         self._send({"op": "done", "id": record.get("id"), "killed": killed})
 
     def _reset(self, record: Record, fds: list[int]) -> None:
-        self._running.reset()
+        self._runner.reset()
         self._changed = True
         self._send({"op": "done", "id": record.get("id"), "unkept": True})
 
@@ -220,7 +219,7 @@ class Worker:
 
     def _run(self, record: Record, fds: list[int]) -> None:
         changed_before = self._changed
-        self._running.streams.begin(fds)
+        self._runner.streams.begin(fds)
         self._host.begin_run()
 
         def before_it(cell: Cell) -> None:
@@ -234,10 +233,10 @@ class Worker:
 
         self._interrupts.meant = lambda: self._host.is_interrupted(record.get("id"))
         self._interrupts.taken, began = False, clock()
-        outcome = self._running.run(str(record.get("code", "")), before_it, unsafe)
+        outcome = self._runner.run(str(record.get("code", "")), before_it, unsafe)
         if self._stray:
             _end_stray(outcome)
-        if self._private and self._running.streams.children_made:
+        if self._private and self._runner.streams.children_made:
             if self._interrupts.taken:
                 end_started_since(began, self._not_of_a_run(), interrupt_first=True)
             self._survivors = set(started_since(began, self._not_of_a_run()))
@@ -254,7 +253,7 @@ class Worker:
             # Text that JSON has to escape grows on its way.
             value = values.as_repr("", "it is too large to cross as data")
             self._send({**result, "value": value, "display": []})
-        self._running.streams.mend()
+        self._runner.streams.repair()
 
     def _not_of_a_run(self) -> set[int]:
         """Processes that may have begun in the same moment as a run and are not its own."""
@@ -289,12 +288,12 @@ class Worker:
             with init:
                 Channel(init).send({"op": "worker", "pid": os.getpid()})
         self._ready()
-        raise Woken
+        raise ContinueAsFork
 
     def _go_on(self, line: Channel, keep_commands: bool) -> None:
         self._begin(line)
         self._commands.in_fork(self._selector, keep_commands)
-        self._running.loop.renew()
+        self._runner.loop.renew()
         self._snapshot.forget()
         self._why_not = "no frozen fork was made yet"
         self._changed = True
@@ -323,7 +322,7 @@ class Worker:
                 random.setstate(state)
             unshared = self._unshare(record.get("asleep") is True)
             self._line.socket.close()
-            line = out_of_the_way(fds[0])
+            line = move_to_high_number(fds[0])
             os.close(fds[0])
             self._line = Channel(socket.socket(fileno=line))
             if unshared is not None:
@@ -332,12 +331,12 @@ class Worker:
             # Said at once: what is left to do is done while the host hears of it, and before it can ask for anything.
             self._interrupts.install()
             self._ready()
-            self._running.streams.replace(fds[1], fds[2])
+            self._runner.streams.replace(fds[1], fds[2])
             self._go_on(self._line, keep_commands=False)
             arrived = getattr(self._fork_process, "arrived", None)
             if arrived is not None:
                 arrived()
-            raise Woken
+            raise ContinueAsFork
         for fd in fds:
             os.close(fd)
         answer = {"pid": pid} if why is None else {"refused": why}
@@ -359,7 +358,7 @@ class Worker:
         if len(fds) != 3:
             return "the request brought no line, stdout and stderr of the fork"
         own = {self._line.fileno(), self._init, *fds, *(self._bell or ())}
-        own |= self._running.streams.descriptors() | self._running.loop.descriptors() | self._commands.descriptors()
+        own |= self._runner.streams.descriptors() | self._runner.loop.descriptors() | self._commands.descriptors()
         opened = open_descriptors()
         why = python_threads_reason() or devices_reason(opened) or connections_reason(opened, own)
         if why is None:
@@ -406,7 +405,7 @@ def run(line_fd: int, init_fd: int, settings: dict[str, Any]) -> None:
     """Be the worker of a session until the host is gone; never returns."""
     code = 1
     try:
-        line = out_of_the_way(line_fd)
+        line = move_to_high_number(line_fd)
         os.close(line_fd)
         Worker(Channel(socket.socket(fileno=line)), init_fd, settings).serve()
         code = 0

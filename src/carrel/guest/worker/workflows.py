@@ -16,9 +16,9 @@ import types
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from .cells import source_lines
 from .host_calls import HostCallClient, RecordCall, RemoteName
 from .host_errors import error_class
+from .tracebacks import source_lines
 
 DEEPEST = 50
 """How far workflows may call each other: more is taken for a circle."""

@@ -9,7 +9,7 @@ from mcp.types import CallToolResult, ContentBlock, ImageContent, TextContent
 
 from carrel.execution.executor import ExecutionResult
 from carrel.guest.worker import values
-from carrel.guest.worker.reprs import safe_repr
+from carrel.guest.worker.values import safe_repr
 
 MAX_TEXT = 40_000
 """Characters of one text; clients refuse much longer ones."""

@@ -1,4 +1,4 @@
-"""Standard output and error: whatever code does to them, the next cell has them again."""
+"""Standard output and error, which are there again for the next cell whatever code does to them."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ import resource
 import sys
 from typing import Any
 
-_MAKES_CHILDREN = frozenset(("subprocess.Popen", "os.system", "os.fork", "os.forkpty", "os.posix_spawn", "os.exec"))
+_CHILD_EVENTS = frozenset(("subprocess.Popen", "os.system", "os.fork", "os.forkpty", "os.posix_spawn", "os.exec"))
 
 
-def out_of_the_way(fd: int) -> int:
-    """A copy of a descriptor with a high number: code that closes the low ones, or counts on them, does not meet it."""
+def move_to_high_number(fd: int) -> int:
+    """Copy a descriptor to a high number, out of the way of code that closes or expects low numbers."""
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     lowest = 200 if limit == resource.RLIM_INFINITY or limit > 300 else max(3, limit // 2)
     return fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, lowest)
 
 
 class _Stream:
-    """One of the two: its number, a spare of its pipe, and the pipe's identity."""
+    """One of the two: its descriptor, a spare descriptor of its pipe, and the pipe's identity."""
 
     def __init__(self, name: str, fd: int) -> None:
         self.name, self.fd = name, fd
-        self.spare = out_of_the_way(fd)
+        self.spare = move_to_high_number(fd)
         self.pipe = _identity(self.spare)
         self._own: Any = None
 
@@ -35,19 +35,19 @@ class _Stream:
         os.close(fd)
         self.pipe = _identity(self.spare)
 
-    def flushed(self) -> bool:
-        """Write out what is waiting; whether that could be done, and nothing stands in the stream's place."""
+    def flush(self) -> bool:
+        """Write out what is buffered; whether that worked, and the stream has not been replaced."""
         now = getattr(sys, self.name, None)
-        # Also what was printed before it was replaced; the new one may be written out into the old one.
-        written = [_flushed(stream) for stream in ([now] if now is self._own else [now, self._own])]
+        # Also what was printed before it was replaced; the new one may write into the old one.
+        written = [_flush(stream) for stream in ([now] if now is self._own else [now, self._own])]
         return all(written) and now is self._own is getattr(sys, f"__{self.name}__", None)
 
-    def leads_here(self) -> bool:
-        """Whether its number is still that of its pipe."""
+    def is_intact(self) -> bool:
+        """Whether its descriptor still leads to its pipe."""
         return _identity(self.fd) == self.pipe
 
     def renew(self) -> None:
-        if not self.leads_here():
+        if not self.is_intact():
             os.dup2(self.spare, self.fd)
         raw: Any = open(self.fd, "wb", buffering=0, closefd=False)  # noqa: SIM115 - it lives as long as the process
         # A line at a time: it streams, and lines of several threads or processes stay whole.
@@ -58,37 +58,37 @@ class _Stream:
 
 
 class StandardStreams:
-    """The pipes to the host at 1 and 2, and a spare of each."""
+    """The pipes to the host at 1 and 2, and a spare descriptor of each."""
 
     def __init__(self) -> None:
         self._streams = [_Stream("stdout", 1), _Stream("stderr", 2)]
         self.children_made = False
-        """Whether a process was made since this was last set back: it may write long after."""
+        """Whether a process was started since this was last reset: it may write long after."""
         self._c_library = ctypes.CDLL(None)
-        self._line_by_line()
+        self._buffer_c_output_by_line()
         self.renew()
-        sys.addaudithook(self._before_children)
+        sys.addaudithook(self._audit)
 
-    def _line_by_line(self) -> None:
-        """What C code prints is sent line by line too, though a pipe is no terminal."""
+    def _buffer_c_output_by_line(self) -> None:
+        """What C code prints is sent line by line too, though a pipe is not a terminal."""
         try:
             stdout = ctypes.c_void_p.in_dll(self._c_library, "stdout")
             self._c_library.setvbuf(stdout, None, 1, 0)
         except (ValueError, AttributeError):
             return  # a C library without these names: it is sent at the end of the cell
 
-    def _before_children(self, event: str, details: object) -> None:
-        """A child's output comes after what was printed before it, also when that was no whole line."""
-        if event in _MAKES_CHILDREN:
+    def _audit(self, event: str, details: object) -> None:
+        """Before a child starts, write out what was printed, also half a line: its output comes after."""
+        if event in _CHILD_EVENTS:
             self.children_made = True
             for stream in self._streams:
-                stream.flushed()
+                stream.flush()
 
     def descriptors(self) -> set[int]:
         return {stream.spare for stream in self._streams}
 
     def replace(self, stdout: int, stderr: int) -> None:
-        """Take other pipes, as a fork does."""
+        """Use other pipes, as a fork does."""
         self._streams[0].take(stdout)
         self._streams[1].take(stderr)
         self.renew()
@@ -99,27 +99,23 @@ class StandardStreams:
             stream.renew()
 
     def begin(self, pipes: list[int]) -> None:
-        """Before a cell, which may bring its own pipes: they are only reached by what it starts itself."""
+        """Before a cell, which may have pipes of its own: only what it starts itself can write to them."""
         if len(pipes) == 2:
             self.replace(pipes[0], pipes[1])
 
-    def shared(self) -> bool:
-        """Whether processes that the code has started may still write."""
-        return self.children_made
-
     def settle(self) -> None:
-        """After a cell: what it printed is out, also what only the end of a stream that it has put there lets out."""
+        """After a cell: write out what it printed, also into a stream that it has put in the place of one."""
         self._c_library.fflush(None)
-        if not all([stream.flushed() for stream in self._streams]):  # noqa: C419 - both, also when the first is broken
+        if not all([stream.flush() for stream in self._streams]):  # noqa: C419 - both, even when the first is broken
             self.renew()
 
-    def mend(self) -> None:
-        """Before the next one: 1 and 2 lead to the pipes again. Nobody need wait for this."""
-        if not all(stream.leads_here() for stream in self._streams):
+    def repair(self) -> None:
+        """Before the next cell, and after the result was sent: let 1 and 2 lead to the pipes again."""
+        if not all(stream.is_intact() for stream in self._streams):
             self.renew()
 
 
-def _flushed(stream: Any) -> bool:
+def _flush(stream: Any) -> bool:
     try:
         stream.flush()
     except BaseException:  # noqa: BLE001 - closed, replaced or broken by the cell, whose own code this may be
@@ -136,7 +132,7 @@ def _identity(fd: int) -> tuple[int, int] | None:
 
 
 class NoInput(io.TextIOBase):
-    """What `sys.stdin` is: there is nobody to type."""
+    """What `sys.stdin` is: it raises EOFError."""
 
     encoding = "utf-8"
 
@@ -153,10 +149,10 @@ class NoInput(io.TextIOBase):
         return self.readline()
 
     def close(self) -> None:
-        """`quit()` closes it; the next cell may still ask."""
+        """`quit()` closes it; the next cell has it all the same."""
 
 
 def no_input(prompt: object = "") -> str:
-    """What `input` is here."""
+    """The builtin `input` of a session."""
     sys.stdout.write(str(prompt))
-    raise EOFError("input() has nobody to ask: code here has no standard input; use a value, a file or an argument")
+    raise EOFError("input() cannot be used: code here has no standard input; use a value, a file or an argument")

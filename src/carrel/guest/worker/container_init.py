@@ -24,8 +24,7 @@ from typing import Any
 from .. import syscalls
 from ..channel import MAX_RECORD, Channel, ChannelClosed, ChannelError
 from ..processes import StopGuard, end_started_since, kill_descendants, set_title
-from .contained_children import become_worker
-from .unpacking import Unpacker
+from .container_children import Unpacker, become_worker
 
 HEAD = struct.Struct(">cI")
 """Before each frame: its channel, and how many bytes follow."""
@@ -41,7 +40,7 @@ _HAS_FDS = re.compile(rb'"fds":(\d{1,3})\}\Z')
 _OUT_OF_MEMORY = ("/sys/fs/cgroup/memory.events", "/sys/fs/cgroup/memory/memory.oom_control")
 
 
-class Contained:
+class ContainerInit:
     """Lives as long as standard input is open: when the host is gone, all that runs in the container goes too."""
 
     def __init__(self) -> None:
@@ -439,4 +438,4 @@ def main() -> None:
     set_title()
     syscalls.set_dumpable(False)
     os.umask(0o022)
-    Contained().serve()
+    ContainerInit().serve()

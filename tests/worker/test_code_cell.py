@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from carrel.guest.worker import cells
+from carrel.guest.worker import code_cell
 from tests.worker.driver import Session
 
 
@@ -67,7 +67,7 @@ def test_a_traceback_of_code_that_awaits(everywhere: Session) -> None:
     assert "raise LookupError('none')" in error
     assert "await asyncio.gather(f())" in error
     assert "asyncio/" not in error
-    assert "cells.py" not in error
+    assert "code_cell.py" not in error
 
 
 @pytest.mark.parametrize("code", ["1/0", "1/0\n", "a = '\u2028 \x0c'\n1/0"])
@@ -127,7 +127,7 @@ def test_causes_and_groups_are_told(session: Session) -> None:
         ("import asyncio, sys\nawait asyncio.sleep(0)\nsys.exit(4)", "SystemExit", "SystemExit: 4"),
         ("import asyncio\nawait asyncio.sleep(0)\nraise KeyboardInterrupt", "KeyboardInterrupt", "raise Key"),
         ("import asyncio\nraise asyncio.CancelledError", "CancelledError", "raise asyncio.CancelledError"),
-        ("input('5')", "EOFError", "nobody to ask"),
+        ("input('5')", "EOFError", "cannot be used"),
         ("import sys; sys.stdin.read()", "EOFError", "no standard input"),
         ("import sys\nfor line in sys.stdin: pass", "EOFError", "no standard input"),
         ("def f(): f()\nf()", "RecursionError", "maximum recursion"),
@@ -251,11 +251,11 @@ def test_unknown_requests_are_answered(session: Session) -> None:
 
 def test_the_oldest_sources_go_and_no_newer_one_of_the_same_name() -> None:
     for _ in range(600):
-        cells.Cell("1", "<cell of many>")
-        cells.Cell("2", "<cell of another>")
+        code_cell.Cell("1", "<cell of many>")
+        code_cell.Cell("2", "<cell of another>")
     assert linecache.getline("<cell of many>", 1) == "1\n"
     for number in range(600):
-        cells.Cell("3", f"<cell {number} of a third>")
+        code_cell.Cell("3", f"<cell {number} of a third>")
     assert linecache.getline("<cell of many>", 1) == ""
     assert linecache.getline("<cell 599 of a third>", 1) == "3\n"
 
@@ -277,7 +277,7 @@ def test_the_oldest_sources_go_and_no_newer_one_of_the_same_name() -> None:
     ],
 )
 def test_only_names_literals_and_their_sums_can_do_no_harm(code: str, harmless: bool) -> None:
-    assert cells.Cell(code, "<cell>").harmless is harmless
+    assert code_cell.Cell(code, "<cell>").harmless is harmless
 
 
 def test_an_expression_is_read_as_a_statement_would_be(everywhere: Session) -> None:

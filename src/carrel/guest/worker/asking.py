@@ -1,3 +1,0 @@
-from .host_calls import encode_arguments as encoded
-
-__all__ = ["encoded"]
