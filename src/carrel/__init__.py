@@ -91,6 +91,7 @@ if TYPE_CHECKING:
     from carrel.library.tools.approval import ApprovalRequest, Approve, Refuse
     from carrel.library.workflows import WorkflowLibrary as WorkflowLibrary
     from carrel.session import Checkpoint, FileStorage, MemoryStorage, RedisStorage, Session, StorageBackend
+    from carrel.session.sync_session import SyncSession
     from carrel.tasks.dataset import Dataset as Dataset
     from carrel.tasks.dataset import Datasets as Datasets
     from carrel.tasks.sample import Sample as Sample
@@ -147,6 +148,7 @@ __all__ = [
     "StorageWriteError",
     "SubprocessConfig",
     "SubprocessExecutor",
+    "SyncSession",
     "ToolCallError",
     "ToolNotFoundError",
     "ToolRefusedError",
@@ -206,6 +208,7 @@ _MODULES = {
     "carrel.library.tools.approval": "ApprovalRequest Approve Refuse",
     "carrel.library.workflows": "WorkflowLibrary",
     "carrel.session": "Checkpoint FileStorage MemoryStorage RedisStorage Session StorageBackend",
+    "carrel.session.sync_session": "SyncSession",
     "carrel.tasks.dataset": "Dataset Datasets",
     "carrel.tasks.sample": "Sample",
     "carrel.wire.verification": "Receipt VerificationResult",
