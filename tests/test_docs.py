@@ -1,4 +1,4 @@
-"""The documentation tells the truth: its examples run, its links lead somewhere, and nothing public is left out."""
+"""The documentation is correct: its examples run, its links have targets, and every public name is in it."""
 
 import os
 import re
@@ -10,8 +10,8 @@ import pytest
 
 import carrel
 
-HOUSE = Path(__file__).parent.parent
-PAGES = [HOUSE / "README.md", HOUSE / "CONTRIBUTING.md", HOUSE / "CHANGELOG.md", *sorted((HOUSE / "docs").glob("*.md"))]
+ROOT = Path(__file__).parent.parent
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
 WITH_EXAMPLES = [
     page for page in PAGES if re.search(r"^```(python|console)$", page.read_text(encoding="utf-8"), re.MULTILINE)
 ]
@@ -19,11 +19,11 @@ RUNNER = Path(__file__).parent / "support" / "page_runner.py"
 
 
 def name_of(page: Path) -> str:
-    return str(page.relative_to(HOUSE))
+    return str(page.relative_to(ROOT))
 
 
 def run_page(page: Path, folder: Path) -> subprocess.CompletedProcess[str]:
-    """The page's examples in an empty folder, with a home of their own and this Python's `carrel` first on the path."""
+    """Run the page's examples in an empty folder, with an empty home and this Python's `carrel` first on the path."""
     work, home = folder / "work", folder / "home"
     work.mkdir()
     programs = str(Path(sys.executable).parent)
@@ -54,7 +54,7 @@ def test_the_examples_of_a_page_work(page: Path, tmp_path: Path) -> None:
         ("```console\n$ true\n$ echo one\ntwo\n```\n", "line 3: the page says it prints"),
     ],
 )
-def test_an_example_that_does_not_do_what_the_page_says_is_found(text: str, complaint: str, tmp_path: Path) -> None:
+def test_a_wrong_example_is_found(text: str, complaint: str, tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     page.write_text(text)
     done = run_page(page, tmp_path)
@@ -62,7 +62,7 @@ def test_an_example_that_does_not_do_what_the_page_says_is_found(text: str, comp
     assert complaint in done.stderr
 
 
-def test_examples_see_what_came_before_them_on_the_page(tmp_path: Path) -> None:
+def test_the_examples_of_a_page_share_their_names(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     page.write_text(
         "```python\nimport asyncio\nx = 20\nasync def add():\n    return x + 1\nasyncio.run(add())\n```\n"
@@ -72,17 +72,17 @@ def test_examples_see_what_came_before_them_on_the_page(tmp_path: Path) -> None:
     assert (done.stdout, done.stderr) == ("2\n", "")
 
 
-def everything_written() -> str:
+def text_of_all_pages() -> str:
     return "\n".join(page.read_text(encoding="utf-8") for page in PAGES)
 
 
 def test_every_public_name_is_in_the_docs() -> None:
-    written = everything_written()
-    assert [name for name in carrel.__all__ if not re.search(rf"\b{re.escape(name)}\b", written)] == []
+    text = text_of_all_pages()
+    assert [name for name in carrel.__all__ if not re.search(rf"\b{re.escape(name)}\b", text)] == []
 
 
 def anchor(heading: str) -> str:
-    """The name under which a heading can be linked to."""
+    """The anchor that GitHub gives a heading."""
     return re.sub(r"[^\w\- ]", "", heading.strip().lower()).replace(" ", "-")
 
 
@@ -98,7 +98,7 @@ def local_links(page: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
-def test_links_between_pages_lead_somewhere(page: Path) -> None:
+def test_links_between_pages_have_targets(page: Path) -> None:
     broken = []
     for link in local_links(page):
         path, _, section = link.partition("#")
@@ -109,7 +109,7 @@ def test_links_between_pages_lead_somewhere(page: Path) -> None:
 
 
 def test_every_page_can_be_reached_from_the_index() -> None:
-    listed = {(HOUSE / "docs" / link.partition("#")[0]).resolve() for link in local_links(HOUSE / "docs" / "README.md")}
+    listed = {(ROOT / "docs" / link.partition("#")[0]).resolve() for link in local_links(ROOT / "docs" / "README.md")}
     assert [
-        name_of(page) for page in (HOUSE / "docs").glob("*.md") if page.name != "README.md" and page not in listed
+        name_of(page) for page in (ROOT / "docs").glob("*.md") if page.name != "README.md" and page not in listed
     ] == []

@@ -1,4 +1,4 @@
-"""The programs in examples/ do what they say, with the real SDKs; where a model would speak, a script does."""
+"""The programs in examples/, run with the real SDKs and a scripted model."""
 
 import re
 from pathlib import Path
@@ -25,12 +25,12 @@ function_model = LazyModule("pydantic_ai.models.function")
 openai_agents_session = LazyModule("examples.openai_agents_session")
 pydantic_ai_tool = LazyModule("examples.pydantic_ai_tool")
 
-HOUSE = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[1]
 
 
 def test_each_example_is_on_the_page() -> None:
-    page = (HOUSE / "docs" / "examples.md").read_text(encoding="utf-8")
-    files = sorted(path.name for path in (HOUSE / "examples").glob("*.py"))
+    page = (ROOT / "docs" / "examples.md").read_text(encoding="utf-8")
+    files = sorted(path.name for path in (ROOT / "examples").glob("*.py"))
     assert sorted(set(re.findall(r"\(\.\./examples/(\w+\.py)\)", page))) == files
 
 
@@ -67,7 +67,7 @@ async def test_the_attempts(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_the_agent_loop_is_a_page_long() -> None:
-    assert len((HOUSE / "examples" / "agent_loop.py").read_text().splitlines()) <= 60
+    assert len((ROOT / "examples" / "agent_loop.py").read_text().splitlines()) <= 60
 
 
 # --- the OpenAI Agents SDK --------------------------------------------------------------------------------------------

@@ -1,7 +1,7 @@
-"""Runs one page of documentation from top to bottom: `page_runner.py PAGE`, in the current folder.
+"""Run the examples of one page of documentation in order, in the current folder: `page_runner.py PAGE`.
 
 Blocks marked `python` share one namespace and may use `await` outside of functions. In blocks marked `console`, each
-line after a `$` is given to the shell. A `text` block right after a `python` block, and the lines under a command, are
+line after a `$` is run by the shell. A `text` block right after a `python` block, and the lines under a command, are
 what it prints; `…` stands for any text.
 """
 
@@ -26,7 +26,7 @@ class Block(NamedTuple):
     line: int
     """Where the body begins in the page, from 1."""
     prints: str | None
-    """What the page says it prints, or None when it does not say."""
+    """The output that the page shows, or None when it shows none."""
 
 
 def blocks(page: str) -> Iterator[Block]:
@@ -39,7 +39,7 @@ def blocks(page: str) -> Iterator[Block]:
 
 
 def commands(block: Block) -> Iterator[Block]:
-    """A console block, one command at a time, each with what it is said to print."""
+    """The commands of a console block, each with the output that the page shows."""
     for part in re.finditer(r"^\$ (.*)\n((?:(?!\$ ).*\n)*)", block.body, re.MULTILINE):
         line = block.line + block.body.count("\n", 0, part.start())
         yield Block("console", part[1], line, part[2] or None)
@@ -70,7 +70,7 @@ def run_command(block: Block) -> str:
 
 
 def run_page(path: Path) -> int:
-    """How many blocks and commands were run; the first that does not do what the page says ends it."""
+    """Run the page and return the number of blocks and commands; stop at the first whose output differs."""
     count = 0
     namespace: dict[str, object] = {"__name__": "__main__"}
     with asyncio.Runner() as runner:
