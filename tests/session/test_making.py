@@ -75,6 +75,14 @@ def test_the_home_is_understood_by_a_storage_and_a_config_too(tmp_path: Path, mo
     assert FileStorage("~/x").base_path == tmp_path / "x"
 
 
+@pytest.mark.parametrize("make", [Session.from_base, Session.subprocess, Session.inprocess, Session.container])
+def test_persist_is_refused_while_it_is_not_supported(make: Callable[..., Session], tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="not supported yet"):
+        make(tmp_path, persist=True)
+    assert make(tmp_path, persist=False, session_id="").id != ""
+    assert make(tmp_path, persist=None, session_id="named").id == "named"
+
+
 @pytest.mark.parametrize(
     ("make", "seconds"), [(Session.from_base, 30.0), (Session.subprocess, 60.0), (Session.inprocess, 30.0)]
 )

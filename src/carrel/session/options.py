@@ -23,6 +23,8 @@ class SessionOptions(TypedDict, total=False):
     approve: Approver | None
     """Called before each call of a tool marked `approval: ask`."""
     session_id: str | None
+    persist: bool | None
+    """Keep variables and files when the session closes; True is refused, because it is not supported yet."""
     conversation: Conversation | None
     on_error: Literal["raise", "skip"]
     """`skip` leaves out an invalid tool definition and logs a warning."""

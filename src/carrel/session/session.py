@@ -81,6 +81,7 @@ class Session:
         session_id: str | None = None,
         conversation: Conversation | None = None,
         embedder: EmbedderOption = None,
+        persist: bool | None = None,
     ) -> None:
         """The default executor is the sandboxed SubprocessExecutor.
 
@@ -102,8 +103,12 @@ class Session:
         config = getattr(executor, "config", None)
         if isinstance(config, PlaceSettings):
             config.keep_apart({"the base": base})
-        if session_id is not None:
+        if session_id:
             _check_id(session_id)
+        if persist:
+            raise ConfigurationError(
+                "persist=True is not supported yet: variables and files of a session end with it; leave persist out"
+            )
 
         self.storage = storage
         self.executor = executor

@@ -52,6 +52,7 @@ class SyncSession(SyncSessionBase):
         session_id: str | None = None,
         conversation: Conversation | None = None,
         embedder: EmbedderOption = None,
+        persist: bool | None = None,
     ) -> None:
         """The default executor is the sandboxed SubprocessExecutor.
 
@@ -69,6 +70,7 @@ class SyncSession(SyncSessionBase):
                 session_id=session_id,
                 conversation=conversation,
                 embedder=embedder,
+                persist=persist,
             )
         )
 
