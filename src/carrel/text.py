@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Collection, Iterable
 from datetime import UTC, datetime
+from html import escape
 
 # Characters that act without being seen: they move a cursor or set a title (C0, DEL, C1), change the direction of
 # letters (bidi embeddings, overrides and isolates), break lines, or carry text that only a model reads (tag characters
@@ -19,6 +20,8 @@ _CONTROL = re.compile(
 _LINE_ENDS = re.compile(r"\r\n?")
 _LONGEST_NAME, _MOST_NAMES = 200, 50
 """Comparing names takes the square of their length, so only their beginnings and the likeliest ones are compared."""
+_LONGEST_CELL = 2000
+"""Characters of a text in a table for notebooks."""
 _MISSPELLED = 0.8
 """The least similarity of an unknown field to a known one that is reported as a misspelling."""
 
@@ -116,3 +119,14 @@ def readable_size(count: int) -> str:
 def count_messages(count: int) -> str:
     """A number of messages in words, such as `1 message`."""
     return "1 message" if count == 1 else f"{count:,} messages"
+
+
+def html_table(caption: str, rows: Iterable[tuple[str, object]]) -> str:
+    """A table for notebooks with a name and a text in each row; the text is escaped, and cut where it is long."""
+    body = "".join(f"<tr><th>{escape(name)}</th><td><pre>{_cell(str(text))}</pre></td></tr>" for name, text in rows)
+    return f"<table><caption>{escape(single_line(caption))}</caption>{body}</table>"
+
+
+def _cell(text: str) -> str:
+    rest = len(text) - _LONGEST_CELL
+    return escape(neutralize_control_chars(text[:_LONGEST_CELL])) + (f"… {rest:,} more characters" if rest > 0 else "")

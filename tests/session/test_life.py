@@ -202,7 +202,7 @@ async def test_attach_finds_the_open_session_with_an_id(base: Path) -> None:
     async with Session.inprocess(base, session_id="report") as session:
         assert Session.attach("report") is session
         assert repr(session).startswith("<Session 'report' (InProcessExecutor, FileStorage(")
-        assert "<code>report</code>" in session._repr_html_()
+        assert "<caption>Session report</caption>" in session._repr_html_()
     with pytest.raises(SessionNotFound, match="'report' is open in this process"):
         Session.attach("report")
 

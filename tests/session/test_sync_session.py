@@ -104,7 +104,7 @@ def test_code_commands_and_files(tmp_path: Path) -> None:
         assert session.id == "sync"
         assert SyncSession.attach("sync") is session
         assert repr(session).startswith("<SyncSession 'sync' (")
-        assert "Session <code>sync</code>" in session._repr_html_()
+        assert "<caption>Session sync</caption>" in session._repr_html_()
     assert session.run("x").error == "Session is closed"
     with pytest.raises(SessionNotFound):
         SyncSession.attach("sync")

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Literal, Protocol, Self, runtime_checkable
+
+from carrel.text import html_table
+
+_IMAGES = ("image/png", "image/jpeg")
+_BASE64 = re.compile(r"[A-Za-z0-9+/=\s]+")
 
 Handler = Callable[[str, list[Any], dict[str, Any]], Awaitable[Any]]
 """Answers calls from inside: the whole name (`tools.curl.get`), the positional and the named arguments."""
@@ -61,6 +67,15 @@ class ExecutionResult:
     @property
     def is_ok(self) -> bool:
         return self.error is None
+
+    def _repr_html_(self) -> str:
+        """Show the result in a notebook. Of `display` only images: HTML from the sandbox could run scripts there."""
+        texts = [("value", repr(self.value)), ("stdout", self.stdout), ("stderr", self.stderr), ("error", self.error)]
+        texts.append(("state", f"{self.state}: {self.state_reason}" if self.state_reason else None))
+        table = html_table("Result" if self.is_ok else f"Result: {self.error_type}", [row for row in texts if row[1]])
+        pictures = [(mime, str(data)) for bundle in self.display for mime, data in bundle.items() if mime in _IMAGES]
+        tags = [f'<img alt="" src="data:{mime};base64,{data}">' for mime, data in pictures if _BASE64.fullmatch(data)]
+        return "".join([table, *tags])
 
 
 @dataclass(slots=True)

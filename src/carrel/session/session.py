@@ -6,7 +6,6 @@ import asyncio
 import shlex
 from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
 from contextlib import AsyncExitStack, aclosing, suppress
-from html import escape
 from pathlib import Path
 from types import ModuleType, TracebackType
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, Unpack
@@ -43,6 +42,7 @@ from carrel.session.call_handlers import WOULD_WAIT, CallHandlers
 from carrel.session.checkpoints import Checkpoint, Checkpoints, ConversationBranch, fork_refused
 from carrel.session.options import ContainerOptions, SandboxOptions, SessionOptions, split_options
 from carrel.session.storage import MemoryStorage, StorageBackend
+from carrel.text import html_table
 from carrel.tracing import Step, StepRecorder, TraceLog, note_sizes, otel_exporter
 
 if TYPE_CHECKING:
@@ -367,19 +367,19 @@ class Session:
         found = self.executor.supported_capabilities()
         return found | {"checkpoint", "rewind"} if "fork" in found and isinstance(self.executor, Executor) else found
 
+    def _state(self) -> str:
+        return "closed" if self._closed else "started" if self._started else "not started"
+
     def __repr__(self) -> str:
-        state = "closed" if self._closed else "started" if self._started else "not started"
-        return f"<Session {self.id!r} ({type(self.executor).__name__}, {self.storage!r}, {state})>"
+        return f"<Session {self.id!r} ({type(self.executor).__name__}, {self.storage!r}, {self._state()})>"
 
     def _repr_html_(self) -> str:
-        rows = {"executor": type(self.executor).__name__, "storage": repr(self.storage)}
+        rows = [("executor", type(self.executor).__name__), ("storage", repr(self.storage)), ("state", self._state())]
         if self.sample is not None:
-            rows["sample"] = f"{self.sample.dataset}/{self.sample.sample_id}"
+            rows.append(("sample", f"{self.sample.dataset}/{self.sample.sample_id}"))
         if self.conversation is not None:
-            rows["conversation"] = f"{self.conversation.info.title} ({len(self.conversation.messages)} messages)"
-        rows["state"] = "closed" if self._closed else "started" if self._started else "not started"
-        cells = "".join(f"<tr><th>{name}</th><td>{escape(text)}</td></tr>" for name, text in rows.items())
-        return f"<table><caption>Session <code>{escape(self.id)}</code></caption>{cells}</table>"
+            rows.append(("conversation", self.conversation.title))
+        return html_table(f"Session {self.id}", rows)
 
     def _refuse_closed(self) -> None:
         if self._closed:

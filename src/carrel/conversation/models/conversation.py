@@ -19,8 +19,12 @@ from carrel.errors import MessageRefused, SessionNotFound, SessionTooNew
 from carrel.events import Bus, Event, EventType
 from carrel.events import bus as shared_bus
 from carrel.home import resolve_sessions_dir
+from carrel.text import count_messages, html_table
 
 logger = logging.getLogger(__name__)
+
+_SHOWN_MESSAGES = 20
+"""Messages that a notebook shows of a conversation."""
 
 
 class Saving:
@@ -127,6 +131,11 @@ class Conversation(BaseModel):
         """Add the `total_tokens` of an answer, if there are any, to the session's; no message is changed."""
         self.info.total_tokens += usage.get("total_tokens", 0)
         return Saving(self._save)
+
+    def _repr_html_(self) -> str:
+        """Show the last messages in a notebook."""
+        rows = [(message.role, message.get_text_content()) for message in self.messages[-_SHOWN_MESSAGES:]]
+        return html_table(f"{self.title}: {count_messages(len(self.messages))}", rows)
 
     async def _save(self) -> None:
         await (getattr(self, "_storage", None) or get_session_storage()).update(self)
