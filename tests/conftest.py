@@ -107,7 +107,7 @@ def copy_for_other_users(folder: Path) -> None:
     here = Path(__file__).parent
     leave_out = shutil.ignore_patterns("__pycache__")
     shutil.copytree(here.parent / "src" / "carrel" / "guest", folder / "guest", ignore=leave_out)
-    shutil.copytree(here / "sandbox" / "program", folder / "program", ignore=leave_out)
+    shutil.copytree(here / "sandbox" / "program", folder / "program" / "tests_inside", ignore=leave_out)
     for path in (folder, *folder.rglob("*")):
         path.chmod(0o755 if path.is_dir() else 0o644)
 

@@ -41,7 +41,7 @@ if child == 0:
         os.dup2(ends[number], number)
     os.close(connection.detach())
     os.close(ends[1]); os.close(ends[2])
-    settings["enter_fork"].arrived()
+    settings["enter_fork"].reseed()
     serve(socket.socket(fileno=ends[0]), names)
 for end in ends:
     os.close(end)
@@ -220,13 +220,12 @@ class Zygote:
         self.control = Channel(ours)
         self.number = 0
         drop = [] if user is None else ["setpriv", f"--reuid={user}", f"--regid={user}", "--clear-groups"]
-        command = [*apart(), *drop, python, "-I", str(readable("guest") / "sandbox" / "zygote.py")]
+        command = [*apart(), *drop, python, "-I", str(readable("guest") / "sandbox" / "__main__.py")]
         actions = [(os.POSIX_SPAWN_DUP2, theirs.fileno(), 3)]
         self.pid = os.posix_spawnp(command[0], command, {"PATH": "/usr/bin:/bin"}, file_actions=actions)
         theirs.close()
         setup = {
-            "program": str(readable("program")),
-            "package": "tests_inside",
+            "path_extra": [str(readable("program"))],
             "entry": "tests_inside.main:run",
             "command_entry": "tests_inside.main:run",
             **setup,

@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import pytest
 
-from carrel.guest.sandbox.filter import KILLED, REFUSED
+from carrel.guest.sandbox.seccomp import KILLED, REFUSED
 from carrel.guest.syscalls import NEWEST_REVIEWED, NUMBERS
 from tests.sandbox.attempts import EACCES, EAFNOSUPPORT, EINVAL, ENOENT, ENOSYS, EPERM, RAW, in_a_child
 from tests.sandbox.host import Session

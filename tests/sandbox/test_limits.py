@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from carrel.guest.sandbox import cgroups, namespaces
-from carrel.guest.sandbox.plan import Limits
+from carrel.guest.sandbox.spec import SandboxLimits
 from tests.sandbox.conftest import Host
 from tests.sandbox.host import Session
 
@@ -60,7 +60,7 @@ def test_memory_of_all_processes_counts_where_a_cgroup_holds_it(start: Callable[
         "import time; end = time.monotonic() + (60 if held else 0)\n"
         "while dead() < 2 and time.monotonic() < end: time.sleep(0.01)\nanswer = dead()"
     )
-    held = host.user is None and "memory" in cgroups.trees()
+    held = host.user is None and "memory" in cgroups.hierarchies()
     reply = session.run(f"held = {held}\n" + code)
     if held:
         # Of three times 120 MiB one fits. The worker itself may have to go.
@@ -76,7 +76,7 @@ def test_the_disk_is_full_at_its_limit(start: Callable[..., Session]) -> None:
     assert reply["errno"] == ENOSPC, reply
     assert session.run("open('/tmp/g', 'wb').write(bytes(30 << 20))")["errno"] in (ENOSPC, EFBIG)
     session.value("import os; [os.remove(p) for p in ('/tmp/f', '/workspace/f', '/home/agent/f') if os.path.exists(p)]")
-    assert session.value("answer = open('/tmp/h', 'wb').write(bytes(5 << 20))") == 5 * MIB
+    assert session.value("answer = open('/tmp/second', 'wb').write(bytes(5 << 20))") == 5 * MIB
 
 
 def test_an_overlay_s_changes_count(start: Callable[..., Session], folder: object) -> None:
@@ -99,7 +99,7 @@ def test_open_files(start: Callable[..., Session]) -> None:
 
 
 def test_a_share_of_the_processor(start: Callable[..., Session], host: Host) -> None:
-    if host.user is not None or "cpu" not in cgroups.trees():
+    if host.user is not None or "cpu" not in cgroups.hierarchies():
         pytest.skip("a share of the processor needs a cgroup that we may make")
     session = start(limits={"cpus": 0.25})
     code = "import time\nt, c = time.monotonic(), time.process_time()\nwhile time.monotonic() - t < 1: pass\n"
@@ -132,9 +132,9 @@ def test_the_machine_s_root_is_held_by_a_cgroup() -> None:
 
 @pytest.mark.parametrize("version", [1, 2])
 def test_the_files_of_a_group(version: int) -> None:
-    wanted = cgroups.settings(Limits(memory=64 * MIB, cpus=0.5, processes=10), version)
+    wanted = cgroups.settings(SandboxLimits(memory=64 * MIB, cpus=0.5, processes=10), version)
     first = {controller: next(iter(files.items())) for controller, files in wanted.items()}
-    assert first["pids"] == ("pids.max", "13")
+    assert first["pids"] == ("pids.max", "12")
     assert first["memory"] == (("memory.max" if version == 2 else "memory.limit_in_bytes"), str(64 * MIB))
     assert first["cpu"] == (("cpu.max", "50000 100000") if version == 2 else ("cpu.cfs_quota_us", "50000"))
 

@@ -19,7 +19,7 @@ NAMESPACES = {"user", "mount", "pid", "ipc", "uts", "net", "overlay"}
 
 def tried(host: Host, *around: str) -> dict[str, dict[str, str | None]]:
     drop = [] if host.user is None else ["setpriv", f"--reuid={host.user}", f"--regid={host.user}", "--clear-groups"]
-    command = [*drop, *around, host.python, "-I", str(readable("guest") / "sandbox" / "zygote.py"), "trying"]
+    command = [*drop, *around, host.python, "-I", str(readable("guest") / "sandbox" / "__main__.py"), "probe"]
     found: dict[str, dict[str, str | None]] = json.loads(subprocess.check_output(command, text=True))
     return found
 
@@ -39,10 +39,10 @@ def test_a_machine_without_user_namespaces(host: Host) -> None:
 
 
 NO_MAPS = """
-from carrel.guest.sandbox import trying
+from carrel.guest.sandbox import probe_child
 def refused(*_): raise PermissionError(1, "Operation not permitted")
-trying.namespaces.write_maps = refused
-print(trying.in_child(trying.USER, lambda: None))
+probe_child.namespaces.write_maps = refused
+print(probe_child._try_in_child(probe_child.USER, lambda: None))
 """
 
 

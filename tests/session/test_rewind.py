@@ -24,7 +24,7 @@ from carrel import (
 from carrel.conversation.models import conversation
 from carrel.execution.config import Limits
 from carrel.execution.executor import Moment
-from carrel.guest.sandbox.cgroups import trees
+from carrel.guest.sandbox.cgroups import hierarchies
 from carrel.session import MAX_CHECKPOINTS
 from tests.session.conftest import executor_of
 from tests.support.real_redis import RealRedis
@@ -244,7 +244,7 @@ async def test_a_python_that_code_has_stopped_is_continued_for_a_checkpoint(sand
 
 
 async def test_one_that_memory_ran_out_for_says_so(base: Path) -> None:
-    if "memory" not in trees():
+    if "memory" not in hierarchies():
         pytest.skip("no memory cgroup can be made here")
     async with Session.from_base(base, sandbox="required", limits=Limits(memory=200 << 20)) as session:
         await session.run("x = bytearray(b'x' * (80 << 20))")

@@ -70,8 +70,8 @@ def _tried(python: str | None) -> tuple[Part, ...]:
     if not sys.platform.startswith("linux"):
         why = f"namespaces are a thing of Linux; this is {sys.platform}"
         return tuple(Part(name, what, False, why, "use a ContainerExecutor") for name, what in WHAT.items())
-    program = os.path.join(os.path.dirname(carrel.guest.sandbox.__file__), "zygote.py")
-    command = [python or sys.executable, "-I", program, "trying"]
+    program = os.path.join(os.path.dirname(carrel.guest.sandbox.__file__), "__main__.py")
+    command = [python or sys.executable, "-I", program, "probe"]
     try:
         tried = subprocess.run(command, capture_output=True, text=True, timeout=_PATIENCE, check=False, env={})
     except subprocess.TimeoutExpired:

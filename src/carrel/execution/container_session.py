@@ -245,7 +245,7 @@ class ContainerSession(LiveSession):
 
     async def begin_again(self) -> bool:
         try:
-            await self._worker_from("again", "start a fresh worker", **self._left)
+            await self._worker_from("again", "start a fresh worker")
         except SpawnFailed:
             return False
         return True

@@ -34,9 +34,6 @@ class SpawnFailed(ExecutionError):
         self.step, self.number, self.said = step, number, message
 
 
-_MOST_BESIDES = 1000
-
-
 class LiveSession(ABC):
     """One worker after the other in one place; after `close` nothing of the session runs."""
 
@@ -59,7 +56,6 @@ class LiveSession(ABC):
         self._tending: asyncio.TimerHandle | None = None
         self._limits: dict[int, float] = {}
         """When the time of a command is up, by the loop's clock, for each that has a limit or may run for ever."""
-        self._left: Record = {}
         """Of the worker that is there: the session that what code starts belongs to, when it last answered, and what
         had been started in that very moment."""
 
@@ -151,7 +147,6 @@ class LiveSession(ABC):
         if hello.get("protocol") != 1:
             raise SpawnFailed(step, None, f"the worker speaks protocol {hello.get('protocol')!r}, not 1")
         self.python = str(hello.get("python", ""))
-        self._left = {"session": _small(hello.get("session")), "since": _small(hello.get("at"))}
         self._takes_pipes = hello.get("pipes") is True
 
     # --- asking -----------------------------------------------------------------------------------------------------
@@ -259,10 +254,6 @@ class LiveSession(ABC):
                 raise ChannelError("an answer to nothing that was asked")
             self._shared = self._shared or record.get("shared") is True
             self.unkept = record.get("unkept") is True if "unkept" in record else self.unkept
-            if "at" in record:
-                besides = record.get("besides")
-                told = besides[:_MOST_BESIDES] if isinstance(besides, list) else []
-                self._left.update(since=_small(record["at"]), besides=[_small(pid) for pid in told])
             self._drain()
             if not answer.done():
                 answer.set_result(record)
@@ -301,11 +292,6 @@ class LiveSession(ABC):
         for answer in [*waiting.values(), self._ready]:
             if not answer.done():
                 fail(answer, WorkerDied(self._broke or reason))
-
-
-def _small(number: object) -> int | None:
-    """A number that a worker has told, to be told to others; None for anything else."""
-    return number if type(number) is int and 0 <= number < 1 << 53 else None
 
 
 def fail(answer: asyncio.Future[Record], problem: WorkerDied) -> None:

@@ -21,7 +21,7 @@ from carrel.execution.output_pipes import Discard, OutputPipe, Sink, refuse_the_
 from carrel.execution.results import Ending, WorkerDied, told_ending
 from carrel.execution.zygote_client import Zygote
 from carrel.guest.channel import ChannelError
-from carrel.guest.sandbox.cgroups import trees
+from carrel.guest.sandbox.cgroups import hierarchies
 
 _SETTLES = 2.0
 """Seconds that a worker has to end a fork in that nobody wants any more."""
@@ -282,7 +282,7 @@ class LocalSession(LiveSession):
         self._ready = self._loop.create_future()
         self._line = self._new_line(line)
         self._forget_worker()
-        self.init.tell({"op": "again", **self._left}, [theirs.fileno(), self.stdout.write_end, self.stderr.write_end])
+        self.init.tell({"op": "again"}, [theirs.fileno(), self.stdout.write_end, self.stderr.write_end])
         try:
             theirs.close()
             self.stdout.handed_over()
@@ -405,7 +405,7 @@ class MemoryKills:
     @classmethod
     def of(cls, init: int) -> MemoryKills:
         """Of the session with this first process; one that counts nothing where there is no memory cgroup."""
-        tree = trees().get("memory")
+        tree = hierarchies().get("memory")
         try:
             rows = Path(f"/proc/{init}/cgroup").read_text(encoding="utf-8").splitlines()
         except OSError:

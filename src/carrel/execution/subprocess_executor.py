@@ -24,7 +24,7 @@ from carrel.execution.packages import Packages, subprocess_packages
 from carrel.execution.results import WorkerDied
 from carrel.execution.worker_executor import WorkerExecutor
 from carrel.execution.zygote_client import AskAgain, Family, Zygote, shared
-from carrel.guest.sandbox.plan import HOME, OWN_ENVIRONMENT
+from carrel.guest.sandbox.spec import HOME, OWN_ENVIRONMENT
 
 SYSTEM_PATH = "/usr/local/bin:/usr/bin:/bin"
 

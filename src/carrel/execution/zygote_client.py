@@ -141,7 +141,7 @@ class Zygote:
             # The shell only leaves the host's current folder, which a session may cover, and becomes the program.
             pid = os.posix_spawn(
                 "/bin/sh",
-                ["/bin/sh", "-c", 'cd / && exec "$0" -I "$1"', self.family.python, str(SANDBOX / "zygote.py")],
+                ["/bin/sh", "-c", 'cd / && exec "$0" -I "$1"', self.family.python, str(SANDBOX / "__main__.py")],
                 {"PATH": "/usr/local/bin:/usr/bin:/bin", **environment},
                 file_actions=actions,
                 setsid=True,

@@ -7,7 +7,7 @@ import ctypes
 import os
 import signal
 import time
-from collections.abc import Callable, Collection, Iterable, Set
+from collections.abc import Callable, Iterable, Set
 from typing import NamedTuple
 
 from . import syscalls
@@ -20,7 +20,6 @@ _KILL_TIME = 2.0
 """Seconds to go on killing, since processes may start others meanwhile."""
 _INTERRUPT_TIME = 0.1
 """Seconds that a process has to end after SIGINT, before it is killed."""
-_TICKS = os.sysconf("SC_CLK_TCK")
 
 
 class Process(NamedTuple):
@@ -29,8 +28,6 @@ class Process(NamedTuple):
     parent: int
     group: int
     session: int
-    started: int
-    """In the kernel's clock ticks since the machine started."""
 
 
 ProcessTable = dict[int, Process]
@@ -46,7 +43,7 @@ def scan() -> ProcessTable:
             continue
         fields = _stat_fields(int(name))
         if fields and fields[0] not in (b"Z", b"X"):
-            found[int(name)] = Process(int(fields[1]), int(fields[2]), int(fields[3]), int(fields[19]))
+            found[int(name)] = Process(int(fields[1]), int(fields[2]), int(fields[3]))
     return found
 
 
@@ -126,39 +123,30 @@ class ProcessTree:
         _kill_until_none(self.members)
 
 
-def clock() -> int:
-    """Now, in the unit of `Process.started`."""
-    return int(time.clock_gettime(time.CLOCK_BOOTTIME) * _TICKS)
-
-
-def started_since(moment: int, exclude: Collection[int], session: int | None = None) -> list[int]:
-    """What was started since then in a kernel session (by default this process's own), without what other processes of
-    that session have started."""
-    own_depth, above = _namespace_depth(os.getpid()), os.getppid()
+def started_in_session(session: int | None = None, exclude: Iterable[int] = (), trees: Iterable[int] = ()) -> list[int]:
+    """The processes of a kernel session (by default this process's own) but `exclude`, and the `trees` with all that
+    descend from them. Processes in a live fork's pid namespace belong to the fork, and do not count."""
+    own_depth = _namespace_depth(os.getpid())
     session = os.getsid(0) if session is None else session
-    table = {pid: process for pid, process in scan().items() if process.session == session}
-    found = {
-        pid
-        for pid, process in table.items()
-        if pid not in exclude and process.started >= moment and _namespace_depth(pid) == own_depth
-    }
-    while True:
-        children_of_others = {
-            pid for pid in found if (parent := table[pid].parent) in table and parent not in found and parent != above
-        }
-        if not children_of_others:
-            return sorted(found)
-        found -= children_of_others
+    table = scan()
+    trees = set(trees)
+    excluded = {*exclude, *trees, *descendants(trees, table)}
+    members = (pid for pid, process in table.items() if process.session == session and pid not in excluded)
+    return sorted(pid for pid in members if _namespace_depth(pid) == own_depth)
 
 
-def end_started_since(
-    moment: int, exclude: Collection[int], *, interrupt_first: bool = False, session: int | None = None
+def end_started_in_session(
+    session: int | None = None,
+    exclude: Iterable[int] = (),
+    trees: Iterable[int] = (),
+    *,
+    interrupt_first: bool = False,
 ) -> None:
-    """End what `started_since` finds: at once, or by SIGINT as Ctrl-C in a terminal does, and a moment later for
-    good."""
+    """End what `started_in_session` finds: at once, or first by SIGINT, as Ctrl-C in a terminal does."""
+    exclude, trees = list(exclude), list(trees)
 
     def find() -> list[int]:
-        return started_since(moment, exclude, session)
+        return started_in_session(session, exclude, trees)
 
     if interrupt_first:
         if not _signal_all(find(), signal.SIGINT):
@@ -169,11 +157,6 @@ def end_started_since(
                 return
             time.sleep(0.005)
     _kill_until_none(find)
-
-
-def started_at_or_after(moment: int, pids: Iterable[int]) -> list[int]:
-    """Those of these processes that live and began at that moment or later."""
-    return sorted(pid for pid in pids if (fields := _stat_fields(pid)) and int(fields[19]) >= moment)
 
 
 def kill_descendants(exclude: Set[int] = frozenset(), *, patience: float = _KILL_TIME) -> None:

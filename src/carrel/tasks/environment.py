@@ -21,7 +21,7 @@ from carrel.execution.executor import CommandResult, Handler
 from carrel.execution.live_session import LiveSession
 from carrel.execution.packages import environment_for_all
 from carrel.execution.subprocess_executor import SubprocessExecutor
-from carrel.guest.sandbox.plan import HOME, OWN_ENVIRONMENT
+from carrel.guest.sandbox.spec import HOME, OWN_ENVIRONMENT
 from carrel.home import resolve_carrel_home
 from carrel.tasks.file_cache import CacheLease, Files, prepared_files
 from carrel.tasks.sample import Sample

@@ -1,28 +1,28 @@
-"""Limits of a session as a whole, by cgroup v2 or v1: groups below our own, where we may make them."""
+"""Limits of a session as a whole, by cgroup v2 or v1: groups below our own, where we may create them."""
 
 from __future__ import annotations
 
 import errno
 import os
 
-from .plan import Limits
+from .spec import SandboxLimits
 
 CONTROLLERS = ("memory", "pids", "cpu")
 PERIOD = 100_000
 LEAST_QUOTA = 1_000
 
 
-class Tree:
-    """One hierarchy of the machine, at the folder where our own group is."""
+class Hierarchy:
+    """One cgroup hierarchy of the machine, at the folder of our own group."""
 
     def __init__(self, folder: str, version: int) -> None:
         self.folder, self.version = folder, version
 
 
-def trees() -> dict[str, Tree]:
-    """For each controller the folder below which a group for it can be made; without those where it cannot."""
+def hierarchies() -> dict[str, Hierarchy]:
+    """By controller, the hierarchy in which a group for it can be created; without those where it cannot."""
     own = _own_paths()
-    found: dict[str, Tree] = {}
+    found: dict[str, Hierarchy] = {}
     for point, root, kind, options in _cgroup_mounts():
         names = CONTROLLERS if kind == "cgroup2" else tuple(set(options.split(",")) & set(CONTROLLERS))
         for name in names:
@@ -34,7 +34,7 @@ def trees() -> dict[str, Tree]:
             if not os.access(folder, os.W_OK):
                 continue
             if kind == "cgroup" or name in _enabled(folder):
-                found[name] = Tree(folder, 2 if kind == "cgroup2" else 1)
+                found[name] = Hierarchy(folder, 2 if kind == "cgroup2" else 1)
     return found
 
 
@@ -57,14 +57,14 @@ def _cgroup_mounts() -> list[tuple[str, str, str, str]]:
 
 
 def _enabled(folder: str) -> set[str]:
-    """Controllers that a child group would have; switched on here where the kernel lets us.
+    """Controllers that a child group would have; switched on here where the kernel allows it.
 
-    It does not where processes are in the group itself, as ours is: then somebody must have delegated it.
+    It does not where processes are in the group itself, as ours is: then the system must have delegated it.
     """
     try:
         with open(folder + "/cgroup.controllers", encoding="ascii") as file:
-            there = set(file.read().split())
-        for name in there & set(CONTROLLERS):
+            available = set(file.read().split())
+        for name in available & set(CONTROLLERS):
             try:
                 _write(folder + "/cgroup.subtree_control", f"+{name}")
             except OSError as error:
@@ -84,7 +84,7 @@ def _write(path: str, text: str) -> None:
         os.close(descriptor)
 
 
-def settings(limits: Limits, version: int) -> dict[str, dict[str, str]]:
+def settings(limits: SandboxLimits, version: int) -> dict[str, dict[str, str]]:
     """For each controller the files to write; the first of a controller must succeed, the others may be missing."""
     wanted: dict[str, dict[str, str]] = {}
     if limits.memory is not None:
@@ -94,8 +94,8 @@ def settings(limits: Limits, version: int) -> dict[str, dict[str, str]]:
         else:
             wanted["memory"] = {"memory.limit_in_bytes": amount, "memory.memsw.limit_in_bytes": amount}
     if limits.processes is not None:
-        # Init, the worker that is being replaced and the place of the next fork are in the group too.
-        wanted["pids"] = {"pids.max": str(limits.processes + 3)}
+        # Init and the worker that is being replaced are in the group too.
+        wanted["pids"] = {"pids.max": str(limits.processes + 2)}
     if limits.cpus is not None:
         quota = max(int(limits.cpus * PERIOD), LEAST_QUOTA)
         if version == 2:
@@ -105,21 +105,21 @@ def settings(limits: Limits, version: int) -> dict[str, dict[str, str]]:
     return wanted
 
 
-class Group:
-    """The groups of one session: one folder in each hierarchy."""
+class CgroupSet:
+    """The cgroups of one session: one folder in each hierarchy."""
 
-    def __init__(self, name: str, limits: Limits, where: dict[str, Tree]) -> None:
+    def __init__(self, name: str, limits: SandboxLimits, in_hierarchies: dict[str, Hierarchy]) -> None:
         self.folders: list[str] = []
-        self.doors: list[int] = []
+        self.descriptors: list[int] = []
         self.controllers: set[str] = set()
         try:
-            for controller, tree in where.items():
-                files = settings(limits, tree.version).get(controller)
+            for controller, hierarchy in in_hierarchies.items():
+                files = settings(limits, hierarchy.version).get(controller)
                 if files is not None:
-                    self._make(f"{tree.folder}/{name}", files)
+                    self._make(f"{hierarchy.folder}/{name}", files)
                     self.controllers.add(controller)
             for folder in self.folders:
-                self.doors.append(os.open(folder + "/cgroup.procs", os.O_WRONLY | os.O_CLOEXEC))
+                self.descriptors.append(os.open(folder + "/cgroup.procs", os.O_WRONLY | os.O_CLOEXEC))
         except OSError:
             self.close()
             self.remove()
@@ -134,19 +134,19 @@ class Group:
                 _write(f"{folder}/{name}", value)
 
     def enter(self) -> None:
-        """In the process itself: the kernel may take its time, in which the zygote has other things to do."""
-        for door in self.doors:
-            os.write(door, b"0")
+        """Called by the process itself: the kernel may take its time, and the zygote does not wait."""
+        for descriptor in self.descriptors:
+            os.write(descriptor, b"0")
         self.close()
 
     def close(self) -> None:
-        """The doors; who is in stays in."""
-        for door in self.doors:
-            os.close(door)
-        self.doors = []
+        """Close the descriptors; the processes stay in the groups."""
+        for descriptor in self.descriptors:
+            os.close(descriptor)
+        self.descriptors = []
 
     def remove(self) -> bool:
-        """False while something is still dying in there; to be tried again."""
+        """False while a process is still dying in there; then try again later."""
         for folder in list(self.folders):
             try:
                 os.rmdir(folder)
@@ -165,7 +165,7 @@ def name_for(number: int) -> str:
 
 
 def _started(pid: int) -> str | None:
-    """When a process began, in the kernel's ticks: a number may be given twice, this pair not."""
+    """When a process began, in the kernel's ticks: process numbers are reused, the pair is unique."""
     try:
         with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
             return file.read().rpartition(")")[2].split()[19]
@@ -173,9 +173,9 @@ def _started(pid: int) -> str | None:
         return None
 
 
-def sweep(where: dict[str, Tree]) -> None:
+def remove_old_groups(in_hierarchies: dict[str, Hierarchy]) -> None:
     """Remove the groups of zygotes that were killed before they could."""
-    for folder in {tree.folder for tree in where.values()}:
+    for folder in {hierarchy.folder for hierarchy in in_hierarchies.values()}:
         for name in os.listdir(folder):
             words = name.split("-")
             if len(words) == 4 and words[0] == "carrel" and words[1].isdigit() and _started(int(words[1])) != words[2]:

@@ -1,7 +1,7 @@
-"""Landlock: a fence which a process puts around itself, without any privilege.
+"""Landlock: a process restricts itself, without any privilege.
 
-Around a session in namespaces it adds what they lack: no signal and no tracing beyond the session's own processes,
-and no abstract socket of the host when its network is shared. Where namespaces cannot be had it also guards files.
+To a session in namespaces it adds what they lack: no signals to and no tracing of processes outside the session, and
+no abstract socket of the host when its network is shared. Without namespaces it also restricts access to files.
 """
 
 from __future__ import annotations
@@ -23,10 +23,14 @@ READING = EXECUTE | READ_FILE | READ_DIR
 
 
 class _Ruleset(ctypes.Structure):
+    """struct landlock_ruleset_attr."""
+
     _fields_ = (("handled_fs", ctypes.c_uint64), ("handled_net", ctypes.c_uint64), ("scoped", ctypes.c_uint64))
 
 
-class _Beneath(ctypes.Structure):
+class _PathRule(ctypes.Structure):
+    """struct landlock_path_beneath_attr."""
+
     _pack_ = 1
     _fields_ = (("allowed", ctypes.c_uint64), ("parent", ctypes.c_int32))
 
@@ -46,9 +50,9 @@ def file_rights(known: int) -> int:
 
 
 def fence(readable: list[str] | None = None, writable: list[str] | None = None) -> bool:
-    """Put the calling process behind it, for good. False where the kernel has no Landlock.
+    """Restrict the calling process for good; False where the kernel has no Landlock.
 
-    With lists of paths files are guarded too; without them only signals, tracing and sockets are.
+    With lists of paths access to files is restricted too; without them only signals, tracing and sockets.
     """
     known = version()
     if known == 0:
@@ -56,7 +60,7 @@ def fence(readable: list[str] | None = None, writable: list[str] | None = None) 
     scoped = SCOPE_ABSTRACT_SOCKETS | SCOPE_SIGNALS if known >= 6 else 0
     guarded = file_rights(known) if readable is not None else 0
     if not guarded and not scoped:
-        # Some right must be named. No session makes block devices, and being in a domain is what stops tracing.
+        # Some right must be named, and no session makes block devices. Any domain stops tracing.
         guarded = MAKE_BLOCK
     ruleset = _Ruleset(guarded, 0, scoped)
     size = 24 if known >= 6 else 16 if known >= 4 else 8
@@ -80,7 +84,7 @@ def _allow(ruleset: int, path: str, rights: int) -> None:
     try:
         if not stat.S_ISDIR(os.fstat(parent).st_mode):
             rights &= FILE_RIGHTS
-        rule = _Beneath(rights, parent)
+        rule = _PathRule(rights, parent)
         syscalls.call("landlock_add_rule", ruleset, RULE_PATH_BENEATH, ctypes.byref(rule), 0)
     finally:
         os.close(parent)

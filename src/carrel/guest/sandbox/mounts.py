@@ -1,4 +1,4 @@
-"""Mounts: trees taken from the host, made harmless, and put in their place."""
+"""Mounts: trees of the host's mounts, restricted and attached at their targets."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ HARMLESS = syscalls.MOUNT_ATTR_NOSUID | syscalls.MOUNT_ATTR_NODEV
 READ_ONLY = HARMLESS | syscalls.MOUNT_ATTR_RDONLY
 
 
-class Tree:
+class MountTree:
     """A detached copy of the mounts at a path of the host; attached once, or closed."""
 
     def __init__(self, path: str, *, idmap: int | None = None) -> None:
         self.path = path
         self.is_folder = stat.S_ISDIR(os.stat(path).st_mode)
-        # An id-mapped tree is one mount: what is mounted below may be of a kind that cannot be mapped.
+        # An id-mapped tree is one mount: file systems mounted below it may be of a kind that cannot be mapped.
         self.descriptor = syscalls.open_tree(path, recursive=idmap is None)
         if idmap is not None:
             try:
@@ -27,8 +27,8 @@ class Tree:
                 raise
 
     @classmethod
-    def received(cls, path: str, descriptor: int) -> Tree:
-        """One that another process has taken."""
+    def from_descriptor(cls, path: str, descriptor: int) -> MountTree:
+        """A tree that another process has opened."""
         tree = cls.__new__(cls)
         tree.path, tree.descriptor = path, descriptor
         tree.is_folder = stat.S_ISDIR(os.fstat(descriptor).st_mode)
@@ -49,7 +49,7 @@ class Tree:
 
 
 def make_target(path: str, is_folder: bool) -> None:
-    """Something to mount on; what is there already is taken."""
+    """Create a file or folder to mount on, unless there is one."""
     if is_folder:
         make_folder(path)
     elif not os.path.lexists(path):
@@ -58,7 +58,7 @@ def make_target(path: str, is_folder: bool) -> None:
 
 
 def make_folder(path: str) -> None:
-    """With those above it. `os.makedirs` would look at each of them first, and most are there."""
+    """With its parents. `os.makedirs` would check each of them first, and most exist."""
     try:
         os.mkdir(path, 0o755)
     except FileExistsError:
@@ -68,11 +68,11 @@ def make_folder(path: str) -> None:
 
 
 def bind(source: str, target: str, attributes: int) -> None:
-    Tree(source).attach(target, attributes)
+    MountTree(source).attach(target, attributes)
 
 
 def tmpfs(target: str, *, size: int | None, files: int | None, mode: str = "755", flags: int = 0) -> None:
-    """Memory that looks like a disk; `size` and `files` are its quota."""
+    """Mount a file system in memory; `size` and `files` limit it."""
     options = [f"mode={mode}", f"size={size or '50%'}"]
     if files is not None:
         options.append(f"nr_inodes={files}")
@@ -81,13 +81,13 @@ def tmpfs(target: str, *, size: int | None, files: int | None, mode: str = "755"
 
 
 def overlay(lower: str, upper: str, work: str, target: str) -> None:
-    """Relative paths, so that no character of a host path has to be escaped."""
+    """Mount an overlay. The paths are relative, so that no character of a host path has to be escaped."""
     make_folder(target)
     options = f"lowerdir={lower},upperdir={upper},workdir={work},userxattr"
     syscalls.mount("overlay", target, "overlay", syscalls.MS_NOSUID | syscalls.MS_NODEV, options)
 
 
-def seal(path: str) -> None:
+def make_read_only(path: str) -> None:
     """Make the mount at a path read-only, and only that one."""
     descriptor = os.open(path, os.O_PATH | os.O_CLOEXEC)
     try:

@@ -1,7 +1,7 @@
-"""Namespaces: which a session gets, who it is outside of them, and the loopback device of a network of its own.
+"""Namespaces: which ones a session gets, its user ids outside of them, and the loopback device of its network.
 
 Inside, a session is one user, 1000 by default. Outside it is the user who runs carrel, or, when that is root, a number
-from a range that no account uses: so that even a way out of the namespace leads to an account which owns nothing.
+from a range that no account uses, so that even an escape from the namespace leads to an account that owns nothing.
 Only then is there a root inside too, for commands that the host runs as root: outside it is a second unused number.
 """
 
@@ -16,34 +16,34 @@ import socket
 import struct
 
 from .. import syscalls
-from .plan import Plan
+from .spec import SandboxSpec
 
-# systemd lists the numbers from here up to 2^31 as used by nobody.
+# According to systemd, the numbers from here up to 2^31 are unused.
 # The lower half is for users, the upper half for the roots of their sessions.
 UNUSED_FIRST, UNUSED_COUNT = 0x7000_0000, 0x07FF_0000
 NOBODY = 65534
 SIOCGIFFLAGS, SIOCSIFFLAGS, IFF_UP = 0x8913, 0x8914, 1
 
 
-def flags(plan: Plan) -> int:
-    """The namespaces of a plan, as clone takes them."""
-    if not plan.confined:
+def clone_flags(spec: SandboxSpec) -> int:
+    """The namespaces that a spec asks for, as flags of clone."""
+    if not spec.confined:
         return 0
     wanted = syscalls.CLONE_NEWUSER | syscalls.CLONE_NEWNS | syscalls.CLONE_NEWPID
-    if "ipc" in plan.parts:
+    if "ipc" in spec.parts:
         wanted |= syscalls.CLONE_NEWIPC
-    if "uts" in plan.parts:
+    if "uts" in spec.parts:
         wanted |= syscalls.CLONE_NEWUTS
-    if "net" in plan.parts and not plan.network:
+    if "net" in spec.parts and not spec.network:
         wanted |= syscalls.CLONE_NEWNET
     return wanted
 
 
 def count_processes(outside: tuple[int, int]) -> bool:
-    """Whether the kernel holds a session of this outer user to its number of processes, counted for it alone.
+    """Whether RLIMIT_NPROC limits a session of this outer user, and counts its processes only.
 
-    Since Linux 5.14 they are counted in each user namespace apart; and never are those of the machine's root, who may
-    be behind any number where the numbers are mapped already.
+    Since Linux 5.14 each user namespace has its own count. The machine's root is never limited, and may be behind any
+    number where the numbers are mapped already.
     """
     first, second = re.findall(r"\d+", os.uname().release)[:2]
     with open("/proc/self/uid_map", encoding="ascii") as file:
@@ -52,7 +52,7 @@ def count_processes(outside: tuple[int, int]) -> bool:
 
 
 def outer_ids() -> tuple[int, int]:
-    """Who a session is outside; for root an unused number, or nobody where the numbers are few (in a container)."""
+    """User and group of a session outside: for root an unused number, or 65534 in a container, which has few."""
     if os.geteuid() != 0:
         return os.geteuid(), os.getegid()
     chosen = UNUSED_FIRST + random.SystemRandom().randrange(UNUSED_COUNT)
@@ -69,8 +69,8 @@ def _is_mapped(number: int, path: str) -> bool:
 
 
 def outer_root(outside: tuple[int, int]) -> int | None:
-    """The number outside of a session's own root; None where there is none, because carrel is not root itself, or has
-    no number to spare (in a container)."""
+    """The outer number of a session's own root; None where there is no such root, because carrel is not root itself, or
+    has no number to spare (in a container)."""
     wanted = outside[0] + UNUSED_COUNT
     if outside[0] < UNUSED_FIRST or not all(_is_mapped(wanted, f"/proc/self/{kind}_map") for kind in ("uid", "gid")):
         return None
@@ -89,14 +89,14 @@ def has_root() -> bool:
 
 def write_maps(pid: int, inside: int, outside: tuple[int, int], root: int | None) -> None:
     """One user and one group, and root where there is one; supplementary groups cannot be changed any more."""
-    _tell(f"/proc/{pid}/setgroups", "deny")
+    _write(f"/proc/{pid}/setgroups", "deny")
     for kind, number in (("uid", outside[0]), ("gid", outside[1])):
         rows = [f"{inside} {number} 1"] + ([] if root is None else [f"0 {root} 1"])
-        _tell(f"/proc/{pid}/{kind}_map", "\n".join(rows))
+        _write(f"/proc/{pid}/{kind}_map", "\n".join(rows))
 
 
-def _tell(path: str, text: str) -> None:
-    """Without the layers of `open`, which ask five times what kind of file it is."""
+def _write(path: str, text: str) -> None:
+    """Without `open`, which makes several more system calls."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
     try:
         os.write(descriptor, text.encode("ascii"))
@@ -128,15 +128,16 @@ class OwnerMaps:
             os._exit(0)
         try:
             for kind, inside, outside in (("uid", owner[0], self.outside[0]), ("gid", owner[1], self.outside[1])):
-                _tell(f"/proc/{pid}/{kind}_map", f"{inside} {outside} 1")
+                _write(f"/proc/{pid}/{kind}_map", f"{inside} {outside} 1")
             return os.open(f"/proc/{pid}/ns/user", os.O_RDONLY | os.O_CLOEXEC)
         finally:
             os.kill(pid, signal.SIGKILL)
             os.waitpid(pid, 0)
 
 
-def raise_loopback() -> None:
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as line:
+def start_loopback() -> None:
+    """Switch on the loopback device of a new network namespace."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as device:
         request = struct.pack("16sH22x", b"lo", 0)
-        (now,) = struct.unpack("16xH22x", fcntl.ioctl(line, SIOCGIFFLAGS, request))
-        fcntl.ioctl(line, SIOCSIFFLAGS, struct.pack("16sH22x", b"lo", now | IFF_UP))
+        (flags,) = struct.unpack("16xH22x", fcntl.ioctl(device, SIOCGIFFLAGS, request))
+        fcntl.ioctl(device, SIOCSIFFLAGS, struct.pack("16sH22x", b"lo", flags | IFF_UP))

@@ -23,7 +23,7 @@ from typing import Any
 
 from .. import syscalls
 from ..channel import MAX_RECORD, Channel, ChannelClosed, ChannelError
-from ..processes import StopGuard, end_started_since, kill_descendants, set_title
+from ..processes import StopGuard, end_started_in_session, kill_descendants, set_title
 from .container_children import Unpacker, become_worker
 
 HEAD = struct.Struct(">cI")
@@ -54,8 +54,8 @@ class ContainerInit:
         self._held = False
         self._frozen: tuple[list[int], int] | None = None
         self._discarded: list[int] = []
-        self._sessions: set[int] = set()
-        """Of the workers that were started here: what their code starts is in them."""
+        self._worker_session = 0
+        """The kernel session of the worker and of what its code starts."""
         self._settings: dict[str, Any] = {}
         self._environment: dict[str, str] = {}
         self._unpacker = Unpacker(self._selector, lambda status: self._tell({"op": "unpacked", "status": status}))
@@ -117,10 +117,9 @@ class ContainerInit:
             self._settings, self._environment = record["settings"], record["environment"]
             self._start()
         elif operation == "again":
-            session, since, besides = record.get("session"), record.get("since"), record.get("besides") or ()
-            if type(session) is int and type(since) is int and session in self._sessions:
-                # What the killed run had started, where no frozen fork is left to see to it.
-                end_started_since(since, {os.getpid(), *besides}, session=session)
+            if self._worker_session:
+                # What the lost worker's code has started, where no snapshot is left to end it.
+                end_started_in_session(self._worker_session)
             self._start()
         elif operation == "wake":
             self._wake()
@@ -150,7 +149,7 @@ class ContainerInit:
         theirs.close()
         for fd in ends:
             os.close(fd)
-        self._sessions.add(pid)
+        self._worker_session = pid
         self._live_with(pid, ours)
 
     def _live_with(self, pid: int, line: socket.socket) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 
 from .. import syscalls
 from ..channel import Channel, ChannelError, Record, RecordTooLong
-from ..processes import clock, end_started_since, set_title, started_at_or_after, started_since
+from ..processes import end_started_in_session, set_title, started_in_session
 from . import file_requests, reopen_files, values
 from .code_cell import Cell, CodeRunner, ContinueAsFork
 from .exec_requests import Commands
@@ -63,7 +63,6 @@ class Worker:
         self._covers: Any = None
         self._forking = False
         self._stray = False
-        self._snapshot_at = 0
         self._survivors: set[int] = set()
         """What the last run that started something has left running."""
         self._private = os.getsid(0) == os.getpid()
@@ -122,7 +121,7 @@ class Worker:
     def _ready(self) -> None:
         version = ".".join(map(str, sys.version_info[:3]))
         about = {"protocol": PROTOCOL, "python": version, "pid": os.getpid(), "pipes": True}
-        self._send({"op": "ready", **about, "session": os.getsid(0), "at": clock()})
+        self._send({"op": "ready", **about})
 
     def serve(self) -> None:
         """Until the host closes the line."""
@@ -232,20 +231,16 @@ class Worker:
                 self._freeze()
 
         self._interrupts.meant = lambda: self._host.is_interrupted(record.get("id"))
-        self._interrupts.taken, began = False, clock()
+        self._interrupts.taken = False
         outcome = self._runner.run(str(record.get("code", "")), before_it, unsafe)
         if self._stray:
             _end_stray(outcome)
         if self._private and self._runner.streams.children_made:
             if self._interrupts.taken:
-                end_started_since(began, self._not_of_a_run(), interrupt_first=True)
-            self._survivors = set(started_since(began, self._not_of_a_run()))
+                end_started_in_session(exclude=self._own_processes(), trees=self._survivors, interrupt_first=True)
+            self._survivors = set(started_in_session(exclude=self._own_processes()))
         self._covers = record.get("id")
-        at = clock()
-        result = {"op": "done", "id": record.get("id"), "frozen": self._why_not, "unkept": self._changed, "at": at}
-        if self._survivors:
-            # The clock goes in hundredths of a second: these are older than the next run all the same.
-            result["besides"] = started_at_or_after(at, self._survivors)
+        result = {"op": "done", "id": record.get("id"), "frozen": self._why_not, "unkept": self._changed}
         result.update(outcome)
         try:
             self._send(result)
@@ -255,16 +250,15 @@ class Worker:
             self._send({**result, "value": value, "display": []})
         self._runner.streams.repair()
 
-    def _not_of_a_run(self) -> set[int]:
-        """Processes that may have begun in the same moment as a run and are not its own."""
-        return {os.getpid(), *self._snapshot.processes(), *self._survivors}
+    def _own_processes(self) -> set[int]:
+        """The processes of the worker itself in its kernel session."""
+        return {os.getpid(), *self._snapshot.processes()}
 
     def _freeze(self) -> None:
         """Keep a fork of this moment, or say why there is none."""
         made: Channel | str | None = self._snapshot.refusal()
         if made is None:
             self._forking = True
-            self._snapshot_at = clock()
             try:
                 made = self._snapshot.make(self._line, self._covers)
             finally:
@@ -281,7 +275,7 @@ class Worker:
     def _wake(self, line: Channel) -> None:
         """In the frozen fork: the worker is dead, and this is the worker now. What its last run started goes too."""
         if self._private:
-            end_started_since(self._snapshot_at, self._not_of_a_run())
+            end_started_in_session(exclude=self._own_processes(), trees=self._survivors)
         self._go_on(line, keep_commands=True)
         if self._init >= 0:
             init = socket.socket(fileno=os.dup(self._init))
@@ -333,9 +327,9 @@ class Worker:
             self._ready()
             self._runner.streams.replace(fds[1], fds[2])
             self._go_on(self._line, keep_commands=False)
-            arrived = getattr(self._fork_process, "arrived", None)
-            if arrived is not None:
-                arrived()
+            reseed = getattr(self._fork_process, "reseed", None)
+            if reseed is not None:
+                reseed()
             raise ContinueAsFork
         for fd in fds:
             os.close(fd)

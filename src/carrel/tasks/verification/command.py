@@ -14,7 +14,7 @@ from carrel.errors import ReportUnreadable, WorkerLost
 from carrel.execution.executor import CommandResult, Executor, Output
 from carrel.execution.file_changes import Upper
 from carrel.execution.subprocess_executor import SubprocessExecutor
-from carrel.guest.sandbox.plan import HOME
+from carrel.guest.sandbox.spec import HOME
 from carrel.tasks.environment import PreparedSample
 from carrel.tasks.sample import Sample
 from carrel.tasks.verification import recorder_log

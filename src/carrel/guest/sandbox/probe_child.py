@@ -1,6 +1,6 @@
-"""Tries each part of the sandbox once, in a child of its own, and prints what came of it as JSON.
+"""Tries each part of the sandbox once, each in a child process, and prints the results as JSON.
 
-Run as a program (`python -I zygote.py trying`): it forks, which a host with threads should not.
+Run as a program (`python -I …/sandbox/__main__.py probe`): it forks, which a host with threads should not.
 """
 
 from __future__ import annotations
@@ -12,25 +12,25 @@ from collections.abc import Callable
 from typing import Any
 
 from .. import syscalls
-from . import cgroups, filter, landlock, mounts, namespaces
-from .plan import Limits
+from . import cgroups, landlock, mounts, namespaces, seccomp
+from .spec import SandboxLimits
 
 USER = syscalls.CLONE_NEWUSER
 MOUNT = USER | syscalls.CLONE_NEWNS
 PID = MOUNT | syscalls.CLONE_NEWPID
 
 
-def in_child(flags: int, attempt: Callable[[], None]) -> str | None:
-    """None when it worked, else what the kernel said; maps are written as for a session."""
-    said_read, said_write = os.pipe()
+def _try_in_child(flags: int, attempt: Callable[[], None]) -> str | None:
+    """None when it worked, else the kernel's error; id maps are written as for a session."""
+    result_read, result_write = os.pipe()
     go_read, go_write = os.pipe()
     try:
         pid = syscalls.fork_with_namespaces(flags)
     except OSError as error:
         return str(error)
     if pid == 0:
-        said = ""
-        # Ours too until it is closed: without that nobody's end would be the end of what is read.
+        result = ""
+        # While this process has it open too, the end of the parent could not be read.
         os.close(go_write)
         try:
             if not os.read(go_read, 1):
@@ -39,11 +39,11 @@ def in_child(flags: int, attempt: Callable[[], None]) -> str | None:
                 os.setresgid(1000, 1000, 1000)
                 os.setresuid(1000, 1000, 1000)
             attempt()
-        except BaseException as error:  # noqa: BLE001 -- it is the answer
-            said = str(error) or type(error).__name__
-        os.write(said_write, said.encode())
+        except BaseException as error:  # noqa: BLE001 -- it is the result
+            result = str(error) or type(error).__name__
+        os.write(result_write, result.encode())
         os._exit(0)
-    os.close(said_write)
+    os.close(result_write)
     try:
         if flags & USER:
             namespaces.write_maps(pid, 1000, namespaces.outer_ids(), None)
@@ -52,11 +52,11 @@ def in_child(flags: int, attempt: Callable[[], None]) -> str | None:
         os.waitpid(pid, 0)
         return f"the id maps could not be written: {error}"
     os.write(go_write, b"g")
-    said = os.read(said_read, 4096).decode()
+    result = os.read(result_read, 4096).decode()
     _, status = os.waitpid(pid, 0)
-    for descriptor in (said_read, go_read, go_write):
+    for descriptor in (result_read, go_read, go_write):
         os.close(descriptor)
-    return said or (None if status == 0 else f"the attempt ended with status {status}")
+    return result or (None if status == 0 else f"the attempt exited with status {status}")
 
 
 def _own_root() -> None:
@@ -85,7 +85,7 @@ def _overlay() -> None:
 
 def _filter() -> None:
     syscalls.prctl(syscalls.PR_SET_NO_NEW_PRIVS, 1)
-    filter.install(filter.program())
+    seccomp.install(seccomp.program())
     try:
         syscalls.unshare(syscalls.CLONE_NEWUTS)
     except PermissionError:
@@ -97,7 +97,7 @@ def _listener() -> None:
     syscalls.prctl(syscalls.PR_SET_NO_NEW_PRIVS, 1)
     if not landlock.version():
         raise OSError(95, "Landlock is missing: a fork's init could not be kept from its parent")
-    filter.install(filter.program(fork=True), listen=True)
+    seccomp.install(seccomp.program(fork=True), listen=True)
 
 
 def _fence() -> None:
@@ -107,16 +107,16 @@ def _fence() -> None:
 
 
 def _nothing() -> None:
-    """The namespaces themselves are the attempt."""
+    """Creating the namespaces is the attempt."""
 
 
-ATTEMPTS: dict[str, tuple[int, Callable[[], None]]] = {
+_ATTEMPTS: dict[str, tuple[int, Callable[[], None]]] = {
     "user": (USER, _nothing),
     "mount": (MOUNT, _own_root),
     "pid": (PID, _own_proc),
     "ipc": (PID | syscalls.CLONE_NEWIPC, _nothing),
     "uts": (PID | syscalls.CLONE_NEWUTS, lambda: syscalls.sethostname("tried")),
-    "net": (PID | syscalls.CLONE_NEWNET, namespaces.raise_loopback),
+    "net": (PID | syscalls.CLONE_NEWNET, namespaces.start_loopback),
     "overlay": (MOUNT, _overlay),
     "seccomp": (0, _filter),
     "landlock": (0, _fence),
@@ -124,35 +124,38 @@ ATTEMPTS: dict[str, tuple[int, Callable[[], None]]] = {
 }
 
 
-def groups() -> dict[str, str | None]:
+def _controllers() -> dict[str, str | None]:
     """For each controller None, or why the session cannot be held by it."""
     found: dict[str, str | None] = {}
-    where = cgroups.trees()
+    found_hierarchies = cgroups.hierarchies()
     for controller in cgroups.CONTROLLERS:
-        if controller not in where:
-            found[controller] = "no cgroup here that we may make groups below, with this controller switched on"
+        if controller not in found_hierarchies:
+            found[controller] = "there is no cgroup with this controller in which this process may create groups"
             continue
         try:
-            limits = Limits(memory=1 << 30, cpus=1.0, processes=100)
-            cgroups.Group(cgroups.name_for(0), limits, {controller: where[controller]}).remove()
+            limits = SandboxLimits(memory=1 << 30, cpus=1.0, processes=100)
+            cgroups.CgroupSet(cgroups.name_for(0), limits, {controller: found_hierarchies[controller]}).remove()
             found[controller] = None
         except OSError as error:
             found[controller] = str(error)
     return found
 
 
-def everything() -> dict[str, Any]:
+def probe() -> dict[str, Any]:
     if not syscalls.NUMBERS:
         why = f"the sandbox knows x86_64 and aarch64 machines, not {platform.machine()}"
-        return {"parts": dict.fromkeys([*ATTEMPTS, "sockets"], why), "cgroups": dict.fromkeys(cgroups.CONTROLLERS, why)}
-    parts = {name: in_child(flags, attempt) for name, (flags, attempt) in ATTEMPTS.items()}
+        return {
+            "parts": dict.fromkeys([*_ATTEMPTS, "sockets"], why),
+            "cgroups": dict.fromkeys(cgroups.CONTROLLERS, why),
+        }
+    parts = {name: _try_in_child(flags, attempt) for name, (flags, attempt) in _ATTEMPTS.items()}
     known = landlock.version()
-    parts["sockets"] = None if known >= 6 else f"version {known} of Landlock cannot do it; 6 can"
-    held = groups()
+    parts["sockets"] = None if known >= 6 else f"version {known} of Landlock cannot do it; version 6 can"
+    held = _controllers()
     if parts["user"] is None and namespaces.count_processes(namespaces.outer_ids()):
         held["pids"] = None
     return {"parts": parts, "cgroups": held}
 
 
 def main() -> None:
-    print(json.dumps(everything()))
+    print(json.dumps(probe()))

@@ -30,7 +30,7 @@ time.sleep(1000)
 
 
 def groups(pid: int) -> list[str]:
-    folders = {tree.folder for tree in cgroups.trees().values()}
+    folders = {hierarchy.folder for hierarchy in cgroups.hierarchies().values()}
     return [found for folder in folders for found in glob.glob(f"{folder}/carrel-{pid}-*")]
 
 
@@ -155,9 +155,9 @@ def test_twenty_at_once(host: Host) -> None:
 GONE = """
 import os, socket, sys, time
 from carrel.guest.channel import Channel
-from carrel.guest.sandbox.claiming import Child
-from carrel.guest.sandbox.plan import Plan
-from carrel.guest.sandbox.spawning import Zygote
+from carrel.guest.sandbox.sandbox_pool import SessionProcess
+from carrel.guest.sandbox.spec import SandboxSpec
+from carrel.guest.sandbox.zygote import Zygote
 ours, theirs = socket.socketpair()
 zygote = Zygote(Channel(theirs))
 pid = os.fork()
@@ -168,11 +168,11 @@ report, told = os.pipe()
 os.write(told, sys.argv[1].encode().decode("unicode_escape").encode())
 os.close(told)
 zygote.poll.register(report)
-child = Child(pid, Plan(), os.open("/dev/null", os.O_RDONLY), report, socket.socketpair()[0], None)
-child.identity = "mine"
-zygote.children[pid] = child
-zygote._bury()
-print(zygote.children, Channel(ours).read()[0])
+process = SessionProcess(pid, SandboxSpec(), os.open("/dev/null", os.O_RDONLY), report, socket.socketpair()[0], None)
+process.spawn_id = "mine"
+zygote.sessions[pid] = process
+zygote._reap()
+print(zygote.sessions, Channel(ours).read()[0])
 """
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from carrel.guest.sandbox import place
+from carrel.guest.sandbox import root_fs
 from tests.sandbox.conftest import Host
 from tests.sandbox.host import Refused, Session, readable, wait_gone
 
@@ -87,10 +87,11 @@ def test_of_what_runs_it_nothing_is_seen(start: Callable[..., Session], host: Ho
     """All of the program was loaded before; only a checkout inside of the Python's own folder shows its files."""
     session = start()
     files = [str(path) for path in (readable("program"), readable("guest"), Path(__file__))]
-    shown = [file for file in files if not any(place.is_in(file, path) for path in host.readonly)]
+    shown = [file for file in files if not any(root_fs.is_in(file, path) for path in host.readonly)]
     assert session.value(f"import os; answer = [os.path.exists(path) for path in {shown}]") == [False for _ in shown]
     assert (
-        session.value("import traceback, carrel_guest.sandbox.forks, tests_inside.main; answer = 'loaded'") == "loaded"
+        session.value("import traceback, carrel_guest.sandbox.live_fork, tests_inside.main; answer = 'loaded'")
+        == "loaded"
     )
 
 

@@ -88,7 +88,7 @@ def test_an_init_that_fails_ends_with_its_session_and_is_no_second_zygote(start:
         time.sleep(0.2)
     for session in sessions:
         # What no host sends: a number where a list should be.
-        wrong = {"op": "again", "id": 9, "session": session.ready["ready"], "since": 0, "besides": 5}
+        wrong = {"op": "tend", "worker": 1, "spare": 5, "end": True}
         session.control.send(wrong)
         session.control.socket.settimeout(60)
         with pytest.raises(ChannelClosed):

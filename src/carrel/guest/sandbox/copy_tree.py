@@ -1,4 +1,4 @@
-"""A folder copied as it is: modes, links, times, extended attributes, and the marks of an overlay's upper layer."""
+"""Copy a folder with modes, links, times, extended attributes, and the deletion marks of an overlay's upper layer."""
 
 from __future__ import annotations
 
@@ -6,30 +6,30 @@ import errno
 import os
 import stat
 
-_LOOKS = 10
+_ATTEMPTS = 10
 _CHANGED = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EINVAL, errno.EISDIR)
 
 
 def copy_tree(source: str, target: str) -> None:
-    """Into a folder that exists. Sockets are left out: nobody listens on a copy.
+    """Copy into a folder that exists. Sockets are left out: no program listens on a copy.
 
-    Others may write there meanwhile: what they have taken away by then is not there."""
+    Other processes may change the source meanwhile: what they have removed by then is not copied."""
     _copy_folder(source, target, {})
 
 
 def _copy_folder(source: str, target: str, links: dict[tuple[int, int], str]) -> None:
     for name in os.listdir(source):
         _copy_entry(f"{source}/{name}", f"{target}/{name}", links)
-    _copy_marks(source, target, os.stat(source))
+    _copy_attributes(source, target, os.stat(source))
 
 
 def _copy_entry(source: str, target: str, links: dict[tuple[int, int], str]) -> None:
-    """Looked at again where it was gone, or something else, in the middle."""
-    for look in range(_LOOKS):
+    """Try again where an entry disappears or is replaced in the middle."""
+    for attempt in range(_ATTEMPTS):
         try:
             _copy_one(source, target, os.lstat(source), links)
         except OSError as problem:
-            if problem.errno not in _CHANGED or look == _LOOKS - 1:
+            if problem.errno not in _CHANGED or attempt == _ATTEMPTS - 1:
                 raise
             _remove(target)
             if not os.path.lexists(source):
@@ -70,11 +70,11 @@ def _copy_one(source: str, target: str, found: os.stat_result, links: dict[tuple
         os.mknod(target, stat.S_IFCHR, 0)
     else:
         return
-    _copy_marks(source, target, found)
+    _copy_attributes(source, target, found)
 
 
 def _copy_content(source: str, target: str, size: int) -> None:
-    # It may have become a pipe, which would be waited for.
+    # It may have become a named pipe, and opening that would wait.
     read = os.open(source, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     try:
         write = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
@@ -100,7 +100,7 @@ def _copy_content(source: str, target: str, size: int) -> None:
         os.close(read)
 
 
-def _copy_marks(source: str, target: str, found: os.stat_result) -> None:
+def _copy_attributes(source: str, target: str, found: os.stat_result) -> None:
     if not stat.S_ISCHR(found.st_mode):
         for name in os.listxattr(source, follow_symlinks=False):
             if name.startswith("user."):
@@ -110,7 +110,7 @@ def _copy_marks(source: str, target: str, found: os.stat_result) -> None:
 
 
 def empty_tree(folder: str) -> None:
-    """Remove what is in a folder, whatever its modes say; a folder that something is mounted on stays."""
+    """Remove what is in a folder, whatever its modes are; a folder that something is mounted on stays."""
     with os.scandir(folder) as entries:
         found = list(entries)
     for entry in found:

@@ -1,4 +1,7 @@
-"""The worker's side of a live fork: a fork() whose child wakes up in the sandbox that init has prepared."""
+"""A live fork on the worker's side: a fork() whose child wakes up in the sandbox that init has prepared.
+
+See `live_fork` for the whole sequence.
+"""
 
 from __future__ import annotations
 
@@ -23,10 +26,10 @@ class ForkFailed(OSError):
 
 
 class SandboxFork:
-    """Given to the worker as settings["enter_fork"]; called when init has been told to prepare a sandbox.
+    """The worker's settings["enter_fork"]: an os.fork whose child is in the fork that init was asked to prepare.
 
-    A process enters a pid namespace only by its children, and a user namespace for good. So there is a process in
-    between: it is forked, enters the namespaces, forks the child and ends.
+    Only the children of a process enter a pid namespace, and a process enters a user namespace for good. Therefore a
+    middle process is forked, which enters the namespaces, forks the child and exits.
     """
 
     def __init__(self, init: int) -> None:
@@ -36,24 +39,24 @@ class SandboxFork:
         """Like os.fork: the child's process number in the parent, 0 in the child. Raises ForkFailed.
 
         The child is in its own namespaces, without capabilities, with its own init behind the same descriptor.
-        Its open files are still the parent's: what is to be written must be opened again by its path.
+        Its open files are still the parent's: files for writing must be opened again by their paths.
         """
         child = -1
         _api.PyOS_BeforeFork()
         try:
-            with _no_handlers(), _no_collection():
+            with _signals_blocked(), _garbage_collection_off():
                 child = self._fork_twice()
         except BaseException:
             if child == 0:
-                os._exit(1)  # Code that catches it would go on as the parent, on the parent's channel.
+                os._exit(1)  # Otherwise the child would continue as the parent, on the parent's channel.
             raise
         finally:
             (_api.PyOS_AfterFork_Parent if child else _api.PyOS_AfterFork_Child)()
         return child
 
-    def arrived(self) -> None:
-        """Called in the child when the host knows of it, before any code runs: OpenSSL notices a fork by its process
-        number, which is the same here as the parent's."""
+    def reseed(self) -> None:
+        """Called in the child before any code runs: OpenSSL detects a fork by the process number, which is the same
+        here as the parent's."""
         ssl = sys.modules.get("_ssl")
         if ssl is not None:
             ssl.RAND_add(os.urandom(32), 32.0)
@@ -68,7 +71,7 @@ class SandboxFork:
                     self._enter_and_fork(answer.fileno())
                     # Entering another user namespace has made it undumpable.
                     syscalls.prctl(syscalls.PR_SET_DUMPABLE, dumpable)
-                except BaseException:  # noqa: BLE001 - it must not go on as the parent
+                except BaseException:  # noqa: BLE001 - it must not continue as the parent
                     os._exit(1)
                 return 0
             answer.close()
@@ -80,14 +83,14 @@ class SandboxFork:
         return int(child)
 
     def _enter_and_fork(self, answer: int) -> None:
-        """In the process in between. Returns in the child only."""
+        """In the middle process. Returns in the child only."""
         link = Channel(socket.socket(fileno=os.dup(self._init)))
         fds: list[int] = []
         try:
             cwd = os.getcwd()
             record, fds = _request_entry(link)
             if record.get("op") != "entering" or len(fds) < 2:
-                raise ForkFailed(1, str(record.get("message", "init has no sandbox ready for a fork")))
+                raise ForkFailed(1, str(record.get("message", "init has not prepared a fork")))
             for number, namespace in enumerate(fds[1:]):
                 syscalls.setns(namespace, record["flags"][number])
             syscalls.drop_capabilities()
@@ -109,8 +112,8 @@ class SandboxFork:
 
 
 @contextlib.contextmanager
-def _no_handlers() -> Iterator[None]:
-    """Signal handlers are code of the session: they must not run in the process in between."""
+def _signals_blocked() -> Iterator[None]:
+    """Signal handlers are code of the session, and must not run in the middle process."""
     blocked = signal.pthread_sigmask(signal.SIG_SETMASK, signal.valid_signals())
     try:
         yield
@@ -119,28 +122,23 @@ def _no_handlers() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _no_collection() -> Iterator[None]:
+def _garbage_collection_off() -> Iterator[None]:
     """Collecting garbage runs code of the session too: destructors, callbacks of weak references."""
-    collects = gc.isenabled()
+    enabled = gc.isenabled()
     gc.disable()
     try:
         yield
     finally:
-        if collects:
+        if enabled:
             gc.enable()
 
 
 def _request_entry(link: Channel) -> tuple[dict[str, Any], list[int]]:
-    """Wait until the sandbox is ready. An answer to a process that was killed while it waited may come first."""
-    me = os.getpid()
-    record, fds = link.request({"op": "enter", "pid": me})
-    while record.get("pid") != me:
+    """Wait until the fork is ready. An answer to a process that was killed while it waited may come first."""
+    own = os.getpid()
+    record, fds = link.request({"op": "enter", "pid": own})
+    while record.get("pid") != own:
         for fd in fds:
             os.close(fd)
         record, fds = link.read()
     return record, fds
-
-
-def offer(settings: dict[str, Any], init: int) -> dict[str, Any]:
-    """The settings that the entry gets, with the way to fork in them."""
-    return {**settings, "enter_fork": SandboxFork(init)}

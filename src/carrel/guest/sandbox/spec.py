@@ -1,0 +1,175 @@
+"""The checked settings of one sandbox, read from the record that asks for it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+MIB = 1024 * 1024
+ALL_PARTS = frozenset({"user", "mount", "pid", "ipc", "uts", "net", "overlay", "seccomp", "landlock", "cgroup", "fork"})
+HOME = "/home/agent"
+OWN_ENVIRONMENT = f"{HOME}/.venv"
+"""A virtualenv in the folder that the home begins with; its programs are first on PATH."""
+_RESERVED = ("", "proc", "dev", "sys", "usr", "etc", "bin", "sbin", "lib", "lib64", ".carrel")
+"""Folders at the root that belong to the system, and where nothing else can be mounted."""
+
+
+class SpecError(ValueError):
+    """A setting that makes no sense; the message names it."""
+
+
+@dataclass
+class SandboxLimits:
+    """Limits of one sandbox; None means that carrel sets no limit."""
+
+    memory: int | None = None
+    cpus: float | None = None
+    processes: int | None = 512
+    open_files: int | None = 4096
+    disk: int | None = 1024 * MIB
+    files: int | None = 200_000
+    """How many files, folders and links the session may create, in all its writable folders together."""
+
+
+@dataclass
+class MountSpec:
+    """A folder or file of the host, and where the session sees it."""
+
+    source: str
+    at: str
+    mode: str = "ro"
+
+
+@dataclass
+class WorkspaceSpec:
+    """The folder of the workspace; None for an empty one."""
+
+    source: str | None = None
+    mode: str = "overlay"
+    at: str = "/workspace"
+    upper_dir: str | None = None
+    """A folder of the host that keeps the changes."""
+
+
+@dataclass
+class SandboxSpec:
+    """What one sandbox is made of."""
+
+    parts: frozenset[str] = ALL_PARTS
+    network: bool = False
+    hostname: str = "carrel"
+    uid: int = 1000
+    workspace: WorkspaceSpec = field(default_factory=WorkspaceSpec)
+    mounts: list[MountSpec] = field(default_factory=list)
+    readonly: list[str] = field(default_factory=list)
+    limits: SandboxLimits = field(default_factory=SandboxLimits)
+    home: str = HOME
+    home_source: str | None = None
+    """The folder that the home begins with; changes to it stay in the session."""
+    cgroup_controllers: frozenset[str] = frozenset()
+    """The cgroup controllers that limit this session; set by the zygote, which creates the cgroups."""
+
+    @property
+    def confined(self) -> bool:
+        """Whether the session gets namespaces and a file system of its own."""
+        return {"user", "mount", "pid"} <= self.parts
+
+    @property
+    def workspace_is_overlay(self) -> bool:
+        """Whether the workspace is an overlay over the given folder."""
+        return self.workspace.source is not None and self.workspace.mode == "overlay" and "overlay" in self.parts
+
+    @property
+    def workspace_is_copy(self) -> bool:
+        """Whether the workspace is a copy of the given folder, because the kernel offers no overlay."""
+        return self.workspace.source is not None and self.workspace.mode == "overlay" and "overlay" not in self.parts
+
+    @property
+    def has_home_source(self) -> bool:
+        """Whether the home is a folder of its own that begins with the files of another."""
+        return self.home_source is not None and self.home != self.workspace.at
+
+    @property
+    def kind(self) -> tuple[object, ...]:
+        """What two sessions must have in common so that one sandbox, prepared in advance, fits either."""
+        return (
+            self.parts,
+            self.network,
+            self.hostname,
+            self.uid,
+            self.home,
+            self.limits,
+            self.writes_to_host,
+        )
+
+    @property
+    def writes_to_host(self) -> bool:
+        """Whether what the session writes can stay on the host, for other users to run."""
+        writable_workspace = self.workspace.source is not None and self.workspace.mode == "rw"
+        kept_changes = self.workspace.upper_dir is not None
+        return not self.confined or writable_workspace or kept_changes or any(m.mode == "rw" for m in self.mounts)
+
+    @property
+    def can_fork(self) -> bool:
+        """Live forks need Landlock, which keeps a worker from its fork's init, and the filter, which guards setns."""
+        return self.confined and {"fork", "seccomp", "landlock"} <= self.parts
+
+
+def read_spec(record: dict[str, Any]) -> SandboxSpec:
+    """The spec that a settings record describes; what is missing gets its default."""
+    parts = frozenset(record.get("parts", ALL_PARTS))
+    if parts - ALL_PARTS:
+        raise SpecError(f"parts: {', '.join(sorted(parts - ALL_PARTS))} unknown; known: {', '.join(sorted(ALL_PARTS))}")
+    spec = SandboxSpec(
+        parts=frozenset() if record.get("sandbox") == "off" else parts,
+        network=bool(record.get("network", False)),
+        hostname=_text(record, "hostname", "carrel"),
+        uid=_number(record, "uid", 1000),
+        workspace=WorkspaceSpec(**(record.get("workspace") or {})),
+        mounts=[MountSpec(**mount) for mount in record.get("mounts", [])],
+        readonly=[str(path) for path in record.get("readonly", [])],
+        limits=SandboxLimits(**record.get("limits", {})),
+        home=_text(record, "home", HOME),
+        home_source=_text(record, "home_source", "") or None,
+    )
+    _check(spec)
+    return spec
+
+
+def _text(record: dict[str, Any], name: str, default: str) -> str:
+    value = record.get(name)
+    if value is None:
+        return default
+    if not isinstance(value, str):
+        raise SpecError(f"{name}: expected a text, not {value!r}")
+    return value
+
+
+def _number(record: dict[str, Any], name: str, default: int) -> int:
+    value = record.get(name)
+    if value is None:
+        return default
+    if not isinstance(value, int) or not 0 < value < 1 << 31:
+        raise SpecError(f"{name}: expected a number above 0, not {value!r}")
+    return value
+
+
+def _check(spec: SandboxSpec) -> None:
+    if spec.workspace.mode not in ("overlay", "rw", "ro"):
+        raise SpecError(f"workspace mode: overlay, rw or ro, not {spec.workspace.mode!r}")
+    for mount in spec.mounts:
+        if mount.mode not in ("rw", "ro"):
+            raise SpecError(f"mount {mount.at}: mode rw or ro, not {mount.mode!r}")
+    targets = [spec.workspace.at, spec.home, *(mount.at for mount in spec.mounts)]
+    sources = [
+        spec.workspace.source or "/",
+        spec.home_source or "/",
+        *(mount.source for mount in spec.mounts),
+        *spec.readonly,
+    ]
+    for path in targets + sources:
+        if not path.startswith("/") or "\0" in path or ".." in path.split("/"):
+            raise SpecError(f"{path!r} is not an absolute path without '..'")
+    for path in targets:
+        if path.split("/")[1] in _RESERVED:
+            raise SpecError(f"{path!r} cannot be mounted on: the system is there")
