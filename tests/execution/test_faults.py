@@ -353,7 +353,7 @@ async def test_a_zygote_whose_end_nobody_has_heard_of_costs_the_next_start_nothi
     await executor.start()
     zygote = executor._zygote
     assert zygote is not None
-    zygote._control.line.shutdown(socket.SHUT_WR)
+    zygote._control.socket.shutdown(socket.SHUT_WR)
     async with SubprocessExecutor(executor.config) as other:
         assert (await other.run("2")).value == 2
         assert other._zygote is not zygote
