@@ -127,7 +127,7 @@ async def test_who_closes_waits_until_nothing_is_left_also_when_another_gave_up(
             await asyncio.sleep(0.2)
             ended.append("slow")
 
-    session._registered.append(Slow())
+    session._library.add(Slow())
     await session.start()
     first = asyncio.create_task(session.close())
     await asyncio.sleep(0.05)

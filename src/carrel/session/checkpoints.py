@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
-from contextlib import AsyncExitStack, contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AsyncExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
-from carrel.errors import ForkRefused
+from carrel.errors import ForkRefused, SessionExists
 from carrel.execution.executor import Executor, Moment
 from carrel.session.storage import StorageBackend
 
@@ -61,13 +61,27 @@ async def fork_conversation(store: SessionStore, session_id: str, new_id: str) -
 
 
 class ConversationBranch:
-    """Forks and rewinds the conversation of a session: the typed one it holds, or the stored one with its id."""
+    """Opens, forks and rewinds the conversation of a session: the typed one it holds, or the stored one with its id."""
 
     def __init__(self, session_id: str, storage: StorageBackend, get_held: Callable[[], Conversation | None]) -> None:
         """`get_held` returns the typed conversation that the session holds now, if any."""
         self._session_id = session_id
         self._storage = storage
         self._get_held = get_held
+
+    async def open(self, title: str, fields: Mapping[str, Any]) -> Conversation:
+        """Return the typed conversation with the session's id, created in the storage if it does not exist yet."""
+        from carrel.conversation.models.conversation import Conversation, ConversationStorage  # noqa: PLC0415 -- slow
+        from carrel.conversation.models.info import SessionInfo  # noqa: PLC0415 -- slow to import
+
+        conversations = ConversationStorage(self._storage.get_session_store())
+        folders = {"project_dir": "", "working_dir": fields.get("project_dir", "")}
+        info = SessionInfo(id=self._session_id, title=title, **{**folders, **fields})
+        while (found := await conversations.get(self._session_id)) is None:
+            # Another process may create it at this moment; then open it.
+            with suppress(SessionExists):
+                return await conversations.create(Conversation(info=info))
+        return found
 
     async def _saved(self) -> tuple[Conversation | None, str, ConversationStorage]:
         """Return the held conversation, its id and its storage, with every change written."""

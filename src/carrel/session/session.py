@@ -4,25 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import shlex
-from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
-from contextlib import AsyncExitStack, aclosing, suppress
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from contextlib import AsyncExitStack, aclosing
 from pathlib import Path
-from types import ModuleType, TracebackType
+from types import TracebackType
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, Unpack
 from uuid import uuid4
 from weakref import WeakValueDictionary
 
 from carrel import tasks
 from carrel.embedding import EmbedderOption, choose_embedder
-from carrel.errors import ConfigurationError, ExecutorClosed, SessionExists, SessionNotFound, ToolCallError
+from carrel.errors import ConfigurationError, ExecutorClosed, SessionNotFound, ToolCallError
 from carrel.execution import arguments
 from carrel.execution.config import (
     ContainerConfig,
     InProcessConfig,
-    PlaceSettings,
     SandboxMode,
     SubprocessConfig,
-    is_seconds,
 )
 from carrel.execution.executor import (
     CommandResult,
@@ -33,14 +31,23 @@ from carrel.execution.executor import (
     FilePath,
     OnOutput,
     Output,
-    Place,
     RunningCommand,
 )
 from carrel.execution.results import closed_result, failed_result
 from carrel.execution.subprocess_executor import SubprocessExecutor
 from carrel.session.call_handlers import WOULD_WAIT, CallHandlers
 from carrel.session.checkpoints import Checkpoint, Checkpoints, ConversationBranch, fork_refused
-from carrel.session.options import ContainerOptions, SandboxOptions, SessionOptions, split_options
+from carrel.session.library_access import CLOSED, LibraryAccess, library_module
+from carrel.session.options import (
+    ContainerOptions,
+    SandboxOptions,
+    SessionOptions,
+    check_executor,
+    check_id,
+    check_storage,
+    check_ttl,
+    split_options,
+)
 from carrel.session.storage import MemoryStorage, StorageBackend
 from carrel.text import html_table
 from carrel.tracing import Step, StepRecorder, TraceLog, note_sizes, otel_exporter
@@ -48,13 +55,7 @@ from carrel.tracing import Step, StepRecorder, TraceLog, note_sizes, otel_export
 if TYPE_CHECKING:
     from carrel.conversation.models.conversation import Conversation
     from carrel.library.tools.approval import Approver
-    from carrel.library.tools.tool import ToolProvider
-    from carrel.session.library import SessionLibrary
     from carrel.tasks import Receipt, Sample, VerificationResult
-
-_CLOSED = "Session is closed; make another one"
-_CLOSE_TIMEOUT = 5.0
-"""Seconds that a running tool call has to end when the session is closed."""
 
 
 class Session:
@@ -87,35 +88,24 @@ class Session:
 
         The storage stays open when the session closes, unless the session `owns_storage`. The session closes itself
         `expires_after` so many seconds, but never during a verification."""
-        if not isinstance(storage, StorageBackend):
-            raise TypeError(
-                f"storage is {_describe_value(storage)}; give a FileStorage, RedisStorage or MemoryStorage, "
-                "or use Session.from_base(folder)"
-            )
+        check_storage(storage)
         base = getattr(storage, "base", None)
         if executor is None:
             executor = SubprocessExecutor(SubprocessConfig(base=base))
-        if not isinstance(executor, Place):  # An executor of the user's own that cannot rewind is enough.
-            raise TypeError(
-                f"executor is {_describe_value(executor)}; give a SubprocessExecutor(SubprocessConfig(...)), a "
-                "ContainerExecutor(ContainerConfig(...)) or an InProcessExecutor(InProcessConfig(...)), or leave it out"
-            )
-        config = getattr(executor, "config", None)
-        if isinstance(config, PlaceSettings):
-            config.keep_apart({"the base": base})
+        check_executor(executor, base)
         if session_id:
-            _check_id(session_id)
+            check_id(session_id)
         if persist:
             raise ConfigurationError(
                 "persist=True is not supported yet: variables and files of a session end with it; leave persist out"
             )
+        choose_embedder(embedder)  # Refuse an invalid one now, not at the first search.
 
         self.storage = storage
         self.executor = executor
         self.conversation = conversation
         """The typed conversation, if the session holds one; see `converse`."""
         self.id = session_id or (conversation.id if conversation is not None else uuid4().hex)
-        choose_embedder(embedder)  # Refuse an invalid one now, not at the first search.
         self._embedder = embedder if embedder is not None else getattr(storage, "embedder", None)
         self._approve = approve
         self._on_error: Literal["raise", "skip"] = on_error
@@ -124,24 +114,23 @@ class Session:
         self._owns_storage = owns_storage
         self._sharing: set[Session] = {self}
         """This session and the forks on its storage; the last of them to close closes a storage that they own."""
-        self._library: SessionLibrary | None = None
-        self._registered: list[ToolProvider] = []
+        self._library = LibraryAccess(
+            storage, executor, approve=approve, on_error=on_error, embedder=self._embedder, session_id=self.id
+        )
         self._trace_log = TraceLog(storage.store, f"sessions/{self.id}/trace.jsonl")
         exporter = otel_exporter(self.id)
         self._steps = StepRecorder(
             [self._trace_log] if exporter is None else [self._trace_log, exporter],
             last_message=self._last_message,
-            redact=self._redact,
+            redact=self._library.redact,
         )
-        self._call_handlers = CallHandlers(self._get_library, self._steps, executor)
+        self._call_handlers = CallHandlers(self._library.get, self._steps, executor)
         self._branch = ConversationBranch(self.id, storage, lambda: self.conversation)
         self._checkpoints = Checkpoints(executor, self._branch)
         self._run_lock = asyncio.Lock()
         self._start_lock = asyncio.Lock()
         self._conversation_lock = asyncio.Lock()
         self._verify_lock = asyncio.Lock()
-        self._calls: set[asyncio.Task[Any]] = set()
-        """Tool calls made by the host that are not answered yet."""
         self._is_fork = False
         self._started = False
         self._closed = False
@@ -266,10 +255,7 @@ class Session:
 
         `datasets` is the folder with the dataset (default: `$CARREL_HOME/datasets`, and the demo). The session closes
         itself after `ttl_minutes`; None keeps it open."""
-        if ttl_minutes is not None and not (is_seconds(ttl_minutes) and ttl_minutes > 0):
-            raise ConfigurationError(
-                f"ttl_minutes is {ttl_minutes!r}; it is a number of minutes above 0, or None to stay open"
-            )
+        check_ttl(ttl_minutes)
         sample = tasks.Datasets(datasets).get(dataset).sample(sample_id)
         executor = tasks.SampleExecutor(sample, Path(cache).expanduser() if cache else None, sandbox=sandbox)
         seconds = None if ttl_minutes is None else ttl_minutes * 60
@@ -294,12 +280,11 @@ class Session:
             if self._started:
                 return
             if not self._is_fork:  # A fork has the library of a session in which it was valid: read it when needed.
-                await self._read_library()
+                await self._library.get()
             self.executor.handlers.update(self._call_handlers.handlers())
             await self.executor.start()
             if self._sync_deps_on_start:
-                library = await self._read_library()
-                await self._steps.install("install", "requirements.txt", library.deps.sync())
+                await self._steps.install("install", "requirements.txt", (await self._library.get()).deps.sync())
             self._started = True
             if self._expires_after is not None:
                 self._expiry = asyncio.create_task(self._expire(self._expires_after))
@@ -309,6 +294,7 @@ class Session:
         if self._expiry is not None and self._expiry is not asyncio.current_task():
             self._expiry.cancel()
         self._closed = True
+        self._library.refuse_calls()
         if self._closing is None:
             self._closing = asyncio.get_running_loop().create_task(self._close())
         # Cancelling the caller does not cancel the closing: a half-closed session would leave processes behind.
@@ -322,18 +308,8 @@ class Session:
             if self._owns_storage and not self._sharing:
                 stack.push_async_callback(self.storage.close)
             stack.push_async_callback(self._trace_log.flush)
-            stack.push_async_callback(self._close_tools)
+            stack.push_async_callback(self._library.close)
             await self.executor.close()
-
-    async def _close_tools(self) -> None:
-        for call in self._calls:
-            call.cancel()
-        if self._calls:
-            await asyncio.wait(self._calls, timeout=_CLOSE_TIMEOUT)
-        # Wait for a start that is under way: it starts the library's programs.
-        async with self._start_lock:
-            if self._library is not None:
-                await self._library.tools.close()
 
     async def _expire(self, seconds: float) -> None:
         await asyncio.sleep(seconds)
@@ -383,7 +359,7 @@ class Session:
 
     def _refuse_closed(self) -> None:
         if self._closed:
-            raise ExecutorClosed(_CLOSED)
+            raise ExecutorClosed(CLOSED)
 
     async def _ensure_usable(self) -> None:
         """Start the session; refuse a call that would wait for itself."""
@@ -395,19 +371,9 @@ class Session:
 
     async def converse(self, title: str = "New Session", **fields: Any) -> Conversation:
         """Return the session's typed conversation, created or opened in its storage if it holds none yet."""
-        from carrel.conversation.models import conversation as models  # noqa: PLC0415 -- slow to import
-        from carrel.conversation.models.info import SessionInfo  # noqa: PLC0415 -- as above
-
         async with self._conversation_lock:
-            conversations = models.ConversationStorage(self.storage.get_session_store())
-            while self.conversation is None:
-                folders = {"project_dir": "", "working_dir": fields.get("project_dir", "")}
-                info = SessionInfo(id=self.id, title=title, **{**folders, **fields})
-                self.conversation = await conversations.get(self.id)
-                if self.conversation is None:
-                    # Another process may create it at this moment; then open it.
-                    with suppress(SessionExists):
-                        self.conversation = await conversations.create(models.Conversation(info=info))
+            if self.conversation is None:
+                self.conversation = await self._branch.open(title, fields)
         return self.conversation
 
     def _last_message(self) -> str | None:
@@ -425,14 +391,14 @@ class Session:
         await self._ensure_usable()
         async with self._run_lock:
             self._refuse_closed()
-            id_ = _check_id(session_id) if session_id is not None else uuid4().hex
+            id_ = check_id(session_id) if session_id is not None else uuid4().hex
             with fork_refused("forked"):
                 executor = await self.executor.fork()
                 async with AsyncExitStack() as undo:
                     undo.push_async_callback(executor.close)
                     conversation = await self._branch.fork(id_, undo, typed=storage is not None)
                     if storage is not None:
-                        await _library_module().carry_over(self.storage.store, storage.store)
+                        await library_module().carry_over(self.storage.store, storage.store)
                     fork = self._copy_with(storage or self.storage, executor, id_, conversation)
                     undo.push_async_callback(fork.close)
                     await fork.start()
@@ -456,7 +422,7 @@ class Session:
             on_error=self._on_error,
             embedder=self._embedder,
         )
-        copy._registered = list(self._registered)
+        copy._library.add_tools_of(self._library)
         copy._is_fork = True
         return copy
 
@@ -652,76 +618,35 @@ class Session:
 
     # --- library ----------------------------------------------------------------------------------------------------
 
-    async def _get_library(self) -> SessionLibrary:
-        """Return the library; reading it needs no running executor."""
-        self._refuse_closed()
-        if self._library is None:
-            async with self._start_lock:
-                return await self._read_library()
-        return self._library
-
-    async def _read_library(self) -> SessionLibrary:
-        if self._library is None:
-            library = await _library_module().read_library(
-                self.storage,
-                self.executor,
-                approve=self._approve,
-                session_id=self.id,
-                on_error=self._on_error,
-                embedder=self._embedder,
-            )
-            for provider in self._registered:
-                library.tools.add(provider)
-            self._library = library
-        return self._library
-
-    def _redact(self, text: str) -> str:
-        return self._library.secrets.redact(text) if self._library is not None else text
-
-    async def _run_cancellable(self, work: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
-        """Return the result of the work; closing the session cancels it and raises ExecutorClosed."""
-        self._refuse_closed()
-        call = asyncio.get_running_loop().create_task(work())
-        self._calls.add(call)
-        try:
-            return await call
-        except asyncio.CancelledError:
-            caller = asyncio.current_task()
-            if self._closed and caller is not None and not caller.cancelling():
-                raise ExecutorClosed(_CLOSED) from None
-            raise
-        finally:
-            self._calls.discard(call)
-
     async def list_tools(self) -> list[dict[str, Any]]:
         """Return a dict for each tool: name, description, tags, recipes and more."""
-        return await (await self._get_library()).tools.list()
+        return await (await self._library.get()).tools.list()
 
     async def search_tools(self, query: str, limit: int = 10) -> list[dict[str, Any]]:
         """Return the tools that match the query best, in the form of `list_tools`."""
-        return await (await self._get_library()).tools.search(query, limit)
+        return await (await self._library.get()).tools.search(query, limit)
 
     async def wait_for_tools(self) -> None:
         """Wait until every tool provider has started or failed; the other methods wait 2 seconds at most."""
-        await (await self._get_library()).tools.ready()
+        await (await self._library.get()).tools.ready()
 
     async def reload_tools(self) -> None:
         """Read `tools/*.yaml` again; for a wrong file raises `ConfigurationError`, and all tools stay as they were."""
-        await (await self._get_library()).tools.reload()
+        await (await self._library.get()).tools.reload()
 
     async def get_tool(self, name: str) -> dict[str, Any] | None:
         """Return one tool in the form of `list_tools`, with the JSON `schema` of its arguments; None if missing."""
-        return await (await self._get_library()).tools.get(name)
+        return await (await self._library.get()).tools.get(name)
 
     async def call_tool(self, name: str, /, **arguments: Any) -> Any:
         """Call a tool from the host: `await session.call_tool("curl.get", url=…)`."""
-        tools = (await self._get_library()).tools
+        tools = (await self._library.get()).tools
 
         async def call() -> Any:
             with self._steps.step("tool", name) as step:
                 return note_sizes(step, arguments, await tools.call(name, arguments))
 
-        return await self._run_cancellable(call)
+        return await self._library.run(call)
 
     def register_tool(
         self,
@@ -734,99 +659,81 @@ class Session:
         timeout: float | None = 60.0,
     ) -> None:
         """Let code call a function of this program as `tools.NAME(...)`; it runs on the host, outside the sandbox."""
-        self._refuse_closed()
-        provider = _library_module().register(
-            function, name=name, description=description, tags=tags, approval=approval, timeout=timeout
-        )
-        self._registered.append(provider)
-        if self._library is not None:
-            self._library.tools.add(provider)
+        self._library.register(function, name, description, tags, approval, timeout)
 
     async def describe(self, task: str | None = None, limit: int = 12_000) -> str:
         """Return text for a model's prompt: what the four namespaces hold, in about `limit` characters.
 
         What matches the `task` comes first."""
-        library = await self._get_library()
-        text: str = await _library_module().described(
+        library = await self._library.get()
+        text: str = await library_module().described(
             library.tools, library.workflows, library.artifacts, library.deps, task, limit
         )
         return text
 
     async def list_workflows(self) -> list[dict[str, Any]]:
         """Return a dict for each workflow: name, description and parameters, without the source."""
-        return await (await self._get_library()).workflows.list()
+        return await (await self._library.get()).workflows.list()
 
     async def search_workflows(self, query: str, limit: int = 5) -> list[dict[str, Any]]:
         """Return the workflows that match the query best, in the form of `list_workflows`."""
-        return await (await self._get_library()).workflows.search(query, limit)
+        return await (await self._library.get()).workflows.search(query, limit)
 
     async def get_workflow(self, name: str) -> dict[str, Any] | None:
         """Return one workflow with its source; None if there is none with this name."""
-        return await (await self._get_library()).workflows.get(name)
+        return await (await self._library.get()).workflows.get(name)
 
     async def add_workflow(self, name: str, source: str, description: str = "") -> dict[str, Any]:
         """Save Python source that defines a function `run`; ValueError or SyntaxError if it is not valid."""
-        return await (await self._get_library()).workflows.add(name, source, description)
+        return await (await self._library.get()).workflows.add(name, source, description)
 
     async def remove_workflow(self, name: str) -> bool:
         """Remove a workflow; False if there was none with this name."""
-        return await (await self._get_library()).workflows.remove(name)
+        return await (await self._library.get()).workflows.remove(name)
 
     async def workflow_history(self, name: str) -> list[dict[str, Any]]:
         """Return every saved version of a workflow, oldest first."""
-        return await (await self._get_library()).workflows.history(name)
+        return await (await self._library.get()).workflows.history(name)
 
     list_skills, search_skills, get_skill = list_workflows, search_workflows, get_workflow
     add_skill, remove_skill = add_workflow, remove_workflow
 
     async def list_artifacts(self) -> list[dict[str, Any]]:
         """Return a dict for each artifact: name, path, description, metadata and created_at."""
-        return await (await self._get_library()).artifacts.list()
+        return await (await self._library.get()).artifacts.list()
 
     async def save_artifact(
         self, name: str, data: Any, description: str = "", metadata: dict[str, Any] | None = None
     ) -> dict[str, Any]:
         """Save str, bytes or JSON data under a name and return its dict."""
-        return await (await self._get_library()).artifacts.save(name, data, description, metadata)
+        return await (await self._library.get()).artifacts.save(name, data, description, metadata)
 
     async def load_artifact(self, name: str) -> Any:
         """Return the data as it was saved; ArtifactNotFoundError if there is none."""
-        return await (await self._get_library()).artifacts.load(name)
+        return await (await self._library.get()).artifacts.load(name)
 
     async def delete_artifact(self, name: str) -> None:
         """Remove an artifact; no effect if there is none."""
-        await (await self._get_library()).artifacts.delete(name)
+        await (await self._library.get()).artifacts.delete(name)
 
     async def list_deps(self) -> list[str]:
         """Return the requirements of this storage."""
-        return await (await self._get_library()).deps.list()
+        return await (await self._library.get()).deps.list()
 
     async def add_dep(self, package: str) -> dict[str, Any]:
         """Install a package for the session's Python and add it to the requirements; it can be imported at once."""
-        deps = (await self._get_library()).deps
+        deps = (await self._library.get()).deps
         return await self._steps.install("install", package, deps.add(package))
 
     async def remove_dep(self, package: str) -> dict[str, Any]:
         """Uninstall a package and remove it from the requirements."""
-        deps = (await self._get_library()).deps
+        deps = (await self._library.get()).deps
         return await self._steps.install("uninstall", package, deps.remove(package))
 
     async def sync_deps(self) -> dict[str, Any]:
         """Install the requirements that are missing."""
-        deps = (await self._get_library()).deps
+        deps = (await self._library.get()).deps
         return await self._steps.install("install", "requirements.txt", deps.sync())
-
-
-def _library_module() -> ModuleType:
-    from carrel.session import library  # noqa: PLC0415 -- takes longer to import than everything else together
-
-    return library
-
-
-def _check_id(session_id: str) -> str:
-    from carrel.conversation.session_state import checked_id  # noqa: PLC0415 -- loads pydantic
-
-    return checked_id(session_id)
 
 
 def _note_result(step: Step, result: ExecutionResult) -> None:
@@ -835,7 +742,3 @@ def _note_result(step: Step, result: ExecutionResult) -> None:
         step.facts |= {"state": result.state}
     if result.error is not None:
         step.mark_failed(result.error_type or "Error", result.error)
-
-
-def _describe_value(value: object) -> str:
-    return "None" if value is None else f"{value!r} ({type(value).__name__})"
