@@ -7,14 +7,16 @@ import platform
 import signal
 import socket
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol
 
 import pytest
 
 from carrel.guest.sandbox.seccomp import KILLED, REFUSED
 from carrel.guest.syscalls import NEWEST_REVIEWED, NUMBERS
 from tests.sandbox.attempts import EACCES, EAFNOSUPPORT, EINVAL, ENOENT, ENOSYS, EPERM, RAW, in_a_child
-from tests.sandbox.host import Session
+from tests.sandbox.conftest import Host
+from tests.sandbox.host import CommandServer, Session
 
 ESRCH, EPROTONOSUPPORT, ENETUNREACH, ECONNREFUSED = 3, 93, 101, 111
 CALLS = sorted(name for names in REFUSED.values() for name in names.split() if name in NUMBERS)
@@ -224,3 +226,95 @@ def test_the_clock(inside: Session) -> None:
 def test_more_than_its_limits(inside: Session) -> None:
     reply = inside.run("import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (1 << 20, 1 << 20))")
     assert reply["error"] == "ValueError", reply
+
+
+# --- interfaces that a filter may have forgotten ----------------------------------------------------------------------
+
+
+def ends_by_filter(session: Session, code: str) -> bool:
+    """Whether the kernel kills a process for this code."""
+    return bool(session.value(in_a_child(code)) & 0x7F == signal.SIGSYS)
+
+
+class Runs(Protocol):
+    """A process that runs code."""
+
+    def value(self, code: str) -> Any: ...
+
+    def close(self) -> None: ...
+
+
+X86 = pytest.mark.skipif(platform.machine() != "x86_64", reason="x32 and i386 are calls of x86_64 machines")
+
+
+@X86
+@pytest.mark.parametrize("number", [0, 39, 59, 165, 425, 512, 520, 547, (1 << 30) - 1])
+def test_x32_calls(inside: Session, number: int) -> None:
+    """The ordinary numbers with the x32 bit, and x32's own from 512 to 547, which without the bit are too new."""
+    assert ends_by_filter(inside, f"raw({0x40000000 | number}, 0, 0, 0, 0, 0)")
+    if number >= 512:
+        fails(inside, f"raw({number}, 0, 0, 0, 0, 0)", ENOSYS)
+
+
+@X86
+@pytest.mark.parametrize("number", [1, 11, 21, 26, 120, 310, 346, 374, 425])
+def test_calls_of_i386(inside: Session, number: int) -> None:
+    """By `int 0x80`: exit, execve, mount, ptrace, clone, unshare, setns, userfaultfd, io_uring_setup."""
+    load = f"b'\\xb8' + ({number}).to_bytes(4, 'little') + b'\\xcd\\x80\\xc3'"  # mov eax; int 0x80; ret
+    code = (
+        f"import mmap\nm = mmap.mmap(-1, 4096, prot=7)\nm.write({load})\n"
+        "ctypes.CFUNCTYPE(ctypes.c_int)(ctypes.addressof(ctypes.c_char.from_buffer(m)))()"
+    )
+    assert ends_by_filter(inside, code)
+
+
+def test_every_number_above_the_table(inside: Session) -> None:
+    last = 0x40000000 if platform.machine() == "x86_64" else 0x7FFFFFFF
+    numbers = [*range(NEWEST_REVIEWED + 1, NEWEST_REVIEWED + 600), 1 << 16, 1 << 20, last - 1]
+    code = (
+        f"found = set()\nfor number in {numbers}:\n  try: raw(number, -1, -1, -1, -1, -1)\n"
+        "  except OSError as error: found.add(error.errno)\n  else: found.add(number)\nanswer = sorted(found)"
+    )
+    assert inside.value(RAW + code) == [ENOSYS]
+
+
+def test_devices_that_do_what_the_filter_refuses(inside: Session) -> None:
+    for name in (
+        "userfaultfd",
+        "mem",
+        "kmem",
+        "port",
+        "kvm",
+        "fuse",
+        "vhost-vsock",
+        "loop-control",
+        "net/tun",
+        "uinput",
+    ):
+        fails(inside, f"os.open('/dev/{name}', os.O_RDONLY)", ENOENT)
+
+
+@pytest.fixture(params=["live fork", "command server", "root's command server"])
+def other_process(request: pytest.FixtureRequest, host: Host, start: Callable[..., Session]) -> Iterator[Runs]:
+    """The other processes of a session that run code of the user."""
+    session = start()
+    if request.param == "live fork":
+        process: Session | CommandServer = session.fork()
+    else:
+        has_root = host.user is None and os.geteuid() == 0
+        process = session.serve_commands("root" if request.param.startswith("root") and has_root else "agent")
+    yield process
+    process.close()
+
+
+def test_no_process_of_a_session_is_behind_a_weaker_filter(other_process: Runs) -> None:
+    calls = [NUMBERS[name] for name in ("io_uring_setup", "io_uring_enter", "userfaultfd", "bpf", "mount", "unshare")]
+    attempts = (
+        "answer = []\n"
+        f"for number in {[*calls, NEWEST_REVIEWED + 1]}:\n"
+        "  try: raw(number, 0, 0, 0, 0, 0)\n  except OSError as error: answer.append(error.errno)\n"
+        "  else: answer.append(0)"
+    )
+    assert other_process.value(RAW + attempts) == [EPERM] * len(calls) + [ENOSYS]
+    if platform.machine() == "x86_64":
+        assert other_process.value(in_a_child(f"raw({0x40000000 | 39})")) & 0x7F == signal.SIGSYS
