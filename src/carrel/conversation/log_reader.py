@@ -16,12 +16,12 @@ from carrel.conversation.replay import BackwardReplay, Numbered, VisibleEntries,
 from carrel.conversation.session_state import (
     DEFAULT_SESSION_TITLE,
     SessionState,
+    has_counts,
     later,
     position_of,
     title_from,
     when_written,
 )
-from carrel.conversation.usage import total_after
 from carrel.storage.base import Block, Stamp, Store
 
 
@@ -228,13 +228,20 @@ class SessionLogReader:
         """Count what was visible after the last entry that the state covers."""
         state.meta["message_count"] = (await self.outline(state.last_seq)).messages()
 
-    async def tokens_spent(self) -> int:
-        """All that was spent in a session, also on what is not visible any more."""
-        total = 0
-        async for block in self._store.read(self._key):
-            for entry in decode_all(block):
-                total = total_after(total, entry)
-        return total
+    async def count(self, meta: SessionMeta, stamp: Stamp | None) -> None:
+        """Make the counts of messages and tokens exact, if the log is longer or shorter than what they cover."""
+        if stamp is None or has_counts(meta, stamp.size):
+            return
+        if meta.get("log_bytes", stamp.size) != stamp.size:
+            meta["updated_at"] = later(when_written(stamp), meta["updated_at"])
+        state = SessionState(meta.copy())
+        if position_of(meta) is None or state.log_bytes > stamp.size:
+            state.start_again()
+        async for seq, entry, size in self.since(state.last_seq or 0, position_of(state.meta)):
+            state.apply(seq, entry, size)
+        if state.needs_recount:
+            await self.recount(state)
+        meta["message_count"], meta["total_tokens"] = state.meta["message_count"], state.meta["total_tokens"]
 
     async def live(self, from_seq: int = 1) -> AsyncIterator[Numbered]:
         """Every entry, and then each as it is appended."""

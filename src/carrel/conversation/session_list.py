@@ -10,7 +10,6 @@ from carrel.conversation.repository import SessionRepository
 from carrel.conversation.session_state import (
     date_of,
     decode_meta,
-    has_counts,
     is_id,
     is_too_new,
     last_change,
@@ -129,15 +128,9 @@ class SessionList:
 
     async def counted(self, meta: SessionMeta) -> SessionMeta:
         """The metadata with counts that are true: the log is read where it is ahead of what is noted."""
-        stamp = await self._store.stamp(self._logs.log_key(meta["id"]))
-        if is_too_new(meta):
-            return meta
-        if stamp is not None and not has_counts(meta, stamp.size):
-            if meta.get("log_bytes", stamp.size) != stamp.size:
-                meta["updated_at"] = later(when_written(stamp), meta["updated_at"])
-            reading = self._logs.reading(meta["id"])
-            meta["message_count"] = (await reading.outline()).messages()
-            meta["total_tokens"] = await reading.tokens_spent()
+        if not is_too_new(meta):
+            stamp = await self._store.stamp(self._logs.log_key(meta["id"]))
+            await self._logs.reading(meta["id"]).count(meta, stamp)
         return meta
 
     async def all_counted(self, metas: Iterable[SessionMeta]) -> list[SessionMeta]:

@@ -180,7 +180,8 @@ class ConversationStorage:
     async def _counted(self, meta: SessionMeta) -> SessionMeta:
         await recount_outdated(self._logs, [meta])
         if "total_tokens" not in meta:
-            meta["total_tokens"] = await self._logs.reading(meta["id"]).tokens_spent()
+            stamp = await self._logs.store.stamp(self._logs.log_key(meta["id"]))
+            await self._logs.reading(meta["id"]).count(meta, stamp)
         return meta
 
     async def rewind(self, conversation: Conversation, *, to_seq: int) -> Conversation:

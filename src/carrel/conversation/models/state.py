@@ -16,7 +16,7 @@ from carrel.conversation.models.info import SessionInfo, cwd_fields, info_from_m
 from carrel.conversation.models.message import Message, lines_to_messages, message_to_lines, without_counting_again
 from carrel.conversation.replay import Numbered, repair_messages, unanswered_calls
 from carrel.conversation.repository import SessionRepository
-from carrel.conversation.session_state import date_of, has_counts, later, when_written
+from carrel.conversation.session_state import date_of
 from carrel.conversation.session_writer import any_open
 from carrel.conversation.usage import tokens_of
 from carrel.errors import StorageReadError
@@ -72,16 +72,10 @@ async def recount_outdated(logs: SessionRepository, metas: Sequence[SessionMeta]
     ours = [meta for meta in metas if "message_count" in meta or "project_dir" in meta]
     stamps = await logs.store.stamps([logs.log_key(meta["id"]) for meta in ours])
     for meta, stamp in zip(ours, stamps, strict=True):
-        if stamp is None or has_counts(meta, stamp.size):
-            continue
-        reading = logs.reading(meta["id"])
-        meta["updated_at"] = later(when_written(stamp), meta["updated_at"])
         try:
-            messages, tokens = (await reading.outline()).messages(), await reading.tokens_spent()
+            await logs.reading(meta["id"]).count(meta, stamp)
         except StorageReadError as problem:
             logger.warning("session %s: its messages cannot be counted: %s", meta["id"], problem)
-            continue
-        meta["message_count"], meta["total_tokens"] = messages, tokens
 
 
 @dataclass(slots=True)
