@@ -398,7 +398,7 @@ async def test_a_store_that_is_closed_while_all_tasks_are_cancelled_has_the_meta
         task.cancel()
     await store.close()
     assert json.loads(await hooked.get("s/meta.json") or b"{}")["log_seq"] == 2
-    assert session._later is None
+    assert session._timer is None
 
 
 def test_the_metadata_follows_in_the_next_loop_too(tmp_path: Path):

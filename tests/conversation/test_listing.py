@@ -221,4 +221,4 @@ async def test_what_a_store_remembers_does_not_grow_with_the_sessions_it_has_wri
         for number in range(1260):
             await store.delete_session(f"s{number}")
         assert not store._logs.writers
-        assert not store._logs._lives
+        assert not store._logs._incarnations

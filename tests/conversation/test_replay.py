@@ -138,7 +138,7 @@ def test_reading_backwards_goes_on_to_what_the_compact_keeps():
 def stood_for(*entries: ConversationMessage) -> list[int]:
     walk = BackwardReplay(summed=True)
     walk.take(1, len(entries), events_in(1, entries))
-    return list(walk.stood_for().seqs())
+    return list(walk.visible_or_summarized().seqs())
 
 
 def test_what_is_summed_up_is_part_of_the_conversation():

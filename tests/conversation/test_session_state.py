@@ -60,7 +60,7 @@ def _fold(state: SessionState, entries: list[ConversationMessage], start: int = 
 
 def _live() -> SessionState:
     state = SessionState(_created())
-    state.start_again()
+    state.reset()
     return state
 
 

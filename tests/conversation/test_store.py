@@ -75,7 +75,7 @@ async def test_a_draft_is_nowhere_until_its_first_message(store: SessionStore, r
 async def test_an_id_that_exists_is_a_clear_error(store: SessionStore, reopened: Reopen):
     await store.create_session(session_id="a")
     for again in (store, reopened()):
-        with pytest.raises(SessionExists, match="session a is there already"):
+        with pytest.raises(SessionExists, match="session a exists"):
             await again.create_session(session_id="a")
     with pytest.raises(FileExistsError):
         await store.create_session(session_id="a")
@@ -724,7 +724,7 @@ async def test_a_summary_of_what_was_changed_meanwhile_is_not_written(store: Ses
 @pytest.mark.parametrize("wrong", [{"keep_turns": "x"}, {"keep_turns": -1}, {"keep_tokens": None}, {"keep_turns": 1.5}])
 async def test_how_much_stays_is_a_whole_number(store: SessionStore, wrong: Any):
     await said(store, user("one"), assistant("1"))
-    with pytest.raises(ConfigurationError, match="is a whole number from 0"):
+    with pytest.raises(ConfigurationError, match="must be an integer of 0 or more"):
         await store.compact("s", sums, **wrong)
 
 
@@ -788,7 +788,7 @@ async def test_an_age_is_a_timedelta(store: SessionStore, wrong: Any):
 async def test_a_search_wants_a_text_and_a_number(store: SessionStore):
     with pytest.raises(ConfigurationError, match="limit is a whole number, not 'x'"):
         await store.search("a", limit="x")  # type: ignore[arg-type]
-    with pytest.raises(ConfigurationError, match="is a text, not None"):
+    with pytest.raises(ConfigurationError, match="must be a text, not None"):
         await store.search(None)  # type: ignore[arg-type]
 
 

@@ -401,7 +401,7 @@ class Laboratory:
         await processes.begin(store)
         if warm:
             for id_ in ("s", "empty", "typed", "brought"):
-                await store._logs._opened(id_, [], None, store._logs._life(id_))
+                await store._logs._open(id_, [], None, store._logs._incarnation(id_))
         else:
             store, way = processes.open("a")
         try:

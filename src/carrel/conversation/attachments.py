@@ -1,7 +1,7 @@
 """Pure: detach long outputs of tools into files beside the log, and reattach them.
 
-Images and documents stay in the line, where every reader of the format finds them. Logs written before that keep them
-in `blobs/`; those are still read."""
+Images and documents stay in the line, where every reader of the format finds them. Earlier versions stored them in
+`blobs/`, which is still read."""
 
 import base64
 import hashlib
@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from carrel.conversation.messages import ConversationMessage, MessageBlock, meta_of
 
 TEXT_LIMIT = 50 * 1024
-"""A tool's text over this many bytes goes to `tool-output/`."""
+"""A tool output over this many bytes is stored in `tool-output/`."""
 PREVIEW = 2000
 """How many characters of a long output stay in the line, at its head and at its tail."""
 
@@ -22,9 +22,9 @@ _RESULT_TEXTS = ("model_text", "display_text", "content")
 
 class Detached(NamedTuple):
     message: ConversationMessage
-    """The message as the line keeps it; the very same object when nothing was too large."""
+    """The message as the line has it; the same object if nothing was too large."""
     files: dict[str, bytes]
-    """What to store beside the log first, by path."""
+    """The files to write before the line, by path."""
 
 
 OUTPUTS = "tool-output/"
@@ -67,14 +67,14 @@ def _detach_result(block: Any, files: dict[str, bytes]) -> Any:
 
 
 def blob_of(block: MessageBlock) -> MessageBlock | None:
-    """The image or document that a text stands for, without its data; None for any other block."""
+    """Return the image or document that a text block replaces, without its data; None for any other block."""
     blob = meta_of(block).get("blob")
     file = blob.get("block") if isinstance(blob, dict) else None
     return file if isinstance(file, dict) else None
 
 
 def paths_of(message: ConversationMessage) -> list[str]:
-    """The files that a message as read refers to."""
+    """Return the files that a message from the log refers to."""
     content = message.get("content")
     found: list[str] = []
     for block in content if isinstance(content, list) else []:
@@ -98,12 +98,12 @@ def _find(block: Any, found: list[str]) -> None:
 
 
 def output_paths(message: ConversationMessage) -> list[str]:
-    """Those of them that hold long outputs."""
+    """Return the files with long outputs that a message refers to."""
     return [path for path in paths_of(message) if path.startswith(OUTPUTS)] if MARK in message else []
 
 
 def reattach(message: ConversationMessage, files: Mapping[str, bytes]) -> ConversationMessage:
-    """The message as it was before `detach`; what is not among the files stays as the line has it."""
+    """Return the message as it was before `detach`; without its file, a block stays as the line has it."""
     content = message.get("content")
     if not isinstance(content, list):
         return message

@@ -1,4 +1,4 @@
-"""Rewind a session, and fork it into another session with the same lines and files."""
+"""Rewind a session, or fork it into another session with the same lines and files."""
 
 import asyncio
 
@@ -20,26 +20,26 @@ def checked_place(name: str, place: object, last: int, meaning: str, lowest: int
 
 
 async def rewind(logs: SessionRepository, session_id: str, rewind_to: int | None, to_seq: int | None, now: str) -> int:
-    """Write the rewind to one of the two places; returns its number."""
-    await logs.known_meta(session_id)
+    """Write a rewind to `rewind_to` or `to_seq` and return its number."""
+    await logs.require_meta(session_id)
     if (rewind_to is None) == (to_seq is None):
         raise RewindRefused("say where to rewind to: rewind_to (a number of messages) or to_seq (an entry), not both")
-    reading = logs.reading(session_id)
+    reading = logs.reader(session_id)
     while True:
         if to_seq is None:
             view = await reading.view(texts=False)
             event, since = _cut(view, rewind_to, now), view.last_seq
         else:
-            outline = await reading.outline()
+            outline = await reading.visible_range()
             event, since = await _jump(reading, outline, to_seq, now), outline.last_seq
         if seq := await logs.append_if_unchanged(session_id, event, since=since):
             return seq
-        # Another writer rewound or compacted: find the same place in what is visible now.
-        await logs.known_meta(session_id)
+        # Another writer rewound or compacted: look again at what is visible now.
+        await logs.require_meta(session_id)
 
 
 def _cut(view: VisibleMessages, rewind_to: int | None, now: str) -> ConversationMessage:
-    # The caller counts the messages as `load_session` returns them, with missing tool results added.
+    # The caller counts messages as `load_session` returns them, with missing tool results added.
     repaired = repair_messages(view.messages)
     checked_place("rewind_to", rewind_to, len(repaired.messages), "messages are visible")
     return build_rewind_event(sum(1 for origin in repaired.origins[:rewind_to] if origin is not None), created_at=now)
@@ -47,7 +47,7 @@ def _cut(view: VisibleMessages, rewind_to: int | None, now: str) -> Conversation
 
 async def _jump(reading: SessionLogReader, outline: VisibleRange, to_seq: int, now: str) -> ConversationMessage:
     checked_place("to_seq", to_seq, outline.last_seq, "is the last entry")
-    then = await reading.outline(to_seq)
+    then = await reading.visible_range(to_seq)
     common = sum(1 for a, b in zip(then.shown.seqs(), outline.shown.seqs(), strict=False) if a == b)
     return build_rewind_event(common, to_seq=to_seq, created_at=now)
 
@@ -55,10 +55,10 @@ async def _jump(reading: SessionLogReader, outline: VisibleRange, to_seq: int, n
 async def fork(
     logs: SessionRepository, source_id: str, id_: str, place: int, *, title: str | None, now: str
 ) -> SessionMeta:
-    """Make session `id_` from what `source_id` was after entry `place`; returns its metadata."""
+    """Create session `id_` from what `source_id` was after entry `place`; returns its metadata."""
     async with logs.session_lock(id_):
         if await logs.meta(id_) is not None:
-            raise SessionExists(f"session {id_} is there already; give the fork another id")
+            raise SessionExists(f"session {id_} exists; give the fork another id")
         try:
             return await _fork(logs, source_id, id_, place, title, now)
         except KeyMissing:
@@ -68,7 +68,7 @@ async def fork(
 async def _fork(
     logs: SessionRepository, source_id: str, id_: str, place: int, title: str | None, now: str
 ) -> SessionMeta:
-    source = await logs.known_meta(source_id)
+    source = await logs.require_meta(source_id)
     root = source.get("root_session_id") or source_id
     fields = {"title": title or f"{source['title']} (fork)", "archived_at": None, "api_base": source.get("api_base")}
     fields |= {name: source[name] for name in ("provider", "model", "cwd")}
@@ -87,7 +87,7 @@ async def _fork(
 
 
 async def _copy_session(store: Store, source: str, target: str, through: int, more: list[bytes]) -> None:
-    """Copy the entries up to `through` with the files beside them, and add `more`. If it fails, nothing is left."""
+    """Copy the entries up to `through` with their attachments, and add `more`; a failure leaves nothing."""
     try:
         for folder in ("tool-output", "blobs"):
             for key in await store.list(f"{source}/{folder}"):

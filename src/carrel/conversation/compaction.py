@@ -1,4 +1,4 @@
-"""Compaction: when to compact, where to cut, a report of what leaves the context, and the entry in the log."""
+"""Compact a conversation: when to do it, where to cut, a report of what is removed, and the entry in the log."""
 
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, NamedTuple
@@ -41,7 +41,7 @@ State facts only; keep names, numbers and quotations exact; add no advice of you
 """
 
 IMAGE_TOKENS = 1500
-"""What an image or a page of a document is taken to cost a model."""
+"""The assumed number of tokens of an image or of a page of a document."""
 
 
 def should_compact(
@@ -52,9 +52,9 @@ def should_compact(
     request_bytes: int | None = None,
     byte_limit: int | None = None,
 ) -> bool:
-    """Whether the last request came near the model's window, or the next near what the provider takes in one request.
+    """Return whether the last request nearly filled the model's window, or the next nearly has the provider's limit.
 
-    Images can pass a provider's request size long before its window: give `request_bytes` and `byte_limit` too."""
+    Images can exceed a provider's request size long before its window: give `request_bytes` and `byte_limit` too."""
     if not threshold or threshold <= 0:
         return False
     if request_bytes and byte_limit and request_bytes >= byte_limit * threshold:
@@ -73,7 +73,7 @@ def _input_tokens(usage: dict[str, Any]) -> int:
 
 
 def estimate_tokens(message: ConversationMessage) -> int:
-    """About how many tokens a message costs: four bytes of text each, a fixed sum for an image."""
+    """Estimate the tokens of a message: one for four bytes of text, a fixed number for an image."""
     total = 4
     for block in blocks_of(message):
         kind = block.get("type")
@@ -99,12 +99,12 @@ def _size(text: str) -> int:
 
 
 def estimate_bytes(messages: Sequence[ConversationMessage]) -> int:
-    """About how long a request with these messages is, images in base64 included; for `should_compact`."""
+    """Estimate the bytes of a request with these messages, with images in base64; for `should_compact`."""
     return sum(_size(str(_sent(block))) for message in messages for block in blocks_of(message))
 
 
 def _sent(block: MessageBlock) -> MessageBlock:
-    """What of a block goes to the model: of a result not what is for people, nor its text where it has more."""
+    """Return the part of a block that is sent to the model: not the display text of a result, for example."""
     if block.get("type") != "tool_result":
         return block
     unsent = ("display_text", "model_text") if isinstance(block.get("content"), list) else ("display_text",)
@@ -117,10 +117,10 @@ class Cut(NamedTuple):
 
 
 def choose_cut(shown: Sequence[Numbered], *, keep_tokens: int = 20_000, keep_turns: int | None = None) -> Cut:
-    """Part what is visible into what is summarized and what stays; a tool call and its result stay together.
+    """Divide what is visible into messages to summarize and to keep; a tool call and its result stay together.
 
-    `keep_turns` counts user messages from the end and goes before `keep_tokens`. `CompactRefused` when nothing
-    would leave that is not a summary already."""
+    `keep_turns` counts user messages from the end and takes precedence over `keep_tokens`. `CompactRefused` if
+    nothing would be summarized that is not a summary already."""
     _checked_count("keep_tokens", keep_tokens)
     if keep_turns is not None:
         _checked_count("keep_turns", keep_turns)
@@ -132,17 +132,17 @@ def choose_cut(shown: Sequence[Numbered], *, keep_tokens: int = 20_000, keep_tur
         cut = _cut_by_tokens(shown, places, keep_tokens)
     summarized = list(shown[:cut])
     if not any(seq for seq, _ in summarized):
-        raise CompactRefused("there is nothing to compact: all that is visible would be kept, or is a summary already")
+        raise CompactRefused("there is nothing to compact: everything visible would be kept, or is a summary already")
     return Cut(summarized, list(shown[cut:]))
 
 
 def _checked_count(name: str, value: object) -> None:
     if type(value) is not int or value < 0:
-        raise ConfigurationError(f"{name} is a whole number from 0, not {value!r:.60}; nothing was written")
+        raise ConfigurationError(f"{name} must be an integer of 0 or more, not {value!r:.60}; nothing was written")
 
 
 def _places(shown: Sequence[Numbered]) -> list[int]:
-    """Where the list may be cut: no call on one side with its result on the other, no kept summary."""
+    """Return where the list may be cut: not between a call and its result, and not so that a summary is kept."""
     places: list[int] = []
     waiting: set[str] = set()
     for index, (seq, message) in enumerate(shown):
@@ -171,7 +171,7 @@ def _cut_by_tokens(shown: Sequence[Numbered], places: Sequence[int], keep_tokens
 
 
 def report_of(summarized: Sequence[Numbered]) -> dict[str, Any]:
-    """What leaves the context: counts, tools by name, and the files that the calls named."""
+    """Report what leaves the context: counts, tools by name, and the files that calls named."""
     tools: dict[str, int] = {}
     files: dict[str, None] = {}
     for _, message in summarized:
@@ -198,7 +198,7 @@ def _named_files(arguments: Any) -> list[str]:
 
 
 def pinned_text(pinned: Sequence[Numbered]) -> str:
-    """What the user pinned, word for word, to stand under the summary: every reader of the log sees it there."""
+    """Return the text of pinned messages, which is added to the summary so that every reader of the log has it."""
     if not pinned:
         return ""
     quotes = [f"[{message.get('role')}, entry {seq}]\n{_words(message)}" for seq, message in pinned]
@@ -213,7 +213,7 @@ def _words(message: ConversationMessage) -> str:
 
 
 def pinned_files(pinned: Sequence[Numbered]) -> list[MessageBlock]:
-    """The images and documents of what was pinned, also those in a tool's result, each once."""
+    """Return the images and documents of pinned messages, also those in tool results, each once."""
     files: list[MessageBlock] = []
     for _, message in pinned:
         for block in blocks_of(message):
@@ -223,12 +223,12 @@ def pinned_files(pinned: Sequence[Numbered]) -> list[MessageBlock]:
 
 
 def summary_and_usage(answer: Any) -> tuple[str, Any]:
-    """What a summarizing function gave back: a text, a text with its usage, or an assistant message."""
+    """Parse the result of a summarizing function: a text, a text with its usage, or an assistant message."""
     if isinstance(answer, dict):
         answer = (flatten_message_text(answer, include_thinking=False), meta_of(answer).get("usage"))
     text, usage = answer if isinstance(answer, tuple) and len(answer) == 2 else (answer, None)
     if not isinstance(text, str) or not text.strip():
-        raise CompactRefused("the summary is empty; nothing was written and the conversation is as it was")
+        raise CompactRefused("the summary is empty; nothing was written")
     return text.strip(), usage
 
 
@@ -243,17 +243,17 @@ async def compact(
     model: str | None,
     now: Callable[[], str],
 ) -> tuple[int, ConversationMessage]:
-    """Write the entry and return it with its number; `CompactRefused` when the view it goes by is no longer true."""
+    """Write the entry and return it with its number; `CompactRefused` if the conversation was changed meanwhile."""
     view = await logs.view(session_id)
-    reading = logs.reading(session_id)
-    # Measured as the model sees them, with their attachments.
+    reading = logs.reader(session_id)
+    # Measured as the model gets them, with their attachments.
     whole = await reading.whole(view)
     shown = list(zip(view.shown.seqs(), whole, strict=True))
     cut = choose_cut(shown, keep_tokens=keep_tokens, keep_turns=keep_turns)
     leaving = [message for _, message in cut.summarized]
     text, usage = summary_and_usage(await summarize(repair_messages(leaving).messages))
-    meta = await logs.known_meta(session_id)
-    # Also when nothing is kept: messages that others append while the summary is written come after it.
+    meta = await logs.require_meta(session_id)
+    # Also if nothing is kept: messages that are appended while the summary is written come after it.
     keep_from = cut.kept[0][0] if cut.kept else view.last_seq + 1
     pinned = await _pinned(reading, [seq for seq in meta.get("pins", []) if seq < keep_from])
     event = build_compact_event(
@@ -269,14 +269,14 @@ async def compact(
     if not seq:
         raise CompactRefused(
             f"session {session_id} was changed meanwhile: another writer rewound or compacted it while the "
-            "summary was being written; nothing was written, and the summary may tell of what is gone"
+            "summary was being written; nothing was written, because the summary may contain removed messages"
         )
     return seq, event
 
 
 async def _pinned(reading: SessionLogReader, pins: list[int]) -> list[Numbered]:
-    """The pinned messages that are part of the conversation still, visible or summed up, and whole."""
+    """Return the pinned messages that are still visible or summarized, with their attachments."""
     if not pins:
         return []
-    runs = [piece for piece in (await reading.stood_for()).pieces if isinstance(piece, range)]
+    runs = [piece for piece in (await reading.visible_or_summarized()).pieces if isinstance(piece, range)]
     return await reading.read_entries(seq for seq in pins if any(seq in run for run in runs))

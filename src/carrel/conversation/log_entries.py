@@ -1,4 +1,4 @@
-"""One line of the log: how it is written, how it is read, and the events that are no messages."""
+"""Encode and decode one line of the log, and build the events that are not messages."""
 
 import json
 import time
@@ -13,38 +13,38 @@ from carrel.errors import MessageRefused
 from carrel.storage.base import Block
 
 PAST_THE_END = 2**53 - 1
-"""A rewind to here cuts nothing: what only we understand is written so, and other readers pass over it."""
+"""A rewind to here removes nothing. Notes that only carrel understands are written so; other readers skip them."""
 
 UNREADABLE = "unreadable"
-"""The role under which a line that is no JSON object is handed on; it is never written."""
+"""The role of a line that is not a JSON object, when it is read; never written."""
 
 _SLOW = b"\t"
-"""What a line begins with that only the slow parser reads exactly: whole numbers over 64 bits, for example."""
+"""The beginning of a line that only the slow parser reads exactly, because of integers over 64 bits for example."""
 
 BLANK: ConversationMessage = {"role": UNREADABLE, "meta": {"reason": "blank"}}
 
 
 def timestamp() -> str:
-    """Now, as the log writes it: UTC, ISO."""
+    """Return the current time as the log has it: UTC, ISO."""
     seconds, micros = divmod(time.time_ns() // 1000, 1_000_000)
     return f"{_up_to_the_second(seconds)}.{micros:06}+00:00"
 
 
 @lru_cache(maxsize=1)
 def _up_to_the_second(seconds: int) -> str:
-    """Kept until the next one: every append is dated, and a date takes long to write."""
+    """Format the time up to the second; cached, because each append needs it and formatting is slow."""
     return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%S")
 
 
 def encode(entry: ConversationMessage) -> bytes:
-    """The entry as one line without its newline; `MessageRefused` says what cannot be kept."""
+    """Encode an entry as one line without its newline; `MessageRefused` names what cannot be stored."""
     if not isinstance(entry, dict):
         raise MessageRefused(f"a message is a dict with a role and content, not {type(entry).__name__}")
     role = entry.get("role")
     if not isinstance(role, str) or not role:
         raise MessageRefused(f"a message needs a role, a non-empty text; this one has {role!r}")
     if role == UNREADABLE:
-        raise MessageRefused(f"the role {UNREADABLE!r} stands for lines that cannot be read; use another")
+        raise MessageRefused(f"the role {UNREADABLE!r} is reserved for lines that cannot be read; use another")
     try:
         line = orjson.dumps(entry)
     except TypeError:
@@ -52,7 +52,7 @@ def encode(entry: ConversationMessage) -> bytes:
     # orjson writes nan and inf as null, which would lose them.
     if b"null" in line and _has_odd_float(entry):
         return _encode_slowly(entry)
-    # Some programs take these three characters for the end of a line.
+    # Some programs treat these three characters as the end of a line.
     if not line.isascii() and (b"\xe2\x80" in line or b"\xc2\x85" in line):
         for character in ("\u2028", "\u2029", "\u0085"):
             line = line.replace(character.encode(), b"\\u%04x" % ord(character))
@@ -60,11 +60,11 @@ def encode(entry: ConversationMessage) -> bytes:
 
 
 def _encode_slowly(entry: ConversationMessage) -> bytes:
-    """For what orjson refuses and JSON can say: integers of any size, lone surrogates, keys that are numbers."""
+    """Encode what orjson refuses and JSON allows: integers of any size, lone surrogates, keys that are numbers."""
     try:
         return _SLOW + json.dumps(entry, separators=(",", ":")).encode("ascii")
     except (TypeError, ValueError, RecursionError) as problem:
-        raise MessageRefused(f"a message is kept as JSON, and this one cannot be: {problem}") from None
+        raise MessageRefused(f"this message cannot be stored as JSON: {problem}") from None
 
 
 def _has_odd_float(value: Any) -> bool:
@@ -78,7 +78,7 @@ def _has_odd_float(value: Any) -> bool:
 
 
 def decode(line: bytes) -> ConversationMessage:
-    """The entry of one line; a line that is none comes back with the role `unreadable` and a reason, never an error."""
+    """Decode one line; an invalid line becomes an entry with the role `unreadable` and a reason, never an error."""
     try:
         entry = json.loads(line) if line.startswith(_SLOW) else orjson.loads(line)
     except ValueError:
@@ -86,7 +86,7 @@ def decode(line: bytes) -> ConversationMessage:
         if not text:
             return BLANK
         try:
-            # Accepts what orjson does not and other writers make: NaN, lone surrogates, deep nesting.
+            # Accepts what other writers produce and orjson refuses: NaN, lone surrogates, deep nesting.
             entry = json.loads(text)
         except (ValueError, RecursionError) as problem:
             return _unreadable(f"no JSON: {problem}")
@@ -100,16 +100,16 @@ def _unreadable(reason: str) -> ConversationMessage:
 
 
 def decode_all(block: Block) -> list[ConversationMessage]:
-    """`decode` for each line of a block; read as one array as long as they are well-formed."""
+    """Decode each line of a block; parsed as one array if all lines are well-formed, which is faster."""
     array = block.array
     try:
         entries: list[ConversationMessage] = orjson.loads(array)
     except orjson.JSONDecodeError:
         return list(map(decode, block.records))
-    # Found at once, as one byte is; inside a line of JSON it stands only between tokens, and hardly ever.
+    # A search for one byte is fast; inside a line of JSON it occurs only between tokens, and rarely.
     if _SLOW in array and (array.startswith(b"[" + _SLOW) or b"\n" + _SLOW in array):
         return list(map(decode, block.records))
-    # Broken lines can make whole ones together: then they are fewer, or do not all begin and end as objects do.
+    # Broken lines can form whole ones together; then there are fewer, or not all begin and end as objects do.
     whole = array.startswith(b"[{") and array.endswith(b"}]") and array.count(b"},\n{") == block.count - 1
     if whole and len(entries) == block.count and set(map(type, entries)) == {dict}:
         return entries
@@ -119,7 +119,7 @@ def decode_all(block: Block) -> list[ConversationMessage]:
 def build_compact_event(
     summary_text: str, *, provider: str, model: str, compacted_count: int, usage: Any = None
 ) -> ConversationMessage:
-    """The event that replaces all before it by a summary."""
+    """Build the event that replaces everything before it by a summary."""
     meta: dict[str, Any] = {"provider": provider, "model": model, "compacted_count": compacted_count}
     if usage is not None:
         meta["usage"] = usage
@@ -129,7 +129,7 @@ def build_compact_event(
 def build_rewind_event(
     rewind_to: int, *, to_seq: int | None = None, created_at: str | None = None
 ) -> ConversationMessage:
-    """The event that cuts what is visible to its first `rewind_to` messages, or goes back to after entry `to_seq`."""
+    """Build the event that keeps the first `rewind_to` visible messages, or returns to right after entry `to_seq`."""
     meta: dict[str, Any] = {"rewind_to": rewind_to, "created_at": created_at or timestamp()}
     if to_seq is not None:
         meta["to_seq"] = to_seq
@@ -137,13 +137,13 @@ def build_rewind_event(
 
 
 def build_note(kind: str, *, created_at: str | None = None, **fields: Any) -> ConversationMessage:
-    """An event that only we understand (label, pin, fork, meta), written as a rewind that cuts nothing."""
+    """Build an event that only carrel understands (label, pin, fork, meta), as a rewind that removes nothing."""
     event = build_rewind_event(PAST_THE_END, created_at=created_at)
     event["meta"] |= {"aside": kind, **fields}
     return event
 
 
 def note_kind(entry: ConversationMessage) -> str | None:
-    """The kind of a note (label, pin, fork, meta, usage), or None for any other entry."""
+    """Return the kind of a note (label, pin, fork, meta, usage), or None for any other entry."""
     kind = meta_of(entry).get("aside") if entry.get("role") == "rewind" else None
     return kind if isinstance(kind, str) else None

@@ -1,4 +1,4 @@
-"""Reads a session's log from a Store: backwards for what is visible, forwards for everything."""
+"""Read a session's log: backwards for what is visible, forwards for everything."""
 
 import bisect
 import gc
@@ -26,10 +26,10 @@ from carrel.storage.base import Block, Stamp, Store
 
 
 class _Pause:
-    """Parsing makes many objects and no garbage; the collector would walk them again and again.
+    """Stops the garbage collector while entries are parsed, which creates many objects and no garbage.
 
-    Nothing is awaited inside it, because it stops the collector for the whole process. Counted, because several
-    threads may parse."""
+    Loading 60,000 messages takes half the time. Never await inside it, because it affects the whole process. Nested
+    uses and several threads are counted."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -62,7 +62,7 @@ class VisibleMessages:
     problems: list[str]
     last_seq: int = 0
     detached: Sequence[int] = ()
-    """The places of those messages that refer to files beside the log."""
+    """The indexes of messages that refer to files beside the log."""
 
     @property
     def numbered(self) -> list[Numbered]:
@@ -70,22 +70,22 @@ class VisibleMessages:
 
 
 class VisibleRange(NamedTuple):
-    """What is visible in a log, without any of its messages."""
+    """Which entries of a log are visible, without the messages."""
 
     shown: VisibleEntries
     last_seq: int
     continued: frozenset[int]
-    """The entries that go on with the message before them."""
+    """The entries that continue the message before them."""
 
     def messages(self, lines: int | None = None) -> int:
-        """How many messages are visible, or are in the first so many lines."""
+        """Return the number of visible messages, or of those in the first `lines` lines."""
         if not self.continued:
             return len(self.shown) if lines is None else lines
         return sum(1 for seq in islice(self.shown.seqs(), lines) if seq not in self.continued)
 
 
 Hint = tuple[int, int] | None
-"""A position in a log that is known from earlier: the number of an entry, and the byte at which it ends."""
+"""A known position in a log: the number of an entry, and the byte at which it ends."""
 
 
 def _sized(block: Block) -> Iterator[tuple[int, ConversationMessage, int]]:
@@ -95,7 +95,7 @@ def _sized(block: Block) -> Iterator[tuple[int, ConversationMessage, int]]:
 
 
 class SessionLogReader:
-    """One session's log; never writes."""
+    """Reads the log of one session; never writes."""
 
     def __init__(self, store: Store, folder: str) -> None:
         self._store = store
@@ -103,9 +103,9 @@ class SessionLogReader:
         self._key = f"{folder}/messages.jsonl"
 
     async def view(self, until: int | None = None, *, hint: Hint = None, texts: bool = True) -> VisibleMessages:
-        """What is visible now (or was right after entry `until`); `hint` as in `Store.read_back`.
+        """Return what is visible now (or was right after entry `until`); `hint` as in `Store.read_back`.
 
-        Without `texts`, messages have only what `repair_messages` looks at."""
+        Without `texts`, messages have only what `repair_messages` needs."""
         walk = BackwardReplay(until)
         blocks: list[tuple[int, list[ConversationMessage]]] = []
         last_seq, detached = 0, list[int]()
@@ -113,7 +113,7 @@ class SessionLogReader:
             last_seq = max(last_seq, block.last_seq)
             with collector_paused:
                 entries = decode_all(block)
-                # All that must be known of each entry is looked at now, while it is in the processor's cache.
+                # Each entry is examined now, while it is in the processor's cache.
                 if MARK in set().union(*entries):
                     detached += [seq for seq, entry in enumerate(entries, block.first_seq) if MARK in entry]
                 events = events_in(block.first_seq, entries)
@@ -138,11 +138,11 @@ class SessionLogReader:
         return 0
 
     async def shown(self) -> VisibleEntries:
-        """Which entries are visible, without holding any of them."""
-        return (await self.outline()).shown
+        """Return which entries are visible, without keeping any of them in memory."""
+        return (await self.visible_range()).shown
 
-    async def outline(self, until: int | None = None) -> VisibleRange:
-        """The same and more of it, now or as it was right after entry `until`; memory does not grow with the log."""
+    async def visible_range(self, until: int | None = None) -> VisibleRange:
+        """Return which entries are visible now, or were right after entry `until`, without keeping them in memory."""
         walk, last_seq = BackwardReplay(until), 0
         continued: list[int] = []
         async for block in self._store.read_back(self._key):
@@ -156,15 +156,15 @@ class SessionLogReader:
                 break
         return VisibleRange(walk.shown(), last_seq, frozenset(continued))
 
-    async def stood_for(self) -> VisibleEntries:
-        """Which entries are visible or summed up in what is; what was rewound is not."""
+    async def visible_or_summarized(self) -> VisibleEntries:
+        """Return which entries are visible or replaced by a visible summary."""
         walk = BackwardReplay(summed=True)
         async for block in self._store.read_back(self._key):
             walk.take(block.first_seq, block.last_seq, events_in(block.first_seq, decode_all(block)))
-        return walk.stood_for()
+        return walk.visible_or_summarized()
 
     async def read_entries(self, seqs: Iterable[int]) -> list[Numbered]:
-        """These entries, whole; one that is not there is left out."""
+        """Return these entries with their attachments; missing ones are left out."""
         found: list[Numbered] = []
         for wanted in seqs:
             async for numbered in self.entries(wanted):
@@ -173,15 +173,15 @@ class SessionLogReader:
         return found
 
     async def entries(self, from_seq: int = 1) -> AsyncIterator[Numbered]:
-        """Every entry, whole; a line that is none comes with the role `unreadable`."""
+        """Iterate over all entries with their attachments; an invalid line has the role `unreadable`."""
         async for block in self._store.read(self._key, from_seq):
             for seq, record in enumerate(block.records, block.first_seq):
                 yield seq, await self.entry(seq, record)
 
     async def since(self, after: int, hint: Hint = None) -> AsyncIterator[tuple[int, ConversationMessage, int]]:
-        """Each later entry as it stands in the log, with how many bytes of the log it takes.
+        """Iterate over the later entries without attachments, each with its size in bytes.
 
-        Reads from the end back to there; `hint` as in `Store.read_back`."""
+        The log is read backwards to there; `hint` as in `Store.read_back`."""
         blocks = list[Block]()
         if after:
             async for block in self._store.read_back(self._key, hint=hint):
@@ -199,9 +199,9 @@ class SessionLogReader:
                 yield found
 
     async def caught_up(self, meta: SessionMeta, stamp: Stamp | None) -> SessionMeta:
-        """The metadata with what later entries say about the session; nothing is counted.
+        """Apply what later entries set to the metadata, without counting.
 
-        It is written up to a second after the entries, or never if that was cut off."""
+        `meta.json` is written up to a second after the entries, or not at all if the process was killed."""
         if stamp is not None and meta.get("log_bytes", stamp.size) != stamp.size:
             meta["updated_at"] = later(when_written(stamp), meta["updated_at"])
             state = SessionState(meta)
@@ -210,7 +210,7 @@ class SessionLogReader:
         return meta
 
     async def _notes_since(self, meta: SessionMeta) -> list[Numbered]:
-        """The later entries that change metadata: notes and, if there is no title, the first message that gives one."""
+        """Return later entries that change metadata: notes and, without a title, the first message that gives one."""
         after, needs_title = meta.get("log_seq", 0), meta["title"] == DEFAULT_SESSION_TITLE
         notes, first = list[Numbered](), list[Numbered]()
         async for block in self._store.read_back(self._key, hint=position_of(meta)):
@@ -225,8 +225,8 @@ class SessionLogReader:
         return sorted([*notes, *first], key=itemgetter(0))
 
     async def recount(self, state: SessionState) -> None:
-        """Count what was visible after the last entry that the state covers."""
-        state.meta["message_count"] = (await self.outline(state.last_seq)).messages()
+        """Count the messages that were visible after the last entry that the state covers."""
+        state.meta["message_count"] = (await self.visible_range(state.last_seq)).messages()
 
     async def count(self, meta: SessionMeta, stamp: Stamp | None) -> None:
         """Make the counts of messages and tokens exact, if the log is longer or shorter than what they cover."""
@@ -236,7 +236,7 @@ class SessionLogReader:
             meta["updated_at"] = later(when_written(stamp), meta["updated_at"])
         state = SessionState(meta.copy())
         if position_of(meta) is None or state.log_bytes > stamp.size:
-            state.start_again()
+            state.reset()
         async for seq, entry, size in self.since(state.last_seq or 0, position_of(state.meta)):
             state.apply(seq, entry, size)
         if state.needs_recount:
@@ -244,12 +244,12 @@ class SessionLogReader:
         meta["message_count"], meta["total_tokens"] = state.meta["message_count"], state.meta["total_tokens"]
 
     async def live(self, from_seq: int = 1) -> AsyncIterator[Numbered]:
-        """Every entry, and then each as it is appended."""
+        """Iterate over all entries, and then over each one as it is appended."""
         async for seq, record in self._store.watch(self._key, from_seq):
             yield seq, await self.entry(seq, record)
 
     async def messages(self) -> AsyncIterator[ConversationMessage]:
-        """The visible messages, one at a time."""
+        """Iterate over the visible messages."""
         for piece in (await self.shown()).pieces:
             if not isinstance(piece, range):
                 yield await self._restored(piece, [])
@@ -266,7 +266,7 @@ class SessionLogReader:
         return await self._restored(entry, []) if MARK in entry else entry
 
     async def with_outputs(self, entry: ConversationMessage) -> ConversationMessage:
-        """The entry with its long outputs put back, and its pictures not; what is gone stays as the line has it."""
+        """Return the entry with its long outputs reattached, but not images; a missing file changes nothing."""
         paths = output_paths(entry)
         if not paths:
             return entry
@@ -274,7 +274,7 @@ class SessionLogReader:
         return reattach(entry, {path: data for path, data in zip(paths, found, strict=True) if data is not None})
 
     async def whole(self, view: VisibleMessages) -> list[ConversationMessage]:
-        """The messages with their attachments; a file that is gone is added to the view's problems."""
+        """Return the messages with their attachments; missing files are added to the view's problems."""
         messages = list(view.messages) if view.detached else view.messages
         for place in view.detached:
             messages[place] = await self._restored(messages[place], view.problems)
@@ -291,7 +291,7 @@ class SessionLogReader:
 
 
 def _places(shown: VisibleEntries, detached: Sequence[int]) -> list[int]:
-    """Where the messages that refer to files stand among the visible ones, given the numbers of all such entries."""
+    """Return the indexes of visible messages that refer to files, given the numbers of all such entries."""
     places: list[int] = []
     start = 0
     for piece in shown.pieces:

@@ -8,7 +8,7 @@ ConversationMessage = dict[str, Any]
 
 
 class SessionMeta(TypedDict, total=False):
-    """What `meta.json` holds; readers of the format may ignore what they do not know."""
+    """The content of `meta.json`; readers ignore fields that they do not know."""
 
     id: str
     title: str
@@ -21,7 +21,7 @@ class SessionMeta(TypedDict, total=False):
     updated_at: str
     project_dir: str
     working_dir: str | None
-    """The folder as the user gave it, where that is not the whole path in `cwd`."""
+    """The folder as the user wrote it, if that differs from the absolute path in `cwd`."""
     parent_session_id: str | None
     root_session_id: str | None
     forked_at_seq: int | None
@@ -30,23 +30,23 @@ class SessionMeta(TypedDict, total=False):
     labels: list[dict[str, Any]]
     pins: list[int]
     imported_from: dict[str, Any]
-    """What an import made it of: the `kind` and `source_id`, how many `entries` and their `digest`, and the log's last
-    `seq` then."""
+    """The source of an import: its `kind` and `source_id`, how many `entries` it had and their `digest`, and the log's
+    last `seq` after the import."""
     message_count: int
     total_tokens: int
     log_seq: int
-    """The last entry that `message_count` and `total_tokens` know of."""
+    """The last entry that `message_count` and `total_tokens` include."""
     log_bytes: int
-    """The length of the log up to there: when it is longer now, the counts are old."""
+    """The length of the log up to that entry; if the log is longer now, the counts are outdated."""
 
 
 class SessionData(TypedDict):
-    """One session as it is seen now."""
+    """The metadata and the visible messages of a session."""
 
     session: SessionMeta
     messages: list[ConversationMessage]
     problems: NotRequired[list[str]]
-    """What could not be read, a sentence each; absent when all is well."""
+    """A sentence for each thing that could not be read; absent if there is none."""
 
 
 def _block(kind: str, meta: dict[str, Any] | None, **fields: Any) -> MessageBlock:
@@ -126,7 +126,7 @@ def assistant_message(
     usage: Any = None,
     native_meta: dict[str, Any] | None = None,
 ) -> ConversationMessage:
-    """An assistant's message; what is None or empty is left out of its meta."""
+    """Build a message of the assistant; None and empty values are left out of its meta."""
     native = {key: value for key, value in (native_meta or {}).items() if value is not None}
     known = {
         "provider": provider,
@@ -142,7 +142,7 @@ def assistant_message(
 
 
 def blocks_of(message: ConversationMessage) -> list[MessageBlock]:
-    """The blocks of a message, whatever its content is: a plain string is one text block, nonsense is none."""
+    """Return the blocks of a message: one text block for a plain string, none for invalid content."""
     content = message.get("content")
     if isinstance(content, str):
         return [text_block(content)] if content else []
@@ -152,7 +152,7 @@ def blocks_of(message: ConversationMessage) -> list[MessageBlock]:
 
 
 def is_continuation(message: ConversationMessage) -> bool:
-    """Whether a line is not a message of its own, but goes on with that of the line before."""
+    """Return whether a line continues the message of the line before it."""
     return bool(meta_of(message).get("continues"))
 
 
@@ -162,7 +162,7 @@ def meta_of(message: ConversationMessage) -> dict[str, Any]:
 
 
 def flatten_message_text(message: ConversationMessage, *, include_thinking: bool = True) -> str:
-    """The text of a message: its text blocks and, by default, thinking, without the texts of attached files."""
+    """Return the text of a message: its text blocks and, by default, thinking, without the texts of attached files."""
     kinds = ("text", "thinking") if include_thinking else ("text",)
     blocks = (block for block in blocks_of(message) if block.get("type") in kinds)
     texts = (str(block.get("text") or "").strip() for block in blocks if not meta_of(block).get("attachment"))
@@ -170,14 +170,14 @@ def flatten_message_text(message: ConversationMessage, *, include_thinking: bool
 
 
 def tool_calls_of(message: ConversationMessage) -> list[str]:
-    """The ids of the tool calls an assistant's message makes."""
+    """Return the ids of the tool calls in an assistant's message."""
     if message.get("role") != "assistant":
         return []
     return [str(block["id"]) for block in blocks_of(message) if block.get("type") == "tool_use" and block.get("id")]
 
 
 def tool_results_of(message: ConversationMessage) -> list[str]:
-    """The ids of the tool calls that a message answers."""
+    """Return the ids of the tool calls that a message has results for."""
     if message.get("role") != "user":
         return []
     return [
@@ -188,7 +188,7 @@ def tool_results_of(message: ConversationMessage) -> list[str]:
 
 
 def tool_result_text(block: MessageBlock) -> str:
-    """What the model reads of a tool result; older lines have plain `content` instead of `model_text`."""
+    """Return the text of a tool result for the model; older lines have plain `content` instead of `model_text`."""
     if isinstance(block.get("model_text"), str):
         return str(block["model_text"])
     content = block.get("content")

@@ -1,4 +1,4 @@
-"""Pure: from log entries to the messages a model gets: replay compacts and rewinds, repair tool calls."""
+"""Pure: turn log entries into the messages for a model: replay compacts and rewinds, repair tool calls."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -23,12 +23,12 @@ from carrel.conversation.messages import (
 )
 
 Numbered = tuple[int, ConversationMessage]
-"""An entry and its sequence number; 0 for a message that stands in no line of its own."""
+"""An entry and its sequence number; 0 for a message without a line of its own."""
 
 COMPACT_ACKNOWLEDGEMENT = "Understood. I have read the summary of our conversation so far and go on from there."
 
 FILES = ("image", "document")
-"""The blocks that a summary may have beside its text: what was pinned and is more than text."""
+"""The blocks that a summary may have beside its text: pinned images and documents."""
 
 INTERRUPTED = "error: tool call was interrupted"
 
@@ -38,7 +38,7 @@ _EVENTS = frozenset(("compact", "rewind", UNREADABLE))
 
 
 def apply_compact(messages: list[ConversationMessage]) -> list[ConversationMessage]:
-    """The newest compact and all before it, replaced by the summary and an acknowledgement."""
+    """Replace the newest compact and everything before it by the summary and an acknowledgement."""
     for index in range(len(messages) - 1, -1, -1):
         if messages[index].get("role") == "compact":
             return [*_summary(messages[index]), *messages[index + 1 :]]
@@ -46,7 +46,7 @@ def apply_compact(messages: list[ConversationMessage]) -> list[ConversationMessa
 
 
 def apply_rewind(messages: list[ConversationMessage]) -> list[ConversationMessage]:
-    """Each rewind, in order, cuts the list as it is at that moment."""
+    """Apply each rewind, in order, to the list as it is at that moment."""
     shown: list[ConversationMessage] = []
     for message in messages:
         if message.get("role") == "rewind":
@@ -59,19 +59,19 @@ def apply_rewind(messages: list[ConversationMessage]) -> list[ConversationMessag
 
 
 def rewind_target_count(entry: ConversationMessage) -> int | None:
-    """How many messages a rewind leaves, or None when it does not say (it then cuts nothing)."""
+    """Return how many messages a rewind keeps, or None if it does not say, and so removes nothing."""
     cut = meta_of(entry).get("rewind_to")
     return cut if type(cut) is int and cut >= 0 else None
 
 
 def rewind_target_seq(entry: ConversationMessage) -> int | None:
-    """The entry that a rewind goes back to, or None when it is a plain cut."""
+    """Return the entry that a rewind returns to, or None if it only keeps a number of messages."""
     jump = meta_of(entry).get("to_seq")
     return jump if type(jump) is int and jump >= 0 else None
 
 
 def kept_from_seq(entry: ConversationMessage) -> int | None:
-    """From which entry on a compact keeps messages as they are, or None when it keeps none."""
+    """Return the first entry that a compact keeps unchanged, or None if it keeps none."""
     keep = meta_of(entry).get("keep_from_seq")
     return keep if type(keep) is int and keep > 0 else None
 
@@ -86,7 +86,7 @@ def _summary(compact: ConversationMessage) -> list[ConversationMessage]:
 
 
 class VisibleEntries:
-    """The visible conversation as runs of entries, so that it costs no memory until the messages are wanted."""
+    """The visible conversation as ranges of entries, which need no memory until the messages are read."""
 
     def __init__(self, pieces: list[ConversationMessage | range] | None = None) -> None:
         self.pieces = pieces or []
@@ -95,7 +95,7 @@ class VisibleEntries:
         return sum(len(piece) if isinstance(piece, range) else 1 for piece in self.pieces)
 
     def add(self, run: range) -> None:
-        """Go on with these entries; runs that touch become one."""
+        """Append these entries; adjacent ranges become one."""
         last = self.pieces[-1] if self.pieces else None
         if isinstance(last, range) and last.stop == run.start:
             self.pieces[-1] = range(last.start, run.stop)
@@ -113,19 +113,19 @@ class VisibleEntries:
             length -= size
 
     def since(self, seq: int) -> "VisibleEntries":
-        """Only what stands in entry `seq` or later."""
+        """Return the part from entry `seq` on."""
         runs = [range(max(piece.start, seq), piece.stop) for piece in self.pieces if isinstance(piece, range)]
         return VisibleEntries([run for run in runs if run])
 
     def before(self, seq: int | None) -> "VisibleEntries":
-        """Only what stands in an entry before `seq` (None: all that stands in one)."""
+        """Return the part before entry `seq` (None: all entries), without messages that have no line."""
         runs = [piece for piece in self.pieces if isinstance(piece, range)]
         return VisibleEntries(
             [run for run in (range(run.start, min(run.stop, seq or run.stop)) for run in runs) if run]
         )
 
     def seqs(self) -> Iterator[int]:
-        """The entry of each message; 0 for a message that stands in no line of its own."""
+        """Iterate over the entry of each message; 0 for a message without a line of its own."""
         for piece in self.pieces:
             if isinstance(piece, range):
                 yield from piece
@@ -133,7 +133,7 @@ class VisibleEntries:
                 yield 0
 
     def numbered(self, entries: Mapping[int, ConversationMessage]) -> list[Numbered]:
-        """The messages themselves."""
+        """Return the messages with their sequence numbers."""
         found: list[Numbered] = []
         for piece in self.pieces:
             found += [(seq, entries[seq]) for seq in piece] if isinstance(piece, range) else [(0, piece)]
@@ -141,17 +141,17 @@ class VisibleEntries:
 
 
 def events_in(first_seq: int, entries: Sequence[ConversationMessage]) -> list[Numbered]:
-    """Those of some consecutive entries that are no messages."""
+    """Return the entries that are not messages, of some consecutive ones."""
     try:
         if _EVENTS.isdisjoint(map(itemgetter("role"), entries)):
             return []
     except (KeyError, TypeError):
-        pass  # an entry without a role, or with one that is no text: looked at one by one
+        pass  # an entry without a role, or with one that is not a text: check them one by one
     return [(seq, entry) for seq, entry in enumerate(entries, first_seq) if entry.get("role") in _EVENTS]
 
 
 def visible(path: Sequence[range | Numbered]) -> VisibleEntries:
-    """What is visible after runs of messages and events, oldest first, in which jumps have been followed already."""
+    """Return what is visible after ranges of messages and events, oldest first; rewinds to an entry are resolved."""
     shown = VisibleEntries()
     for item in path:
         if isinstance(item, range):
@@ -167,10 +167,10 @@ def visible(path: Sequence[range | Numbered]) -> VisibleEntries:
     return shown
 
 
-def stood_for(path: Sequence[range | Numbered]) -> VisibleEntries:
-    """The messages that what is visible consists of or sums up, given the same as `visible` but from the log's start.
+def visible_or_summarized(path: Sequence[range | Numbered]) -> VisibleEntries:
+    """Return the messages that are visible or summarized, given the same as `visible` but from the log's start.
 
-    What was rewound is not among them, nor what only a rewound summary stands for."""
+    Rewound messages are not among them, nor those that only a rewound summary replaced."""
     shown, summed = VisibleEntries(), VisibleEntries()
     for item in path:
         if isinstance(item, range):
@@ -187,7 +187,7 @@ def stood_for(path: Sequence[range | Numbered]) -> VisibleEntries:
 
 
 def visible_after(entries: Sequence[Numbered], seq: int | None = None) -> list[Numbered]:
-    """What was visible right after entry `seq` of a whole log (None: after all of it)."""
+    """Return what was visible right after entry `seq` of a whole log (None: after the last)."""
     walk = BackwardReplay(seq)
     if entries:
         first, last = entries[0][0], entries[-1][0]
@@ -196,10 +196,10 @@ def visible_after(entries: Sequence[Numbered], seq: int | None = None) -> list[N
 
 
 class BackwardReplay:
-    """Fed a log from its end, keeps what the visible conversation needs and says when it has enough.
+    """Reads a log from its end, keeps what the visible conversation needs, and sets `enough` when it has that.
 
-    Opening a long session costs what is visible, not the whole log. With `summed`, it wants what the
-    summaries stand for too, and so the whole log."""
+    So the cost of opening a long session depends on what is visible, not on the whole log. With `summed`, it
+    also finds the messages that summaries replaced, for which it reads the whole log."""
 
     def __init__(self, until: int | None = None, *, summed: bool = False) -> None:
         self.enough = until == 0
@@ -210,7 +210,7 @@ class BackwardReplay:
         self._path: list[range | Numbered] = []
 
     def take(self, first_seq: int, last_seq: int, events: Sequence[Numbered]) -> None:
-        """The next older entries, of which only the events are handed over; all others are messages."""
+        """Take the next older entries; `events` are those that are not messages."""
         end = last_seq
         for seq, entry in reversed(events):
             self._take_run(seq + 1, end)
@@ -259,16 +259,16 @@ class BackwardReplay:
         if rewind_target_count(entry) is None:
             self.problems.append(f"line {seq} is a rewind that does not say where to; it changes nothing")
             return False
-        # A cut counts from the start of what was visible then, so all of that is needed.
+        # The count starts at the first message that was visible then, so all of them are needed.
         self._keep = None
         return True
 
     def shown(self) -> VisibleEntries:
         return visible(self._path[::-1])
 
-    def stood_for(self) -> VisibleEntries:
-        """What is visible or summed up; only with `summed`."""
-        return stood_for(self._path[::-1])
+    def visible_or_summarized(self) -> VisibleEntries:
+        """Return what is visible or summarized; only with `summed`."""
+        return visible_or_summarized(self._path[::-1])
 
 
 # --- repair -----------------------------------------------------------------------------------------------------------
@@ -278,11 +278,11 @@ class BackwardReplay:
 class Repaired(NamedTuple):
     messages: list[ConversationMessage]
     origins: list[int | None]
-    """For each message, its place in the list that was given; None for one put in."""
+    """For each message, its index in the input; None for an added one."""
 
 
 class _Call:
-    """One tool call, the message that makes it, and the best result found."""
+    """A tool call, its message, and the best result found."""
 
     def __init__(self, tool_use_id: str, called_at: int) -> None:
         self.tool_use_id = tool_use_id
@@ -302,7 +302,7 @@ def interrupted_result(tool_use_id: str) -> MessageBlock:
 
 
 def interrupted_message(tool_use_ids: Sequence[str]) -> ConversationMessage:
-    """The message that stands for the results that never came."""
+    """Build the message with error results for interrupted calls."""
     return build_message("user", [interrupted_result(id_) for id_ in tool_use_ids], meta={"synthetic": True})
 
 
@@ -362,7 +362,7 @@ def _without_text(block: MessageBlock) -> MessageBlock:
 
 
 def unanswered_calls(messages: Sequence[ConversationMessage]) -> list[str]:
-    """The calls of the last assistant message with calls that have no result after it."""
+    """Return the calls without a result, of the last assistant message that has calls."""
     with suppress(LookupError, TypeError):
         if _has_no_tools(messages):
             return []
@@ -376,16 +376,16 @@ def unanswered_calls(messages: Sequence[ConversationMessage]) -> list[str]:
 
 
 def is_placeholder(block: MessageBlock) -> bool:
-    """Whether a result only stands for one that never came; another program's are known by their text."""
+    """Return whether a result only replaces one that never came; those of other programs are known by their text."""
     return bool(meta_of(block).get("synthetic")) or (
         block.get("is_error") is True and tool_result_text(block).startswith(INTERRUPTED)
     )
 
 
 def repair_messages(messages: Sequence[ConversationMessage]) -> Repaired:
-    """Put each result right after its call, a stand-in where there is none, and turn results without a call into text.
+    """Put each result right after its call, add a placeholder for a missing one, turn results without a call into text.
 
-    A real result beats a stand-in wherever it comes. Messages are copied when they change, never edited."""
+    A real result replaces a placeholder wherever it is. Messages are copied when they change, never edited."""
     if is_well_formed(messages):
         return Repaired(list(messages), list(range(len(messages))))
     calls, misplaced = _match(messages)
@@ -396,7 +396,7 @@ def repair_messages(messages: Sequence[ConversationMessage]) -> Repaired:
 
 
 def _match(messages: Sequence[ConversationMessage]) -> tuple[list[_Call], dict[tuple[int, int], str]]:
-    """Each call with its result, and the result blocks that must go: doubled or superseded ("drop"), or "orphan"."""
+    """Return each call with its result, and the result blocks to remove: duplicates ("drop"), or "orphan"."""
     calls: list[_Call] = []
     latest: dict[str, _Call] = {}
     misplaced: dict[tuple[int, int], str] = {}
@@ -430,7 +430,7 @@ def _match(messages: Sequence[ConversationMessage]) -> tuple[list[_Call], dict[t
 
 
 def _in_place(call: _Call, messages: Sequence[ConversationMessage], misplaced: dict[tuple[int, int], str]) -> bool:
-    """Whether only results of the same turn stand between a call and its result."""
+    """Return whether only results of the same turn are between a call and its result."""
     return all(
         messages[index].get("role") == "user"
         and all(block.get("type") == "tool_result" for block in blocks_of(messages[index]))

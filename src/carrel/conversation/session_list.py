@@ -1,4 +1,4 @@
-"""The list of sessions, kept up to date from what changed instead of read again each time."""
+"""List sessions; what did not change since the last list is not read again."""
 
 import logging
 from collections.abc import Iterable
@@ -24,22 +24,22 @@ logger = logging.getLogger(__name__)
 
 
 class SessionList:
-    """Every session's metadata, newest first; one that cannot be read is there too, with what is known of it."""
+    """The metadata of all sessions, newest first, also of those that cannot be read."""
 
     def __init__(self, logs: SessionRepository) -> None:
         self._logs = logs
         self._store = logs.store
         self._prefix = logs.prefix
         self._order = KeyedLock()
-        """Of those who list at once the first reads everything, and the others what changed since."""
+        """Of several concurrent lists the first reads everything, the others what has changed since."""
         self._stamps_seen: dict[str, Stamp] = {}
         self._metas: dict[str, SessionMeta] = {}
         self._log_sizes: dict[str, int] = {}
-        """How long each log was when its session was last looked at."""
+        """The size of each log when its session was last read."""
         self._sorted: list[SessionMeta] | None = None
 
     async def metas(self) -> list[SessionMeta]:
-        """Fresh copies, so that a caller may keep and change them."""
+        """Return copies, which the caller may change."""
         async with self._order.hold("list"):
             await self._catch_up()
         with collector_paused:
@@ -56,7 +56,7 @@ class SessionList:
         return metas
 
     def _as_written(self, meta: SessionMeta, log_size: int) -> SessionMeta:
-        """The metadata with what our own writer knows and has not written yet."""
+        """Return the metadata with what the writer in this process has not written yet."""
         writer = self._logs.writers.get(meta["id"])
         if writer is not None and writer.is_current(log_size):
             return writer.metadata()
@@ -65,7 +65,7 @@ class SessionList:
         return meta
 
     async def _catch_up(self) -> None:
-        """Read what changed. It is taken over at the end and at once: this may be cancelled, or not be alone."""
+        """Read what has changed. State is updated at the end in one step, because this may be cancelled."""
         before, now = self._stamps_seen, await self._store.scan(self._prefix, ("meta.json", "messages.jsonl"))
         changed = [key for key, stamp in now.items() if before.get(key) != stamp]
         changed += before.keys() - now.keys()
@@ -80,7 +80,7 @@ class SessionList:
         self._stamps_seen = now
 
     async def _read(self, names: Iterable[str]) -> dict[str, tuple[SessionMeta | None, int]]:
-        """The metadata of each session and the size of its log; one that cannot be read costs no other."""
+        """Return the metadata of each session and the size of its log; an unreadable session does not affect others."""
         ids = [name for name in names if is_id(name)]
         try:
             return await self._read_together(ids)
@@ -106,7 +106,7 @@ class SessionList:
         return found
 
     def _decoded(self, id_: str, raw: bytes | None, stamp: Stamp | None) -> SessionMeta | None:
-        """The metadata as it is stored, or None when it must be made again."""
+        """Return the stored metadata, or None if it must be rebuilt."""
         writer = self._logs.writers.get(id_)
         if writer is not None and raw is not None and stamp is not None and writer.is_current(stamp.size):
             return writer.metadata()
@@ -118,23 +118,23 @@ class SessionList:
             return meta
 
     async def _listed(self, id_: str, meta: SessionMeta | None, stamp: Stamp | None) -> SessionMeta | None:
-        """The metadata to show in a list; of the log, no more is read than what the metadata does not have yet."""
+        """Return the metadata to show in a list; of the log, only the part that the metadata does not cover is read."""
         try:
             if meta is None:
                 return await self._logs.rebuilt_meta(id_)
-            return meta if is_too_new(meta) else await self._logs.reading(id_).caught_up(meta, stamp)
+            return meta if is_too_new(meta) else await self._logs.reader(id_).caught_up(meta, stamp)
         except StorageReadError as problem:
             return meta or _unreadable(id_, problem)
 
     async def counted(self, meta: SessionMeta) -> SessionMeta:
-        """The metadata with counts that are true: the log is read where it is ahead of what is noted."""
+        """Return the metadata with exact counts; the log is read if it is ahead of the metadata."""
         if not is_too_new(meta):
             stamp = await self._store.stamp(self._logs.log_key(meta["id"]))
-            await self._logs.reading(meta["id"]).count(meta, stamp)
+            await self._logs.reader(meta["id"]).count(meta, stamp)
         return meta
 
     async def all_counted(self, metas: Iterable[SessionMeta]) -> list[SessionMeta]:
-        """The same of each; one whose log cannot be read stays as it is, and hides no other."""
+        """Return each with exact counts; one with an unreadable log stays unchanged."""
         counted = []
         for meta in metas:
             try:
@@ -144,7 +144,7 @@ class SessionList:
         return counted
 
     async def untouched_for(self, age: timedelta, *, now: str, keep_labelled: bool) -> list[SessionMeta]:
-        """The sessions and traces that were not touched for so long; those of a newer format are left out and named."""
+        """Return sessions and traces not changed for this long; those of a newer format are left out and logged."""
         try:
             border = (date_of(now) or datetime.now(UTC)) - age
         except OverflowError:
@@ -157,27 +157,27 @@ class SessionList:
         return [meta for meta in old if not is_too_new(meta) and not (keep_labelled and meta.get("labels"))]
 
     async def traces(self, names: Iterable[str] | None = None) -> list[SessionMeta]:
-        """Folders (of these) in which nothing was matching and only a trace lies, with when that was last written."""
+        """Return the folders (of these) that contain only a trace, with the time of its last change."""
         ids = [name for name in (await self._store.folders(self._prefix) if names is None else names) if is_id(name)]
         files = [
             await self._stamps([f"{self._logs.folder(id_)}/{name}" for id_ in ids])
             for name in ("meta.json", "messages.jsonl", "trace.jsonl")
         ]
         return [
-            new_meta(id_, now=when_written(trace), title="(only a trace of what was done)")
+            new_meta(id_, now=when_written(trace), title="(only a trace)")
             for id_, meta, log, trace in zip(ids, *files, strict=True)
             if trace is not None and meta is None and log is None
         ]
 
     async def _stamps(self, keys: list[str]) -> list[Stamp | None]:
-        """Of each key; None too for one that cannot be looked at."""
+        """Return the stamp of each key; None also for one that cannot be read."""
         try:
             return await self._store.stamps(keys)
         except StorageReadError:
             return [None] if len(keys) == 1 else [stamp for key in keys for stamp in await self._stamps([key])]
 
     async def resolve(self, text: str, *, traces: bool) -> str:
-        """A full id, the beginning of exactly one, or "last"; `SessionNotFound` says what is near."""
+        """Return the id for a full id, the beginning of exactly one, or "last"; else raise `SessionNotFound`."""
         ids = await self._store.folders(self._prefix)
         found = [text] if text in ids else [id_ for id_ in ids if text and id_.startswith(text)]
         only_traced = {meta["id"] for meta in await self.traces(found)}
@@ -195,12 +195,11 @@ class SessionList:
             )
         if only_traced:
             raise SessionNotFound(
-                f"session {found[0]} has no messages, only a trace of what was done; "
-                f"`carrel sessions delete {found[0]}` removes it"
+                f"session {found[0]} has no messages, only a trace; `carrel sessions delete {found[0]}` removes it"
             )
         raise SessionNotFound(f"no session begins with {text!r}; `carrel sessions list` shows them all")
 
 
 def _unreadable(id_: str, problem: StorageReadError) -> SessionMeta:
-    """What a list shows of a session that cannot be read. It has no date, so that it is never pruned."""
+    """Return the metadata shown for an unreadable session; without a date, so that it is never pruned."""
     return new_meta(id_, now="", title=f"({problem})")

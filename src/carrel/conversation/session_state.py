@@ -27,7 +27,7 @@ DEFAULT_SESSION_TITLE = "New chat"
 DEFAULT_SESSION_PROVIDER = "anthropic"
 TITLE_LENGTH = 48
 COUNTS = ("message_count", "total_tokens", "log_seq", "log_bytes")
-"""What is counted in the log: visible messages, tokens spent, and the entries and bytes that the metadata covers."""
+"""Counted in the log: visible messages, tokens, and the entries and bytes that the metadata covers."""
 
 _NEVER = datetime.min.replace(tzinfo=UTC)
 _PLAIN_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
@@ -39,17 +39,17 @@ def is_id(session_id: object) -> bool:
 
 
 def checked_id(session_id: object) -> str:
-    """The id itself when it is a plain name, else `SessionIdRefused`: an id becomes a folder's name."""
+    """Return the id if it is a plain name, which a folder can have, else raise `SessionIdRefused`."""
     if not isinstance(session_id, str) or not is_id(session_id):
         raise SessionIdRefused(
-            f"{str(session_id)[:80]!r} is no session id: use 1 to 128 letters, digits, '.', '_' and '-', "
+            f"{str(session_id)[:80]!r} is not a session id: use 1 to 128 letters, digits, '.', '_' and '-', "
             "beginning with a letter, a digit or '_'"
         )
     return session_id
 
 
 def absolute_path(folder: str | None) -> str:
-    """A folder as the metadata has it: absolute; empty when there is none."""
+    """Return a folder as the metadata has it: an absolute path, or an empty text without one."""
     return os.path.abspath(os.path.expanduser(folder)) if folder else ""
 
 
@@ -80,7 +80,7 @@ def new_meta(
 
 
 def is_too_new(meta: SessionMeta) -> bool:
-    """Whether a newer carrel wrote the session: a list has it, and nothing of it is read or changed."""
+    """Return whether a newer carrel wrote the session; it is listed, but not read or changed."""
     return meta.get("message_format_version", 0) > MESSAGE_FORMAT_VERSION
 
 
@@ -92,7 +92,7 @@ def encode_meta(meta: SessionMeta) -> bytes:
 
 
 def decode_meta(raw: bytes | None, session_id: str) -> SessionMeta | None:
-    """The metadata, or None when it must be made again; `SessionTooNew` when a newer carrel wrote it."""
+    """Decode metadata; None if it must be rebuilt, `SessionTooNew` if a newer carrel wrote it."""
     if raw is None:
         return None
     try:
@@ -121,14 +121,14 @@ def decode_meta(raw: bytes | None, session_id: str) -> SessionMeta | None:
 
 
 def _format_version(value: Any) -> int | float:
-    """The number of a format; other programs leave it out or write something else in its place."""
+    """Return the number of a format version; other programs leave it out or write other values."""
     if isinstance(value, str) and value.isascii() and value.isdigit():
         return int(value[:9])
     return value if isinstance(value, int | float) and not isinstance(value, bool) else MESSAGE_FORMAT_VERSION
 
 
 def date_of(text: Any) -> datetime | None:
-    """A date of the log, or None when it is none; one without an offset is UTC."""
+    """Parse a date, in UTC if it has no offset; None for anything else."""
     try:
         date = datetime.fromisoformat(text)
     except (TypeError, ValueError):
@@ -137,19 +137,19 @@ def date_of(text: Any) -> datetime | None:
 
 
 def last_change(meta: SessionMeta) -> datetime:
-    """When a session was last changed, to sort by; what has no date was never changed."""
+    """Return when a session was last changed, as a sort key; the earliest date without one."""
     return date_of(meta["updated_at"]) or _NEVER
 
 
 def later(one: str, other: str) -> str:
-    """The later of two dates; writers may use different offsets, so the texts say nothing."""
+    """Return the later of two dates; with different offsets, their texts cannot be compared."""
     if one[-6:] == other[-6:] == "+00:00":
         return max(one, other)
     return max(one, other, key=lambda text: date_of(text) or _NEVER)
 
 
 def when_written(stamp: Stamp | None) -> str:
-    """When a log was last written to, as the metadata says it; empty when there is none."""
+    """Return when a log was last written to, as the metadata has it; empty without a log."""
     return datetime.fromtimestamp(stamp.modified, UTC).isoformat() if stamp else ""
 
 
@@ -178,46 +178,46 @@ _SOUND: dict[str, Callable[[Any], bool]] = {
 
 
 def _is_sound(name: str, value: object) -> bool:
-    """Whether a field of the metadata is of its kind; any value will do for a field that is not ours."""
+    """Return whether a field has a valid value; fields that are not carrel's may have any."""
     check = _is_text if name in _TEXTS else _SOUND.get(name)
     return check is None or check(value)
 
 
 def checked_fields(fields: dict[str, Any]) -> dict[str, Any]:
-    """The fields themselves when they may be set from outside, else `MetadataRefused`."""
+    """Return the fields if a caller may set them, else raise `MetadataRefused`."""
     for name, value in fields.items():
         if name in ("id", "message_format_version", "created_at", "updated_at", *COUNTS):
-            raise MetadataRefused(f"{name} is kept by carrel and cannot be set; nothing was written")
+            raise MetadataRefused(f"{name} is maintained by carrel and cannot be set; nothing was written")
         if not _is_sound(name, value):
             raise MetadataRefused(f"{name} cannot be {value!r:.60}; nothing was written")
     try:
         orjson.dumps(fields)
     except TypeError as problem:
-        raise MetadataRefused(f"metadata is kept as JSON, and this cannot be: {problem}; nothing was written") from None
+        raise MetadataRefused(f"this metadata cannot be stored as JSON: {problem}; nothing was written") from None
     return fields
 
 
 def title_from(message: ConversationMessage) -> str:
-    """The first characters of a user's text, in one line; empty for any other message."""
+    """Return the first characters of a user's text, in one line; empty for any other message."""
     if message.get("role") != "user" or meta_of(message).get("synthetic"):
         return ""
     return flatten_message_text(message, include_thinking=False).replace("\n", " ").strip()[:TITLE_LENGTH]
 
 
 def has_counts(meta: SessionMeta, log_bytes: int) -> bool:
-    """Whether the metadata has exact counts of a log of this length."""
+    """Return whether the metadata has exact counts for a log of this length."""
     return "log_seq" in meta and "message_count" in meta and meta.get("log_bytes") == log_bytes
 
 
 def position_of(meta: SessionMeta) -> tuple[int, int] | None:
-    """The last entry that the metadata covers and where it ends in the log, as the `hint` of `Store.read_back`."""
+    """Return the last entry that the metadata covers and where it ends, as the `hint` of `Store.read_back`."""
     if meta.get("log_seq") and "message_count" in meta:
         return meta["log_seq"], meta.get("log_bytes", 0)
     return None  # written by another program, or by an earlier version while several programs wrote
 
 
-def as_given(meta: SessionMeta) -> bytes:
-    """What is kept of new metadata to make it again from, in one line: all but the counts."""
+def encode_created(meta: SessionMeta) -> bytes:
+    """Encode new metadata without the counts as one line of `created.jsonl`, from which it can be rebuilt."""
     given = {name: value for name, value in meta.items() if name not in COUNTS}
     try:
         return orjson.dumps(given)
@@ -233,24 +233,24 @@ class SessionState:
 
     def __init__(self, meta: SessionMeta) -> None:
         self.meta = meta
-        self._guessed: set[str] = set()
-        """Fields that no program set; they follow what the messages say."""
+        self._unset: set[str] = set()
+        """Fields that no program set; messages may set them."""
         self._written = ""
-        """While the metadata is rebuilt: when the log was last written to, the date of entries without a date."""
+        """During a rebuild: when the log was last written to, used for entries without a date."""
 
     @classmethod
     def first(cls, session_id: str, written: str, created: SessionMeta | None = None) -> "SessionState":
-        """Begin to rebuild the metadata, with what the session was created with, if that is known.
+        """Return the first state of a rebuild; `created` is the metadata that the session was created with, if known.
 
         `written`: when the log was last written to."""
         state = cls(new_meta(session_id, now=written))
         state._written = written
-        state._guessed = {"provider", "model", "created_at"}
+        state._unset = {"provider", "model", "created_at"}
         if created is not None:
             state.meta.update(created)
             state.meta["updated_at"] = written
-            state._guessed -= {name for name, value in created.items() if value}
-        state.start_again()
+            state._unset -= {name for name, value in created.items() if value}
+        state.reset()
         return state
 
     def copy(self) -> "SessionState":
@@ -258,7 +258,7 @@ class SessionState:
 
     @property
     def last_seq(self) -> int | None:
-        """The last entry that is covered; None if another program wrote the metadata."""
+        """The last entry that the state covers; None if another program wrote the metadata."""
         return self.meta.get("log_seq")
 
     @property
@@ -270,14 +270,14 @@ class SessionState:
         """Whether the visible messages must be counted again, because of a rewind or compact."""
         return "message_count" not in self.meta and "total_tokens" in self.meta
 
-    def start_again(self) -> None:
-        """Cover no entry. What the entries have set stays, as applying them again changes nothing."""
+    def reset(self) -> None:
+        """Cover no entry any more. Fields that entries set stay; applying those again changes nothing."""
         self.meta |= {"message_count": 0, "total_tokens": 0, "log_seq": 0, "log_bytes": 0}
 
     def apply(self, seq: int, entry: ConversationMessage, size: int) -> None:
         """Apply an entry that takes `size` bytes of the log.
 
-        Only the entry after the last one is counted; of any other, what it says about the session is applied."""
+        Only the entry after the last one is counted; of any other, only its fields are applied."""
         if seq - 1 == self.last_seq:
             self._count(seq, entry, size)
         self.note(seq, entry)
@@ -294,10 +294,10 @@ class SessionState:
             meta["message_count"] += 1
 
     def note(self, seq: int, entry: ConversationMessage) -> None:
-        """Apply what an entry says about the session, without counting; to do it twice changes nothing."""
+        """Apply the fields that an entry sets, without counting; applying it twice changes nothing."""
         meta, kind = cast(dict[str, Any], self.meta), note_kind(entry)
-        if self._written or self._guessed:
-            self._guess(entry)
+        if self._written or self._unset:
+            self._set_from(entry)
         if kind is None:
             if meta["title"] == DEFAULT_SESSION_TITLE and (title := title_from(entry)):
                 meta["title"] = title
@@ -307,7 +307,7 @@ class SessionState:
         if kind == "meta" and isinstance(fields.get("set"), dict):
             ours = ("id", "message_format_version", *COUNTS)
             changed = {name: value for name, value in fields["set"].items() if name not in ours}
-            self._guessed -= changed.keys()
+            self._unset -= changed.keys()
         elif kind == "label":
             label = {name: fields.get(name) for name in ("text", "at_seq", "created_at")}
             changed["labels"] = [*(other for other in meta.get("labels", []) if other != label), label]
@@ -319,17 +319,17 @@ class SessionState:
             changed["created_at"] = fields.get("created_at") or meta["created_at"]
         meta.update({name: value for name, value in changed.items() if _is_sound(name, value)})
 
-    def _guess(self, entry: ConversationMessage) -> None:
-        """Take over from a message what no program has set."""
+    def _set_from(self, entry: ConversationMessage) -> None:
+        """Set fields from a message that no program has set."""
         meta, fields = cast(dict[str, Any], self.meta), meta_of(entry)
         date = fields.get("created_at")
         is_dated = isinstance(date, str) and bool(date)
         if self._written:
             meta["updated_at"] = date if is_dated else self._written
-        if is_dated and "created_at" in self._guessed:
+        if is_dated and "created_at" in self._unset:
             meta["created_at"] = date
-            self._guessed.discard("created_at")
+            self._unset.discard("created_at")
         if entry.get("role") == "assistant":
-            for name in self._guessed & {"provider", "model"}:
+            for name in self._unset & {"provider", "model"}:
                 if isinstance(fields.get(name), str):
                     meta[name] = fields[name]

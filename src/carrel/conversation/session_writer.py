@@ -1,4 +1,4 @@
-"""One session that is being written: its log, its metadata, and its open tool calls."""
+"""Write to one session: append to its log, keep its metadata current, hold its open tool calls."""
 
 import asyncio
 import hashlib
@@ -30,7 +30,7 @@ FLUSH_SECONDS = 1.0
 
 
 class SessionWriter:
-    """Appends to one session. The log is the truth; `meta.json` follows within a second."""
+    """Appends to the log of one session and updates `meta.json` within a second."""
 
     def __init__(
         self,
@@ -49,22 +49,22 @@ class SessionWriter:
         self._sync = sync
         self._log = f"{folder}/messages.jsonl"
         self._state = state
-        """May lack what others wrote; then it does not cover the last entry, and a flush begins from `meta.json`."""
+        """May lack entries of other processes; then it does not cover the last entry, and a flush reads `meta.json`."""
         self._stamp = stamp
         self._last_appended = state.last_seq if state.log_bytes == log_bytes else None
         self._unwritten_from: int | None = None
         """The first entry appended here that `meta.json` does not cover."""
-        self._meanwhile: list[tuple[int, ConversationMessage, int]] | None = None
-        """What is appended while a flush reads what others wrote."""
+        self._appended_in_flush: list[tuple[int, ConversationMessage, int]] | None = None
+        """Entries that are appended while a flush reads those of other processes."""
         self._fields: dict[str, Any] = {}
-        """Fields to write that no entry of the log has."""
+        """Fields to write that are in no entry of the log."""
         self._flushed_at = time.monotonic()
-        self._later: asyncio.TimerHandle | None = None
-        self._later_in: asyncio.AbstractEventLoop | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_loop: asyncio.AbstractEventLoop | None = None
         self._flushing: set[asyncio.Task[Any]] = set()
         self._turns = KeyedLock()
-        self._in_line: asyncio.AbstractEventLoop | None = None
-        """The loop in which a flush has not begun yet: it will write what is appended until then too."""
+        self._queued_in: asyncio.AbstractEventLoop | None = None
+        """The loop of a flush that has not started yet; it will include everything appended until then."""
         self._open_calls = OpenCalls(store, folder)
         self._appending = 0
 
@@ -80,26 +80,26 @@ class SessionWriter:
         *,
         after: int | None = None,
     ) -> int:
-        """Write the lines; returns the sequence number of the last. `KeyError` when the session was deleted.
+        """Write the lines and return the sequence number of the last; `KeyError` if the session was deleted.
 
         `after`: returns 0 and writes nothing unless this is the last entry."""
         calls = [id_ for entry in entries for id_ in tool_calls_of(entry)]
         self._appending += 1
         try:
             if calls:
-                await self._open_calls.begin(calls)
+                await self._open_calls.lock(calls)
             seq = await self._store.append(self._log, lines, sync=self._sync, create=False, after=after)
         except BaseException:
-            await self._open_calls.end(calls)
+            await self._open_calls.release(calls)
             raise
         finally:
             self._appending -= 1
         if after is not None and not seq:
-            await self._open_calls.end(calls)
+            await self._open_calls.release(calls)
             return 0
         is_titled = self._apply(entries, lines, seq, now)
         if self._open_calls:
-            await self._open_calls.end([id_ for entry in entries for id_ in tool_results_of(entry)])
+            await self._open_calls.release([id_ for entry in entries for id_ in tool_results_of(entry)])
         if is_titled:
             await self._flush_quietly()  # the message is written, whatever becomes of this
         else:
@@ -107,59 +107,59 @@ class SessionWriter:
         return seq
 
     def _apply(self, entries: Sequence[ConversationMessage], lines: Sequence[bytes], seq: int, now: str) -> bool:
-        """Bring the metadata up to date in memory; True when the title changed."""
+        """Update the metadata in memory; return whether the title changed."""
         title = self.meta["title"]
         self.meta["updated_at"] = now
         for number, (entry, line) in enumerate(zip(entries, lines, strict=True), seq - len(entries) + 1):
             self._state.apply(number, entry, len(line) + 1)
-            if self._meanwhile is not None:
-                self._meanwhile.append((number, entry, len(line) + 1))
+            if self._appended_in_flush is not None:
+                self._appended_in_flush.append((number, entry, len(line) + 1))
         self._last_appended = seq
         if self._unwritten_from is None:
             self._unwritten_from = seq - len(entries) + 1
         return self.meta["title"] != title
 
     def set(self, name: str, value: Any) -> None:
-        """Set a field that stands in the metadata alone; the next flush writes it."""
+        """Set a field that is only in the metadata; the next flush writes it."""
         cast(dict[str, Any], self.meta)[name] = self._fields[name] = value
 
     @property
     def is_idle(self) -> bool:
-        """Whether nothing would be lost without it: no open call, and nothing that is still to be written."""
-        is_due = self._later is not None and self._later_in is not None and not self._later_in.is_closed()
+        """Whether it can be forgotten: it has no open call and nothing left to write."""
+        is_due = self._timer is not None and self._timer_loop is not None and not self._timer_loop.is_closed()
         return not (self._open_calls or self._appending or is_due or self._flushing or self._fields)
 
     def _flush_later(self) -> None:
         loop = asyncio.get_running_loop()
-        if self._in_line is loop or (self._later is not None and self._later_in is loop):
+        if self._queued_in is loop or (self._timer is not None and self._timer_loop is loop):
             return
         if time.monotonic() - self._flushed_at >= FLUSH_SECONDS:
             self._flushed_at = time.monotonic()
             self._flush_soon()
         else:
-            self._flush_in_a_while(loop)
+            self._set_timer(loop)
 
-    def _flush_in_a_while(self, loop: asyncio.AbstractEventLoop) -> None:
-        # A loop that ends before then takes the timer with it; the log has all that matters.
-        self._later_in = loop
-        self._later = loop.call_later(FLUSH_SECONDS, self._flush_soon)
+    def _set_timer(self, loop: asyncio.AbstractEventLoop) -> None:
+        # If the loop ends before, nothing is lost: the metadata can be rebuilt from the log.
+        self._timer_loop = loop
+        self._timer = loop.call_later(FLUSH_SECONDS, self._flush_soon)
 
     def _flush_soon(self) -> None:
         loop = asyncio.get_running_loop()
-        if self._later is not None and self._later_in is loop:
-            # Left alone, it could go off when the store is closed.
-            self._later.cancel()
-            self._later = None
-        self._in_line = loop
-        self._begin(self._flush_quietly()).add_done_callback(self._out_of_line)
+        if self._timer is not None and self._timer_loop is loop:
+            # Otherwise it could fire when the store is closed.
+            self._timer.cancel()
+            self._timer = None
+        self._queued_in = loop
+        self._start(self._flush_quietly()).add_done_callback(self._end_flush)
 
-    def _out_of_line(self, flushed: "asyncio.Task[None]") -> None:
-        self._in_line = None
-        if flushed.cancelled() and self._later is None:
-            # All tasks of the loop were cancelled, perhaps before this one could begin.
-            self._flush_in_a_while(flushed.get_loop())
+    def _end_flush(self, flushed: "asyncio.Task[None]") -> None:
+        self._queued_in = None
+        if flushed.cancelled() and self._timer is None:
+            # All tasks of the loop were cancelled, perhaps before this one started.
+            self._set_timer(flushed.get_loop())
 
-    def _begin(self, flushing: Coroutine[Any, Any, _Result]) -> "asyncio.Task[_Result]":
+    def _start(self, flushing: Coroutine[Any, Any, _Result]) -> "asyncio.Task[_Result]":
         task = asyncio.ensure_future(flushing)
         self._flushing.add(task)
         task.add_done_callback(self._flushing.discard)
@@ -169,15 +169,15 @@ class SessionWriter:
         try:
             await self.flush()
         except (StorageError, RuntimeError) as problem:
-            # RuntimeError: the loop is being shut down. The log has all that matters.
+            # RuntimeError: the loop is being shut down. The metadata can be rebuilt from the log.
             logger.warning("the metadata of session %s lags behind its log: %s", self.meta["id"], problem)
 
     def metadata(self) -> SessionMeta:
-        """A copy of the metadata."""
+        """Return a copy of the metadata."""
         return self.meta.copy()
 
     def is_current(self, log_bytes: int) -> bool:
-        """Whether the metadata covers all of a log of this length, also what others wrote."""
+        """Return whether the metadata covers all of a log of this length, also entries of other processes."""
         return self._covers_all and self._state.log_bytes == log_bytes
 
     @property
@@ -185,18 +185,18 @@ class SessionWriter:
         return self._last_appended is not None and self._last_appended == self._state.last_seq
 
     async def flush(self) -> None:
-        """Write the metadata, unless the session was deleted meanwhile. What another process set there stays.
+        """Write the metadata, unless the session was deleted meanwhile; keep what other processes set in it.
 
-        A caller that is cancelled does not wait for it, and it goes on."""
-        problem = await asyncio.shield(self._begin(self._flush_alone()))
+        If the caller is cancelled, the write continues without it."""
+        problem = await asyncio.shield(self._start(self._flush_alone()))
         if problem is not None:
             raise problem
 
     async def _flush_alone(self) -> Exception | None:
-        """What went wrong is returned: who would hear of it may be cancelled, and the next flush does it again."""
+        """Write the metadata; an error is returned, not raised, because the caller may be cancelled."""
         try:
-            async with self._turns.hold("flush"):  # of several, each begins with what the one before it wrote
-                self._in_line, self._flushed_at = None, time.monotonic()
+            async with self._turns.hold("flush"):  # each flush starts from what the one before it wrote
+                self._queued_in, self._flushed_at = None, time.monotonic()
                 while not await self._flush():
                     pass
         except (StorageError, RuntimeError) as problem:
@@ -213,17 +213,17 @@ class SessionWriter:
             if written is None:
                 stamp = None
         if stamp is None:
-            # Deleted; a session of this name that is created later has nothing to do with this one.
+            # The session was deleted; one that is created later under this id is another one.
             self._fields, self._unwritten_from = {}, None
             return True
         fields, state = self._fields.copy(), self._state
-        self._meanwhile = []
+        self._appended_in_flush = []
         try:
             if written is not None:
                 try:
                     stored = decode_meta(written, self.meta["id"])
                 except SessionTooNew:
-                    return True  # a newer carrel has taken it over; what it wrote is left alone
+                    return True  # a newer carrel writes this session now; do not change its metadata
                 state = await self._merged(stored, fields)
             if state.needs_recount:
                 state = state.copy()
@@ -235,28 +235,28 @@ class SessionWriter:
             self._stamp = replaced
             self._fields = {name: value for name, value in self._fields.items() if value is not fields.get(name)}
             if state is not self._state:
-                for seq, entry, size in self._meanwhile:
+                for seq, entry, size in self._appended_in_flush:
                     state.apply(seq, entry, size)
                     state.meta["updated_at"] = self.meta["updated_at"]
                 cast(dict[str, Any], state.meta).update(self._fields)
                 self._state = state
         finally:
-            self._meanwhile = None
+            self._appended_in_flush = None
         is_behind = self._last_appended is not None and covered is not None and self._last_appended > covered
         self._unwritten_from = covered + 1 if is_behind and covered is not None else None
         return True
 
     async def _merged(self, stored: SessionMeta | None, fields: dict[str, Any]) -> SessionState:
-        """What `meta.json` holds, with the log entries that it does not cover, and these fields."""
+        """Apply the log entries that the stored metadata does not cover, and these fields, to it."""
         if stored is not None and "log_seq" in stored:
             state = SessionState(stored)
         else:
-            # Another program wrote it, or nothing can be read of it: the position in the log is the one known here.
+            # Another program wrote it, or it is unreadable: use the position in the log that is known here.
             state = self._state.copy()
             state.meta.update(stored or {})
         log = await self._store.stamp(self._log)
         if log is not None and log.size < state.log_bytes:
-            state.start_again()  # a server that was restarted may have lost the end of the log
+            state.reset()  # a server that was restarted may have lost the end of the log
         covered = state.last_seq
         starts = [covered, None if self._unwritten_from is None else self._unwritten_from - 1]
         start = min((seq for seq in starts if seq is not None), default=None)
@@ -276,26 +276,26 @@ class SessionWriter:
             self._last_appended = state.last_seq
         return state
 
-    async def let_go(self) -> None:
-        """Wait for no tool call any more."""
-        await self._open_calls.end_all()
+    async def release_calls(self) -> None:
+        """Release the locks of all open tool calls."""
+        await self._open_calls.release_all()
 
     async def close(self) -> None:
-        await self._flush_what_is_due()
+        await self._flush_due()
         loop = asyncio.get_running_loop()
         await asyncio.gather(*(task for task in self._flushing if task.get_loop() is loop), return_exceptions=True)
-        await self._flush_what_is_due()  # of one of those that was cancelled
-        await self.let_go()
+        await self._flush_due()  # of a flush that was cancelled
+        await self.release_calls()
 
-    async def _flush_what_is_due(self) -> None:
-        if self._later is not None:
-            self._later.cancel()
-            self._later = None
+    async def _flush_due(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
             await self._flush_quietly()
 
 
 # --- open tool calls --------------------------------------------------------------------------------------------------
-# A call that waits for its result holds a lock, so that no reader declares it interrupted.
+# A call without a result holds a lock, so that no reader declares it interrupted.
 
 _tasks: "weakref.WeakValueDictionary[str, asyncio.Task[object]]" = weakref.WeakValueDictionary()
 """The task of this process that appended each open call, by the key of its lock."""
@@ -308,13 +308,13 @@ class OpenCalls:
         self._store = store
         self._folder = folder
         self._locks: dict[str, Lock | None] = {}
-        """By call; None where another holds the lock, which serves the same purpose."""
+        """By call; None if another writer holds the lock, which has the same effect."""
 
     def __bool__(self) -> bool:
         return bool(self._locks)
 
-    async def begin(self, calls: Iterable[str]) -> None:
-        """To be called before the calls are written."""
+    async def lock(self, calls: Iterable[str]) -> None:
+        """Lock the calls; must be called before they are written."""
         for call in calls:
             key = call_key(self._folder, call)
             task = asyncio.current_task()
@@ -327,8 +327,8 @@ class OpenCalls:
                 else:
                     self._locks[call] = lock
 
-    async def end(self, calls: Iterable[str]) -> None:
-        """They have their results, or were not written."""
+    async def release(self, calls: Iterable[str]) -> None:
+        """Release calls that have their results or were not written."""
         for call in calls:
             if call in self._locks:
                 lock = self._locks.pop(call)
@@ -336,18 +336,18 @@ class OpenCalls:
                 if lock is not None:
                     await lock.release()
 
-    async def end_all(self) -> None:
-        await self.end(list(self._locks))
+    async def release_all(self) -> None:
+        await self.release(list(self._locks))
 
 
 def call_key(folder: str, call: str) -> str:
-    """The lock of one call: several programs may wait for calls of the same session, and settle at different times."""
+    """Return the key of a call's lock; one per call, because several programs may have open calls in one session."""
     digest = hashlib.sha256(call.encode("utf-8", "surrogatepass")).hexdigest()[:32]
     return f"{folder}/tool-call-{digest}"
 
 
 async def any_open(store: Store, folder: str, calls: Sequence[str]) -> bool:
-    """Whether any process or task still holds one of these calls."""
+    """Return whether any process or task still holds one of these calls."""
     for call in calls:
         if await store.lock_owner(call_key(folder, call)) is not None:
             return True
@@ -355,11 +355,11 @@ async def any_open(store: Store, folder: str, calls: Sequence[str]) -> bool:
 
 
 @asynccontextmanager
-async def claimed(store: Store, folder: str, calls: Sequence[str]) -> AsyncIterator[bool]:
-    """Hold the calls to declare them interrupted; False when one of them is still in use.
+async def claim_calls(store: Store, folder: str, calls: Sequence[str]) -> AsyncIterator[bool]:
+    """Hold the locks of calls to declare them interrupted; gives False if one of them is still in use.
 
-    In use is a call of another process that is alive, and one of this process as long as the task that appended it
-    is not done and is not the one that asks here: it would not load the session while it waits for the result."""
+    A call is in use if another living process appended it, or another task of this process that is not done. The
+    current task would not load the session while it waits for the result, so its own calls are interrupted."""
     locks: list[Lock] = []
     try:
         for call in calls:
@@ -380,7 +380,7 @@ async def _is_in_use(store: Store, key: str) -> bool:
     holder = await store.lock_owner(key)
     task = _tasks.get(key)
     if holder is None or holder != process_name():
-        return True  # None: released in this moment, so its result is being written
+        return True  # None: it was released just now, so its result is being written
     if task is None or task.done() or task.get_loop().is_closed():
         return False
     return task is not asyncio.current_task()

@@ -1,4 +1,4 @@
-"""SessionStore: conversations in files that a person can read, or in any other Store."""
+"""SessionStore: conversations in readable files or in any other Store."""
 
 import asyncio
 import logging
@@ -43,15 +43,15 @@ from carrel.storage.files.store import FileStore
 logger = logging.getLogger(__name__)
 
 _MOST_DRAFTS = 1000
-"""How many drafts are remembered, so that their titles are not lost."""
+"""How many drafts are remembered with their titles."""
 
 
 class SessionStore:
-    """Conversations as append-only logs.
+    """Stores conversations as append-only logs.
 
-    An acknowledged append survives the death of the process, with `durability="fsync"` a power cut too. Any number
-    of tasks and processes may use the same folder. No entry of a log is ever edited; reading never writes into
-    a session that another process is writing."""
+    An append that has returned survives the death of the process, and with `durability="fsync"` also a power cut.
+    Any number of tasks and processes may use the same folder. Entries of a log are never edited, and reading
+    never writes to a session that another process is writing."""
 
     def __init__(
         self,
@@ -93,7 +93,7 @@ class SessionStore:
         await self.close()
 
     async def close(self) -> None:
-        """Write what metadata is pending and let go of everything; twice is harmless, and it is usable again."""
+        """Write pending metadata and release files and locks; the store can be used again afterwards."""
         await self._logs.close()
         if self._search is not None:
             self._search.close()
@@ -104,7 +104,7 @@ class SessionStore:
 
     def session_dir(self, session_id: str) -> Path:
         if self.data_dir is None:
-            raise StorageError("these sessions are not kept in a folder: this store has no paths")
+            raise StorageError("these sessions are not in a folder: this store has no paths")
         return self.data_dir / checked_id(session_id)
 
     def meta_path(self, session_id: str) -> Path:
@@ -113,7 +113,7 @@ class SessionStore:
     def messages_path(self, session_id: str) -> Path:
         return self.session_dir(session_id) / "messages.jsonl"
 
-    # --- making and finding -----------------------------------------------------------------------------------------
+    # --- creating and finding ---------------------------------------------------------------------------------------
 
     def draft_session(
         self,
@@ -124,7 +124,7 @@ class SessionStore:
         cwd: str | None = None,
         api_base: str | None = None,
     ) -> SessionData:
-        """A session that is nowhere until its first message is appended."""
+        """Return a new session that is stored with its first message."""
         meta = new_meta(
             self._new_id(),
             now=self._now(),
@@ -150,27 +150,29 @@ class SessionStore:
         api_base: str | None = None,
         **more: Any,
     ) -> SessionData:
-        """A new session; `SessionExists` when the id is taken. `more` goes into the metadata as it is.
+        """Create a session; `SessionExists` if the id is taken. `more` are further fields of the metadata.
 
         Without a `session_id`, or with an empty one, it gets a new id."""
         given = {"title": title, "provider": provider, "model": model, "cwd": cwd, "api_base": api_base}
-        data = await self._made(session_id, given, more)
+        data = await self._create(session_id, given, more)
         self._publish(EventType.SESSION_CREATED, data["session"]["id"])
         return data
 
-    async def _made(self, session_id: str | None, given: dict[str, Any], more: dict[str, Any]) -> SessionData:
+    async def _create(self, session_id: str | None, given: dict[str, Any], more: dict[str, Any]) -> SessionData:
         """Create a session without publishing an event."""
         id_ = self._new_id() if session_id in (None, "") else checked_id(session_id)
         checked_fields({name: value for name, value in given.items() if value is not None})
         meta = new_meta(id_, now=self._now(), **self._logs.redacted_fields(given | more))
-        if not await self._logs.make(meta):
-            raise SessionExists(f"session {id_} is there already; load it, or give another session_id")
+        if not await self._logs.create(meta):
+            raise SessionExists(f"session {id_} exists; load it, or give another session_id")
         return {"session": meta.copy(), "messages": []}
 
     async def list_sessions(
         self, *, cwd: str | None = None, archived: bool | None = None, counts: bool = False
     ) -> list[SessionMeta]:
-        """Newest first, no messages read. `archived`: only such, or only others; `counts`: with exact counts."""
+        """List sessions, newest first, without reading messages.
+
+        `archived`: only archived ones, or only others; `counts`: with exact counts of messages and tokens."""
         metas = await self._list().metas()
         if cwd is not None:
             wanted = new_meta("x", now="", cwd=cwd)["cwd"]
@@ -180,7 +182,7 @@ class SessionStore:
         return await self.counted(metas) if counts else metas
 
     async def counted(self, metas: Iterable[SessionMeta]) -> list[SessionMeta]:
-        """The same with exact counts. A log that is ahead of its metadata is read, so give those that you show."""
+        """Return these with exact counts; reads the logs that are ahead of their metadata."""
         return await self._list().all_counted(metas)
 
     async def latest_session(self, *, cwd: str | None = None) -> SessionMeta | None:
@@ -188,18 +190,18 @@ class SessionStore:
         return metas[0] if metas else None
 
     async def children(self, session_id: str) -> list[SessionMeta]:
-        """The sessions that were begun or forked from this one."""
+        """Return the sub-sessions and forks of a session."""
         checked_id(session_id)
         return [meta for meta in await self.list_sessions() if meta.get("parent_session_id") == session_id]
 
     async def traces(self) -> list[SessionMeta]:
-        """Folders without messages that hold only a trace of what was done, with the time of its last change."""
+        """Return the folders that contain only a trace, with the time of its last change."""
         return await self._list().traces()
 
     async def resolve_id(self, text: str, *, traces: bool = False) -> str:
-        """A full id, the beginning of exactly one, or "last"; `SessionNotFound` says what is near.
+        """Return the id for a full id, the beginning of exactly one, or "last"; else raise `SessionNotFound`.
 
-        With `traces`, also a folder without messages that holds only a trace."""
+        With `traces`, folders that contain only a trace are found too."""
         return await self._list().resolve(text, traces=traces)
 
     def _list(self) -> SessionList:
@@ -219,7 +221,7 @@ class SessionStore:
         cwd: str | None = None,
         api_base: str | None = None,
     ) -> int:
-        """Add one message; returns its sequence number. The session is made when missing."""
+        """Append a message and return its sequence number; a missing session is created."""
         return await self.append_many(session_id, [message], provider=provider, model=model, cwd=cwd, api_base=api_base)
 
     async def append_many(
@@ -232,12 +234,12 @@ class SessionStore:
         cwd: str | None = None,
         api_base: str | None = None,
     ) -> int:
-        """Add messages, all of them or none; returns the sequence number of the last.
+        """Append messages, all of them or none, and return the sequence number of the last.
 
-        No messages make no session: what comes back then is the number of the last entry there is, or 0."""
+        Without messages, nothing is written; returns the number of the last entry, or 0."""
         checked_id(session_id)
         if not messages:
-            return await self._logs.reading(session_id).last_seq()
+            return await self._logs.reader(session_id).last_seq()
         drafted: SessionMeta | None = None
 
         def draft() -> SessionMeta:
@@ -264,23 +266,23 @@ class SessionStore:
     async def append_rewind(self, session_id: str, rewind_to: int | None = None, *, to_seq: int | None = None) -> int:
         """Go back to the first `rewind_to` visible messages, or to right after entry `to_seq`; the log keeps all.
 
-        Returns the number of the entry written; 0, with nothing written, when there is no such session.
-        `RewindRefused` (a ValueError) when there is no such place; nothing is written then."""
+        Returns the number of the entry written, or 0 if there is no such session. `RewindRefused` (a ValueError)
+        if there are fewer messages or entries; nothing is written then."""
         if await self._logs.meta(session_id) is None:
             return 0
         seq = await branching.rewind(self._logs, session_id, rewind_to, to_seq, self._now())
         if (writer := self._logs.writers.get(session_id)) is not None:
-            await writer.let_go()
+            await writer.release_calls()
         self._publish(EventType.SESSION_REWOUND, session_id, seq=seq)
         return seq
 
     async def clear_session(self, session_id: str) -> None:
-        """Hide all messages; the log keeps them. Nothing happens when there is no such session."""
+        """Hide all messages; the log keeps them. Does nothing if there is no such session."""
         if await self._logs.meta(session_id) is not None and (await self._logs.view(session_id)).messages:
             await self.append_rewind(session_id, 0)
 
     async def delete_session(self, session_id: str) -> bool:
-        """Remove the session and all that belongs to it; False when there was none."""
+        """Delete the session with all its files; False if there is none."""
         return await self._delete(session_id)
 
     async def _delete(self, session_id: str, *, expect: Expected = None) -> bool:
@@ -297,13 +299,13 @@ class SessionStore:
     # --- reading ----------------------------------------------------------------------------------------------------
 
     async def load_session(self, session_id: str, *, repair: bool = True) -> SessionData | None:
-        """What is visible now, or None when there is no such session.
+        """Return the metadata and the visible messages, or None if there is no such session.
 
-        Tool calls without a result get an error result, so that no provider refuses the conversation. Those of the
-        last message with calls are also appended to the log, once, unless they may still be answered: by another
-        process that is alive, or by a task of this process that appended the call, is not done, and is not the one
-        that loads the session. `repair=False` writes nothing: for viewers."""
-        hint, reading = await self._logs.position(session_id), self._logs.reading(session_id)
+        Tool calls without a result get an error result, so that providers accept the conversation. For the last
+        message with calls it is also appended to the log, once, unless the result may still come: from another
+        living process, or from another task of this process that appended the call and is not done.
+        `repair=False` writes nothing, for viewers."""
+        hint, reading = await self._logs.position(session_id), self._logs.reader(session_id)
         if hint is False:
             return None
         view = await (self._logs.repaired_view(session_id, hint) if repair else reading.view(hint=hint))
@@ -319,10 +321,10 @@ class SessionStore:
         return data
 
     def load_session_sync(self, session_id: str) -> SessionData | None:
-        """`load_session` for a caller that cannot await.
+        """Call `load_session` without await.
 
-        Within a running loop, which stands still meanwhile, it writes nothing (`repair=False`): a task of that loop
-        may hold the lock that a write would wait for."""
+        Within a running loop, which is blocked meanwhile, it writes nothing (`repair=False`), because a task of that
+        loop may hold the lock that a write would wait for."""
         try:
             asyncio.get_running_loop()
             repair = False
@@ -332,41 +334,41 @@ class SessionStore:
             return thread.submit(lambda: asyncio.run(self.load_session(session_id, repair=repair))).result()
 
     async def read_meta(self, session_id: str, *, counts: bool = False) -> SessionMeta:
-        """The metadata of one session, `counts`: with exact counts; `SessionNotFound`."""
-        meta = await self._logs.known_meta(session_id)
+        """Return the metadata of a session, with `counts` with exact counts; `SessionNotFound` if there is none."""
+        meta = await self._logs.require_meta(session_id)
         return await self._list().counted(meta) if counts else meta
 
     async def find_meta(self, session_id: str) -> SessionMeta | None:
-        """The same; None when there is no such session."""
+        """Return the metadata of a session; None if there is no such session."""
         return await self._logs.meta(session_id)
 
     async def last_seq(self, session_id: str) -> int:
-        """The sequence number of the newest entry, 0 when there is none."""
+        """Return the sequence number of the newest entry, 0 without one."""
         await self.read_meta(session_id)
-        return await self._logs.reading(session_id).last_seq()
+        return await self._logs.reader(session_id).last_seq()
 
     async def iter_messages(self, session_id: str) -> AsyncIterator[ConversationMessage]:
-        """The visible messages one at a time, as they were written: memory does not grow with the log."""
+        """Iterate over the visible messages as they were written; memory does not grow with the log."""
         await self.read_meta(session_id)
-        async for message in self._logs.reading(session_id).messages():
+        async for message in self._logs.reader(session_id).messages():
             yield message
 
     async def iter_entries(self, session_id: str, from_seq: int = 1) -> AsyncIterator[Numbered]:
-        """Every line of the log with its sequence number; one that cannot be read has the role `unreadable`."""
+        """Iterate over all lines of the log with their sequence numbers; an invalid line has the role `unreadable`."""
         await self.read_meta(session_id)
-        async for numbered in self._logs.reading(session_id).entries(from_seq):
+        async for numbered in self._logs.reader(session_id).entries(from_seq):
             yield numbered
 
     async def tail(self, session_id: str, from_seq: int = 1) -> AsyncIterator[Numbered]:
-        """`iter_entries`, and then each entry as any process appends it; ends when the session is deleted."""
+        """Iterate like `iter_entries`, then over entries as any process appends them, until the session is deleted."""
         await self.read_meta(session_id)
-        async for numbered in self._logs.reading(session_id).live(from_seq):
+        async for numbered in self._logs.reader(session_id).live(from_seq):
             yield numbered
 
     # --- about a session as a whole ---------------------------------------------------------------------------------
 
     async def update_meta(self, session_id: str, **fields: Any) -> SessionMeta:
-        """Set metadata, in the log too, so that it is there when `meta.json` has to be made again."""
+        """Set metadata, also in the log, from which `meta.json` can be rebuilt."""
         meta = await self._set_meta(session_id, fields)
         self._publish(EventType.SESSION_UPDATED, session_id)
         return meta
@@ -378,13 +380,13 @@ class SessionStore:
 
     async def rename(self, session_id: str, title: str) -> SessionMeta:
         if not isinstance(title, str) or not title.strip():
-            raise MetadataRefused("a session needs a title with something in it; nothing was written")
+            raise MetadataRefused("a session needs a title that is not empty; nothing was written")
         return await self.update_meta(session_id, title=title)
 
     async def set_tags(self, session_id: str, tags: Iterable[str]) -> SessionMeta:
         given = list(tags)
         if isinstance(tags, str) or not all(isinstance(tag, str) and tag.strip() for tag in given):
-            raise MetadataRefused(f"tags are texts, several of them, not {tags!r:.60}; nothing was written")
+            raise MetadataRefused(f"tags must be several texts, not {tags!r:.60}; nothing was written")
         return await self.update_meta(session_id, tags=sorted(set(given)))
 
     async def archive(self, session_id: str) -> SessionMeta:
@@ -398,9 +400,9 @@ class SessionStore:
         return meta
 
     async def label(self, session_id: str, text: str, at: int | None = None) -> int:
-        """Give an entry (the last one) a name; returns the entry's sequence number."""
+        """Label an entry, by default the last one, and return its sequence number."""
         if not isinstance(text, str) or not text.strip():
-            raise MetadataRefused("a label needs a text with something in it; nothing was written")
+            raise MetadataRefused("a label needs a text that is not empty; nothing was written")
         text = self._logs.redacted_text(text)
         place = await self._mark(session_id, "label", at, text=text)
         self._publish(EventType.SESSION_LABELLED, session_id, text=text, seq=place)
@@ -410,7 +412,7 @@ class SessionStore:
         return list((await self.read_meta(session_id)).get("labels", []))
 
     async def pin(self, session_id: str, at: int) -> int:
-        """Keep this entry word for word when the conversation is compacted."""
+        """Pin an entry: compactions keep it unchanged."""
         return await self._mark(session_id, "pin", at)
 
     async def _mark(self, session_id: str, kind: str, at: int | None, **fields: Any) -> int:
@@ -421,7 +423,7 @@ class SessionStore:
         return place
 
     async def usage(self, session_id: str, prices: Mapping[str, Price | Mapping[str, float]] | None = None) -> Usage:
-        """Tokens (and cost, given prices per million) by model; a fork counts only what it added."""
+        """Return tokens (and cost, with prices per million) by model; a fork counts only its own entries."""
         count = UsageCount(session_id, prices)
         async for seq, entry in self.iter_entries(session_id):
             count.take(seq, entry)
@@ -437,10 +439,10 @@ class SessionStore:
         provider: str | None = None,
         model: str | None = None,
     ) -> ConversationMessage:
-        """Replace the older part of what is visible by a summary; returns the entry written.
+        """Replace the older visible messages by a summary; returns the entry written.
 
-        `summarize` gets the messages that leave (append `COMPACT_SUMMARY_PROMPT` as the user's last word) and
-        answers with a text, a text and its usage, or an assistant message."""
+        `summarize` gets the messages to replace (append `COMPACT_SUMMARY_PROMPT` as the last user message) and
+        returns a text, a text and its usage, or an assistant message."""
         seq, event = await compact(
             self._logs,
             session_id,
@@ -463,10 +465,10 @@ class SessionStore:
         new_id: str | None = None,
         load: bool = True,
     ) -> SessionData:
-        """Another session with the log so far (up to entry `at`); from then on neither sees the other's messages.
+        """Create another session with the log so far (up to entry `at`); both continue independently.
 
-        Sequence numbers, labels and pins stay true in it, and what was spent before is not counted again. Without
-        `load` it comes back with no messages, and memory does not grow with the log."""
+        Sequence numbers, labels and pins are the same in it, and its usage starts at 0. Without `load`, the result
+        has no messages, and memory does not grow with the log."""
         last = await self.last_seq(session_id)
         place = last if at is None else at
         checked_place("at", place, last, "is the last entry")
@@ -479,7 +481,7 @@ class SessionStore:
         return data
 
     async def export(self, session_id: str, format: Literal["jsonl", "markdown", "html"] = "jsonl") -> str:
-        """The session as text: its whole log with its attachments, or the visible conversation as a page."""
+        """Return the session as text: the whole log with its attachments, or the visible conversation as a page."""
         if format == "markdown":
             return to_markdown(await self._loaded(session_id, repair=False))
         if format == "jsonl":
@@ -487,10 +489,10 @@ class SessionStore:
         if format == "html":
             log = [numbered async for numbered in self.iter_entries(session_id)]
             return to_html(await self._loaded(session_id, repair=False), log)
-        raise ConfigurationError(f"a session is exported as jsonl, markdown or html, not {format!r}")
+        raise ConfigurationError(f"invalid export format {format!r}: use jsonl, markdown or html")
 
     async def export_lines(self, session_id: str) -> AsyncIterator[str]:
-        """What `export` gives as jsonl, line by line: memory does not grow with the log."""
+        """Iterate over the lines of a jsonl export; memory does not grow with the log."""
         async for _, entry in self.iter_entries(session_id):
             yield to_line(entry)
 
@@ -501,9 +503,9 @@ class SessionStore:
         return data
 
     async def search(self, query: str, limit: int = 10) -> list[SearchHit]:
-        """Messages that say this, in these words or in others, over all sessions."""
+        """Search all sessions for messages with these words or with this meaning."""
         if not isinstance(query, str):
-            raise ConfigurationError(f"what to search for is a text, not {query!r:.60}")
+            raise ConfigurationError(f"the query must be a text, not {query!r:.60}")
         if not isinstance(limit, int):
             raise ConfigurationError(f"limit is a whole number, not {limit!r:.60}")
         if self._search is None:
@@ -512,29 +514,29 @@ class SessionStore:
         return await self._search.search(query, limit)
 
     async def prune(self, older_than: timedelta, keep_labelled: bool = True, dry_run: bool = True) -> list[SessionMeta]:
-        """Delete sessions not touched for that long (only say which with `dry_run`); nothing else deletes by age.
+        """Delete sessions that were not changed for that long and return them; with `dry_run`, only return them.
 
-        Folders that hold only a trace are among them. One of a newer format is left alone, and the log of
-        this program says so: its labels cannot be read."""
+        Folders that contain only a trace are included. A session of a newer format is not deleted, because its
+        labels cannot be read; a warning is logged."""
         if not isinstance(older_than, timedelta) or older_than < timedelta(0):
             raise ConfigurationError(
-                f"older_than is a timedelta of 0 or more, as in timedelta(days=30), not {older_than!r:.60}"
+                f"older_than must be a timedelta of 0 or more, such as timedelta(days=30), not {older_than!r:.60}"
             )
         logs = await self._logs.log_stamps()
         chosen = await self._list().untouched_for(older_than, now=self._now(), keep_labelled=keep_labelled)
         if dry_run:
             return chosen
-        # A session that got a message or a label since then stays.
+        # A session that was changed since then is not deleted.
         return [meta for meta in chosen if await self._delete(meta["id"], expect=logs.get(meta["id"], MISSING))]
 
     async def import_file(
         self, path: Path | str, *, all_branches: bool = False, again: bool = False
     ) -> list[ImportReport]:
-        """Sessions of another agent, or of another folder; each report says what was taken and what was not.
+        """Import the sessions of another agent or folder; each report lists what was imported and what was not.
 
-        What an earlier import brought is not stored twice unless `again`: the report says under which id it is here,
-        and what the source has got since is appended, where neither its old part nor the session was changed. With
-        `all_branches`, those that a conversation went back from come as sessions of their own."""
+        A session that was imported before is not stored twice unless `again`: the report has its id, and new entries
+        of the source are appended if neither its old part nor the session was changed. With `all_branches`, branches
+        that are not part of the conversation become sessions of their own."""
         async with self._logs.import_lock():
             here = [] if again else await self.list_sessions()
             writer = ImportWriter(self._logs, self.create_session, here, self._now)

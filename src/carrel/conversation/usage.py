@@ -1,4 +1,4 @@
-"""Pure: what a conversation has cost, by model, each token counted once."""
+"""Pure: the tokens and the cost of a conversation, by model; each token is counted once."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -30,17 +30,17 @@ _DETAILS = ("prompt_tokens_details", "completion_tokens_details", "input_tokens_
 
 
 class Tokens(BaseModel):
-    """Tokens of one answer or of many; what a provider does not say is 0."""
+    """Tokens of one answer or of many; counts that a provider does not report are 0."""
 
     input_tokens: int = 0
-    """With what was read from a cache or written to one."""
+    """Includes tokens read from a cache or written to one."""
     output_tokens: int = 0
     cache_read_tokens: int = 0
     cache_write_tokens: int = 0
     reasoning_tokens: int = 0
     total_tokens: int = 0
     cost: float | None = None
-    """In the currency of the price table; None where no price is known."""
+    """In the currency of the price table; None without a known price."""
 
     def plus(self, other: "Tokens") -> "Tokens":
         sums = {name: getattr(self, name) + getattr(other, name) for name in _NAMES}
@@ -53,7 +53,7 @@ class Usage(BaseModel):
     total: Tokens = Field(default_factory=Tokens)
     models: dict[str, Tokens] = Field(default_factory=dict)
     inherited_through_seq: int = 0
-    """Entries up to here came with a fork and are counted where they were made."""
+    """Entries up to here were inherited by a fork and are counted in the parent."""
     unpriced: list[str] = Field(default_factory=list)
     """Models with tokens but no entry in the price table."""
 
@@ -70,7 +70,7 @@ class Price(BaseModel):
 
 
 def tokens_of(usage: Any) -> Tokens:
-    """A provider's usage object, whichever of the known names it uses."""
+    """Convert a provider's usage object, with any of the known field names."""
     if not isinstance(usage, Mapping):
         return Tokens()
     flat: dict[str, Any] = {}
@@ -81,11 +81,11 @@ def tokens_of(usage: Any) -> Tokens:
     counts = {name: _first_count(flat, keys) for name, keys in _NAMES.items()}
     apart = "cache_read_input_tokens" in usage or "cache_creation_input_tokens" in usage
     if apart and "prompt_tokens" not in usage:
-        # This provider counts what was cached beside the input, all others within it.
+        # Anthropic does not include cached tokens in the input; all others do.
         counts["input_tokens"] += counts["cache_read_tokens"] + counts["cache_write_tokens"]
     for spent in map(tokens_of, compactions(usage)):
         counts |= {name: counts[name] + getattr(spent, name) for name in counts if name != "total_tokens"}
-    # And this one counts thinking and the prompts of its own tools beside the answer and the prompt.
+    # Gemini does not include thinking in the output, nor the prompts of its own tools in the input.
     counts["output_tokens"] += _first_count(usage, ("thoughts_token_count", "thoughtsTokenCount"))
     counts["input_tokens"] += _first_count(usage, ("tool_use_prompt_token_count", "toolUsePromptTokenCount"))
     if not counts["total_tokens"]:
@@ -94,10 +94,10 @@ def tokens_of(usage: Any) -> Tokens:
 
 
 def total_after(total: int, entry: ConversationMessage) -> int:
-    """How many tokens a session has spent after this entry, given how many before it: the one rule for all who count.
+    """Return the tokens of a session after this entry, given those before it; all counting uses this function.
 
-    What any line says was spent is added. What a fork was begun with was spent elsewhere. An entry about the session as
-    a whole may say a larger sum than the lines do, for what no line has; never a smaller one."""
+    The usage of a line is added. A fork starts at 0, because its inherited part was counted in the parent. A `meta`
+    note may set a larger total, for tokens that are in no line; never a smaller one."""
     meta, kind = meta_of(entry), note_kind(entry)
     if kind in (None, "usage"):
         return total + tokens_of(meta["usage"]).total_tokens if meta.get("usage") else total
@@ -132,7 +132,7 @@ def priced(tokens: Tokens, price: Price | None) -> Tokens:
 
 def _checked_prices(prices: Mapping[str, Price | Mapping[str, float]]) -> dict[str, Price]:
     if not isinstance(prices, Mapping):
-        raise ConfigurationError(f"a price table is a dict with a price for each model, not {prices!r:.60}")
+        raise ConfigurationError(f"a price table must be a dict with a price for each model, not {prices!r:.60}")
     checked = {}
     for model, price in prices.items():
         try:
@@ -148,7 +148,7 @@ def _checked_prices(prices: Mapping[str, Price | Mapping[str, float]]) -> dict[s
 
 
 class UsageCount:
-    """Counts a log entry by entry, so that it need not be held."""
+    """Counts the usage of a log entry by entry, without keeping the entries."""
 
     def __init__(self, session_id: str = "", prices: Mapping[str, Price | Mapping[str, float]] | None = None) -> None:
         self._prices = _checked_prices(prices or {})

@@ -77,7 +77,7 @@ class ImportWriter:
             return False
         report, id_ = imported.report, meta["id"]
         self._ids[imported.source_id] = id_
-        if change != "changed" and not await self._logs.reading(id_).last_seq():
+        if change != "changed" and not await self._logs.reader(id_).last_seq():
             await self._fill(imported, meta)  # the earlier import was interrupted before it had written any entry
             return True
         report.already_here = id_
@@ -108,7 +108,7 @@ class ImportWriter:
 
     async def _has_entries(self, session_id: str, seq: int, entries: Sequence[ConversationMessage]) -> bool:
         """Whether exactly these entries follow `seq`: an earlier import was interrupted before it had recorded them."""
-        found = [encode(entry) async for _, entry in self._logs.reading(session_id).entries(seq + 1)]
+        found = [encode(entry) async for _, entry in self._logs.reader(session_id).entries(seq + 1)]
         return found == [encode(self._logs.redacted(entry)) for entry in entries]
 
 

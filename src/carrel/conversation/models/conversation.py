@@ -181,7 +181,7 @@ class ConversationStorage:
         await recount_outdated(self._logs, [meta])
         if "total_tokens" not in meta:
             stamp = await self._logs.store.stamp(self._logs.log_key(meta["id"]))
-            await self._logs.reading(meta["id"]).count(meta, stamp)
+            await self._logs.reader(meta["id"]).count(meta, stamp)
         return meta
 
     async def rewind(self, conversation: Conversation, *, to_seq: int) -> Conversation:
@@ -208,7 +208,7 @@ class ConversationStorage:
         """Show what the log shows, followed by the messages that were added since there were these."""
         state = _state_of(conversation)
         async with state.turn:
-            meta = await self._counted(await self._logs.known_meta(conversation.id))
+            meta = await self._counted(await self._logs.require_meta(conversation.id))
             state.begin(meta, is_new=False)
             conversation.info.total_tokens = info_from_meta(meta).total_tokens
             log = await read_log(self._logs, conversation.id, awaits_result=True)
@@ -281,7 +281,7 @@ class ConversationStorage:
         if info.provider_id is None:
             more["provider_id"] = None
         dates = {"created_at": info.time.created.isoformat(), "updated_at": info.time.updated.isoformat()}
-        data = await self.store._made(info.id, arguments, more | dates)
+        data = await self.store._create(info.id, arguments, more | dates)
         info.title = data["session"]["title"]
         return data["session"]
 

@@ -43,8 +43,8 @@ async def read_log(logs: SessionRepository, session_id: str, *, awaits_result: b
     """Read what is visible in a session, without writing into it; `SessionNotFound` when there is none.
 
     `awaits_result`: the caller may still answer the last tool call."""
-    await logs.known_meta(session_id)
-    reading = logs.reading(session_id)
+    await logs.require_meta(session_id)
+    reading = logs.reader(session_id)
     view = await reading.view()
     lines = await reading.whole(view)
     if view.problems:
@@ -73,7 +73,7 @@ async def recount_outdated(logs: SessionRepository, metas: Sequence[SessionMeta]
     stamps = await logs.store.stamps([logs.log_key(meta["id"]) for meta in ours])
     for meta, stamp in zip(ours, stamps, strict=True):
         try:
-            await logs.reading(meta["id"]).count(meta, stamp)
+            await logs.reader(meta["id"]).count(meta, stamp)
         except StorageReadError as problem:
             logger.warning("session %s: its messages cannot be counted: %s", meta["id"], problem)
 
@@ -357,7 +357,7 @@ class ConversationState:
         info.time.updated = date_of(writer.meta["updated_at"]) or info.time.updated
         self._fields = meta_fields(info)
         if plan.rewind_to is not None and not any(map(tool_calls_of, plan.lines)):
-            await writer.let_go()
+            await writer.release_calls()
         if flush:
             await writer.flush()
 
