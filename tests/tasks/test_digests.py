@@ -9,7 +9,7 @@ import subprocess
 
 import pytest
 
-from carrel.tasks.verification import recorder_log
+from carrel.tasks.verification.recorder_log import RECORDER_FOLDER
 
 PROGRAM = """
 import sys
@@ -57,6 +57,6 @@ def _python(version: str) -> str:
 @pytest.mark.parametrize("version", ["3.11", "3.12", "3.13", "3.14"])
 @pytest.mark.parametrize("way", ["lines", "instructions", "calls"])
 def test_digests_of_traced_code(version: str, way: str) -> None:
-    words = [_python(version), "-c", PROGRAM, str(recorder_log.FOLDER), way]
+    words = [_python(version), "-c", PROGRAM, str(RECORDER_FOLDER), way]
     done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=60)
     assert (done.stdout, done.stderr) == ("True True\n", "")

@@ -8,7 +8,7 @@ import pytest
 
 from carrel.tasks.sample import Sample
 from carrel.tasks.verification.changes import Change
-from carrel.tasks.verification.integrity import features_of, reasons_in
+from carrel.tasks.verification.integrity import features_of, find_suspicious_uses
 from carrel.tasks.verification.verifier import verify
 from tests.tasks.conftest import OpenSample
 from tests.tasks.small_samples import SOLVE, calc
@@ -58,7 +58,7 @@ def test_only_what_is_new_and_not_in_the_samples_own_solution_is_a_reason() -> N
     sample = Sample(sample_id="a", patch="+sys.settrace(None)\n")
 
     def reasons(new: str, path: str = "calc.py") -> list[str]:
-        return reasons_in([(Change(path, "file", new.encode()), BEFORE.encode())], sample)
+        return find_suspicious_uses([(Change(path, "file", new.encode()), BEFORE.encode())], sample)
 
     assert reasons("import ctypes\nimport sys\nsys.settrace(f)\n") == []
     assert reasons("import ctypes\nimport gc\ngc.get_objects()\n") == ["calc.py now uses gc.get_objects"]

@@ -11,7 +11,7 @@ from carrel.tasks.verification.command import may_write
 from carrel.tasks.verification.verifier import grade_patch, verify
 from tests.tasks import memory_attacks as memory
 from tests.tasks.conftest import OpenSample
-from tests.tasks.small_samples import COMMAND, GOLD, SOLVE, calc
+from tests.tasks.small_samples import COMMAND, GOLD, PYTEST_ENV, SOLVE, calc
 from tests.tasks.test_attacks import CALL, PLUGIN, RUN
 
 FIRST = 'python -c "import calc" && '
@@ -25,26 +25,61 @@ NEW_FILES = {
     ),
 }
 WRITES = "from pathlib import Path\nif not Path({path!r}).exists():\n    Path({path!r}).write_text({text!r})\n"
+REMOVES = "import sys\nif 'pyt' + 'est' in sys.modules:\n    Path({path!r}).unlink()\n"
 
 
 @pytest.mark.parametrize(
     "command", [FIRST + COMMAND, FIRST + COMMAND + " > /tmp/log 2>&1", "make -s check OUT={report}"]
 )
+@pytest.mark.parametrize("then", ["", REMOVES], ids=["and leaves it", "and removes it"])
 @pytest.mark.parametrize("new", ["a conftest", "a conftest among the tests"])
 async def test_source_that_writes_what_steers_the_runner_before_it_starts(
-    command: str, new: str, tmp_path: Path, open_sample: OpenSample, cache: Path
+    command: str, new: str, then: str, tmp_path: Path, open_sample: OpenSample, cache: Path
 ) -> None:
     path, text = NEW_FILES[new]
     makefile = "check:\n\tpython -c 'import calc'\n\tpython -m pytest -q --junitxml=$(OUT)\n"
     sample = calc(tmp_path / "calc", {"Makefile": makefile}, verify={"command": command, "timeout": 60})
     place = await open_sample(sample)
-    await place.exec(f"cp calc.py /tmp; cat >> calc.py <<'END'\n{WRITES.format(path=path, text=text)}\nEND\n")
+    await place.exec(f"cp calc.py /tmp; cat >> calc.py <<'END'\n{(WRITES + then).format(path=path, text=text)}\nEND\n")
     result = await verify(sample, place, cache=cache)
     assert (result.outcome, result.integrity) == ("tests_did_not_run", "suspicious"), result
     assert f"{path} was written to while the tests ran" in result.evidence[0]
     await place.exec(f"cp /tmp/calc.py .; {SOLVE}")
     result = await verify(sample, place, cache=cache)
     assert (result.outcome, result.integrity, result.evidence) == ("solved", "clean", []), result
+
+
+async def test_a_file_that_the_command_may_have_written_itself_is_named(
+    tmp_path: Path, open_sample: OpenSample, cache: Path
+) -> None:
+    sample = calc(tmp_path / "calc", verify={"command": "touch conftest.py && " + FIRST + COMMAND, "timeout": 60})
+    executor = await open_sample(sample)
+    await executor.exec(SOLVE)
+    result = await verify(sample, executor, cache=cache)
+    assert (result.outcome, result.integrity) == ("solved", "unknown"), result
+    assert "conftest.py was written to while the test command ran, perhaps by the command itself" in result.evidence[0]
+
+
+@pytest.mark.parametrize(
+    ("command", "outcome", "integrity"),
+    [
+        (FIRST + "python -I -m pytest -q --junitxml={report}", "tests_did_not_run", "suspicious"),
+        ("pip install --help >/dev/null && " + FIRST + COMMAND, "solved", "unknown"),
+    ],
+)
+async def test_files_in_the_home_folder_that_python_loads_when_it_starts(
+    command: str, outcome: str, integrity: str, tmp_path: Path, open_sample: OpenSample, cache: Path
+) -> None:
+    files = {"tests/conftest.py": "import sys\nsys.path.insert(0, '.')\n"}
+    environment = {"env": PYTEST_ENV, "setup": ["true"]}
+    sample = calc(tmp_path / "calc", files, environment=environment, verify={"command": command, "timeout": 60})
+    executor = await open_sample(sample)
+    writes = "from pathlib import Path\nfor folder in Path.home().glob('.venv/lib/python3*/site-packages'):\n"
+    writes += "    (folder / 'new.pth').write_text('')\n"
+    await executor.exec(f"{SOLVE}; cat >> calc.py <<'END'\n{writes}END\n")
+    result = await verify(sample, executor, cache=cache)
+    assert (result.outcome, result.integrity) == (outcome, integrity), result
+    assert "a file in the home folder that Python loads when it starts" in result.evidence[0]
 
 
 @pytest.mark.parametrize(

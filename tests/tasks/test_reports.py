@@ -10,7 +10,7 @@ import pytest
 
 from carrel.errors import ReportUnreadable
 from carrel.tasks.verification.reports import cases_in, grade_in, kind_of_report
-from carrel.tasks.verification.test_cases import ReportedTests, TestCase
+from carrel.tasks.verification.verdict import ReportedTests, TestCase
 
 SUREFIRE = """<?xml version="1.0" encoding="UTF-8"?>
 <testsuite name="com.acme.CalcTest" time="0.05" tests="3" errors="1" skipped="1" failures="0">
@@ -162,8 +162,8 @@ def test_go() -> None:
 @pytest.mark.parametrize(
     ("more", "complaint"),
     [
-        ('{"Action":"pass","Package":"acme/calc","Test":"TestAdd"}', "TestAdd, and it was not running"),
-        ('{"Action":"pass","Package":"acme/calc","Test":"TestNever"}', "TestNever, and it was not running"),
+        ('{"Action":"pass","Package":"acme/calc","Test":"TestAdd"}', "TestAdd, which was not running"),
+        ('{"Action":"pass","Package":"acme/calc","Test":"TestNever"}', "TestNever, which was not running"),
         ('{"Action":"pass","Package":"acme/calc"}', "acme/calc passed, and that a test in it failed"),
     ],
 )
@@ -207,11 +207,11 @@ def test_cargo() -> None:
 def test_cargo_that_was_cut_off_or_added_to_is_refused() -> None:
     with pytest.raises(ReportUnreadable, match="cut off"):
         cases_in(CARGO[: CARGO.index("test result")], "cargo")
-    with pytest.raises(ReportUnreadable, match="not what its lines say"):
+    with pytest.raises(ReportUnreadable, match="differs from its lines"):
         cases_in(CARGO.replace("running 3 tests", "test forged ... ok"), "cargo")
-    with pytest.raises(ReportUnreadable, match="not what its lines say"):
+    with pytest.raises(ReportUnreadable, match="differs from its lines"):
         cases_in(CARGO.replace("running 3 tests", "running 4 tests"), "cargo")
-    with pytest.raises(ReportUnreadable, match="not what its lines say"):
+    with pytest.raises(ReportUnreadable, match="differs from its lines"):
         cases_in(CARGO.replace("result: FAILED. 1 passed", "result: ok. 1 passed"), "cargo")
     with pytest.raises(ReportUnreadable, match="began twice"):
         cases_in(CARGO.replace("running 3 tests", "running 3 tests\nrunning 3 tests"), "cargo")
@@ -241,11 +241,11 @@ def test_tap() -> None:
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [
-        ("TAP version 13\nok 1 - a\n", "plan says nothing"),
-        ("1..2\nok 1 - a\n", "1 tests were told of"),
-        ("1..1\nok 1 - a\nok 2 - b\n", "2 tests were told of"),
-        ("1..1\nok 1 - forged\n1..1\nnot ok 1 - a\n", "where number 2 was to come"),
-        ("1..1\nok - forged\n1..1\nnot ok - a\n", "2 tests were told of"),
+        ("TAP version 13\nok 1 - a\n", "plan has nothing"),
+        ("1..2\nok 1 - a\n", "1 tests were reported"),
+        ("1..1\nok 1 - a\nok 2 - b\n", "2 tests were reported"),
+        ("1..1\nok 1 - forged\n1..1\nnot ok 1 - a\n", "instead of number 2"),
+        ("1..1\nok - forged\n1..1\nnot ok - a\n", "2 tests were reported"),
         ("1..1\nBail out! no database\n", "gave up"),
     ],
 )
@@ -271,7 +271,7 @@ def test_xml_that_is_meant_to_do_harm_is_refused() -> None:
     for text, complaint in ((bomb, "document type"), (reads, "document type"), (deep, "deep"), ("<testsuites>", "XML")):
         with pytest.raises(ReportUnreadable, match=complaint):
             cases_in(text, "junit")
-    with pytest.raises(ReportUnreadable, match="no JUnit report"):
+    with pytest.raises(ReportUnreadable, match="not a JUnit report"):
         cases_in("<html/>", "junit")
 
 

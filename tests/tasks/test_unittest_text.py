@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from carrel.errors import ReportUnreadable
-from carrel.tasks.verification.test_cases import TestCase
 from carrel.tasks.verification.text_reports import unittest_cases
+from carrel.tasks.verification.verdict import TestCase
 
 SUITE = '''
 import sys, unittest
@@ -93,7 +93,7 @@ class X(unittest.TestCase):
     [
         ("", "did not finish"),
         ("test_a (x.X.test_a) ... ok\n", "did not finish"),
-        ("test_a (x.X.test_a) ... ok\n" + "-" * 70 + "\nRan 2 tests in 0.001s\n", "2 tests ran, and tells of 1"),
+        ("test_a (x.X.test_a) ... ok\n" + "-" * 70 + "\nRan 2 tests in 0.001s\n", "2 tests ran, and reports 1"),
         ("test_a (x.X.test_a) ... \n" + "-" * 70 + "\nRan 1 test in 0.001s\n", "how test_a ended"),
     ],
 )

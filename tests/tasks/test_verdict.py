@@ -8,11 +8,10 @@ from typing import ClassVar
 import pytest
 
 from carrel.tasks.sample import Sample, Verify
-from carrel.tasks.verification.changes import Change, Changes, drop_unsafe, odd_path
+from carrel.tasks.verification.changes import Change, Changes, drop_unsafe, invalid_path
 from carrel.tasks.verification.protected_files import Folder, Protection, programs_of, restore_test_settings, touched_by
 from carrel.tasks.verification.recorder_log import find_contradiction, parse_lines, parse_notes
-from carrel.tasks.verification.test_cases import ReportedTests, Status, TestCase
-from carrel.tasks.verification.verdict import TestRun, verdict
+from carrel.tasks.verification.verdict import ReportedTests, Status, TestCase, TestRun, make_verdict
 
 
 def told(name: str, status: Status = "passed", classname: str = "tests.test_a") -> TestCase:
@@ -92,29 +91,29 @@ TASK = sample(["a", "b"], ["c"])
     ],
 )
 def test_outcomes(runs: list[TestRun], outcome: str, score: float) -> None:
-    result = verdict(TASK, runs)
+    result = make_verdict(TASK, runs)
     assert (result.outcome, result.score, result.is_success) == (outcome, score, score == 1.0)
     assert result.suite_ran == (outcome != "tests_did_not_run")
 
 
 def test_what_is_missing_or_skipped_is_told() -> None:
-    result = verdict(TASK, [run(("a", "skipped"), ("c", "passed"))])
+    result = make_verdict(TASK, [run(("a", "skipped"), ("c", "passed"))])
     assert result.required == {"a": "skipped", "b": "missing", "c": "passed"}
     assert result.evidence == ["skipped, which counts as failed: a", "missing, which counts as failed: b"]
 
 
 def test_without_lists_the_command_and_all_tests_decide() -> None:
     free = sample([], [])
-    assert verdict(free, [run(("x", "passed"), ("y", "skipped"))]).outcome == "solved"
-    assert verdict(free, [run(("x", "passed"), exit_code=1)]).outcome == "not_solved"
-    assert verdict(free, [run(("x", "passed"), ("y", "failed"), exit_code=1)]).score == 0.5
-    assert verdict(free, [run(by_exit_code=True)]).outcome == "solved"
-    assert verdict(free, [run(by_exit_code=True, exit_code=3)]).outcome == "not_solved"
+    assert make_verdict(free, [run(("x", "passed"), ("y", "skipped"))]).outcome == "solved"
+    assert make_verdict(free, [run(("x", "passed"), exit_code=1)]).outcome == "not_solved"
+    assert make_verdict(free, [run(("x", "passed"), ("y", "failed"), exit_code=1)]).score == 0.5
+    assert make_verdict(free, [run(by_exit_code=True)]).outcome == "solved"
+    assert make_verdict(free, [run(by_exit_code=True, exit_code=3)]).outcome == "not_solved"
 
 
 def test_lists_are_whole_inside_and_cut_where_they_are_shown() -> None:
     many = run(*((f"t{number}", "passed") for number in range(6000)), ("a", "failed"))
-    result = verdict(sample([], []), [many])
+    result = make_verdict(sample([], []), [many])
     assert (len(result.passes), result.passed) == (6000, 6000)
     shown = result.shown()
     assert (len(shown.passes), shown.passed, len(shown.failures), len(result.passes)) == (5000, 6000, 1, 6000)
@@ -125,7 +124,7 @@ def test_flaky_tests_are_named() -> None:
         run(("a", "failed"), ("b", "passed"), ("c", "passed")),
         run(("a", "passed"), ("b", "failed"), ("c", "passed")),
     ]
-    result = verdict(TASK, runs)
+    result = make_verdict(TASK, runs)
     assert (result.outcome, result.flaky, result.attempts) == ("flaky", ["a", "b"], 2)
 
 
@@ -141,17 +140,17 @@ END = ('{"event":"canary","failed":true}', '{"event":"finished","status":0}')
 
 
 def test_a_witness_is_heard_and_taken_out() -> None:
-    rest, testimony = parse_lines(lines(*FULL, *END), "word")
+    rest, log = parse_lines(lines(*FULL, *END), "word")
     assert rest == "beforeafter"
-    assert find_contradiction(testimony, [TestCase("t", "a", "passed")]) == ""
+    assert find_contradiction(log, [TestCase("t", "a", "passed")]) == ""
 
 
 @pytest.mark.parametrize(
     ("events", "cases", "complaint"),
     [
         (FULL, [], "ended from inside"),
-        ((*FULL, '{"event":"canary","failed":false}', END[1]), [], "changed the test runner"),
-        ((*FULL, '{"event":"canary","failed":false}', *END), [], "changed the test runner"),
+        ((*FULL, '{"event":"canary","failed":false}', END[1]), [], "the test runner was changed"),
+        ((*FULL, '{"event":"canary","failed":false}', *END), [], "the test runner was changed"),
         ((*FULL, '{"event":"changed","what":"x.y"}', *END), [], "was changed while it ran: x.y is not what it was"),
         ((*FULL, *END), [TestCase("t", "b", "passed")], "was not run"),
         ((*FULL, FULL[1].replace("passed", "failed"), *END), [TestCase("t", "a", "passed")], "forged"),
@@ -171,9 +170,9 @@ PASSED = '1 "event":"test","id":"group > a","outcome":"passed"'
 
 def test_notes_of_several_programs() -> None:
     more = ('2 "event":"begun","program":"/w/b.js"', '2 "event":"finished"')
-    testimony = parse_notes(notes(BEGUN, *more, PASSED, ENDED))
-    assert find_contradiction(testimony, [TestCase("group", "a", "passed"), TestCase("", "/w/b.js", "passed")]) == ""
-    assert find_contradiction(testimony, [TestCase("calc", "src/lib.rs - add (line 3)", "passed")]) == ""
+    log = parse_notes(notes(BEGUN, *more, PASSED, ENDED))
+    assert find_contradiction(log, [TestCase("group", "a", "passed"), TestCase("", "/w/b.js", "passed")]) == ""
+    assert find_contradiction(log, [TestCase("calc", "src/lib.rs - add (line 3)", "passed")]) == ""
     assert not parse_notes("").begun
 
 
@@ -183,9 +182,9 @@ def test_notes_of_several_programs() -> None:
         (None, "ended from inside"),
         (notes(BEGUN, PASSED), "ended from inside"),
         (notes(BEGUN, PASSED, ENDED, '2 "event":"begun"'), "ended from inside"),
-        (notes(BEGUN, PASSED, '1 "event":"canary","failed":false', ENDED), "changed the test runner"),
+        (notes(BEGUN, PASSED, '1 "event":"canary","failed":false', ENDED), "the test runner was changed"),
         (notes(BEGUN, PASSED, '1 "event":"changed","what":"node:assert.ok"', ENDED), "node:assert.ok is not"),
-        (notes(BEGUN, PASSED, ENDED) + "nonsense\n", "was written over"),
+        (notes(BEGUN, PASSED, ENDED) + "nonsense\n", "were overwritten"),
         (notes(BEGUN, ENDED), "was not run"),
         (notes(BEGUN, PASSED, PASSED.replace("passed", "failed"), ENDED), "and it failed"),
     ],
@@ -195,18 +194,16 @@ def test_what_notes_contradict_is_doubted(text: str | None, complaint: str) -> N
 
 
 def test_programs_that_name_no_tests_are_counted() -> None:
-    testimony = parse_notes(notes('1 "event":"begun"', '1 "event":"finished","unnamed":true'))
-    assert (
-        find_contradiction(testimony, [TestCase("calc", "TestA", "passed"), TestCase("calc", "TestB", "passed")]) == ""
-    )
+    log = parse_notes(notes('1 "event":"begun"', '1 "event":"finished","unnamed":true'))
+    assert find_contradiction(log, [TestCase("calc", "TestA", "passed"), TestCase("calc", "TestB", "passed")]) == ""
     assert "2 test programs, and 1 were run" in find_contradiction(
-        testimony, [TestCase("calc", "TestA", "passed"), TestCase("calc/other", "TestB", "passed")]
+        log, [TestCase("calc", "TestA", "passed"), TestCase("calc/other", "TestB", "passed")]
     )
 
 
 def test_another_word_is_not_the_witness() -> None:
-    rest, testimony = parse_lines(lines(*FULL), "other")
-    assert not testimony.begun
+    rest, log = parse_lines(lines(*FULL), "other")
+    assert not log.begun
     assert "begun" in rest
 
 
@@ -229,14 +226,14 @@ def test_settings_of_what_the_command_runs_are_test_settings(tmp_path: Path) -> 
     assert restore_test_settings("pyproject.toml", b"", evil) == evil
     assert restore_test_settings("pyproject.toml", b"", evil, command="hatch run test:run") == b""
     pom = Protection(Sample(sample_id="a", verify=Verify(command="mvn -o -q test")), Folder(tmp_path))
-    assert pom.why("sub/pom.xml") == "it says how the tests are run"
+    assert pom.protected_reason("sub/pom.xml") == "it defines how the tests are run"
     other = Protection(Sample(sample_id="a", verify=Verify(command="sh tests/ant.sh")), Folder(tmp_path))
-    assert (other.why("pom.xml"), other.why("build.xml")) == (None, None)
+    assert (other.protected_reason("pom.xml"), other.protected_reason("build.xml")) == (None, None)
 
 
 @pytest.mark.parametrize("path", ["vite.config.ts", "a/.babelrc.json", "b-1.DIST-INFO/METADATA", "site-packages/a.py"])
 def test_what_else_steers_a_runner(path: str, tmp_path: Path) -> None:
-    assert Protection(Sample(sample_id="a"), Folder(tmp_path)).why(path) == "it steers the test runner"
+    assert Protection(Sample(sample_id="a"), Folder(tmp_path)).protected_reason(path) == "it steers the test runner"
 
 
 @pytest.mark.parametrize(
@@ -297,12 +294,12 @@ def test_other_project_files() -> None:
 
 @pytest.mark.parametrize("path", ["", "/etc/passwd", "../x", "a/../../x", "a//b", "./a", "a\0b", "a/", "\udcff"])
 def test_paths_that_are_none_in_a_workspace(path: str) -> None:
-    assert odd_path(path) is not None
+    assert invalid_path(path) is not None
 
 
 @pytest.mark.parametrize("path", ["a", "a/b.py", "-rf", "..a", "a b", "ä"])
 def test_plain_paths(path: str) -> None:
-    assert odd_path(path) is None
+    assert invalid_path(path) is None
 
 
 class Base:
@@ -352,7 +349,7 @@ def test_names_that_git_quotes_are_those_of_the_files() -> None:
     )
     assert touched_by(quoted) == {"é.py", "plain.py", 'a"b\\c\td.py', "\udcff"}
     sample = Sample(sample_id="s", patch='--- "a/tests/\\303\\251.py"\n+++ "b/tests/\\303\\251.py"\n')
-    assert Protection(sample, Folder(Path("/nonexistent"))).why("tests/é.py") is None
+    assert Protection(sample, Folder(Path("/nonexistent"))).protected_reason("tests/é.py") is None
 
 
 @pytest.mark.parametrize(
@@ -371,7 +368,7 @@ def test_names_that_git_quotes_are_those_of_the_files() -> None:
 )
 def test_protected_patterns_are_those_of_gitignore(pattern: str, protected: set[str], free: set[str]) -> None:
     guard = Protection(Sample(sample_id="s", verify=Verify(protected=[pattern])), Folder(Path("/nonexistent")))
-    assert {path for path in protected | free if guard.why(path)} == protected
+    assert {path for path in protected | free if guard.protected_reason(path)} == protected
 
 
 @pytest.mark.parametrize(

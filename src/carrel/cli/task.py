@@ -321,7 +321,9 @@ async def verify(
 
 async def _judge_folder(sample: Sample, folder: Path, cache: Path, logs: Path | None) -> VerificationResult:
     prepared = await tasks.prepare_sample(sample, cache)
-    changes = tasks.changes_of_folder(prepared.workspace, folder.absolute(), tasks.protection_for(prepared).why)
+    changes = tasks.changes_of_folder(
+        prepared.workspace, folder.absolute(), tasks.protection_for(prepared).protected_reason
+    )
     return await tasks.grade(sample, changes, keep=logs, prepared=prepared)
 
 

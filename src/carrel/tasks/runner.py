@@ -27,7 +27,7 @@ from carrel.execution.subprocess_executor import SubprocessExecutor
 from carrel.tasks.environment import PreparedSample, open_executor, prepare_sample
 from carrel.tasks.sample import Sample
 from carrel.tasks.stats import Attempt, Summary, summarize
-from carrel.tasks.verification.verifier import failed, verify
+from carrel.tasks.verification.verifier import infrastructure_failure, verify
 from carrel.wire.verification import Integrity, Outcome, VerificationResult
 
 Item = TypeVar("Item")
@@ -485,7 +485,7 @@ async def _make_attempt(
     try:
         session = await open_session(sample)
     except (CarrelError, OSError) as problem:
-        result.judge(failed(sample, problem))
+        result.judge(infrastructure_failure(sample, problem))
     else:
         began, result.session_id = time.perf_counter(), session.id
         try:
@@ -506,7 +506,7 @@ async def _solve_and_judge(
         # The agent ended the process it ran in; the files are still there and are judged.
         ended = AgentOutcome(exit_code=-1, stderr=str(problem))
     except (CarrelError, OSError) as problem:
-        result.judge(failed(sample, problem))
+        result.judge(infrastructure_failure(sample, problem))
         return
     result.agent = AgentRecord(
         exit_code=ended.exit_code, timed_out=ended.timed_out, seconds=time.perf_counter() - began
@@ -519,7 +519,7 @@ async def _solve_and_judge(
             patch = ""
         verdict = await session.verify()
     except (CarrelError, OSError) as problem:
-        verdict = failed(sample, problem)
+        verdict = infrastructure_failure(sample, problem)
     result.judge(verdict)
     result.agent.status = _status(ended, patch, verdict)
     if result.agent.status == "could_not_run":

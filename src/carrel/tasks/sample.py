@@ -14,7 +14,7 @@ from carrel.execution.config import Limits, size_in_bytes
 from carrel.execution.subprocess_executor import SYSTEM_PATH
 from carrel.text import refuse_misspelled_fields
 
-Verifier = Literal["test_suite", "static_analysis", "linter", "custom"]
+VerifierKind = Literal["test_suite", "static_analysis", "linter", "custom"]
 ReportFormat = Literal["auto", "junit", "go", "cargo", "tap", "unittest", "sarif", "json", "exit_code"]
 
 _PLAIN_NAME = re.compile(r"\w[\w.+@-]{0,199}")
@@ -137,7 +137,7 @@ class Sample(BaseModel):
     fail_to_pass: list[str] = []
     pass_to_pass: list[str] = []
     fail_to_fail: list[str] = []
-    verifier: Verifier = "test_suite"
+    verifier: VerifierKind = "test_suite"
     version: int = Field(default=1, ge=1)
     latest: bool = True
     version_description: str = ""

@@ -90,6 +90,17 @@ class Comparison:
             return str(folder + "/" + name)
         return ""
 
+    def steering_file(self, file: str) -> str:
+        """The path in the workdir of a file that steers the runner and is not one of the sample's; empty otherwise."""
+        name = file[len(self.workdir) :] if not self._why and file.startswith(self.workdir) else ""
+        for folder in self._folders if name and name not in self.theirs else ():
+            try:
+                _stat(folder + "/" + name)
+            except OSError:
+                continue
+            return ""
+        return "" if name in self.theirs else name
+
     def _is_as_it_was(self, file: str) -> bool:
         """Whether a file is as in the sample; a test command may write to it before it starts the runner."""
         try:

@@ -166,6 +166,9 @@ class _Watch:
                 return "the fixture " + str(name)
         return ""
 
+    def steering_file(self, file: str) -> str:
+        return self._comparison.steering_file(file)
+
     def test_differs(self, item: Any) -> str:
         instance = getattr(item, "_instance", None) or getattr(item, "instance", None)
         return self._comparison.changed(item) or self._comparison.strange_method(instance)
@@ -291,13 +294,19 @@ class _Recorder:
     def pytest_plugin_registered(self, plugin: Any) -> None:
         """A `conftest.py` that was written after the start of this run is not from the sample."""
         file = _origin(plugin)
-        ours = os.path.basename(file) == "conftest.py" and file.startswith(_WORKDIR) and os.path.exists(file)
-        if ours and os.stat(file).st_ctime > _BEGUN:
+        if os.path.basename(file) != "conftest.py":
+            return
+        self._report_steering(file)
+        if file.startswith(_WORKDIR) and os.path.exists(file) and os.stat(file).st_ctime > _BEGUN:
             self._report_change(file + ", written while the tests ran,")
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_sessionstart(self, session: Any) -> None:
         self._send(event="begun")
+        settings = getattr(session.config, "inipath", None) or getattr(session.config, "inifile", None)
+        started_with = [sys.modules.get(name) for name in ("sitecustomize", "usercustomize")]
+        for file in (settings, *(getattr(module, "__file__", None) for module in started_with)):
+            self._report_steering(os.path.abspath(str(file)) if file else "")
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_collection(self, session: Any) -> None:
@@ -415,6 +424,12 @@ class _Recorder:
         except Exception as problem:  # noqa: BLE001 -- it is sent to the host
             self._send(event="unseen", problem=f"{type(problem).__name__}: {problem}")
 
+    def _report_steering(self, file: str) -> None:
+        """Send the name of a file that steers pytest; the host knows whether it was there before the command."""
+        name = self._watch.steering_file(file)
+        if name:
+            self._send(event="steering", file=name)
+
     def _report_change(self, what: str) -> None:
         if what and not self._has_reported:
             self._has_reported = True
@@ -429,7 +444,7 @@ class _WorkerRecorder(_Recorder):
         super().__init__(self._collect, watch)
 
     def _collect(self, **what: Any) -> None:
-        if what["event"] in ("changed", "canary", "uncompared", "tracer"):
+        if what["event"] in ("changed", "canary", "uncompared", "tracer", "steering"):
             self._found.append(what)
 
     @pytest.hookimpl(hookwrapper=True, trylast=True)

@@ -4,110 +4,125 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path, PurePosixPath
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol, runtime_checkable
 
 from carrel.errors import CarrelError, PatchRefused
 from carrel.execution.executor import CommandResult, Executor, FileChange
 from carrel.execution.file_changes import Seen, Tree, Upper, read_plain, seen_at, seen_below
-from carrel.execution.subprocess_executor import SubprocessExecutor
 
 _FORMAT = "%y %m %s %T@ %C@ %p\\0"
 _END = "carrel-end"
-_SAME_MOMENT = 1e-5
-"""Seconds; a time that was written in decimals and read again is not always the same float."""
+_SAME_TIME = 1e-5
+"""Seconds; a time that was printed in decimals and parsed again may differ by this."""
 
 
-async def changed_files(place: Executor, base: Path | None) -> tuple[list[FileChange], Tree]:
-    """As the executor's own, which asks once per folder. Where the workspace is an overlay only its upper layer is
-    looked at, and else this asks once in all, where the place has a `find`.
+# --- finding the changed files --------------------------------------------------------------------------------------
 
-    With how the files look now, where that came with it.
-    """
-    upper = await place.upper(base) if base is not None and isinstance(place, SubprocessExecutor) else None
+
+@runtime_checkable
+class OverlayExecutor(Protocol):
+    """An executor whose workspace may be an overlay, which lists the changes to it."""
+
+    still: AbstractAsyncContextManager[Any]
+    """Keeps the executor from rewinding while it is held."""
+
+    async def upper(self, base: Path) -> Upper | None:
+        """The changes to a workspace that began as `base`; None when they are unknown."""
+
+
+async def changed_files(executor: Executor, base: Path | None) -> tuple[list[FileChange], Tree]:
+    """The changes in the workspace, and the new state of the files where it was listed on the way.
+
+    Faster than the executor's own method: it reads the upper layer of an overlay, or lists the workspace by a single
+    `find`, where that is possible."""
+    upper = await executor.upper(base) if base is not None and isinstance(executor, OverlayExecutor) else None
     if base is not None and upper is not None:
-        return await _changed_in(place, base, upper), upper.seen
-    now = None if base is None else await _listed(place)
+        return await _overlay_changes(executor, base, upper), upper.seen
+    now = None if base is None else await _list_workspace(executor)
     if base is None or now is None:
-        return await place.changed_files(), {}
-    was = samples_tree(base)
-    found = [FileChange(path, "deleted") for path in was.keys() - now.keys()]
-    found += [FileChange(path, "added", now[path].size) for path in now.keys() - was.keys()]
-    for path in was.keys() & now.keys():
-        if not _alike(was[path], now[path]) or not await _untouched(place, base, path, was[path], now[path]):
+        return await executor.changed_files(), {}
+    before = sample_tree(base)
+    found = [FileChange(path, "deleted") for path in before.keys() - now.keys()]
+    found += [FileChange(path, "added", now[path].size) for path in now.keys() - before.keys()]
+    for path in before.keys() & now.keys():
+        if not _is_alike(before[path], now[path]) or not await _is_same(executor, base, path, before[path], now[path]):
             found.append(FileChange(path, "modified", now[path].size))
     return sorted(found, key=lambda change: change.path), now
 
 
-async def _changed_in(place: Executor, base: Path, upper: Upper) -> list[FileChange]:
+async def _overlay_changes(executor: Executor, base: Path, upper: Upper) -> list[FileChange]:
     found = [FileChange(path, "deleted") for path in upper.hidden - upper.seen.keys()]
     for path, new in upper.seen.items():
         old = seen_at(base, path)
         if old is None:
             found.append(FileChange(path, "added", new.size))
-        elif not _alike(old, new) or not await _untouched(place, base, path, old, new):
+        elif not _is_alike(old, new) or not await _is_same(executor, base, path, old, new):
             found.append(FileChange(path, "modified", new.size))
     return sorted(found, key=lambda change: change.path)
 
 
 @lru_cache(maxsize=64)
-def samples_tree(folder: Path) -> Tree:
-    """Of a folder that nobody writes to, so it is read once."""
+def sample_tree(folder: Path) -> Tree:
+    """The files of a folder that never changes, so they are listed once."""
     return seen_below(folder)
 
 
-async def _listed(place: Executor) -> Tree | None:
-    """None where it cannot be told this way: no GNU find, names that are no text, more than one answer holds."""
+async def _list_workspace(executor: Executor) -> Tree | None:
+    """None when it cannot be listed: there is no GNU find, a name is not text, or the output is too long."""
     words = ["find", ".", "!", "-type", "d", "-printf", _FORMAT]
-    done = await place.exec(["sh", "-c", '"$@" && printf %s ' + _END, "sh", *words], timeout=300)
-    told = done.stdout.split("\0")
-    if not done.success or told.pop() != _END or "\ufffd" in done.stdout:
+    done = await executor.exec(["sh", "-c", '"$@" && printf %s ' + _END, "sh", *words], timeout=300)
+    lines = done.stdout.split("\0")
+    if not done.success or lines.pop() != _END or "\ufffd" in done.stdout:
         return None
     tree: Tree = {}
-    for line in told:
+    for line in lines:
         parts = line.split(" ", 5)
         if len(parts) != 6:
-            return None  # its middle was left out
-        kind, mode, size, modified, changed, path = parts
-        runs = kind == "f" and bool(int(mode, 8) & 0o100)
-        word = "link" if kind == "l" else "file"
-        tree[path.removeprefix("./")] = Seen(word, int(size), float(modified), _nanoseconds(changed), runs)
+            return None  # The middle of the output was left out.
+        letter, mode, size, modified, changed, path = parts
+        is_executable = letter == "f" and bool(int(mode, 8) & 0o100)
+        kind = "link" if letter == "l" else "file"
+        tree[path.removeprefix("./")] = Seen(kind, int(size), float(modified), _nanoseconds(changed), is_executable)
     return tree
 
 
-def _nanoseconds(moment: str) -> int:
-    """Of a time in seconds with up to ten decimals, exactly."""
-    seconds, _, rest = moment.partition(".")
-    return int(seconds) * 1_000_000_000 + int(rest[:9].ljust(9, "0"))
+def _nanoseconds(text: str) -> int:
+    """Convert a time in seconds with up to ten decimals exactly."""
+    seconds, _, decimals = text.partition(".")
+    return int(seconds) * 1_000_000_000 + int(decimals[:9].ljust(9, "0"))
 
 
-def _alike(old: Seen, new: Seen) -> bool:
+def _is_alike(old: Seen, new: Seen) -> bool:
     return (old.kind, old.size, old.executable) == (new.kind, new.size, new.executable)
 
 
-async def _untouched(place: Executor, base: Path, path: str, old: Seen, new: Seen) -> bool:
-    """Of two that look alike: their times decide, and where one differs their content."""
-    if abs(old.modified - new.modified) < _SAME_MOMENT and old.changed == new.changed:
+async def _is_same(executor: Executor, base: Path, path: str, old: Seen, new: Seen) -> bool:
+    """Whether two files that look alike are equal: by their times, and by their content when the times differ."""
+    if abs(old.modified - new.modified) < _SAME_TIME and old.changed == new.changed:
         return True
     try:
-        return new.kind == "file" and read_plain(base / path) == await place.read_file(path)
+        return new.kind == "file" and read_plain(base / path) == await executor.read_file(path)
     except (OSError, ValueError):
         return False
 
 
-LARGEST = 64 * 1024 * 1024
-"""Bytes of one file that are carried over."""
-MOST = 512 * 1024 * 1024
-"""Bytes of all of them."""
-MOST_FILES = 20_000
-LONGEST_PATH = 3000
-"""Bytes; the kernel takes 4096 with the folder that it lies in."""
-_AT_ONCE = 60_000
-"""Characters of names that one command is given."""
+# --- reading the changes --------------------------------------------------------------------------------------------
+
+MAX_FILE_SIZE = 64 * 1024 * 1024
+"""Bytes of one changed file."""
+MAX_TOTAL_SIZE = 512 * 1024 * 1024
+"""Bytes of all changed files."""
+MAX_FILES = 20_000
+MAX_PATH = 3000
+"""Bytes; the kernel accepts 4096, including the path of the workspace."""
+_BATCH = 60_000
+"""Characters of file names in one command."""
 _GIT = {
-    # The folder may belong to somebody else than the place's user; and no setting outside it counts.
+    # The folder may have another owner. Git reads no settings from outside it.
     "GIT_CONFIG_COUNT": "1",
     "GIT_CONFIG_KEY_0": "safe.directory",
     "GIT_CONFIG_VALUE_0": "*",
@@ -118,91 +133,91 @@ _GIT = {
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One file or link that is not as the sample has it."""
+    """One file or link that differs from the sample's."""
 
     path: str
     kind: Literal["file", "link", "deleted"]
     content: bytes = b""
-    """Of a file; for a link, where it leads."""
+    """The content of a file, or the target of a link."""
     executable: bool = False
 
 
 @dataclass(frozen=True)
 class Changes:
-    """All that counts as somebody's work."""
+    """The work that is judged: how a workspace differs from the sample's files."""
 
     entries: tuple[Change, ...] = ()
     left_out: tuple[tuple[str, str], ...] = ()
-    """What is not carried over, each with the reason."""
+    """Changes that are not judged, each with the reason."""
 
 
-Verdict = Callable[[str], str | None]
-"""Why a path is not carried over; None where it is."""
+Exclude = Callable[[str], str | None]
+"""Why the change of a path is not judged; None when it is."""
 
 
 class Base(Protocol):
-    """The files that the changes are to."""
+    """The files that changes apply to."""
 
     def kind(self, path: str) -> Literal["file", "folder", "link"] | None: ...
 
     def children(self, path: str) -> Iterable[str]:
-        """Every file and link below a folder."""
+        """All files and links below a folder."""
 
     def runs(self, path: str) -> bool:
-        """Whether it is a file that can be run."""
+        """Whether it is an executable file."""
 
 
-async def read_changes(place: Executor, why_not: Verdict = lambda path: None, base: Path | None = None) -> Changes:
-    """Read once; whatever happens in the place afterwards is in nobody's verdict.
+async def read_changes(executor: Executor, exclude: Exclude = lambda path: None, base: Path | None = None) -> Changes:
+    """Read the changes in a workspace once; what happens in it afterwards is not judged.
 
-    `base` is the folder that the place began with, where that is known: with it one look at the place is enough.
-    What a place says of its files is what somebody in there may have made it say: paths are checked, sizes bounded.
+    `base` is the folder that the workspace started as, if known; it makes reading faster. The listing comes from the
+    sandbox and cannot be trusted, so paths are checked and sizes bounded.
     """
     entries: list[Change] = []
     left_out: list[tuple[str, str]] = []
     found = []
-    changed, seen = await changed_files(place, base)
+    changed, seen = await changed_files(executor, base)
     for change in changed:
-        reason = odd_path(change.path) or why_not(change.path)
-        if reason is None and change.size > LARGEST:
-            reason = f"larger than {LARGEST >> 20} MiB"
+        reason = invalid_path(change.path) or exclude(change.path)
+        if reason is None and change.size > MAX_FILE_SIZE:
+            reason = f"larger than {MAX_FILE_SIZE >> 20} MiB"
         if reason is None:
             found.append(change)
         else:
             left_out.append((change.path, reason))
-    for change in found[MOST_FILES:]:
-        left_out.append((change.path, f"more than {MOST_FILES} files in all"))
-    del found[MOST_FILES:]
-    there = [change.path for change in found if change.kind != "deleted"]
-    looks = {path: _Look(None, seen[path].executable) for path in there if path in seen and seen[path].kind == "file"}
-    looks |= await _looks(place, [path for path in there if path not in looks])
-    left = MOST
+    for change in found[MAX_FILES:]:
+        left_out.append((change.path, f"more than {MAX_FILES} files in all"))
+    del found[MAX_FILES:]
+    existing = [change.path for change in found if change.kind != "deleted"]
+    types = {path: _FileType(None, seen[path].executable) for path in existing if _is_known_file(seen.get(path))}
+    types |= await _file_types(executor, [path for path in existing if path not in types])
+    left = MAX_TOTAL_SIZE
     for change in found:
         if change.kind == "deleted":
             entries.append(Change(change.path, "deleted"))
-        elif (look := looks.get(change.path, _Look())).link is not None:
-            entries.append(Change(change.path, "link", look.link.encode()))
+        elif (type_ := types.get(change.path, _FileType())).target is not None:
+            entries.append(Change(change.path, "link", type_.target.encode()))
         else:
             try:
-                content = await place.read_file(change.path)
+                content = await executor.read_file(change.path)
             except (OSError, ValueError) as problem:
                 left_out.append((change.path, f"cannot be read: {problem}"))
                 continue
             left -= len(content)
-            if left < 0 or len(content) > LARGEST:
-                left_out.append((change.path, f"more than {MOST >> 20} MiB in all"))
+            if left < 0 or len(content) > MAX_FILE_SIZE:
+                left_out.append((change.path, f"more than {MAX_TOTAL_SIZE >> 20} MiB in all"))
                 continue
-            entries.append(Change(change.path, "file", content, look.executable))
+            entries.append(Change(change.path, "file", content, type_.executable))
     return Changes(tuple(entries), tuple(left_out))
 
 
-def changes_of_folder(before: Path, folder: Path, why_not: Verdict = lambda path: None) -> Changes:
-    """How a folder of the host differs from the sample's files."""
+def changes_of_folder(before: Path, folder: Path, exclude: Exclude = lambda path: None) -> Changes:
+    """How a folder on the host differs from `before`."""
     was, now = seen_below(before), seen_below(folder)
     entries = []
     left_out = []
     for path in sorted(was.keys() | now.keys()):
-        reason = odd_path(path) or why_not(path)
+        reason = invalid_path(path) or exclude(path)
         change = None if reason else _difference(before, folder, path, was.get(path), now.get(path))
         if reason and was.get(path) != now.get(path):
             left_out.append((path, reason))
@@ -225,42 +240,47 @@ def _difference(before: Path, folder: Path, path: str, old: Seen | None, new: Se
     return None if same and read_plain(before / path) == content else Change(path, "file", content, new.executable)
 
 
-def odd_path(path: str) -> str | None:
-    """Why a path cannot be that of a file in the workspace."""
+def invalid_path(path: str) -> str | None:
+    """Why a path cannot be that of a file in the workspace; None when it can."""
     parts = PurePosixPath(path).parts
     if not parts or path.startswith("/") or ".." in parts or "\0" in path or "/".join(parts) != path:
-        return "no plain path inside the workspace"
+        return "not a plain path inside the workspace"
     try:
-        return None if len(path.encode("utf-8")) < LONGEST_PATH else "its path is too long"
+        return None if len(path.encode("utf-8")) < MAX_PATH else "its path is too long"
     except UnicodeEncodeError:
-        return "its name is no text"
+        return "its name is not text"
 
 
 @dataclass(frozen=True, slots=True)
-class _Look:
-    link: str | None = None
+class _FileType:
+    target: str | None = None
+    """Of a link; None for a file."""
     executable: bool = False
 
 
-async def _looks(place: Executor, paths: Sequence[str]) -> dict[str, _Look]:
-    """Which are links, and which can be run; without a `find` inside, all are taken for plain files."""
-    looks: dict[str, _Look] = {}
+def _is_known_file(seen: Seen | None) -> bool:
+    return seen is not None and seen.kind == "file"
+
+
+async def _file_types(executor: Executor, paths: Sequence[str]) -> dict[str, _FileType]:
+    """Which paths are links, and which are executable; without `find`, all are treated as plain files."""
+    types: dict[str, _FileType] = {}
     for names in _batches(paths):
-        done = await place.exec(["find", *names, "-maxdepth", "0", "-printf", "%y %m %p\\0%l\\0"], timeout=60)
-        told = done.stdout.split("\0")
-        for about, target in zip(told[::2], told[1::2], strict=False):
-            kind, mode, name = about.split(" ", 2)
-            runs = kind == "f" and mode.isdigit() and bool(int(mode, 8) & 0o100)
-            looks[name.removeprefix("./")] = _Look(target if kind == "l" else None, runs)
-    return looks
+        done = await executor.exec(["find", *names, "-maxdepth", "0", "-printf", "%y %m %p\\0%l\\0"], timeout=60)
+        parts = done.stdout.split("\0")
+        for facts, target in zip(parts[::2], parts[1::2], strict=False):
+            letter, mode, name = facts.split(" ", 2)
+            is_executable = letter == "f" and mode.isdigit() and bool(int(mode, 8) & 0o100)
+            types[name.removeprefix("./")] = _FileType(target if letter == "l" else None, is_executable)
+    return types
 
 
 def _batches(paths: Sequence[str]) -> Iterator[list[str]]:
-    """As many names as one command takes, none of which can be taken for an option."""
+    """As many paths as fit into one command, each written so that it cannot be read as an option."""
     batch: list[str] = []
     length = 0
     for path in paths:
-        if batch and length + len(path) > _AT_ONCE:
+        if batch and length + len(path) > _BATCH:
             yield batch
             batch, length = [], 0
         batch.append(f"./{path}")
@@ -270,12 +290,12 @@ def _batches(paths: Sequence[str]) -> Iterator[list[str]]:
 
 
 def drop_unsafe(changes: Changes, base: Base) -> Changes:
-    """Without those that would reach through a link or a file, or replace a folder that is still in use."""
+    """Leave out changes that would write through a link or a file, or replace a folder that is still in use."""
     final: dict[str, Change] = {change.path: change for change in changes.entries}
     kept: list[Change] = []
     left_out = list(changes.left_out)
     for change in changes.entries:
-        reason = _trap(change, final, base)
+        reason = _unsafe_reason(change, final, base)
         if reason is None:
             kept.append(change)
         else:
@@ -283,63 +303,66 @@ def drop_unsafe(changes: Changes, base: Base) -> Changes:
     return Changes(tuple(kept), tuple(left_out))
 
 
-def _trap(change: Change, final: dict[str, Change], base: Base) -> str | None:
+def _unsafe_reason(change: Change, final: dict[str, Change], base: Base) -> str | None:
     for above in list(PurePosixPath(change.path).parents)[:-1]:
         name = str(above)
         changed = final.get(name)
         kind = changed.kind if changed is not None else base.kind(name)
         if kind == "link" or (kind == "file" and change.kind != "deleted"):
-            return f"{name} is a {kind}, and no folder"
+            return f"{name} is a {kind}, not a folder"
     if change.kind != "deleted" and base.kind(change.path) == "folder":
-        staying = [path for path in base.children(change.path) if path not in final or final[path].kind != "deleted"]
-        if staying:
-            return f"{staying[0]} is still there"
+        remaining = [path for path in base.children(change.path) if path not in final or final[path].kind != "deleted"]
+        if remaining:
+            return f"{remaining[0]} still exists"
     return None
 
 
-async def apply_changes(changes: Changes, place: Executor, base: Base) -> None:
-    """Make a fresh place, which is as `base`, as the changes say; they are of `drop_unsafe`."""
+# --- applying them --------------------------------------------------------------------------------------------------
+
+
+async def apply_changes(changes: Changes, executor: Executor, base: Base) -> None:
+    """Apply changes, which must come from `drop_unsafe`, to a new workspace that equals `base`."""
     deleted = [change.path for change in changes.entries if change.kind == "deleted"]
     links = [change for change in changes.entries if change.kind == "link"]
     files = [change for change in changes.entries if change.kind == "file"]
-    await _do(place, ["rm", "-f", "--"], [*deleted, *(change.path for change in links)])
+    await _exec_all(executor, ["rm", "-f", "--"], [*deleted, *(change.path for change in links)])
     folders = sorted({str(PurePosixPath(path).parent) for path in deleted} - {"."})
-    await _do(place, ["rmdir", "-p", "--ignore-fail-on-non-empty", "--"], folders, may_fail=True)
+    await _exec_all(executor, ["rmdir", "-p", "--ignore-fail-on-non-empty", "--"], folders, may_fail=True)
     for change in files:
-        await place.write_file(change.path, change.content)
-    await _do(
-        place,
+        await executor.write_file(change.path, change.content)
+    await _exec_all(
+        executor,
         ["chmod", "u=rwx,go=rx", "--"],
         [change.path for change in files if change.executable and not base.runs(change.path)],
     )
-    await _do(
-        place,
+    await _exec_all(
+        executor,
         ["chmod", "u=rw,go=r", "--"],
         [change.path for change in files if not change.executable and base.runs(change.path)],
     )
     for change in links:
         folder = str(PurePosixPath(change.path).parent)
-        await _do(place, ["mkdir", "-p", "--"], [folder])
+        await _exec_all(executor, ["mkdir", "-p", "--"], [folder])
         target = change.content.decode("utf-8", "surrogateescape")
-        await _do(place, ["ln", "-sfn", "--", target], [change.path])
+        await _exec_all(executor, ["ln", "-sfn", "--", target], [change.path])
 
 
-async def _do(place: Executor, words: list[str], paths: Sequence[str], *, may_fail: bool = False) -> None:
+async def _exec_all(executor: Executor, words: list[str], paths: Sequence[str], *, may_fail: bool = False) -> None:
     for names in _batches(paths):
-        done = await place.exec([*words, *names], timeout=120)
+        done = await executor.exec([*words, *names], timeout=120)
         if not done.success and not may_fail:
-            raise CarrelError(f"the changes could not be carried over: {words[0]}: {done.stderr.strip()[-500:]}")
+            raise CarrelError(f"the changes could not be applied: {words[0]}: {done.stderr.strip()[-500:]}")
 
 
-async def apply_patch(place: Executor, patch: str, what: str) -> None:
-    """`git apply` in the place; PatchRefused has what git said, and then nothing was changed."""
+async def apply_patch(executor: Executor, patch: str, what: str) -> None:
+    """Run `git apply` in the workspace. PatchRefused has the message of git, and then nothing was changed."""
     if not patch.strip():
         return
     text = patch if patch.endswith("\n") else patch + "\n"
     words = ["git", "apply", "--whitespace=nowarn", "-"]
-    done: CommandResult = await place.exec(words, stdin=text, env=_GIT, timeout=120)
+    done: CommandResult = await executor.exec(words, stdin=text, env=_GIT, timeout=120)
     if done.exit_code == 127:
-        raise PatchRefused(f"{what} could not be applied: there is no git in the place")
+        raise PatchRefused(f"{what} could not be applied: there is no git in the sandbox")
     if not done.success:
         raise PatchRefused(
             f"{what} does not apply: {done.stderr.strip()[-1000:] or f'git ended with {done.exit_code}'}"

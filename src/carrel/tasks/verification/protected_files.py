@@ -25,16 +25,16 @@ PACKAGE_KEYS = (
 _HEADER = re.compile(r"^\s*\[\[?\s*([^\]]*?)\s*\]")
 
 RUNNERS = ("hatch", "pdm", "poe", "taskipy", "poetry", "rye", "pixi")
-"""Programs that have commands of a project's own in their settings."""
+"""Programs whose settings can define commands of a project."""
 Guard = Callable[[str, str, tuple[str, ...]], str | None]
 
 
 def restore_test_settings(
     name: str, original: bytes | None, theirs: bytes, *, linting: bool = False, command: str = ""
 ) -> bytes | None:
-    """The file as it may be judged with: theirs, with the sample's test settings; None to take the sample's whole.
+    """Merge a settings file: the changed version, with the sample's test settings; None when they cannot be separated.
 
-    `original` is None where the sample has no such file; `command` is what runs the tests.
+    `original` is None when the sample has no such file; `command` runs the tests.
     """
     words = re.findall(r"[\w-]+", command)
     tools = (*TEST_TOOLS, *(LINT_TOOLS if linting else ()), *(runner for runner in RUNNERS if runner in words))
@@ -54,9 +54,9 @@ def _pyproject(original: str, theirs: str, tools: tuple[str, ...]) -> str | None
         return theirs
     named = re.compile(rf"\"?tool\"?\s*\.\s*\"?({'|'.join(tools)})\"?\s*(\.|$)")
     merged = _with_chunks_of(original, theirs, lambda header: named.match(header) is not None)
-    # There are other ways to write a table; whoever uses one gets the sample's file.
-    told = tomllib.loads(merged)
-    if _tools(told, tools) != _tools(before, tools) or _rest(told, tools) != _rest(after, tools):
+    # A table can be written in other ways, which are not merged.
+    data = tomllib.loads(merged)
+    if _tools(data, tools) != _tools(before, tools) or _rest(data, tools) != _rest(after, tools):
         return None
     return merged
 
@@ -76,7 +76,7 @@ def _setup_cfg(original: str, theirs: str, tools: tuple[str, ...]) -> str | None
 
 
 def _with_chunks_of(original: str, theirs: str, ours: Callable[[str], bool]) -> str:
-    """`theirs` without the sections that are ours, and those of `original` after it."""
+    """`theirs` without the sections that `ours` selects, followed by those of `original`."""
     kept = "".join(text for header, text in _chunks(theirs) if not ours(header))
     back = "".join(text for header, text in _chunks(original) if ours(header))
     return kept + ("\n" if kept and not kept.endswith("\n") else "") + back
@@ -106,7 +106,7 @@ def _cargo_toml(original: str, theirs: str, tools: tuple[str, ...]) -> str | Non
     keys = ("test", "bench", "lib", "profile", "lints", "patch", "replace")
     needed, now = before.get("dev-dependencies", {}), after.get("dev-dependencies", {})
     same = all(before.get(key) == after.get(key) for key in keys)
-    # What the tests are written with stays; more may come.
+    # The packages that the tests use have to stay; others may be added.
     return theirs if same and all(now.get(name) == wanted for name, wanted in needed.items()) else None
 
 
@@ -114,7 +114,7 @@ _REPLACED = re.compile(r"^\s*(?:replace\s+)?(\S+)(?:\s+v\S+)?\s+=>\s+(.+?)\s*(?:
 
 
 def _go_mod(original: str, theirs: str, tools: tuple[str, ...]) -> str | None:
-    """Other modules in the place of those that the sample has are not for who is judged to choose."""
+    """A change must not replace modules that the sample uses by others."""
     before, after = set(_REPLACED.findall(original)), set(_REPLACED.findall(theirs))
     known = set(original.split())
     return theirs if before <= after and not any(name in known for name, _ in after - before) else None
@@ -129,7 +129,7 @@ GUARDS: dict[str, Guard] = {
 }
 
 
-# Never anybody's source, whatever the sample: they steer the runner, or are loaded by it without being asked for.
+# Never source, whatever the sample: they steer the test runner, or are loaded by it automatically.
 RUNNER_FILES = (
     "conftest.py",
     "sitecustomize.py",
@@ -187,10 +187,10 @@ STEERING_FILES = (
     *("conftest.py", "pytest.ini", ".pytest.ini", "pytest.toml", ".pytest.toml", "tox.ini", "setup.cfg"),
     *("pyproject.toml", "jest.config.*", "jest.setup.*", "vitest.config.*", "vitest.workspace.*", ".mocharc*"),
 )
-"""Files that steer a runner of tests in their folder and below it, and that no honest run makes there."""
+"""Files that steer a test runner in their folder and below it, and that no honest run creates."""
 START_FILES = ("sitecustomize.py", "usercustomize.py", "*.pth")
 """Files that Python loads when it starts."""
-# Tests and what is built from source, by custom: unless the reference change touches them, which makes them source.
+# Tests and build results, by convention; files that the reference solution changes are source even so.
 BUILD_SETTINGS = (
     "vite.config.*",
     "babel.config.*",
@@ -202,7 +202,7 @@ BUILD_SETTINGS = (
     "deno.json*",
     ".pnpmfile.*",
 )
-"""They say how tests are compiled and loaded, too."""
+"""They also define how tests are compiled and loaded."""
 TEST_FOLDERS = ("tests", "test", "__tests__", "spec", "specs", "testdata", "e2e")
 TEST_FILES = (
     "test_*.py",
@@ -251,7 +251,7 @@ RUN_BY = {
     "grunt": ("Gruntfile.*",),
     "gulp": ("gulpfile.*",),
 }
-"""What says how the tests are run, where the test command is one of these programs."""
+"""Files that define how the tests are run, when the test command runs one of these programs."""
 LINTER_FILES = (
     "ruff.toml",
     ".ruff.toml",
@@ -278,7 +278,7 @@ _WRAPPERS = ("env", "exec", "time", "nice", "command", "xvfb-run", "!")
 _INTERPRETERS = r"(ba|da|z|k)?sh|python[\d.]*|node|deno|bun|ruby|perl|php|Rscript|lua|tclsh"
 _ELF = b"\x7fELF"
 _QUOTED = r'"(?:[^"\\\n]|\\.)*"'
-"""A name in a diff of git's that has quotes, control characters or, by default, anything but ASCII."""
+"""A file name in a git diff that has quotes, control characters or, by default, characters outside ASCII."""
 _PATCHED = re.compile(rf"^(?:---|\+\+\+) ({_QUOTED}|[^\t\n]+)", re.MULTILINE)
 _RENAMED = re.compile(rf"^(?:rename|copy) (?:from|to) ({_QUOTED}|.+)$", re.MULTILINE)
 _GIT_HEADER = re.compile(rf"^diff --git ({_QUOTED}|a/.+?) ({_QUOTED}|b/.+)$", re.MULTILINE)
@@ -287,7 +287,7 @@ _ESCAPED = {b"a": b"\a", b"b": b"\b", b"f": b"\f", b"n": b"\n", b"r": b"\r", b"t
 
 
 def touched_by(patch: str) -> set[str]:
-    """The paths that a patch changes, makes, removes or renames."""
+    """The paths that a patch changes, creates, removes or renames."""
     found = {re.sub("^[ab]/", "", _unquoted(name)) for name in _PATCHED.findall(patch)}
     found |= {_unquoted(name)[2:] for pair in _GIT_HEADER.findall(patch) for name in pair}
     found |= {_unquoted(name) for name in _RENAMED.findall(patch)}
@@ -295,7 +295,7 @@ def touched_by(patch: str) -> set[str]:
 
 
 def _unquoted(name: str) -> str:
-    """A name as a diff of git's has it: quoted, its bytes are written as escapes."""
+    """Decode a file name in a git diff, where a quoted name has its bytes as escapes."""
     if len(name) < 2 or not name.startswith('"') or not name.endswith('"'):
         return name.strip()
 
@@ -307,9 +307,9 @@ def _unquoted(name: str) -> str:
 
 
 def programs_of(command: str) -> set[str]:
-    """What a command line runs, as paths: the first word of each part, and the script of an interpreter.
+    """The programs that a command line runs, as paths: the first word of each part, and the script of an interpreter.
 
-    Only those: a file that is looked at (`mypy app.py`, `test -e app.py`) may well be what is to be repaired.
+    Files that are only read (`mypy app.py`, `test -e app.py`) may be the source, and are not included.
     """
     found = set()
     for part in re.split(r"[;&|()\n]+", command):
@@ -326,12 +326,12 @@ def programs_of(command: str) -> set[str]:
 
 
 def is_root_test(path: str) -> bool:
-    """Whether it is a program at the root that is called test or tests: `test.js`, `tests.sh`."""
+    """Whether it is a program in the root folder that is named test or tests: `test.js`, `tests.sh`."""
     return "/" not in path and path.partition(".")[0].lower() in ("test", "tests") and _any((path,), CODE)
 
 
 class Folder:
-    """The files that a sample begins with, on the host."""
+    """The files that a sample starts with, on the host."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -343,9 +343,9 @@ class Folder:
         return "folder" if full.is_dir() else "file" if full.exists() else None
 
     def children(self, path: str) -> Iterable[str]:
-        for place, folders, files in os.walk(self.folder / path):
-            for name in [*files, *(name for name in folders if os.path.islink(os.path.join(place, name)))]:
-                yield os.path.relpath(os.path.join(place, name), self.folder)
+        for parent, folders, files in os.walk(self.folder / path):
+            for name in [*files, *(name for name in folders if os.path.islink(os.path.join(parent, name)))]:
+                yield os.path.relpath(os.path.join(parent, name), self.folder)
 
     def runs(self, path: str) -> bool:
         return self.kind(path) == "file" and os.access(self.folder / path, os.X_OK)
@@ -355,12 +355,12 @@ class Folder:
 
 
 class Protection:
-    """Says of a path why it is the sample's own, for one sample."""
+    """Decides which paths are a sample's own and are not taken from a change."""
 
     def __init__(self, sample: Sample, base: Folder, modules: Iterable[str] = (), files: Folder | None = None) -> None:
-        """`modules` are the names that Python finds in the sample's environment, besides its standard library.
+        """`modules` are the modules of the sample's environment, without the standard library.
 
-        `files` are the sample's own; what `base` has besides was made by the set-up."""
+        `base` is the prepared workspace, `files` the sample's files; the other files in `base` come from the set-up."""
         self._sample = sample
         self._base = base
         self._files = files or base
@@ -369,14 +369,14 @@ class Protection:
         self._tests = touched_by(sample.test_patch)
         self._linting = sample.verifier in ("linter", "static_analysis")
 
-    def why(self, path: str) -> str | None:
-        """The reason why this file is restored from the sample; None for one that is carried over."""
+    def protected_reason(self, path: str) -> str | None:
+        """Why a change of this path is not judged; None when it is."""
         parts = PurePosixPath(path).parts
         if path in self._tests:
             return "a file of the hidden tests"
         if _matches(path, self._sample.verify.protected) or _matches(path, self._sample.verify.reports):
             return "protected by the sample"
-        # Python finds metadata however its folder's name is capitalized.
+        # Python finds metadata folders regardless of case.
         if _any(parts[-1:], RUNNER_FILES) or _any([part.lower() for part in parts], RUNNER_FOLDERS):
             return "it steers the test runner"
         if self._in_virtualenv(parts):
@@ -390,26 +390,26 @@ class Protection:
         if _any(parts[-1:], BUILD_SETTINGS):
             return "it steers the test runner"
         if _any(parts[-1:], self._run_by):
-            return "it says how the tests are run"
+            return "it defines how the tests are run"
         if parts[:1] == ("vendor",) and self._base.kind("vendor/modules.txt"):
-            return "somebody else's, and tests use it too"
+            return "vendored code, which the tests use too"
         new = self._base.kind(path) is None
         if _any(parts[:1], BUILT_FOLDERS) and self._by_setup(parts[0]):
             return "built, not written; it is built again"
         if new and (_any(parts[-1:], BUILT) or (_any(parts[:1], BUILT_FOLDERS) and not self._base.kind(parts[0]))):
             return "built, not written; it is built again"
         if new and self._shadows(parts):
-            return f"it would stand before Python's own {_module(parts)}"
+            return f"it would hide the installed module {_module(parts)}"
         return None
 
-    def why_content(self, path: str, content: bytes) -> str | None:
-        """The same for what only a look inside can tell."""
+    def binary_reason(self, path: str, content: bytes) -> str | None:
+        """Why a change with this content is not judged: it is a new compiled program."""
         if content.startswith(_ELF) and path not in self._source and self._base.kind(path) is None:
             return "built, not written; it is built again"
         return None
 
     def is_test_code(self, path: str) -> bool:
-        """Whether it is a program of the tests, or settings of their runner: no honest run writes to those."""
+        """Whether it is code of the tests, or settings of their runner: no honest run writes to these."""
         parts = PurePosixPath(path).parts
         if _any([part.lower() for part in parts[:-1]], RUNNER_FOLDERS) or self._by_setup(path):
             return False
@@ -418,10 +418,10 @@ class Protection:
         return _any(parts[-1:], CODE) and (path in self._tests or _any(parts, TEST_FOLDERS))
 
     def steers_when_new(self, path: str) -> bool:
-        """Whether a file that was not there before steers the tests' runner: code under test may write one."""
+        """Whether a new file steers the test runner; code under test may try to create one."""
         *folders, name = PurePosixPath(path).parts
         if _any(folders, ("site-packages", "dist-packages")):
-            # One that `tox` has just made is not the environment that the tests were to run in.
+            # A virtualenv that was just created, as by `tox`, is not one of the sample's.
             return _any((name,), START_FILES) and self._base.kind("/".join(folders)) is not None
         if _any([part.lower() for part in folders], RUNNER_FOLDERS):
             return False
@@ -430,14 +430,14 @@ class Protection:
         return _any((name,), STEERING_FILES) and tuple(folders) in self._test_folders
 
     def is_installed(self, path: str) -> bool:
-        """Whether it is a module of an environment in the workdir that was there before."""
+        """Whether it is a module of a virtualenv in the workdir that existed before."""
         parts = PurePosixPath(path).parts
         site = _any(parts, ("site-packages", "dist-packages")) and "__pycache__" not in parts
         return site and path.endswith((".py", ".pth")) and self._base.kind(path) is not None
 
     @cached_property
     def _test_folders(self) -> set[tuple[str, ...]]:
-        """The folders that have tests in them, and all above those."""
+        """The folders that contain tests, and their parents."""
         found: set[tuple[str, ...]] = {()}
         for path in [*self._base.children(""), *self._tests, *self._named]:
             folders = PurePosixPath(path).parts[:-1]
@@ -446,7 +446,7 @@ class Protection:
         return found
 
     def is_rebuilt(self, path: str) -> bool:
-        """Whether it is what the set-up has built and the test command builds again, so that it is judged without."""
+        """Whether the set-up has built it, and the test command builds it again."""
         if not self._made_by_make or path in self._source or not self._by_setup(path):
             return False
         return _any(PurePosixPath(path).parts[-1:], BUILT) or (self._base.read(path) or b"").startswith(_ELF)
@@ -459,9 +459,9 @@ class Protection:
 
     @cached_property
     def _named(self) -> set[str]:
-        """Files in which the listed tests are, and programs that the test command runs."""
-        wanted = [*self._sample.fail_to_pass, *self._sample.pass_to_pass]
-        named = {name.partition("::")[0] for name in wanted if "::" in name}
+        """Files that contain listed tests, and programs that the test command runs."""
+        listed = [*self._sample.fail_to_pass, *self._sample.pass_to_pass]
+        named = {name.partition("::")[0] for name in listed if "::" in name}
         named |= programs_of(self._sample.verify.command)
         return {name for name in named if self._base.kind(name) in ("file", "link")}
 
@@ -478,18 +478,18 @@ class Protection:
     @cached_property
     def _import_roots(self) -> set[tuple[str, ...]]:
         roots: set[tuple[str, ...]] = {(), ("src",), ("lib",), ("python",)}
-        for place in self._sample.environment.env.get("PYTHONPATH", "").split(":"):
-            inside = place.removeprefix(self._sample.environment.workdir).strip("/")
+        for folder in self._sample.environment.env.get("PYTHONPATH", "").split(":"):
+            inside = folder.removeprefix(self._sample.environment.workdir).strip("/")
             roots.add(PurePosixPath(inside).parts if inside else ())
         return roots
 
     def _shadows(self, parts: tuple[str, ...]) -> bool:
-        """A new module where imports begin, with the name of one that Python or the test runner needs."""
+        """Whether a new module in an import folder has the name of one that Python or the test runner needs."""
         for root in self._import_roots:
             inside = parts[len(root) :]
             if parts[: len(root)] != root or not inside or _module(inside) not in self._modules:
                 continue
-            # A package that the sample has may be called as it likes.
+            # A package of the sample may have any name.
             if self._base.kind("/".join((*root, inside[0]))) is None and (
                 len(inside) > 1 or re.search(r"\.(py|so|pyd|zip)$", inside[0])
             ):
@@ -506,8 +506,8 @@ def _any(names: Iterable[str], patterns: tuple[str, ...]) -> bool:
 
 
 def _matches(path: str, patterns: Iterable[str]) -> bool:
-    """As in .gitignore, without `!`: a slash at the beginning or in the middle binds a pattern to the root, one at the
-    end says that it is a folder; a folder stands for all in it."""
+    """Match as in .gitignore, without `!`: a slash at the beginning or in the middle anchors a pattern to the root, one
+    at the end restricts it to folders; a folder includes everything in it."""
     parts = PurePosixPath(path).parts
     above = ["/".join(parts[: count + 1]) for count in range(len(parts))]
     for pattern in patterns:
@@ -521,7 +521,7 @@ def _matches(path: str, patterns: Iterable[str]) -> bool:
 
 
 def _path_matches(path: str, pattern: str) -> bool:
-    """`*` stays inside a name, `**` does not."""
+    """Match one path; `*` does not match slashes, `**` does."""
     pieces = re.split(r"(\*\*/|\*\*|\*|\?|\[[^\]]+\])", pattern)
     known = {"**/": "(?:.*/)?", "**": ".*", "*": "[^/]*", "?": "[^/]"}
     regex = "".join(

@@ -12,19 +12,19 @@ from junitparser import JUnitXml, JUnitXmlError
 from junitparser import TestCase as JUnitTestCase
 
 from carrel.errors import ReportUnreadable
-from carrel.tasks.verification.test_cases import TestCase
 from carrel.tasks.verification.text_reports import cargo_cases, go_cases, looks_like, tap_cases, unittest_cases
+from carrel.tasks.verification.verdict import TestCase
 
 ReportKind = Literal["junit", "go", "cargo", "tap", "unittest", "sarif", "json", "exit_code"]
-MOST_TESTS = 500_000
-"""In one JUnit report; the largest honest suites have half as many."""
-DEEPEST = 64
-"""Elements inside elements; real reports have about five."""
+MAX_TESTS = 500_000
+"""Tests in one JUnit report; the largest known suites have half as many."""
+MAX_DEPTH = 64
+"""Nested elements; real reports have about five."""
 _FAILING_LEVELS = ("error", "warning")
 
 
 def kind_of_report(text: str, command: str = "") -> ReportKind:
-    """What a report is, by its looks; `exit_code` when it is none that is known. `command` is what printed it."""
+    """Detect the kind of a report; `exit_code` when it is none of them. `command` is the command that printed it."""
     start = text.lstrip("\ufeff \t\r\n")[:2000]
     if start.startswith("<") and re.search(r"<testsuites?\b|<testcase\b", text[:20_000]):
         return "junit"
@@ -34,7 +34,7 @@ def kind_of_report(text: str, command: str = "") -> ReportKind:
 
 
 def cases_in(text: str, kind: ReportKind) -> list[TestCase]:
-    """The tests that a report tells of, in its order; ReportUnreadable says what is wrong with it."""
+    """The tests of a report, in its order; ReportUnreadable says what is wrong with it."""
     match kind:
         case "junit":
             return _junit_cases(text)
@@ -53,13 +53,13 @@ def cases_in(text: str, kind: ReportKind) -> list[TestCase]:
 
 
 def _junit_cases(text: str) -> list[TestCase]:
-    _refuse_tricks(text)
+    _refuse_unsafe_xml(text)
     try:
         root: Any = JUnitXml.fromstring(text.encode("utf-8"))
     except JUnitXmlError as problem:
-        raise ReportUnreadable(f"this is no JUnit report: {problem}") from None
+        raise ReportUnreadable(f"this is not a JUnit report: {problem}") from None
     case: Any = JUnitTestCase
-    # Of all depths: some runners put suites into suites, and node puts tests beside them.
+    # At all depths: some runners nest suites, and node puts tests next to them.
     return [_junit_case(case.fromelem(element)) for element in root._elem.iter("testcase")]
 
 
@@ -79,22 +79,22 @@ def _junit_case(case: JUnitTestCase) -> TestCase:
 def _seconds(case: JUnitTestCase) -> float:
     try:
         return float(case.time or 0.0)
-    except ValueError:  # Some write 1,234.5; how long it took decides nothing.
+    except ValueError:  # Some runners write 1,234.5; the time decides nothing.
         return 0.0
 
 
-def _refuse_tricks(text: str) -> None:
-    """A report comes from a place where anything may run: no entities, no depth that could end this process."""
+def _refuse_unsafe_xml(text: str) -> None:
+    """A report cannot be trusted: refuse entities, and nesting so deep that it could crash this process."""
     depth = tests = 0
 
     def opened(name: str, attributes: dict[str, str]) -> None:
         nonlocal depth, tests
         depth += 1
         tests += name == "testcase"
-        if tests > MOST_TESTS:
-            raise ReportUnreadable(f"the JUnit report tells of more than {MOST_TESTS:,} tests")
-        if depth > DEEPEST:
-            raise ReportUnreadable(f"the JUnit report is more than {DEEPEST} elements deep")
+        if tests > MAX_TESTS:
+            raise ReportUnreadable(f"the JUnit report has more than {MAX_TESTS:,} tests")
+        if depth > MAX_DEPTH:
+            raise ReportUnreadable(f"the JUnit report is more than {MAX_DEPTH} elements deep")
 
     def closed(name: str) -> None:
         nonlocal depth
@@ -109,11 +109,11 @@ def _refuse_tricks(text: str) -> None:
     try:
         parser.Parse(text.encode("utf-8"), True)
     except expat.ExpatError as problem:
-        raise ReportUnreadable(f"the JUnit report is no XML: {problem}") from None
+        raise ReportUnreadable(f"the JUnit report is not XML: {problem}") from None
 
 
 def _findings(text: str) -> list[TestCase]:
-    """SARIF: what was found as failed tests, named by rule and place; notes as skipped ones."""
+    """Read SARIF: findings become failed tests, named by rule and location, and notes become skipped ones."""
     try:
         runs = json.loads(text)["runs"]
         return [_finding(result, _levels(run)) for run in runs for result in run.get("results") or []]
@@ -122,7 +122,7 @@ def _findings(text: str) -> list[TestCase]:
 
 
 def _levels(run: dict[str, Any]) -> dict[str, str]:
-    """The level that each rule has unless a result says otherwise."""
+    """The default level of each rule."""
     rules = run.get("tool", {}).get("driver", {}).get("rules") or []
     return {rule["id"]: rule.get("defaultConfiguration", {}).get("level", "warning") for rule in rules if "id" in rule}
 
@@ -142,7 +142,7 @@ def _finding(result: dict[str, Any], levels: dict[str, str]) -> TestCase:
 
 @dataclass(frozen=True)
 class Grade:
-    """What a custom grader said."""
+    """The judgement of a sample's own grader."""
 
     score: float
     is_success: bool
@@ -155,16 +155,16 @@ def grade_in(text: str) -> Grade:
     for found in _objects(text):
         score = found.get("score")
         if isinstance(score, bool) or not isinstance(score, int | float) or not 0 <= score <= 1:
-            raise ReportUnreadable(f"the grader's score is a number from 0 to 1, not {score!r}")
+            raise ReportUnreadable(f"the grader's score must be a number from 0 to 1, not {score!r}")
         success = found.get("is_success", score >= 1)
         if not isinstance(success, bool):
-            raise ReportUnreadable(f"the grader's is_success is true or false, not {success!r}")
+            raise ReportUnreadable(f"the grader's is_success must be true or false, not {success!r}")
         return Grade(float(score), success, found.get("evidence"), str(found.get("message", "")))
     raise ReportUnreadable('the grader printed no JSON object with a "score"')
 
 
 def _objects(text: str) -> list[dict[str, Any]]:
-    """The whole text, or its lines from the last to the first, that are objects with a score."""
+    """The JSON objects with a score: the whole text, or its lines from the last to the first."""
     found = []
     for piece in (text, *reversed(text.splitlines())):
         if '"score"' not in piece or not piece.strip().startswith("{"):
