@@ -111,7 +111,7 @@ def test_history_becomes_a_dataset(carrel: Carrel, home: Path, tmp_path: Path) -
     assert done.stdout.startswith("1 commits touch both source and tests\n1/1  ")
     assert lines[2:4] == [["LEFT", "OUT", "WHY"], [lines[3][0], "it", "touches no tests"]]
     assert "right" in carrel("datasets", "check", "hello").stdout
-    assert "is there already" in carrel("datasets", "import", "--name", "hello", *words, code=2).stderr
+    assert "exists already" in carrel("datasets", "import", "--name", "hello", *words, code=2).stderr
 
 
 def test_a_person_sees_how_far_an_import_is_and_how_to_go_on(at_terminal: Any, tmp_path: Path) -> None:

@@ -57,7 +57,7 @@ async def test_history_becomes_samples_that_are_right(history: Repository, tmp_p
     heard: list[tuple[str, str]] = []
     into, cache = tmp_path / "datasets" / "calc", tmp_path / "cache"
     done = await import_history(
-        history.folder, "v1..trunk", into, UNITTEST, cache=cache, heard=lambda *words: heard.append(words)
+        history.folder, "v1..trunk", into, UNITTEST, cache=cache, on_commit=lambda *words: heard.append(words)
     )
     assert done.samples == [f"calc-repo-{history.base[:10]}", f"calc-repo-{history.future[:10]}"]
     assert sorted(left.why for left in done.left_out) == [
@@ -94,9 +94,9 @@ async def test_the_newest_of_many_can_be_had(history: Repository, tmp_path: Path
 @pytest.mark.parametrize(
     ("commits", "complaint"),
     [
-        ("trunk", "is no range of commits, like"),
-        ("--all..x", "is no range of commits"),
-        ("v1..nowhere", "is no range of commits here"),
+        ("trunk", "is not a range of commits, like"),
+        ("--all..x", "is not a range of commits"),
+        ("v1..nowhere", "is not a range of commits here"),
         ("trunk..trunk", "no commit in trunk..trunk of .* touches both source and tests"),
     ],
 )
@@ -119,7 +119,7 @@ async def test_what_is_no_repository_is_told(tmp_path: Path) -> None:
     with pytest.raises(DatasetInvalid, match="there is no folder"):
         await import_history(tmp_path / "x", "a..b", tmp_path / "d", UNITTEST)
     (tmp_path / "plain").mkdir()
-    with pytest.raises(DatasetInvalid, match="is no git repository"):
+    with pytest.raises(DatasetInvalid, match="is not a git repository"):
         await import_history(tmp_path / "plain", "a..b", tmp_path / "d", UNITTEST)
 
 
@@ -170,8 +170,8 @@ def test_names_of_unittest_are_those_that_reports_have() -> None:
     [
         ({"instance_id": None}, "instance_id: it is missing"),
         ({"FAIL_TO_PASS": "[]"}, "FAIL_TO_PASS: it is empty"),
-        ({"FAIL_TO_PASS": "not json"}, "FAIL_TO_PASS: no list of names, and no JSON of one"),
-        ({"PASS_TO_PASS": [1]}, "PASS_TO_PASS: no list of names"),
+        ({"FAIL_TO_PASS": "not json"}, "FAIL_TO_PASS: neither a list of names nor the JSON of one"),
+        ({"PASS_TO_PASS": [1]}, "PASS_TO_PASS: not a list of names"),
         ({"patch": 3}, "patch"),
         ({"created_at": "yesterday"}, "created_at"),
     ],
@@ -203,11 +203,11 @@ async def test_swebench_lines_with_a_bundle_each_or_together(history: Repository
     done = import_swebench(file, bundles, into, {"description": "From elsewhere", **UNITTEST})
     assert done.samples == ["ada__calc-7", "ada__calc-9"]
     assert [(left.what, left.why.partition(":")[0]) for left in done.left_out] == [
-        ("line 2", "no JSON"),
+        ("line 2", "not JSON"),
         ("line 3", "FAIL_TO_PASS"),
         ("line 4", f"there are no files for bob__other-1 in {bundles}"),
-        ("line 5", "ada__calc-7 is there already"),
-        ("line 6", "no JSON object"),
+        ("line 5", "ada__calc-7 is there twice"),
+        ("line 6", "not a JSON object"),
     ]
     assert [path.name for path in (into / "files").iterdir()] == ["ada__calc.bundle"]
     dataset = Dataset.load(into)
@@ -231,7 +231,7 @@ def test_nothing_is_written_over_and_nothing_is_left_half_done(tmp_path: Path) -
     (tmp_path / "files").mkdir()
     (tmp_path / "swe.jsonl").write_text("{}\n")
     (tmp_path / "there").mkdir()
-    with pytest.raises(DatasetExists, match="is there already"):
+    with pytest.raises(DatasetExists, match="exists already"):
         import_swebench(tmp_path / "swe.jsonl", tmp_path / "files", tmp_path / "there", {})
     with pytest.raises(DatasetInvalid, match=r"no line of .* could become a sample; the first: line 1: instance_id"):
         import_swebench(tmp_path / "swe.jsonl", tmp_path / "files", tmp_path / "new", {})

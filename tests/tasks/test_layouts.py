@@ -143,12 +143,12 @@ async def test_an_import_that_was_stopped_goes_on(tmp_path: Path) -> None:
         raise Stopped
 
     with pytest.raises(Stopped):
-        await imported(repo, tmp_path, workers=1, heard=stop)
+        await imported(repo, tmp_path, workers=1, on_commit=stop)
     (journal,) = tmp_path.glob(".made.import.jsonl")
     with journal.open("a") as file:
         file.write('{"commit": "torn')
     begun: list[tuple[int, int]] = []
-    dataset, _ = await imported(repo, tmp_path, resume=True, found=lambda *counts: begun.append(counts))
+    dataset, _ = await imported(repo, tmp_path, resume=True, on_found=lambda *counts: begun.append(counts))
     assert begun == [(2, 1)]
     assert [sample.fail_to_pass for sample in dataset.samples] == [[ODD], ["tests.test_thirds::test_it"]]
     assert not journal.exists()

@@ -236,7 +236,7 @@ async def _import_history(
                 flush()
 
         try:
-            return await tasks.import_history(repo, commits, into, settings, found=found, heard=heard, **options)
+            return await tasks.import_history(repo, commits, into, settings, on_found=found, on_commit=heard, **options)
         except asyncio.CancelledError:
             print(f"stopped; {count} of {total} commits are judged, and --resume goes on from there", file=sys.stderr)
             raise

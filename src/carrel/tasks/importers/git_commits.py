@@ -45,7 +45,7 @@ _ERRORS = (
 
 @dataclass
 class Lists:
-    """What the runs of one commit came to."""
+    """The lists of tests of one commit, as its runs have shown them."""
 
     fail_to_pass: list[str] = field(default_factory=list)
     pass_to_pass: list[str] = field(default_factory=list)
@@ -138,7 +138,9 @@ def brief(text: str) -> str:
 
 
 class Journal:
-    """Lies beside the new dataset until that is complete; one of other settings is not continued."""
+    """The results so far, in a file next to the new dataset until that is complete.
+
+    An import with other settings does not continue it."""
 
     def __init__(self, into: Path, settings: dict[str, Any], *, resume: bool) -> None:
         self.file = into.with_name(f".{into.name}.import.jsonl")
@@ -172,16 +174,16 @@ class Journal:
 
 
 BUNDLE = Path("files/repository.bundle")
-MOST_FILES = 500
-"""Files of one commit; a larger one is a move or a release, and no task."""
+MAX_FILES = 500
+"""Files in one commit; a larger commit is a move or a release rather than a task."""
 _TRAILER = re.compile(
     r"^(?:[A-Z][a-z]+(?:-[a-z]+)*-by|Change-Id|Closes|Fixes|Refs?|PR-URL|Reviewed-on): .*$", re.MULTILINE
 )
 
-Heard = Callable[[str, str], None]
-"""Called with a commit and what became of it."""
-_MOST_NAMES = 5
-"""Unstable tests of a commit that are named."""
+OnCommit = Callable[[str, str], None]
+"""Called with a commit and the outcome for it."""
+_MAX_NAMES = 5
+"""Unstable tests of a commit that are shown."""
 _HOW_TO_NAME_TESTS = "; name its test files with --test-pattern GLOB if they have unusual names or places"
 
 
@@ -207,14 +209,14 @@ async def import_history(
     workers: int = 2,
     cache: Path | None = None,
     resume: bool = False,
-    found: Callable[[int, int], None] = lambda commits, judged: None,
-    heard: Heard = lambda commit, what: None,
+    on_found: Callable[[int, int], None] = lambda commits, judged: None,
+    on_commit: OnCommit = lambda commit, outcome: None,
 ) -> ImportResult:
     """`commits` is a range like `v1.0..main`; `settings` (with `verify.command`) is for `dataset.yaml`.
 
-    A commit becomes a sample when with its tests something fails without its source and passes with it, each time of
-    three. `found` is called once, with how many commits are tried and how many of them an import that was stopped has
-    judged before: with `resume` their results are used.
+    A commit becomes a sample when some of its tests fail without its source and pass with it, in each of three runs.
+    `on_found` is called once, with the number of commits to judge and the number that a stopped import has judged
+    before; with `resume` their results are used.
     """
     refuse_wrong(settings)
     git = await asyncio.to_thread(_repository, repo)
@@ -230,7 +232,7 @@ async def import_history(
         (folder / "files").mkdir()
         await asyncio.to_thread(_write_bundle, git, candidates, folder / BUNDLE)
         journal = Journal(into, {"settings": settings, "tests": list(test_patterns)}, resume=resume)
-        found(len(candidates), sum(candidate.commit in journal.judged for candidate in candidates))
+        on_found(len(candidates), sum(candidate.commit in journal.judged for candidate in candidates))
         reasons: list[str] = []
 
         async def one(candidate: Candidate) -> Sample | None:
@@ -238,12 +240,12 @@ async def import_history(
             try:
                 sample = await asyncio.to_thread(_sample, git, candidate, repo.resolve().name, folder, settings)
             except UnicodeDecodeError:
-                lists = Lists(why="its changes are no text in UTF-8")
+                lists = Lists(why="its changes are not text in UTF-8")
             else:
                 lists = journal.judged.get(commit) or await find_lists(sample, cache)
                 if commit not in journal.judged:
                     journal.add(commit, lists)
-            heard(commit, lists.why or f"{len(lists.fail_to_pass)} fail to pass, {len(lists.pass_to_pass)} pass")
+            on_commit(commit, lists.why or f"{len(lists.fail_to_pass)} fail to pass, {len(lists.pass_to_pass)} pass")
             if lists.unstable:
                 done.left_out.append(SkippedItem(commit[:12], _unstable(lists.unstable)))
             if lists.why:
@@ -277,9 +279,9 @@ def newest_reason(candidates: Sequence[Candidate], done: ImportResult) -> str:
 
 
 def _unstable(names: Sequence[str]) -> str:
-    more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
+    more = f" and {len(names) - _MAX_NAMES} more" if len(names) > _MAX_NAMES else ""
     count = "1 test" if len(names) == 1 else f"{len(names)} tests"
-    return f"{count} left out of its lists for differing from run to run: {', '.join(names[:_MOST_NAMES])}{more}"
+    return f"{count} left out of its lists for differing from run to run: {', '.join(names[:_MAX_NAMES])}{more}"
 
 
 def _repository(repo: Path) -> Git:
@@ -292,21 +294,21 @@ def _repository(repo: Path) -> Git:
     except FileNotFoundError:
         raise ProgramMissing("git is not installed; a repository's history needs it") from None
     if done.returncode:
-        raise DatasetInvalid(f"{repo} is no git repository: {done.stderr.strip().removeprefix('fatal: ')}")
+        raise DatasetInvalid(f"{repo} is not a git repository: {done.stderr.strip().removeprefix('fatal: ')}")
     return Git(Path(done.stdout.strip()))
 
 
 def _candidates(git: Git, commits: str, patterns: Sequence[str], done: ImportResult) -> list[Candidate]:
     if commits.startswith("-") or ".." not in commits:
-        raise DatasetInvalid(f"{commits!r} is no range of commits, like v1.0..main")
+        raise DatasetInvalid(f"{commits!r} is not a range of commits, like v1.0..main")
     try:
         listed = git.lines("rev-list", "--reverse", "--topo-order", "--parents", "--end-of-options", commits)
     except GitFailed as problem:
-        raise DatasetInvalid(f"{commits!r} is no range of commits here: {problem}") from None
+        raise DatasetInvalid(f"{commits!r} is not a range of commits here: {problem}") from None
     found = []
     for line in listed:
         commit, *parents = line.split()
-        why = "a merge" if len(parents) > 1 else "the first of all" if not parents else ""
+        why = "a merge" if len(parents) > 1 else "the first commit" if not parents else ""
         if not why:
             paths = [path for path in _changed(git, parents[0], commit) if path]
             parts = split(paths, patterns)
@@ -321,12 +323,12 @@ def _candidates(git: Git, commits: str, patterns: Sequence[str], done: ImportRes
 
 
 def _changed(git: Git, parent: str, commit: str) -> list[str]:
-    said = git("diff-tree", "-r", "-z", "--name-only", "--no-renames", parent, commit)
-    return said.decode("utf-8", "surrogateescape").split("\0")
+    names = git("diff-tree", "-r", "-z", "--name-only", "--no-renames", parent, commit)
+    return names.decode("utf-8", "surrogateescape").split("\0")
 
 
 def _unfit(parts: CommitFiles, count: int) -> str:
-    if count > MOST_FILES:
+    if count > MAX_FILES:
         return f"it changes {count} files"
     if not parts.tests:
         return "it touches no tests"
@@ -336,11 +338,11 @@ def _unfit(parts: CommitFiles, count: int) -> str:
 
 
 def _write_bundle(git: Git, candidates: Sequence[Candidate], file: Path) -> None:
-    """The histories of all parents in one file, with the tags in them; what comes after a base is left out later."""
+    """Write the histories of all parents, with their tags, to one bundle; commits after a base are removed later."""
     objects = git.lines("rev-parse", "--git-path", "objects")[0]
     shape = git.lines("rev-parse", "--show-object-format")[0]
-    with tempfile.TemporaryDirectory(prefix="carrel-bundle-") as room:
-        folder = Path(room) / "all.git"
+    with tempfile.TemporaryDirectory(prefix="carrel-bundle-") as temporary:
+        folder = Path(temporary) / "all.git"
         folder.mkdir()
         new = Git(folder, env={"GIT_ALTERNATE_OBJECT_DIRECTORIES": os.path.abspath(git.path(objects))})
         new("init", "--quiet", "--bare", "--template=", f"--object-format={shape}", "--initial-branch=main")
@@ -378,5 +380,5 @@ def _patch(git: Git, candidate: Candidate, paths: Sequence[str]) -> str:
     if not paths:
         return ""
     words = ("--no-color", "--no-ext-diff", "--no-textconv", "--binary", "--full-index", "--no-renames")
-    said = git.with_literal_paths("diff-tree", "-p", *words, candidate.parent, candidate.commit, "--", *paths)
-    return said.decode("utf-8")
+    patch = git.with_literal_paths("diff-tree", "-p", *words, candidate.parent, candidate.commit, "--", *paths)
+    return patch.decode("utf-8")

@@ -41,9 +41,9 @@ _LISTS = ("fail_to_pass", "pass_to_pass", "fail_to_fail")
 
 
 def import_swebench(file: Path, files: Path, into: Path, settings: dict[str, Any]) -> ImportResult:
-    """Each line becomes a sample whose files are found in `files`: by its instance_id, else by its repository's name.
+    """Make a sample of each line; its files are found in `files` by its instance_id, else by its repository's name.
 
-    A line that cannot become one is told with its number; the others do. `settings` is for `dataset.yaml`."""
+    Lines that cannot become samples are reported by number. `settings` is for `dataset.yaml`."""
     refuse_wrong(settings)
     if not file.is_file():
         raise DatasetInvalid(f"there is no file {file}")
@@ -57,8 +57,8 @@ def import_swebench(file: Path, files: Path, into: Path, settings: dict[str, Any
             try:
                 sample = sample_of(row)
                 if sample.sample_id in samples:
-                    raise ValueError(f"{sample.sample_id} is there already")
-                sample.files = _taken(found(files, sample), files, folder)
+                    raise ValueError(f"{sample.sample_id} is there twice")
+                sample.files = _copied(found(files, sample), files, folder)
             except ValidationError as problem:
                 done.left_out.append(SkippedItem(f"line {number}", faults(problem)))
             except ValueError as problem:
@@ -82,23 +82,23 @@ def _rows(file: Path, done: ImportResult) -> Iterator[tuple[int, dict[str, Any]]
             try:
                 row = orjson.loads(line)
             except orjson.JSONDecodeError as problem:
-                done.left_out.append(SkippedItem(f"line {number}", f"no JSON: {problem}"))
+                done.left_out.append(SkippedItem(f"line {number}", f"not JSON: {problem}"))
                 continue
             if isinstance(row, dict):
                 yield number, row
             else:
-                done.left_out.append(SkippedItem(f"line {number}", "no JSON object"))
+                done.left_out.append(SkippedItem(f"line {number}", "not a JSON object"))
 
 
 def sample_of(row: dict[str, Any]) -> Sample:
-    """Pure: a line of SWE-bench as a sample; ValueError says what is wrong with it."""
+    """Convert a row of SWE-bench to a sample; ValueError says what is wrong with the row."""
     if not isinstance(row.get("instance_id"), str) or not row["instance_id"]:
         raise ValueError("instance_id: it is missing")
     given = {name: row[name] for name in _SAME if row.get(name) is not None}
     for name in _LISTS:
         given[name] = _names(row.get(name, row.get(name.upper())), name)
     if not given["fail_to_pass"]:
-        raise ValueError("FAIL_TO_PASS: it is empty, so nothing tells when it is solved")
+        raise ValueError("FAIL_TO_PASS: it is empty, so nothing shows whether the sample is solved")
     version = row.get("version")
     if isinstance(version, str | int | float) and version != "":
         given["version_description"] = f"version {version} of {row.get('repo') or 'the repository'}"
@@ -108,27 +108,27 @@ def sample_of(row: dict[str, Any]) -> Sample:
 
 
 def _names(given: Any, field: str) -> list[str]:
-    """A list, or as SWE-bench has it: a list written as JSON in a string."""
+    """Read a list of names, which SWE-bench writes as JSON in a string."""
     if given is None or given == "":
         return []
     if isinstance(given, str):
         try:
             given = orjson.loads(given)
         except orjson.JSONDecodeError:
-            raise ValueError(f"{field.upper()}: no list of names, and no JSON of one") from None
+            raise ValueError(f"{field.upper()}: neither a list of names nor the JSON of one") from None
     if not isinstance(given, list) or not all(isinstance(name, str) for name in given):
-        raise ValueError(f"{field.upper()}: no list of names")
+        raise ValueError(f"{field.upper()}: not a list of names")
     return [dotted(name) for name in given]
 
 
 def dotted(name: str) -> str:
-    """Unittest's way of naming, `test_a (pkg.test_x.X)`, as `pkg.test_x.X.test_a`; other names as they are."""
+    """Convert the names that unittest prints, `test_a (pkg.test_x.X)`, to `pkg.test_x.X.test_a`; keep others."""
     found = _UNITTEST.fullmatch(name)
     return f"{found[2].removesuffix(f'.{found[1]}')}.{found[1]}" if found else name
 
 
 def found(files: Path, sample: Sample) -> Path:
-    """The bundle, archive or folder for a sample; ValueError names where it was looked for."""
+    """The bundle, archive or folder for a sample; ValueError names the paths that were tried."""
     owner, _, name = sample.repo.rpartition("/")
     stems = [sample.sample_id]
     if name:
@@ -140,12 +140,12 @@ def found(files: Path, sample: Sample) -> Path:
                 return path
     looked = ", ".join(f"{stem}.bundle" for stem in stems)
     raise ValueError(
-        f"there are no files for {sample.sample_id} in {files}: no {looked}, nor a .tar.gz or folder so named"
+        f"there are no files for {sample.sample_id} in {files}: no {looked}, nor a .tar.gz or folder of that name"
     )
 
 
-def _taken(path: Path, files: Path, folder: Path) -> Path:
-    """Copied into the dataset, once however many samples share it."""
+def _copied(path: Path, files: Path, folder: Path) -> Path:
+    """Copy it into the dataset; samples that share it have one copy."""
     inside = Path("files") / "__".join(path.relative_to(files).parts)
     target = folder / inside
     if not target.exists():

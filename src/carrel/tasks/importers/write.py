@@ -29,11 +29,11 @@ class SkippedItem:
 
 @dataclass
 class ImportResult:
-    """What came of an import."""
+    """The samples that an import made, and what it left out."""
 
     folder: Path
     samples: list[str] = field(default_factory=list)
-    """Their ids."""
+    """The ids of the new samples."""
     left_out: list[SkippedItem] = field(default_factory=list)
     proposal: str = ""
     """Options that may turn commits that were left out into samples."""
@@ -41,51 +41,51 @@ class ImportResult:
 
 @contextmanager
 def new_dataset(folder: Path) -> Iterator[Path]:
-    """A folder to write into that takes its place when all is done; DatasetExists where one is there already."""
+    """A temporary folder that is renamed to `folder` at the end; DatasetExists when `folder` exists already."""
     try:
         plain_name(folder.name)
     except ValueError as problem:
         raise DatasetInvalid(f"a dataset cannot have this name: {problem}") from None
     if folder.exists():
-        raise DatasetExists(f"{folder} is there already; choose another name, or remove it first")
+        raise DatasetExists(f"{folder} exists already; choose another name, or remove it first")
     folder.parent.mkdir(parents=True, exist_ok=True)
-    # Its name begins with a dot: a folder of datasets does not list it.
-    making = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
+    # Names that start with a dot are not listed as datasets.
+    temporary = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
     try:
-        making.chmod(0o755)
-        yield making
+        temporary.chmod(0o755)
+        yield temporary
         try:
-            os.rename(making, folder)
+            os.rename(temporary, folder)
         except OSError:
             if folder.exists():
-                raise DatasetExists(f"{folder} was made by somebody else meanwhile") from None
+                raise DatasetExists(f"{folder} was created by another process meanwhile") from None
             raise
     finally:
-        shutil.rmtree(making, ignore_errors=True)
+        shutil.rmtree(temporary, ignore_errors=True)
 
 
 def refuse_wrong(settings: dict[str, Any]) -> None:
-    """DatasetInvalid for settings that a dataset could not be read with afterwards."""
+    """Raise DatasetInvalid for settings with which the dataset could not be loaded."""
     settings_of(Definition(Path(DEFINITION), settings, None))
 
 
 def write_settings(folder: Path, settings: dict[str, Any]) -> None:
-    """`dataset.yaml`, without what is empty."""
+    """Write `dataset.yaml`, without empty values."""
     kept = {name: value for name, value in settings.items() if value not in ("", None, {}, [])}
     text = yaml.safe_dump(kept, sort_keys=False, allow_unicode=True, width=120)
     (folder / DEFINITION).write_text(text, encoding="utf-8")
 
 
 def write_samples(folder: Path, samples: Iterable[Sample]) -> None:
-    """`samples.jsonl`: of each, what is its own and not empty; `files` as a path beside it."""
+    """Write `samples.jsonl`: of each sample its own values that are not empty, with a relative path in `files`."""
     with (folder / SAMPLES).open("wb") as lines:
         for sample in samples:
-            said = sample.model_dump(mode="json", exclude_defaults=True, exclude={"dataset", "latest", "files"})
-            if said.get("instance_id") == sample.sample_id:
-                del said["instance_id"]
+            fields = sample.model_dump(mode="json", exclude_defaults=True, exclude={"dataset", "latest", "files"})
+            if fields.get("instance_id") == sample.sample_id:
+                del fields["instance_id"]
             for part in ("environment", "verify"):
-                if not said.get(part):
-                    said.pop(part, None)
+                if not fields.get(part):
+                    fields.pop(part, None)
             if sample.files is not None:
-                said["files"] = str(sample.files)
-            lines.write(orjson.dumps(said) + b"\n")
+                fields["files"] = str(sample.files)
+            lines.write(orjson.dumps(fields) + b"\n")
