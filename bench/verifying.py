@@ -10,7 +10,7 @@ from carrel.tasks.verification.verifier import verify
 from measure import Line, Scale, no_more_than
 
 TEST = "import unittest\n\nfrom calc import add\n\n\nclass Calc(unittest.TestCase):\n    def test_add(self):\n"
-HOW = "a repository of {:,} files in {:,} folders, one of them changed; unittest with its witness"
+HOW = "a repository of {:,} files in {:,} folders, one of them changed; unittest with its recorder"
 
 
 async def measure(scale: Scale) -> list[Line]:
@@ -25,19 +25,19 @@ async def measure(scale: Scale) -> list[Line]:
     opened, judged = [], []
     for turn in range(scale(40) + 2):
         start = time.perf_counter()
-        place = await open_executor(ready)
-        await place.exec("true")
+        executor = await open_executor(ready)
+        await executor.exec("true")
         took = time.perf_counter() - start
-        await place.write_file("calc.py", "def add(a, b):\n    return a + b\n")
-        result = await verify(sample, place, prepared=ready)
-        await place.close()
+        await executor.write_file("calc.py", "def add(a, b):\n    return a + b\n")
+        result = await verify(sample, executor, prepared=ready)
+        await executor.close()
         assert result.outcome == "solved", result
         if turn > 1:
             opened.append(took * 1e3)
             judged.append(result.overhead_seconds * 1e3)
     how = HOW.format(files, files // 10)
     return [
-        no_more_than("a sample's place, opened, with a first command", statistics.median(opened), 40, "ms", how=how),
+        no_more_than("a sample's executor, opened, with a first command", statistics.median(opened), 40, "ms", how=how),
         no_more_than("a verdict, without the tests", statistics.median(judged), 100, "ms", how=how),
     ]
 

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from tests.tasks.repositories import Repository
+from tests.support.git_repository import Repository
 
 HALF = "def half(number):\n    return number // 2\n"
 FIXED = "def half(number):\n    return number / 2\n"

@@ -1,4 +1,4 @@
-"""Samples made for a test, a cache of its own, and places that are closed after it."""
+"""A sample, a cache and executors for one test."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 from carrel.execution.subprocess_executor import SubprocessExecutor
 from carrel.tasks.environment import open_executor, prepare_sample
 from carrel.tasks.sample import Sample
-from tests.tasks.small_samples import calc
+from tests.support.samples import calc
 
 OpenSample = Callable[..., Awaitable[SubprocessExecutor]]
 
@@ -30,7 +30,7 @@ def calc_sample(tmp_path: Path) -> Sample:
 
 @pytest.fixture
 async def open_sample(cache: Path) -> AsyncIterator[OpenSample]:
-    """`await open_sample(sample)`: a place to work in."""
+    """`await open_sample(sample)` opens an executor on a sample; it is closed after the test."""
     opened: list[SubprocessExecutor] = []
 
     async def begin(sample: Sample, **more: Any) -> SubprocessExecutor:
@@ -38,4 +38,4 @@ async def open_sample(cache: Path) -> AsyncIterator[OpenSample]:
         return opened[-1]
 
     yield begin
-    await asyncio.wait_for(asyncio.gather(*(place.close() for place in opened)), 30)
+    await asyncio.wait_for(asyncio.gather(*(executor.close() for executor in opened)), 30)

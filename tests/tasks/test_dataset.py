@@ -131,7 +131,7 @@ def test_fields_of_ones_own_are_kept(tmp_path: Path) -> None:
         ({"sample_id": "a"}, "line 2: sample_id: 'a' in version 1 is on line 1 already"),
     ],
 )
-def test_a_wrong_line_is_told_by_file_line_and_field(line: Any, complaint: str, tmp_path: Path) -> None:
+def test_a_wrong_line_is_reported_by_file_line_and_field(line: Any, complaint: str, tmp_path: Path) -> None:
     folder = written(tmp_path / "d", {"sample_id": "a"}, line)
     with pytest.raises(DatasetInvalid, match=complaint) as refused:
         Dataset.load(folder)
@@ -157,7 +157,7 @@ def test_a_wrong_line_is_told_by_file_line_and_field(line: Any, complaint: str, 
         ("verify: !!python/object/apply:os.system ['true']\n", "not YAML"),
     ],
 )
-def test_wrong_settings_are_told_by_file_line_and_field(settings: str, complaint: str, tmp_path: Path) -> None:
+def test_wrong_settings_are_reported_by_file_line_and_field(settings: str, complaint: str, tmp_path: Path) -> None:
     folder = written(tmp_path / "d", {"sample_id": "a"}, settings=settings)
     with pytest.raises(DatasetInvalid, match=complaint) as refused:
         Dataset.load(folder)
@@ -182,7 +182,7 @@ def test_versions_of_a_sample(tmp_path: Path) -> None:
         dataset.sample("a", 9)
 
 
-def test_what_is_not_there_is_told_with_what_is(tmp_path: Path) -> None:
+def test_an_unknown_name_is_reported_with_the_known_ones(tmp_path: Path) -> None:
     datasets = Datasets(tmp_path)
     assert (datasets.names(), datasets.list()) == ([], [])
     written(tmp_path / "birds", {"sample_id": "wren-1"}, {"sample_id": "wren-2"})

@@ -132,9 +132,9 @@ def test_swebench_lines_become_a_dataset(carrel: Carrel, home: Path, tmp_path: P
     row = {"instance_id": "a-1", "repo": "a/b", "patch": "p", "FAIL_TO_PASS": '["t"]'}
     (tmp_path / "swe.jsonl").write_text(json.dumps(row) + "\n" + json.dumps(row | {"instance_id": "a-2"}) + "\n")
     done = carrel("datasets", "import", "swe.jsonl", "--files", "files", "--name", "swe", "--json")
-    told = json.loads(done.stdout)
-    assert told["samples"] == ["a-1"]
-    assert [left["what"] for left in told["left_out"]] == ["line 2"]
+    answer = json.loads(done.stdout)
+    assert answer["samples"] == ["a-1"]
+    assert [left["what"] for left in answer["left_out"]] == ["line 2"]
     settings = (home / "datasets" / "swe" / "dataset.yaml").read_text()
     assert "python -m pytest -q --junitxml={report}" in settings
     assert "- pytest" in settings

@@ -8,7 +8,7 @@ import pytest
 
 from carrel.tasks.verification.changes import Change, Changes
 from carrel.tasks.verification.verifier import grade, grade_patch
-from tests.tasks.small_samples import CALC, COMMAND, GOLD, calc
+from tests.support.samples import CALC, COMMAND, GOLD, calc
 
 AT = "tests/test_calc.py"
 BASE = """

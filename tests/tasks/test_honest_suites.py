@@ -9,8 +9,8 @@ import pytest
 from carrel.tasks.sample import Sample
 from carrel.tasks.verification.changes import Change, Changes
 from carrel.tasks.verification.verifier import grade, grade_patch
-from tests.tasks.real_runners import ready_for, runner_sample
-from tests.tasks.small_samples import COMMAND, GOLD, PYTEST_ENV, calc, written
+from tests.support.runner_samples import ready_for, runner_sample
+from tests.support.samples import COMMAND, GOLD, PYTEST_ENV, calc, written
 
 CONFTEST = """
 import pytest

@@ -1,4 +1,4 @@
-"""What is said of a result's integrity, by reading what was changed."""
+"""Reasons for suspicion in a change, and the integrity of a result."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from carrel.tasks.sample import Sample
 from carrel.tasks.verification.changes import Change
 from carrel.tasks.verification.integrity import features_of, find_suspicious_uses
 from carrel.tasks.verification.verifier import verify
+from tests.support.samples import SOLVE, calc
 from tests.tasks.conftest import OpenSample
-from tests.tasks.small_samples import SOLVE, calc
 
 BEFORE = "import ctypes\n\n\ndef add(a, b):\n    return a - b\n"
 
@@ -68,8 +68,8 @@ def test_only_what_is_new_and_not_in_the_samples_own_solution_is_a_reason() -> N
 
 async def test_a_suspicious_solution_says_why(tmp_path: Path, open_sample: OpenSample, cache: Path) -> None:
     sample = calc(tmp_path / "calc")
-    place = await open_sample(sample)
-    await place.exec(f"{SOLVE}; printf 'import gc\\nALL = gc.get_objects\\n' >> calc.py")
-    result = await verify(sample, place, cache=cache)
+    executor = await open_sample(sample)
+    await executor.exec(f"{SOLVE}; printf 'import gc\\nALL = gc.get_objects\\n' >> calc.py")
+    result = await verify(sample, executor, cache=cache)
     assert (result.outcome, result.integrity) == ("solved", "suspicious"), result
     assert result.evidence == ["calc.py now uses gc.get_objects"]

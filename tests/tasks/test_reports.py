@@ -10,6 +10,7 @@ import pytest
 
 from carrel.errors import ReportUnreadable
 from carrel.tasks.verification.reports import cases_in, grade_in, kind_of_report
+from carrel.tasks.verification.text_reports import unittest_cases
 from carrel.tasks.verification.verdict import ReportedTests, TestCase
 
 SUREFIRE = """<?xml version="1.0" encoding="UTF-8"?>
@@ -91,13 +92,13 @@ SARIF = """{"$schema": "https://json.schemastore.org/sarif-2.1.0.json", "version
     {"ruleId": "W1", "message": {"text": "known"}, "suppressions": [{"kind": "inSource"}]}]}]}"""
 
 
-def said(text: str) -> list[tuple[str, str]]:
+def outcomes(text: str) -> list[tuple[str, str]]:
     kind = kind_of_report(text)
     return [(case.whole_name, case.status) for case in cases_in(text, kind)]
 
 
 def test_junit_of_maven() -> None:
-    assert said(SUREFIRE) == [
+    assert outcomes(SUREFIRE) == [
         ("com.acme.CalcTest::adds", "passed"),
         ("com.acme.CalcTest::divides", "failed"),
         ("com.acme.CalcTest::later", "skipped"),
@@ -106,7 +107,7 @@ def test_junit_of_maven() -> None:
 
 
 def test_junit_with_tests_beside_and_below_suites() -> None:
-    assert said(NODE) == [("test::adds", "passed"), ("test::fails", "failed")]
+    assert outcomes(NODE) == [("test::adds", "passed"), ("test::fails", "failed")]
 
 
 def test_junit_of_a_real_pytest(tmp_path: Path) -> None:
@@ -117,7 +118,7 @@ def test_junit_of_a_real_pytest(tmp_path: Path) -> None:
     )
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--junitxml=r.xml", "test_it.py"]
     subprocess.run(command, cwd=tmp_path, capture_output=True, timeout=100)
-    assert said((tmp_path / "r.xml").read_text()) == [
+    assert outcomes((tmp_path / "r.xml").read_text()) == [
         ("test_it::test_x[1]", "passed"),
         ("test_it::test_x[2]", "failed"),
         ("test_it.TestY::test_z", "skipped"),
@@ -149,7 +150,7 @@ def test_junit_as_real_runners_wrote_it(runner: str) -> None:
 
 
 def test_go() -> None:
-    assert said(GO) == [
+    assert outcomes(GO) == [
         ("acme/calc::TestAdd", "failed"),
         ("acme/calc::TestSub/small", "passed"),
         ("acme/calc::TestHangs", "failed"),
@@ -182,8 +183,8 @@ def test_more_tests_than_any_suite_has() -> None:
 def test_a_go_package_that_could_not_be_built_has_failed() -> None:
     """Before Go 1.24 that is a line among the JSON."""
     right = '{"Action":"run","Package":"a","Test":"TestA"}\n{"Action":"pass","Package":"a","Test":"TestA"}\n'
-    told = cases_in(right + '{"Action":"pass","Package":"a"}\nFAIL\ta/sub [build failed]\n', "go")
-    assert [(case.classname, case.name, case.status, case.message) for case in told] == [
+    cases = cases_in(right + '{"Action":"pass","Package":"a"}\nFAIL\ta/sub [build failed]\n', "go")
+    assert [(case.classname, case.name, case.status, case.message) for case in cases] == [
         ("a", "TestA", "passed", ""),
         ("a/sub", "(package)", "failed", "build failed"),
     ]
@@ -191,11 +192,14 @@ def test_a_go_package_that_could_not_be_built_has_failed() -> None:
 
 def test_go_test_that_is_run_again_has_failed_once() -> None:
     about = '"Package":"acme/calc","Test":"TestAdd"'
-    assert said(f'{GO}{{"Action":"run",{about}}}\n{{"Action":"pass",{about}}}\n')[0] == ("acme/calc::TestAdd", "failed")
+    assert outcomes(f'{GO}{{"Action":"run",{about}}}\n{{"Action":"pass",{about}}}\n')[0] == (
+        "acme/calc::TestAdd",
+        "failed",
+    )
 
 
 def test_cargo() -> None:
-    assert said(CARGO) == [
+    assert outcomes(CARGO) == [
         ("unittests src/lib.rs::tests::adds", "failed"),
         ("unittests src/lib.rs::tests::slow", "skipped"),
         ("unittests src/lib.rs::tests::subtracts", "passed"),
@@ -229,7 +233,7 @@ def test_output_that_looks_like_that_of_two_runners() -> None:
 
 
 def test_tap() -> None:
-    assert said(TAP) == [
+    assert outcomes(TAP) == [
         ("cart::adds", "passed"),
         ("cart::rounds", "failed"),
         ("alone", "skipped"),
@@ -255,7 +259,7 @@ def test_tap_that_is_not_whole_is_refused(text: str, complaint: str) -> None:
 
 
 def test_sarif() -> None:
-    assert said(SARIF) == [("a.py:3::E1", "failed"), ("N1", "skipped"), ("W1", "skipped")]
+    assert outcomes(SARIF) == [("a.py:3::E1", "failed"), ("N1", "skipped"), ("W1", "skipped")]
 
 
 @pytest.mark.parametrize("text", ["", "[]", '{"runs": 5}', '{"runs": [{"results": [5]}]}', "[" * 100_000])
@@ -292,3 +296,103 @@ def test_text_that_is_no_report() -> None:
     assert kind_of_report("all is well") == "exit_code"
     assert cases_in("all is well", "exit_code") == []
     assert isinstance(cases_in(NODE, "junit")[0], TestCase)
+
+
+# --- unittest -------------------------------------------------------------------------------------------------------
+
+SUITE = '''
+import sys, unittest
+
+class Every(unittest.TestCase):
+    def test_good(self): pass
+    def test_with_words(self):
+        """It says something."""
+    def test_bad(self): self.assertEqual(1, 2, "no luck")
+    def test_broken(self): raise KeyError("x")
+    @unittest.skip("not today")
+    def test_skipped(self): pass
+    @unittest.expectedFailure
+    def test_known(self): self.fail()
+    @unittest.expectedFailure
+    def test_surprise(self): pass
+    def test_parts(self):
+        for number in range(3):
+            with self.subTest(number=number):
+                self.assertNotEqual(number, 1)
+    def test_noisy(self): print("hello"); print("noise", file=sys.stderr)
+
+class Never(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls): raise ValueError("no")
+    def test_never(self): pass
+'''
+
+
+def unittest_output(folder: Path, suite: str) -> str:
+    (folder / "test_suite.py").write_text(suite)
+    done = subprocess.run(
+        [sys.executable, "-m", "unittest", "-v"], cwd=folder, capture_output=True, text=True, timeout=60
+    )
+    return done.stdout + done.stderr
+
+
+def test_a_real_run_of_every_ending(tmp_path: Path) -> None:
+    cases = unittest_cases(unittest_output(tmp_path, SUITE))
+    assert {test.name: test.status for test in cases} == {
+        "test_good": "passed",
+        "test_with_words": "passed",
+        "test_bad": "failed",
+        "test_broken": "failed",
+        "test_skipped": "skipped",
+        "test_known": "skipped",
+        "test_surprise": "failed",
+        "test_parts": "failed",
+        "test_noisy": "passed",
+    }
+    assert {test.classname for test in cases} == {"test_suite.Every"}
+    messages = {test.name: test.message for test in cases}
+    assert "no luck" in messages["test_bad"]
+    assert messages["test_skipped"] == "not today"
+    assert "1 == 1" in messages["test_parts"]
+
+
+def test_a_module_that_cannot_be_imported_is_a_failure(tmp_path: Path) -> None:
+    (case,) = unittest_cases(unittest_output(tmp_path, "import nothing_of_this_name"))
+    assert (case.name, case.status) == ("test_suite", "failed")
+    assert "nothing_of_this_name" in case.message
+
+
+def test_the_older_way_of_naming() -> None:
+    text = "test_a (tests.test_x.X) ... ok\n\n" + "-" * 70 + "\nRan 1 test in 0.001s\n\nOK\n"
+    assert unittest_cases(text) == [TestCase("tests.test_x.X", "test_a", "passed")]
+
+
+def test_a_clean_up_that_fails_is_no_pass(tmp_path: Path) -> None:
+    suite = """
+import unittest
+class X(unittest.TestCase):
+    def test_a(self): pass
+    def tearDown(self): raise OSError("late")
+"""
+    (case,) = unittest_cases(unittest_output(tmp_path, suite))
+    assert (case.status, "late" in case.message) == ("failed", True)
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("", "did not finish"),
+        ("test_a (x.X.test_a) ... ok\n", "did not finish"),
+        ("test_a (x.X.test_a) ... ok\n" + "-" * 70 + "\nRan 2 tests in 0.001s\n", "2 tests ran, and reports 1"),
+        ("test_a (x.X.test_a) ... \n" + "-" * 70 + "\nRan 1 test in 0.001s\n", "how test_a ended"),
+    ],
+)
+def test_unittest_text_that_is_incomplete_is_refused(text: str, complaint: str) -> None:
+    with pytest.raises(ReportUnreadable, match=complaint):
+        unittest_cases(text)
+
+
+def test_a_run_that_is_left_in_the_middle_is_refused(tmp_path: Path) -> None:
+    suite = "import os, unittest\nclass X(unittest.TestCase):\n    def test_a(self): os._exit(0)\n"
+    with pytest.raises(ReportUnreadable):
+        unittest_cases(unittest_output(tmp_path, suite))

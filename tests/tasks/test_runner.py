@@ -30,7 +30,7 @@ from carrel.tasks.runner import (
 from carrel.tasks.sample import Sample
 from carrel.tasks.stats import Summary
 from carrel.wire.verification import VerificationResult
-from tests.tasks.small_samples import SOLVE, calc
+from tests.support.samples import SOLVE, calc
 
 SOLVER = Agent(command=SOLVE, timeout=60)
 
@@ -231,7 +231,7 @@ PROGRAM = """
 import asyncio, sys
 from pathlib import Path
 from carrel.tasks.runner import Agent, local_sessions, run_samples
-from tests.tasks.small_samples import SOLVE, calc
+from tests.support.samples import SOLVE, calc
 
 folder = Path(sys.argv[1])
 samples = [calc(folder / f"calc-{n}", sample_id=f"calc-{n}", dataset="sums") for n in range(5)]

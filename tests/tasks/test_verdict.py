@@ -14,7 +14,7 @@ from carrel.tasks.verification.recorder_log import find_contradiction, parse_lin
 from carrel.tasks.verification.verdict import ReportedTests, Status, TestCase, TestRun, make_verdict
 
 
-def told(name: str, status: Status = "passed", classname: str = "tests.test_a") -> TestCase:
+def case_of(name: str, status: Status = "passed", classname: str = "tests.test_a") -> TestCase:
     return TestCase(classname, name, status)
 
 
@@ -28,18 +28,18 @@ def told(name: str, status: Status = "passed", classname: str = "tests.test_a") 
     ],
 )
 def test_every_way_to_name_a_test(wanted: str) -> None:
-    cases = [told("test_y[1]", classname="tests.test_a.TestX"), told("test_y[2]", classname="tests.test_a.TestX")]
+    cases = [case_of("test_y[1]", classname="tests.test_a.TestX"), case_of("test_y[2]", classname="tests.test_a.TestX")]
     assert ReportedTests(cases).find(wanted) == cases[:1]
 
 
 def test_a_bare_name_counts_only_where_it_is_the_only_one() -> None:
-    cases = [told("test_y", classname="tests.a"), told("test_y", classname="tests.b")]
+    cases = [case_of("test_y", classname="tests.a"), case_of("test_y", classname="tests.b")]
     assert ReportedTests(cases).find("test_y") == []
     assert ReportedTests(cases).find("tests.b::test_y") == cases[1:]
 
 
 def test_a_name_without_parameters_stands_for_all_of_them() -> None:
-    cases = [told("test_y[1]"), told("test_y[a::b/c.py]", "failed"), told("test_yy[1]")]
+    cases = [case_of("test_y[1]"), case_of("test_y[a::b/c.py]", "failed"), case_of("test_yy[1]")]
     assert ReportedTests(cases).find("tests/test_a.py::test_y") == cases[:2]
     assert ReportedTests(cases).find("tests/test_a.py::test_y[a::b/c.py]") == cases[1:2]
 
@@ -96,7 +96,7 @@ def test_outcomes(runs: list[TestRun], outcome: str, score: float) -> None:
     assert result.suite_ran == (outcome != "tests_did_not_run")
 
 
-def test_what_is_missing_or_skipped_is_told() -> None:
+def test_missing_and_skipped_tests_are_in_the_evidence() -> None:
     result = make_verdict(TASK, [run(("a", "skipped"), ("c", "passed"))])
     assert result.required == {"a": "skipped", "b": "missing", "c": "passed"}
     assert result.evidence == ["skipped, which counts as failed: a", "missing, which counts as failed: b"]
@@ -128,7 +128,7 @@ def test_flaky_tests_are_named() -> None:
     assert (result.outcome, result.flaky, result.attempts) == ("flaky", ["a", "b"], 2)
 
 
-# --- what the witness says -------------------------------------------------------------------------------------------
+# --- what the recorders report ---------------------------------------------------------------------------------------
 
 
 def lines(*events: str) -> str:
@@ -139,7 +139,7 @@ FULL = ('{"event":"begun"}', '{"event":"test","id":"t.py::a","when":"call","outc
 END = ('{"event":"canary","failed":true}', '{"event":"finished","status":0}')
 
 
-def test_a_witness_is_heard_and_taken_out() -> None:
+def test_recorder_lines_are_read_and_removed() -> None:
     rest, log = parse_lines(lines(*FULL, *END), "word")
     assert rest == "beforeafter"
     assert find_contradiction(log, [TestCase("t", "a", "passed")]) == ""
@@ -156,7 +156,7 @@ def test_a_witness_is_heard_and_taken_out() -> None:
         ((*FULL, FULL[1].replace("passed", "failed"), *END), [TestCase("t", "a", "passed")], "forged"),
     ],
 )
-def test_what_a_witness_contradicts_is_doubted(events: tuple[str, ...], cases: list[TestCase], complaint: str) -> None:
+def test_a_recorder_that_contradicts_a_report(events: tuple[str, ...], cases: list[TestCase], complaint: str) -> None:
     assert complaint in find_contradiction(parse_lines(lines(*events), "word")[1], cases)
 
 
@@ -189,7 +189,7 @@ def test_notes_of_several_programs() -> None:
         (notes(BEGUN, PASSED, PASSED.replace("passed", "failed"), ENDED), "and it failed"),
     ],
 )
-def test_what_notes_contradict_is_doubted(text: str | None, complaint: str) -> None:
+def test_a_report_that_notes_contradict_is_doubted(text: str | None, complaint: str) -> None:
     assert complaint in find_contradiction(parse_notes(text), [TestCase("group", "a", "passed")])
 
 
@@ -201,7 +201,7 @@ def test_programs_that_name_no_tests_are_counted() -> None:
     )
 
 
-def test_another_word_is_not_the_witness() -> None:
+def test_lines_with_another_marker_are_not_the_recorders() -> None:
     rest, log = parse_lines(lines(*FULL), "other")
     assert not log.begun
     assert "begun" in rest

@@ -1,4 +1,4 @@
-"""Checking a dataset: the demo is right, and each way of being wrong is told in words."""
+"""Checking a dataset: the demo is right, and each fault is reported in words."""
 
 import asyncio
 from pathlib import Path
@@ -67,11 +67,11 @@ def test_a_sample_that_is_right_has_no_faults() -> None:
         ),
     ],
 )
-def test_each_fault_is_told(before: VerificationResult, after: VerificationResult, fault: str) -> None:
+def test_each_fault_is_reported(before: VerificationResult, after: VerificationResult, fault: str) -> None:
     assert faults_of(sample(["a"], ["b"]), before, after) == [fault]
 
 
-def test_what_is_missing_in_a_sample_is_told() -> None:
+def test_missing_parts_of_a_sample_are_reported() -> None:
     before = came_to("not_solved", a="failed", b="passed")
     assert faults_of(sample(["a"], ["b"], patch=" \n"), before, SOLVED) == [
         "it has no patch, so it is unknown whether it can be solved"
@@ -91,7 +91,7 @@ def test_without_lists_all_tests_count() -> None:
     ]
 
 
-def test_what_could_not_be_judged_is_told_once() -> None:
+def test_an_infrastructure_failure_is_reported_once() -> None:
     broken = VerificationResult(outcome="infrastructure_failed", evidence=["no room"])
     assert faults_of(sample(["a"], []), broken, broken) == ["it could not be judged: no room"]
 

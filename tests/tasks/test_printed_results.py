@@ -1,4 +1,4 @@
-"""Results printed on standard output, where the code under test prints too: forged ones deceive nobody."""
+"""Test runners that print results where the code under test prints too: forged results are not believed."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from carrel.tasks.verification.changes import Change, Changes
 from carrel.tasks.verification.reports import cases_in
 from carrel.tasks.verification.verifier import grade
 from carrel.wire.verification import VerificationResult
-from tests.tasks.real_runners import COMMANDS, SOURCE, ready_for, runner_sample
+from tests.support.runner_samples import COMMANDS, SOURCE, ready_for, runner_sample
 
 KINDS = {"node": "tap", "go": "go", "cargo": "cargo"}
 
 FRAMES = """
 const fs = require('fs'), v8 = require('v8');
-const told = (name, nesting, type = 'test:pass') => {
+const report = (name, nesting, type = 'test:pass') => {
   const data = { name, nesting, testNumber: 1, line: 1, column: 1, details: { duration_ms: 1 } };
   const body = v8.serialize({ type, data });
   const head = Buffer.from([0xff, 0x0f, 0, 0, 0, 0]);
@@ -25,8 +25,8 @@ const told = (name, nesting, type = 'test:pass') => {
   fs.writeSync(1, Buffer.concat([head, body]));
 };
 const forge = () => {
-  told('one', 0, 'test:start'); told('one', 0);
-  told('group', 0, 'test:start'); told('adds', 1, 'test:start'); told('adds', 1); told('group', 0);
+  report('one', 0, 'test:start'); report('one', 0);
+  report('group', 0, 'test:start'); report('adds', 1, 'test:start'); report('adds', 1); report('group', 0);
 };
 """
 GO_LINES = r'"=== RUN   TestOne\n--- PASS: TestOne (0.00s)\n=== RUN   TestAdd\n=== RUN   TestAdd/small\n" + '
@@ -105,16 +105,16 @@ async def judged(runner: str, source: str, tmp_path: Path) -> VerificationResult
 async def test_an_attack_that_would_deceive_a_reader_of_the_output(runner: str, attack: str, tmp_path: Path) -> None:
     source = DECEIVING[runner][attack]
     sample = runner_sample(runner, tmp_path / "own")
-    place = await open_executor(await ready_for(runner, sample, tmp_path / "cache"))
+    executor = await open_executor(await ready_for(runner, sample, tmp_path / "cache"))
     try:
-        await place.write_file(SOURCE[runner], source)
-        own = await place.exec(COMMANDS[runner], timeout=120)
+        await executor.write_file(SOURCE[runner], source)
+        own = await executor.exec(COMMANDS[runner], timeout=120)
     finally:
-        await place.close()
+        await executor.close()
     assert own.exit_code == 0, f"the attack does not even work: {own.stdout}{own.stderr}"
-    told = cases_in(own.stdout, KINDS[runner])  # type: ignore[arg-type]
-    assert {case.status for case in told} == {"passed"}, told
-    assert len(told) > 1, told
+    cases = cases_in(own.stdout, KINDS[runner])  # type: ignore[arg-type]
+    assert {case.status for case in cases} == {"passed"}, cases
+    assert len(cases) > 1, cases
     result = await judged(runner, source, tmp_path)
     assert (result.outcome, result.is_success, result.suite_ran) == ("tests_did_not_run", False, False), result
     assert result.evidence, result

@@ -15,7 +15,7 @@ from carrel.execution.subprocess_executor import SYSTEM_PATH
 from carrel.tasks.environment import PreparedSample, prepare_sample
 from carrel.tasks.sample import Sample
 from tests.support.missing_parts import skip_without
-from tests.tasks.small_samples import written
+from tests.support.samples import written
 
 RUST_AT = "/opt/rust"
 GO_CACHE_AT = "/opt/go-build"
@@ -70,7 +70,7 @@ FILES = {"node": NODE, "go": GO, "cargo": CARGO}
 
 
 def program(name: str) -> str:
-    """Where sessions find it; a test that needs one which is missing is told as not run."""
+    """The path of a program in sessions; skips the test when it is missing."""
     found = shutil.which(name, path=SYSTEM_PATH)
     if found is None:
         skip_without(f"no {name} on this machine")
@@ -90,14 +90,14 @@ def runner_sample(name: str, folder: Path, **more: Any) -> Sample:
 
 
 async def ready_for(name: str, sample: Sample, cache: Path) -> PreparedSample:
-    """With the runner at hand; where Rust is a user's own, it is shown to the place."""
+    """Prepare a sample whose sandbox has its test runner; Rust is mounted, since it may be in a home folder."""
     shown: tuple[Mount, ...] = ()
     if name == "cargo":
         shown = (Mount(source=_rust(), at=RUST_AT),)
     else:
         program(name)
     if name == "go":
-        # Else every place builds Go's own library anew.
+        # Otherwise every sandbox builds Go's own library again.
         built = cache.parent.parent / "go-build"
         built.mkdir(exist_ok=True)
         shown = (Mount(source=built, at=GO_CACHE_AT, mode="rw"),)
@@ -108,8 +108,8 @@ async def ready_for(name: str, sample: Sample, cache: Path) -> PreparedSample:
 def _rust() -> Path:
     if shutil.which("cargo") is None or shutil.which("rustc") is None or shutil.which("gcc") is None:
         pytest.skip("no cargo, rustc and gcc on this machine")
-    told = subprocess.run(["rustc", "--print", "sysroot"], capture_output=True, text=True, timeout=60)
-    folder = Path(told.stdout.strip())
+    done = subprocess.run(["rustc", "--print", "sysroot"], capture_output=True, text=True, timeout=60)
+    folder = Path(done.stdout.strip())
     if not (folder / "bin" / "cargo").exists():
         pytest.skip(f"no cargo in {folder}")
     return folder

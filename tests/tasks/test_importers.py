@@ -10,9 +10,9 @@ from carrel.errors import DatasetExists, DatasetInvalid
 from carrel.tasks.dataset import Dataset
 from carrel.tasks.dataset_check import check
 from carrel.tasks.importers.git_commits import import_history
-from carrel.tasks.importers.layout import Parts, split
+from carrel.tasks.importers.layout import CommitFiles, split
 from carrel.tasks.importers.swebench import import_swebench, sample_of
-from tests.tasks.repositories import Repository
+from tests.support.git_repository import Repository
 
 UNITTEST = {"verify": {"command": "python -m unittest -v", "report": "unittest", "timeout": 60}}
 TEST = "import unittest\nfrom calc import {names}\n\nclass Calc(unittest.TestCase):\n{tests}"
@@ -100,7 +100,7 @@ async def test_the_newest_of_many_can_be_had(history: Repository, tmp_path: Path
         ("trunk..trunk", "no commit in trunk..trunk of .* touches both source and tests"),
     ],
 )
-async def test_a_range_that_gives_nothing_is_told(
+async def test_a_range_without_samples_is_an_error(
     commits: str, complaint: str, history: Repository, tmp_path: Path
 ) -> None:
     with pytest.raises(DatasetInvalid, match=complaint):
@@ -115,7 +115,7 @@ async def test_a_command_that_tests_nothing_makes_no_dataset(history: Repository
     assert [path.name for path in tmp_path.iterdir() if path.name not in ("calc repo", "cache")] == []
 
 
-async def test_what_is_no_repository_is_told(tmp_path: Path) -> None:
+async def test_a_folder_that_is_not_a_repository_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(DatasetInvalid, match="there is no folder"):
         await import_history(tmp_path / "x", "a..b", tmp_path / "d", UNITTEST)
     (tmp_path / "plain").mkdir()
@@ -123,9 +123,9 @@ async def test_what_is_no_repository_is_told(tmp_path: Path) -> None:
         await import_history(tmp_path / "plain", "a..b", tmp_path / "d", UNITTEST)
 
 
-def test_files_of_a_commit_are_told_apart() -> None:
+def test_files_of_a_commit_are_classified() -> None:
     paths = ["src/a.py", "tests/test_a.py", "a_test.go", "docs/x.py", "README.md", "conftest.py", "requirements.txt"]
-    assert split([*paths, "checks/one.py"], ["checks/*"]) == Parts(
+    assert split([*paths, "checks/one.py"], ["checks/*"]) == CommitFiles(
         source=("src/a.py", "requirements.txt"),
         tests=("tests/test_a.py", "a_test.go", "conftest.py", "checks/one.py"),
         no_code=("docs/x.py", "README.md"),
@@ -176,7 +176,7 @@ def test_names_of_unittest_are_those_that_reports_have() -> None:
         ({"created_at": "yesterday"}, "created_at"),
     ],
 )
-def test_a_line_that_is_no_sample_is_told(change: dict[str, Any], complaint: str) -> None:
+def test_a_row_that_is_not_a_sample_is_reported(change: dict[str, Any], complaint: str) -> None:
     with pytest.raises(ValueError, match=complaint):
         sample_of(ROW | change)
 

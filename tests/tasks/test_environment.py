@@ -1,4 +1,4 @@
-"""The place of a sample: made ready once, opened often, and honest about what cannot be made ready."""
+"""The environment of a sample: prepared once, opened often, and clear errors when it cannot be prepared."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from carrel.tasks.environment import prepare_sample
 from carrel.tasks.sample import Verify
 from carrel.tasks.verification.changes import Changes, changed_files
 from carrel.tasks.verification.verifier import grade, verify
+from tests.support.samples import PYTEST_ENV, SOLVE, calc
 from tests.tasks.conftest import OpenSample
-from tests.tasks.small_samples import PYTEST_ENV, SOLVE, calc
 
 
 def with_place(folder: Path, **environment: Any) -> Any:
@@ -36,12 +36,12 @@ async def test_the_place_is_as_the_sample_says(tmp_path: Path, open_sample: Open
     sample = with_place(
         tmp_path, workdir="/testbed", env={"COLOR": "blue"}, limits={"memory": "300MiB", "processes": 50}
     )
-    place = await open_sample(sample, env={"MORE": "yes"})
+    executor = await open_sample(sample, env={"MORE": "yes"})
     assert (
-        await place.exec("pwd; echo $COLOR $MORE; ls /sys/class/net 2> /dev/null; cat calc.py | head -1")
+        await executor.exec("pwd; echo $COLOR $MORE; ls /sys/class/net 2> /dev/null; cat calc.py | head -1")
     ).stdout == ("/testbed\nblue yes\ndef add(a, b):\n")
-    assert {"network_isolation", "memory_limit"} <= place.supported_capabilities()
-    assert place.config.limits.processes == 50
+    assert {"network_isolation", "memory_limit"} <= executor.supported_capabilities()
+    assert executor.config.limits.processes == 50
 
 
 async def test_the_network_is_off_unless_the_sample_or_who_opens_it_says_otherwise(
@@ -86,7 +86,7 @@ async def test_what_a_set_up_leaves_in_its_home_is_kept_and_shared(
     assert (await verify(judged, first, cache=cache)).outcome == "solved"
 
 
-async def test_a_set_up_that_writes_where_it_cannot_is_told_where_it_can(tmp_path: Path, cache: Path) -> None:
+async def test_a_set_up_that_writes_elsewhere_learns_where_it_can(tmp_path: Path, cache: Path) -> None:
     sample = with_place(tmp_path, setup=["echo hello > /usr/local/bin/it"])
     with pytest.raises(
         SetupFailed, match=r"Read-only file system\n\(a set-up can write to the workdir and to its home"
@@ -99,9 +99,9 @@ async def test_a_set_up_has_an_environment_to_install_into_that_comes_first_afte
 ) -> None:
     file = 'printf "def answer(): return 42\\n" > $(python -c "import site; print(site.getsitepackages()[0])")/found.py'
     sample = with_place(tmp_path, setup=["pip --version", file])
-    place = await open_sample(sample)
+    executor = await open_sample(sample)
     words = "python -c 'import sys, found, pytest; print(sys.prefix, found.answer())'; which python pip"
-    assert (await place.exec(words)).stdout == (
+    assert (await executor.exec(words)).stdout == (
         "/home/agent/.venv 42\n/home/agent/.venv/bin/python\n/home/agent/.venv/bin/pip\n"
     )
 
@@ -136,17 +136,17 @@ async def test_another_set_up_is_another_layer(tmp_path: Path, open_sample: Open
 
 async def test_a_verdict_sees_what_the_set_up_made(tmp_path: Path, open_sample: OpenSample, cache: Path) -> None:
     files = {"tests/test_calc.py": "def test_add():\n    from built.calc import add\n    assert add(1, 2) == 3\n"}
-    place = {"env": PYTEST_ENV, "setup": ["mkdir built && sed 's/a - b/a + b/' calc.py > built/calc.py"]}
-    sample = calc(tmp_path / "calc", files, environment=place, pass_to_pass=[])
+    executor = {"env": PYTEST_ENV, "setup": ["mkdir built && sed 's/a - b/a + b/' calc.py > built/calc.py"]}
+    sample = calc(tmp_path / "calc", files, environment=executor, pass_to_pass=[])
     assert (await grade(sample, Changes(), cache=cache)).outcome == "solved"
 
 
-async def test_a_set_up_that_fails_is_told_with_its_output(tmp_path: Path, cache: Path) -> None:
+async def test_a_set_up_that_fails_is_reported_with_its_output(tmp_path: Path, cache: Path) -> None:
     sample = with_place(tmp_path, setup=["echo first", "echo no compiler here >&2; exit 7", "echo never"])
-    with pytest.raises(SetupFailed, match=r"calc-1: set-up command 2 of 3 ended with 7: .*\nno compiler here") as told:
+    with pytest.raises(SetupFailed, match=r"calc-1: set-up command 2 of 3 ended with 7: .*\nno compiler here") as error:
         await prepare_sample(sample, cache)
-    assert "first" in told.value.output
-    assert "never\n" not in told.value.output
+    assert "first" in error.value.output
+    assert "never\n" not in error.value.output
     assert [path for path in (cache / "layers").iterdir() if path.is_dir()] == []
     result = await grade(sample, Changes(), cache=cache)
     assert result.outcome == "infrastructure_failed"
@@ -168,13 +168,13 @@ async def test_a_set_up_that_was_cut_off_is_begun_again(tmp_path: Path, cache: P
     assert (again.workspace / "it").read_text() == "done\n"
 
 
-async def test_packages_that_cannot_be_had_are_told(tmp_path: Path, cache: Path) -> None:
+async def test_packages_that_cannot_be_installed_are_reported(tmp_path: Path, cache: Path) -> None:
     sample = with_place(tmp_path, deps=["./no-such-folder"])
     with pytest.raises(EnvironmentFailed):
         await prepare_sample(sample, cache)
 
 
-async def test_what_this_machine_lacks_is_told(tmp_path: Path, cache: Path) -> None:
+async def test_programs_that_this_machine_lacks_are_reported(tmp_path: Path, cache: Path) -> None:
     with pytest.raises(EnvironmentFailed, match="calc-1 needs no-such-program"):
         await prepare_sample(with_place(tmp_path, programs=["no-such-program"]), cache)
     with pytest.raises(ConfigurationError, match="backend: container"):
@@ -189,20 +189,20 @@ async def test_a_mode_a_link_and_a_deletion_are_carried_over(
     sample = calc(
         tmp_path / "calc", files, fail_to_pass=[], pass_to_pass=[], verify={"command": check}, patch="+++ b/run.sh\n"
     )
-    place = await open_sample(sample)
-    assert (await verify(sample, place, cache=cache)).outcome == "not_solved"
-    await place.exec("chmod +x run.sh; rm -r calc.py gone; ln -s data here; printf '\\0\\377' > binary")
-    result = await verify(sample, place, cache=cache)
+    executor = await open_sample(sample)
+    assert (await verify(sample, executor, cache=cache)).outcome == "not_solved"
+    await executor.exec("chmod +x run.sh; rm -r calc.py gone; ln -s data here; printf '\\0\\377' > binary")
+    result = await verify(sample, executor, cache=cache)
     assert result.outcome == "solved", result
     assert set(result.carried_over) == {"binary", "calc.py", "gone/a.txt", "here", "run.sh"}
 
 
 async def test_nothing_is_left_when_a_place_is_closed(tmp_path: Path, open_sample: OpenSample, cache: Path) -> None:
     sample = calc(tmp_path / "calc")
-    place = await open_sample(sample)
-    await place.exec(f"{SOLVE}; sleep 1000 > /dev/null 2>&1 &")
-    assert (await verify(sample, place, cache=cache)).is_success
-    await place.close()
+    executor = await open_sample(sample)
+    await executor.exec(f"{SOLVE}; sleep 1000 > /dev/null 2>&1 &")
+    assert (await verify(sample, executor, cache=cache)).is_success
+    await executor.close()
     assert [path.name for path in cache.iterdir() if "half" in path.name or "tmp" in path.name] == []
 
 
@@ -221,13 +221,13 @@ async def test_one_look_at_a_place_finds_what_many_find(
     files = {"gone.txt": "", "data/x": "x", "data/y": "y", "same.txt": "same", "deep/er/file": "f"}
     files |= {"whole/a": "a", "whole/b/c": "c", "turned": "t", "lib/x.py": "x", "kept/k": "k", "bare/one": "1"}
     sample = calc(tmp_path / "calc", files)
-    place = await open_sample(sample)
+    executor = await open_sample(sample)
     base = (await prepare_sample(sample, cache)).workspace
-    assert (await changed_files(place, base))[0] == []
-    await place.exec(CHANGE_ALL + odd)
-    found, _ = await changed_files(place, base)
-    assert found == await place.changed_files()
-    upper = await place.upper(base)
+    assert (await changed_files(executor, base))[0] == []
+    await executor.exec(CHANGE_ALL + odd)
+    found, _ = await changed_files(executor, base)
+    assert found == await executor.changed_files()
+    upper = await executor.upper(base)
     assert (upper is None) == ("377" in odd)
     assert upper is None or "deep/er/file" in upper.hidden
     assert {"gone.txt", "calc.py", "data/x", "data/y", "data/z", "link", "new/deep/a", "-n ew"} <= {

@@ -1,4 +1,4 @@
-"""The cache is pruned of what nobody uses, and of nothing else, whoever is at work meanwhile."""
+"""Pruning removes unused files from the cache, and nothing that another process uses."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from carrel.tasks.environment import PreparedSample, open_executor, prepare_samp
 from carrel.tasks.file_cache import archive_of, prune
 from carrel.tasks.sample import Sample
 from tests.cli.conftest import carrel, environment, home  # noqa: F401 -- fixtures
-from tests.tasks.small_samples import written
+from tests.support.samples import written
 
 # ruff: noqa: F811 -- a fixture's name is also that of the argument
 
@@ -61,13 +61,13 @@ async def test_what_is_used_stays_and_what_is_not_goes(tmp_path: Path, cache: Pa
     assert (len(done.removed), done.in_use, done.bytes) == (1, 2, done.removed[0].bytes)
     assert names(cache) == ["files", "layers", "layers"]
     assert ready is not None
-    place = await open_executor(ready)
+    executor = await open_executor(ready)
     ready = None
     gc.collect()
     assert prune(cache, time.time() + 1).in_use == 2
-    assert (await place.exec("cat file.txt it $HOME/own")).stdout == "a1\n2\n"
-    await place.close()
-    del place
+    assert (await executor.exec("cat file.txt it $HOME/own")).stdout == "a1\n2\n"
+    await executor.close()
+    del executor
     gc.collect()
     done = prune(cache, time.time() + 1)
     assert (len(done.removed), done.in_use, names(cache)) == (2, 0, [])
@@ -113,12 +113,12 @@ def test_the_command(carrel: object, home: Path) -> None:
     for used in (home / "cache" / "files").glob("*.used"):
         os.utime(used, (0, 0))
     assert "1 would be removed" in carrel("datasets", "prune", "--dry-run").stdout
-    told = json.loads(carrel("datasets", "prune", "--older-than", "0.5", "--json").stdout)
-    assert (len(told["removed"]), told["in_use"], told["dry_run"]) == (1, 0, False)
+    answer = json.loads(carrel("datasets", "prune", "--older-than", "0.5", "--json").stdout)
+    assert (len(answer["removed"]), answer["in_use"], answer["dry_run"]) == (1, 0, False)
     assert carrel("task", "verify", "demo", "calc-1", "--gold").stdout.startswith("solved")
 
 
-async def test_what_another_prune_takes_meanwhile_is_not_told_twice(
+async def test_files_that_another_prune_removes_are_counted_once(
     tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in "abc":

@@ -17,7 +17,7 @@ from carrel.tasks.sample import Environment, Sample, Verify
 from carrel.tasks.verification.changes import Change, Changes
 from carrel.tasks.verification.verifier import grade, grade_patch
 from tests.support.layouts import HALF, LAYOUTS, TESTS, Repository, of_commits
-from tests.tasks.small_samples import COMMAND, PYTEST_ENV
+from tests.support.samples import COMMAND, PYTEST_ENV
 
 EVEN, ODD = "tests.test_halves::test_even", "tests.test_halves::test_odd"
 INSTALL = "pip install --no-index -e ."

@@ -1,4 +1,4 @@
-"""Work that is merely broken is told as that, with its reason, and nobody is accused of anything."""
+"""Work that is merely broken is not solved, for a stated reason, and is not called forged."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from carrel.tasks.sample import Sample
 from carrel.tasks.verification.changes import Change, Changes
 from carrel.tasks.verification.verifier import grade, verify
 from tests.support.missing_parts import skip_without
+from tests.support.runner_samples import program
+from tests.support.samples import ADD, ONE, written
 from tests.tasks.conftest import OpenSample
-from tests.tasks.real_runners import program
-from tests.tasks.small_samples import ADD, ONE, written
 
 ACCUSING = re.compile(r"forged|changed the test runner|from inside|was changed")
 
 
 @pytest.mark.parametrize(
-    ("broken", "said"),
+    ("broken", "reason"),
     [
         ("echo 'def (' > calc.py", "SyntaxError"),
         ("rm calc.py", "calc"),
@@ -32,18 +32,18 @@ ACCUSING = re.compile(r"forged|changed the test runner|from inside|was changed")
     ],
 )
 async def test_source_that_pytest_cannot_import(
-    calc_sample: Sample, open_sample: OpenSample, cache: Path, broken: str, said: str
+    calc_sample: Sample, open_sample: OpenSample, cache: Path, broken: str, reason: str
 ) -> None:
-    place = await open_sample(calc_sample)
-    assert (await place.exec(broken)).success
-    result = await verify(calc_sample, place, cache=cache)
+    executor = await open_sample(calc_sample)
+    assert (await executor.exec(broken)).success
+    result = await verify(calc_sample, executor, cache=cache)
     assert (result.outcome, result.suite_ran, result.missing) == ("not_solved", True, [ADD, ONE]), result
-    assert said in str(result.evidence)
+    assert reason in str(result.evidence)
     assert not ACCUSING.search(str(result.evidence)), result.evidence
 
 
 @pytest.mark.parametrize(
-    ("name", "needs", "broken", "outcome", "said"),
+    ("name", "needs", "broken", "outcome", "reason"),
     [
         ("calc-1", "python3", "echo 'def (' > calc.py", "not_solved", "SyntaxError"),
         ("calc-1", "python3", "rm calc.py", "not_solved", "calc"),
@@ -53,16 +53,16 @@ async def test_source_that_pytest_cannot_import(
     ],
 )
 async def test_source_that_other_runners_cannot_read(
-    name: str, needs: str, broken: str, outcome: str, said: str, open_sample: OpenSample, cache: Path
+    name: str, needs: str, broken: str, outcome: str, reason: str, open_sample: OpenSample, cache: Path
 ) -> None:
     if shutil.which(needs) is None or (name == "ring-1" and shutil.which("cc") is None):
         skip_without(f"{needs} is not installed here")
     sample = Datasets().get("demo").sample(name)
-    place = await open_sample(sample)
-    assert (await place.exec(broken)).success
-    result = await verify(sample, place, cache=cache)
+    executor = await open_sample(sample)
+    assert (await executor.exec(broken)).success
+    result = await verify(sample, executor, cache=cache)
     assert result.outcome == outcome, result
-    assert said in str(result.evidence)
+    assert reason in str(result.evidence)
     assert not ACCUSING.search(str(result.evidence)), result.evidence
 
 
@@ -75,7 +75,7 @@ KILLED = "import os\n\n\ndef add(a, b):\n    os.kill(os.getpid(), 11)\n"
 
 
 @pytest.mark.parametrize(
-    ("command", "report", "name", "source", "said"),
+    ("command", "report", "name", "source", "reason"),
     [
         ("node tap.js", "auto", "calc.js", "exports.add = (\n", "cannot be loaded: SyntaxError"),
         ("node tap.js", "tap", "calc.js", "exports.add = (\n", "cannot be loaded: SyntaxError"),
@@ -84,7 +84,7 @@ KILLED = "import os\n\n\ndef add(a, b):\n    os.kill(os.getpid(), 11)\n"
     ],
 )
 async def test_source_that_ends_its_tests_has_not_solved_them(
-    command: str, report: Any, name: str, source: str, said: str, tmp_path: Path
+    command: str, report: Any, name: str, source: str, reason: str, tmp_path: Path
 ) -> None:
     if command.startswith("node"):
         program("node")
@@ -95,6 +95,6 @@ async def test_source_that_ends_its_tests_has_not_solved_them(
     work = Changes((Change(name, "file", source.encode()),))
     result = await grade(sample, work, cache=tmp_path / "cache")
     assert (result.outcome, result.suite_ran, result.score) == ("not_solved", False, 0), result
-    assert said in result.evidence[0], result.evidence
+    assert reason in result.evidence[0], result.evidence
     assert result.integrity != "suspicious"
     assert not ACCUSING.search(str(result.evidence)), result.evidence

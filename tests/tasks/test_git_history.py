@@ -10,8 +10,8 @@ import pytest
 from carrel.errors import FilesRefused, ProgramMissing
 from carrel.tasks.file_cache import Files, prepared_files
 from carrel.tasks.sample import Sample
+from tests.support.git_repository import Repository
 from tests.tasks.conftest import OpenSample
-from tests.tasks.repositories import Repository
 
 
 @pytest.fixture
@@ -229,7 +229,7 @@ async def test_a_repository_with_longer_hashes(tmp_path: Path) -> None:
         assert (files.folder / "a").read_text() == "1"
 
 
-async def test_what_cannot_be_had_is_told(repository: Repository, tmp_path: Path) -> None:
+async def test_a_repository_that_cannot_be_read_is_refused(repository: Repository, tmp_path: Path) -> None:
     cache = tmp_path / "cache"
     with pytest.raises(FilesRefused, match="the base commit 0123456789 is not in it"):
         await prepared(repository.folder, cache, "0123456789")
@@ -285,7 +285,7 @@ async def test_a_link_out_of_the_tree_in_a_commit_is_refused(tmp_path: Path) -> 
 async def test_who_is_cancelled_ends_git_too(tmp_path: Path) -> None:
     made = Repository(tmp_path / "source")
     for number in range(3):
-        made.commit(f"{number}", {f"f{place}": f"{number} {place}\n" * 2000 for place in range(300)})
+        made.commit(f"{number}", {f"f{part}": f"{number} {part}\n" * 2000 for part in range(300)})
     task = asyncio.ensure_future(prepared(made.folder, tmp_path / "cache"))
     while not list(tmp_path.glob("cache/files/*.making/room/new.git")):
         assert not task.done()
@@ -298,7 +298,7 @@ async def test_who_is_cancelled_ends_git_too(tmp_path: Path) -> None:
     assert (await prepared(made.folder, tmp_path / "cache")).receipt.files > 300
 
 
-async def test_a_machine_without_git_is_told(
+async def test_a_machine_without_git_is_reported(
     repository: Repository, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
@@ -311,20 +311,20 @@ async def test_in_a_session_git_works_and_knows_the_past_only(
 ) -> None:
     repository.git("bundle", "create", "-q", str(tmp_path / "f.bundle"), "--all")
     sample = Sample(sample_id="a", files=tmp_path / "f.bundle", base_commit=repository.base)
-    place = await open_sample(sample)
+    executor = await open_sample(sample)
 
-    async def said(command: str) -> str:
-        done = await place.exec(command)
+    async def output(command: str) -> str:
+        done = await executor.exec(command)
         assert done.exit_code == 0, done.stderr
         return done.stdout.strip()
 
-    assert await said("git status --porcelain") == ""
-    assert await said("git log --all --format=%s") == "second\nfirst"
-    assert await said("git describe --tags --always") != ""
-    assert (await place.exec(f"git cat-file -e {repository.future}")).exit_code != 0
-    assert await said("git fsck --unreachable --no-reflogs 2>/dev/null") == ""
-    assert await said("grep -rl 'example.org/secret' /workspace /home /tmp; true") == ""
-    await said("echo new > c && git add c && git -c user.name=x -c user.email=x@y commit -qm mine")
-    assert await said("git log --format=%s") == "mine\nsecond\nfirst"
+    assert await output("git status --porcelain") == ""
+    assert await output("git log --all --format=%s") == "second\nfirst"
+    assert await output("git describe --tags --always") != ""
+    assert (await executor.exec(f"git cat-file -e {repository.future}")).exit_code != 0
+    assert await output("git fsck --unreachable --no-reflogs 2>/dev/null") == ""
+    assert await output("grep -rl 'example.org/secret' /workspace /home /tmp; true") == ""
+    await output("echo new > c && git add c && git -c user.name=x -c user.email=x@y commit -qm mine")
+    assert await output("git log --format=%s") == "mine\nsecond\nfirst"
     other = await open_sample(sample)
     assert (await other.exec("git log --format=%s")).stdout.strip() == "second\nfirst"

@@ -1,4 +1,4 @@
-"""Verifiers of every kind on real commands: what runs, what does not, and what is told of it."""
+"""Verifiers of every kind, on real commands."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ import pytest
 from carrel.tasks.sample import Sample
 from carrel.tasks.verification.changes import Changes
 from carrel.tasks.verification.verifier import SHOWN_OUTPUT, grade, grade_patch, verify
+from tests.support.runner_samples import CTEST, program
+from tests.support.samples import ADD, COMMAND, GOLD, ONE, SOLVE, calc, written
 from tests.tasks.conftest import OpenSample
-from tests.tasks.real_runners import CTEST, program
-from tests.tasks.small_samples import ADD, COMMAND, GOLD, SOLVE, calc, written
 
 
 def bare(folder: Path, files: dict[str, str], command: str, **more: Any) -> Sample:
@@ -82,7 +82,7 @@ async def test_a_runner_that_is_not_there(tmp_path: Path, cache: Path) -> None:
     assert "ended with 127 and wrote no report" in result.evidence[0]
 
 
-async def test_a_flaky_test_is_tried_again_in_a_fresh_place(tmp_path: Path, cache: Path) -> None:
+async def test_a_flaky_test_is_repeated_in_a_new_sandbox(tmp_path: Path, cache: Path) -> None:
     # Random, and yet surely both ways in a while: of 21 runs all fail once in two million times.
     flaky = "import random\n\ndef test_add():\n    assert random.random() < 0.5\n"
     sample = calc(tmp_path / "calc", {"tests/test_calc.py": flaky}, pass_to_pass=[])
@@ -114,9 +114,9 @@ async def test_reports_in_the_working_folder_are_of_this_run_only(
     new = '<testsuite><testcase classname="t" name="a"><failure/></testcase></testsuite>'
     files = {"out/sub/TEST-a.xml": old, "out/sub/TEST-b.xml": old, "real.xml": new}
     sample = bare(tmp_path / "s", files, copy, fail_to_pass=["t::a"], verify={"reports": ["out/**/TEST-*.xml"]})
-    place = await open_sample(sample)
-    await place.write_file("out/sub/TEST-c.xml", old)
-    result = await verify(sample, place, cache=cache)
+    executor = await open_sample(sample)
+    await executor.write_file("out/sub/TEST-c.xml", old)
+    result = await verify(sample, executor, cache=cache)
     assert (result.outcome, result.total) == ("not_solved", 1)
     assert result.left_out == {"out/sub/TEST-c.xml": "protected by the sample"}
 
@@ -131,13 +131,13 @@ test -z "$found"
 async def test_a_linter_that_writes_sarif(tmp_path: Path, open_sample: OpenSample, cache: Path) -> None:
     files = {"a.py": "eval('1')\n", "lint.sh": LINT, ".flake8": "[flake8]\n"}
     sample = bare(tmp_path / "s", files, "./lint.sh {report}", verifier="linter")
-    place = await open_sample(sample)
-    await place.exec("echo ignore=all >> .flake8; echo 'exit 0' > lint.sh")
-    result = await verify(sample, place, cache=cache)
+    executor = await open_sample(sample)
+    await executor.exec("echo ignore=all >> .flake8; echo 'exit 0' > lint.sh")
+    result = await verify(sample, executor, cache=cache)
     assert (result.tool, result.outcome, result.failed, result.evidence) == ("linter", "not_solved", 1, ["1 findings"])
     assert set(result.left_out) == {".flake8", "lint.sh"}
-    await place.exec("echo 'print(1)' > a.py")
-    assert (await verify(sample, place, cache=cache)).outcome == "solved"
+    await executor.exec("echo 'print(1)' > a.py")
+    assert (await verify(sample, executor, cache=cache)).outcome == "solved"
 
 
 async def test_an_analyzer_that_has_nothing_but_its_exit_code(
@@ -148,9 +148,9 @@ async def test_an_analyzer_that_has_nothing_but_its_exit_code(
     assert (await judged(good, cache)).outcome == "solved"
     result = await judged(bad, cache)
     assert (result.outcome, result.exit_code, result.score) == ("not_solved", 1, 0.0)
-    place = await open_sample(bad)
-    await place.write_file("a.py", "x = 2\n")
-    assert (await verify(bad, place, cache=cache)).outcome == "solved"
+    executor = await open_sample(bad)
+    await executor.write_file("a.py", "x = 2\n")
+    assert (await verify(bad, executor, cache=cache)).outcome == "solved"
 
 
 GRADER = """
@@ -163,15 +163,15 @@ print(json.dumps({"score": found / 3, "evidence": {"found": found}, "message": f
 
 async def test_a_grader_of_the_samples_own(tmp_path: Path, open_sample: OpenSample, cache: Path) -> None:
     sample = bare(tmp_path / "s", {"grade.py": GRADER, "essay.txt": ""}, "python grade.py", verifier="custom")
-    place = await open_sample(sample)
-    await place.exec('echo \'print("{\\\\"score\\\\": 1}")\' > grade.py; echo beginning > essay.txt')
-    result = await verify(sample, place, cache=cache)
+    executor = await open_sample(sample)
+    await executor.exec('echo \'print("{\\\\"score\\\\": 1}")\' > grade.py; echo beginning > essay.txt')
+    result = await verify(sample, executor, cache=cache)
     assert (result.outcome, round(result.score, 2), result.details) == ("partly", 0.33, {"found": 1})
     assert result.evidence == ["1 of 3 parts"]
-    await place.exec("echo beginning middle end > essay.txt")
-    assert (await verify(sample, place, cache=cache)).outcome == "solved"
-    await place.exec("rm essay.txt")
-    assert (await verify(sample, place, cache=cache)).outcome == "tests_did_not_run"
+    await executor.exec("echo beginning middle end > essay.txt")
+    assert (await verify(sample, executor, cache=cache)).outcome == "solved"
+    await executor.exec("rm essay.txt")
+    assert (await verify(sample, executor, cache=cache)).outcome == "tests_did_not_run"
 
 
 MAKE = {
@@ -188,16 +188,16 @@ async def test_a_makefile_and_a_built_test_of_the_agents_own(
     tmp_path: Path, open_sample: OpenSample, cache: Path
 ) -> None:
     sample = bare(tmp_path / "s", MAKE, "make -s test", fail_to_pass=["adds"], environment={"programs": ["make", "cc"]})
-    place = await open_sample(sample)
+    executor = await open_sample(sample)
     forged = "printf 'test:\\n\\t@echo 1..1; echo ok 1 - adds\\n' > Makefile"
     built = "sed -i 's/!= 3/== 3/' tests/check.c; cc -o check add.c tests/check.c; touch -d tomorrow check"
-    await place.exec(f"{built}; {forged}")
-    assert "ok 1 - adds" in (await place.exec("make -s test")).stdout
-    result = await verify(sample, place, cache=cache)
+    await executor.exec(f"{built}; {forged}")
+    assert "ok 1 - adds" in (await executor.exec("make -s test")).stdout
+    result = await verify(sample, executor, cache=cache)
     assert result.outcome == "not_solved", result
     assert set(result.left_out) == {"Makefile", "check", "tests/check.c"}
-    await place.exec("sed -i 's/a - b/a + b/' add.c")
-    assert (await verify(sample, place, cache=cache)).outcome == "solved"
+    await executor.exec("sed -i 's/a - b/a + b/' add.c")
+    assert (await verify(sample, executor, cache=cache)).outcome == "solved"
 
 
 async def test_what_the_reference_solution_touches_is_source(
@@ -217,9 +217,9 @@ async def test_what_the_reference_solution_touches_is_source(
 async def test_patterns_of_the_samples_own_are_protected(tmp_path: Path, open_sample: OpenSample, cache: Path) -> None:
     sample = calc(tmp_path / "calc", {"data/wanted.txt": "3", "fixtures/a/b.txt": "x"})
     sample.verify.protected = ["data/*.txt", "fixtures"]
-    place = await open_sample(sample)
-    await place.exec(f"{SOLVE}; echo 4 > data/wanted.txt; echo 5 > data/more.csv; echo y > fixtures/a/b.txt")
-    result = await verify(sample, place, cache=cache)
+    executor = await open_sample(sample)
+    await executor.exec(f"{SOLVE}; echo 4 > data/wanted.txt; echo 5 > data/more.csv; echo y > fixtures/a/b.txt")
+    result = await verify(sample, executor, cache=cache)
     assert result.left_out == dict.fromkeys(("data/wanted.txt", "fixtures/a/b.txt"), "protected by the sample")
     assert set(result.carried_over) == {"calc.py", "data/more.csv"}
     assert result.required[ADD] == "passed"
@@ -231,7 +231,7 @@ async def test_a_result_is_plain_data(calc_sample: Sample, cache: Path) -> None:
 
 
 @pytest.mark.parametrize("more", ["-p xdist.plugin -n 2", "-x", "-o junit_family=legacy", "--junitprefix=all", "-s"])
-async def test_the_witness_bears_with_how_pytest_is_run(more: str, tmp_path: Path, cache: Path) -> None:
+async def test_recorders_accept_every_way_to_run_pytest(more: str, tmp_path: Path, cache: Path) -> None:
     sample = calc(tmp_path / "calc", verify={"command": f"{COMMAND} {more}", "timeout": 60})
     names = ["test_add", "test_one"] if "prefix" in more else [ADD, "tests/test_calc.py::test_one"]
     sample = sample.model_copy(update={"fail_to_pass": names[:1], "pass_to_pass": names[1:]})
@@ -261,3 +261,28 @@ async def test_a_real_ctest(tmp_path: Path, cache: Path) -> None:
     patch = "--- a/calc.c\n+++ b/calc.c\n@@ -1,2 +1,2 @@\n-int add(int a, int b) { return a - b; }\n"
     patch += "+int add(int a, int b) { return a + b; }\n int one(void) { return 1; }\n"
     assert (await judged(sample, cache, patch)).outcome == "solved"
+
+
+async def test_tests_with_more_output_than_a_result_holds(tmp_path: Path, open_sample: OpenSample, cache: Path) -> None:
+    noise = (
+        "import os\n\nimport pytest\n\n\n@pytest.mark.parametrize('number', range(150))\n"
+        "def test_noise(number):\n    os.write(2, b'y' * 100_000)\n"
+    )
+    wanted = [ONE, *(f"tests/test_noise.py::test_noise[{number}]" for number in range(150))]
+    verification = {"command": COMMAND + " -s", "timeout": 100}
+    sample = calc(tmp_path / "calc", {"tests/test_noise.py": noise}, pass_to_pass=wanted, verify=verification)
+    executor = await open_sample(sample)
+    await executor.exec(SOLVE)
+    result = await verify(sample, executor, cache=cache, keep=tmp_path / "kept")
+    assert result.outcome == "solved", result.evidence
+    assert (tmp_path / "kept" / "stderr-1.txt").stat().st_size == 15_000_000 or "y" * 100_000 in result.stderr
+    assert len(result.stderr) < 1_000_000
+
+
+async def test_very_deep_folders_do_not_prevent_a_verdict(tmp_path: Path, open_sample: OpenSample, cache: Path) -> None:
+    sample = calc(tmp_path / "calc")
+    executor = await open_sample(sample)
+    deep = "import os\nfor _ in range(150):\n    os.mkdir('d' * 50)\n    os.chdir('d' * 50)\nopen('x', 'w').close()\n"
+    done = await executor.exec(["python", "-c", deep])
+    assert done.success, done.stderr
+    assert (await verify(sample, executor, cache=cache)).outcome == "not_solved"

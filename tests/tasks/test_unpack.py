@@ -20,7 +20,7 @@ from carrel.tasks import file_cache, unpack
 from carrel.tasks.file_cache import prepared_files
 from carrel.tasks.sample import Sample
 
-PROGRAM = Path(__file__).with_name("unpacking_program.py")
+PROGRAM = Path(__file__).parents[1] / "support" / "unpacking_program.py"
 
 
 def member(name: str, data: bytes = b"", **more: object) -> tuple[tarfile.TarInfo, bytes]:
@@ -249,7 +249,7 @@ async def test_a_bomb_is_refused_before_it_is_written(tmp_path: Path, cache: Pat
     assert left_in(cache) == []
 
 
-async def test_an_archive_whose_header_is_the_bomb_is_refused(tmp_path: Path, cache: Path) -> None:
+async def test_an_archive_with_a_huge_header_is_refused(tmp_path: Path, cache: Path) -> None:
     """Names and attributes are read into memory whole by Python's tarfile."""
     info = tarfile.TarInfo("././@PaxHeader")
     info.type, info.size = tarfile.XHDTYPE, 200 << 20
@@ -327,10 +327,10 @@ def another_process(files: Path, cache: Path) -> subprocess.Popen[str]:
 
 
 def many_files(source: Path, number: int) -> Path:
-    for place in range(number):
-        folder = source / f"d{place % 50}"
+    for index in range(number):
+        folder = source / f"d{index % 50}"
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / f"f{place}").write_text(str(place))
+        (folder / f"f{index}").write_text(str(index))
     return source
 
 
@@ -341,20 +341,20 @@ async def test_many_of_one_process_at_once(tmp_path: Path, monkeypatch: pytest.M
     (source / "file").write_text("one")
     seen = file_cache.Source("folder", source)
     for turn in range(20):
-        told = await asyncio.gather(
+        answers = await asyncio.gather(
             *(asyncio.to_thread(file_cache.digest_of, seen, tmp_path / f"cache{turn}") for _ in range(8))
         )
-        assert len(set(told)) == 1
+        assert len(set(answers)) == 1
         assert [path.suffix for path in (tmp_path / f"cache{turn}" / "files" / "digests").iterdir()] == [".json"]
 
 
 async def test_two_processes_at_once(tmp_path: Path, cache: Path) -> None:
     source = many_files(tmp_path / "source", 2000)
     processes = [another_process(source, cache) for _ in range(3)]
-    said = [process.communicate(timeout=90) for process in processes]
-    assert [process.returncode for process in processes] == [0, 0, 0], said
-    assert len({out for out, _ in said}) == 1
-    folder = Path(said[0][0].strip())
+    outputs = [process.communicate(timeout=90) for process in processes]
+    assert [process.returncode for process in processes] == [0, 0, 0], outputs
+    assert len({out for out, _ in outputs}) == 1
+    folder = Path(outputs[0][0].strip())
     assert sum(1 for path in folder.rglob("*") if path.is_file()) == 2000
     assert left_in(cache) == [folder.parent.name]
 
@@ -401,19 +401,19 @@ def tiny_disk(tmp_path: Path) -> Iterator[Callable[[int], Path]]:
     mounted: list[Path] = []
 
     def make(kib: int) -> Path:
-        place = tmp_path / "tiny"
-        place.mkdir()
-        subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={kib}k", "none", place], check=True, capture_output=True)
-        mounted.append(place)
-        return place
+        folder = tmp_path / "tiny"
+        folder.mkdir()
+        subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={kib}k", "none", folder], check=True, capture_output=True)
+        mounted.append(folder)
+        return folder
 
     yield make
-    for place in mounted:
-        subprocess.run(["umount", place], check=True)
+    for folder in mounted:
+        subprocess.run(["umount", folder], check=True)
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="mounting a small file system needs root")
-async def test_a_full_disk_is_told_and_leaves_nothing(tmp_path: Path, tiny_disk: Callable[[int], Path]) -> None:
+async def test_a_full_disk_is_reported_and_leaves_nothing(tmp_path: Path, tiny_disk: Callable[[int], Path]) -> None:
     source = tmp_path / "source"
     source.mkdir()
     (source / "large").write_bytes(os.urandom(2 << 20))
