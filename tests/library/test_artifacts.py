@@ -1,4 +1,4 @@
-"""Artifacts on every kind of store: everything comes back as it was saved, whole, under any plain name."""
+"""Artifacts in every store: any data under any valid name are loaded as they were saved."""
 
 import asyncio
 import json
@@ -13,10 +13,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from carrel.errors import ArtifactNameRefused, ArtifactNotFoundError, ArtifactReadError, ArtifactWriteError
-from carrel.library.artifact_names import checked_name, key_of, name_of, note_of
-from carrel.library.artifact_notes import standing
-from carrel.library.artifact_uploads import Uploads
-from carrel.library.artifacts import ArtifactStore
+from carrel.library.artifact_format import (
+    key_to_name,
+    name_to_key,
+    record_for_stamp,
+    record_key,
+    validate_artifact_name,
+)
+from carrel.library.artifacts import ArtifactStore, ChunkedUploads
 from carrel.storage.base import Stamp
 from carrel.storage.files.store import FileStore
 from carrel.storage.memory import MemoryStore
@@ -56,7 +60,7 @@ DATA: list[Any] = [
 
 
 @pytest.mark.parametrize("name", ["plain", "with.json", "with.txt", "with.png"])
-async def test_what_was_saved_comes_back_as_it_was(place: Place, name: str) -> None:
+async def test_data_are_loaded_as_they_were_saved(place: Place, name: str) -> None:
     for data in DATA:
         await artifacts(place).save(name, data)
         back = await artifacts(place).load(name)
@@ -66,7 +70,7 @@ async def test_what_was_saved_comes_back_as_it_was(place: Place, name: str) -> N
     assert math.isnan(await artifacts(place).load(name))
 
 
-ODD = [
+UNUSUAL_NAMES = [
     "a b.txt",
     "ünï/日本/🙂.json",
     "deep/er/and/deeper/x",
@@ -89,15 +93,15 @@ ODD = [
 ]
 
 
-async def test_odd_names_stay_apart_and_come_back(place: Place) -> None:
+async def test_unusual_names(place: Place) -> None:
     kept = artifacts(place)
-    for name in ODD:
+    for name in UNUSUAL_NAMES:
         await kept.save(name, name, description=f"about {name}")
-    assert sorted(found["name"] for found in await artifacts(place).list()) == sorted(ODD)
-    for name in ODD:
+    assert sorted(found["name"] for found in await artifacts(place).list()) == sorted(UNUSUAL_NAMES)
+    for name in UNUSUAL_NAMES:
         assert await artifacts(place).load(name) == name
         assert ((await artifacts(place).get(name)) or {})["description"] == f"about {name}"
-    for name in ODD:
+    for name in UNUSUAL_NAMES:
         await kept.delete(name)
     assert await artifacts(place).list() == []
     assert await place.open().list("library/artifacts") == []
@@ -107,43 +111,43 @@ async def test_odd_names_stay_apart_and_come_back(place: Place) -> None:
     "name",
     ["", ".", "..", "../x", "a/../b", "/etc/passwd", "a//b", "a/", "a\\b", "a\nb", "a\0b", "\x7f", "a/./b", "\ud800"],
 )
-async def test_names_that_lead_elsewhere_are_refused_by_every_verb(place: Place, name: str) -> None:
-    await refused_by_every_verb(place, name)
+async def test_names_that_are_not_relative_paths_are_refused(place: Place, name: str) -> None:
+    await is_refused_by_every_method(place, name)
 
 
 @pytest.mark.parametrize("name", ["a\x85b", "a\x9b31m", "txt.\u202egnp", "a\u2028b", "a\u2029b", "\u2066a"])
-async def test_names_that_a_terminal_would_show_as_others_are_refused(place: Place, name: str) -> None:
-    await refused_by_every_verb(place, name)
+async def test_names_that_a_terminal_shows_differently_are_refused(place: Place, name: str) -> None:
+    await is_refused_by_every_method(place, name)
 
 
-async def test_names_that_are_too_long_or_no_text_are_refused_by_every_verb(place: Place) -> None:
+async def test_names_that_are_too_long_or_not_str_are_refused(place: Place) -> None:
     for name in ("n" * 241, "a/" * 500 + "x", None, 5):
-        await refused_by_every_verb(place, name)
+        await is_refused_by_every_method(place, name)
 
 
-async def refused_by_every_verb(place: Place, name: Any) -> None:
+async def is_refused_by_every_method(place: Place, name: Any) -> None:
     kept = artifacts(place)
-    for verb in (
+    for method in (
         lambda: kept.save(name, "x"),
         lambda: kept.load(name),
         lambda: kept.get(name),
         lambda: kept.exists(name),
     ):
         with pytest.raises(ArtifactNameRefused):
-            await verb()
+            await method()
     with pytest.raises(ValueError, match="name"):
         await kept.delete(name)
     assert await place.open().list() == []
 
 
 @given(name=st.text(alphabet="ab.%2e5~/json", min_size=1, max_size=12))
-def test_names_and_keys_are_one_to_one(name: str) -> None:
+def test_keys_are_converted_back_to_names(name: str) -> None:
     try:
-        checked_name(name)
+        validate_artifact_name(name)
     except ArtifactNameRefused:
         return
-    assert name_of(key_of(name)) == name
-    assert not any(part.startswith(".") for part in [*key_of(name).split("/"), *note_of(name).split("/")])
+    assert key_to_name(name_to_key(name)) == name
+    assert not any(part.startswith(".") for part in [*name_to_key(name).split("/"), *record_key(name).split("/")])
 
 
 @pytest.mark.parametrize(
@@ -153,10 +157,10 @@ def test_names_and_keys_are_one_to_one(name: str) -> None:
         ({"a": [1, object]}, r"data\['a'\]\[1\] is a type"),
         ({1: 2}, "has the key 1"),
         ([1j], r"data\[0\] is a complex"),
-        ([10**5000], "no JSON data"),
+        ([10**5000], "not JSON data"),
     ],
 )
-async def test_what_would_not_come_back_is_refused_and_nothing_is_kept(place: Place, data: Any, where: str) -> None:
+async def test_data_that_could_not_be_loaded_are_refused(place: Place, data: Any, where: str) -> None:
     kept = artifacts(place)
     await kept.save("x", "before")
     with pytest.raises(ArtifactWriteError, match=where):
@@ -168,7 +172,7 @@ async def test_what_would_not_come_back_is_refused_and_nothing_is_kept(place: Pl
     assert await kept.load("x") == "before"
 
 
-async def test_what_is_known_about_an_artifact(place: Place) -> None:
+async def test_entries(place: Place) -> None:
     kept = artifacts(place)
     first = await kept.save("reports/a.md", "# A", description="The report", metadata={"run": 7, "tags": ["x"]})
     assert first["name"] == "reports/a.md"
@@ -189,7 +193,7 @@ async def test_what_is_known_about_an_artifact(place: Place) -> None:
             await kept.save("x", "y", metadata=wrong)  # type: ignore[arg-type]
 
 
-async def test_a_missing_artifact_is_an_error_that_names_near_ones(place: Place) -> None:
+async def test_a_missing_artifact_is_an_error_with_similar_names(place: Place) -> None:
     kept = artifacts(place)
     await kept.save("report.md", "x")
     with pytest.raises(ArtifactNotFoundError, match=r"did you mean report\.md"):
@@ -198,10 +202,10 @@ async def test_a_missing_artifact_is_an_error_that_names_near_ones(place: Place)
         await kept.load("reports")
     with pytest.raises(FileNotFoundError):
         await kept.load("x")
-    await kept.delete("nobody")
+    await kept.delete("missing")
 
 
-async def test_a_name_is_an_artifact_or_a_folder(place: Place) -> None:
+async def test_a_name_is_either_an_artifact_or_a_folder(place: Place) -> None:
     kept = artifacts(place)
     await kept.save("a", 1)
     await kept.save("b/c", 2)
@@ -214,7 +218,7 @@ async def test_a_name_is_an_artifact_or_a_folder(place: Place) -> None:
     assert await kept.load("a") == 1
 
 
-async def test_a_file_that_a_person_put_there_or_edited(place: Place) -> None:
+async def test_files_that_were_written_or_edited_by_hand(place: Place) -> None:
     store, kept = place.open(), artifacts(place)
     await store.put("artifacts/data.json", b'{"a": 1}')
     await store.put("artifacts/odd.json", b"{not json")
@@ -239,81 +243,81 @@ async def test_a_file_that_a_person_put_there_or_edited(place: Place) -> None:
     assert await kept.load("text") == "[1]"
 
 
-async def test_of_many_who_save_at_once_one_wins_and_nothing_is_torn(place: Place) -> None:
+async def test_concurrent_saves_leave_one_complete_artifact(place: Place) -> None:
     datas: list[Any] = (
         [f"text {n}" * 10_000 for n in range(4)] + [[n] * 5000 for n in range(4)] + [b"\xff" * 40_000] * 2
     )
     kept = [artifacts(place) for _ in datas]
 
-    async def look() -> None:
+    async def read() -> None:
         for _ in range(30):
             if await kept[0].exists("x"):
                 assert await kept[0].load("x") in datas
             await asyncio.sleep(0)
 
     saving = [one.save("x", data, description=str(n)) for n, (one, data) in enumerate(zip(kept, datas, strict=True))]
-    await asyncio.gather(*saving, look(), look())
+    await asyncio.gather(*saving, read(), read())
     found = await artifacts(place).load("x")
     description = ((await artifacts(place).get("x")) or {})["description"]
     assert datas[int(description)] == found
     assert type(datas[int(description)]) is type(found)
 
 
-async def test_one_who_loads_while_it_is_saved_first_finds_nothing_or_what_was_saved(
+async def test_loading_during_the_first_save_finds_nothing_or_all(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kept, other = artifacts(place), artifacts(place)
-    seen: list[Any] = []
+    loaded: list[Any] = []
     put = other._store.put
 
-    async def put_and_look(*args: Any, **kwargs: Any) -> bool:
+    async def put_and_load(*args: Any, **kwargs: Any) -> bool:
         await put(*args, **kwargs)
-        seen.append(await kept.load("x") if await kept.exists("x") else None)
+        loaded.append(await kept.load("x") if await kept.exists("x") else None)
         return True
 
-    monkeypatch.setattr(other._store, "put", put_and_look)
+    monkeypatch.setattr(other._store, "put", put_and_load)
     await other.save("x", [1, 2])
-    assert seen == [None, [1, 2]]
+    assert loaded == [None, [1, 2]]
 
 
-def test_of_two_that_were_saved_in_one_moment_the_later_one_is_known() -> None:
+def test_two_versions_with_the_same_size_and_time_differ_by_version() -> None:
     first = {"size": 1, "description": "first", "stamp": [1, 5.0, 7]}
     second = {"size": 1, "description": "second", "before": first}
-    assert standing(second, Stamp(1, 5.0, 8)) is second
-    assert standing(second, Stamp(1, 5.0, 7)) is first
+    assert record_for_stamp(second, Stamp(1, 5.0, 8)) is second
+    assert record_for_stamp(second, Stamp(1, 5.0, 7)) is first
     longer = {"size": 2, "description": "second", "before": first}
-    assert standing(longer, Stamp(1, 5.0, 8)) is first
-    assert standing(longer, Stamp(2, 5.0, 9)) is longer
+    assert record_for_stamp(longer, Stamp(1, 5.0, 8)) is first
+    assert record_for_stamp(longer, Stamp(2, 5.0, 9)) is longer
 
 
-@pytest.mark.parametrize("which", ["note", "data"])
-async def test_a_save_that_is_cut_off_leaves_what_was_there_or_the_new_whole(
+@pytest.mark.parametrize("which", ["record", "data"])
+async def test_an_interrupted_save_leaves_the_old_or_the_new_artifact(
     place: Place, monkeypatch: pytest.MonkeyPatch, which: str
 ) -> None:
     kept, other = artifacts(place), artifacts(place)
     await kept.save("x", "[1]", description="text", metadata={"n": 1})
     put = other._store.put
 
-    async def put_and_end(key: str, *args: Any, **kwargs: Any) -> bool:
+    async def put_and_fail(key: str, *args: Any, **kwargs: Any) -> bool:
         await put(key, *args, **kwargs)
         if (key == "artifacts/x") is (which == "data"):
             raise ConnectionResetError
         return True
 
-    monkeypatch.setattr(other._store, "put", put_and_end)
+    monkeypatch.setattr(other._store, "put", put_and_fail)
     with pytest.raises(ConnectionResetError):
         await other.save("x", [2], description="data")
     monkeypatch.undo()
-    expected = ("[1]", "text", "text", {"n": 1}) if which == "note" else ([2], "data", "json", {})
+    expected = ("[1]", "text", "text", {"n": 1}) if which == "record" else ([2], "data", "json", {})
 
-    async def known() -> tuple[Any, ...]:
+    async def current() -> tuple[Any, ...]:
         one, (listed,) = await kept.get("x"), await kept.list()
         assert one == listed
         return await kept.load("x"), listed["description"], listed["kind"], listed["metadata"]
 
-    assert await known() == expected
+    assert await current() == expected
     await kept.save("x", b"3", description="bytes")
-    assert await known() == (b"3", "bytes", "bytes", {})
+    assert await current() == (b"3", "bytes", "bytes", {})
 
 
 async def test_search_finds_by_name_and_description(place: Place) -> None:
@@ -327,7 +331,7 @@ async def test_search_finds_by_name_and_description(place: Place) -> None:
 # --- large ones ------------------------------------------------------------------------------------------------------
 
 
-async def test_a_file_is_kept_in_pieces(place: Place, tmp_path: Path) -> None:
+async def test_a_file_is_saved_in_pieces(place: Place, tmp_path: Path) -> None:
     content = bytes(range(256)) * 20_000
     (tmp_path / "big.bin").write_bytes(content)
     kept = artifacts(place)
@@ -344,7 +348,7 @@ async def test_a_file_is_kept_in_pieces(place: Place, tmp_path: Path) -> None:
 
 
 @pytest.mark.promise("memory stays flat")
-async def test_a_large_one_is_not_held(place: Place) -> None:
+async def test_a_large_artifact_is_never_in_memory_as_a_whole(place: Place) -> None:
     async def many() -> AsyncIterator[bytes]:
         for _ in range(60):
             yield b"x" * 1_000_000
@@ -359,32 +363,32 @@ async def test_a_large_one_is_not_held(place: Place) -> None:
         tracemalloc.stop()
 
 
-async def test_an_upload_is_kept_at_its_end_or_not_at_all(place: Place) -> None:
+async def test_an_upload_is_saved_at_its_end_or_not_at_all(place: Place) -> None:
     kept = artifacts(place)
-    ask = kept.handle
-    number = await ask("artifacts.begin_upload", ["x"], {"kind": "text", "description": "d"})
+    call = kept.handle
+    number = await call("artifacts.begin_upload", ["x"], {"kind": "text", "description": "d"})
     for piece in (b"one ", b"two ", b"drei"):
-        await ask("artifacts.upload", [number, piece], {})
+        await call("artifacts.upload", [number, piece], {})
     assert not await kept.exists("x")
-    assert (await ask("artifacts.end_upload", [number], {}))["description"] == "d"
+    assert (await call("artifacts.end_upload", [number], {}))["description"] == "d"
     assert await kept.load("x") == "one two drei"
-    dropped = await ask("artifacts.begin_upload", ["x"], {"kind": "bytes"})
-    await ask("artifacts.upload", [dropped, b"half"], {})
-    await ask("artifacts.drop_upload", [dropped], {})
-    with pytest.raises(ArtifactWriteError, match="not being saved any more"):
-        await ask("artifacts.upload", [dropped, b"more"], {})
-    left = await ask("artifacts.begin_upload", ["x"], {"kind": "bytes"})
-    await ask("artifacts.upload", [left, b"half"], {})
+    dropped = await call("artifacts.begin_upload", ["x"], {"kind": "bytes"})
+    await call("artifacts.upload", [dropped, b"half"], {})
+    await call("artifacts.drop_upload", [dropped], {})
+    with pytest.raises(ArtifactWriteError, match="its next piece took too long"):
+        await call("artifacts.upload", [dropped, b"more"], {})
+    left = await call("artifacts.begin_upload", ["x"], {"kind": "bytes"})
+    await call("artifacts.upload", [left, b"half"], {})
     await kept.close()
     assert await kept.load("x") == "one two drei"
     for wrong in ({"kind": "pickle"}, {"kind": ["text"]}):
         with pytest.raises((ArtifactWriteError, TypeError)):
-            await ask("artifacts.begin_upload", ["x"], wrong)
+            await call("artifacts.begin_upload", ["x"], wrong)
     with pytest.raises(ArtifactNameRefused):
-        await ask("artifacts.begin_upload", ["../x"], {"kind": "text"})
+        await call("artifacts.begin_upload", ["../x"], {"kind": "text"})
 
 
-async def test_who_waits_for_an_upload_that_is_dropped_is_told() -> None:
+async def test_callers_that_wait_for_a_cancelled_upload_get_an_error() -> None:
     store = MemoryStore()
     kept = ArtifactStore(store)
     for waiting in ("upload", "end_upload"):
@@ -398,27 +402,27 @@ async def test_who_waits_for_an_upload_that_is_dropped_is_told() -> None:
             others = [asyncio.ensure_future(kept.handle("artifacts.end_upload", [number], {}))]
         await asyncio.sleep(0)
         await kept.close()
-        with pytest.raises(ArtifactWriteError, match="not saved: it was dropped"):
+        with pytest.raises(ArtifactWriteError, match="its upload was cancelled"):
             await others[-1]
         await asyncio.wait(others)
         await lock.release()
     assert not await kept.exists("x")
 
 
-async def test_an_upload_that_nobody_feeds_ends_by_itself(tmp_path: Path) -> None:
+async def test_an_upload_without_further_pieces_ends(tmp_path: Path) -> None:
     kept = ArtifactStore(FileStore(tmp_path))
-    uploads = Uploads(kept._keep_pieces, idle=0.05)
+    uploads = ChunkedUploads(kept._save_pieces, idle=0.05)
     number = uploads.begin(name="x", kind="text")
     await uploads.add(number, b"half")
     async with asyncio.timeout(30):
-        while uploads._open:  # noqa: ASYNC110 -- what is waited for is the upload's own clock
+        while uploads._open:  # noqa: ASYNC110 -- the upload's own clock ends it
             await asyncio.sleep(0.01)
     assert [path for path in tmp_path.rglob("*") if path.is_file() and "half" in path.read_text()] == []
     with pytest.raises(ArtifactWriteError):
         await uploads.add(number, b"more")
 
 
-async def test_what_code_inside_may_not_do(place: Place) -> None:
+async def test_methods_that_code_cannot_call(place: Place) -> None:
     kept = artifacts(place)
     for verb in ("close", "_keep", "handle", "pieces", ""):
         with pytest.raises(ArtifactNotFoundError):
@@ -427,17 +431,17 @@ async def test_what_code_inside_may_not_do(place: Place) -> None:
         await kept.handle("artifacts.keep", ["x", "text", "bytes"], {})
 
 
-async def test_bytes_that_are_not_what_they_were_said_to_be(place: Place) -> None:
+async def test_bytes_that_are_not_of_the_kind_they_were_saved_as(place: Place) -> None:
     kept = artifacts(place)
-    for said in ("json", "text"):
-        await kept.handle("artifacts.keep", ["forged", b"\xff\xfe", said], {})
+    for kind in ("json", "text"):
+        await kept.handle("artifacts.keep", ["forged", b"\xff\xfe", kind], {})
         for verb in (kept.load("forged"), kept.handle("artifacts.fetch", ["forged"], {})):
-            with pytest.raises(ArtifactReadError, match=f"forged was saved as {said}"):
+            with pytest.raises(ArtifactReadError, match=f"forged was saved as {kind}"):
                 await verb
     assert [one["name"] for one in await kept.list()] == ["forged"]
 
 
-async def test_what_every_list_shows_is_bounded(place: Place) -> None:
+async def test_what_lists_show_is_bounded(place: Place) -> None:
     kept = artifacts(place)
     for about in ({"metadata": {"much": "x" * 100_000}}, {"description": "x" * 100_000}):
         with pytest.raises(ArtifactWriteError, match="description and metadata"):
@@ -447,7 +451,7 @@ async def test_what_every_list_shows_is_bounded(place: Place) -> None:
     assert [one["name"] for one in await kept.search("words " * 200_000)] == ["words.txt"]
 
 
-async def test_links_out_of_the_base_and_odd_names_are_no_artifacts(tmp_path: Path) -> None:
+async def test_links_out_of_the_base_and_invalid_names_are_not_artifacts(tmp_path: Path) -> None:
     (tmp_path / "private").write_text("secret")
     kept = ArtifactStore(FileStore(tmp_path / "base"))
     await kept.save("own.txt", "mine")
@@ -463,7 +467,7 @@ async def test_links_out_of_the_base_and_odd_names_are_no_artifacts(tmp_path: Pa
     assert str(tmp_path) not in str(refused.value)
 
 
-async def test_files_on_disk_are_what_a_person_expects(tmp_path: Path) -> None:
+async def test_artifacts_are_readable_files(tmp_path: Path) -> None:
     kept = ArtifactStore(FileStore(tmp_path))
     await kept.save("a/report.md", "# Hello\n")
     await kept.save("data.json", {"b": [1, 2]})

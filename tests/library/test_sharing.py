@@ -14,7 +14,7 @@ from carrel.errors import ArtifactWriteError
 from carrel.execution.config import SubprocessConfig
 from carrel.execution.packages import Packages, subprocess_packages
 from carrel.library.artifacts import ArtifactStore
-from carrel.library.deps import Deps
+from carrel.library.dependencies import Dependencies
 from carrel.library.workflows import WorkflowLibrary
 from carrel.session import RedisStorage
 from tests.support.lazy_module import LazyModule
@@ -30,7 +30,7 @@ class Machine:
     def __init__(self, storage: RedisStorage, python: Packages) -> None:
         self.workflows = WorkflowLibrary(storage.store)
         self.artifacts = ArtifactStore(storage.store)
-        self.deps = Deps(storage.store, python)
+        self.deps = Dependencies(storage.store, python)
         self._storage, self._python = storage, python
 
     async def close(self) -> None:
@@ -96,7 +96,7 @@ async def test_on_a_full_server_what_fills_it_can_be_deleted(start_redis: Callab
 
 async def test_the_same_at_once_has_one_winner_and_nothing_torn(machines: list[Machine]) -> None:
     one, two = machines
-    sources = [f"def run():\n    return {'x' * size!r}\n" for size in (10, 100_000)]
+    sources = [f"def run():\n    return {'x' * size!r}\n" for size in (10, 50_000)]
     data = [b"a" * 10, b"b" * 3_000_000]
     await asyncio.gather(
         *(machine.workflows.add("w", source) for machine, source in zip(machines, sources, strict=True)),

@@ -6,11 +6,11 @@ from hypothesis import strategies as st
 
 from carrel.errors import WorkflowSyntaxError, WorkflowValidationError
 from carrel.library.docstrings import read_docstring
-from carrel.library.workflow_source import (
-    Parameter,
-    checked_name,
-    compiled,
-    outline,
+from carrel.library.workflows.source import (
+    LARGEST_SOURCE,
+    WorkflowParameter,
+    read_signature,
+    validate_name,
     with_description,
     without_description,
 )
@@ -34,15 +34,15 @@ async def run(url: str, tries: int = 3, *, headers: "dict[str, str] | None" = No
 
 
 def test_parameters_come_from_the_signature_and_the_docstring() -> None:
-    found = outline("fetch", FETCH)
+    found = read_signature("fetch", FETCH)
     assert found.description == "Fetch JSON from a URL."
     assert found.is_async
     assert found.returns == "dict"
     assert found.parameters == (
-        Parameter("url", "str", "Where it is, on two lines.", True, None),
-        Parameter("tries", "int", "How often.", False, 3),
-        Parameter("headers", "dict[str, str] | None", "", False, None),
-        Parameter("wait", "Any", "", False, "BASE * 2"),
+        WorkflowParameter("url", "str", "Where it is, on two lines.", True, None),
+        WorkflowParameter("tries", "int", "How often.", False, 3),
+        WorkflowParameter("headers", "dict[str, str] | None", "", False, None),
+        WorkflowParameter("wait", "Any", "", False, "BASE * 2"),
     )
 
 
@@ -58,17 +58,17 @@ def test_parameters_come_from_the_signature_and_the_docstring() -> None:
     ],
 )
 def test_every_kind_of_parameter(signature: str, expected: list[tuple[str, bool, object]]) -> None:
-    found = outline("x", f"def run({signature}): pass").parameters
+    found = read_signature("x", f"def run({signature}): pass").parameters
     assert [(p.name, p.required, p.default) for p in found] == expected
 
 
 def test_the_description_is_the_given_one_or_the_modules_or_that_of_run() -> None:
     both = '"""Of the file.\n\nMore."""\ndef run():\n    """Of run."""'
-    assert outline("x", both).description == "Of the file."
-    assert outline("x", both, "given").description == "given"
-    assert outline("x", 'def run():\n    """Of\n    run."""').description == "Of run."
-    assert outline("x", "def run(): pass").description == ""
-    assert outline("x", both).doc == "Of the file.\n\nMore.\n\nOf run."
+    assert read_signature("x", both).description == "Of the file."
+    assert read_signature("x", both, "given").description == "given"
+    assert read_signature("x", 'def run():\n    """Of\n    run."""').description == "Of run."
+    assert read_signature("x", "def run(): pass").description == ""
+    assert read_signature("x", both).doc == "Of the file.\n\nMore.\n\nOf run."
 
 
 @pytest.mark.parametrize(
@@ -76,37 +76,49 @@ def test_the_description_is_the_given_one_or_the_modules_or_that_of_run() -> Non
     ["", "x = 1", "class run: pass", "run = lambda: 1", "def runs(): pass", "if True:\n    def run(): pass"],
 )
 def test_a_source_without_run_is_refused(source: str) -> None:
-    with pytest.raises(WorkflowValidationError, match="no function run"):
-        outline("x", source)
+    with pytest.raises(WorkflowValidationError, match="no function 'run'"):
+        read_signature("x", source)
 
 
 def test_the_last_run_counts() -> None:
-    assert [p.name for p in outline("x", "def run(a): pass\ndef run(b): pass").parameters] == ["b"]
+    assert [p.name for p in read_signature("x", "def run(a): pass\ndef run(b): pass").parameters] == ["b"]
 
 
 @pytest.mark.parametrize("source", ["def run(:", "def run(): pass\n  x", "\0", "(" * 5000])
 def test_what_is_no_python_is_a_syntax_error_and_a_value_error(source: str) -> None:
-    with pytest.raises(SyntaxError, match="the source of odd is no Python"):
-        outline("odd", source)
+    with pytest.raises(SyntaxError, match="the source of odd is not valid Python"):
+        read_signature("odd", source)
     with pytest.raises(ValueError, match="odd"):
-        outline("odd", source)
+        read_signature("odd", source)
 
 
 def test_a_syntax_error_says_where() -> None:
     with pytest.raises(WorkflowSyntaxError, match=r"line 2: .*: y ="):
-        outline("x", "def run(): pass\ny = = 2")
+        read_signature("x", "def run(): pass\ny = = 2")
 
 
-def test_what_only_compiling_refuses() -> None:
-    compiled("x", "def run(): pass")
-    outline("x", "return 1\ndef run(): pass")
-    with pytest.raises(SyntaxError, match="outside function"):
-        compiled("x", "return 1\ndef run(): pass")
+def test_return_outside_of_a_function_is_a_syntax_error() -> None:
+    with pytest.raises(SyntaxError, match="line 2: 'return' outside function") as raised:
+        read_signature("x", "def run(): pass\nreturn 1")
+    assert raised.value.lineno == 2
+
+
+def test_a_source_that_takes_minutes_to_compile_is_only_parsed() -> None:
+    depth = 19
+    blocks = "".join(f"{' ' * n}try:\n{' ' * (n + 1)}pass\n{' ' * n}finally:\n" for n in range(1, depth))
+    source = f"def run():\n{blocks}{' ' * depth}pass\n" * 20
+    assert read_signature("x", source).parameters == ()
+
+
+def test_a_source_that_is_too_long_is_refused() -> None:
+    assert read_signature("x", FETCH.ljust(LARGEST_SOURCE, "#")).is_async
+    with pytest.raises(WorkflowValidationError, match="the source of x is longer than"):
+        read_signature("x", FETCH.ljust(LARGEST_SOURCE + 1, "#"))
 
 
 @pytest.mark.parametrize("name", ["fetch_json", "A1", "über", "x" * 200])
 def test_a_name_is_an_identifier(name: str) -> None:
-    assert checked_name(name) == name
+    assert validate_name(name) == name
 
 
 @pytest.mark.parametrize(
@@ -115,7 +127,7 @@ def test_a_name_is_an_identifier(name: str) -> None:
 )
 def test_other_names_are_refused(name: object) -> None:
     with pytest.raises(ValueError, match="name"):
-        checked_name(name)
+        validate_name(name)
 
 
 @given(source=st.text(), description=st.text(min_size=1).map(str.strip).filter(bool))
@@ -172,9 +184,10 @@ def test_docstrings_in_three_manners() -> None:
     assert (sphinx.text, sphinx.returns) == ("Do it.", "the answer")
     assert sphinx.parameters == {"a": "the first, in two lines", "b": "the second"}
     google = read_docstring(
-        "Do it.\n\nReturns:\n    dict[str, int]: The answer.\n\nRaises:\n    ValueError: No.\n\nEnd."
+        "Do it.\n\nWell.\n\nReturns:\n    dict[str, int]: The answer.\n\nRaises:\n    ValueError: No."
     )
-    assert (google.text, google.returns) == ("Do it.\n\nEnd.", "The answer.")
+    assert (google.text, google.returns) == ("Do it.\n\nWell.", "The answer.")
+    assert read_docstring("\n    Args:\n        url: Where.\n    ").parameters == {"url": "Where."}
     assert read_docstring(None).summary == ""
     assert read_docstring("Note:\nprose goes on").text == "Note:\nprose goes on"
 

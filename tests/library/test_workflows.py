@@ -1,4 +1,4 @@
-"""The library of workflows, on every kind of store: what is kept, found, seen when people edit it, and never run."""
+"""Workflows in every store: saved, found, edited by hand, and never run on the host."""
 
 import asyncio
 import json
@@ -37,7 +37,7 @@ async def names(workflows: WorkflowLibrary) -> list[str]:
     return [found["name"] for found in await workflows.list()]
 
 
-async def test_what_is_added_is_listed_with_its_parameters_and_without_its_source(place: Place) -> None:
+async def test_an_added_workflow_is_listed_with_its_parameters(place: Place) -> None:
     workflows = library(place)
     added = await workflows.add("fetch", FETCH)
     url = {"name": "url", "type": "str", "description": "Where it is.", "required": True, "default": None}
@@ -54,9 +54,7 @@ async def test_what_is_added_is_listed_with_its_parameters_and_without_its_sourc
 
 @pytest.mark.parametrize("source", [ADD, ADD.rstrip(), "\n" + ADD + "\n\n", FETCH])
 @pytest.mark.parametrize("description", ["Adds two", 'He said "add"', "two\nlines", "ünïcode: and # signs"])
-async def test_a_description_survives_and_the_source_stays_as_it_was(
-    place: Place, source: str, description: str
-) -> None:
+async def test_a_description_does_not_change_the_source(place: Place, source: str, description: str) -> None:
     await library(place).add("sum_up", source, description)
     again = await library(place).get("sum_up")
     assert again is not None
@@ -90,9 +88,7 @@ async def test_adding_again_replaces(place: Place) -> None:
         ("x", "def run(): return '\ud800'", ValueError),
     ],
 )
-async def test_what_is_no_workflow_is_refused_and_nothing_is_kept(
-    place: Place, name: Any, source: Any, error: type[Exception]
-) -> None:
+async def test_an_invalid_workflow_is_not_saved(place: Place, name: Any, source: Any, error: type[Exception]) -> None:
     workflows = library(place)
     with pytest.raises(error):
         await workflows.add(name, source)
@@ -100,7 +96,7 @@ async def test_what_is_no_workflow_is_refused_and_nothing_is_kept(
     assert await place.open().list("workflows") == []
 
 
-async def test_remove_says_whether_there_was_one(place: Place) -> None:
+async def test_remove_returns_whether_there_was_one(place: Place) -> None:
     workflows = library(place)
     await workflows.add("x", ADD)
     assert await workflows.remove("x") is True
@@ -109,7 +105,7 @@ async def test_remove_says_whether_there_was_one(place: Place) -> None:
     assert await workflows.get("x") is None
 
 
-async def test_what_another_session_adds_edits_and_removes_is_seen_at_once(place: Place) -> None:
+async def test_changes_of_another_session_are_seen_at_once(place: Place) -> None:
     one, other = library(place), library(place)
     assert await other.list() == []
     await one.add("x", ADD)
@@ -123,7 +119,7 @@ async def test_what_another_session_adds_edits_and_removes_is_seen_at_once(place
         await other.begin("x")
 
 
-async def test_nothing_of_a_workflow_is_run_by_looking_at_it(place: Place, tmp_path: Path) -> None:
+async def test_reading_a_workflow_runs_nothing_of_it(place: Place, tmp_path: Path) -> None:
     mark = tmp_path / "ran"
     source = f"import os\nos.system('touch {mark}')\nopen({str(mark)!r}, 'w')\n@print\ndef run(a=1/0): pass\n1/0\n"
     workflows = library(place)
@@ -136,7 +132,7 @@ async def test_nothing_of_a_workflow_is_run_by_looking_at_it(place: Place, tmp_p
     assert not mark.exists()
 
 
-async def test_a_broken_file_says_so_and_harms_nobody_else(place: Place) -> None:
+async def test_a_broken_file_does_not_affect_others(place: Place) -> None:
     store = place.open()
     await store.put("workflows/good.py", ADD.encode())
     await store.put("workflows/broken.py", b"def run(:")
@@ -150,14 +146,14 @@ async def test_a_broken_file_says_so_and_harms_nobody_else(place: Place) -> None
     assert listed.pop("good") is None
     assert set(listed) == {"broken", "empty", "bytes", "not-a-name"}
     assert "line 1" in (listed["broken"] or "")
-    assert "no function run" in (listed["empty"] or "")
+    assert "no function 'run'" in (listed["empty"] or "")
     for name in ("broken", "empty", "bytes"):
         with pytest.raises(WorkflowValidationError, match=name):
             await workflows.begin(name)
     assert (await workflows.begin("good"))["source"] == ADD
 
 
-async def test_skills_are_workflows_under_their_older_name(place: Place) -> None:
+async def test_skills_are_workflows(place: Place) -> None:
     store = place.open()
     await store.put("skills/old.py", ADD.encode())
     await store.put("skills/both.py", b"def run(): return 'skills'")
@@ -174,7 +170,7 @@ async def test_skills_are_workflows_under_their_older_name(place: Place) -> None
 # --- history and use -------------------------------------------------------------------------------------------------
 
 
-async def test_every_version_is_kept(place: Place) -> None:
+async def test_the_history_has_every_version(place: Place) -> None:
     ticks = iter(range(1, 1000))
     workflows = library(place, now=lambda: datetime(2026, 1, 1, 0, 0, next(ticks) % 60, tzinfo=UTC))
     await workflows.add("x", ADD, "one")
@@ -192,24 +188,23 @@ async def test_every_version_is_kept(place: Place) -> None:
     assert [v["at"] for v in versions] == sorted(v["at"] for v in versions)
     assert await library(place).history("x") == versions
     with pytest.raises(WorkflowNotFoundError):
-        await workflows.history("nobody")
+        await workflows.history("missing")
 
 
-async def test_what_a_person_edits_is_a_version_too(place: Place) -> None:
+async def test_an_edit_by_hand_is_a_version_once_it_is_read_or_called(place: Place) -> None:
     store, workflows = place.open(), library(place)
-    looks: list[Callable[[], Awaitable[object]]] = [
-        workflows.list,
+    readers: list[Callable[[], Awaitable[object]]] = [
         lambda: workflows.get("x"),
         lambda: workflows.begin("x"),
-        lambda: workflows.search("x"),
+        lambda: workflows.history("x"),
     ]
-    for number, look in enumerate(looks):
+    for number, read in enumerate(readers):
         await store.put("workflows/x.py", f"def run(): return {number}".encode())
-        await look()
-    assert [v["source"] for v in await library(place).history("x")] == [f"def run(): return {n}" for n in range(4)]
+        await read()
+    assert [v["source"] for v in await library(place).history("x")] == [f"def run(): return {n}" for n in range(3)]
 
 
-async def test_what_a_person_wrote_is_kept_before_it_is_replaced_or_removed(place: Place) -> None:
+async def test_a_version_by_hand_is_recorded_before_it_is_replaced_or_removed(place: Place) -> None:
     store = place.open()
     await store.put("workflows/x.py", b"def run(): return 'by hand'")
     await library(place).add("x", ADD)
@@ -219,7 +214,7 @@ async def test_what_a_person_wrote_is_kept_before_it_is_replaced_or_removed(plac
     assert found == ["def run(): return 'by hand'", ADD, "def run(): return 'again'", ""]
 
 
-async def test_a_damaged_line_of_the_history_costs_that_line(place: Place) -> None:
+async def test_a_damaged_line_of_the_history_is_skipped(place: Place) -> None:
     workflows = library(place)
     await workflows.add("x", ADD)
     await place.open().append("library/workflows/history.jsonl", [b'{"name":"x",damaged', b"\xff"])
@@ -237,9 +232,10 @@ async def main():
     store = open_store(json.loads(sys.argv[1]))
     workflows = WorkflowLibrary(store)
     for turn in range(6):
-        who = f"{sys.argv[2]} {turn}"
-        await workflows.add("shared", f"def run():\\n    return {who!r}\\n" + f"# {who}\\n" * 300, who)
-        await workflows.record_use("shared")
+        label = f"{sys.argv[2]} {turn}"
+        await workflows.add("shared", f"def run():\\n    return {label!r}\\n" + f"# {label}\\n" * 300, label)
+        await workflows.begin("shared")
+        await workflows.close()
     await store.close()
 asyncio.run(main())
 """
@@ -260,7 +256,7 @@ asyncio.run(main())
     assert versions[-1]["source"] == found["source"]
 
 
-async def test_use_is_counted_and_the_last_error_kept(place: Place) -> None:
+async def test_calls_are_counted(place: Place) -> None:
     workflows = library(place)
     await workflows.add("x", ADD)
     for error in (None, "ValueError: no", None):
@@ -273,14 +269,21 @@ async def test_use_is_counted_and_the_last_error_kept(place: Place) -> None:
     assert usage["last_used"] >= usage["last_error"]["at"]
 
 
-async def test_many_sessions_count_together(place: Place) -> None:
+async def test_counts_of_several_sessions_add_up(place: Place) -> None:
     await library(place).add("x", ADD)
-    await asyncio.gather(*(library(place).record_use("x", error="E" if n % 2 else None) for n in range(10)))
+
+    async def call(error: str | None) -> None:
+        workflows = library(place)
+        await workflows.begin("x")
+        workflows.ended("x", error=error)
+        await workflows.close()
+
+    await asyncio.gather(*(call("E" if n % 2 else None) for n in range(10)))
     usage = ((await library(place).get("x")) or {})["usage"]
     assert (usage["calls"], usage["failures"]) == (10, 5)
 
 
-async def test_of_many_who_edit_at_once_one_wins_and_nothing_is_torn(place: Place) -> None:
+async def test_concurrent_additions_leave_one_complete_workflow(place: Place) -> None:
     sources = [f"def run():\n    return {n}\n" + f"# {n}\n" * 500 for n in range(8)]
     await asyncio.gather(*(library(place).add("x", source, f"n{n}") for n, source in enumerate(sources)))
     found = await library(place).get("x")
@@ -296,7 +299,7 @@ async def test_of_many_who_edit_at_once_one_wins_and_nothing_is_torn(place: Plac
 # --- finding and calling ---------------------------------------------------------------------------------------------
 
 
-async def test_readers_note_no_version_that_never_was(place: Place) -> None:
+async def test_readers_record_no_version_twice(place: Place) -> None:
     writer = library(place)
     await writer.add("w", "def run(): return 0")
     over = asyncio.Event()
@@ -317,7 +320,7 @@ async def test_readers_note_no_version_that_never_was(place: Place) -> None:
 
 
 @pytest.mark.parametrize("seconds", [math.nan, math.inf, -math.inf, -1, "long", None, [1]])
-async def test_whatever_is_told_of_a_call_the_counts_stay_whole(place: Place, seconds: Any) -> None:
+async def test_counts_with_invalid_arguments_of_code(place: Place, seconds: Any) -> None:
     workflows = library(place)
     await workflows.add("w", ADD)
     await workflows.begin("w")
@@ -335,7 +338,7 @@ async def test_whatever_is_told_of_a_call_the_counts_stay_whole(place: Place, se
     "damaged",
     [b"{", b"[1]", b'{"w": 5}', b'{"w": {"calls": "x", "seconds": null, "failures": 1e300, "last_error": 7}}'],
 )
-async def test_damaged_counts_cost_themselves_only(place: Place, damaged: bytes) -> None:
+async def test_damaged_counts_start_again(place: Place, damaged: bytes) -> None:
     workflows = library(place)
     await workflows.add("w", ADD)
     await place.open().put("library/workflows/usage.json", damaged)
@@ -345,13 +348,13 @@ async def test_damaged_counts_cost_themselves_only(place: Place, damaged: bytes)
     assert ((await library(place).get("w")) or {})["usage"]["calls"] == 1
 
 
-async def test_what_is_too_large_is_refused_and_what_lists_show_is_bounded(place: Place) -> None:
+async def test_large_sources_are_refused_and_listings_are_bounded(place: Place) -> None:
     workflows = library(place)
     for source, description in ((ADD + "#" * 300_000, ""), (ADD, "d" * 5000)):
         with pytest.raises(WorkflowValidationError, match="at most"):
             await workflows.add("w", source, description)
-    await place.open().put("workflows/by_hand.py", b"x = 1\n" * 100_000 + ADD.encode())
-    ones = "1," * 60_000
+    await place.open().put("workflows/by_hand.py", b"x = 1\n" * 11_000 + ADD.encode())
+    ones = "1," * 16_000
     await workflows.add("w", f"def run(a=[{ones}], b: '{'t' * 9000}' = 2, c=0x{'f' * 20_000}): pass", "Many ones")
     (by_hand, shown) = await workflows.list()
     assert "longer than" in by_hand["error"]
@@ -363,17 +366,7 @@ async def test_what_is_too_large_is_refused_and_what_lists_show_is_bounded(place
     assert len(str(unknown.value)) < 1000
 
 
-async def test_a_long_source_is_read_and_not_compiled(place: Place) -> None:
-    # To compile it would take longer than anybody waits, and nothing else would run meanwhile.
-    source = "def run():\n " + "lambda: lambda: 0\n " * 10_000 + "return 7\n"
-    added = await library(place).add("w", source)
-    assert "error" not in added
-    with pytest.raises(SyntaxError) as refused:
-        await library(place).add("v", "def run(:")
-    assert "v is no Python" in str(refused.value.msg)
-
-
-async def test_search_finds_by_name_description_and_parameters(place: Place) -> None:
+async def test_search_compares_name_description_and_parameters(place: Place) -> None:
     workflows = library(place)
     await workflows.add("fetch", FETCH)
     await workflows.add("total", ADD, "Adds two numbers up")
@@ -386,7 +379,7 @@ async def test_search_finds_by_name_description_and_parameters(place: Place) -> 
     assert "total" not in [found["name"] for found in await workflows.search("numbers")]
 
 
-async def test_a_call_gets_the_source_only_when_it_is_not_known(place: Place) -> None:
+async def test_a_call_gets_the_source_only_if_it_does_not_know_it(place: Place) -> None:
     workflows = library(place)
     await workflows.add("x", ADD)
     first = await workflows.begin("x")
@@ -396,25 +389,25 @@ async def test_a_call_gets_the_source_only_when_it_is_not_known(place: Place) ->
     assert (await workflows.begin("x", known=first["digest"]))["source"] == FETCH
 
 
-async def test_a_wrong_name_tells_the_near_one(place: Place) -> None:
+async def test_a_wrong_name_is_an_error_with_a_similar_one(place: Place) -> None:
     workflows = library(place)
     await workflows.add("fetch_json", ADD)
     with pytest.raises(WorkflowNotFoundError, match="did you mean fetch_json"):
         await workflows.begin("fetch_jsn")
 
 
-async def test_what_code_inside_asks(place: Place) -> None:
-    ask = library(place).handle
-    assert (await ask("workflows.create", ["x", ADD], {"description": "d"}))["name"] == "x"
-    assert [w["name"] for w in await ask("skills.list", [], {})] == ["x"]
-    assert (await ask("workflows.search", ["x"], {"limit": 1}))[0]["description"] == "d"
-    assert (await ask("workflows.get", ["x"], {}))["source"] == ADD
-    assert len(await ask("workflows.history", ["x"], {})) == 1
-    assert await ask("workflows.delete", ["x"], {}) is True
+async def test_calls_of_code(place: Place) -> None:
+    call = library(place).handle
+    assert (await call("workflows.create", ["x", ADD], {"description": "d"}))["name"] == "x"
+    assert [w["name"] for w in await call("skills.list", [], {})] == ["x"]
+    assert (await call("workflows.search", ["x"], {"limit": 1}))[0]["description"] == "d"
+    assert (await call("workflows.get", ["x"], {}))["source"] == ADD
+    assert len(await call("workflows.history", ["x"], {})) == 1
+    assert await call("workflows.delete", ["x"], {}) is True
     with pytest.raises(WorkflowNotFoundError):
-        await ask("workflows.close", [], {})
-    with pytest.raises(ValueError, match="text"):
-        await ask("workflows.get", [None], {})
+        await call("workflows.close", [], {})
+    with pytest.raises(ValueError, match="must be a str"):
+        await call("workflows.get", [None], {})
 
 
 # --- skills with a folder --------------------------------------------------------------------------------------------
@@ -431,7 +424,7 @@ Read `forms.md` first.
 """
 
 
-async def test_a_skill_folder_is_read_and_its_scripts_are_called(place: Place) -> None:
+async def test_a_skill_is_read_and_its_scripts_are_called(place: Place) -> None:
     store = place.open()
     await store.put("skills/pdf-forms/SKILL.md", SKILL.encode())
     await store.put("skills/pdf-forms/forms.md", b"about forms")
@@ -450,7 +443,7 @@ async def test_a_skill_folder_is_read_and_its_scripts_are_called(place: Place) -
     assert found["front_matter"]["license"] == "MIT"
     assert await workflows.read("pdf_forms", "forms.md") == "about forms"
     assert (await workflows.begin("pdf_forms.fill"))["source"].endswith("return path")
-    with pytest.raises(WorkflowExecutionError, match="to be read"):
+    with pytest.raises(WorkflowExecutionError, match="cannot be called"):
         await workflows.begin("pdf_forms")
     assert (await workflows.search("PDF fields"))[0]["name"] == "pdf-forms"
     for path in ("../../secret", "missing", "/etc/passwd"):
@@ -460,7 +453,7 @@ async def test_a_skill_folder_is_read_and_its_scripts_are_called(place: Place) -
     assert await workflows.list() == []
 
 
-async def test_a_workflow_in_a_folder_that_is_no_skill_is_said_to_be_none(
+async def test_a_workflow_in_a_folder_without_skill_file_is_not_listed(
     place: Place, caplog: pytest.LogCaptureFixture
 ) -> None:
     store = place.open()
@@ -473,13 +466,11 @@ async def test_a_workflow_in_a_folder_that_is_no_skill_is_said_to_be_none(
         assert [one["name"] for one in await workflows.list()] == ["pdf-forms", "pdf_forms.fill"]
         await workflows.add("other", ADD)
         await workflows.remove("other")
-    told = [record.getMessage() for record in caplog.records if "no workflow" in record.getMessage()]
-    assert told == [
-        "workflows/sub/x.py is no workflow: it lies in a folder without a SKILL.md; move it to workflows/x.py"
-    ]
+    messages = [record.getMessage() for record in caplog.records if "not a workflow" in record.getMessage()]
+    assert messages == ["workflows/sub/x.py is not a workflow: its folder has no SKILL.md; move it to workflows/x.py"]
 
 
-async def test_a_skill_folder_is_removed_from_outside_only_and_put_aside(place: Place) -> None:
+async def test_only_the_host_removes_a_skill_and_its_folder_is_kept(place: Place) -> None:
     store = place.open()
     workflows = library(place)
     for _ in range(2):
@@ -500,7 +491,7 @@ async def test_a_skill_folder_is_removed_from_outside_only_and_put_aside(place: 
         assert await store.get(f"{removed['files']}/assets/form.bin") == b"\xff\x00" * 5
 
 
-async def test_inside_a_workflow_is_deleted_and_a_skill_of_its_name_stays(place: Place) -> None:
+async def test_code_deletes_a_workflow_and_a_skill_of_its_name_stays(place: Place) -> None:
     store = place.open()
     await store.put("skills/pdf/SKILL.md", b"---\nname: pdf\ndescription: d\n---\nhi")
     await store.put("skills/pdf.py", ADD.encode())
@@ -512,7 +503,7 @@ async def test_inside_a_workflow_is_deleted_and_a_skill_of_its_name_stays(place:
     assert await store.list("workflows") == []
 
 
-async def test_an_odd_skill_file_harms_nobody(place: Place) -> None:
+async def test_unusual_skill_files(place: Place) -> None:
     store = place.open()
     await store.put("skills/a/SKILL.md", b"no front matter\nat all")
     await store.put("skills/b/SKILL.md", b"---\n- a\n- list\n---\n")
@@ -546,7 +537,7 @@ LAUGHS = "a0: &a0 [x, x, x, x, x, x, x, x, x, x]\n" + "".join(
     ],
     ids=["laughs", "laughs elsewhere", "itself", "long", "deep", "spaces", "digits"],
 )
-async def test_a_hostile_skill_file_costs_itself_only(place: Place, front: str, why: str) -> None:
+async def test_a_hostile_skill_file_does_not_affect_others(place: Place, front: str, why: str) -> None:
     store = place.open()
     await store.put("skills/pdf/SKILL.md", f"---\nname: pdf\n{front}---\nhi".encode())
     await store.put("workflows/add.py", ADD.encode())
@@ -559,7 +550,7 @@ async def test_a_hostile_skill_file_costs_itself_only(place: Place, front: str, 
             await workflows.get("pdf")
 
 
-async def test_the_files_of_a_skill_are_those_in_its_folder(tmp_path: Path) -> None:
+async def test_only_files_in_the_folder_of_a_skill_can_be_read(tmp_path: Path) -> None:
     folder = tmp_path / "base" / "skills" / "pdf"
     folder.mkdir(parents=True)
     (tmp_path / "private").write_text("def run(): return 'secret'")
@@ -581,7 +572,7 @@ async def test_the_files_of_a_skill_are_those_in_its_folder(tmp_path: Path) -> N
         await workflows.begin("linked")
 
 
-async def test_a_second_process_reads_only_what_changed(place: Place) -> None:
+async def test_a_second_process_parses_only_what_has_changed(place: Place) -> None:
     store = place.open()
     for number in range(60):
         await store.put(f"workflows/w{number}.py", f'"""Number {number}."""\ndef run(): pass'.encode())
@@ -597,7 +588,7 @@ async def test_a_second_process_reads_only_what_changed(place: Place) -> None:
     assert len(await library(place).list()) == 59
 
 
-async def test_a_folder_that_cannot_be_written_is_still_a_library(tmp_path: Path) -> None:
+async def test_a_folder_that_cannot_be_written_can_be_read(tmp_path: Path) -> None:
     (tmp_path / "workflows").mkdir()
     (tmp_path / "workflows" / "x.py").write_text(ADD)
     (tmp_path / "library").write_text("a file where notes would go")
@@ -607,7 +598,7 @@ async def test_a_folder_that_cannot_be_written_is_still_a_library(tmp_path: Path
     await workflows.close()
 
 
-async def test_an_editor_that_writes_in_place_is_seen(tmp_path: Path) -> None:
+async def test_an_edit_in_place_is_seen(tmp_path: Path) -> None:
     path = tmp_path / "workflows" / "x.py"
     path.parent.mkdir()
     path.write_text("def run(a): pass")
@@ -620,12 +611,12 @@ async def test_an_editor_that_writes_in_place_is_seen(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("description", ["Other", "Says so itself."])
-async def test_a_last_comment_that_reads_like_a_description_stays_in_the_source(place: Place, description: str) -> None:
+async def test_a_last_comment_that_looks_like_a_description_stays_in_the_source(place: Place, description: str) -> None:
     source = 'def run():\n    """Says so itself."""\n    return 1\n# description: keep me\n'
     await library(place).add("g", source, description)
     found = await library(place).get("g")
     assert found is not None
     assert (found["source"], found["description"]) == (source, description)
-    # And with what was read, as it is, nothing changes.
+    # Adding again what was read changes nothing.
     await library(place).add("g", found["source"], found["description"])
     assert await library(place).get("g") == found

@@ -12,7 +12,7 @@ import typer
 import carrel
 from carrel.cli.exit_codes import TaskFailed, WrongUsage, async_command
 from carrel.cli.output import Column, print_json, print_table, print_text
-from carrel.library.moving import Difference, Moved, contents, copy, differences, kinds_named
+from carrel.library.store_sync import CopyReport, Difference, contents, copy, differences, parse_kinds
 from carrel.storage.base import Store
 from carrel.text import readable_size
 
@@ -32,14 +32,14 @@ Only = Annotated[
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace what differs there; never a session.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
-MARKS = {"new": "+", "longer": "+", "missing": "-", "shorter": "-", "changed": "~", "apart": "~"}
+MARKS = {"new": "+", "longer": "+", "missing": "-", "shorter": "-", "changed": "~", "diverged": "~"}
 WORDS = {
     "new": "",
     "missing": "",
     "changed": "differs",
     "longer": "goes on in the folder",
     "shorter": "goes on in the store",
-    "apart": "went on in both",
+    "diverged": "went on in both",
 }
 TEXTS = ("tools", "workflows", "skills", "deps")
 
@@ -85,9 +85,9 @@ async def bootstrap(
     as_json: Json = False,
 ) -> None:
     """Copy what a folder holds into a store; what the store has otherwise is left as it is."""
-    kinds = kinds_named(only)
+    kinds = parse_kinds(only)
     async with opened(folder, prefix, there=True) as source, opened(store, prefix) as target:
-        _print_moved(await copy(source, target, kinds, overwrite=overwrite), as_json)
+        _print_report(await copy(source, target, kinds, overwrite=overwrite), as_json)
 
 
 @app.command("pull")
@@ -101,9 +101,9 @@ async def pull(
     as_json: Json = False,
 ) -> None:
     """Copy what a store holds into a folder; what the folder has otherwise is left as it is."""
-    kinds = kinds_named(only)
+    kinds = parse_kinds(only)
     async with opened(store, prefix, there=True) as source, opened(folder, prefix) as target:
-        _print_moved(await copy(source, target, kinds, overwrite=overwrite), as_json)
+        _print_report(await copy(source, target, kinds, overwrite=overwrite), as_json)
 
 
 @app.command("list")
@@ -111,7 +111,7 @@ async def pull(
 async def list_things(store: Address, prefix: Prefix = "carrel", only: Only = None, as_json: Json = False) -> None:
     """What a store holds."""
     async with opened(store, prefix, there=True) as source:
-        found = await contents(source, kinds_named(only))
+        found = await contents(source, parse_kinds(only))
     if as_json:
         print_json([{"kind": thing.kind, "name": thing.name, "bytes": thing.size} for thing in found])
     elif not found:
@@ -132,7 +132,7 @@ async def diff(
     as_json: Json = False,
 ) -> None:
     """Where a folder (+) and a store (-) differ."""
-    kinds = kinds_named(only)
+    kinds = parse_kinds(only)
     async with opened(folder, prefix, there=True) as ours, opened(store, prefix, there=True) as theirs:
         found = [one for one in await differences(ours, theirs, kinds) if one.state != "same"]
         if as_json:
@@ -161,24 +161,24 @@ async def _patch(ours: Store, theirs: Store, one: Difference) -> Sequence[str]:
     return list(difflib.unified_diff(old.splitlines(), new.splitlines(), "store", "folder", lineterm=""))
 
 
-def _print_moved(moved: Moved, as_json: bool) -> None:
+def _print_report(report: CopyReport, as_json: bool) -> None:
     if as_json:
-        data: dict[str, Any] = asdict(moved)
+        data: dict[str, Any] = asdict(report)
         print_json(data)
-        _end(moved)
+        _fail_if_failed(report)
         return
-    for one in moved.copied:
+    for one in report.copied:
         print_text(f"copied {one.kind} {one.name}")
-    for failure in moved.failed:
+    for failure in report.failed:
         print_text(f"failed {failure.kind} {failure.name}: {failure.why}", "red")
-    for one in moved.kept:
+    for one in report.kept:
         why = "a session that went on there" if one.kind == "sessions" else "it differs; --overwrite replaces it"
         print_text(f"kept {one.kind} {one.name} ({why})")
-    failed = f", {len(moved.failed)} failed" if moved.failed else ""
-    print_text(f"{len(moved.copied)} copied, {moved.same} the same already, {len(moved.kept)} kept{failed}.")
-    _end(moved)
+    failed = f", {len(report.failed)} failed" if report.failed else ""
+    print_text(f"{len(report.copied)} copied, {report.same} the same already, {len(report.kept)} kept{failed}.")
+    _fail_if_failed(report)
 
 
-def _end(moved: Moved) -> None:
-    if moved.failed:
-        raise TaskFailed(f"{len(moved.failed)} could not be copied, the first: {moved.failed[0].why}")
+def _fail_if_failed(report: CopyReport) -> None:
+    if report.failed:
+        raise TaskFailed(f"{len(report.failed)} could not be copied, the first: {report.failed[0].why}")

@@ -10,7 +10,7 @@ from carrel.cli.options import Base, Json, Limit, arguments_in, group, opened, p
 from carrel.cli.output import Column, print_json, print_table, print_text
 from carrel.cli.run import failed, print_result, shown, write_stream
 from carrel.errors import WorkflowNotFoundError
-from carrel.library.describing import signature
+from carrel.library.prompt import signature
 
 app = group("Python that worked and was kept, to be called by name.")
 

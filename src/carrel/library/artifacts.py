@@ -1,10 +1,11 @@
-"""Artifacts: what sessions keep under a name, as files a person can open, with a note about each."""
+"""Artifacts: data that sessions save under a name, as files that people can open, with a record about each."""
 
 import asyncio
 import hashlib
 import json
-from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterator, Sequence
-from contextlib import contextmanager
+import uuid
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -19,21 +20,40 @@ from carrel.errors import (
     StorageReadError,
     StorageWriteError,
 )
-from carrel.library.artifact_data import KINDS, Kind, decoded, encoded, guessed, guessed_kind
-from carrel.library.artifact_names import checked_name, is_name, key_of, lock_of, name_of, note_of
-from carrel.library.artifact_notes import Note, fitting, new_note, read_note, speaks_of, standing
-from carrel.library.artifact_uploads import Uploads
+from carrel.library.artifact_format import (
+    KINDS,
+    Kind,
+    Record,
+    decode,
+    encode,
+    guess,
+    guess_kind,
+    is_artifact_name,
+    key_to_name,
+    lock_key,
+    may_describe,
+    name_to_key,
+    new_record,
+    parse_record,
+    record_for_digest,
+    record_for_stamp,
+    record_key,
+    validate_artifact_name,
+)
 from carrel.library.names import check_call_signature
 from carrel.library.search import LibrarySearch, SearchEntry
 from carrel.storage.base import MISSING, Lock, Stamp, Store
 from carrel.text import did_you_mean
 
 INLINE = 4 * 1024 * 1024
-"""What crosses to the inside at once; more goes in pieces."""
+"""Bytes that are sent to running code at once; larger artifacts are sent in pieces."""
+UPLOAD_IDLE = 60.0
+"""Seconds that the next piece of an upload may take; then the code that sent it is considered gone."""
+_MOST_UPLOADS = 100
 _LONGEST_QUERY = 2000
 _PIECE = 1024 * 1024
-_RECORDS = ("list", "search", "get", "save", "keep", "end_upload")
-"""Verbs that answer with what is known of artifacts."""
+_ENTRY_METHODS = ("list", "search", "get", "save", "keep", "end_upload")
+"""Methods that return entries of artifacts."""
 
 
 def _now() -> datetime:
@@ -41,9 +61,9 @@ def _now() -> datetime:
 
 
 class ArtifactStore:
-    """The artifacts of a store: the bytes lie at `artifacts/NAME`, what is known about them beside.
+    """The artifacts of a store: the data are at `artifacts/NAME`, the records at `library/artifacts`.
 
-    A file that a person puts there is an artifact too, and one that was edited by hand keeps its description.
+    A file that is put there by hand is an artifact too, and one that is edited by hand keeps its description.
     """
 
     def __init__(
@@ -55,32 +75,32 @@ class ArtifactStore:
         index: LibrarySearch | None = None,
         now: Callable[[], datetime] = _now,
     ) -> None:
-        """`folder`: where the store keeps its keys as files; the `path` of an artifact is then its file's."""
+        """`folder`: where the store keeps its keys as files; the `path` of an artifact is then that of its file."""
         self._folder = folder.absolute() if folder is not None else None
         self._store = store
         self._prefix = prefix
-        self._notes = f"library/{prefix}"
+        self._records = f"library/{prefix}"
         self._now = now
-        self._index = index if index is not None else LibrarySearch(store, f"search/{prefix}")
-        self._uploads = Uploads(self._keep_pieces)
+        self._search = index if index is not None else LibrarySearch(store, f"search/{prefix}")
+        self._uploads = ChunkedUploads(self._save_pieces)
 
-    # --- keeping ----------------------------------------------------------------------------------------------------
+    # --- saving -----------------------------------------------------------------------------------------------------
 
     async def save(
         self, name: str, data: Any, description: str = "", metadata: dict[str, Any] | None = None
     ) -> dict[str, Any]:
-        """Keep text, bytes or JSON data; a Path or an async iterable of bytes is read in pieces and kept as bytes.
+        """Save str, bytes or JSON data; a Path or an async iterable of bytes is read in pieces and saved as bytes.
 
-        Whole or not at all, also when several save at once. `ArtifactWriteError` for what is none of these,
-        `ArtifactNameRefused` (a ValueError too) for a name that is no plain relative path."""
+        Saves all or nothing, also when several save at once. `ArtifactWriteError` for other data,
+        `ArtifactNameRefused` (a ValueError too) for a name that is not a relative path."""
         if isinstance(data, Path):
-            return await self._keep_pieces(name, _of_file(name, data), "bytes", description, metadata)
+            return await self._save_pieces(name, _file_pieces(name, data), "bytes", description, metadata)
         if isinstance(data, AsyncIterable):
-            return await self._keep_pieces(name, data, "bytes", description, metadata)
-        kind, content = encoded(checked_name(name), data)
-        return await self._keep(name, content, kind, description, metadata)
+            return await self._save_pieces(name, data, "bytes", description, metadata)
+        kind, content = encode(validate_artifact_name(name), data)
+        return await self._save_bytes(name, content, kind, description, metadata)
 
-    async def _keep(
+    async def _save_bytes(
         self,
         name: str,
         data: bytes,
@@ -90,17 +110,14 @@ class ArtifactStore:
         form: str = "",
     ) -> dict[str, Any]:
         key = self._key(name)
-        note = new_note(name, kind, form, description, metadata)
-        with _saying(name):
-            lock = await self._alone(name)
-            try:
-                note = await self._announce(name, note, len(data), hashlib.sha256(data).hexdigest())
+        record = new_record(name, kind, form, description, metadata)
+        with _write_errors(name):
+            async with self._locked(name):
+                record = await self._put_record(name, record, len(data), hashlib.sha256(data).hexdigest())
                 await self._store.put(key, data)
-                return self._shown(name, note, None)
-            finally:
-                await lock.release()
+                return self._entry(name, record, None)
 
-    async def _keep_pieces(
+    async def _save_pieces(
         self,
         name: str,
         pieces: AsyncIterable[bytes],
@@ -110,196 +127,203 @@ class ArtifactStore:
         form: str = "",
     ) -> dict[str, Any]:
         key = self._key(name)
-        note = new_note(name, kind, form, description, metadata)
+        record = new_record(name, kind, form, description, metadata)
         locks: list[Lock] = []
 
-        async def counted() -> AsyncIterator[bytes]:
-            nonlocal note
+        async def with_record() -> AsyncIterator[bytes]:
+            nonlocal record
             size, digest = 0, hashlib.sha256()
             async for piece in pieces:
                 size += len(piece)
                 digest.update(piece)
                 yield bytes(piece)
-            # Only now, when the last one is there: one that comes slowly holds up nobody.
-            locks.append(await self._alone(name))
-            note = await self._announce(name, note, size, digest.hexdigest())
+            # Only after the last piece, so that slow pieces do not keep others waiting.
+            locks.append(await self._lock(name))
+            record = await self._put_record(name, record, size, digest.hexdigest())
 
-        with _saying(name):
+        with _write_errors(name):
             try:
-                await self._store.put_pieces(key, counted())
-                return self._shown(name, note, None)
+                await self._store.put_pieces(key, with_record())
+                return self._entry(name, record, None)
             finally:
                 for lock in locks:
                     await lock.release()
 
-    async def _alone(self, name: str) -> Lock:
-        """Hold this name among all processes, and see that it is no folder and lies in no file."""
-        lock = await self._store.lock(f"{self._notes}/{lock_of(name)}")
+    @asynccontextmanager
+    async def _locked(self, name: str) -> AsyncIterator[None]:
+        lock = await self._lock(name)
+        try:
+            yield
+        finally:
+            await lock.release()
+
+    async def _lock(self, name: str) -> Lock:
+        """Lock a name among all processes; `ArtifactWriteError` if it is a folder or below an artifact."""
+        lock = await self._store.lock(f"{self._records}/{lock_key(name)}")
         assert lock is not None
         try:
-            await self._refuse_folder(name)
+            await self._check_folders(name)
         except BaseException:
             await lock.release()
             raise
         return lock
 
-    async def _refuse_folder(self, name: str) -> None:
-        words = name.split("/")
-        above = ["/".join(words[:count]) for count in range(1, len(words))]
+    async def _check_folders(self, name: str) -> None:
+        parts = name.split("/")
+        above = ["/".join(parts[:count]) for count in range(1, len(parts))]
         stamps = await self._store.stamps([self._key(folder) for folder in above])
         for folder, stamp in zip(above, stamps, strict=True):
             if stamp is not None:
-                raise ArtifactWriteError(f"{name} was not saved: {folder} is an artifact and no folder")
+                raise ArtifactWriteError(f"{name} was not saved: {folder} is an artifact, not a folder")
         key = self._key(name)
         if any(other != key for other in await self._store.list(key)):
             raise ArtifactWriteError(f"{name} was not saved: there are artifacts below {name}/")
 
-    async def _announce(self, name: str, note: Note, size: int, digest: str) -> Note:
-        """Say what the data will be before they are there, and what they are until then; what the note says counts.
-
-        A reader goes by the one of the two that fits, so what is saved comes whole or not at all."""
+    async def _put_record(self, name: str, record: Record, size: int, digest: str) -> Record:
+        """Write the record of data that will follow, with that of the data that are there now as `before`."""
         at = self._now().isoformat(timespec="milliseconds")
-        note = {"created_at": None, "updated_at": at, "size": size, "sha256": digest, **note}
-        key = self._note_key(name)
-        noted_at = await self._store.stamp(key)
-        ((noted, stamp),) = await self._seen([name])
+        record = {"created_at": None, "updated_at": at, "size": size, "sha256": digest, **record}
+        key = self._record_key(name)
+        record_stamp = await self._store.stamp(key)
+        ((known, stamp),) = await self._read_records([name])
         if stamp is not None:
-            before = standing(noted, stamp)
-            note["created_at"] = note["created_at"] or before.get("created_at")
-            note["before"] = {**before, "before": None, "stamp": list(stamp)}
-        note["created_at"] = note["created_at"] or at
-        if not await self._store.put(key, json.dumps(note, indent=1).encode(), expect=noted_at or MISSING):
-            # Its lock was lost: this process or the server stood still for too long.
-            raise StorageWriteError("another process saved it at the same time; look at it, and save again")
-        return note
+            before = record_for_stamp(known, stamp)
+            record["created_at"] = record["created_at"] or before.get("created_at")
+            record["before"] = {**before, "before": None, "stamp": list(stamp)}
+        record["created_at"] = record["created_at"] or at
+        if not await self._store.put(key, json.dumps(record, indent=1).encode(), expect=record_stamp or MISSING):
+            # The lock was lost, because this process or the server was suspended.
+            raise StorageWriteError("another process saved it at the same time; load it, then save it again")
+        return record
 
-    async def take(self, name: str, source: "ArtifactStore") -> None:
-        """Keep what another store has under this name, with what is noted of it; for whoever holds its lock here."""
+    async def copy_from(self, name: str, source: "ArtifactStore") -> None:
+        """Save the artifact of another store with its record. The caller holds the lock of the name in this store."""
 
-        async def counted() -> AsyncIterator[bytes]:
+        async def with_record() -> AsyncIterator[bytes]:
             size, digest = 0, hashlib.sha256()
             async for piece in source.pieces(name):
                 size += len(piece)
                 digest.update(piece)
                 yield piece
-            note = await source.noted(name, digest.hexdigest())
-            if note is not None:
-                await self._announce(name, note, size, digest.hexdigest())
+            record = await source.record(name, digest.hexdigest())
+            if record is not None:
+                await self._put_record(name, record, size, digest.hexdigest())
 
-        with _saying(name):
-            await self._refuse_folder(name)
-            await self._store.put_pieces(self._key(name), counted())
+        with _write_errors(name):
+            await self._check_folders(name)
+            await self._store.put_pieces(self._key(name), with_record())
 
-    async def noted(self, name: str, digest: str = "") -> Note | None:
-        """What is noted of its data, of those with this digest where that is given; None for a person's file."""
-        ((note, stamp),) = await self._seen([name])
-        known = fitting(note, stamp, digest) or standing(note, stamp)
-        return {key: value for key, value in known.items() if key not in ("before", "stamp")} or None
+    async def record(self, name: str, digest: str = "") -> Record | None:
+        """Return the record of its data, or of those with this digest; None for a file that was put there by hand."""
+        ((record, stamp),) = await self._read_records([name])
+        found = record_for_digest(record, stamp, digest) or record_for_stamp(record, stamp)
+        return {key: value for key, value in found.items() if key not in ("before", "stamp")} or None
 
     async def delete(self, name: str) -> None:
-        """Gone, also when there was none."""
+        """Delete an artifact, if there is one."""
         key = self._key(name)
-        if await self._store.stamp(key) is None and await self._store.stamp(self._note_key(name)) is None:
+        if await self._store.stamp(key) is None and await self._store.stamp(self._record_key(name)) is None:
             return
-        with _saying(name, "deleted"):
-            lock = await self._store.lock(f"{self._notes}/{lock_of(name)}")
+        with _write_errors(name, "deleted"):
+            lock = await self._store.lock(f"{self._records}/{lock_key(name)}")
             try:
-                # A folder of artifacts is none, and stays.
+                # A folder of artifacts has no stamp and stays.
                 if await self._store.stamp(key) is not None:
                     await self._store.delete(key)
-                if await self._store.stamp(self._note_key(name)) is not None:
-                    await self._store.delete(self._note_key(name))
+                if await self._store.stamp(self._record_key(name)) is not None:
+                    await self._store.delete(self._record_key(name))
             finally:
                 if lock is not None:
                     await lock.release()
 
-    # --- looking ----------------------------------------------------------------------------------------------------
+    # --- reading ----------------------------------------------------------------------------------------------------
 
     async def load(self, name: str) -> Any:
-        """The data as it was saved; `ArtifactNotFoundError` names near ones."""
-        _, _, value = await self._loaded(name)
+        """Return the data as they were saved; `ArtifactNotFoundError` with similar names."""
+        _, _, value = await self._load(name)
         return value
 
-    async def _loaded(self, name: str) -> tuple[Note, bytes, Any]:
+    async def _load(self, name: str) -> tuple[Record, bytes, Any]:
         key = self._key(name)
-        with _reading(name):
-            note = await self._noted(name)
+        with _read_errors(name):
+            record = await self._read_record(name)
             while True:
-                # Before the data, as are those that it is of.
-                stamp = await self._store.stamp(key) if note is not None and note.get("before") else None
+                # The stamp is read before the data, as the record was.
+                stamp = await self._store.stamp(key) if record is not None and record.get("before") else None
                 data = await self._store.get(key)
                 if data is None:
-                    raise await self._unknown(name)
-                told = fitting(note, stamp, hashlib.sha256(data).hexdigest())
-                if told is not None:
+                    raise await self._not_found(name)
+                found = record_for_digest(record, stamp, hashlib.sha256(data).hexdigest())
+                if found is not None:
                     break
-                seen, note = note, await self._noted(name)
-                if note == seen:
-                    # Nobody is saving it: a person put it there, or edited it.
-                    told = standing(note, stamp)
-                    kind, value = guessed(name, data, told.get("kind"))
-                    return {**told, "kind": kind, "form": ""}, data, value
+                last, record = record, await self._read_record(name)
+                if record == last:
+                    # It is not being saved, so it was written or edited by hand.
+                    found = record_for_stamp(record, stamp)
+                    kind, value = guess(name, data, found.get("kind"))
+                    return {**found, "kind": kind, "form": ""}, data, value
         try:
-            return told, data, decoded(told["kind"], data)
-        except (ValueError, RecursionError) as problem:
+            return found, data, decode(found["kind"], data)
+        except (ValueError, RecursionError) as error:
             raise ArtifactReadError(
-                f"{name} was saved as {told['kind']} and is none ({problem}); save it anew, or read its bytes"
-                " with pieces"
-            ) from problem
+                f"{name} was saved as {found['kind']} and cannot be decoded ({error}); save it again, or read its bytes"
+                " with pieces()"
+            ) from error
 
     def pieces(self, name: str, start: int = 0) -> AsyncIterator[bytes]:
-        """Its bytes piece by piece, for one that is too large to hold."""
+        """Yield its bytes piece by piece, for one that is too large for memory."""
         return self._pieces(name, start)
 
     async def _pieces(self, name: str, start: int) -> AsyncIterator[bytes]:
         key = self._key(name)
         try:
-            with _reading(name):
+            with _read_errors(name):
                 async for piece in self._store.pieces(key, start):
                     yield piece
         except KeyMissing:
-            raise await self._unknown(name) from None
+            raise await self._not_found(name) from None
 
     async def get(self, name: str) -> dict[str, Any] | None:
-        """What is known about it, without its data, or None."""
+        """Return its entry in `list`, or None."""
         self._key(name)
-        ((note, stamp),) = await self._seen([name])
-        return self._shown(name, note, stamp) if stamp is not None else None
+        ((record, stamp),) = await self._read_records([name])
+        return self._entry(name, record, stamp) if stamp is not None else None
 
     async def exists(self, name: str) -> bool:
+        """Whether there is an artifact of this name."""
         return await self._store.stamp(self._key(name)) is not None
 
     async def search(self, query: str, limit: int = 10) -> list[dict[str, Any]]:
-        """Those whose name or description fits best, the best first."""
-        found = {artifact["name"]: artifact for artifact in await self.list()}
-        self._index.set_entries([SearchEntry(name, name, one["description"]) for name, one in found.items()])
-        hits = await self._index.search(str(query)[:_LONGEST_QUERY], int(limit))
-        # Another search may have told the index of later ones meanwhile.
-        return [found[hit.key] for hit in hits if hit.key in found]
+        """Return the artifacts whose name or description match best, the best first."""
+        entries = {entry["name"]: entry for entry in await self.list()}
+        self._search.set_entries([SearchEntry(name, name, entry["description"]) for name, entry in entries.items()])
+        matches = await self._search.search(str(query)[:_LONGEST_QUERY], int(limit))
+        # A concurrent search may have set newer entries.
+        return [entries[match.key] for match in matches if match.key in entries]
 
-    def _shown(self, name: str, note: Note | None, stamp: Stamp | None) -> dict[str, Any]:
-        note = standing(note, stamp)
+    def _entry(self, name: str, record: Record | None, stamp: Stamp | None) -> dict[str, Any]:
+        record = record_for_stamp(record, stamp)
         at = datetime.fromtimestamp(stamp.modified, UTC).isoformat(timespec="milliseconds") if stamp is not None else ""
         return {
             "name": name,
             "path": self._key(name) if self._folder is None else str(self._folder / self._key(name)),
-            "description": note.get("description", ""),
-            "metadata": note.get("metadata", {}),
-            "created_at": note.get("created_at") or at,
-            "updated_at": note.get("updated_at") or at,
-            "size": stamp.size if stamp is not None else note.get("size", 0),
-            "kind": note.get("kind") or guessed_kind(name),
+            "description": record.get("description", ""),
+            "metadata": record.get("metadata", {}),
+            "created_at": record.get("created_at") or at,
+            "updated_at": record.get("updated_at") or at,
+            "size": stamp.size if stamp is not None else record.get("size", 0),
+            "kind": record.get("kind") or guess_kind(name),
         }
 
-    # --- what code inside asks --------------------------------------------------------------------------------------
+    # --- calls of code ----------------------------------------------------------------------------------------------
 
     async def handle(self, name: str, args: list[Any], kwargs: dict[str, Any], *, sees_files: bool = False) -> Any:
-        """Answer it; `artifacts.save` and `artifacts.load` are made of the verbs of the second half.
+        """Answer a call of code: `artifacts.list()`. The worker makes `save` and `load` of the methods below `load`.
 
-        `sees_files`: whether a path of this machine opens there. Where it does not, `path` is the key, and the worker
-        makes a file of its own."""
+        `sees_files`: whether the code can open paths of this machine. If not, `path` is the key, and the worker copies
+        the artifact to a file of its own."""
         verb = name.partition(".")[2]
-        answers: dict[str, Callable[..., Awaitable[Any]]] = {
+        methods: dict[str, Callable[..., Awaitable[Any]]] = {
             "list": self.list,
             "delete": self.delete,
             "exists": self.exists,
@@ -307,50 +331,50 @@ class ArtifactStore:
             "search": self.search,
             "save": self.save,
             "load": self.load,
-            "keep": self._keep_sent,
+            "keep": self._save_encoded,
             "fetch": self._fetch,
-            "piece": self._piece,
+            "piece": self._read_piece,
             "begin_upload": self._begin_upload,
             "upload": self._uploads.add,
             "end_upload": self._uploads.end,
-            "drop_upload": self._uploads.drop,
+            "drop_upload": self._uploads.cancel,
         }
-        if verb not in answers:
-            raise ArtifactNotFoundError(f"artifacts can do no {verb!r}{did_you_mean(verb, list(answers)[:7])}")
-        check_call_signature(name, answers[verb], args, kwargs)
-        answer = await answers[verb](*args, **kwargs)
-        if sees_files or verb not in _RECORDS or answer is None:
+        if verb not in methods:
+            raise ArtifactNotFoundError(f"artifacts has no method {verb!r}{did_you_mean(verb, list(methods)[:7])}")
+        check_call_signature(name, methods[verb], args, kwargs)
+        answer = await methods[verb](*args, **kwargs)
+        if sees_files or verb not in _ENTRY_METHODS or answer is None:
             return answer
         if isinstance(answer, dict):
             return {**answer, "path": self._key(answer["name"])}
-        return [{**record, "path": self._key(record["name"])} for record in answer]
+        return [{**entry, "path": self._key(entry["name"])} for entry in answer]
 
-    async def _keep_sent(self, name: str, data: bytes, kind: Kind, **about: Any) -> dict[str, Any]:
+    async def _save_encoded(self, name: str, data: bytes, kind: Kind, **details: Any) -> dict[str, Any]:
         if kind not in KINDS or not isinstance(data, bytes):
-            raise ArtifactWriteError(f"{name} was not saved: what came is no data of a kind that is known")
-        return await self._keep(name, data, kind, **about)
+            raise ArtifactWriteError(f"{name} was not saved: the session sent no bytes, or an unknown kind of data")
+        return await self._save_bytes(name, data, kind, **details)
 
-    async def _begin_upload(self, name: str, kind: Kind, **about: Any) -> str:
+    async def _begin_upload(self, name: str, kind: Kind, **details: Any) -> str:
         self._key(name)
         if kind not in KINDS:
-            raise ArtifactWriteError(f"{name} was not saved: what came is no data of a kind that is known")
-        return self._uploads.begin(name=name, kind=kind, **about)
+            raise ArtifactWriteError(f"{name} was not saved: the session sent an unknown kind of data")
+        return self._uploads.begin(name=name, kind=kind, **details)
 
     async def _fetch(self, name: str) -> dict[str, Any]:
-        """What it is, and its bytes where they are not too many to cross at once."""
+        """Return its kind, and its bytes if they can be sent at once."""
         self._key(name)
-        ((known, stamp),) = await self._seen([name])
+        ((record, stamp),) = await self._read_records([name])
         if stamp is None:
-            raise await self._unknown(name)
+            raise await self._not_found(name)
         if stamp.size <= INLINE:
-            note, data, _ = await self._loaded(name)
-            return {"kind": note["kind"], "form": note.get("form", ""), "size": len(data), "data": data}
-        note = standing(known, stamp)
-        kind = note["kind"] if note.get("size") == stamp.size else guessed_kind(name)
-        return {"kind": kind, "form": note.get("form", ""), "size": stamp.size, "stamp": list(stamp)}
+            found, data, _ = await self._load(name)
+            return {"kind": found["kind"], "form": found.get("form", ""), "size": len(data), "data": data}
+        found = record_for_stamp(record, stamp)
+        kind = found["kind"] if found.get("size") == stamp.size else guess_kind(name)
+        return {"kind": kind, "form": found.get("form", ""), "size": stamp.size, "stamp": list(stamp)}
 
-    async def _piece(self, name: str, start: int, stamp: list[Any]) -> bytes:
-        """Some bytes of the very version that `fetch` told of."""
+    async def _read_piece(self, name: str, start: int, stamp: list[Any]) -> bytes:
+        """Return some bytes of the version with this stamp, which `fetch` returned."""
         parts, size = [], 0
         async for piece in self._pieces(name, start):
             parts.append(piece)
@@ -359,78 +383,170 @@ class ArtifactStore:
                 break
         now = await self._store.stamp(self._key(name))
         if now is None or list(now) != stamp:
-            raise ArtifactReadError(f"{name} was saved anew while it was loaded; load it again")
+            raise ArtifactReadError(f"{name} was saved again while it was loaded; load it again")
         return b"".join(parts)
 
     async def close(self) -> None:
-        """End what is under way; usable again afterwards."""
+        """Cancel uploads; the store can still be used afterwards."""
         await self._uploads.close()
-        await self._index.close()
+        await self._search.close()
 
-    # --- keys and notes ---------------------------------------------------------------------------------------------
+    # --- keys and records -------------------------------------------------------------------------------------------
 
     def _key(self, name: str) -> str:
-        return f"{self._prefix}/{key_of(checked_name(name))}"
+        return f"{self._prefix}/{name_to_key(validate_artifact_name(name))}"
 
-    def _note_key(self, name: str) -> str:
-        return f"{self._notes}/{note_of(name)}"
+    def _record_key(self, name: str) -> str:
+        return f"{self._records}/{record_key(name)}"
 
-    async def _noted(self, name: str) -> Note | None:
-        return read_note(name, await self._store.get(self._note_key(name)))
+    async def _read_record(self, name: str) -> Record | None:
+        return parse_record(name, await self._store.get(self._record_key(name)))
 
-    async def _seen(self, names: Sequence[str]) -> list[tuple[Note | None, Stamp | None]]:
-        """What is noted of each, and which data are there: such as were there together."""
-        found: dict[str, tuple[Note | None, Stamp | None]] = {}
+    async def _read_records(self, names: Sequence[str]) -> list[tuple[Record | None, Stamp | None]]:
+        """Return the record and the stamp of each, as they were at one moment."""
+        found: dict[str, tuple[Record | None, Stamp | None]] = {}
         doubtful = list(names)
         while doubtful:
-            datas = await self._store.get_many([self._note_key(name) for name in doubtful])
-            notes = dict(zip(doubtful, map(read_note, doubtful, datas), strict=True))
-            # One that says the same as before has nobody who is saving: a person wrote these data.
-            doubtful = [name for name in doubtful if name not in found or found[name][0] != notes[name]]
+            contents = await self._store.get_many([self._record_key(name) for name in doubtful])
+            records = dict(zip(doubtful, map(parse_record, doubtful, contents), strict=True))
+            # If the record is still the same, nothing is being saved: the data were written by hand.
+            doubtful = [name for name in doubtful if name not in found or found[name][0] != records[name]]
             stamps = await self._store.stamps([self._key(name) for name in doubtful]) if doubtful else []
-            found |= {name: (notes[name], stamp) for name, stamp in zip(doubtful, stamps, strict=True)}
-            doubtful = [name for name in doubtful if not speaks_of(*found[name])]
+            found |= {name: (records[name], stamp) for name, stamp in zip(doubtful, stamps, strict=True)}
+            doubtful = [name for name in doubtful if not may_describe(*found[name])]
         return [found[name] for name in names]
 
-    async def _unknown(self, name: str) -> ArtifactNotFoundError:
-        names = [artifact["name"] for artifact in await self.list()]
+    async def _not_found(self, name: str) -> ArtifactNotFoundError:
+        names = [entry["name"] for entry in await self.list()]
         return ArtifactNotFoundError(f"there is no artifact {name!r}{did_you_mean(name, names)}")
 
-    # Last, because after it the name is no longer that of the type.
+    # The last method, because its name hides the builtin type in annotations after it.
     async def list(self) -> list[dict[str, Any]]:
-        """What is known about each, by name; no data is read."""
-        # A file whose name could not be given to load is none.
-        found = {name_of(key[len(self._prefix) + 1 :]) for key in await self._store.list(self._prefix)}
-        names = sorted(filter(is_name, found))
-        seen = zip(names, await self._seen(names), strict=True)
-        return [self._shown(name, note, stamp) for name, (note, stamp) in seen if stamp is not None]
+        """Return an entry for each artifact, by name: name, path, description, metadata, times, size and kind."""
+        found = {key_to_name(key[len(self._prefix) + 1 :]) for key in await self._store.list(self._prefix)}
+        names = sorted(filter(is_artifact_name, found))
+        records = zip(names, await self._read_records(names), strict=True)
+        return [self._entry(name, record, stamp) for name, (record, stamp) in records if stamp is not None]
+
+
+class ChunkedUploads:
+    """Artifacts that code sends piece by piece; each is saved when its last piece has arrived."""
+
+    def __init__(self, save: Callable[..., Coroutine[Any, Any, dict[str, Any]]], idle: float = UPLOAD_IDLE) -> None:
+        self._save = save
+        self._idle = idle
+        self._open: dict[str, _Upload] = {}
+
+    def begin(self, **details: Any) -> str:
+        """Start an upload and return its id; `details` are arguments of `save` besides the pieces."""
+        if len(self._open) >= _MOST_UPLOADS:
+            raise ArtifactWriteError(f"{_MOST_UPLOADS} artifacts are being saved in pieces; wait until one is saved")
+        upload_id = uuid.uuid4().hex
+        upload = self._open[upload_id] = _Upload(self._save, details, self._idle)
+        upload.task.add_done_callback(lambda task: self._on_done(upload_id, task))
+        return upload_id
+
+    async def add(self, upload_id: str, piece: bytes) -> None:
+        """Add a piece; waits until it is taken, and raises the error of the upload if there was one."""
+        if not isinstance(piece, bytes):
+            raise ArtifactWriteError(f"a piece of an artifact must be bytes, not {type(piece).__name__}")
+        await self._find(upload_id).put(piece)
+
+    async def end(self, upload_id: str) -> dict[str, Any]:
+        """Save the artifact and return its entry."""
+        upload = self._find(upload_id)
+        await upload.put(None)
+        await asyncio.wait([upload.task])
+        return upload.result()
+
+    async def cancel(self, upload_id: str) -> None:
+        """Cancel an upload; nothing is saved."""
+        upload = self._open.get(upload_id)
+        while upload is not None and not upload.task.done():
+            # Repeated, because a storage client that is receiving an answer may ignore the first cancellation.
+            upload.task.cancel()
+            await asyncio.wait([upload.task], timeout=0.1)
+
+    async def close(self) -> None:
+        """Cancel all uploads."""
+        for upload_id in list(self._open):
+            await self.cancel(upload_id)
+
+    def _find(self, upload_id: str) -> "_Upload":
+        upload = self._open.get(upload_id)
+        if upload is None:
+            raise ArtifactWriteError("this artifact was not saved: its next piece took too long; save it again")
+        return upload
+
+    def _on_done(self, upload_id: str, task: asyncio.Task[Any]) -> None:
+        self._open.pop(upload_id, None)
+        if not task.cancelled():
+            task.exception()  # mark it as retrieved, so that asyncio does not log it
+
+
+class _Upload:
+    def __init__(
+        self, save: Callable[..., Coroutine[Any, Any, dict[str, Any]]], details: dict[str, Any], idle: float
+    ) -> None:
+        self._idle = idle
+        self._queue: asyncio.Queue[bytes | None] = asyncio.Queue(1)
+        self.task = asyncio.get_running_loop().create_task(save(pieces=self._pieces(), **details))
+
+    async def put(self, piece: bytes | None) -> None:
+        """Wait until there is space for a piece; None is the end."""
+        putting = asyncio.ensure_future(self._queue.put(piece))
+        try:
+            await asyncio.wait([putting, self.task], return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            putting.cancel()
+        if self.task.done():
+            self.result()
+
+    def result(self) -> dict[str, Any]:
+        """Return the saved artifact. A cancelled upload must not look like a cancelled caller."""
+        if self.task.cancelled():
+            raise ArtifactWriteError("this artifact was not saved: its upload was cancelled, or the store was closed")
+        return self.task.result()
+
+    async def _pieces(self) -> AsyncIterator[bytes]:
+        while True:
+            try:
+                async with asyncio.timeout(self._idle):
+                    piece = await self._queue.get()
+            except TimeoutError:
+                raise ArtifactWriteError(f"no piece arrived for {self._idle:g} s; nothing was saved") from None
+            if piece is None:
+                return
+            yield piece
 
 
 @contextmanager
-def _reading(name: str) -> Iterator[None]:
+def _read_errors(name: str) -> Iterator[None]:
+    """Turn errors of the storage into those of artifacts."""
     try:
         yield
-    except KeyRefused as problem:
-        raise ArtifactReadError(f"{name} was not read: {problem}") from problem
-    except StorageReadError as problem:
-        raise ArtifactReadError(f"{name} could not be read whole: {problem}") from problem
+    except KeyRefused as error:
+        raise ArtifactReadError(f"{name} cannot be read: {error}") from error
+    except StorageReadError as error:
+        raise ArtifactReadError(f"{name} cannot be read completely: {error}") from error
 
 
 @contextmanager
-def _saying(name: str, what: str = "saved") -> Iterator[None]:
+def _write_errors(name: str, action: str = "saved") -> Iterator[None]:
+    """Turn errors of the storage into those of artifacts."""
     try:
         yield
-    except KeyRefused as problem:
-        raise ArtifactNameRefused(f"{name} was not {what}: {problem}") from problem
-    except StorageWriteError as problem:
-        raise ArtifactWriteError(f"{name} was not {what}: {problem}") from problem
+    except KeyRefused as error:
+        raise ArtifactNameRefused(f"{name} was not {action}: {error}") from error
+    except StorageWriteError as error:
+        raise ArtifactWriteError(f"{name} was not {action}: {error}") from error
 
 
-async def _of_file(name: str, path: Path) -> AsyncIterator[bytes]:
+async def _file_pieces(name: str, path: Path) -> AsyncIterator[bytes]:
     try:
         file = await asyncio.to_thread(path.open, "rb")
-    except OSError as problem:
-        raise ArtifactWriteError(f"{name} was not saved: {path} cannot be read: {problem.strerror}") from problem
+    except OSError as error:
+        raise ArtifactWriteError(f"{name} was not saved: {path} cannot be read: {error.strerror}") from error
     try:
         while piece := await asyncio.to_thread(file.read, _PIECE):
             yield piece

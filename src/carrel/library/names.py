@@ -11,8 +11,8 @@ _OTHER = re.compile(r"\W+")
 
 
 def python_name(name: str) -> str:
-    """The name as code can write it: `max-time` is `max_time`, `class` is `class_`."""
-    # As Python itself reads a name: what only looks different is the same.
+    """Return a name as code can write it: `max-time` as `max_time`, `class` as `class_`."""
+    # Python normalizes names when it reads code.
     word = _OTHER.sub("_", unicodedata.normalize("NFKC", name)) or "_"
     if not word.isidentifier():
         word = "".join(letter if f"a{letter}".isidentifier() else "_" for letter in word)
@@ -22,45 +22,45 @@ def python_name(name: str) -> str:
 
 
 def python_names(names: Iterable[str]) -> dict[str, str]:
-    """Each name under what it is called in Python; where two would be called the same, the later gets a number.
+    """Return the names by their Python names; of two with the same Python name, the later gets a number.
 
-    One that Python can write as it is keeps to that, whatever others come before it."""
+    A name that is a Python name already keeps it."""
     names = list(names)
-    itself = {name for name in names if python_name(name) == name}
-    called: dict[str, str] = {}
+    unchanged = {name for name in names if python_name(name) == name}
+    by_word: dict[str, str] = {}
     for name in names:
         first = word = python_name(name)
         number = 2
-        while word in called or (word in itself and word != name):
+        while word in by_word or (word in unchanged and word != name):
             word, number = f"{first}_{number}", number + 1
-        called[word] = name
-    return called
+        by_word[word] = name
+    return by_word
 
 
 def with_python_names(schema: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
-    """The schema of an object with its properties named as in Python, and each of those names' foreign one.
+    """Return an object's schema with Python names for its properties, and the original name of each.
 
-    Only the object's own properties are renamed: what lies deeper is data, which code writes as it is."""
+    Names within the properties stay, because they are keys of data."""
     properties = schema.get("properties")
     properties = properties if isinstance(properties, Mapping) else {}
-    foreign = python_names(str(name) for name in properties)
-    python = {name: word for word, name in foreign.items()}
+    original = python_names(str(name) for name in properties)
+    renamed = {name: word for word, name in original.items()}
     required = schema.get("required")
     result: dict[str, Any] = {
         **schema,
         "type": "object",
-        "properties": {word: properties[name] for word, name in foreign.items()},
+        "properties": {word: properties[name] for word, name in original.items()},
     }
     if isinstance(required, list):
-        result["required"] = [python.get(name, name) for name in required]
-    return result, foreign
+        result["required"] = [renamed.get(name, name) for name in required]
+    return result, original
 
 
-def check_call_signature(name: str, called: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-    """TypeError that shows how it is called, in the words that the code used."""
-    signature = inspect.signature(called)
+def check_call_signature(name: str, method: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+    """Raise a TypeError that shows the signature if a method cannot be called with these arguments."""
+    signature = inspect.signature(method)
     try:
         signature.bind(*args, **kwargs)
-    except TypeError as problem:
+    except TypeError as error:
         bare = [each.replace(annotation=inspect.Parameter.empty) for each in signature.parameters.values()]
-        raise TypeError(f"{name}{inspect.Signature(bare)}: {problem}") from None
+        raise TypeError(f"{name}{inspect.Signature(bare)}: {error}") from None

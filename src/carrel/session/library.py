@@ -14,10 +14,10 @@ from carrel.embedding import EmbedderOption
 from carrel.execution.config import ContainerConfig, SubprocessConfig
 from carrel.execution.executor import Executor, current_call, paused_clock
 from carrel.library.artifacts import ArtifactStore
-from carrel.library.deps import Deps
-from carrel.library.describing import described
-from carrel.library.moving import carry_over
+from carrel.library.dependencies import Dependencies
+from carrel.library.prompt import library_prompt
 from carrel.library.search import LibrarySearch
+from carrel.library.store_sync import copy_library
 from carrel.library.tools.approval import ApprovalRequest, Approver, Decision, ask_approver
 from carrel.library.tools.definition_files import ToolFiles
 from carrel.library.tools.python import register
@@ -28,7 +28,7 @@ from carrel.processes import OnOutput, ProcessOutput, ProcessResult
 from carrel.session.storage import StorageBackend
 from carrel.storage.files.store import FileStore
 
-__all__ = ["SandboxRunner", "SessionLibrary", "carry_over", "described", "read_library", "register"]
+__all__ = ["SandboxRunner", "SessionLibrary", "copy_library", "library_prompt", "read_library", "register"]
 
 
 @dataclass
@@ -38,7 +38,7 @@ class SessionLibrary:
     tools: ToolRegistry
     workflows: WorkflowLibrary
     artifacts: ArtifactStore
-    deps: Deps
+    deps: Dependencies
     secrets: Secrets
 
 
@@ -73,7 +73,7 @@ async def read_library(
         tools=tools,
         workflows=storage.get_workflow_library(),
         artifacts=storage.get_artifact_store(),
-        deps=Deps(
+        deps=Dependencies(
             storage.store,
             executor,
             allow_runtime=getattr(config, "allow_runtime_deps", True),

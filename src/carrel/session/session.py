@@ -398,7 +398,7 @@ class Session:
                     undo.push_async_callback(executor.close)
                     conversation = await self._branch.fork(id_, undo, typed=storage is not None)
                     if storage is not None:
-                        await library_module().carry_over(self.storage.store, storage.store)
+                        await library_module().copy_library(self.storage.store, storage.store)
                     fork = self._copy_with(storage or self.storage, executor, id_, conversation)
                     undo.push_async_callback(fork.close)
                     await fork.start()
@@ -666,7 +666,7 @@ class Session:
 
         What matches the `task` comes first."""
         library = await self._library.get()
-        text: str = await library_module().described(
+        text: str = await library_module().library_prompt(
             library.tools, library.workflows, library.artifacts, library.deps, task, limit
         )
         return text

@@ -237,13 +237,13 @@ async def test_a_name_of_the_host_in_another_thread(inside: Inside) -> None:
 async def test_a_source_that_is_no_python_says_where_in_the_traceback_too(inside: Inside) -> None:
     result = await inside.run("workflows.create('w', 'def run(:', 'd')")
     assert result.error_type == "WorkflowSyntaxError"
-    assert "the source of w is no Python: line 1" in (result.error or "")
+    assert "the source of w is not valid Python: line 1" in (result.error or "")
     code = (
         "try:\n    workflows.create('w', 'def run(:', 'd')\nexcept SyntaxError as e:\n    said = e\nsaid.msg, str(said)"
     )
     message, said = await inside.value(code)
     assert message == said
-    assert message.startswith("the source of w is no Python: line 1")
+    assert message.startswith("the source of w is not valid Python: line 1")
 
 
 async def test_an_error_with_half_a_character_comes_as_it_is(inside: Inside) -> None:

@@ -24,7 +24,7 @@ from carrel.errors import CarrelError, DependencyError, ForkRefused, WorkflowNot
 from carrel.execution.executor import ExecutionResult, Output
 from carrel.guest.worker import values
 from carrel.guest.worker.namespaces import calls_of, in_a_line, in_full
-from carrel.library.describing import artifact_line, workflow_line
+from carrel.library.prompt import artifact_line, workflow_line
 from carrel.server.mcp.results import (
     MAX_TEXT,
     cut_text,

@@ -13,14 +13,14 @@ import pytest
 from carrel import SessionStore, user_text_message
 from carrel.errors import CarrelError, StorageUnavailable
 from carrel.library.artifacts import ArtifactStore
-from carrel.library.deps import Deps
-from carrel.library.moving import copy
+from carrel.library.dependencies import Dependencies
 from carrel.library.search import LibrarySearch
+from carrel.library.store_sync import copy
 from carrel.library.workflows import WorkflowLibrary
 from carrel.storage.base import Store
 from carrel.storage.files.store import FileStore
 from carrel.storage.memory import MemoryStore
-from tests.library.steps import Another, Stepping, cut, until_it_waits
+from tests.support.step_store import Another, Stepping, cut, until_it_waits
 from tests.support.stores import Place
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
@@ -51,7 +51,7 @@ class User:
         self.store: Store = store
         self.artifacts = ArtifactStore(store, index=LibrarySearch(None, "a", None), now=lambda: NOW)
         self.workflows = WorkflowLibrary(store, index=LibrarySearch(None, "w", None), now=lambda: NOW)
-        self.deps = Deps(store, Installed())
+        self.deps = Dependencies(store, Installed())
 
 
 Do = Callable[[User], Awaitable[Any]]
@@ -131,6 +131,12 @@ async def called(user: User) -> Any:
 
 
 WORKFLOWS: dict[str, Do] = {"get": workflow, "list": workflows, "search": workflow_found, "history": newest}
+
+
+async def count_call(user: User) -> None:
+    await user.workflows.begin("x")
+    user.workflows.ended("x", 1.0, "no")
+    await user.workflows.close()
 
 
 async def requirements(user: User) -> Any:
@@ -258,7 +264,7 @@ ROWS: dict[str, Row] = {
         after(skill, put("workflows/x.py", ONE.encode())), lambda user: user.workflows.remove("x"), WORKFLOWS
     ),
     "remove a skill": Row(skill, lambda user: user.workflows.remove("x"), without_history),
-    "count a use": Row(add(ONE), lambda user: user.workflows.record_use("x", 1.0, "no"), WORKFLOWS),
+    "count a use": Row(add(ONE), count_call, WORKFLOWS),
     "add a package": Row(put("requirements.txt", b"red\n"), lambda user: user.deps.add("blue"), DEPS),
     "remove a package": Row(put("requirements.txt", b"red\nblue\n"), lambda user: user.deps.remove("red"), DEPS),
     "copy an artifact": Row(nothing, copied(save(b"1", "bytes"), save("[1]", "text")), ARTIFACTS),
@@ -312,7 +318,7 @@ async def is_cut_off(row: Row, at: int, how: str, stores: tuple[Store, Store], s
     await asyncio.wait(user)
     user[0].cancelled() or user[0].exception()
     await doing.artifacts.close()
-    await doing.workflows._usage.written()
+    await doing.workflows._counts.wait_until_saved()
     if len(stepping.steps) < at:
         user[0].result()
         return False
@@ -438,13 +444,13 @@ async def test_what_is_listed_is_installed_also_where_one_is_cut_off(verb: str) 
         await store.put("requirements.txt", b"red\n")
         task: list[asyncio.Task[Any]] = []
         stepping = Stepping(store, cut(at, "once", task))
-        deps = Deps(stepping, python)  # type: ignore[arg-type]
+        deps = Dependencies(stepping, python)  # type: ignore[arg-type]
         task.append(asyncio.ensure_future(deps.add("blue") if verb == "add" else deps.remove("red")))
         await asyncio.wait(task)
         if len(stepping.steps) < at:
             break
         assert task[0].exception() is not None
-        assert set(await Deps(store, python).list()) <= set(python.there), stepping.steps[at - 1]
+        assert set(await Dependencies(store, python).list()) <= set(python.there), stepping.steps[at - 1]
 
 
 async def test_what_is_written_down_for_the_next_process_costs_no_list() -> None:
@@ -519,7 +525,7 @@ async def test_two_searches_at_once_know_of_different_ones() -> None:
             await keep("other", ONE, "about stars too")
             assert {found["name"] for found in await room.search("stars")} == {"one", "other"}
 
-        room._index.meanwhile = later  # type: ignore[attr-defined]
+        room._search.meanwhile = later  # type: ignore[attr-defined]
         assert [found["name"] for found in await room.search("stars")] == ["one"]
 
 
@@ -559,7 +565,7 @@ PAIRS: list[tuple[Do, dict[str, Do], dict[str, Do]]] = [
             "add": add(TWO, "second"),
             "add another": add("def run(a, b): return 3\n", "third"),
             "remove": lambda user: user.workflows.remove("x"),
-            "count": lambda user: user.workflows.record_use("x", 1.0),
+            "count": count_call,
         },
         WORKFLOWS,
     ),
