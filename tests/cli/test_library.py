@@ -92,7 +92,7 @@ def test_a_server_that_does_not_start_is_listed_with_the_reason(carrel: Carrel, 
     dead = f"name: dead\ntype: mcp\ncommand: {sys.executable}\nargs: [-c, 'raise SystemExit(3)']\nstartup_timeout: 60\n"
     (base / "tools" / "dead.yaml").write_text(dead)
     [line] = [line for line in carrel("tools", "list").stdout.splitlines() if line.startswith("dead")]
-    assert "it ended with exit code 3" in line
+    assert "did not start: it ended" in line
 
 
 @pytest.mark.parametrize(
@@ -148,7 +148,7 @@ def test_workflows(carrel: Carrel, base: Path, tmp_path: Path) -> None:
     ]
     assert "No workflow fits 'zyzzyva'" in carrel("workflows", "search", "zyzzyva").stdout
     (base / "workflows" / "torn.py").write_text("def run(:\n")
-    assert "is no Python" in carrel("workflows", "list").stdout
+    assert "is not valid Python" in carrel("workflows", "list").stdout
     (base / "workflows" / "torn.py").unlink()
     assert carrel("workflows", "remove", "seven").stdout == "seven is removed.\n"
     assert [w["name"] for w in parsed(carrel("workflows", "list", "--json"))] == ["double"]
@@ -196,7 +196,7 @@ def test_a_workflow_that_fails_shows_its_own_lines(failing: Failing, base: Path)
         (["nobody"], "there is no workflow nobody"),
         (["twice"], "text=… is missing; it is twice(text: str)"),
         (["twice", "text=a", "x=1"], "there is no parameter x; it is twice(text: str)"),
-        (["broken"], "broken has no function run"),
+        (["broken"], "broken has no function 'run'"),
         (["pdf"], "pdf is a skill to be read"),
     ],
 )

@@ -1,4 +1,4 @@
-"""What takes several steps is whole for everybody: cut off at any step, looked at in between, done by two at once."""
+"""Changes of several steps are atomic: if they fail at any step, for readers in between, and for two at once."""
 
 import asyncio
 import itertools
@@ -20,28 +20,28 @@ from carrel.library.workflows import WorkflowLibrary
 from carrel.storage.base import Store
 from carrel.storage.files.store import FileStore
 from carrel.storage.memory import MemoryStore
-from tests.support.step_store import Another, Stepping, cut, until_it_waits
+from tests.support.step_store import OtherUser, StepStore, fail_at, run_until_blocked
 from tests.support.stores import Place
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 SKILL = b"---\nname: x\ndescription: How to x\n---\nDo it.\n"
 
 
-class Installed:
-    """A Python that has what it is told to have."""
+class FakeInstaller:
+    """An installer without a Python."""
 
     def __init__(self, *names: str) -> None:
-        self.there = dict.fromkeys(names, "1")
+        self.packages = dict.fromkeys(names, "1")
 
     async def install(self, requirements: Sequence[str], constraints: Sequence[str] = ()) -> dict[str, str]:
-        self.there |= dict.fromkeys(requirements, "1")
+        self.packages |= dict.fromkeys(requirements, "1")
         return dict.fromkeys(requirements, "1")
 
     async def uninstall(self, names: Sequence[str]) -> list[str]:
-        return [name for name in names if self.there.pop(name, None)]
+        return [name for name in names if self.packages.pop(name, None)]
 
     async def installed(self) -> dict[str, str]:
-        return self.there
+        return self.packages
 
 
 class User:
@@ -51,17 +51,17 @@ class User:
         self.store: Store = store
         self.artifacts = ArtifactStore(store, index=LibrarySearch(None, "a", None), now=lambda: NOW)
         self.workflows = WorkflowLibrary(store, index=LibrarySearch(None, "w", None), now=lambda: NOW)
-        self.deps = Dependencies(store, Installed())
+        self.deps = Dependencies(store, FakeInstaller())
 
 
-Do = Callable[[User], Awaitable[Any]]
+Action = Callable[[User], Awaitable[Any]]
 
 
 async def nothing(user: User) -> None:
-    """To begin with, nothing is there."""
+    """Start with an empty store."""
 
 
-# --- what is seen of it -----------------------------------------------------------------------------------------------
+# --- what readers see -------------------------------------------------------------------------------------------------
 
 
 def without_times(found: Any) -> Any:
@@ -99,7 +99,7 @@ async def searched(user: User) -> Any:
     return without_times(await user.artifacts.search("x"))
 
 
-ARTIFACTS: dict[str, Do] = {"load": load, "fetch": fetch, "get": get, "list": listed, "search": searched}
+ARTIFACTS: dict[str, Action] = {"load": load, "fetch": fetch, "get": get, "list": listed, "search": searched}
 
 
 async def workflow(user: User) -> Any:
@@ -115,7 +115,7 @@ async def workflow_found(user: User) -> Any:
 
 
 async def newest(user: User) -> Any:
-    """The history says what is there now."""
+    """Return the last version in the history."""
     try:
         versions = await user.workflows.history("x")
     except KeyError:
@@ -130,11 +130,10 @@ async def called(user: User) -> Any:
         return type(problem).__name__
 
 
-WORKFLOWS: dict[str, Do] = {"get": workflow, "list": workflows, "search": workflow_found, "history": newest}
+WORKFLOWS: dict[str, Action] = {"get": workflow, "list": workflows, "search": workflow_found, "history": newest}
 
 
 async def count_call(user: User) -> None:
-    await user.workflows.begin("x")
     user.workflows.ended("x", 1.0, "no")
     await user.workflows.close()
 
@@ -143,10 +142,10 @@ async def requirements(user: User) -> Any:
     return await user.deps.list()
 
 
-DEPS: dict[str, Do] = {"list": requirements}
+DEPS: dict[str, Action] = {"list": requirements}
 
 
-async def talked(user: User) -> Any:
+async def conversation(user: User) -> Any:
     sessions = SessionStore(store=user.store, prefix="sessions")
     found = await sessions.load_session("s")
     await sessions.close()
@@ -160,19 +159,19 @@ async def titles(user: User) -> Any:
     return found
 
 
-SESSIONS: dict[str, Do] = {"load": talked, "list": titles}
+SESSIONS: dict[str, Action] = {"load": conversation, "list": titles}
 
 
-# --- what is done -----------------------------------------------------------------------------------------------------
+# --- what writers do --------------------------------------------------------------------------------------------------
 
 
 @dataclass
 class Row:
-    given: Do
-    do: Do
-    looks: dict[str, Do]
-    then: Do | None = None
-    """What somebody does after it; the same again where nothing is said."""
+    setup: Action
+    action: Action
+    views: dict[str, Action]
+    then: Action | None = None
+    """What is done after it; without it, the same again."""
 
 
 async def pieces(*parts: bytes) -> AsyncIterator[bytes]:
@@ -180,23 +179,23 @@ async def pieces(*parts: bytes) -> AsyncIterator[bytes]:
         yield part
 
 
-def save(data: Any, description: str, **more: Any) -> Do:
+def save(data: Any, description: str, **more: Any) -> Action:
     return lambda user: user.artifacts.save("x", data, description, **more)
 
 
-def put(key: str, data: bytes) -> Do:
+def put(key: str, data: bytes) -> Action:
     return lambda user: user.store.put(key, data)
 
 
-def after(*steps: Do) -> Do:
-    async def do(user: User) -> None:
+def after(*steps: Action) -> Action:
+    async def action(user: User) -> None:
         for step in steps:
             await step(user)
 
-    return do
+    return action
 
 
-def add(source: str, description: str = "") -> Do:
+def add(source: str, description: str = "") -> Action:
     return lambda user: user.workflows.add("x", source, description)
 
 
@@ -210,18 +209,18 @@ async def upload(user: User) -> None:
         await user.artifacts.handle("artifacts.drop_upload", [number], {})
 
 
-def copied(*given: Do, overwrite: bool = True) -> Do:
-    """Bring to the store what another has in which this was done."""
+def copied(*setup: Action, overwrite: bool = True) -> Action:
+    """Copy a store in which these actions were done."""
 
-    async def do(user: User) -> None:
+    async def action(user: User) -> None:
         source = MemoryStore()
-        await after(*given)(User(source))
+        await after(*setup)(User(source))
         await copy(source, user.store, overwrite=overwrite)
 
-    return do
+    return action
 
 
-async def talk(user: User) -> None:
+async def converse(user: User) -> None:
     sessions = SessionStore(store=user.store, prefix="sessions")
     await sessions.create_session("Stars", session_id="s")
     await sessions.append_message("s", user_text_message("hello"))
@@ -275,25 +274,25 @@ ROWS: dict[str, Row] = {
     "copy over a workflow": Row(add(ONE), copied(add(TWO, "second")), WORKFLOWS),
     "copy a skill": Row(nothing, copied(skill), without_history),
     "copy packages": Row(put("requirements.txt", b"red\n"), copied(put("requirements.txt", b"blue\n")), DEPS),
-    "copy a session": Row(nothing, copied(talk), SESSIONS),
+    "copy a session": Row(nothing, copied(converse), SESSIONS),
 }
 
 
-Seen = dict[str, Any]
+Views = dict[str, Any]
 
 
-async def seen(user: User, row: Row) -> Seen:
-    return {name: await look(user) for name, look in row.looks.items()}
+async def view(user: User, row: Row) -> Views:
+    return {name: await read(user) for name, read in row.views.items()}
 
 
-async def as_expected(row: Row) -> tuple[Seen, Seen, Seen]:
+async def expected_views(row: Row) -> tuple[Views, Views, Views]:
     """What is seen before, after it was done, and after what is done then."""
     store = MemoryStore()
-    await row.given(User(store))
-    states = [await seen(User(store), row)]
-    for do in (row.do, row.then or row.do):
-        await do(User(store))
-        states.append(await seen(User(store), row))
+    await row.setup(User(store))
+    states = [await view(User(store), row)]
+    for action in (row.action, row.then or row.action):
+        await action(User(store))
+        states.append(await view(User(store), row))
     assert states[0] != states[1]
     return states[0], states[1], states[2]
 
@@ -301,83 +300,83 @@ async def as_expected(row: Row) -> tuple[Seen, Seen, Seen]:
 every_row = pytest.mark.parametrize("row", ROWS.values(), ids=ROWS)
 
 
-every_way = pytest.mark.parametrize("how", ["once", "killed", "cancelled"])
+every_kind_of_failure = pytest.mark.parametrize("how", ["once", "killed", "cancelled"])
 
 
-async def is_cut_off(row: Row, at: int, how: str, stores: tuple[Store, Store], states: Sequence[Seen]) -> bool:
-    """Cut it off there, and look at what is left, also in another process; False when it has not so many steps."""
+async def is_interrupted(row: Row, at: int, how: str, stores: tuple[Store, Store], states: Sequence[Views]) -> bool:
+    """Let a change fail at a step, and check the store, also in another process; False if it has fewer steps."""
     old, new, newer = states
     store, other = stores
-    await row.given(User(other))
-    living = User(other)
-    await seen(living, row)
+    await row.setup(User(other))
+    warm = User(other)
+    await view(warm, row)
     user: list[asyncio.Task[Any]] = []
-    stepping = Stepping(store, cut(at, how, user))
-    doing = User(stepping)
-    user.append(asyncio.ensure_future(row.do(doing)))
+    step_store = StepStore(store, fail_at(at, how, user))
+    writer = User(step_store)
+    user.append(asyncio.ensure_future(row.action(writer)))
     await asyncio.wait(user)
     user[0].cancelled() or user[0].exception()
-    await doing.artifacts.close()
-    await doing.workflows._counts.wait_until_saved()
-    if len(stepping.steps) < at:
+    await writer.artifacts.close()
+    await writer.workflows._counts.wait_until_saved()
+    if len(step_store.steps) < at:
         user[0].result()
         return False
     if how == "killed":
-        await stepping.die()
-        doing = User(store)
-    what = stepping.steps[at - 1]
-    assert await stepping.held() == [], what
-    for looking in (User(other), living, doing):
-        now = await seen(looking, row)
+        await step_store.release_locks()
+        writer = User(store)
+    what = step_store.steps[at - 1]
+    assert await step_store.held_locks() == [], what
+    for reader in (User(other), warm, writer):
+        now = await view(reader, row)
         assert now in (old, new), what
-    await (row.do if now == old else row.then or row.do)(doing)
-    for looking in (User(other), living, doing):
-        assert await seen(looking, row) == (new if now == old else newer), what
+    await (row.action if now == old else row.then or row.action)(writer)
+    for reader in (User(other), warm, writer):
+        assert await view(reader, row) == (new if now == old else newer), what
     return True
 
 
 @every_row
-@every_way
-async def test_who_is_cut_off_leaves_the_old_or_the_new(row: Row, how: str) -> None:
-    states = await as_expected(row)
+@every_kind_of_failure
+async def test_a_failed_change_leaves_the_old_or_the_new_state(row: Row, how: str) -> None:
+    states = await expected_views(row)
     at = 1
-    while await is_cut_off(row, at, how, (store := MemoryStore(), store), states):
+    while await is_interrupted(row, at, how, (store := MemoryStore(), store), states):
         at += 1
 
 
 @pytest.mark.parametrize(
     "name", ["save again", "save in pieces", "delete", "add again", "remove both", "copy a session"]
 )
-async def test_who_is_cut_off_leaves_the_old_or_the_new_in_every_kind_of_store(place: Place, name: str) -> None:
-    states = await as_expected(ROWS[name])
+async def test_a_failed_change_leaves_the_old_or_the_new_state_in_every_store(place: Place, name: str) -> None:
+    states = await expected_views(ROWS[name])
     stores, at = (place.open(), place.open()), 1
-    while await is_cut_off(ROWS[name], at, "killed", stores, states):
+    while await is_interrupted(ROWS[name], at, "killed", stores, states):
         at += 1
         for key in {key.partition("/")[0] for key in await stores[0].list()}:
             await stores[0].delete(key)
 
 
 @every_row
-async def test_who_looks_in_between_sees_the_old_or_the_new(row: Row) -> None:
-    old, new, _ = await as_expected(row)
+async def test_readers_during_a_change_see_the_old_or_the_new_state(row: Row) -> None:
+    old, new, _ = await expected_views(row)
     store = MemoryStore()
-    await row.given(User(store))
-    living: dict[str, tuple[Stepping, User]] = {}
+    await row.setup(User(store))
+    warm: dict[str, tuple[StepStore, User]] = {}
     waiting: dict[str, asyncio.Future[Any]] = {}
 
-    async def look(number: int, what: str) -> None:
+    async def read_all(number: int, what: str) -> None:
         if not what.startswith("after"):
             return  # nothing was written since
         for is_new in (True, False):
-            at_once: Seen = {}
-            for name, doing in row.looks.items():
+            at_once: Views = {}
+            for name, read in row.views.items():
                 if name in waiting:
                     continue
-                if is_new or name not in living:
-                    reader = Stepping(store)
-                    living[name] = reader, User(reader)
-                reader, user = living[name]
-                task = await until_it_waits(reader, doing(user))
+                if is_new or name not in warm:
+                    reader = StepStore(store)
+                    warm[name] = reader, User(reader)
+                reader, user = warm[name]
+                task = await run_until_blocked(reader, read(user))
                 if task.done():
                     at_once[name] = task.result()
                 else:
@@ -385,75 +384,75 @@ async def test_who_looks_in_between_sees_the_old_or_the_new(row: Row) -> None:
             expected = [{name: state[name] for name in at_once} for state in (old, new)]
             assert at_once in expected, what
 
-    await row.do(User(Stepping(store, look)))
+    await row.action(User(StepStore(store, read_all)))
     for name, task in waiting.items():
         assert await task in (old[name], new[name])
 
 
 @every_row
 @pytest.mark.parametrize("times", [1, 2])
-async def test_what_is_done_while_one_looks_is_seen_whole_or_not(row: Row, times: int) -> None:
-    states = (await as_expected(row))[: times + 1]
-    for (name, look), is_living in itertools.product(row.looks.items(), (True, False)):
+async def test_a_change_during_a_read_is_seen_completely_or_not_at_all(row: Row, times: int) -> None:
+    states = (await expected_views(row))[: times + 1]
+    for (name, read), is_warm in itertools.product(row.views.items(), (True, False)):
         for at in itertools.count(1):
             store = MemoryStore()
-            await row.given(User(store))
-            dos = (row.do, row.then or row.do)[:times]
-            another = Another(store, at, *(lambda other, do=do: do(User(other)) for do in dos))
-            reader = Stepping(store)
+            await row.setup(User(store))
+            actions = (row.action, row.then or row.action)[:times]
+            other = OtherUser(store, at, *(lambda other, action=action: action(User(other)) for action in actions))
+            reader = StepStore(store)
             user = User(reader)
-            if is_living:
-                await look(user)
-            reader.begin(another.step)
-            found = await look(user)
-            if not another.doing:
+            if is_warm:
+                await read(user)
+            reader.restart(other.step)
+            found = await read(user)
+            if not other.tasks:
                 break
-            await asyncio.gather(*another.doing)
+            await asyncio.gather(*other.tasks)
             assert found in [state[name] for state in states], reader.steps[at - 1]
 
 
 @pytest.mark.parametrize("how", ["once", "cancelled"])
-@pytest.mark.parametrize("is_living", [True, False])
+@pytest.mark.parametrize("is_warm", [True, False])
 @pytest.mark.parametrize("name", ["add again", "remove both", "copy a skill", "save again"])
-async def test_who_is_cut_off_while_looking_sees_all_the_next_time(name: str, is_living: bool, how: str) -> None:
+async def test_a_failed_read_does_not_affect_the_next_one(name: str, is_warm: bool, how: str) -> None:
     row = ROWS[name]
-    _, new, _ = await as_expected(row)
-    for look in row.looks.values():
+    _, new, _ = await expected_views(row)
+    for read in row.views.values():
         for at in itertools.count(1):
             store = MemoryStore()
-            await row.given(User(store))
-            stepping = Stepping(store)
-            user = User(stepping)
-            if is_living:
-                await look(user)
-            await row.do(User(store))
+            await row.setup(User(store))
+            step_store = StepStore(store)
+            user = User(step_store)
+            if is_warm:
+                await read(user)
+            await row.action(User(store))
             task: list[asyncio.Task[Any]] = []
-            stepping.begin(cut(at, how, task))
-            task.append(asyncio.ensure_future(look(user)))
+            step_store.restart(fail_at(at, how, task))
+            task.append(asyncio.ensure_future(read(user)))
             await asyncio.wait(task)
             task[0].cancelled() or task[0].exception()
-            if len(stepping.steps) < at:
+            if len(step_store.steps) < at:
                 break
-            assert await seen(user, row) == new, stepping.steps[-1]
+            assert await view(user, row) == new, step_store.steps[-1]
 
 
 @pytest.mark.parametrize("verb", ["add", "remove"])
-async def test_what_is_listed_is_installed_also_where_one_is_cut_off(verb: str) -> None:
+async def test_listed_packages_are_installed_also_after_a_failure(verb: str) -> None:
     for at in itertools.count(1):
-        store, python = MemoryStore(), Installed("red")
+        store, python = MemoryStore(), FakeInstaller("red")
         await store.put("requirements.txt", b"red\n")
         task: list[asyncio.Task[Any]] = []
-        stepping = Stepping(store, cut(at, "once", task))
-        deps = Dependencies(stepping, python)  # type: ignore[arg-type]
+        step_store = StepStore(store, fail_at(at, "once", task))
+        deps = Dependencies(step_store, python)  # type: ignore[arg-type]
         task.append(asyncio.ensure_future(deps.add("blue") if verb == "add" else deps.remove("red")))
         await asyncio.wait(task)
-        if len(stepping.steps) < at:
+        if len(step_store.steps) < at:
             break
         assert task[0].exception() is not None
-        assert set(await Dependencies(store, python).list()) <= set(python.there), stepping.steps[at - 1]
+        assert set(await Dependencies(store, python).list()) <= set(python.packages), step_store.steps[at - 1]
 
 
-async def test_what_is_written_down_for_the_next_process_costs_no_list() -> None:
+async def test_a_cache_that_cannot_be_written_does_not_affect_listing() -> None:
     store = MemoryStore()
     for number in range(60):
         await store.put(f"workflows/w{number}.py", ONE.encode())
@@ -462,30 +461,30 @@ async def test_what_is_written_down_for_the_next_process_costs_no_list() -> None
         if what == "before put library/workflows/outline.json":
             raise StorageUnavailable("not now")
 
-    stepping = Stepping(store, step)
-    assert len(await User(stepping).workflows.list()) == 60
-    assert "before put library/workflows/outline.json" in stepping.steps
+    step_store = StepStore(store, step)
+    assert len(await User(step_store).workflows.list()) == 60
+    assert "before put library/workflows/outline.json" in step_store.steps
 
 
-async def test_what_is_noted_of_a_file_stays_with_it_when_only_its_place_changes(tmp_path: Path) -> None:
-    """As in the moment in which another takes its place, or when a backup gives it a second name."""
+async def test_a_description_stays_when_only_the_inode_changes(tmp_path: Path) -> None:
+    """For example during a rename, or when a backup program makes a hard link."""
     store = FileStore(tmp_path)
     await save("[1]", "text")(User(store))
 
     async def step(number: int, what: str) -> None:
         if what == "before put artifacts/x":
-            raise StorageUnavailable("cut off")
+            raise StorageUnavailable("not now")
 
     with pytest.raises(StorageUnavailable):
-        await save([2, 3], "data")(User(Stepping(store, step)))
+        await save([2, 3], "data")(User(StepStore(store, step)))
     (tmp_path / "second").hardlink_to(tmp_path / "artifacts" / "x")
     found = await User(store).artifacts.get("x") or {}
     assert (found["description"], found["kind"], found["size"]) == ("text", "text", 3)
     assert await User(store).artifacts.list() == [found]
 
 
-async def test_a_file_that_changed_under_its_stamp_is_read_anew() -> None:
-    """As one that an editor writes in place within a tick of the clock."""
+async def test_a_file_that_changed_without_a_new_stamp_is_read_again() -> None:
+    """For example one that an editor writes in place within a tick of the clock."""
     for key, one, two in [
         ("workflows/x.py", ONE.encode(), TWO.encode()),
         ("skills/x/SKILL.md", SKILL, SKILL.replace(b"How to", b"Why")),
@@ -500,33 +499,33 @@ async def test_a_file_that_changed_under_its_stamp_is_read_anew() -> None:
         assert before != found == await workflow(User(store))
 
 
-class Slow(LibrarySearch):
-    """One that takes its time, in which somebody else does something."""
+class SlowSearch(LibrarySearch):
+    """A search during which something else happens."""
 
     meanwhile: Callable[[], Awaitable[Any]] | None = None
 
     async def search(self, query: str, limit: int = 10) -> list[Any]:
         if self.meanwhile is not None:
-            doing, self.meanwhile = self.meanwhile, None
-            await doing()
+            callback, self.meanwhile = self.meanwhile, None
+            await callback()
         return await super().search(query, limit)
 
 
-async def test_two_searches_at_once_know_of_different_ones() -> None:
+async def test_concurrent_searches_with_different_entries() -> None:
     store = MemoryStore()
-    for room in (
-        ArtifactStore(store, index=Slow(None, "a", None)),
-        WorkflowLibrary(store, index=Slow(None, "w", None)),
+    for library in (
+        ArtifactStore(store, index=SlowSearch(None, "a", None)),
+        WorkflowLibrary(store, index=SlowSearch(None, "w", None)),
     ):
-        keep = room.save if isinstance(room, ArtifactStore) else room.add
-        await keep("one", ONE, "about stars")
+        add_one = library.save if isinstance(library, ArtifactStore) else library.add
+        await add_one("one", ONE, "about stars")
 
-        async def later(room: Any = room, keep: Any = keep) -> None:
-            await keep("other", ONE, "about stars too")
-            assert {found["name"] for found in await room.search("stars")} == {"one", "other"}
+        async def later(library: Any = library, add_one: Any = add_one) -> None:
+            await add_one("other", ONE, "about stars too")
+            assert {found["name"] for found in await library.search("stars")} == {"one", "other"}
 
-        room._search.meanwhile = later  # type: ignore[attr-defined]
-        assert [found["name"] for found in await room.search("stars")] == ["one"]
+        library._search.meanwhile = later  # type: ignore[attr-defined]
+        assert [found["name"] for found in await library.search("stars")] == ["one"]
 
 
 # --- two at once ------------------------------------------------------------------------------------------------------
@@ -537,7 +536,7 @@ async def everything(user: User) -> Any:
     return [(without_times(one), await user.artifacts.load(one["name"])) for one in found]
 
 
-PAIRS: list[tuple[Do, dict[str, Do], dict[str, Do]]] = [
+PAIRS: list[tuple[Action, dict[str, Action], dict[str, Action]]] = [
     (
         save([1], "data"),
         {
@@ -600,35 +599,37 @@ PAIRS: list[tuple[Do, dict[str, Do], dict[str, Do]]] = [
 ]
 
 
-async def in_turn(given: Do, dos: Sequence[Do], row: Row) -> Seen:
+async def one_after_the_other(setup: Action, actions: Sequence[Action], row: Row) -> Views:
     store = MemoryStore()
-    await given(User(store))
-    for do in dos:
-        await asyncio.gather(do(User(store)), return_exceptions=True)
-    return await seen(User(store), row)
+    await setup(User(store))
+    for action in actions:
+        await asyncio.gather(action(User(store)), return_exceptions=True)
+    return await view(User(store), row)
 
 
 @pytest.mark.parametrize(
-    ("given", "one", "other", "looks"),
+    ("setup", "first", "second", "views"),
     [
-        pytest.param(given, dos[one], dos[other], looks, id=f"{one}, {other}")
-        for given, dos, looks in PAIRS
-        for one, other in itertools.product(dos, dos)
+        pytest.param(setup, actions[one], actions[two], views, id=f"{one}, {two}")
+        for setup, actions, views in PAIRS
+        for one, two in itertools.product(actions, actions)
     ],
 )
-async def test_of_two_at_once_each_is_done_whole(given: Do, one: Do, other: Do, looks: dict[str, Do]) -> None:
-    row = Row(given, one, looks)
-    either = [await in_turn(given, dos, row) for dos in ((one, other), (other, one))]
+async def test_two_concurrent_changes_have_the_result_of_one_after_the_other(
+    setup: Action, first: Action, second: Action, views: dict[str, Action]
+) -> None:
+    row = Row(setup, first, views)
+    either = [await one_after_the_other(setup, actions, row) for actions in ((first, second), (second, first))]
     for at in itertools.count(1):
         store = MemoryStore()
-        await given(User(store))
-        another = Another(store, at, lambda beside: other(User(beside)))
-        stepping = Stepping(store, another.step)
-        ended = await asyncio.gather(one(User(stepping)), return_exceptions=True)
-        ended += await asyncio.gather(*another.doing, return_exceptions=True)
-        if not another.doing:
+        await setup(User(store))
+        other = OtherUser(store, at, lambda beside: second(User(beside)))
+        step_store = StepStore(store, other.step)
+        ended = await asyncio.gather(first(User(step_store)), return_exceptions=True)
+        ended += await asyncio.gather(*other.tasks, return_exceptions=True)
+        if not other.tasks:
             break
         assert [
             raised for raised in ended if isinstance(raised, Exception) and not isinstance(raised, CarrelError)
         ] == []
-        assert await seen(User(store), row) in either, stepping.steps[at - 1]
+        assert await view(User(store), row) in either, step_store.steps[at - 1]

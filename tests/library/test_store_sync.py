@@ -1,4 +1,4 @@
-"""Between two stores of any kind: everything arrives as it was, and nothing that differs is lost."""
+"""Copying between two stores of any kind: all items arrive, and nothing is lost."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from carrel.library.workflows import WorkflowLibrary
 from carrel.storage.base import Store
 from carrel.storage.files.store import FileStore
 from carrel.storage.memory import MemoryStore
-from tests.support.step_store import Another, Stepping, cut
+from tests.support.step_store import OtherUser, StepStore, fail_at
 from tests.support.stores import Place, everything
 
 BIG = bytes(range(256)) * 20_000
-SAID = "x" * 60_000
+LONG_TEXT = "x" * 60_000
 
 
 @pytest.fixture
 async def folder(tmp_path: Path) -> AsyncIterator[FileStore]:
-    """A base as a person has it, with something of every kind."""
+    """A base with an item of every kind."""
     root = tmp_path / "base"
     for name, text in {
         "tools/curl.yaml": "name: curl\ncommand: curl\n",
@@ -49,7 +49,7 @@ async def folder(tmp_path: Path) -> AsyncIterator[FileStore]:
     await artifacts.save("none", None)
     sessions = SessionStore(store=store, prefix="sessions")
     await sessions.create_session("Stars", session_id="stars")
-    for text in ("one", SAID, "three"):
+    for text in ("one", LONG_TEXT, "three"):
         await sessions.append_message("stars", user_text_message(text))
     yield store
     await artifacts.close()
@@ -74,11 +74,11 @@ EVERYTHING = [
 ]
 
 
-async def test_everything_arrives_as_it_was_and_can_be_used(folder: FileStore, place: Place) -> None:
+async def test_everything_is_copied_and_can_be_used(folder: FileStore, place: Place) -> None:
     target = place.open()
     assert named(await differences(folder, target)) == [f"new {name}" for name in EVERYTHING]
-    moved = await copy(folder, target)
-    assert (named(moved.copied), moved.kept, moved.same) == ([f"new {name}" for name in EVERYTHING], [], 0)
+    report = await copy(folder, target)
+    assert (named(report.copied), report.kept, report.same) == ([f"new {name}" for name in EVERYTHING], [], 0)
     assert [f"{thing.kind}/{thing.name}" for thing in await contents(target)] == EVERYTHING
     artifacts = ArtifactStore(place.open())
     assert (await artifacts.load("reports/big"), await artifacts.load("none")) == (BIG, None)
@@ -101,7 +101,7 @@ async def test_everything_arrives_as_it_was_and_can_be_used(folder: FileStore, p
         await closed.close()
 
 
-async def test_twice_is_harmless_and_back_is_the_same(folder: FileStore, place: Place, tmp_path: Path) -> None:
+async def test_copying_twice_and_back_changes_nothing(folder: FileStore, place: Place, tmp_path: Path) -> None:
     target = place.open()
     await copy(folder, target)
     again = await copy(folder, target)
@@ -115,7 +115,7 @@ async def test_twice_is_harmless_and_back_is_the_same(folder: FileStore, place: 
     await back.close()
 
 
-async def test_what_differs_there_is_kept_unless_it_is_to_be_overwritten(folder: FileStore, place: Place) -> None:
+async def test_a_different_item_is_kept_without_overwrite(folder: FileStore, place: Place) -> None:
     target = place.open()
     await copy(folder, target)
     await target.put("workflows/add.py", b"def run(): return 'theirs'\n")
@@ -123,16 +123,16 @@ async def test_what_differs_there_is_kept_unless_it_is_to_be_overwritten(folder:
     await target.put("artifacts/reports/big", BIG[:-1] + b"?")
     found = [one for one in named(await differences(folder, target)) if not one.startswith("same")]
     assert found == ["changed workflows/add.py", "missing workflows/only_there.py", "changed artifacts/reports/big"]
-    moved = await copy(folder, target, parse_kinds(["workflows"]))
-    assert (moved.copied, named(moved.kept)) == ([], ["changed workflows/add.py"])
+    report = await copy(folder, target, parse_kinds(["workflows"]))
+    assert (report.copied, named(report.kept)) == ([], ["changed workflows/add.py"])
     assert await target.get("workflows/add.py") == b"def run(): return 'theirs'\n"
-    moved = await copy(folder, target, overwrite=True)
-    assert named(moved.copied) == ["changed workflows/add.py", "changed artifacts/reports/big"]
+    report = await copy(folder, target, overwrite=True)
+    assert named(report.copied) == ["changed workflows/add.py", "changed artifacts/reports/big"]
     assert await target.get("artifacts/reports/big") == BIG
     assert await target.get("workflows/only_there.py") is not None
 
 
-async def test_a_session_goes_on_where_it_ended_and_is_never_overwritten(folder: FileStore, place: Place) -> None:
+async def test_a_session_is_continued_and_never_overwritten(folder: FileStore, place: Place) -> None:
     target = place.open()
     await copy(folder, target)
     sessions = SessionStore(store=folder, prefix="sessions")
@@ -142,13 +142,13 @@ async def test_a_session_goes_on_where_it_ended_and_is_never_overwritten(folder:
     kept = await copy(target, folder, ["sessions"], overwrite=True)
     assert (kept.copied, named(kept.kept)) == ([], ["shorter sessions/stars"])
     assert named((await copy(folder, target, ["sessions"])).copied) == ["longer sessions/stars"]
-    assert await said(target) == await said(folder)
+    assert await texts(target) == await texts(folder)
     there = SessionStore(store=target, prefix="sessions")
     await there.append_message("stars", user_text_message("five, there"))
     await sessions.append_message("stars", user_text_message("five, here"))
-    moved = await copy(folder, target, ["sessions"], overwrite=True)
-    assert (moved.copied, named(moved.kept)) == ([], ["diverged sessions/stars"])
-    assert (await said(target))[-1] == "five, there"
+    report = await copy(folder, target, ["sessions"], overwrite=True)
+    assert (report.copied, named(report.kept)) == ([], ["diverged sessions/stars"])
+    assert (await texts(target))[-1] == "five, there"
     await there.close()
     await sessions.close()
 
@@ -173,7 +173,7 @@ class Stopping:
         return counted
 
 
-async def test_who_is_stopped_half_way_goes_on_there_the_next_time(folder: FileStore, place: Place) -> None:
+async def test_an_interrupted_copy_can_be_repeated(folder: FileStore, place: Place) -> None:
     target = place.open()
     workflows = WorkflowLibrary(folder)
     for number in range(3):
@@ -196,7 +196,7 @@ async def test_who_is_stopped_half_way_goes_on_there_the_next_time(folder: FileS
     assert writes > len(EVERYTHING)
 
 
-async def test_who_looks_while_it_is_copied_does_not_part_the_histories(folder: FileStore) -> None:
+async def test_readers_during_a_copy_do_not_change_the_history(folder: FileStore) -> None:
     workflows = WorkflowLibrary(folder)
     await workflows.add("add", "def run(a):\n    return 1\n")
     await workflows.add("sub", "def run(a):\n    return 2\n")
@@ -207,13 +207,13 @@ async def test_who_looks_while_it_is_copied_does_not_part_the_histories(folder: 
             reader = WorkflowLibrary(target)
             assert [await reader.get(name) for name in ("add", "sub")]
 
-    await copy(folder, Stepping(target, look))  # type: ignore[arg-type]
+    await copy(folder, StepStore(target, look))  # type: ignore[arg-type]
     key = "library/workflows/history.jsonl"
     assert await everything(target, key) == await everything(folder, key)
     await workflows.close()
 
 
-async def test_where_the_source_is_gone_half_way_it_goes_on_there_the_next_time() -> None:
+async def test_a_copy_can_be_repeated_after_the_source_failed() -> None:
     source = MemoryStore()
     for key in ("tools/a.yaml", "skills/x/SKILL.md", "skills/x/go.py", "requirements.txt", "artifacts/by hand"):
         await source.put(key, b"x")
@@ -227,9 +227,9 @@ async def test_where_the_source_is_gone_half_way_it_goes_on_there_the_next_time(
     await sessions.close()
     for at in itertools.count(1):
         target = MemoryStore()
-        stepping = Stepping(source, cut(at, "once", []))
+        step_store = StepStore(source, fail_at(at, "once", []))
         try:
-            await copy(stepping, target)  # type: ignore[arg-type]
+            await copy(step_store, target)  # type: ignore[arg-type]
             break
         except StorageUnavailable:
             pass
@@ -238,41 +238,42 @@ async def test_where_the_source_is_gone_half_way_it_goes_on_there_the_next_time(
         found = await ArtifactStore(target).get("noted")
         assert (await ArtifactStore(target).load("x"), (found or {})["description"]) == ("[1]", "a person wrote this")
         assert await target.get("skills/x/SKILL.md") == b"x"
-        assert await said(target) == ["one"]
+        assert await texts(target) == ["one"]
 
 
-async def test_an_artifact_that_is_saved_while_it_is_copied_comes_with_its_own_note() -> None:
+async def test_an_artifact_that_is_saved_during_the_copy_has_its_own_description() -> None:
     for at in itertools.count(1):
         source, target = MemoryStore(), MemoryStore()
         await ArtifactStore(source).save("x", "[1]", "text")
-        another = Another(source, at, lambda store: ArtifactStore(store).save("x", [2, 3], "data"))
-        moved = await copy(Stepping(source, another.step), target)  # type: ignore[arg-type]
-        if not another.doing:
+        other = OtherUser(source, at, lambda store: ArtifactStore(store).save("x", [2, 3], "data"))
+        report = await copy(StepStore(source, other.step), target)  # type: ignore[arg-type]
+        if not other.tasks:
             break
         found = await ArtifactStore(target).get("x")
         if found is None:
-            assert [failure.name for failure in moved.failed] == ["x"]
+            assert [failure.name for failure in report.failed] == ["x"]
             continue
         both = await ArtifactStore(target).load("x"), found["description"], found["kind"]
         assert both in [("[1]", "text", "text"), ([2, 3], "data", "json")]
 
 
-async def test_what_refers_to_others_comes_after_them() -> None:
+async def test_items_are_copied_after_those_they_refer_to() -> None:
     source, target = MemoryStore(), MemoryStore()
     keys = ["skills/x/SKILL.md", "skills/x/go.py", "tools/a.yaml", "tools/b.json", "tools/c.yml"]
     for key in keys:
         await source.put(key, b"x")
-    stepping = Stepping(target)
-    moved = await copy(source, stepping)  # type: ignore[arg-type]
-    written = [step.rpartition(" ")[2] for step in stepping.steps if step.startswith("after put_pieces")]
+    step_store = StepStore(target)
+    report = await copy(source, step_store)  # type: ignore[arg-type]
+    written = [step.rpartition(" ")[2] for step in step_store.steps if step.startswith("after put_pieces")]
     assert written == ["tools/b.json", "tools/a.yaml", "tools/c.yml", "skills/x/go.py", "skills/x/SKILL.md"]
-    assert [one.name for one in moved.copied] == ["a.yaml", "b.json", "c.yml", "x/SKILL.md", "x/go.py"]
+    assert [one.name for one in report.copied] == ["a.yaml", "b.json", "c.yml", "x/SKILL.md", "x/go.py"]
 
 
-async def test_the_library_that_a_fork_begins_with_is_its_own(folder: FileStore, place: Place) -> None:
+async def test_a_copied_library_is_independent(folder: FileStore, place: Place) -> None:
     workflows = WorkflowLibrary(folder)
     await workflows.add("add", "def run(a):\n    return 1\n")
-    await workflows.record_use("add")
+    await workflows.begin("add")
+    await workflows.close()
     target = place.open()
     await copy_library(folder, target)
     assert await target.list("environments") + await target.list("sessions") == []
@@ -286,17 +287,17 @@ async def test_the_library_that_a_fork_begins_with_is_its_own(folder: FileStore,
         await library.close()
 
 
-async def test_two_who_copy_at_once_copy_once(folder: FileStore, place: Place) -> None:
+async def test_concurrent_copies_copy_once(folder: FileStore, place: Place) -> None:
     key = "sessions/stars/messages.jsonl"
     await folder.append(key, [b'{"role":"user","content":[],"meta":{"n":%d}}' % number for number in range(3000)])
     targets = [place.open() for _ in range(4)]
-    moved = await asyncio.gather(*(copy(folder, target) for target in targets))
-    assert [one.failed for one in moved] == [[]] * 4
+    report = await asyncio.gather(*(copy(folder, target) for target in targets))
+    assert [one.failed for one in report] == [[]] * 4
     assert await everything(targets[0], key) == await everything(folder, key)
     assert {one.state for one in await differences(folder, targets[0])} == {"same"}
 
 
-async def test_a_torn_last_line_is_no_difference(folder: FileStore, place: Place) -> None:
+async def test_a_torn_last_line_is_not_a_difference(folder: FileStore, place: Place) -> None:
     target = place.open()
     with (folder.root / "sessions/stars/messages.jsonl").open("ab") as log:
         log.write(b'{"role": "us')
@@ -304,7 +305,7 @@ async def test_a_torn_last_line_is_no_difference(folder: FileStore, place: Place
     assert {one.state for one in await differences(folder, target)} == {"same"}
 
 
-async def test_a_session_in_which_nothing_was_said_comes_too(tmp_path: Path, place: Place) -> None:
+async def test_a_session_without_messages_is_copied(tmp_path: Path, place: Place) -> None:
     here, target = FileStore(tmp_path / "here"), place.open()
     sessions = SessionStore(store=here, prefix="sessions")
     await sessions.create_session("Quiet", session_id="quiet")
@@ -313,18 +314,18 @@ async def test_a_session_in_which_nothing_was_said_comes_too(tmp_path: Path, pla
     await sessions.close()
 
 
-async def test_one_that_the_target_does_not_take_costs_no_other(tmp_path: Path) -> None:
+async def test_an_item_that_cannot_be_copied_does_not_stop_the_others(tmp_path: Path) -> None:
     source, target = MemoryStore(), FileStore(tmp_path)
     long = "x" * 300
     for key in ("artifacts/a", "artifacts/a/b", f"artifacts/{long}", "artifacts/c"):
         await source.put(key, key.encode())
-    moved = await copy(source, target)
-    assert named(moved.copied) == ["new artifacts/a", "new artifacts/c"]
-    assert sorted(failure.name for failure in moved.failed) == ["a/b", long]
+    report = await copy(source, target)
+    assert named(report.copied) == ["new artifacts/a", "new artifacts/c"]
+    assert sorted(failure.name for failure in report.failed) == ["a/b", long]
     assert await target.get("artifacts/c") == b"artifacts/c"
 
 
-async def test_files_with_names_that_no_key_can_have_are_told_and_cost_no_other(
+async def test_files_with_invalid_names_do_not_stop_the_copy(
     folder: FileStore, place: Place, caplog: pytest.LogCaptureFixture
 ) -> None:
     for name in ("back\\slash", "new\nline"):
@@ -332,12 +333,12 @@ async def test_files_with_names_that_no_key_can_have_are_told_and_cost_no_other(
     (folder.root / "artifacts" / "away").symlink_to("/etc/passwd")
     os.mkfifo(folder.root / "artifacts" / "pipe")
     assert [f"{thing.kind}/{thing.name}" for thing in await contents(folder)] == EVERYTHING
-    moved = await copy(folder, place.open())
-    assert (len(moved.copied), moved.failed) == (len(EVERYTHING), [])
+    report = await copy(folder, place.open())
+    assert (len(report.copied), report.failed) == (len(EVERYTHING), [])
     assert all(f"artifacts/{name}" in caplog.text for name in ("back\\slash", "new\nline"))
 
 
-async def said(store: Store) -> list[str]:
+async def texts(store: Store) -> list[str]:
     sessions = SessionStore(store=store, prefix="sessions")
     loaded = await sessions.load_session("stars")
     await sessions.close()
@@ -346,7 +347,7 @@ async def said(store: Store) -> list[str]:
 
 
 def test_an_unknown_kind_is_named() -> None:
-    with pytest.raises(ConfigurationError, match="no kind 'recipes'; there are tools, workflows"):
+    with pytest.raises(ConfigurationError, match="no kind 'recipes'; use tools, workflows"):
         parse_kinds(["recipes"])
     assert parse_kinds(None) == KINDS
     assert parse_kinds(["sessions", "tools"]) == ("tools", "sessions")

@@ -1,4 +1,4 @@
-"""A store that can be cut off at any of its calls, or have somebody else come in between any two of them."""
+"""A store that can fail at any of its calls, or let another task run between any two of them."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -8,27 +8,26 @@ from carrel.errors import StorageUnavailable
 from carrel.storage.base import Lock, Store
 
 WRITES = {"put", "put_pieces", "delete", "copy", "append", "copy_log"}
-VERBS = WRITES | {"get", "get_many", "folders", "stamp", "stamps", "scan", "list", "lock"}
-BLOCKS = {"pieces", "read", "read_back"}
+METHODS = WRITES | {"get", "get_many", "folders", "stamp", "stamps", "scan", "list", "lock"}
+ITERATORS = {"pieces", "read", "read_back"}
 
 Step = Callable[[int, str], Awaitable[None]]
-"""What happens at a step: its number, and what it is before or after."""
+"""Called at a step, with its number and what comes next or has just happened."""
 
 
-class Stepping:
-    """Counts the calls of one user of a store. Before each, and after each that writes, `step` may raise, or do
-    something else first."""
+class StepStore:
+    """Counts the calls to a store. `step` is called before each, and after each that writes; it may raise."""
 
     def __init__(self, store: Store, step: Step | None = None) -> None:
         self._store = store
         self._step = step
         self._locks: list[tuple[str, Lock]] = []
         self.steps: list[str] = []
-        self.waiting = asyncio.Event()
-        """Set once it waits for a lock that somebody else holds."""
+        self.is_blocked = asyncio.Event()
+        """Set when a call waits for a lock."""
 
-    def begin(self, step: Step) -> None:
-        """From now on this one, and the steps are counted anew."""
+    def restart(self, step: Step) -> None:
+        """Call this function from now on, and count the steps again."""
         self.steps.clear()
         self._step = step
 
@@ -38,23 +37,23 @@ class Stepping:
             await self._step(len(self.steps), what)
 
     def __getattr__(self, name: str) -> Any:
-        verb = getattr(self._store, name)
-        if name in BLOCKS:
-            return lambda *words, **more: self._blocks(verb(*words, **more), f"{name} {words[0]}")
-        if name not in VERBS:
-            return verb
+        method = getattr(self._store, name)
+        if name in ITERATORS:
+            return lambda *args, **kwargs: self._iterate(method(*args, **kwargs), f"{name} {args[0]}")
+        if name not in METHODS:
+            return method
 
-        async def called(*words: Any, **more: Any) -> Any:
-            what = f"{name} {words[0] if words else ''}"
+        async def call(*args: Any, **kwargs: Any) -> Any:
+            what = f"{name} {args[0] if args else ''}"
             await self._at(f"before {what}")
-            answer = await (self._lock(*words, **more) if name == "lock" else verb(*words, **more))
+            answer = await (self._lock(*args, **kwargs) if name == "lock" else method(*args, **kwargs))
             if name in WRITES:
                 await self._at(f"after {what}")
             return answer
 
-        return called
+        return call
 
-    async def _blocks(self, blocks: AsyncIterator[Any], what: str) -> AsyncIterator[Any]:
+    async def _iterate(self, blocks: AsyncIterator[Any], what: str) -> AsyncIterator[Any]:
         await self._at(f"before {what}")
         async for block in blocks:
             yield block
@@ -63,55 +62,55 @@ class Stepping:
     async def _lock(self, key: str, *, wait: bool = True) -> Lock | None:
         lock = await self._store.lock(key, wait=False)
         if lock is None and wait:
-            self.waiting.set()
+            self.is_blocked.set()
             lock = await self._store.lock(key)
         if lock is not None:
             self._locks.append((key, lock))
         return lock
 
-    async def die(self) -> None:
-        """What the end of a process does for it."""
+    async def release_locks(self) -> None:
+        """Release all locks, as the end of a process does."""
         for _, lock in self._locks:
             await lock.release()
 
-    async def held(self) -> list[str]:
-        """The locks that it took and did not let go of."""
+    async def held_locks(self) -> list[str]:
+        """Return the keys of the locks that were acquired and not released."""
         return [key for key, _ in self._locks if await self._store.lock_owner(key) is not None]
 
 
-def cut(at: int, how: str, user: "list[asyncio.Task[Any]]") -> Step:
-    """Cut its user off at a step: `once`, or for good as one who is `killed`; or `cancelled`."""
+def fail_at(at: int, how: str, tasks: "list[asyncio.Task[Any]]") -> Step:
+    """Return a step that fails `once`, or from there on if `killed`; or cancels the first task if `cancelled`."""
 
     async def step(number: int, what: str) -> None:
         if number == at and how == "cancelled":
-            user[0].cancel()
+            tasks[0].cancel()
             await asyncio.sleep(0)
         elif number == at or (number > at and how == "killed"):
-            raise StorageUnavailable(f"cut off {what}")
+            raise StorageUnavailable(f"failed {what}")
 
     return step
 
 
-async def until_it_waits(store: Stepping, doing: Awaitable[Any]) -> "asyncio.Future[Any]":
-    """Begin it, and go on when it has ended or waits for a lock."""
-    task, waiting = asyncio.ensure_future(doing), asyncio.ensure_future(store.waiting.wait())
-    await asyncio.wait([task, waiting], return_when=asyncio.FIRST_COMPLETED)
-    waiting.cancel()
+async def run_until_blocked(store: StepStore, action: Awaitable[Any]) -> "asyncio.Future[Any]":
+    """Start an action, and return when it has ended or waits for a lock."""
+    task, blocked = asyncio.ensure_future(action), asyncio.ensure_future(store.is_blocked.wait())
+    await asyncio.wait([task, blocked], return_when=asyncio.FIRST_COMPLETED)
+    blocked.cancel()
     return task
 
 
-class Another:
-    """Somebody else who comes in at one step, and goes as far as nobody holds a lock against it."""
+class OtherUser:
+    """Runs actions on the same store at one step, each until it ends or waits for a lock."""
 
-    def __init__(self, store: Store, at: int, *dos: Callable[[Any], Awaitable[Any]]) -> None:
+    def __init__(self, store: Store, at: int, *actions: Callable[[Any], Awaitable[Any]]) -> None:
         self._store = store
         self._at = at
-        self._dos = dos
-        self.doing: list[asyncio.Future[Any]] = []
+        self._actions = actions
+        self.tasks: list[asyncio.Future[Any]] = []
 
     async def step(self, number: int, what: str) -> None:
         if number != self._at:
             return
-        for do in self._dos:
-            stepping = Stepping(self._store)
-            self.doing.append(await until_it_waits(stepping, do(stepping)))
+        for action in self._actions:
+            store = StepStore(self._store)
+            self.tasks.append(await run_until_blocked(store, action(store)))

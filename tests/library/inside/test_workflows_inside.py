@@ -202,7 +202,7 @@ async def test_a_skill_folder_inside(inside: Inside, tmp_path: Path) -> None:
     assert await inside.value("skills.pdf_forms.fill('a.pdf')") == "filled a.pdf"
     result = await inside.run("skills.pdf_forms()")
     assert result.error_type == "WorkflowExecutionError"
-    assert "to be read" in (result.error or "")
+    assert "cannot be called" in (result.error or "")
 
 
 @pytest.mark.parametrize("call", ["workflows.hang()", "await workflows.hang.call_async()"])

@@ -213,7 +213,7 @@ class Here:
         exec(code, names)
         run: Callable[..., Any] | None = names.get("run")
         if not callable(run):
-            raise error_class("WorkflowExecutionError", ["RuntimeError"])(f"the workflow {name} has no function run")
+            raise error_class("WorkflowExecutionError", ["RuntimeError"])(f"the workflow {name} has no function 'run'")
         return run
 
 
