@@ -25,9 +25,9 @@ def message(number: int) -> dict[str, Any]:
     return user_text_message(f"message {number}: " + "please look at the parser and tell me what you think of it. " * 5)
 
 
-def plain_append(folder: Path, said: dict[str, Any], meta: dict[str, Any]) -> None:
+def plain_append(folder: Path, message: dict[str, Any], meta: dict[str, Any]) -> None:
     with (folder / "messages.jsonl").open("a") as log:
-        log.write(json.dumps(said) + "\n")
+        log.write(json.dumps(message) + "\n")
     meta["message_count"] += 1
     with (folder / "meta.json").open("w") as file:
         json.dump(meta, file, indent=2)
@@ -62,12 +62,12 @@ async def _one_after_another(scale: Scale) -> Line:
     async with SessionStore(scale.folder / "append", embedder=False) as store:
 
         async def ours() -> None:
-            for said in messages:
-                await store.append_message("a", said)
+            for message in messages:
+                await store.append_message("a", message)
 
         async def plainly() -> None:
-            for said in messages:
-                plain_append(plain, said, meta)
+            for message in messages:
+                plain_append(plain, message, meta)
 
         samples = await in_turn(7, ours=ours, plain=plainly)
     how = f"{count} messages, one after another; plain: open, json.dumps, append, close, rewrite meta.json"

@@ -21,7 +21,7 @@ _ASKS = (
     "Add a test for the {part} of {project}. {prose}",
     "The {part} is slow since yesterday; find out what changed in {project} and fix it. {prose}",
     "Rename the {part} module in {project} and keep the old name working for one release.",
-    "Write down how the {project} {part} works, for somebody new. {prose}",
+    "Write down how the {project} {part} works, for a newcomer. {prose}",
     "{project}/{part}: roll back the last migration and tell me what it touched",
 )
 _HAN = (

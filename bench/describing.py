@@ -40,7 +40,7 @@ def as_json(definitions: list[dict[str, Any]], indent: int | None = None) -> str
     return json.dumps(definitions, ensure_ascii=False, indent=indent)
 
 
-def as_asked(definitions: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def as_requested(definitions: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """What a request to a model has room for: no schema of results, no annotations."""
     return [{key: one[key] for key in ("name", "description", "inputSchema") if key in one} for one in definitions]
 
@@ -65,12 +65,12 @@ def rows() -> list[str]:
     count = Counted()
     lines = []
     for path in sorted(DATA.glob("*.json")):
-        said = json.loads(path.read_text(encoding="utf-8"))
-        tools = as_tools(path.stem, said["tools"])
-        plain, asked = count(as_json(said["tools"])), count(as_json(as_asked(said["tools"])))
+        data = json.loads(path.read_text(encoding="utf-8"))
+        tools = as_tools(path.stem, data["tools"])
+        plain, full = count(as_json(data["tools"])), count(as_json(as_requested(data["tools"])))
         every, line = (count(group_stub(path.stem, [(tool, docs) for tool in tools])) for docs in ("all", "line"))
-        cells = [path.stem, said["package"], said["from"], said["version"], said["license"] or "none named"]
-        cells += [f"{number:,}" for number in (len(tools), plain, asked)]
+        cells = [path.stem, data["package"], data["from"], data["version"], data["license"] or "none named"]
+        cells += [f"{number:,}" for number in (len(tools), plain, full)]
         cells += [f"{100 * part / plain:.0f} %" for part in (every, line)]
         lines.append(f"| {' | '.join(cells)} |")
     return lines
@@ -82,11 +82,11 @@ async def measure(scale: Scale) -> list[Line]:
     tools = {server: as_tools(server, definitions) for server, definitions in given.items()}
     everything = [tool for some in tools.values() for tool in some]
     plain = sum(count(as_json(definitions)) for definitions in given.values())
-    asked = sum(count(as_json(as_asked(definitions))) for definitions in given.values())
+    full = sum(count(as_json(as_requested(definitions))) for definitions in given.values())
     indented = sum(count(as_json(definitions, indent=2)) for definitions in given.values())
-    said = {server: [" ".join(text.split()) for text in _prose(definitions)] for server, definitions in given.items()}
-    prose = sum(count(text) for texts in said.values() for text in texts)
-    once = sum(count(text) for texts in said.values() for text in set(texts))
+    data = {server: [" ".join(text.split()) for text in _prose(definitions)] for server, definitions in given.items()}
+    prose = sum(count(text) for texts in data.values() for text in texts)
+    once = sum(count(text) for texts in data.values() for text in set(texts))
     bare = sum(count(group_stub(server, [(tool, "none") for tool in some])) for server, some in tools.items())
 
     def stubs(docs: Docs) -> int:
@@ -101,7 +101,7 @@ async def measure(scale: Scale) -> list[Line]:
     for what, docs, limit in (("all prose", "all", 30.0), ("one-line docs", "line", 16.0)):
         took = stubs(docs)  # type: ignore[arg-type]
         note = (
-            f"{took:,} tokens, {100 * took / asked:.1f} % of name, description and inputSchema alone, "
+            f"{took:,} tokens, {100 * took / full:.1f} % of name, description and inputSchema alone, "
             f"{100 * took / indented:.1f} % of the indented; {how}"
         )
         lines.append(no_more_than(f"stubs with {what}, of the JSON's tokens", 100 * took / plain, limit, "%", how=note))

@@ -336,11 +336,11 @@ async def main() -> None:
     reader.add_argument("--quick", action="store_true", help="fewer repetitions")
     reader.add_argument("--alone", action="store_true", help="carrel only")
     reader.add_argument("--json", action="store_true", help="print the numbers as JSON")
-    asked = reader.parse_args()
-    sides: dict[str, Callable[[], Awaitable[Rows]]] = {"carrel": lambda: carrel_side(asked.quick)}
-    if not asked.alone:
+    options = reader.parse_args()
+    sides: dict[str, Callable[[], Awaitable[Rows]]] = {"carrel": lambda: carrel_side(options.quick)}
+    if not options.alone:
         if importlib.util.find_spec("ipykernel") and importlib.util.find_spec("jupyter_client"):
-            sides["ipykernel"] = lambda: jupyter_rows(asked.quick)
+            sides["ipykernel"] = lambda: jupyter_rows(options.quick)
         else:
             print("ipykernel is not measured: it and jupyter_client are not installed", file=sys.stderr)
         if docker_answers():
@@ -348,12 +348,12 @@ async def main() -> None:
         else:
             print("docker is not measured: no engine answers here (DOCKER_HOST names one)", file=sys.stderr)
     rounds: dict[str, list[Rows]] = {name: [] for name in sides}
-    for _ in range(1 if asked.quick else ROUNDS):
+    for _ in range(1 if options.quick else ROUNDS):
         for name, side in sides.items():
             rounds[name].append(await side())
     others = {name: in_the_middle(rows) for name, rows in rounds.items()}
     ours = others.pop("carrel")
-    if asked.json:
+    if options.json:
         print(json.dumps({"carrel": ours, **others}, indent=2))
     else:
         print_table(ours, others)

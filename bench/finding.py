@@ -49,10 +49,10 @@ class Quality(NamedTuple):
     among_five: float
 
 
-async def quality(index: LibrarySearch, asked: list[Question]) -> dict[str, Quality]:
+async def quality(index: LibrarySearch, questions: list[Question]) -> dict[str, Quality]:
     """For each kind of question, and for `all`: those in the same and in other words together."""
     ranks: dict[str, list[int]] = {kind: [] for kind in KINDS}
-    for question in asked:
+    for question in questions:
         found = [hit.key for hit in await index.search(question.text, 5)]
         ranks[question.kind].append(found.index(question.key) if question.key in found else 9)
     ranks["all"] = ranks["words"] + ranks["other"]

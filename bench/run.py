@@ -48,27 +48,27 @@ RESULTS = Path(__file__).parent / "results"
 
 
 def main() -> int:
-    words = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    words.add_argument(
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument(
         "subjects", nargs="*", metavar="SUBJECT", help=f"of {', '.join(SUBJECTS)}; all when none is given"
     )
-    words.add_argument("--quick", action="store_true", help="a twentieth of the work, for a first look")
-    words.add_argument("--folder", type=Path, help="where to work; on the disk that is to be measured")
-    words.add_argument("--strict", action="store_true", help="end with 1 when a target is missed")
-    asked = words.parse_args()
-    unknown = set(asked.subjects) - set(SUBJECTS)
+    parser.add_argument("--quick", action="store_true", help="a twentieth of the work, for a first look")
+    parser.add_argument("--folder", type=Path, help="where to work; on the disk that is to be measured")
+    parser.add_argument("--strict", action="store_true", help="end with 1 when a target is missed")
+    options = parser.parse_args()
+    unknown = set(options.subjects) - set(SUBJECTS)
     if unknown:
-        words.error(f"no subject {', '.join(sorted(unknown))}; there are {', '.join(SUBJECTS)}")
-    folder = Path(tempfile.mkdtemp(prefix="carrel-bench-", dir=asked.folder))
+        parser.error(f"no subject {', '.join(sorted(unknown))}; there are {', '.join(SUBJECTS)}")
+    folder = Path(tempfile.mkdtemp(prefix="carrel-bench-", dir=options.folder))
     try:
-        lines = asyncio.run(_measure(asked.subjects or list(SUBJECTS), Scale(asked.quick, folder)))
+        lines = asyncio.run(_measure(options.subjects or list(SUBJECTS), Scale(options.quick, folder)))
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     console = Console(width=None if sys.stdout.isatty() else 120)
-    console.print(_table(lines, quick=asked.quick))
+    console.print(_table(lines, quick=options.quick))
     for line in lines:
         console.print(f"{line.what}: {line.how}", style="dim", highlight=False)
-    return int(asked.strict and not all(line.met for line in lines))
+    return int(options.strict and not all(line.met for line in lines))
 
 
 async def _measure(subjects: list[str], scale: Scale) -> list[Line]:

@@ -62,8 +62,8 @@ async def _served(folder: Path) -> AsyncIterator[AsyncClient]:
     )
     assert server.stdout is not None
     try:
-        told = json.loads(await server.stdout.readline())
-        async with AsyncClient(base_url=told["url"], api_key=told["key"]) as client:
+        answer = json.loads(await server.stdout.readline())
+        async with AsyncClient(base_url=answer["url"], api_key=answer["key"]) as client:
             yield client
     finally:
         if server.returncode is None:
@@ -91,8 +91,8 @@ async def _taken(repeats: int, work: Callable[[], Awaitable[object]]) -> list[fl
     taken = []
     for _ in range(repeats):
         start = time.perf_counter()
-        told = await work()
-        taken.append(told if isinstance(told, float) else time.perf_counter() - start)
+        answer = await work()
+        taken.append(answer if isinstance(answer, float) else time.perf_counter() - start)
     return taken
 
 
@@ -179,6 +179,6 @@ async def _against_docker(client: AsyncClient, scale: Scale) -> Line:
 
 async def _docker(*words: str) -> str:
     process = await asyncio.create_subprocess_exec("docker", *words, stdout=subprocess.PIPE)
-    told, _ = await process.communicate()
+    answer, _ = await process.communicate()
     assert process.returncode == 0
-    return told.decode().strip()
+    return answer.decode().strip()

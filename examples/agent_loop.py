@@ -1,4 +1,4 @@
-"""An agent in a page: a model writes Python, a session runs it, what was said is kept. `python agent_loop.py`"""
+"""A small agent: a model writes Python, a session runs it, the messages are stored. `python agent_loop.py`"""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -16,13 +16,13 @@ Model = Callable[..., Awaitable[Any]]
 
 
 async def agent(session: carrel.Session, model: Model, task: str) -> str:
-    """Work on a task until the model has nothing more to run; returns what it says last."""
+    """Work on a task until the model has nothing more to run; returns its last answer."""
     store = session.storage.get_session_store()
     await store.append_message(session.id, carrel.user_text_message(task), provider="anthropic", model="scripted")
     system = f"Solve the task with run_code. {await session.describe(task)}"
     while True:
-        said = [message async for message in store.iter_messages(session.id)]
-        answer = await model(tools=[RUN_CODE], **carrel.to_provider(said, "anthropic", system=system).payload)
+        messages = [message async for message in store.iter_messages(session.id)]
+        answer = await model(tools=[RUN_CODE], **carrel.to_provider(messages, "anthropic", system=system).payload)
         [message] = carrel.from_provider(answer, "anthropic")
         await store.append_message(session.id, message)
         calls = [block for block in message["content"] if block["type"] == "tool_use"]
@@ -34,12 +34,12 @@ async def agent(session: carrel.Session, model: Model, task: str) -> str:
 
 async def run(session: carrel.Session, call: dict[str, Any]) -> dict[str, Any]:
     result = await session.run(call["input"]["code"])
-    seen = result.stdout + (result.error or repr(result.value))
-    return carrel.tool_result_block(tool_use_id=call["id"], model_text=seen, is_error=not result.is_ok)
+    output = result.stdout + (result.error or repr(result.value))
+    return carrel.tool_result_block(tool_use_id=call["id"], model_text=output, is_error=not result.is_ok)
 
 
 def scripted(*codes: str, last: str) -> Model:
-    """Stands where `anthropic.AsyncAnthropic().messages.create` would: takes the same, answers in the same form."""
+    """Return a replacement for `anthropic.AsyncAnthropic().messages.create` that gives these answers."""
     calls = [{"type": "tool_use", "id": f"t{n}", "name": "run_code", "input": {"code": c}} for n, c in enumerate(codes)]
     turns = iter([*calls, {"type": "text", "text": last}])
 

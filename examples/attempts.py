@@ -1,4 +1,4 @@
-"""Several attempts at one task, each from the same moment, until one is judged right. `python attempts.py`"""
+"""Several attempts at a task, each from the same checkpoint, until one passes. `python attempts.py`"""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -10,25 +10,25 @@ Model = Callable[[list[dict[str, Any]]], Awaitable[str]]
 
 
 async def solve(task: carrel.Session, model: Model, most: int = 5) -> int | None:
-    """The number of the attempt that solved it; None where none did. The model answers with a shell command."""
-    said = await task.converse(task.sample.sample_id)
-    said.create_user_message(task.sample.problem_statement)
+    """Return the number of the attempt that solved it, or None. The model answers with a shell command."""
+    conversation = await task.converse(task.sample.sample_id)
+    conversation.create_user_message(task.sample.problem_statement)
     start = await task.checkpoint("start")
     for attempt in range(1, most + 1):
-        command = await model(said.get_messages_for_llm("anthropic"))
-        said.create_assistant_message().add_text(command)
+        command = await model(conversation.get_messages_for_llm("anthropic"))
+        conversation.create_assistant_message().add_text(command)
         done = await task.execute_command(command)
         verdict = await task.verify()
         print(f"attempt {attempt}: exit code {done.exit_code}, {verdict.outcome}")
         if verdict.is_success:
             return attempt
-        # What was said, the variables and the files are as they were; the log keeps the attempt.
+        # Messages, variables and files are as they were at the checkpoint; the log keeps the attempt.
         await task.rewind(start)
     return None
 
 
 def scripted(*commands: str) -> Model:
-    """Stands where a model would, which says something else each time."""
+    """Return a replacement for a model that gives these answers."""
     turns = iter(commands)
 
     async def create(messages: list[dict[str, Any]]) -> str:
@@ -43,7 +43,7 @@ async def main() -> None:
         model = scripted("rm -rf *", "echo 'It looks right to me'", f"git apply - <<'END'\n{patch}\nEND")
         await solve(task, model)
         assert task.conversation is not None
-        print(f"what is said now: {len(task.conversation.messages)} messages")
+        print(f"messages now: {len(task.conversation.messages)}")
 
 
 if __name__ == "__main__":

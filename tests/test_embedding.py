@@ -41,7 +41,7 @@ TEXTS = [
 
 
 @pytest.mark.parametrize(
-    ("asked", "meant"),
+    ("query", "meant"),
     [
         ("authentication problem", 0),
         ("baking", 1),
@@ -49,8 +49,8 @@ TEXTS = [
         ("vacation with children", 3),
     ],
 )
-def test_other_words_for_the_same_thing_are_near(embedder: Embedder, asked: str, meant: int) -> None:
-    nearness = rows(embedder, TEXTS) @ rows(embedder, [asked])[0]
+def test_other_words_for_the_same_thing_are_near(embedder: Embedder, query: str, meant: int) -> None:
+    nearness = rows(embedder, TEXTS) @ rows(embedder, [query])[0]
     assert int(numpy.argmax(nearness)) == meant
 
 
@@ -111,11 +111,11 @@ assert logging.getLogger().handlers == []
     subprocess.run([sys.executable, "-c", program], check=True)
 
 
-def test_the_network_is_never_asked() -> None:
+def test_the_network_is_never_used() -> None:
     program = """
 import sys
 def listen(event, arguments):
-    assert not event.startswith("socket."), f"the network was asked: {event} {arguments}"
+    assert not event.startswith("socket."), f"the network was used: {event} {arguments}"
 sys.addaudithook(listen)
 from carrel.embedding import WordVectors
 print(len(WordVectors().embed(["a text"])[0]))

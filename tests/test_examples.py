@@ -62,7 +62,7 @@ async def test_the_attempts(capsys: pytest.CaptureFixture[str]) -> None:
         "attempt 1: exit code 0, not_solved",
         "attempt 2: exit code 0, not_solved",
         "attempt 3: exit code 0, solved",
-        "what is said now: 2 messages",
+        "messages now: 2",
     ]
 
 
@@ -74,15 +74,15 @@ def test_the_agent_loop_is_a_page_long() -> None:
 
 
 def scripted(*turns: list[Any]) -> Any:
-    """A model that says what it was given, and notes in `asked` what it was asked."""
+    """A model with scripted answers that keeps its inputs in `inputs`."""
 
     class Scripted(agents.Model):  # type: ignore[misc]
         def __init__(self) -> None:
             self.turns = list(turns)
-            self.asked: list[Any] = []
+            self.inputs: list[Any] = []
 
         async def get_response(self, system_instructions: Any, input: Any, *more: Any, **named: Any) -> Any:
-            self.asked.append(input)
+            self.inputs.append(input)
             return agents.ModelResponse(output=self.turns.pop(0), usage=agents.Usage(), response_id=None)
 
         def stream_response(self, *args: Any, **named: Any) -> Any:
@@ -124,8 +124,8 @@ async def test_the_agents_sdk_goes_on_where_it_left_off(tmp_path: Path, no_traci
         again = openai_agents_session.KeptSession("sums", store)
         model = scripted([says("Sure.")])
         await agents.Runner.run(agents.Agent(name="sums", model=model, tools=[add]), "Sure?", session=again)
-        [asked] = model.asked
-        assert [item.get("type", item.get("role")) for item in asked] == [
+        [request] = model.inputs
+        assert [item.get("type", item.get("role")) for item in request] == [
             "user",
             "reasoning",
             "function_call",
@@ -133,8 +133,8 @@ async def test_the_agents_sdk_goes_on_where_it_left_off(tmp_path: Path, no_traci
             "message",
             "user",
         ]
-        assert asked[1]["encrypted_content"] == "xyz"
-        assert asked[3]["output"] == "3"
+        assert request[1]["encrypted_content"] == "xyz"
+        assert request[3]["output"] == "3"
         [meta] = await store.list_sessions()
         assert (meta["title"], meta["model"]) == ("1 + 2?", "scripted")
 
@@ -162,13 +162,13 @@ async def test_items_are_counted_taken_back_and_cleared(tmp_path: Path) -> None:
         assert len([entry async for entry in store.iter_entries("a")]) >= 8, "the log keeps all of it"
 
 
-async def test_the_sdk_sees_only_the_newest_items_when_told_so(tmp_path: Path, no_tracing: None) -> None:
+async def test_the_sdk_sees_only_the_newest_items_on_request(tmp_path: Path, no_tracing: None) -> None:
     async with SessionStore(tmp_path) as store:
         session = openai_agents_session.KeptSession("a", store, limit=2)
         await session.add_items([{"role": "user", "content": str(number)} for number in range(9)])
         model = scripted([says("Yes.")])
         await agents.Runner.run(agents.Agent(name="a", model=model), "Well?", session=session)
-        assert [item["content"] for item in model.asked[0]] == ["7", "8", "Well?"]
+        assert [item["content"] for item in model.inputs[0]] == ["7", "8", "Well?"]
 
 
 ITEMS: list[dict[str, Any]] = [
@@ -222,7 +222,7 @@ async def test_a_call_that_was_never_answered_is_in_no_request(tmp_path: Path, n
         session = openai_agents_session.KeptSession("a", store)
         model = scripted([says("Yes.")])
         await agents.Runner.run(agents.Agent(name="a", model=model), "Well?", session=session)
-        assert [item.get("content") for item in model.asked[0]] == ["Look.", "Well?"]
+        assert [item.get("content") for item in model.inputs[0]] == ["Look.", "Well?"]
         assert ITEMS[3] in await session.get_items()
 
 
@@ -244,7 +244,7 @@ async def test_parallel_calls_keep_their_order(tmp_path: Path, no_tracing: None)
         assert [item.get("call_id", item.get("role")) for item in items] == [
             *("user", "c-1", "c-2", "c-1", "c-2", "assistant")
         ]
-        assert model.asked[1] == items[:-1]
+        assert model.inputs[1] == items[:-1]
 
 
 async def test_items_of_another_program_are_read_and_popped(tmp_path: Path) -> None:
@@ -267,10 +267,10 @@ async def test_items_of_another_program_are_read_and_popped(tmp_path: Path) -> N
 
 async def test_a_pydantic_ai_agent_writes_code() -> None:
     codes = iter(["x = [1, 2", "x = [1, 2]\nprint('made')", "tools.double(sum(x))"])
-    told: list[str | None] = []
+    instructions: list[str | None] = []
 
     def speak(messages: list[Any], info: Any) -> Any:
-        told.append(info.instructions)
+        instructions.append(info.instructions)
         code = next(codes, None)
         part = pydantic_ai.TextPart("Six.") if code is None else pydantic_ai.ToolCallPart("run_code", {"code": code})
         return pydantic_ai.ModelResponse(parts=[part])
@@ -280,7 +280,7 @@ async def test_a_pydantic_ai_agent_writes_code() -> None:
         with pydantic_ai.capture_run_messages() as messages:
             done = await pydantic_ai_tool.coder(function_model.FunctionModel(speak)).run("Double the sum", deps=session)
     assert done.output == "Six."
-    assert "Twice a number." in (told[0] or "")
+    assert "Twice a number." in (instructions[0] or "")
     parts = [part for message in messages for part in message.parts]
     returned = [part for part in parts if part.part_kind == "tool-return"]
     assert [part.outcome for part in returned] == ["retried", "success", "success"]

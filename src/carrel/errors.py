@@ -1,8 +1,8 @@
-"""One tree of errors; each is also the builtin people already catch."""
+"""All exceptions of carrel, in one tree; each is also the builtin exception that callers catch."""
 
 
 class CarrelError(Exception):
-    """The root: everything carrel raises on purpose is below it."""
+    """The base of all exceptions that carrel raises on purpose."""
 
     def __str__(self) -> str:
         # KeyError shows the repr of its argument; a message is for reading.
@@ -21,19 +21,19 @@ class MissingExtra(ConfigurationError, ImportError):
 
 
 class StorageError(CarrelError):
-    """Something kept could not be read or written."""
+    """Stored data could not be read or written."""
 
 
 class StorageReadError(StorageError, OSError):
-    """What is stored is there but cannot be read."""
+    """Stored data exists but cannot be read."""
 
 
 class StorageWriteError(StorageError, OSError):
-    """Nothing was written: the disk is full, read-only, or the connection is gone. What was there before is whole."""
+    """A write failed: the disk is full or read-only, or the connection is lost. The previous data is unchanged."""
 
 
 class GuardLost(StorageWriteError):
-    """Nothing was written: the object that guards this write was changed or deleted."""
+    """A write was refused because the object that guards it was changed or deleted."""
 
 
 LockLost = GuardLost
@@ -41,151 +41,151 @@ LockLost = GuardLost
 
 
 class StorageUnavailable(StorageError, ConnectionError):
-    """The server that keeps the data does not answer."""
+    """The server with the data does not answer."""
 
 
 class KeyRefused(StorageError, ValueError):
-    """A key that is no plain relative path; nothing was touched."""
+    """A key is not a plain relative path; nothing was changed."""
 
 
 class SessionError(CarrelError):
-    """Something about one session."""
+    """The base of errors about one session."""
 
 
 class SessionNotFound(SessionError, KeyError):
-    """There is no such session (or it was deleted meanwhile)."""
+    """The session does not exist, or was deleted meanwhile."""
 
 
 class SessionExists(SessionError, FileExistsError):
-    """A session of this id is there already; nothing was changed."""
+    """A session with this id exists; nothing was changed."""
 
 
 class SessionBusy(SessionError, TimeoutError):
-    """Somebody else holds the session and did not let go in time."""
+    """Another process uses the session and did not release it in time."""
 
 
 class SessionClosed(SessionError):
-    """The session can no longer be used: the base of every error after which that is so."""
+    """The session can no longer be used; the base of all errors with this effect."""
 
 
 class SessionIdRefused(SessionError, ValueError):
-    """A session id that is no plain name; nothing was touched."""
+    """A session id is not a plain name; nothing was changed."""
 
 
 class SessionTooNew(SessionError, ValueError):
-    """Written by a newer version of the format; left untouched."""
+    """The session was written in a newer format version; nothing was changed."""
 
     @property
     def version(self) -> int:
-        """The format it was written in, 0 when that is not known."""
+        """The version it was written in, 0 if that is not known."""
         return int(self.args[1]) if len(self.args) > 1 else 0
 
 
 class MetadataRefused(SessionError, ValueError):
-    """A field of a session's metadata that cannot be set so; nothing was written."""
+    """A field of a session's metadata cannot have this value; nothing was written."""
 
 
 class MessageRefused(SessionError, ValueError):
-    """A message that cannot be kept as one line of JSON; nothing was written."""
+    """A message cannot be stored as one line of JSON; nothing was written."""
 
 
 class RewindRefused(SessionError, ValueError):
-    """A rewind to a place that is not there; nothing was written."""
+    """The target of a rewind does not exist; nothing was written."""
 
 
 class CompactRefused(SessionError, ValueError):
-    """Nothing to compact, an empty summary, or one of what was changed meanwhile; nothing was written."""
+    """Nothing to compact, an empty summary, or a conversation that was changed meanwhile; nothing was written."""
 
 
 class ImportRefused(SessionError, ValueError):
-    """A file that is no conversation of a known kind."""
+    """A file is not a conversation of a known kind."""
 
 
 class KeyMissing(StorageError, KeyError):
-    """There is nothing under this key, or it was deleted while it was being written; nothing was kept."""
+    """The key does not exist, or was deleted during the write; nothing was stored."""
 
 
 class CatalogueBusy(StorageError, TimeoutError):
-    """Another process held the search index for too long; what is indexed can still be searched."""
+    """Another process locked the search index for too long; its present content can still be searched."""
 
 
 class CatalogueLost(StorageError):
-    """The search index was missing or damaged and was begun empty; it must be filled again."""
+    """The search index was missing or damaged and was created empty; it must be filled again."""
 
 
 class FormatRefused(CarrelError, ValueError):
-    """A provider nobody knows, or a payload that is not in its shape."""
+    """The provider is unknown, or the payload is not in its format."""
 
 
 class ExecutionError(CarrelError, RuntimeError):
-    """Something about the place where code runs, not about the code."""
+    """An error of the environment in which code runs, not of the code."""
 
 
 class SandboxUnavailable(ExecutionError):
-    """A sandbox was required and this machine cannot give it; the message says what is missing and how to get it."""
+    """A sandbox is required and not possible on this machine; the message says what is missing and how to get it."""
 
 
 class ForkRefused(ExecutionError):
-    """A live fork is not possible now; the message says why, and nothing has changed."""
+    """A live fork is not possible now; the message says why. Nothing has changed."""
 
 
 class ExecutorClosed(ExecutionError, SessionClosed):
-    """The session or its executor was closed before the call, or while it ran."""
+    """The session or its executor was closed before or during the call."""
 
 
 class WorkerLost(ExecutionError):
-    """The session's Python ended while it was doing something for the host; the message says how."""
+    """The session's Python process ended during a request of the host; the message says how."""
 
 
 class PlaceLost(WorkerLost):
-    """All processes of a session were ended, and what it had changed in its files is gone with them."""
+    """All processes of a session were ended, and the changes in its files are lost."""
 
 
 class EnvironmentFailed(ExecutionError):
-    """A Python environment could not be made; the message has what the installer said."""
+    """A Python environment could not be created; the message has the output of the installer."""
 
 
 class ToolNotFoundError(CarrelError, KeyError, AttributeError):
-    """There is no such tool or recipe; the message names near ones. `hasattr(tools, "x")` goes by it."""
+    """There is no such tool or recipe; the message names similar ones. `hasattr(tools, "x")` is False then."""
 
 
 class ToolCallError(CarrelError, RuntimeError):
-    """A call that was refused before anything ran, or that failed; the message says which and why."""
+    """A call was refused before anything ran, or failed; the message says which and why."""
 
     exit_code: int | None = None
-    """Of the program that was run, where one was."""
+    """The exit code of the program, if one was run."""
     stderr: str = ""
-    """The end of what it wrote there."""
+    """The end of its error output."""
     status: int | None = None
-    """Of the HTTP answer, where there was one."""
+    """The status of the HTTP response, if there was one."""
 
 
 class ToolTimeoutError(ToolCallError, TimeoutError):
-    """A call took longer than its tool may; what it started has been ended."""
+    """A call exceeded the time limit of its tool; its processes have been ended."""
 
 
 class ToolRefusedError(ToolCallError, PermissionError):
-    """Whoever was asked before the call said no, or nobody could be asked; nothing was run."""
+    """The approval of a call was denied, or could not be requested; nothing was run."""
 
 
 class WorkflowNotFoundError(CarrelError, KeyError, ValueError):
-    """There is no workflow of this name; the message names those that are near."""
+    """There is no workflow of this name; the message names similar ones."""
 
 
 class WorkflowValidationError(CarrelError, ValueError):
-    """A name or a source that is no workflow; nothing was kept."""
+    """A name or a source is not valid for a workflow; nothing was stored."""
 
 
 class WorkflowSyntaxError(WorkflowValidationError, SyntaxError):
-    """A source that Python cannot read; nothing was kept."""
+    """The source of a workflow has a syntax error; nothing was stored."""
 
 
 class WorkflowExecutionError(CarrelError, RuntimeError):
-    """A workflow could not be run; what its own code raises comes as it is."""
+    """A workflow could not be run. Exceptions of its own code are raised unchanged."""
 
 
 class WorkflowRecursionError(WorkflowExecutionError, RecursionError):
-    """Workflows call each other without an end in sight."""
+    """Workflows call each other too deeply."""
 
 
 class ArtifactNotFoundError(CarrelError, KeyError, FileNotFoundError):
@@ -193,147 +193,147 @@ class ArtifactNotFoundError(CarrelError, KeyError, FileNotFoundError):
 
 
 class ArtifactReadError(CarrelError, OSError):
-    """An artifact is there but could not be read whole."""
+    """An artifact exists but could not be read completely."""
 
 
 class ArtifactWriteError(CarrelError, OSError):
-    """An artifact could not be kept; what was there before is whole."""
+    """An artifact could not be stored; the previous version is unchanged."""
 
 
 class ArtifactNameRefused(ArtifactWriteError, ValueError):
-    """A name that is no plain relative path; nothing was touched."""
+    """The name of an artifact is not a plain relative path; nothing was changed."""
 
 
 class DependencyError(CarrelError, RuntimeError):
-    """A package could not be installed or removed; the message has what the installer said, and nothing has changed."""
+    """A package could not be installed or removed; the message has the output of the installer. Nothing has changed."""
 
 
 class RequirementRefused(DependencyError, ValueError):
-    """A requirement that is no plain name with versions; the message says what it may be. Nothing was touched."""
+    """A requirement is not a plain name with versions; the message says what is allowed. Nothing was changed."""
 
 
 class RuntimeDepsDisabledError(DependencyError, PermissionError):
-    """Packages may not be added or removed while the session lives; what a person wrote down can still be synced."""
+    """Packages may not be added or removed in a running session; declared ones can still be synced."""
 
 
 class DatasetInvalid(ConfigurationError):
-    """A dataset's file cannot be read as one; the message names the file, the line and the field."""
+    """The file of a dataset is invalid; the message names the file, the line and the field."""
 
 
 class DatasetNotFound(CarrelError, KeyError):
-    """There is no dataset of this name; the message names those there are, and the folder they are in."""
+    """There is no dataset of this name; the message names the existing ones and their folder."""
 
     @property
-    def told(self) -> str:
-        """The same for somebody elsewhere, without the folder."""
+    def public_message(self) -> str:
+        """The message without the folder, for clients of a server."""
         return str(self.args[-1]) if self.args else ""
 
 
 class SampleNotFound(CarrelError, KeyError):
-    """The dataset has no such sample, or not in this version."""
+    """The dataset has no such sample in this version."""
 
 
 class FilesRefused(CarrelError, ValueError):
-    """A sample's files cannot be had or cannot be trusted: no archive, too large, a path or a link out of the tree."""
+    """The files of a sample are not available or not safe: no archive, too large, a path or link out of the folder."""
 
 
 class SetupFailed(ExecutionError):
-    """A sample's set-up commands did not succeed; the message has the command and the end of what it printed."""
+    """A set-up command of a sample failed; the message has the command and the end of its output."""
 
     @property
     def output(self) -> str:
-        """All that the commands printed."""
+        """The output of all commands."""
         return str(self.args[1]) if len(self.args) > 1 else ""
 
 
 class PatchRefused(CarrelError, ValueError):
-    """A patch does not apply to the sample's files; the message has what git said."""
+    """A patch does not apply to the files of a sample; the message has the output of git."""
 
 
 class ReportUnreadable(CarrelError, ValueError):
-    """What a test runner, linter or grader wrote is no report of that kind, or not a whole one."""
+    """The output of a test runner, linter or grader is not a complete report of that kind."""
 
 
 class ProgramMissing(ExecutionError, FileNotFoundError):
-    """This machine lacks a program that is needed; the message names it."""
+    """A required program is missing on this machine; the message names it."""
 
 
 class ResultsRefused(ConfigurationError):
-    """A results file cannot be gone on with: it is another run's, or no results; nothing in it was changed."""
+    """A run cannot continue in this folder, because it has results of another run or none. Nothing was changed."""
 
 
 class DatasetExists(CarrelError, FileExistsError):
-    """A dataset of this name is there already; nothing was changed."""
+    """A dataset of this name exists; nothing was changed."""
 
 
 class SessionNotReady(SessionError, RuntimeError):
-    """The session is in no state for this: still being made, closed, or ended; the message says which."""
+    """The session is not in a state for this: it is being created, closed, or ended; the message says which."""
 
 
 class TooManySessions(SessionError, RuntimeError):
-    """No more sessions at one time; one has to end first."""
+    """The limit of concurrent sessions is reached; one has to end first."""
 
 
 class JobNotFound(CarrelError, KeyError):
-    """The session has no such verification, or, as InteractionNotFound, no such command."""
+    """The session has no such verification or, as InteractionNotFound, no such command."""
 
 
 class InteractionNotFound(JobNotFound):
-    """The session has no such interaction: no command was begun under this id."""
+    """The session has no such interaction: no command was started with this id."""
 
 
 class ApiKeyNotFound(CarrelError, KeyError):
-    """No user of the server has this name; the message names those there are."""
+    """No user of the server has this name; the message names the existing ones."""
 
 
 class ServerBusy(CarrelError, RuntimeError):
-    """Another server works on the same data."""
+    """Another server uses the same data."""
 
 
 class RemoteError(CarrelError, RuntimeError):
-    """A server did not do what was asked of it; the message has its own words."""
+    """A server did not carry out a request; the message has its answer."""
 
     def __init__(self, message: str, status_code: int | None = None, detail: object = None) -> None:
         super().__init__(message)
         self.status_code = status_code
-        """Of HTTP; None when no answer came."""
+        """The HTTP status; None without an answer."""
         self.detail = detail
-        """The server's own words, as it sent them."""
+        """The `detail` of the server's answer."""
         self.retry_after: float | None = None
-        """Seconds after which it may be asked again, when it says so."""
+        """Seconds after which the request may be repeated, if the server says so."""
 
 
 class KeyNotAccepted(RemoteError, PermissionError):
-    """No key, or not one that the server knows."""
+    """The API key is missing or not known to the server."""
 
 
 class NotFoundThere(RemoteError, KeyError):
-    """The server has no such thing, or it belongs to somebody else."""
+    """The server does not have it, or it belongs to another user."""
 
 
 class NotNow(RemoteError):
-    """What was asked cannot be done in the state that the session or the job is in."""
+    """The request is not possible in the present state of the session or job."""
 
 
 class RequestRefused(RemoteError, ValueError):
-    """A field of the request is wrong; the message names it."""
+    """A field of the request is invalid; the message names it."""
 
 
 class TooMany(RemoteError):
-    """Too many sessions or requests; `retry_after` says when to ask again."""
+    """There are too many sessions or requests; `retry_after` says when to try again."""
 
 
 class ServerFailed(RemoteError):
-    """The server failed, or what it answered is no answer to what was asked."""
+    """The server failed, or its answer is invalid."""
 
 
 class ServerUnreachable(RemoteError, ConnectionError):
-    """Nobody answers there, or the connection was lost and it is not safe to ask again."""
+    """The server does not answer, or the connection was lost and repeating the request is not safe."""
 
 
 class WaitedTooLong(RemoteError, TimeoutError):
-    """What was waited for is not finished yet; it goes on."""
+    """The time limit of a wait has passed; the job continues."""
 
 
 class CommandNotRun(RemoteError):
-    """A command could not be run at all: its place is gone."""
+    """A command could not be run, because its session is lost."""

@@ -418,10 +418,10 @@ def test_the_metadata_follows_in_the_next_loop_too(tmp_path: Path):
     asyncio.run(until_counted())
 
 
-@pytest.mark.parametrize("said", ["long", "short"])
-async def test_a_session_that_is_deleted_while_it_is_forked_leaves_nothing(reopened: Reopen, said: str):
+@pytest.mark.parametrize("length_name", ["long", "short"])
+async def test_a_session_that_is_deleted_while_it_is_forked_leaves_nothing(reopened: Reopen, length_name: str):
     store, other = reopened(), reopened()
-    length = 60_000 if said == "long" else 10
+    length = 60_000 if length_name == "long" else 10
     await store.append_many("s", [user("one"), call("a"), result("a", text="x" * length)])
     listing = store._logs.store.list
 

@@ -99,19 +99,19 @@ def model(entries: list[tuple[int, ConversationMessage]]) -> list[str]:
         meta = meta_of(entry)
         if entry["role"] == "compact":
             text = flatten_message_text(entry)
-            kept = [(number, said) for number, said in shown if number >= meta["keep_from_seq"]]
+            kept = [(number, text) for number, text in shown if number >= meta["keep_from_seq"]]
             shown = [(0, f"[Conversation Summary]\n\n{text}"), (0, "ack"), *kept]
         elif entry["role"] == "rewind" and "to_seq" in meta:
             shown = moments[meta["to_seq"]]
         elif entry["role"] == "rewind":
             shown = shown[: meta["rewind_to"]]
         else:
-            shown = [*shown, (seq, said(entry))]
+            shown = [*shown, (seq, shown_text(entry))]
         moments.append(shown)
     return [text for _, text in shown]
 
 
-def said(entry: ConversationMessage) -> str:
+def shown_text(entry: ConversationMessage) -> str:
     if entry["role"] == "assistant" and meta_of(entry).get("synthetic"):
         return "ack"
     return flatten_message_text(entry) or json.dumps(entry["content"])
@@ -182,7 +182,7 @@ def check_acknowledged(logs: dict[str, Any], notes: list[dict[str, Any]], delete
     for session, there in places.items():
         twice = {token: seqs for token, seqs in there.items() if len(seqs) > 1}
         assert not twice, (session, twice)
-        # In the order in which each writer said them.
+        # In the order in which each writer appended them.
         for writer in {token.partition("n")[0] for token in there}:
             mine = [(seqs[0], token) for token, seqs in there.items() if token.partition("n")[0] == writer]
             numbers = [tuple(map(int, token.partition("n")[2].split("-"))) for _, token in sorted(mine)]
@@ -218,7 +218,7 @@ def tokens_in(entry: ConversationMessage) -> list[str]:
 
 async def check_session(store: SessionStore, session: str, entries: list[Any], meta: Any, may_be_old: bool) -> None:
     wanted = model(entries)
-    shown = [said(message) async for message in store.iter_messages(session)]
+    shown = [shown_text(message) async for message in store.iter_messages(session)]
     assert shown == wanted, session
     assert meta["message_count"] == len(wanted), session
     own = max((seq for seq, entry in entries if note_kind(entry) == "fork"), default=0)

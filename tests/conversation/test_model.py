@@ -113,14 +113,14 @@ class Sessions(RuleBasedStateMachine):
         async def summarize(messages: list[Any]) -> str:
             return "sum"
 
-        said = [word for word in self.history[id_][-1] if word not in SYNTHETIC]
+        words = [word for word in self.history[id_][-1] if word not in SYNTHETIC]
         work = self.store.compact(id_, summarize, keep_turns=keep)
-        if keep >= len(said):
+        if keep >= len(words):
             with pytest.raises(CompactRefused):
                 self.run(work)
             return
         self.run(work)
-        self.history[id_].append((*SYNTHETIC, *said[len(said) - keep :]))
+        self.history[id_].append((*SYNTHETIC, *words[len(words) - keep :]))
 
     @rule(id_=ids)
     def clear(self, id_: str) -> None:

@@ -37,7 +37,7 @@ from tests.conversation.conftest import Reopen
 from tests.support.messages import assistant, call, compact, outline, result, user
 
 
-async def said(store: SessionStore, *messages: Any, session_id: str = "s") -> str:
+async def append(store: SessionStore, *messages: Any, session_id: str = "s") -> str:
     for message in messages:
         await store.append_message(session_id, message, provider="p", model="m", cwd="/tmp", api_base=None)
     return session_id
@@ -68,7 +68,7 @@ async def test_a_draft_is_nowhere_until_its_first_message(store: SessionStore, r
     draft = store.draft_session("x", provider="p", model="m", cwd=".", api_base=None)["session"]
     assert await store.load_session(draft["id"]) is None
     assert await store.list_sessions() == []
-    await said(store, user("hi"), session_id=draft["id"])
+    await append(store, user("hi"), session_id=draft["id"])
     assert await shown(reopened(), draft["id"]) == ["hi"]
 
 
@@ -127,10 +127,10 @@ async def test_an_unknown_session_is_none_or_a_clear_error(store: SessionStore):
 async def test_the_list_is_newest_first_and_fresh(store: SessionStore, reopened: Reopen):
     other = reopened()
     for name in ("a", "b", "c"):
-        await said(store, user(name), session_id=name)
+        await append(store, user(name), session_id=name)
     assert [meta["id"] for meta in await store.list_sessions()] == ["c", "b", "a"]
     assert [meta["id"] for meta in await other.list_sessions()] == ["c", "b", "a"]
-    await said(other, user("again"), session_id="a")
+    await append(other, user("again"), session_id="a")
     assert [meta["id"] for meta in await other.list_sessions()] == ["a", "c", "b"]
     await other.close()
     assert [meta["id"] for meta in await store.list_sessions()] == ["a", "c", "b"]
@@ -176,13 +176,13 @@ async def test_ids_by_their_beginning_or_last(store: SessionStore):
 
 async def test_the_title_comes_from_the_first_words_of_the_user(store: SessionStore, reopened: Reopen):
     await store.create_session("New chat", session_id="s")
-    await said(store, assistant("hello"), user("  Please fix\nthe parser, " + "x" * 60), user("more"))
+    await append(store, assistant("hello"), user("  Please fix\nthe parser, " + "x" * 60), user("more"))
     title = "Please fix the parser, " + "x" * 25
     assert len(title) == 48
     assert (await store.read_meta("s"))["title"] == title
     assert (await reopened().read_meta("s"))["title"] == title
     await store.create_session("Mine", session_id="t")
-    await said(store, user("hi"), session_id="t")
+    await append(store, user("hi"), session_id="t")
     assert (await store.read_meta("t"))["title"] == "Mine"
 
 
@@ -196,7 +196,7 @@ async def test_messages_come_back_as_they_were(store: SessionStore, reopened: Re
         {"role": "moderator", "content": [{"type": "hologram"}], "extra": {"deep": [1.5, "é", "\x00"]}},
         {"role": "user", "content": "plain"},
     ]
-    await said(store, *messages)
+    await append(store, *messages)
     for again in (store, reopened()):
         data = await again.load_session("s")
         assert data is not None
@@ -230,7 +230,7 @@ async def test_order_is_that_of_the_calls_also_with_large_messages_between(store
 
 
 async def test_many_at_once_are_all_or_none(store: SessionStore):
-    await said(store, user("a"))
+    await append(store, user("a"))
     with pytest.raises(MessageRefused):
         await store.append_many("s", [user("b"), {"no": "role"}])
     assert await shown(store) == ["a"]
@@ -242,7 +242,7 @@ async def test_large_outputs_and_pictures_come_back_whole(store: SessionStore, r
         "user",
         [tool_result_block(tool_use_id="t", model_text="x" * 60_000), image_block(picture, mime_type="image/png")],
     )
-    await said(store, call("t"), message)
+    await append(store, call("t"), message)
     for again in (store, reopened()):
         data = await again.load_session("s")
         assert data is not None
@@ -252,15 +252,15 @@ async def test_large_outputs_and_pictures_come_back_whole(store: SessionStore, r
 
 
 async def test_a_conversation_one_message_at_a_time(store: SessionStore):
-    await said(store, user("a"), user("b"), user("c"))
+    await append(store, user("a"), user("b"), user("c"))
     await store.append_rewind("s", 2)
-    await said(store, compact("sum", 2), user("d"))
+    await append(store, compact("sum", 2), user("d"))
     assert outline([message async for message in store.iter_messages("s")]) == ["(sum)", "(ack)", "b", "d"]
     assert outline([message async for message in store.iter_messages("s")]) == await shown(store)
 
 
 async def test_following_a_session_while_another_writes(store: SessionStore, reopened: Reopen):
-    await said(store, user("a"))
+    await append(store, user("a"))
     other = reopened()
     seen: list[tuple[int, str]] = []
     began = asyncio.Event()
@@ -274,7 +274,7 @@ async def test_following_a_session_while_another_writes(store: SessionStore, reo
 
     task = asyncio.create_task(follow())
     await asyncio.wait_for(began.wait(), 60)
-    await said(store, user("b"), user("c"))
+    await append(store, user("b"), user("c"))
     await asyncio.wait_for(task, 60)
     assert seen == [(1, "a"), (2, "b"), (3, "c")]
 
@@ -283,15 +283,15 @@ async def test_following_a_session_while_another_writes(store: SessionStore, reo
 
 
 async def test_rewinding_to_a_number_of_messages(store: SessionStore, reopened: Reopen):
-    await said(store, user("a"), user("b"), user("c"))
+    await append(store, user("a"), user("b"), user("c"))
     await store.append_rewind("s", 1)
-    await said(store, user("d"))
+    await append(store, user("d"))
     assert await shown(reopened()) == ["a", "d"]
 
 
 @pytest.mark.parametrize("place", [-1, 4, 1.0, "1", None, True])
 async def test_a_rewind_to_nowhere_writes_nothing(store: SessionStore, place: Any):
-    await said(store, user("a"), user("b"), user("c"))
+    await append(store, user("a"), user("b"), user("c"))
     with pytest.raises(RewindRefused):
         await store.append_rewind("s", place)
     with pytest.raises(ValueError, match=r"to_seq|say where"):
@@ -301,9 +301,9 @@ async def test_a_rewind_to_nowhere_writes_nothing(store: SessionStore, place: An
 
 async def test_what_a_compact_has_replaced_is_neither_read_nor_counted(tmp_path: Path):
     first, second = SessionStore(tmp_path, embedder=False), SessionStore(tmp_path, embedder=False)
-    await said(first, user("a"), user("b"))
+    await append(first, user("a"), user("b"))
     await second.append_many("s", [user("x" * 1000) for _ in range(1000)])
-    await said(first, user("c"), assistant("d"))
+    await append(first, user("c"), assistant("d"))
 
     async def summarize(messages: Any) -> str:
         return "sum"
@@ -319,42 +319,42 @@ async def test_what_a_compact_has_replaced_is_neither_read_nor_counted(tmp_path:
 
 
 async def test_rewinding_to_an_entry_before_a_compact_brings_the_originals_back(store: SessionStore):
-    await said(store, user("a"), user("b"), compact("sum"), user("c"))
+    await append(store, user("a"), user("b"), compact("sum"), user("c"))
     assert await shown(store) == ["(sum)", "(ack)", "c"]
     await store.append_rewind("s", to_seq=2)
     assert await shown(store) == ["a", "b"]
 
 
 async def test_clearing_shows_nothing_and_keeps_the_log(store: SessionStore):
-    await said(store, user("a"))
+    await append(store, user("a"))
     await store.clear_session("s")
     assert await shown(store) == []
     assert [flatten_message_text(entry) async for _, entry in store.iter_entries("s")] == ["a", ""]
-    await said(store, user("b"))
+    await append(store, user("b"))
     assert await shown(store) == ["b"]
 
 
 async def test_deleting_removes_everything(store: SessionStore, reopened: Reopen):
-    await said(store, user("a"))
+    await append(store, user("a"))
     assert await store.delete_session("s") is True
     for again in (store, reopened()):
         assert await again.load_session("s") is None
         assert await again.list_sessions() == []
-    await said(store, user("anew"))
+    await append(store, user("anew"))
     assert await shown(reopened()) == ["anew"]
 
 
 async def test_a_session_deleted_by_another_does_not_come_back(store: SessionStore, reopened: Reopen):
-    await said(store, user("a"))
+    await append(store, user("a"))
     await reopened().delete_session("s")
     for _ in range(3):
         with pytest.raises(SessionNotFound, match="was deleted"):
-            await said(store, user("b"))
+            await append(store, user("b"))
     await store.close()
     assert await reopened().load_session("s") is None
     assert await reopened().list_sessions() == []
     await store.create_session(session_id="s")
-    await said(store, user("c"))
+    await append(store, user("c"))
     assert await shown(store) == ["c"]
 
 
@@ -362,7 +362,7 @@ async def test_a_session_deleted_by_another_does_not_come_back(store: SessionSto
 
 
 async def test_an_interrupted_tool_call_is_repaired_once(store: SessionStore, reopened: Reopen):
-    await said(store, user("go"), call("a", "b"), result("a"))
+    await append(store, user("go"), call("a", "b"), result("a"))
     await store.close()
     again = reopened()
     for _ in range(3):
@@ -371,14 +371,14 @@ async def test_an_interrupted_tool_call_is_repaired_once(store: SessionStore, re
 
 
 async def test_a_real_result_that_comes_late_beats_the_stand_in(store: SessionStore):
-    await said(store, user("go"), call("a"))
+    await append(store, user("go"), call("a"))
     assert await shown(store) == ["go", "call:a", "stand-in:a"]
-    await said(store, user("well?"), result("a"))
+    await append(store, user("well?"), result("a"))
     assert await shown(store) == ["go", "call:a", "result:a", "well?"]
 
 
 async def test_rewind_counts_what_load_shows_also_with_repairs_in_view(store: SessionStore):
-    await said(store, call("a"), assistant("hm"), user("x"))
+    await append(store, call("a"), assistant("hm"), user("x"))
     assert await shown(store) == ["call:a", "stand-in:a", "hm", "x"]
     await store.append_rewind("s", 3)
     assert await shown(store) == ["call:a", "stand-in:a", "hm"]
@@ -388,12 +388,12 @@ async def test_rewind_counts_what_load_shows_also_with_repairs_in_view(store: Se
 
 
 async def test_a_fork_has_the_same_past_and_its_own_future(store: SessionStore, reopened: Reopen):
-    await said(store, user("a"), assistant("b", usage={"total_tokens": 7}, model="m"), user("c"))
+    await append(store, user("a"), assistant("b", usage={"total_tokens": 7}, model="m"), user("c"))
     fork = await store.fork_session("s", title="Branch")
     id_ = fork["session"]["id"]
     assert outline(fork["messages"]) == ["a", "b", "c"]
-    await said(store, user("left"))
-    await said(store, user("right"), session_id=id_)
+    await append(store, user("left"))
+    await append(store, user("right"), session_id=id_)
     again = reopened()
     assert await shown(again) == ["a", "b", "c", "left"]
     assert await shown(again, id_) == ["a", "b", "c", "right"]
@@ -408,7 +408,7 @@ async def test_a_fork_has_the_same_past_and_its_own_future(store: SessionStore, 
 
 
 async def test_a_fork_at_an_earlier_entry(store: SessionStore):
-    await said(store, user("a"), user("b"), user("c"))
+    await append(store, user("a"), user("b"), user("c"))
     assert outline((await store.fork_session("s", at=2))["messages"]) == ["a", "b"]
     assert (await store.fork_session("s", at=0))["messages"] == []
     for nowhere in (-1, 4, "2"):
@@ -419,7 +419,7 @@ async def test_a_fork_at_an_earlier_entry(store: SessionStore):
 
 async def test_a_fork_lives_on_when_its_parent_is_deleted(store: SessionStore, reopened: Reopen):
     big = build_message("user", [tool_result_block(tool_use_id="t", model_text="y" * 80_000)])
-    await said(store, call("t"), big)
+    await append(store, call("t"), big)
     fork = (await store.fork_session("s"))["session"]["id"]
     await store.delete_session("s")
     data = await reopened().load_session(fork)
@@ -428,7 +428,7 @@ async def test_a_fork_lives_on_when_its_parent_is_deleted(store: SessionStore, r
 
 
 async def test_labels_pins_tags_and_names_survive_lost_metadata(store: SessionStore, reopened: Reopen):
-    await said(store, user("a"), user("b"))
+    await append(store, user("a"), user("b"))
     assert await store.label("s", "first", at=1) == 1
     assert await store.label("s", "here") == 3
     await store.pin("s", 2)
@@ -449,12 +449,12 @@ async def test_labels_pins_tags_and_names_survive_lost_metadata(store: SessionSt
 
 async def test_two_who_write_keep_what_the_other_set(store: SessionStore, reopened: Reopen):
     other = reopened()
-    await said(store, user("a"))
-    await said(other, user("b"))
+    await append(store, user("a"))
+    await append(other, user("b"))
     await other.rename("s", "Named by the other")
     await store.set_tags("s", ["mine"])
     await other.label("s", "theirs")
-    await said(store, user("c"))
+    await append(store, user("c"))
     await store.close()
     await other.close()
     meta = await reopened().read_meta("s")
@@ -463,8 +463,8 @@ async def test_two_who_write_keep_what_the_other_set(store: SessionStore, reopen
 
 @pytest.mark.parametrize("broken", [b"", b"[]", b"null", b"{", b'"x"', b"\xff", b'{"title": 5}', b'{"created_at": []}'])
 async def test_broken_metadata_is_made_again_and_hides_no_other(store: SessionStore, reopened: Reopen, broken: bytes):
-    await said(store, user("good"), session_id="good")
-    await said(store, user("words of the user"), assistant("x", provider="openai", model="gpt"), session_id="bad")
+    await append(store, user("good"), session_id="good")
+    await append(store, user("words of the user"), assistant("x", provider="openai", model="gpt"), session_id="bad")
     await store.close()
     await store._logs.store.put("bad/meta.json", broken)
     # As sessions of other programs are: all that is known is in the log.
@@ -475,13 +475,13 @@ async def test_broken_metadata_is_made_again_and_hides_no_other(store: SessionSt
         "bad": "words of the user",
     }
     assert await shown(again, "bad") == ["words of the user", "x"]
-    await said(again, user("more"), session_id="bad")
+    await append(again, user("more"), session_id="bad")
     meta = await reopened().read_meta("bad")
     assert (meta["provider"], meta["model"], meta["title"]) == ("openai", "gpt", "words of the user")
 
 
 async def test_a_session_from_a_newer_version_is_refused_and_left_alone(store: SessionStore, reopened: Reopen):
-    await said(store, user("a"))
+    await append(store, user("a"))
     await store.close()
     future = b'{"id": "s", "message_format_version": 6, "title": "Future"}'
     await store._logs.store.put("s/meta.json", future)
@@ -499,7 +499,7 @@ async def test_a_session_from_a_newer_version_is_refused_and_left_alone(store: S
 
 
 async def test_counts_are_kept_with_the_metadata(store: SessionStore, reopened: Reopen):
-    await said(store, user("a"), assistant("b", usage={"input_tokens": 2, "output_tokens": 3}), user("c"))
+    await append(store, user("a"), assistant("b", usage={"input_tokens": 2, "output_tokens": 3}), user("c"))
     await store.close()
     for again in (store, reopened()):
         [meta] = await again.list_sessions(counts=True)
@@ -508,15 +508,15 @@ async def test_counts_are_kept_with_the_metadata(store: SessionStore, reopened: 
     [meta] = await store.list_sessions(counts=True)
     assert (meta["message_count"], meta["total_tokens"]) == (1, 5)
     other = reopened()
-    await said(other, user("d"))
-    await said(store, user("e"))
+    await append(other, user("d"))
+    await append(store, user("e"))
     [meta] = await reopened().list_sessions(counts=True)
     assert meta["message_count"] == 3
 
 
 @pytest.mark.parametrize("tags", ["red", [1], [None], [""], [" "]])
 async def test_tags_that_are_no_texts_are_refused(store: SessionStore, tags: Any):
-    await said(store, user("one"))
+    await append(store, user("one"))
     with pytest.raises(MetadataRefused):
         await store.set_tags("s", tags)
     assert (await store.set_tags("s", ["red", "blue", "red"]))["tags"] == ["blue", "red"]
@@ -577,7 +577,7 @@ async def test_a_session_with_nothing_but_its_log_has_the_date_of_the_log(store:
 
 
 async def test_compacting_with_the_users_own_function(store: SessionStore, reopened: Reopen):
-    await said(store, user("one"), assistant("1"), user("two"), call("a"), result("a"), user("three"), assistant("3"))
+    await append(store, user("one"), assistant("1"), user("two"), call("a"), result("a"), user("three"), assistant("3"))
     await store.pin("s", 1)
     given: list[list[str]] = []
 
@@ -601,10 +601,10 @@ async def test_compacting_with_the_users_own_function(store: SessionStore, reope
 
 
 async def test_messages_appended_during_a_summary_stay(store: SessionStore):
-    await said(store, user("one"), assistant("1"))
+    await append(store, user("one"), assistant("1"))
 
     async def slow(messages: list[Any]) -> str:
-        await said(store, user("meanwhile"))
+        await append(store, user("meanwhile"))
         return "sum"
 
     await store.compact("s", slow, keep_turns=0)
@@ -612,7 +612,7 @@ async def test_messages_appended_during_a_summary_stay(store: SessionStore):
 
 
 async def test_a_summary_that_fails_changes_nothing(store: SessionStore):
-    await said(store, user("one"), assistant("1"), user("two"))
+    await append(store, user("one"), assistant("1"), user("two"))
 
     async def empty(messages: list[Any]) -> str:
         return " "
@@ -633,7 +633,7 @@ async def sums(messages: list[Any]) -> str:
 
 async def test_long_results_are_measured_whole_when_a_conversation_is_compacted(store: SessionStore):
     for name in "abcd":
-        await said(store, user(name), call(name), result(name, text="word " * 40_000), assistant("done"))
+        await append(store, user(name), call(name), result(name, text="word " * 40_000), assistant("done"))
     report = (await store.compact("s", sums, keep_tokens=60_000))["meta"]["report"]
     assert report["messages"] == 12
     assert report["tokens"] > 3 * 50_000
@@ -644,18 +644,18 @@ async def test_long_results_are_measured_whole_when_a_conversation_is_compacted(
 async def test_large_images_are_measured_whole_when_a_conversation_is_compacted(store: SessionStore):
     data = base64.b64encode(bytes(range(256)) * 300).decode()
     for _ in range(4):
-        await said(store, build_message("user", [image_block(data, mime_type="image/png")]), assistant("seen"))
+        await append(store, build_message("user", [image_block(data, mime_type="image/png")]), assistant("seen"))
     report = (await store.compact("s", sums, keep_tokens=2000))["meta"]["report"]
     assert report["messages"] == 6
     assert report["bytes"] > 3 * len(data)
 
 
 async def test_what_is_pinned_survives_every_compaction(store: SessionStore, reopened: Reopen):
-    await said(store, user("the first rule"), assistant("1"), user("two"), assistant("2"))
+    await append(store, user("the first rule"), assistant("1"), user("two"), assistant("2"))
     await store.pin("s", 1)
     for number in range(3):
         await store.compact("s", sums, keep_turns=0)
-        await said(store, user(f"more {number}"), assistant("yes"))
+        await append(store, user(f"more {number}"), assistant("yes"))
         assert "the first rule" in (await shown(reopened()))[0]
     await store.pin("s", 3)
     await store.compact("s", sums, keep_turns=0)
@@ -666,7 +666,7 @@ async def test_what_is_pinned_survives_every_compaction(store: SessionStore, reo
 
 async def test_a_long_result_that_is_pinned_stays_whole(store: SessionStore):
     long = "head " + "x" * 60_000 + " middle " + "y" * 60_000
-    await said(store, user("q"), call("a"), result("a", text=long), assistant("so"), user("next"))
+    await append(store, user("q"), call("a"), result("a", text=long), assistant("so"), user("next"))
     await store.pin("s", 3)
     await store.compact("s", sums, keep_turns=1)
     assert long in (await shown(store))[0]
@@ -676,13 +676,13 @@ async def test_a_long_result_that_is_pinned_stays_whole(store: SessionStore):
 async def test_an_image_that_is_pinned_stays_an_image(store: SessionStore, reopened: Reopen, size: int):
     picture = image_block(base64.b64encode(bytes(size)).decode(), mime_type="image/png", name="a.png")
     taken = tool_result_block(tool_use_id="a", model_text="taken", content=[text_block("taken"), picture])
-    await said(store, call("a"), build_message("user", [taken]), build_message("user", [text_block("look"), picture]))
-    await said(store, assistant("so"), user("next"))
+    await append(store, call("a"), build_message("user", [taken]), build_message("user", [text_block("look"), picture]))
+    await append(store, assistant("so"), user("next"))
     await store.pin("s", 2)
     await store.pin("s", 3)
     for _ in range(2):
         await store.compact("s", sums, keep_turns=0)
-        await said(store, user("more"), assistant("yes"))
+        await append(store, user("more"), assistant("yes"))
         data = await reopened().load_session("s")
         assert data is not None
         assert data["messages"][0]["content"][1:] == [picture]
@@ -691,14 +691,14 @@ async def test_an_image_that_is_pinned_stays_an_image(store: SessionStore, reope
 
 
 async def test_a_pin_does_not_bring_back_what_was_rewound(store: SessionStore):
-    await said(store, user("keep"), user("wrong"))
+    await append(store, user("keep"), user("wrong"))
     await store.pin("s", 1)
     await store.pin("s", 2)
     await store.append_rewind("s", 1)
-    await said(store, user("right"))
+    await append(store, user("right"))
     await store.compact("s", sums, keep_turns=0)
     assert "wrong" not in (await shown(store))[0]
-    await said(store, user("more"))
+    await append(store, user("more"))
     await store.compact("s", sums, keep_turns=0)
     assert "keep" in (await shown(store))[0]
     assert "wrong" not in (await shown(store))[0]
@@ -706,7 +706,7 @@ async def test_a_pin_does_not_bring_back_what_was_rewound(store: SessionStore):
 
 @pytest.mark.parametrize("change", ["rewind", "compact"])
 async def test_a_summary_of_what_was_changed_meanwhile_is_not_written(store: SessionStore, change: str):
-    await said(store, user("one"), assistant("1"), user("two"), assistant("2"))
+    await append(store, user("one"), assistant("1"), user("two"), assistant("2"))
 
     async def slow(messages: list[Any]) -> str:
         await store.label("s", "while it was written")
@@ -723,7 +723,7 @@ async def test_a_summary_of_what_was_changed_meanwhile_is_not_written(store: Ses
 
 @pytest.mark.parametrize("wrong", [{"keep_turns": "x"}, {"keep_turns": -1}, {"keep_tokens": None}, {"keep_turns": 1.5}])
 async def test_how_much_stays_is_a_whole_number(store: SessionStore, wrong: Any):
-    await said(store, user("one"), assistant("1"))
+    await append(store, user("one"), assistant("1"))
     with pytest.raises(ConfigurationError, match="must be an integer of 0 or more"):
         await store.compact("s", sums, **wrong)
 
@@ -746,10 +746,10 @@ async def test_pruning_by_age(reopened: Reopen):
     clock = ["2026-01-01T00:00:00+00:00"]
     store = reopened(now=lambda: clock[0])
     for name in ("old", "named"):
-        await said(store, user("x"), session_id=name)
+        await append(store, user("x"), session_id=name)
     await store.label("named", "keep")
     clock[0] = "2026-03-01T00:00:00+00:00"
-    await said(store, user("x"), session_id="new")
+    await append(store, user("x"), session_id="new")
     assert [meta["id"] for meta in await store.prune(timedelta(days=30))] == ["old"]
     assert len(await store.list_sessions()) == 3
     await store.prune(timedelta(days=30), dry_run=False)
@@ -760,8 +760,8 @@ async def test_pruning_by_age(reopened: Reopen):
 
 async def test_a_session_of_a_newer_format_is_never_pruned(reopened: Reopen, caplog: pytest.LogCaptureFixture):
     store = reopened()
-    await said(store, user("from the future"), session_id="newer")
-    await said(store, user("of today"), session_id="ours")
+    await append(store, user("from the future"), session_id="newer")
+    await append(store, user("of today"), session_id="ours")
     await store.label("newer", "keep me")
     await store.close()
     files = store._logs.store
@@ -778,7 +778,7 @@ async def test_a_session_of_a_newer_format_is_never_pruned(reopened: Reopen, cap
 
 @pytest.mark.parametrize("wrong", ["30d", 0, 30, None, timedelta(days=-1)])
 async def test_an_age_is_a_timedelta(store: SessionStore, wrong: Any):
-    await said(store, user("a"))
+    await append(store, user("a"))
     with pytest.raises(ConfigurationError, match="timedelta"):
         await store.prune(wrong, dry_run=False)
     assert await store.prune(timedelta.max, dry_run=False) == []
@@ -793,7 +793,7 @@ async def test_a_search_wants_a_text_and_a_number(store: SessionStore):
 
 
 async def test_the_three_exports(store: SessionStore):
-    await said(store, user("a <b>"), assistant_message([text_block("c")]))
+    await append(store, user("a <b>"), assistant_message([text_block("c")]))
     assert (await store.export("s")).count("\n") == 2
     assert "> a <b>" in await store.export("s", "markdown")
     assert "a &lt;b&gt;" in await store.export("s", "html")
@@ -802,10 +802,10 @@ async def test_the_three_exports(store: SessionStore):
 
 
 async def test_closing_twice_and_going_on(store: SessionStore, reopened: Reopen):
-    await said(store, user("a"))
+    await append(store, user("a"))
     await store.close()
     await store.close()
-    await said(store, user("b"))
+    await append(store, user("b"))
     assert await shown(reopened()) == ["a", "b"]
 
 
@@ -823,7 +823,7 @@ async def test_subscribers_get_an_event_for_each_change(store: SessionStore):
     heard: list[tuple[str, dict[str, Any]]] = []
     forget = bus.subscribe_all(lambda event: heard.append((str(event.type), event.data)))
     try:
-        await said(store, user("a"), user("b"))
+        await append(store, user("a"), user("b"))
         await store.append_rewind("s", 1)
         await store.label("s", "here")
         await store.rename("s", "Another title")

@@ -416,19 +416,19 @@ async def test_what_a_crash_left_of_a_delete_goes_with_the_next_one(store: FileS
 
 
 def test_at_a_limit_on_file_sizes_the_log_stays_whole_and_goes_on_when_it_is_lifted(tmp_path: Path) -> None:
-    said = run("meet_a_file_size_limit", tmp_path / "store")
-    assert said[-1] == "whole"
-    assert all("ulimit -f" in line for line in said[:-1])
-    assert len(said) == 5
+    output = run("meet_a_file_size_limit", tmp_path / "store")
+    assert output[-1] == "whole"
+    assert all("ulimit -f" in line for line in output[:-1])
+    assert len(output) == 5
 
 
 def test_on_a_full_disk_the_log_stays_whole_and_goes_on_when_there_is_room(tmp_path: Path) -> None:
     before = f"mount -t tmpfs -o size=1m tmpfs {tmp_path}"
     needs_namespaces(before, tmp_path)
-    said = run("meet_a_full_disk", tmp_path / "store", before=before)
-    assert said[-1] == "whole"
-    assert all("make room" in line for line in said[:-1])
-    assert len(said) >= 4
+    output = run("meet_a_full_disk", tmp_path / "store", before=before)
+    assert output[-1] == "whole"
+    assert all("make room" in line for line in output[:-1])
+    assert len(output) >= 4
 
 
 async def test_on_a_read_only_disk_reading_works_and_writing_says_why_not(store: FileStore, tmp_path: Path) -> None:
@@ -436,9 +436,9 @@ async def test_on_a_read_only_disk_reading_works_and_writing_says_why_not(store:
     await store.append("s/log.jsonl", [b"old"])
     before = f"mount --bind {tmp_path} {tmp_path} && mount -o remount,bind,ro {tmp_path}"
     needs_namespaces(before, tmp_path)
-    said = run("be_refused", store.root, before=before)
-    assert [line.split(":")[0] for line in said] == ["StorageWriteError"] * 6 + ["done"] * 2
-    assert all("read-only" in line for line in said[:6])
+    output = run("be_refused", store.root, before=before)
+    assert [line.split(":")[0] for line in output] == ["StorageWriteError"] * 6 + ["done"] * 2
+    assert all("read-only" in line for line in output[:6])
     assert await store.list() == ["s/log.jsonl", "s/object"]
 
 
@@ -457,10 +457,10 @@ async def test_where_we_have_no_permission_every_verb_says_so(public_folder: Pat
     await store.append("s/log.jsonl", [b"old"])
     if os.getuid() != 0:
         store.root.chmod(0)
-    said = run("be_refused_as_somebody_else", store.root)
+    output = run("be_refused_as_another_user", store.root)
     store.root.chmod(0o700)
-    assert len(said) == 8
-    assert all("Permission denied (check its owner" in line for line in said)
+    assert len(output) == 8
+    assert all("Permission denied (check its owner" in line for line in output)
     assert await store.get("s/object") == b"old"
 
 

@@ -212,8 +212,8 @@ try:
 except carrel.errors.ConfigurationError as error:
     print(error)
 """
-    said = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
-    assert "pip install 'redis[hiredis]'" in said
+    output = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
+    assert "pip install 'carrel-sessions[redis]'" in output
 
 
 def test_importing_the_redis_store_does_not_load_the_redis_package() -> None:

@@ -98,8 +98,8 @@ class Chaos:
         return {"seq": await self.store.append_message(session, user_text_message(f"{token} {'x' * size}"))}
 
     async def append_answer(self, token: str, session: str) -> dict[str, Any]:
-        said = assistant_message([text_block(f"{token} ")], model="m", usage={"input_tokens": 3, "output_tokens": 4})
-        return {"seq": await self.store.append_message(session, said)}
+        message = assistant_message([text_block(f"{token} ")], model="m", usage={"input_tokens": 3, "output_tokens": 4})
+        return {"seq": await self.store.append_message(session, message)}
 
     async def append_long(self, token: str, session: str) -> dict[str, Any]:
         text = f"{token} " + "long " * self.dice.choice([12_000, 30_000])

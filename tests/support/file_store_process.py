@@ -159,7 +159,7 @@ async def be_refused(root: Path) -> None:
             say(f"{type(error).__name__}: {error}")
 
 
-async def be_refused_as_somebody_else(root: Path) -> None:
+async def be_refused_as_another_user(root: Path) -> None:
     await asyncio.to_thread(str)  # loads what threads need, while we may still read it
     if os.getuid() == 0:
         os.setgroups([])
@@ -178,7 +178,7 @@ if __name__ == "__main__":
         meet_a_file_size_limit,
         meet_a_full_disk,
         be_refused,
-        be_refused_as_somebody_else,
+        be_refused_as_another_user,
     ]
     verb = {verb.__name__: verb for verb in verbs}[sys.argv[1]]
     began = verb(Path(sys.argv[2]), *sys.argv[3:])

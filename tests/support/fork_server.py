@@ -1,4 +1,4 @@
-"""A process that forks on request: how it is asked, and how it answers. Runs in any Python and imports very little.
+"""A process that forks on request, and the client that requests it. Runs in any Python and imports very little.
 
 Run as a program, this file takes the role of `python` in a command that other code starts:
 `python -IS fork_server.py ADDRESS -m carrel mcp` passes its arguments and streams to the fork server at the address,

@@ -82,7 +82,7 @@ def _start(folder: Path, address: str) -> None:
         process.terminate()
         process.wait()
         raise
-    # Whoever uses it holds the file; when all have let go, however they ended, it is told to end in good order.
+    # Each user locks the file; when the last one has ended, in any way, the engine is stopped.
     subprocess.Popen(
         ["/bin/sh", "-c", _AFTERWARDS, "carrel-tests-engine", str(process.pid), str(folder)],
         stdin=subprocess.DEVNULL,
@@ -95,9 +95,9 @@ def _start(folder: Path, address: str) -> None:
 
 def _wait_for(process: subprocess.Popen[bytes], folder: Path) -> None:
     end = time.monotonic() + _STARTS
-    while "API listen on" not in (said := (folder / "log").read_text(errors="replace")):
+    while "API listen on" not in (output := (folder / "log").read_text(errors="replace")):
         if process.poll() is not None or time.monotonic() > end:
-            last = said.strip().splitlines()[-1:] or ["it said nothing"]
+            last = output.strip().splitlines()[-1:] or ["no output"]
             raise NoEngine(f"dockerd does not start: {last[0][:300]}")
         time.sleep(0.05)
 

@@ -296,8 +296,8 @@ NAMES = list(operations(Path()))
 
 
 def write_imports(folder: Path) -> None:
-    said = [user("a"), assistant("b", usage={"total_tokens": 3}), user("c"), assistant("d", usage={"total_tokens": 4})]
-    for name, lines in (("brought", said[:2]), ("grown/brought", said), ("other", said)):
+    turns = [user("a"), assistant("b", usage={"total_tokens": 3}), user("c"), assistant("d", usage={"total_tokens": 4})]
+    for name, lines in (("brought", turns[:2]), ("grown/brought", turns), ("other", turns)):
         (folder / name).mkdir(parents=True)
         (folder / name / "messages.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
         meta = {"id": Path(name).name, "title": "From elsewhere", "model": "m"}
@@ -308,7 +308,7 @@ def write_imports(folder: Path) -> None:
 
 
 async def seen(store: SessionStore) -> Picture:
-    """All that a reader can find out, but for dates; what it is asked in two ways must be answered in one."""
+    """All that a reader can find out, but for dates; two ways to the same fact must give the same answer."""
     picture: Picture = {}
     storage = ConversationStorage(store)
     infos = {info.id: info for info in await storage.list_infos()}
@@ -319,7 +319,7 @@ async def seen(store: SessionStore) -> Picture:
         for one in (data["session"], counted):
             assert _fields(one) == _fields(meta), f"{id_}: {_fields(one)} is read, and {_fields(meta)} is listed"
         picture[id_] = _fields(meta) | {
-            "said": outline(data["messages"]),
+            "messages": outline(data["messages"]),
             "problems": data.get("problems", []),
             "count": infos[id_].message_count if "project_dir" in meta else counted["message_count"],
             "tokens": counted["total_tokens"],
@@ -347,7 +347,7 @@ async def picture_of(processes: Processes) -> Picture:
             await copy.put(key, await backend.get(key) or b"")
     listed = {meta["id"]: _fields(meta) for meta in await SessionStore(store=copy, embedder=False).list_sessions()}
     for id_, there in picture.items():
-        if id_ not in listed and not there["said"]:
+        if id_ not in listed and not there["messages"]:
             continue  # made in this moment: nothing but its metadata is there
         differs = {name: (there[name], value) for name, value in listed[id_].items() if there[name] != value}
         assert not differs, f"{id_}: what the metadata says, and what the log does: {differs}"
@@ -370,7 +370,7 @@ async def outcome_of(deed: Deed) -> str:
     """The name of its error, or nothing when it was done."""
     try:
         await deed()
-    except (Exception, Killed, asyncio.CancelledError) as problem:  # noqa: BLE001 - compared by who asked
+    except (Exception, Killed, asyncio.CancelledError) as problem:  # noqa: BLE001 - compared by the caller
         return type(problem).__name__
     return ""
 

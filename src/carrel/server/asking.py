@@ -142,7 +142,7 @@ async def _carrel_error(request: Request, problem: Exception) -> JSONResponse:
     match problem:
         case DatasetNotFound():
             # Where the server keeps its datasets is its own matter.
-            return _told(404, DatasetNotFound(problem.told))
+            return _told(404, DatasetNotFound(problem.public_message))
         case SessionNotFound() | SampleNotFound() | JobNotFound():
             return _told(404, problem)
         case TooManySessions():

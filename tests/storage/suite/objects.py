@@ -106,9 +106,9 @@ async def test_many_are_returned_in_the_order_of_the_keys(place: Place) -> None:
     store = place.open()
     keys = [f"many/{number}" for number in range(700)]
     await asyncio.gather(*[store.put(key, key.encode()) for key in keys])
-    asked = [*reversed(keys), "missing", keys[0], keys[0]]
+    keys_to_read = [*reversed(keys), "missing", keys[0], keys[0]]
     found = [*[key.encode() for key in reversed(keys)], None, b"many/0", b"many/0"]
-    assert await store.get_many(asked) == found
+    assert await store.get_many(keys_to_read) == found
     assert await store.get_many([]) == []
 
 
